@@ -1,5 +1,8 @@
 """gnnplan's REST service."""
 
-from runtime.moved import find_moved_modules
+import sys
+from importlib import import_module
 
-find_moved_modules()
+if __name__ == "api":
+    # The folder was found before the installed name: one module, whichever name it is imported by.
+    sys.modules[__name__] = import_module("gnnplan.api")

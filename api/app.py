@@ -16,15 +16,20 @@ from pathlib import Path
 
 from fastapi import Depends, FastAPI
 
-from api import errors as problems, openapi
-from api.dashboard import jobs as job_pages, machines as machine_pages, pages, plans as plan_pages
-from api.middleware import Gate
-from api.routes import inputs, jobs, operations, plans, runs
-from api.routes.common import no_other_parameters
-from api.service.context import Service, open_service
-from api.service.events import JobStates
-from api.service.runs import count_error
-from api.settings import ServiceSettings
+from gnnplan.api import errors as problems, openapi
+from gnnplan.api.dashboard import (
+    jobs as job_pages,
+    machines as machine_pages,
+    pages,
+    plans as plan_pages,
+)
+from gnnplan.api.middleware import Gate
+from gnnplan.api.routes import inputs, jobs, operations, plans, runs
+from gnnplan.api.routes.common import no_other_parameters
+from gnnplan.api.service.context import Service, open_service
+from gnnplan.api.service.events import JobStates
+from gnnplan.api.service.runs import count_error
+from gnnplan.api.settings import ServiceSettings
 
 SWEEP_SECONDS = 3600.0
 LOG = logging.getLogger("gnnplan.service")

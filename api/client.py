@@ -1,11 +1,11 @@
 """The Python client of the service.
 
-    from api.client import Client
+    from gnnplan.api.client import Client
 
 It is written in `planner.client`, below this package, since `gnnplan --server` uses it too.
 """
 
-from planner.client import (
+from gnnplan.planner.client import (
     Client,
     Event,
     Job,

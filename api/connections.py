@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from api.errors import MEDIA_TYPE, problem_text
+from gnnplan.api.errors import MEDIA_TYPE, problem_text
 
 RESERVED_FILES = 256
 """Files that the service opens beside its connections: its database, jobs' logs and pipes."""

@@ -19,7 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from runtime.errors import InputError
+from gnnplan.runtime.errors import InputError
 
 
 class ServiceError(Exception):

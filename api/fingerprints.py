@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from planner.machine.model import MachineModel
-from planner.settings import PlanSettings
-from runtime import codec
-from runtime.errors import DatasetError
-from runtime.graph.dataset import open_graph
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.dataset import open_graph
 
 
 def request_key(

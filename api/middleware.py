@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.errors import (
+from gnnplan.api.errors import (
     ForbiddenError,
     ServiceError,
     TooManyError,
@@ -25,10 +25,10 @@ from api.errors import (
     of_service_error,
     problem_response,
 )
-from api.security import Principal
-from api.service.context import Service
-from api.storage.tables import AuditRow
-from api.telemetry import REQUEST_ID
+from gnnplan.api.security import Principal
+from gnnplan.api.service.context import Service
+from gnnplan.api.storage.tables import AuditRow
+from gnnplan.api.telemetry import REQUEST_ID
 
 HEADERS = {
     b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'; "

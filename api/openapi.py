@@ -28,7 +28,7 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 
 def _with_problems(found: dict[str, Any]) -> None:
-    from api.resources import Problem
+    from gnnplan.api.resources import Problem
 
     schemas = found.setdefault("components", {}).setdefault("schemas", {})
     schemas["Problem"] = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
@@ -77,7 +77,7 @@ def text_of(app: FastAPI) -> str:
 
 def write() -> None:
     """Write the committed document."""
-    from api.app import create_app
+    from gnnplan.api.app import create_app
 
     with tempfile.TemporaryDirectory() as folder:
         COMMITTED.write_text(text_of(create_app(Path(folder))))

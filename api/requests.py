@@ -4,11 +4,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
-from api.resources import Strict
-from planner.settings import PlanSettings, SamplerChoice, make_settings
-from runtime.launch.config import TrainOptions
-from runtime.plan.schema import MOST_FANOUT
-from runtime.plan.setting import SettingField, setting_fields
+from gnnplan.api.resources import Strict
+from gnnplan.planner.settings import PlanSettings, SamplerChoice, make_settings
+from gnnplan.runtime.launch.config import TrainOptions
+from gnnplan.runtime.plan.schema import MOST_FANOUT
+from gnnplan.runtime.plan.setting import SettingField, setting_fields
 
 Request = TypeVar("Request", bound=BaseModel)
 

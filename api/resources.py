@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.storage.tables import AuditRow, Base, JobRow, MachineRow
-from planner.client.resources import Job, JobState, MachineSummary, Progress, Run
+from gnnplan.api.storage.tables import AuditRow, Base, JobRow, MachineRow
+from gnnplan.planner.client.resources import Job, JobState, MachineSummary, Progress, Run
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -25,11 +25,11 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 from starlette.datastructures import Headers
 
-from api.errors import ForbiddenError, UnauthorizedError
-from api.storage.access import Access
-from api.storage.tables import KeyRow
-from planner.settings import MODELS
-from runtime.errors import InputError
+from gnnplan.api.errors import ForbiddenError, UnauthorizedError
+from gnnplan.api.storage.access import Access
+from gnnplan.api.storage.tables import KeyRow
+from gnnplan.planner.settings import MODELS
+from gnnplan.runtime.errors import InputError
 
 PREFIX = "gnnplan_"
 SCOPES = ("read", "plan", "run", "admin")

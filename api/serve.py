@@ -11,15 +11,15 @@ from pathlib import Path
 from fastapi import FastAPI
 from uvicorn import Config, Server
 
-from api.app import create_app
-from api.connections import ConnectionLimits, Connections, protocol_of, within_files
-from api.jobs.ray import ClusterUnreachableError, RayJobs, checked_address
-from api.security import SCOPES, create_key
-from api.service.context import Service
-from api.settings import LOOPBACK_HOSTS, ServiceSettings
-from api.storage.storage import Storage
-from api.telemetry import log_json
-from runtime.errors import InputError
+from gnnplan.api.app import create_app
+from gnnplan.api.connections import ConnectionLimits, Connections, protocol_of, within_files
+from gnnplan.api.jobs.ray import ClusterUnreachableError, RayJobs, checked_address
+from gnnplan.api.security import SCOPES, create_key
+from gnnplan.api.service.context import Service
+from gnnplan.api.settings import LOOPBACK_HOSTS, ServiceSettings
+from gnnplan.api.storage.storage import Storage
+from gnnplan.api.telemetry import log_json
+from gnnplan.runtime.errors import InputError
 
 GRACE_SECONDS = 3
 """Open streams of events are cut this long after the service was asked to stop."""

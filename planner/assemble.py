@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.candidate import Candidate, make_candidate
-from planner.cost.backends.gpu_lanes import has_lanes
-from planner.cost.request import row_bytes
-from planner.cost.stages.gather_gpu import gather_programs, peer_way
-from planner.placement.location import build_locations, check_locations, sources
-from planner.placement.place import CandidatePlacement
-from planner.search.choose import Evaluated, alternatives, certificate
-from planner.search.samplers import plan_sampler, statistics_of
-from planner.search.search import Search, SearchResult
-from planner.settings import PlanSettings
-from runtime.features.location import Codes, LocationTable, renumber
-from runtime.plan.schema import (
+from gnnplan.planner.candidate import Candidate, make_candidate
+from gnnplan.planner.cost.backends.gpu_lanes import has_lanes
+from gnnplan.planner.cost.request import row_bytes
+from gnnplan.planner.cost.stages.gather_gpu import gather_programs, peer_way
+from gnnplan.planner.placement.location import build_locations, check_locations, sources
+from gnnplan.planner.placement.place import CandidatePlacement
+from gnnplan.planner.search.choose import Evaluated, alternatives, certificate
+from gnnplan.planner.search.samplers import plan_sampler, statistics_of
+from gnnplan.planner.search.search import Search, SearchResult
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.features.location import Codes, LocationTable, renumber
+from gnnplan.runtime.plan.schema import (
     DynamicCache,
     FeaturePlacement,
     Plan,
@@ -28,7 +28,7 @@ from runtime.plan.schema import (
     Strategy,
     Threads,
 )
-from runtime.sampling.registry import DEFAULT_SAMPLER
+from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER
 
 PIPELINES = {
     "cpu": ("seeds", "sample", "gather", "batch"),

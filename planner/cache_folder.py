@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from runtime.errors import InputError
+from gnnplan.runtime.errors import InputError
 
 VARIABLE = "GNNPLAN_CACHE"
 

@@ -3,9 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.machine.hosts import prefix_of
-from planner.machine.model import MachineModel
-from runtime.plan.schema import Device, FeaturePlacement, Sampler, Strategy, Threads, is_dynamic
+from gnnplan.planner.machine.hosts import prefix_of
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.runtime.plan.schema import (
+    Device,
+    FeaturePlacement,
+    Sampler,
+    Strategy,
+    Threads,
+    is_dynamic,
+)
 
 Candidate = Strategy
 """A strategy before its rows are placed: what the search makes, compares and prices."""

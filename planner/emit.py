@@ -25,10 +25,10 @@ from typing import Any
 
 import yaml
 
-from planner.errors import SettingsError
-from planner.units import counted
-from runtime.launch.hosts import ranks_by_host
-from runtime.plan.schema import Device, Plan
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.units import counted
+from gnnplan.runtime.launch.hosts import ranks_by_host
+from gnnplan.runtime.plan.schema import Device, Plan
 
 MEMORY_MARGIN = 1.1
 """Asked for over the plan's sum: schedulers end what passes its limit, and the sum is a

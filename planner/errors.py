@@ -7,7 +7,7 @@ GnnplanError (runtime.errors)
   PlanDoesNotFit            no feasible plan (exit code 3); carries the sum that failed
 """
 
-from runtime.errors import GnnplanError, InputError
+from gnnplan.runtime.errors import GnnplanError, InputError
 
 
 class MachineError(InputError):

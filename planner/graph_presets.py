@@ -12,11 +12,11 @@ from typing import Literal
 
 import yaml
 
-from planner.errors import SettingsError
-from runtime import codec
-from runtime.graph.dataset import Graph
-from runtime.graph.generate import generate_rmat
-from runtime.graph.generate_tasks import generate_links
+from gnnplan.planner.errors import SettingsError
+from gnnplan.runtime import codec
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate import generate_rmat
+from gnnplan.runtime.graph.generate_tasks import generate_links
 
 FILE = Path(__file__).with_name("graph_presets.yaml")
 LEAST_NODES = 100

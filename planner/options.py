@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from planner.errors import SettingsError
-from planner.settings import SamplerChoice
-from planner.units import parse_bytes
-from runtime.plan.setting import SettingField, setting_fields
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.settings import SamplerChoice
+from gnnplan.planner.units import parse_bytes
+from gnnplan.runtime.plan.setting import SettingField, setting_fields
 
 SAMPLER = "sampler"
 """The setting whose text sets its parameters too, and whose flag may be given several times."""

@@ -15,38 +15,38 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.array_cache import final
-from planner.assemble import assemble
-from planner.candidate import Candidate
-from planner.cost.memory import Budgets
-from planner.cost.request import Request
-from planner.errors import PlanDoesNotFit, SettingsError
-from planner.machine.model import MachineModel
-from planner.partition.partition import partition
-from planner.placement.downsample import downsample_hotness
-from planner.placement.order import count_out_degree
-from planner.profile.cache import PlanRecord, Profile, save_record
-from planner.profile.draws import GraphDraws
-from planner.profile.gpu_profile import gpu_profile
-from planner.profile.profile import Wanted, profiles
-from planner.progress import Progress, onward, portion, silent
-from planner.queries.calibrate import calibrated, load_calibration
-from planner.queries.remedies import advice, find_remedies
-from planner.request import check_graph, check_output, check_outputs, check_settings
-from planner.search.choose import Evaluated, choose
-from planner.search.dimensions.dimension import Proposing
-from planner.search.dimensions.registry import propose_first
-from planner.search.enumerate import plans_gpus
-from planner.search.samplers import with_samplers
-from planner.search.search import Search
-from planner.search.select_sampler import best_over_samplers
-from planner.settings import PlanSettings
-from planner.task_checks import sampler_words, settled
-from planner.workload import Combination, WorkloadProfile
-from runtime.graph.dataset import Graph, open_graph
-from runtime.npy import release_pages
-from runtime.plan.io import save_plan
-from runtime.plan.schema import GraphRef, Plan
+from gnnplan.planner.array_cache import final
+from gnnplan.planner.assemble import assemble
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.memory import Budgets
+from gnnplan.planner.cost.request import Request
+from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.partition.partition import partition
+from gnnplan.planner.placement.downsample import downsample_hotness
+from gnnplan.planner.placement.order import count_out_degree
+from gnnplan.planner.profile.cache import PlanRecord, Profile, save_record
+from gnnplan.planner.profile.draws import GraphDraws
+from gnnplan.planner.profile.gpu_profile import gpu_profile
+from gnnplan.planner.profile.profile import Wanted, profiles
+from gnnplan.planner.progress import Progress, onward, portion, silent
+from gnnplan.planner.queries.calibrate import calibrated, load_calibration
+from gnnplan.planner.queries.remedies import advice, find_remedies
+from gnnplan.planner.request import check_graph, check_output, check_outputs, check_settings
+from gnnplan.planner.search.choose import Evaluated, choose
+from gnnplan.planner.search.dimensions.dimension import Proposing
+from gnnplan.planner.search.dimensions.registry import propose_first
+from gnnplan.planner.search.enumerate import plans_gpus
+from gnnplan.planner.search.samplers import with_samplers
+from gnnplan.planner.search.search import Search
+from gnnplan.planner.search.select_sampler import best_over_samplers
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.task_checks import sampler_words, settled
+from gnnplan.planner.workload import Combination, WorkloadProfile
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.npy import release_pages
+from gnnplan.runtime.plan.io import save_plan
+from gnnplan.runtime.plan.schema import GraphRef, Plan
 
 
 def joined_candidates(
@@ -129,7 +129,7 @@ def plan(
     say, factors = onward(progress or silent), dict[str, float]()
     settings = with_samplers(graph, settings)
     if settings.mode == "full-graph":
-        from planner.fullgraph.plan import plan_full_graph
+        from gnnplan.planner.fullgraph.plan import plan_full_graph
 
         made = plan_full_graph(
             graph, graph_ref(graph), settings, machine, portion(say, 0.0, PROFILED),

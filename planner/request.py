@@ -14,19 +14,19 @@ import tempfile
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from planner.cost.memory import model_bytes, sum_parts, sum_text
-from planner.errors import PlanDoesNotFit, SettingsError
-from planner.machine.model import MachineModel
-from planner.probe.presets import is_preset, unknown_machine
-from planner.search.samplers import statistics_of, unfit, with_samplers
-from planner.settings import MODELS, PlanSettings
-from planner.task_checks import check_kind
-from runtime.device import usable_ram_bytes
-from runtime.errors import DatasetError, InputError
-from runtime.graph.dataset import Graph, open_graph
-from runtime.graph.format import META_FILE
-from runtime.plan.io import refuse_foreign_folder
-from runtime.sampling.statistics import StatisticsClass
+from gnnplan.planner.cost.memory import model_bytes, sum_parts, sum_text
+from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.probe.presets import is_preset, unknown_machine
+from gnnplan.planner.search.samplers import statistics_of, unfit, with_samplers
+from gnnplan.planner.settings import MODELS, PlanSettings
+from gnnplan.planner.task_checks import check_kind
+from gnnplan.runtime.device import usable_ram_bytes
+from gnnplan.runtime.errors import DatasetError, InputError
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.graph.format import META_FILE
+from gnnplan.runtime.plan.io import refuse_foreign_folder
+from gnnplan.runtime.sampling.statistics import StatisticsClass
 
 CODE_BYTES = 4
 """Least bytes that a plan writes for each node: where its row is read, or whose it is."""
@@ -91,7 +91,7 @@ def check_graph(graph: Graph, settings: PlanSettings, *, calibrate: bool = False
     check_model_module(settings.workload.model)
     settings = with_samplers(graph, settings)
     if settings.mode == "full-graph":
-        from planner.fullgraph.plan import check_training
+        from gnnplan.planner.fullgraph.plan import check_training
 
         check_training(graph, settings, calibrate=calibrate)
         return

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeVar
 
-from planner.errors import SettingsError
-from planner.placement.policies.registry import PLACEMENT_POLICIES
-from runtime.plan.schema import MOST_FANOUT, Workload
-from runtime.plan.setting import Range, Setting, make_from, own_fields
-from runtime.sampling.registry import DEFAULT_SAMPLER, SAMPLERS, is_layerwise
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.placement.policies.registry import PLACEMENT_POLICIES
+from gnnplan.runtime.plan.schema import MOST_FANOUT, Workload
+from gnnplan.runtime.plan.setting import Range, Setting, make_from, own_fields
+from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, SAMPLERS, is_layerwise
 
 Settings = TypeVar("Settings", bound="PlanSettings")
 
@@ -232,7 +232,7 @@ class PlanSettings:
         >>> [(each.sampler, each.dialect) for each in both.by_sampler()]
         [('neighbor', 'first_seen'), ('ladies', 'every_hop')]
         """
-        others = [
+        others: list[PlanSettings] = [
             replace(
                 self,
                 sampler=each.name,

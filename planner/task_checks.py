@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from planner.errors import SettingsError
-from planner.settings import PlanSettings
-from runtime.graph.dataset import Graph, is_typed, types_of
-from runtime.sampling.registry import DEFAULT_SAMPLER, is_default
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.graph.dataset import Graph, is_typed, types_of
+from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, is_default
 
 LINK_TASK = "link"
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import TypeVar
 
-from planner.errors import SettingsError
+from gnnplan.planner.errors import SettingsError
 
 T = TypeVar("T")
 DECIMAL_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.array_cache import final, kept
-from planner.machine.model import Table
+from gnnplan.planner.array_cache import final, kept
+from gnnplan.planner.machine.model import Table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,5 +1,8 @@
 """gnnplan's runtime: executes a plan. Verbs are imported from their modules."""
 
-from runtime.moved import find_moved_modules
+import sys
+from importlib import import_module
 
-find_moved_modules()
+if __name__ == "runtime":
+    # The folder was found before the installed name: one module, whichever name it is imported by.
+    sys.modules[__name__] = import_module("gnnplan.runtime")

@@ -5,7 +5,7 @@ import os
 from collections.abc import Container, Generator, Sequence
 from pathlib import Path
 
-from runtime.plan.schema import Threads
+from gnnplan.runtime.plan.schema import Threads
 
 GLOO_THREADS = ("gloo_tcp_loop", "pt_gloo_runloop")
 """Names that torch 2.13 gives to the threads of a gloo group."""

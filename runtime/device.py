@@ -23,7 +23,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from runtime.cgroup import cpu_quota, memory_limit_bytes
+from gnnplan.runtime.cgroup import cpu_quota, memory_limit_bytes
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 MOST_SLICES = 64

@@ -8,8 +8,8 @@ import importlib.util
 import threading
 import warnings
 
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Plan
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Plan
 
 _said: set[str] = set()
 _lock = threading.Lock()

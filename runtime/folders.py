@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from runtime import codec
+from gnnplan.runtime import codec
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2

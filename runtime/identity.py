@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
-from runtime.device import VARIABLE, machine_fingerprint
-from runtime.errors import PlanError
-from runtime.graph.dataset import Graph, open_graph
-from runtime.plan.schema import Plan
+from gnnplan.runtime.device import VARIABLE, machine_fingerprint
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.plan.schema import Plan
 
 FORCE_VARIABLE = "GNNPLAN_FORCE"
 """Set by `gnnplan launch --force`: the user's script trains although the graph changed."""

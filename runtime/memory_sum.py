@@ -2,9 +2,9 @@
 
 import errno
 
-from runtime.cgroup import MemoryGroup, memory_group
-from runtime.errors import BudgetExceeded
-from runtime.plan.schema import MemoryUse, Plan
+from gnnplan.runtime.cgroup import MemoryGroup, memory_group
+from gnnplan.runtime.errors import BudgetExceeded
+from gnnplan.runtime.plan.schema import MemoryUse, Plan
 
 _MIB = 1 << 20
 LASTING = ("context", "own rows", "location table", "topology", "model and optimizer")

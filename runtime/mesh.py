@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from runtime.comm.collectives import Communicator
-from runtime.comm.route import use_route_to
-from runtime.cores import GLOO_THREADS, batch_threads, make_batch
-from runtime.errors import InputError, PlanError
-from runtime.plan.schema import Device, Plan
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.comm.route import use_route_to
+from gnnplan.runtime.cores import GLOO_THREADS, batch_threads, make_batch
+from gnnplan.runtime.errors import InputError, PlanError
+from gnnplan.runtime.plan.schema import Device, Plan
 
 TIMEOUT_SECONDS = 600.0
 """Longest wait in one collective before a rank counts as lost."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.report import Quantiles, StageReport, quantiles
+from gnnplan.runtime.report import Quantiles, StageReport, quantiles
 
 
 @dataclass(frozen=True, slots=True)

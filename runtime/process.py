@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from runtime.cores import pin_to, usable_core_ids
-from runtime.device import set_threads
-from runtime.plan.schema import Plan
-from runtime.report import HostNoise
+from gnnplan.runtime.cores import pin_to, usable_core_ids
+from gnnplan.runtime.device import set_threads
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.report import HostNoise
 
 _SELF = Path("/proc/self")
 

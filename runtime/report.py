@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime import codec
-from runtime.errors import InputError
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import InputError
 
 REPORT_FILE = "report.json"
 WARMUP_STEPS = 10

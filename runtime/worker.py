@@ -11,24 +11,24 @@ import signal
 import sys
 from pathlib import Path
 
-from runtime import codec
-from runtime.cgroup import memory_group
-from runtime.device import flush_denormals
-from runtime.errors import GnnplanError, InputError, PlanError
-from runtime.fallback import unused_weights
-from runtime.faults.failure import record_failure
-from runtime.faults.heartbeat import Heartbeat, attempt
-from runtime.graph.dataset import Graph, is_typed, open_graph, types_of
-from runtime.identity import check_identity
-from runtime.launch.config import RunConfig
-from runtime.launch.torchrun import die_with
-from runtime.loader.loader import PlannedLoader
-from runtime.memory_sum import as_budget_error, room_to_keep
-from runtime.mesh import Mesh, open_mesh, rank_and_size
-from runtime.models.build import build_model
-from runtime.plan.io import load_plan
-from runtime.plan.schema import Plan
-from runtime.process import (
+from gnnplan.runtime import codec
+from gnnplan.runtime.cgroup import memory_group
+from gnnplan.runtime.device import flush_denormals
+from gnnplan.runtime.errors import GnnplanError, InputError, PlanError
+from gnnplan.runtime.fallback import unused_weights
+from gnnplan.runtime.faults.failure import record_failure
+from gnnplan.runtime.faults.heartbeat import Heartbeat, attempt
+from gnnplan.runtime.graph.dataset import Graph, is_typed, open_graph, types_of
+from gnnplan.runtime.identity import check_identity
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.launch.torchrun import die_with
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.memory_sum import as_budget_error, room_to_keep
+from gnnplan.runtime.mesh import Mesh, open_mesh, rank_and_size
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.process import (
     die_first,
     give_back_freed_memory,
     host_state,
@@ -36,14 +36,14 @@ from runtime.process import (
     leave,
     use_threads,
 )
-from runtime.report import RunReport
-from runtime.train.checkpoint_files import CHECKPOINTS, newest_name
-from runtime.train.fullgraph import FullGraphEpochs, open_full_graph
-from runtime.train.gradients import GradientBuffer, overlapped
-from runtime.train.job import Events, Job
-from runtime.train.minibatch import TrainLoop, make_optimizer, share_parameters
-from runtime.train.precision import Precision
-from runtime.train.recovery import begin
+from gnnplan.runtime.report import RunReport
+from gnnplan.runtime.train.checkpoint_files import CHECKPOINTS, newest_name
+from gnnplan.runtime.train.fullgraph import FullGraphEpochs, open_full_graph
+from gnnplan.runtime.train.gradients import GradientBuffer, overlapped
+from gnnplan.runtime.train.job import Events, Job
+from gnnplan.runtime.train.minibatch import TrainLoop, make_optimizer, share_parameters
+from gnnplan.runtime.train.precision import Precision
+from gnnplan.runtime.train.recovery import begin
 
 
 def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:

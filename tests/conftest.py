@@ -12,22 +12,22 @@ from beartype import BeartypeConf
 from beartype.claw import beartype_packages
 
 UNCHECKED = (
-    "planner.cli.explaining",
-    "planner.cli.machines",
-    "planner.cli.remote",
-    "planner.profile.draws",
-    "planner.client.client",
-    "planner.client.client",
-    "runtime.features.device_store",
-    "runtime.loader.stages",
-    "runtime.sampling.pyg",
-    "runtime.sampling.pyg",
-    "runtime.train.recovery",
+    "gnnplan.planner.cli.explaining",
+    "gnnplan.planner.cli.machines",
+    "gnnplan.planner.cli.remote",
+    "gnnplan.planner.profile.draws",
+    "gnnplan.planner.client.client",
+    "gnnplan.planner.client.client",
+    "gnnplan.runtime.features.device_store",
+    "gnnplan.runtime.loader.stages",
+    "gnnplan.runtime.sampling.pyg",
+    "gnnplan.runtime.sampling.pyg",
+    "gnnplan.runtime.train.recovery",
 )
 """Modules whose signatures name types that they import for the type checker alone."""
 ROOT = Path(__file__).parents[1]
 COMPILED = [
-    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    f"gnnplan.{'.'.join(path.relative_to(ROOT).with_suffix('').parts)}"
     for package in ("planner", "runtime")
     for path in (ROOT / package).rglob("*.py")
     if re.search(r"^@\w*(kernel|jit|intrinsic|overload)|^@(numba|triton)\.", path.read_text(), re.M)
@@ -37,14 +37,14 @@ COMPILED = [
 # Arguments and results are checked while tests run; an int passes for a float, as type checkers
 # have it.
 beartype_packages(
-    ("planner", "runtime"),
+    ("gnnplan.planner", "gnnplan.runtime"),
     conf=BeartypeConf(
         is_pep484_tower=True, claw_is_pep526=False, claw_skip_package_names=(*UNCHECKED, *COMPILED)
     ),
 )
 
-from runtime.graph.dataset import Graph  # noqa: E402 - after the hook
-from runtime.graph.generate import generate_sbm  # noqa: E402
+from gnnplan.runtime.graph.dataset import Graph  # noqa: E402 - after the hook
+from gnnplan.runtime.graph.generate import generate_sbm  # noqa: E402
 from tests.support.time_limit import (  # noqa: E402 - hooks of pytest
     pytest_addoption as pytest_addoption,
     pytest_collection_modifyitems as pytest_collection_modifyitems,

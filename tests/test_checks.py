@@ -3,8 +3,8 @@
 import pytest
 from beartype.roar import BeartypeCallHintParamViolation
 
-from planner.cost.request import seeds_per_rank
-from runtime.mesh import ranks_by
+from gnnplan.planner.cost.request import seeds_per_rank
+from gnnplan.runtime.mesh import ranks_by
 
 
 def test_an_argument_of_another_type_is_refused_in_both_packages() -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from api.app import create_app
-from planner.cli.main import app
-from planner.probe.presets import load_preset
-from planner.settings import POLICIES
-from runtime.sampling.registry import SAMPLERS
-from runtime.stages import Stage
+from gnnplan.api.app import create_app
+from gnnplan.planner.cli.main import app
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.settings import POLICIES
+from gnnplan.runtime.sampling.registry import SAMPLERS
+from gnnplan.runtime.stages import Stage
 from tests.support import flag_table
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from api.app import create_app
-from planner.cli.main import app
+from gnnplan.api.app import create_app
+from gnnplan.planner.cli.main import app
 from tests.support.howto import Known, blocks, command_lines, unknown, verbs_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,7 +107,7 @@ def test_the_readme_names_the_module_that_nvidia_ml_py_supplies():
 def test_the_shell_completes_commands_and_a_page_says_how():
     assert "gnnplan --install-completion" in (ROOT / "docs" / "cli.md").read_text()
     program = [sys.executable, "-c", "import sys; sys.argv[0] = 'gnnplan'; "
-               "from planner.cli.main import run; run()"]  # fmt: skip
+               "from gnnplan.planner.cli.main import run; run()"]  # fmt: skip
     asked = {"_GNNPLAN_COMPLETE": "complete_bash", "COMP_WORDS": "gnnplan gra", "COMP_CWORD": "1"}
     done = subprocess.run(
         program, env=os.environ | asked, capture_output=True, text=True, check=False

@@ -14,13 +14,17 @@ from tests.support.product import PACKAGES, ROOT, product_sources
 from tests.support.reachability import Key, Product
 
 LISTED = Path(__file__).with_name("unreached.txt")
-ENTRIES = {("planner.cli.main", "run"), ("planner.__main__", ""), ("api.serve", "main")}
+ENTRIES = {
+    ("gnnplan.planner.cli.main", "run"),
+    ("gnnplan.planner.__main__", ""),
+    ("gnnplan.api.serve", "main"),
+}
 """The commands of pyproject.toml; workers and scripts are started by the names of their modules."""
 PUBLIC = {"pyg_sampler.PygSampler", "dataset.write_graph", "presets.dump_preset"}
 """For users, though no page shows how they are imported."""
 MIGRATED = ("upgrade", "downgrade")
 """What alembic calls in each file of a folder named migrations."""
-SHOWN = re.compile(r"^\s*from ((?:api|planner|runtime)[\w.]*) import ([\w, ]+)$", re.MULTILINE)
+SHOWN = re.compile(r"^\s*from (gnnplan[\w.]*) import ([\w, ]+)$", re.MULTILINE)
 SOURCES = product_sources()
 
 
@@ -32,6 +36,7 @@ def short(key: Key) -> str:
 def entries() -> Iterator[Key]:
     """Commands, migrations, and what the pages for users import."""
     yield from ENTRIES
+    yield ("gnnplan", "")
     pages = [ROOT / "README.md", *(p for name in PACKAGES for p in (ROOT / name).rglob("*.md"))]
     for page in pages:
         for module, names in SHOWN.findall(page.read_text()):
@@ -92,17 +97,18 @@ def test_a_definition_without_a_caller_is_found(source: str, unreached: list[str
 
 def test_names_are_followed_over_modules_imports_and_texts():
     sources = {
-        "planner.a": "from planner.b import g as renamed\nimport planner.c\nfrom planner import d\n"
-        "def f():\n renamed()\n planner.c.h()\n d.k()\n"
-        " run('planner.e')\n run(f'planner.w.{x}', 'v')",
-        "planner.b": "from planner.f import g as g\ndef idle(): pass",
-        "planner.c": "def h(): pass\ndef idle(): pass",
-        "planner.d": "def k(): pass\ndef idle(): pass",
-        "planner.e": "def main(): pass\nif __name__ == '__main__': main()",
-        "planner.f": "def g(): pass\ndef idle(): pass",
-        "planner.w.v": "def v(): pass\ndef idle(): pass",
-        "planner.z": "f()\ndef f(): pass",
+        "gnnplan.planner.a": "from gnnplan.planner.b import g as renamed\n"
+        "import gnnplan.planner.c\nfrom gnnplan.planner import d\n"
+        "def f():\n renamed()\n gnnplan.planner.c.h()\n d.k()\n"
+        " run('gnnplan.planner.e')\n run(f'gnnplan.planner.w.{x}', 'v')",
+        "gnnplan.planner.b": "from gnnplan.planner.f import g as g\ndef idle(): pass",
+        "gnnplan.planner.c": "def h(): pass\ndef idle(): pass",
+        "gnnplan.planner.d": "def k(): pass\ndef idle(): pass",
+        "gnnplan.planner.e": "def main(): pass\nif __name__ == '__main__': main()",
+        "gnnplan.planner.f": "def g(): pass\ndef idle(): pass",
+        "gnnplan.planner.w.v": "def v(): pass\ndef idle(): pass",
+        "gnnplan.planner.z": "f()\ndef f(): pass",
     }
-    found = Product(sources).unreached([("planner.a", "f")])
+    found = Product(sources).unreached([("gnnplan.planner.a", "f")])
     idle = [("b", "idle"), ("c", "idle"), ("d", "idle"), ("f", "idle"), ("w.v", "idle"), ("z", "f")]
-    assert found == [(f"planner.{module}", name) for module, name in idle]
+    assert found == [(f"gnnplan.planner.{module}", name) for module, name in idle]

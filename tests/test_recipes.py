@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.graph.generate import generate_sbm
+from gnnplan.runtime.graph.generate import generate_sbm
 
 ROOT = Path(__file__).resolve().parents[1]
 POLICY_PAGE = "planner/placement/HOWTO_add_a_placement_policy.md"
@@ -26,8 +26,8 @@ TOY_POLICY = '''
 
 import numpy as np
 
-from planner.placement.policies.policy import Copies, Knowledge
-from planner.placement.problem import PlacementProblem
+from gnnplan.planner.placement.policies.policy import Copies, Knowledge
+from gnnplan.planner.placement.problem import PlacementProblem
 
 
 def place_toy(problem: PlacementProblem, know: Knowledge) -> Copies:
@@ -39,7 +39,7 @@ def place_toy(problem: PlacementProblem, know: Knowledge) -> Copies:
 TOY_ENTRY = """    PlacementPolicy(
         name="toy",
         source="-",
-        function="planner.placement.policies.toy:place_toy",
+        function="gnnplan.planner.placement.policies.toy:place_toy",
     ),
 """
 TOY_SAMPLER = '''
@@ -47,7 +47,7 @@ TOY_SAMPLER = '''
 
 import numpy as np
 
-from runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
 
 
 class ToySampler:
@@ -65,7 +65,7 @@ class ToySampler:
     def sample(self, seeds, **settings):
         return self._of.sample(seeds, **settings)
 '''
-TOY_SPEC = """    SamplerSpec(name="toy", cpu="runtime.sampling.toy:ToySampler"),
+TOY_SPEC = """    SamplerSpec(name="toy", cpu="gnnplan.runtime.sampling.toy:ToySampler"),
 """
 
 TOY_TERM = '''
@@ -73,8 +73,8 @@ TOY_TERM = '''
 
 from dataclasses import replace
 
-from planner.cost.rank_times import RankTimes, RankWork
-from runtime.stages import Stage
+from gnnplan.planner.cost.rank_times import RankTimes, RankWork
+from gnnplan.runtime.stages import Stage
 
 
 def clerk_seconds(seeds: float) -> float:
@@ -112,12 +112,12 @@ TERM_EDITS = {
         ("    add_cache_upkeep,\n", "    add_cache_upkeep,\n    add_toy,\n"),
         (
             "from planner.machine.model",
-            "from planner.cost.stages.toy import add_toy\nfrom planner.machine.model",
+            "from gnnplan.planner.cost.stages.toy import add_toy\nfrom planner.machine.model",
         ),
     ],
 }
 DRAW = """
-from runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.loader.loader import PlannedLoader
 loader = PlannedLoader("plan")
 sizes = [(len(b.n_id), [len(block.indices) for block in b.blocks]) for b in loader]
 loader.close()

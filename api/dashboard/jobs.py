@@ -10,23 +10,23 @@ from markupsafe import Markup
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from api.dashboard.pages import PageRoute, form, page, part_status, see
-from api.errors import ConflictError
-from api.jobs.events import EVENTS_FILE, event_of
-from api.requests import RunRequest
-from api.resources import job_of
-from api.routes.common import CallerIn, ServiceIn
-from api.security import Maker, Reader, Runner
-from api.service import jobs, runs
-from api.service.context import Service
-from api.service.jobs import end_of
-from planner.errors import SettingsError
-from planner.report.links import measured_links
-from planner.report.measured import Measured, draw_measured, measured
-from planner.report.page import machine_of, swatch
-from planner.report.svg import element, figure
-from runtime.errors import GnnplanError
-from runtime.plan.schema import Plan
+from gnnplan.api.dashboard.pages import PageRoute, form, page, part_status, see
+from gnnplan.api.errors import ConflictError
+from gnnplan.api.jobs.events import EVENTS_FILE, event_of
+from gnnplan.api.requests import RunRequest
+from gnnplan.api.resources import job_of
+from gnnplan.api.routes.common import CallerIn, ServiceIn
+from gnnplan.api.security import Maker, Reader, Runner
+from gnnplan.api.service import jobs, runs
+from gnnplan.api.service.context import Service
+from gnnplan.api.service.jobs import end_of
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.report.links import measured_links
+from gnnplan.planner.report.measured import Measured, draw_measured, measured
+from gnnplan.planner.report.page import machine_of, swatch
+from gnnplan.planner.report.svg import element, figure
+from gnnplan.runtime.errors import GnnplanError
+from gnnplan.runtime.plan.schema import Plan
 
 HEIGHT = 220
 TOP = 18

@@ -4,15 +4,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from api.dashboard.pages import PageRoute, page
-from api.routes.common import ServiceIn
-from api.security import Reader
-from api.service import machines
-from api.service.context import Service
-from planner.report.links import link_rows
-from planner.report.page import machine_line, swatch
-from planner.report.topology import draw_topology
-from runtime.errors import InputError
+from gnnplan.api.dashboard.pages import PageRoute, page
+from gnnplan.api.routes.common import ServiceIn
+from gnnplan.api.security import Reader
+from gnnplan.api.service import machines
+from gnnplan.api.service.context import Service
+from gnnplan.planner.report.links import link_rows
+from gnnplan.planner.report.page import machine_line, swatch
+from gnnplan.planner.report.topology import draw_topology
+from gnnplan.runtime.errors import InputError
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 

@@ -18,13 +18,13 @@ from fastapi.routing import APIRoute
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from starlette.concurrency import run_in_threadpool
 
-from api.errors import ServiceError, UnauthorizedError, validation_text
-from api.routes.common import ServiceIn, tagged
-from api.security import COOKIE, Principal, principal_of
-from planner.client.resources import JobState
-from planner.errors import PlanDoesNotFit
-from planner.report.page import filters, style
-from runtime.errors import InputError
+from gnnplan.api.errors import ServiceError, UnauthorizedError, validation_text
+from gnnplan.api.routes.common import ServiceIn, tagged
+from gnnplan.api.security import COOKIE, Principal, principal_of
+from gnnplan.planner.client.resources import JobState
+from gnnplan.planner.errors import PlanDoesNotFit
+from gnnplan.planner.report.page import filters, style
+from gnnplan.runtime.errors import InputError
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -41,7 +41,9 @@ STOP_ASKING = 286
 def environment() -> Environment:
     """Our templates, and those of a plan's page; every value is escaped."""
     made = Environment(
-        loader=ChoiceLoader([PackageLoader("api.dashboard"), PackageLoader("planner.report")]),
+        loader=ChoiceLoader(
+            [PackageLoader("gnnplan.api.dashboard"), PackageLoader("gnnplan.planner.report")]
+        ),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

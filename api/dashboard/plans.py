@@ -10,27 +10,27 @@ from fastapi.responses import HTMLResponse
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from api.dashboard.pages import PageRoute, form, headers, page, see
-from api.errors import ServiceError
-from api.requests import PlanRequest
-from api.resources import resource_of
-from api.routes.common import CallerIn, ServiceIn
-from api.security import Planner, Reader
-from api.service import graphs, machines, plans, runs
-from api.service.artefacts import drawn_machine, measured_report, plan_page
-from api.service.context import Service
-from planner.client.resources import PlanSummary
-from planner.options import YES_NO, default_text, read_texts
-from planner.queries.explain import explain
-from planner.report.measured import differences, verdict
-from planner.report.page import sections, swatch
-from planner.report.timeline import Timeline, draw_timeline, timeline
-from planner.settings import MODELS, POLICIES, PlanSettings
-from runtime import codec
-from runtime.device import machine_fingerprint
-from runtime.errors import InputError
-from runtime.plan.schema import Plan
-from runtime.plan.setting import SettingField, setting_fields
+from gnnplan.api.dashboard.pages import PageRoute, form, headers, page, see
+from gnnplan.api.errors import ServiceError
+from gnnplan.api.requests import PlanRequest
+from gnnplan.api.resources import resource_of
+from gnnplan.api.routes.common import CallerIn, ServiceIn
+from gnnplan.api.security import Planner, Reader
+from gnnplan.api.service import graphs, machines, plans, runs
+from gnnplan.api.service.artefacts import drawn_machine, measured_report, plan_page
+from gnnplan.api.service.context import Service
+from gnnplan.planner.client.resources import PlanSummary
+from gnnplan.planner.options import YES_NO, default_text, read_texts
+from gnnplan.planner.queries.explain import explain
+from gnnplan.planner.report.measured import differences, verdict
+from gnnplan.planner.report.page import sections, swatch
+from gnnplan.planner.report.timeline import Timeline, draw_timeline, timeline
+from gnnplan.planner.settings import MODELS, POLICIES, PlanSettings
+from gnnplan.runtime import codec
+from gnnplan.runtime.device import machine_fingerprint
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.plan.setting import SettingField, setting_fields
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 FIRST = ("devices", "model", "hidden", "fanouts", "batch_size")

@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from api.jobs.events import (
+from gnnplan.api.jobs.events import (
     EVENTS_FILE,
     LOCK_FILE,
     OUTCOME_FILE,
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        from api.jobs.recording import problem_of
+        from gnnplan.api.jobs.recording import problem_of
 
         problem = problem_of(error)
         if problem["status"] == 500:

@@ -12,12 +12,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from api.jobs.events import EVENTS_FILE, LOG_FILE, OUTCOME_FILE, REQUEST_FILE, Tail, event_of
-from api.jobs.registry import KINDS
-from api.storage.artefacts import open_private
-from api.storage.job_queue import JobQueue
-from api.storage.tables import JobRow
-from runtime import codec
+from gnnplan.api.jobs.events import (
+    EVENTS_FILE,
+    LOG_FILE,
+    OUTCOME_FILE,
+    REQUEST_FILE,
+    Tail,
+    event_of,
+)
+from gnnplan.api.jobs.registry import KINDS
+from gnnplan.api.storage.artefacts import open_private
+from gnnplan.api.storage.job_queue import JobQueue
+from gnnplan.api.storage.tables import JobRow
+from gnnplan.runtime import codec
 
 TICK_SECONDS = 0.2
 RENEW_SECONDS = 5.0
@@ -25,7 +32,7 @@ PROGRESS_SECONDS = 0.5
 """Least time between two writes of a job's progress to the database."""
 STOP_SECONDS = 15.0
 """Grace between asking a job to end and killing it; training needs ten to stop its ranks."""
-ENTRY = "import sys; from api.jobs.child import main; sys.exit(main(sys.argv[1:]))"
+ENTRY = "import sys; from gnnplan.api.jobs.child import main; sys.exit(main(sys.argv[1:]))"
 """Run so, and not with -m, which costs a short job half its time."""
 ROOT = Path(__file__).resolve().parents[2]
 

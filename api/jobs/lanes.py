@@ -9,14 +9,14 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from api.jobs.execution import Ended, Execution
-from api.jobs.recording import crashed, recorded, timed_out
-from api.jobs.registry import KINDS, LANES, PLANNING
-from api.storage.artefacts import private_descriptor
-from api.storage.job_queue import Ending
-from api.storage.storage import LOCK_FILE, Storage
-from api.storage.tables import JobRow
-from runtime.errors import InputError
+from gnnplan.api.jobs.execution import Ended, Execution
+from gnnplan.api.jobs.recording import crashed, recorded, timed_out
+from gnnplan.api.jobs.registry import KINDS, LANES, PLANNING
+from gnnplan.api.storage.artefacts import private_descriptor
+from gnnplan.api.storage.job_queue import Ending
+from gnnplan.api.storage.storage import LOCK_FILE, Storage
+from gnnplan.api.storage.tables import JobRow
+from gnnplan.runtime.errors import InputError
 
 LOOK_SECONDS = 1.0
 """Longest time until jobs are seen that another service has queued or lost."""

@@ -6,20 +6,20 @@ A job's graph, machine and settings are checked again before they open.
 from pathlib import Path
 from typing import Any
 
-from api.fingerprints import graph_fingerprint, request_key
-from api.jobs.events import JobContext
-from api.jobs.recording import PLAN_FOLDER, write_result
-from api.security import dataset_folder
-from planner.machine.model import MachineModel, load_machine
-from planner.pipeline import plan, searches_for
-from planner.probe.presets import load_preset
-from planner.profile.cache import load_record
-from planner.progress import Progress, portion
-from planner.queries.calibrate import load_calibration
-from planner.settings import PlanSettings
-from runtime import codec
-from runtime.graph.dataset import open_graph
-from runtime.plan.io import load_plan
+from gnnplan.api.fingerprints import graph_fingerprint, request_key
+from gnnplan.api.jobs.events import JobContext
+from gnnplan.api.jobs.recording import PLAN_FOLDER, write_result
+from gnnplan.api.security import dataset_folder
+from gnnplan.planner.machine.model import MachineModel, load_machine
+from gnnplan.planner.pipeline import plan, searches_for
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.profile.cache import load_record
+from gnnplan.planner.progress import Progress, portion
+from gnnplan.planner.queries.calibrate import load_calibration
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime import codec
+from gnnplan.runtime.graph.dataset import open_graph
+from gnnplan.runtime.plan.io import load_plan
 
 PROBED = 0.4
 """Of the progress of a job: the probe of the machine, where there was none yet."""
@@ -39,7 +39,7 @@ def machine_of(request: dict[str, Any], progress: Progress) -> MachineModel:
     """A preset, an uploaded machine, or the one the service runs on, probed once."""
     machine = request["machine"]
     if machine is None:
-        from planner.probe.probe import load_or_probe
+        from gnnplan.planner.probe.probe import load_or_probe
 
         return load_or_probe(quick=False, progress=progress)
     if "preset" in machine:
@@ -73,7 +73,7 @@ def make_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
 
 def profile_graph(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
     """Draw batches and time the model, or read what was measured before."""
-    from planner.search.samplers import with_samplers
+    from gnnplan.planner.search.samplers import with_samplers
 
     graph = open_graph(graph_of(request))
     machine = machine_of(request, portion(job.progress, 0.0, PROBED))
@@ -93,7 +93,7 @@ def profile_graph(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
 
 def simulate_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
     """Count exactly what the batches read, and model their time."""
-    from planner.queries.simulate import simulate
+    from gnnplan.planner.queries.simulate import simulate
 
     folder = Path(request["plan_folder"])
     if request["machine"] is None:
@@ -107,7 +107,7 @@ def simulate_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
 
 def change_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
     """Plan again from the cached profile with something changed; nothing is measured."""
-    from planner.queries.whatif import cheapest_for, whatif
+    from gnnplan.planner.queries.whatif import cheapest_for, whatif
 
     made, changes = load_plan(Path(request["plan_folder"])), request["changes"]
     target = request["target_epoch_seconds"]
@@ -120,7 +120,7 @@ def change_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
 
 def hold_policy(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
     """Hold the policy against the plan, from the cached profile."""
-    from planner.queries.whatif import why_not
+    from gnnplan.planner.queries.whatif import why_not
 
     write_result(job, why_not(load_plan(Path(request["plan_folder"])), request["policy"]))
     return {}

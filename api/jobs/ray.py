@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from api.storage.job_queue import ENDED
-from api.storage.storage import Storage
-from api.storage.tables import JobRow
-from runtime.errors import GnnplanError, InputError
+from gnnplan.api.storage.job_queue import ENDED
+from gnnplan.api.storage.storage import Storage
+from gnnplan.api.storage.tables import JobRow
+from gnnplan.runtime.errors import GnnplanError, InputError
 
 TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
 JOB_KEY = "gnnplan_job"

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from api.jobs.events import JobContext
-from api.storage.job_queue import Ending
-from api.storage.storage import Storage
-from api.storage.tables import JobRow, PlanRequestRow, PlanRow, ProfileRow
-from runtime import codec
-from runtime.errors import BudgetExceeded, GnnplanError, InputError
-from runtime.plan.io import load_plan
+from gnnplan.api.jobs.events import JobContext
+from gnnplan.api.storage.job_queue import Ending
+from gnnplan.api.storage.storage import Storage
+from gnnplan.api.storage.tables import JobRow, PlanRequestRow, PlanRow, ProfileRow
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import BudgetExceeded, GnnplanError, InputError
+from gnnplan.runtime.plan.io import load_plan
 
 PLAN_FOLDER = "plan"
 RESULT_FILE = "result.json"
@@ -142,7 +142,7 @@ _RECORDERS: dict[str, Callable[[Storage, JobRow, dict[str, Any]], Ending]] = {
 
 def problem_of(error: Exception) -> dict[str, Any]:
     """The problem that an exception of a job is shown as."""
-    from planner.errors import PlanDoesNotFit
+    from gnnplan.planner.errors import PlanDoesNotFit
 
     if isinstance(error, PlanDoesNotFit):
         problem = _problem("plan-does-not-fit", "No feasible plan", 409, str(error))

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from api.jobs.events import JobContext
+from gnnplan.api.jobs.events import JobContext
 
 PLANNING = "planning"
 PROBING = "probing"
@@ -32,15 +32,23 @@ class Kind:
 
 KINDS = {
     "noop": Kind(
-        lane=PLANNING, work="api.jobs.registry:wait", limit_seconds=600.0, most_crashes=20
+        lane=PLANNING, work="gnnplan.api.jobs.registry:wait", limit_seconds=600.0, most_crashes=20
     ),
-    "plan": Kind(lane=PLANNING, work="api.jobs.planning:make_plan", limit_seconds=3600.0),
-    "profile": Kind(lane=PLANNING, work="api.jobs.planning:profile_graph", limit_seconds=3600.0),
-    "simulate": Kind(lane=PLANNING, work="api.jobs.planning:simulate_plan", limit_seconds=3600.0),
-    "why-not": Kind(lane=PLANNING, work="api.jobs.planning:hold_policy", limit_seconds=3600.0),
-    "what-if": Kind(lane=PLANNING, work="api.jobs.planning:change_plan", limit_seconds=3600.0),
+    "plan": Kind(lane=PLANNING, work="gnnplan.api.jobs.planning:make_plan", limit_seconds=3600.0),
+    "profile": Kind(
+        lane=PLANNING, work="gnnplan.api.jobs.planning:profile_graph", limit_seconds=3600.0
+    ),
+    "simulate": Kind(
+        lane=PLANNING, work="gnnplan.api.jobs.planning:simulate_plan", limit_seconds=3600.0
+    ),
+    "why-not": Kind(
+        lane=PLANNING, work="gnnplan.api.jobs.planning:hold_policy", limit_seconds=3600.0
+    ),
+    "what-if": Kind(
+        lane=PLANNING, work="gnnplan.api.jobs.planning:change_plan", limit_seconds=3600.0
+    ),
     "train": Kind(
-        lane=EXCLUSIVE, work="api.jobs.train:run", limit_seconds=7 * 86400.0, scope="run"
+        lane=EXCLUSIVE, work="gnnplan.api.jobs.train:run", limit_seconds=7 * 86400.0, scope="run"
     ),
 }
 

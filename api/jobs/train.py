@@ -16,12 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from api.jobs.events import EVENTS_FILE as JOB_EVENTS_FILE, JobContext, Tail, event_of
-from api.jobs.ray import JOB_KEY, ClusterRefusalError, ClusterUnreachableError, RayJob, RayJobs
-from api.jobs.recording import write_result
-from runtime import codec
-from runtime.errors import InputError, WorkerFailed
-from runtime.report import RunReport, load_report
+from gnnplan.api.jobs.events import EVENTS_FILE as JOB_EVENTS_FILE, JobContext, Tail, event_of
+from gnnplan.api.jobs.ray import (
+    JOB_KEY,
+    ClusterRefusalError,
+    ClusterUnreachableError,
+    RayJob,
+    RayJobs,
+)
+from gnnplan.api.jobs.recording import write_result
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import InputError, WorkerFailed
+from gnnplan.runtime.report import RunReport, load_report
 
 STEP_EVENT_SECONDS = 0.5
 """Least time between two step events that are handed on."""
@@ -63,7 +69,7 @@ def run(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
     if "ray_address" in request:
         write_result(job, train_on_cluster(request, job, run_folder, relay))
         return {}
-    from runtime.launch.launch import train
+    from gnnplan.runtime.launch.launch import train
 
     report = train(
         Path(request["plan_folder"]),
@@ -80,7 +86,7 @@ STATE_FILE = "ray.json"
 REQUEST_FILE = "ray-request.json"
 EVENTS_FILE = "events.jsonl"
 """As runtime.launch names it; importing that would bring torch into this process."""
-ENTRY = "runtime.launch.ray_job"
+ENTRY = "gnnplan.runtime.launch.ray_job"
 LOOK_SECONDS = 1.0
 PATIENCE_SECONDS = 120.0
 """A cluster that does not answer for so long is given up."""

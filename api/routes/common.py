@@ -7,13 +7,13 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, Header, Query, Request, Response
 from fastapi.routing import APIRoute
 
-from api.errors import UnprocessableError
-from api.resources import PageOf, job_of
-from api.security import principal_in
-from api.service.context import Caller, Service, as_json
-from api.storage.database import Page
-from api.storage.tables import JobRow
-from planner.client.resources import Job
+from gnnplan.api.errors import UnprocessableError
+from gnnplan.api.resources import PageOf, job_of
+from gnnplan.api.security import principal_in
+from gnnplan.api.service.context import Caller, Service, as_json
+from gnnplan.api.storage.database import Page
+from gnnplan.api.storage.tables import JobRow
+from gnnplan.planner.client.resources import Job
 
 Row = TypeVar("Row")
 Shown = TypeVar("Shown")

@@ -5,16 +5,30 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from api.errors import NotFoundError
-from api.requests import ProfileRequest
-from api.resources import Document, PageOf, resource_of
-from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged, tagged_resource
-from api.security import Planner, Reader
-from api.service import graphs, machines, plans
-from planner.client.resources import GraphDetail, GraphSummary, Job, MachineSummary, ProfileSummary
-from planner.machine.model import MachineModel
-from planner.workload import WorkloadProfile
-from runtime import codec
+from gnnplan.api.errors import NotFoundError
+from gnnplan.api.requests import ProfileRequest
+from gnnplan.api.resources import Document, PageOf, resource_of
+from gnnplan.api.routes.common import (
+    CallerIn,
+    PageIn,
+    ServiceIn,
+    accepted,
+    shown,
+    tagged,
+    tagged_resource,
+)
+from gnnplan.api.security import Planner, Reader
+from gnnplan.api.service import graphs, machines, plans
+from gnnplan.planner.client.resources import (
+    GraphDetail,
+    GraphSummary,
+    Job,
+    MachineSummary,
+    ProfileSummary,
+)
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.workload import WorkloadProfile
+from gnnplan.runtime import codec
 
 graphs_router = APIRouter(prefix="/v1/graphs", tags=["graphs"])
 

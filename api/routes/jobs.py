@@ -6,13 +6,21 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.sse import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 
-from api.requests import NoopRequest
-from api.resources import Document, PageOf, job_of, resource_of
-from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged, tagged_resource
-from api.security import Maker, Planner, Reader
-from api.service import jobs
-from api.service.events import JobStates, Position, follow
-from planner.client.resources import Attempt, Job, JobKind, JobState
+from gnnplan.api.requests import NoopRequest
+from gnnplan.api.resources import Document, PageOf, job_of, resource_of
+from gnnplan.api.routes.common import (
+    CallerIn,
+    PageIn,
+    ServiceIn,
+    accepted,
+    shown,
+    tagged,
+    tagged_resource,
+)
+from gnnplan.api.security import Maker, Planner, Reader
+from gnnplan.api.service import jobs
+from gnnplan.api.service.events import JobStates, Position, follow
+from gnnplan.planner.client.resources import Attempt, Job, JobKind, JobState
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 JobId = Annotated[str, Path(max_length=64)]

@@ -6,10 +6,10 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from api.errors import UnavailableError
-from api.resources import AuditLine, Health, PageOf
-from api.routes.common import PageIn, ServiceIn, shown
-from api.security import Admin, require
+from gnnplan.api.errors import UnavailableError
+from gnnplan.api.resources import AuditLine, Health, PageOf
+from gnnplan.api.routes.common import PageIn, ServiceIn, shown
+from gnnplan.api.security import Admin, require
 
 health_router = APIRouter(tags=["health"])
 

@@ -7,16 +7,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import FileResponse
 
-from api.requests import PlanRequest, SimulationRequest, WhatIfRequest, WhyNotRequest
-from api.resources import PageOf, resource_of
-from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged
-from api.security import Planner, Reader
-from api.service import artefacts, plans
-from api.service.context import as_json
-from planner.client.resources import ArtefactSummary, Job, PlanSummary
-from planner.queries.diff import PlanDiff
-from planner.queries.explain import Explanation
-from runtime.plan.schema import Plan
+from gnnplan.api.requests import PlanRequest, SimulationRequest, WhatIfRequest, WhyNotRequest
+from gnnplan.api.resources import PageOf, resource_of
+from gnnplan.api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged
+from gnnplan.api.security import Planner, Reader
+from gnnplan.api.service import artefacts, plans
+from gnnplan.api.service.context import as_json
+from gnnplan.planner.client.resources import ArtefactSummary, Job, PlanSummary
+from gnnplan.planner.queries.diff import PlanDiff
+from gnnplan.planner.queries.explain import Explanation
+from gnnplan.runtime.plan.schema import Plan
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
 PlanId = Annotated[str, Path(max_length=64)]

@@ -5,17 +5,25 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from api.requests import RunRequest
-from api.resources import PageOf, job_of, run_of
-from api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged, tagged_resource
-from api.routes.jobs import EVENTS, TEXT, LastEventId, stream
-from api.security import Reader, Runner
-from api.service import artefacts as pages, jobs, runs
-from api.service.artefacts import HTML
-from api.service.context import as_json
-from planner.client.resources import Job, JobState, Run
-from planner.queries.compare import Comparison
-from runtime.report import RunReport
+from gnnplan.api.requests import RunRequest
+from gnnplan.api.resources import PageOf, job_of, run_of
+from gnnplan.api.routes.common import (
+    CallerIn,
+    PageIn,
+    ServiceIn,
+    accepted,
+    shown,
+    tagged,
+    tagged_resource,
+)
+from gnnplan.api.routes.jobs import EVENTS, TEXT, LastEventId, stream
+from gnnplan.api.security import Reader, Runner
+from gnnplan.api.service import artefacts as pages, jobs, runs
+from gnnplan.api.service.artefacts import HTML
+from gnnplan.api.service.context import as_json
+from gnnplan.planner.client.resources import Job, JobState, Run
+from gnnplan.planner.queries.compare import Comparison
+from gnnplan.runtime.report import RunReport
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 PAGE: dict[int | str, dict[str, Any]] = {

@@ -3,18 +3,18 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from api.errors import ConflictError, NotFoundError
-from api.service import runs
-from api.service.context import Service
-from api.service.plans import get_plan
-from planner.client.resources import ArtefactSummary
-from planner.emit import JobSpec, kubernetes_job, slurm_script
-from planner.machine.model import MachineModel
-from planner.report.page import machine_of, report_html
-from runtime.errors import InputError
-from runtime.plan.io import PLAN_FILE
-from runtime.plan.schema import Plan
-from runtime.report import RunReport
+from gnnplan.api.errors import ConflictError, NotFoundError
+from gnnplan.api.service import runs
+from gnnplan.api.service.context import Service
+from gnnplan.api.service.plans import get_plan
+from gnnplan.planner.client.resources import ArtefactSummary
+from gnnplan.planner.emit import JobSpec, kubernetes_job, slurm_script
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.report.page import machine_of, report_html
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.plan.io import PLAN_FILE
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.report import RunReport
 
 
 def plan_page(service: Service, plan: Plan) -> str:

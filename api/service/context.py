@@ -11,14 +11,14 @@ from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from api.jobs.lanes import Lanes
-from api.jobs.ray import RayWatch
-from api.security import Authenticator, RateLimit
-from api.settings import ServiceSettings
-from api.storage.storage import Storage
-from api.storage.tables import JobRow
-from api.telemetry import Metrics
-from runtime import codec
+from gnnplan.api.jobs.lanes import Lanes
+from gnnplan.api.jobs.ray import RayWatch
+from gnnplan.api.security import Authenticator, RateLimit
+from gnnplan.api.settings import ServiceSettings
+from gnnplan.api.storage.storage import Storage
+from gnnplan.api.storage.tables import JobRow
+from gnnplan.api.telemetry import Metrics
+from gnnplan.runtime import codec
 
 MOST_BYTES = 64 * 2**20
 

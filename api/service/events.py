@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
-from api.errors import UnavailableError
-from api.jobs.events import EVENTS_FILE, LOG_FILE, Tail, event_of
-from api.resources import job_of
-from api.service.context import Service, as_json
-from api.storage.job_queue import ENDED
-from api.storage.tables import JobRow
+from gnnplan.api.errors import UnavailableError
+from gnnplan.api.jobs.events import EVENTS_FILE, LOG_FILE, Tail, event_of
+from gnnplan.api.resources import job_of
+from gnnplan.api.service.context import Service, as_json
+from gnnplan.api.storage.job_queue import ENDED
+from gnnplan.api.storage.tables import JobRow
 
 LOOK_SECONDS = 0.25
 KEEPALIVE_SECONDS = 15.0

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from api.errors import ForbiddenError, NotFoundError
-from api.fingerprints import graph_fingerprint
-from api.security import OutsideRootsError, dataset_folder
-from api.service.context import Service
-from planner.client.resources import GraphDetail, GraphSummary
-from runtime.errors import InputError
-from runtime.graph.format import META_FILE, GraphMeta, read_meta
+from gnnplan.api.errors import ForbiddenError, NotFoundError
+from gnnplan.api.fingerprints import graph_fingerprint
+from gnnplan.api.security import OutsideRootsError, dataset_folder
+from gnnplan.api.service.context import Service
+from gnnplan.planner.client.resources import GraphDetail, GraphSummary
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.graph.format import META_FILE, GraphMeta, read_meta
 
 DEPTH = 3
 """Folders below a root that are looked into."""

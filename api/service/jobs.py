@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from api.errors import ConflictError, NotFoundError, TooManyError, UnprocessableError
-from api.jobs.events import LOG_FILE
-from api.jobs.registry import KINDS
-from api.requests import NoopRequest
-from api.security import Principal, check_owner, owns
-from api.service.context import Caller, Service
-from api.storage.database import Page
-from api.storage.job_queue import ENDED, KeyReusedError, NewJob, PlanGoneError
-from api.storage.tables import AttemptRow, JobRow
+from gnnplan.api.errors import ConflictError, NotFoundError, TooManyError, UnprocessableError
+from gnnplan.api.jobs.events import LOG_FILE
+from gnnplan.api.jobs.registry import KINDS
+from gnnplan.api.requests import NoopRequest
+from gnnplan.api.security import Principal, check_owner, owns
+from gnnplan.api.service.context import Caller, Service
+from gnnplan.api.storage.database import Page
+from gnnplan.api.storage.job_queue import ENDED, KeyReusedError, NewJob, PlanGoneError
+from gnnplan.api.storage.tables import AttemptRow, JobRow
 
 LONGEST_LOG_BYTES = 1 << 20
 RETRY_SECONDS = 5

@@ -4,16 +4,16 @@ import re
 import time
 from typing import Any
 
-from api.errors import NotFoundError, UnprocessableError
-from api.resources import machine_of
-from api.service.context import Service
-from api.storage.database import Page
-from api.storage.tables import MachineRow
-from planner.client.resources import MachineSummary
-from planner.errors import MachineError
-from planner.machine.model import SCHEMA_VERSION, MachineModel, check_machine, load_machine
-from planner.probe.presets import is_preset, list_presets, load_preset
-from runtime import codec
+from gnnplan.api.errors import NotFoundError, UnprocessableError
+from gnnplan.api.resources import machine_of
+from gnnplan.api.service.context import Service
+from gnnplan.api.storage.database import Page
+from gnnplan.api.storage.tables import MachineRow
+from gnnplan.planner.client.resources import MachineSummary
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.machine.model import SCHEMA_VERSION, MachineModel, check_machine, load_machine
+from gnnplan.planner.probe.presets import is_preset, list_presets, load_preset
+from gnnplan.runtime import codec
 
 
 def list_machines(service: Service, *, cursor: str | None = None, limit: int = 50) -> Page[Any]:

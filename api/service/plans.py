@@ -4,10 +4,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from api.errors import ConflictError, ForbiddenError, NotFoundError, UnprocessableError
-from api.fingerprints import graph_fingerprint, request_key
-from api.jobs.registry import KINDS, PLANNING, PROBING
-from api.requests import (
+from gnnplan.api.errors import ConflictError, ForbiddenError, NotFoundError, UnprocessableError
+from gnnplan.api.fingerprints import graph_fingerprint, request_key
+from gnnplan.api.jobs.registry import KINDS, PLANNING, PROBING
+from gnnplan.api.requests import (
     PlanRequest,
     ProfileRequest,
     SimulationRequest,
@@ -15,27 +15,27 @@ from api.requests import (
     WhyNotRequest,
     WorkloadRequest,
 )
-from api.security import Principal, check_model, check_owner
-from api.service.context import Caller, Service, as_json
-from api.service.graphs import graph_folder
-from api.service.jobs import submit
-from api.service.machines import machine_reference
-from api.storage.catalogue import PlanInUseError
-from api.storage.database import Page
-from api.storage.tables import JobRow, PlanRow
-from planner.machine.model import MachineModel, load_machine
-from planner.probe.presets import load_preset
-from planner.probe.probe import cached_machine
-from planner.queries.calibrate import load_calibration
-from planner.queries.diff import PlanDiff, diff
-from planner.queries.explain import explain
-from planner.request import check_graph
-from planner.settings import POLICIES
-from runtime import codec
-from runtime.errors import DatasetError, InputError
-from runtime.graph.dataset import Graph, open_graph
-from runtime.plan.io import PLAN_FILE, load_plan
-from runtime.plan.schema import Plan
+from gnnplan.api.security import Principal, check_model, check_owner
+from gnnplan.api.service.context import Caller, Service, as_json
+from gnnplan.api.service.graphs import graph_folder
+from gnnplan.api.service.jobs import submit
+from gnnplan.api.service.machines import machine_reference
+from gnnplan.api.storage.catalogue import PlanInUseError
+from gnnplan.api.storage.database import Page
+from gnnplan.api.storage.tables import JobRow, PlanRow
+from gnnplan.planner.machine.model import MachineModel, load_machine
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.probe.probe import cached_machine
+from gnnplan.planner.queries.calibrate import load_calibration
+from gnnplan.planner.queries.diff import PlanDiff, diff
+from gnnplan.planner.queries.explain import explain
+from gnnplan.planner.request import check_graph
+from gnnplan.planner.settings import POLICIES
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import DatasetError, InputError
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.plan.io import PLAN_FILE, load_plan
+from gnnplan.runtime.plan.schema import Plan
 
 
 def list_plans(

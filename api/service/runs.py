@@ -4,23 +4,23 @@ import json
 from pathlib import Path
 from typing import Any
 
-from api.errors import ConflictError, NotFoundError, ServiceError, UnprocessableError
-from api.requests import RunRequest
-from api.service.context import Caller, Service
-from api.service.jobs import end_of, submit
-from api.service.plans import get_plan
-from api.storage.database import Page
-from api.storage.tables import JobRow
-from planner.queries.compare import Comparison, compare
-from runtime import codec
-from runtime.cgroup import memory_group
-from runtime.errors import BudgetExceeded, InputError
-from runtime.identity import check_identity
-from runtime.launch.hosts import Place, own_devices
-from runtime.launch.launch import LOG_FILE, check_startable
-from runtime.memory_sum import check_limit
-from runtime.plan.schema import Plan
-from runtime.report import RunReport, load_report
+from gnnplan.api.errors import ConflictError, NotFoundError, ServiceError, UnprocessableError
+from gnnplan.api.requests import RunRequest
+from gnnplan.api.service.context import Caller, Service
+from gnnplan.api.service.jobs import end_of, submit
+from gnnplan.api.service.plans import get_plan
+from gnnplan.api.storage.database import Page
+from gnnplan.api.storage.tables import JobRow
+from gnnplan.planner.queries.compare import Comparison, compare
+from gnnplan.runtime import codec
+from gnnplan.runtime.cgroup import memory_group
+from gnnplan.runtime.errors import BudgetExceeded, InputError
+from gnnplan.runtime.identity import check_identity
+from gnnplan.runtime.launch.hosts import Place, own_devices
+from gnnplan.runtime.launch.launch import LOG_FILE, check_startable
+from gnnplan.runtime.memory_sum import check_limit
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.report import RunReport, load_report
 
 
 def start_run(service: Service, caller: Caller, request: RunRequest) -> JobRow:

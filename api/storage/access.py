@@ -4,8 +4,8 @@ import time
 
 from sqlalchemy import select, update
 
-from api.storage.database import Database, Page, page_of
-from api.storage.tables import AuditRow, KeyRow
+from gnnplan.api.storage.database import Database, Page, page_of
+from gnnplan.api.storage.tables import AuditRow, KeyRow
 
 
 class Access:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from runtime import codec
+from gnnplan.runtime import codec
 
 
 class Artefacts:

@@ -7,8 +7,8 @@ from typing import Any
 from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
 
-from api.storage.database import Database, Page, page_of
-from api.storage.tables import JobRow, MachineRow, PlanRequestRow, PlanRow, ProfileRow
+from gnnplan.api.storage.database import Database, Page, page_of
+from gnnplan.api.storage.tables import JobRow, MachineRow, PlanRequestRow, PlanRow, ProfileRow
 
 
 class PlanInUseError(Exception):

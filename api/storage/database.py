@@ -28,7 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
-from runtime.errors import InputError
+from gnnplan.runtime.errors import InputError
 
 BUSY_SECONDS = 60
 MIGRATIONS = Path(__file__).with_name("migrations")

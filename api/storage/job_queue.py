@@ -14,9 +14,9 @@ from sqlalchemy import func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from api.storage.database import Database, Page, page_of
-from api.storage.tables import AttemptRow, IdempotencyRow, JobRow, PlanRow
-from runtime import codec
+from gnnplan.api.storage.database import Database, Page, page_of
+from gnnplan.api.storage.tables import AttemptRow, IdempotencyRow, JobRow, PlanRow
+from gnnplan.runtime import codec
 
 LEASE_SECONDS = 30.0
 """A running job whose owner has not been heard of for so long is taken over."""

@@ -18,13 +18,13 @@ from pathlib import Path
 from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
 
-from api.storage.access import Access
-from api.storage.artefacts import FILE, Artefacts, make_private, open_private
-from api.storage.catalogue import Catalogue
-from api.storage.database import SQLITE_FILE, Database, sqlite_url
-from api.storage.job_queue import ENDED, JobQueue
-from api.storage.tables import AuditRow, JobRow, MachineRow, ProfileRow, WrittenRow
-from runtime import codec
+from gnnplan.api.storage.access import Access
+from gnnplan.api.storage.artefacts import FILE, Artefacts, make_private, open_private
+from gnnplan.api.storage.catalogue import Catalogue
+from gnnplan.api.storage.database import SQLITE_FILE, Database, sqlite_url
+from gnnplan.api.storage.job_queue import ENDED, JobQueue
+from gnnplan.api.storage.tables import AuditRow, JobRow, MachineRow, ProfileRow, WrittenRow
+from gnnplan.runtime import codec
 
 WRITTEN_FILE = ".written"
 """Written again and again, to see whether anything can be."""

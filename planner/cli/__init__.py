@@ -1,5 +1,5 @@
 """The `gnnplan` command, one file per group of verbs."""
 
-from runtime.moved import names_of
+from gnnplan.moved import names_of
 
-__getattr__ = names_of("planner.cli.main")
+__getattr__ = names_of("gnnplan.planner.cli.main")

@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from planner.cost.memory import GIB
-from runtime import codec
+from gnnplan.planner.cost.memory import GIB
+from gnnplan.runtime import codec
 
 if TYPE_CHECKING:
-    from runtime.launch.hosts import Place
+    from gnnplan.runtime.launch.hosts import Place
 
 ProgressCallback = Callable[[str, float], None]
 """Called with what is being done and the share of it that is done, 0 to 1."""
@@ -43,7 +43,7 @@ class HostOptions:
 
     def place(self) -> "Place":
         """This host's place in a job."""
-        from runtime.launch.hosts import Place
+        from gnnplan.runtime.launch.hosts import Place
 
         return Place(
             node_rank=self.node_rank, endpoint=self.rdzv_endpoint, wait_seconds=self.rdzv_timeout

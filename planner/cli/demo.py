@@ -12,18 +12,18 @@ from typing import Annotated
 
 import typer
 
-from planner.cli.common import JsonFlag, console, emit_json, print_text, progress_bar
-from planner.cli.planning import print_explanation
-from planner.cli.training import event_line, print_comparison
-from planner.machine.model import save_machine
-from planner.queries.compare import Comparison, compare
-from planner.queries.other_machines import Elsewhere, plan_elsewhere, render_elsewhere
-from planner.settings import PlanSettings
-from runtime.errors import InputError
-from runtime.graph.dataset import Graph
-from runtime.plan.io import load_plan
-from runtime.plan.schema import Workload
-from runtime.report import RunReport
+from gnnplan.planner.cli.common import JsonFlag, console, emit_json, print_text, progress_bar
+from gnnplan.planner.cli.planning import print_explanation
+from gnnplan.planner.cli.training import event_line, print_comparison
+from gnnplan.planner.machine.model import save_machine
+from gnnplan.planner.queries.compare import Comparison, compare
+from gnnplan.planner.queries.other_machines import Elsewhere, plan_elsewhere, render_elsewhere
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.report import RunReport
 
 FOLDERS = ("graph", "plan", "elsewhere")
 MACHINE_FILE = "machine.json"
@@ -71,14 +71,14 @@ def demo_command(
     screen.print(f"    {graph.num_nodes:,} nodes, {graph.num_edges:,} stored edges", markup=False)
 
     screen.print("2/6 probing this machine (memory, disk, exchange, sampling)", markup=False)
-    from planner.probe.probe import probe
+    from gnnplan.planner.probe.probe import probe
 
     with progress_bar("probe") as progress:
         machine = probe(quick=True, progress=progress)
     save_machine(machine, folder / MACHINE_FILE)
 
     screen.print(f"3/6 planning for {ranks} ranks", markup=False)
-    from planner.pipeline import plan
+    from gnnplan.planner.pipeline import plan
 
     with progress_bar("plan") as progress:
         made = plan(
@@ -145,8 +145,8 @@ def refuse_other_content(folder: Path) -> None:
 
 def demo_graph(folder: Path, nodes: int, degree: float) -> Graph:
     """The demo's graph; one from an earlier run is used again where it is the same."""
-    from runtime.graph.dataset import open_graph
-    from runtime.graph.generate import generate_sbm
+    from gnnplan.runtime.graph.dataset import open_graph
+    from gnnplan.runtime.graph.generate import generate_sbm
 
     if folder.exists():
         graph = open_graph(folder)
@@ -180,7 +180,7 @@ def demo_settings(ranks: int) -> PlanSettings:
 
 def demo_train(plan: Path, epochs: int, as_json: bool) -> RunReport:
     """Train and print a line per epoch."""
-    from runtime.launch.launch import train
+    from gnnplan.runtime.launch.launch import train
 
     screen = console(as_json)
 
@@ -194,6 +194,6 @@ def demo_train(plan: Path, epochs: int, as_json: bool) -> RunReport:
 
 def baseline_accuracy(graph: Graph) -> float:
     """Test accuracy of logistic regression on the features alone."""
-    from runtime.train.baseline import logistic_regression_accuracy
+    from gnnplan.runtime.train.baseline import logistic_regression_accuracy
 
     return logistic_regression_accuracy(graph)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table as Grid
 
-from planner.cli import remote
-from planner.cli.common import (
+from gnnplan.planner.cli import remote
+from gnnplan.planner.cli.common import (
     JsonFlag,
     bytes_text,
     console,
@@ -17,19 +17,19 @@ from planner.cli.common import (
     progress_bar,
     seconds_text,
 )
-from planner.cli.remote import ServerOption
-from planner.errors import SettingsError
-from planner.machine.model import MachineModel
-from runtime.codec import write_text_atomically
-from runtime.errors import InputError
-from runtime.plan.io import load_plan
-from runtime.plan.schema import Plan
-from runtime.report import REPORT_FILE, RunReport, load_report
+from gnnplan.planner.cli.remote import ServerOption
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.runtime.codec import write_text_atomically
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.report import REPORT_FILE, RunReport, load_report
 
 if TYPE_CHECKING:
-    from planner.queries.diff import PlanDiff
-    from planner.queries.simulate import Simulation
-    from planner.queries.whatif import Cheapest, WhatIf, WhyNot
+    from gnnplan.planner.queries.diff import PlanDiff
+    from gnnplan.planner.queries.simulate import Simulation
+    from gnnplan.planner.queries.whatif import Cheapest, WhatIf, WhyNot
 
 PlanArgument = Annotated[Path, typer.Argument(help="Plan folder (with --server also an id).")]
 
@@ -73,14 +73,14 @@ def simulate_command(
 def _simulated(plan: Path, machine: str | None, batches: int | None) -> "Simulation":
     found = load_plan(plan)
     if machine is None:
-        from planner.profile.cache import load_record
+        from gnnplan.planner.profile.cache import load_record
 
         model = load_record(found).machine
     else:
-        from planner.probe.presets import find_machine
+        from gnnplan.planner.probe.presets import find_machine
 
         model = find_machine(machine)
-    from planner.queries.simulate import simulate
+    from gnnplan.planner.queries.simulate import simulate
 
     with progress_bar("simulate") as progress:
         return simulate(plan, model, batches=batches, progress=progress)
@@ -135,7 +135,7 @@ def why_not_command(
     found: WhyNot
     if server is None:
         made = load_plan(plan)
-        from planner.queries.whatif import why_not
+        from gnnplan.planner.queries.whatif import why_not
 
         found = why_not(made, policy)
     else:
@@ -144,7 +144,7 @@ def why_not_command(
     if as_json:
         emit_json(found)
         return
-    from planner.queries.whatif import render_why_not
+    from gnnplan.planner.queries.whatif import render_why_not
 
     print_text(render_why_not(found))
 
@@ -156,7 +156,7 @@ def diff_command(
     as_json: JsonFlag = False,
 ) -> None:
     """What two plans decide and predict differently."""
-    from planner.queries.diff import diff, render
+    from gnnplan.planner.queries.diff import diff, render
 
     found: PlanDiff
     if server is None:
@@ -197,7 +197,7 @@ def whatif_command(
         if as_json:
             emit_json(answer)
             return
-        from planner.queries.whatif import render_cheapest
+        from gnnplan.planner.queries.whatif import render_cheapest
 
         print_text(render_cheapest(answer))
         return
@@ -209,7 +209,7 @@ def whatif_command(
     if as_json:
         emit_json(result)
         return
-    from planner.queries.whatif import render_whatif
+    from gnnplan.planner.queries.whatif import render_whatif
 
     print_text(render_whatif(result))
 
@@ -217,7 +217,7 @@ def whatif_command(
 def _cheapest(plan: Path, target: float, changes: list[str], server: str | None) -> "Cheapest":
     if server is None:
         made = load_plan(plan)
-        from planner.queries.whatif import cheapest_for
+        from gnnplan.planner.queries.whatif import cheapest_for
 
         return cheapest_for(made, target, changes)
     with remote.service(server) as client, progress_bar("whatif") as progress:
@@ -227,7 +227,7 @@ def _cheapest(plan: Path, target: float, changes: list[str], server: str | None)
 def _changed(plan: Path, changes: list[str], server: str | None) -> "WhatIf":
     if server is None:
         made = load_plan(plan)
-        from planner.queries.whatif import whatif
+        from gnnplan.planner.queries.whatif import whatif
 
         return whatif(made, changes)
     with remote.service(server) as client, progress_bar("whatif") as progress:
@@ -294,7 +294,7 @@ def report_command(
 
 
 def _page(plan: Path, machine: str | None, run: Path | None) -> Page:
-    from planner.report.page import report_html
+    from gnnplan.planner.report.page import report_html
 
     found = load_plan(plan)
     model, measured = _machine(found, machine), _run_report(plan, run)
@@ -323,8 +323,8 @@ def _machine(plan: Plan, named: str | None) -> MachineModel | None:
         MachineError: the named one cannot be read.
         SettingsError: the named one is another machine.
     """
-    from planner.probe.presets import find_machine
-    from planner.report.page import machine_of
+    from gnnplan.planner.probe.presets import find_machine
+    from gnnplan.planner.report.page import machine_of
 
     if named is None:
         return machine_of(plan)

@@ -10,17 +10,17 @@ import typer
 from numpy.typing import NDArray
 from rich.table import Table
 
-from planner.cli import remote
-from planner.cli.common import JsonFlag, bytes_text, console, emit_json, progress_bar
-from planner.cli.remote import ServerOption
-from planner.errors import SettingsError
-from planner.graph_presets import generate_like
-from runtime import codec
-from runtime.errors import DatasetError
-from runtime.graph.dataset import Graph, GraphWarning, inspect_graph
-from runtime.graph.findings import Finding, chunks, count_classes
-from runtime.graph.generate import generate_rmat, generate_sbm
-from runtime.graph.generate_tasks import generate_links, generate_typed
+from gnnplan.planner.cli import remote
+from gnnplan.planner.cli.common import JsonFlag, bytes_text, console, emit_json, progress_bar
+from gnnplan.planner.cli.remote import ServerOption
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.graph_presets import generate_like
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.dataset import Graph, GraphWarning, inspect_graph
+from gnnplan.runtime.graph.findings import Finding, chunks, count_classes
+from gnnplan.runtime.graph.generate import generate_rmat, generate_sbm
+from gnnplan.runtime.graph.generate_tasks import generate_links, generate_typed
 
 EDGE_DATA = ("edge_weight", "edge_type", "edge_id")
 """Arrays of one value per edge that a dataset may have."""
@@ -305,7 +305,7 @@ def import_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Import a graph from another format; what of it is not used is said."""
-    from runtime.graph.imports.importing import ImportOptions, import_graph
+    from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
 
     options = ImportOptions(
         split_index=int(split) if split.isdecimal() else 0,

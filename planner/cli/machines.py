@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table as Grid
 
-from planner.cli import remote
-from planner.cli.common import (
+from gnnplan.planner.cli import remote
+from gnnplan.planner.cli.common import (
     HostOptions,
     JsonFlag,
     bytes_text,
@@ -16,16 +16,16 @@ from planner.cli.common import (
     progress_bar,
     seconds_text,
 )
-from planner.cli.options import with_options
-from planner.cli.remote import ServerOption
-from planner.errors import MachineError
-from planner.machine.model import MachineModel, load_machine, save_machine
-from planner.probe.presets import find_machine, list_presets
-from runtime.device import machine_fingerprint
-from runtime.errors import InputError
+from gnnplan.planner.cli.options import with_options
+from gnnplan.planner.cli.remote import ServerOption
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.machine.model import MachineModel, load_machine, save_machine
+from gnnplan.planner.probe.presets import find_machine, list_presets
+from gnnplan.runtime.device import machine_fingerprint
+from gnnplan.runtime.errors import InputError
 
 if TYPE_CHECKING:
-    from planner.probe.hosts import Meeting
+    from gnnplan.planner.probe.hosts import Meeting
 
 app = typer.Typer(help="Machines: presets and probed files.", no_args_is_help=True)
 
@@ -44,7 +44,7 @@ def doctor(
     as_json: JsonFlag = False,
 ) -> None:
     """What this machine can do, what is missing, what to change."""
-    from planner.probe.doctor import data_path, examine
+    from gnnplan.planner.probe.doctor import data_path, examine
 
     findings = examine(None if machine is None else load_machine(machine)) + data_path()
     if as_json:
@@ -87,7 +87,7 @@ def probe_command(
     hosts as well; host 0 writes the file of all. With --disk only the disk, in seconds: those of
     virtual machines swing, and a plan that reads one hangs on it.
     """
-    from planner.probe.probe import keep_for_plans, probe, probe_hosts, with_disk_again
+    from gnnplan.planner.probe.probe import keep_for_plans, probe, probe_hosts, with_disk_again
 
     if disk and seconds is not None:
         raise InputError(
@@ -142,8 +142,8 @@ def meeting_of(hosts: int, place: HostOptions) -> "Meeting":
     Raises:
         InputError: the host's number or the endpoint is none.
     """
-    from planner.probe.hosts import Meeting
-    from runtime.comm.route import split_endpoint
+    from gnnplan.planner.probe.hosts import Meeting
+    from gnnplan.runtime.comm.route import split_endpoint
 
     if not 0 <= place.node_rank < hosts:
         raise InputError(
@@ -203,7 +203,7 @@ def import_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Put what other tools know of a machine onto a machine model."""
-    from planner.probe.imports import import_machine
+    from gnnplan.planner.probe.imports import import_machine
 
     if output.is_dir():
         raise IsADirectoryError(21, "expected a file name for -o, found a folder", str(output))

@@ -17,7 +17,7 @@ from types import FrameType
 
 import typer
 
-from planner.cli import (
+from gnnplan.planner.cli import (
     demo,
     explaining,
     graphs,
@@ -25,8 +25,8 @@ from planner.cli import (
     planning,
     training,
 )
-from planner.errors import PlanDoesNotFit
-from runtime.errors import GnnplanError, InputError
+from gnnplan.planner.errors import PlanDoesNotFit
+from gnnplan.runtime.errors import GnnplanError, InputError
 
 HELP = "Plans and runs multi-GPU training of graph neural networks."
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 import typer
 
-from planner.options import AUTO, default_text, flag_help, is_repeated, is_text, read_texts
-from runtime.plan.setting import SettingField, make_from, setting_fields
+from gnnplan.planner.options import AUTO, default_text, flag_help, is_repeated, is_text, read_texts
+from gnnplan.runtime.plan.setting import SettingField, make_from, setting_fields
 
 Answer = TypeVar("Answer")
 Make = Callable[[Mapping[str, Any]], Any]
@@ -67,7 +67,7 @@ def _parameters(kind: type) -> list[inspect.Parameter]:
 def flag_words(options: object) -> list[str]:
     """The flags that mean some settings; a setting that is None or False needs none.
 
-    >>> from runtime.launch.config import TrainOptions
+    >>> from gnnplan.runtime.launch.config import TrainOptions
     >>> flag_words(TrainOptions(epochs=3, resume=True, eval_fanouts=[5, 3]))[:3]
     ['--epochs=3', '--resume', '--eval-fanouts=5,3']
     """

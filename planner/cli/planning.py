@@ -6,19 +6,17 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.cache_folder import cache_folder
-from planner.cli import remote
-from planner.cli.common import JsonFlag, console, emit_json, print_text, progress_bar
-from planner.cli.options import with_options
-from planner.cli.remote import ServerOption
-from planner.machine.model import MachineModel
-from planner.probe.gpu.inventory import gpu_notes
-from planner.probe.presets import find_machine
-from planner.request import check_machine_name, check_output, check_request
-from planner.settings import PlanSettings, make_settings
-from runtime.graph.dataset import open_graph
-from runtime.plan.io import load_plan
-from runtime.plan.schema import Plan
+from gnnplan.planner.cli import remote
+from gnnplan.planner.cli.common import JsonFlag, console, emit_json, print_text, progress_bar
+from gnnplan.planner.cli.options import with_options
+from gnnplan.planner.cli.remote import ServerOption
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.probe.gpu.inventory import gpu_notes
+from gnnplan.planner.probe.presets import choose_machine
+from gnnplan.planner.request import check_machine_name, check_output, check_request
+from gnnplan.planner.settings import PlanSettings, make_settings
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Plan
 
 
 def register(parent: typer.Typer) -> None:
@@ -77,7 +75,7 @@ def make_plan(
 ) -> None:
     """Plan, write the folder and print the explanation."""
     check_request(graph, settings, out=output, machine=machine, calibrate=calibrated)
-    from planner.pipeline import plan
+    from gnnplan.planner.pipeline import plan
 
     model = machine_for_planning(machine, graph)
     with progress_bar("plan") as progress:
@@ -97,35 +95,13 @@ def print_plan(result: Plan, output: Path, *, as_json: bool) -> None:
 
 
 def machine_for_planning(name: str | None, graph: Path | None = None) -> MachineModel:
-    """The named machine, or this one: probed once and cached by its fingerprint.
+    """Choose the machine, and print to stderr what a reader must know of it.
 
-    What a reader must know of its GPUs, and what a probe had no time for, is printed to stderr.
-
-    Args:
-        name: preset or machine file; None: this machine.
-        graph: dataset whose every value is checked before this machine is probed.
-
-    Raises:
-        MachineError: it was probed here and its GPUs are no longer joined as they were.
-        InputError: GNNPLAN_CACHE names a folder that cannot be written.
+    That is what its GPUs' notes say, and what a probe had no time for. Arguments and errors are
+    those of `choose_machine`.
     """
-    cache_folder()
-    if name is not None:
-        machine = find_machine(name)
-    else:
-        from planner.probe.probe import cached_machine, load_or_probe
-
-        if graph is not None and cached_machine() is None:
-            open_graph(graph)
-        with progress_bar("probe") as progress:
-            machine = load_or_probe(quick=False, progress=progress)
-    if machine.gpus and machine.provenance == "measured":
-        from planner.probe.gpu.nvml import inventory
-        from planner.probe.topology import refuse_changed, with_free_memory
-
-        found = inventory()
-        refuse_changed(machine, found)
-        machine = with_free_memory(machine, found)
+    with progress_bar("probe") as progress:
+        machine = choose_machine(name, graph, progress=progress)
     late = [note for note in machine.notes if note.startswith("time: ")]
     for note in [*late, *gpu_notes(machine.notes)]:
         print_text(f"note: {note}", as_json=True)
@@ -138,7 +114,7 @@ def explain_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Where the time goes, where rows live, and why the runner-up lost."""
-    from planner.queries.explain import explain, render
+    from gnnplan.planner.queries.explain import explain, render
 
     found = explain(load_plan(plan)) if server is None else remote.explain(server, plan)
     if as_json:
@@ -149,6 +125,6 @@ def explain_command(
 
 def print_explanation(folder: Path) -> None:
     """Print a plan's explanation."""
-    from planner.queries.explain import explain, render
+    from gnnplan.planner.queries.explain import explain, render
 
     print_text(render(explain(load_plan(folder))))

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.cli.common import progress_bar
-from planner.errors import SettingsError
-from runtime import codec
-from runtime.plan.io import PLAN_FILE, load_plan
-from runtime.plan.schema import Plan
+from gnnplan.planner.cli.common import progress_bar
+from gnnplan.planner.errors import SettingsError
+from gnnplan.runtime import codec
+from gnnplan.runtime.plan.io import PLAN_FILE, load_plan
+from gnnplan.runtime.plan.schema import Plan
 
 if TYPE_CHECKING:
-    from planner.client import Client, Event
-    from planner.client.resources import GraphDetail, MachineSummary
-    from planner.machine.model import MachineModel
-    from planner.queries.compare import Comparison
-    from planner.queries.explain import Explanation
-    from planner.settings import PlanSettings
-    from runtime.launch.config import TrainOptions
-    from runtime.report import RunReport
+    from gnnplan.planner.client import Client, Event
+    from gnnplan.planner.client.resources import GraphDetail, MachineSummary
+    from gnnplan.planner.machine.model import MachineModel
+    from gnnplan.planner.queries.compare import Comparison
+    from gnnplan.planner.queries.explain import Explanation
+    from gnnplan.planner.settings import PlanSettings
+    from gnnplan.runtime.launch.config import TrainOptions
+    from gnnplan.runtime.report import RunReport
 
 ServerOption = Annotated[
     str | None,
@@ -38,7 +38,7 @@ ServerOption = Annotated[
 @contextmanager
 def service(url: str) -> "Generator[Client]":
     """A client of the service."""
-    from planner.client import Client
+    from gnnplan.planner.client import Client
 
     with Client(url) as client:
         yield client
@@ -62,7 +62,7 @@ def is_upload(machine: str) -> bool:
 
 def machine_name(client: "Client", machine: str | None) -> str | None:
     """What the service calls a machine: a preset, a file that is uploaded, or an id of its own."""
-    from planner.probe.presets import find_machine, is_preset
+    from gnnplan.planner.probe.presets import find_machine, is_preset
 
     if machine is None or is_preset(machine) or is_upload(machine):
         return machine
@@ -120,7 +120,7 @@ def train(server: str, plan: Path, options: "TrainOptions", on_event: Any) -> "R
         options: of the run; it does not go on from a checkpoint.
         on_event: called with each event as the ranks wrote it.
     """
-    from runtime.report import REPORT_FILE
+    from gnnplan.runtime.report import REPORT_FILE
 
     def relay(event: "Event") -> None:
         if event.name not in ("log", "state", "end"):

@@ -10,8 +10,8 @@ import typer
 from rich.table import Table as Grid
 from typer.core import TyperCommand
 
-from planner.cli import remote
-from planner.cli.common import (
+from gnnplan.planner.cli import remote
+from gnnplan.planner.cli.common import (
     HostOptions,
     JsonFlag,
     console,
@@ -20,18 +20,18 @@ from planner.cli.common import (
     progress_bar,
     seconds_text,
 )
-from planner.cli.options import flag_words, with_options
-from planner.cli.remote import ServerOption
-from planner.emit import JobSpec, kubernetes_job, slurm_script
-from planner.queries.compare import Comparison, compare
-from planner.queries.tune import Tuned, TuneRequest
-from planner.request import check_output
-from runtime.codec import write_text_atomically
-from runtime.launch.config import TrainOptions
-from runtime.plan.io import load_plan
-from runtime.plan.schema import Plan
-from runtime.plan.setting import Setting
-from runtime.report import REPORT_FILE, RunReport, load_report
+from gnnplan.planner.cli.options import flag_words, with_options
+from gnnplan.planner.cli.remote import ServerOption
+from gnnplan.planner.emit import JobSpec, kubernetes_job, slurm_script
+from gnnplan.planner.queries.compare import Comparison, compare
+from gnnplan.planner.queries.tune import Tuned, TuneRequest
+from gnnplan.planner.request import check_output
+from gnnplan.runtime.codec import write_text_atomically
+from gnnplan.runtime.launch.config import TrainOptions
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.plan.setting import Setting
+from gnnplan.runtime.report import REPORT_FILE, RunReport, load_report
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,11 +162,11 @@ def train_command(
         if server is not None:
             report = remote.train(server, plan, options, on_event)
         elif executor == "ray":
-            from runtime.launch.ray import train_on_ray
+            from gnnplan.runtime.launch.ray import train_on_ray
 
             report = train_on_ray(plan, address=address, progress=on_event, **asdict(options))
         else:
-            from runtime.launch.launch import train
+            from gnnplan.runtime.launch.launch import train
 
             report = train(plan, place=hosts.place(), progress=on_event, **asdict(options))
     if as_json:
@@ -235,7 +235,7 @@ def launch_command(
         before = [*flag_words(options), f"--rdzv-timeout={hosts.rdzv_timeout:g}"]
         job.write(found, plan, verb="launch", before=before, script=[str(script), *words])
         return 0
-    from runtime.launch.script import launch_script
+    from gnnplan.runtime.launch.script import launch_script
 
     return launch_script(plan, script, words, place=hosts.place(), **asdict(options))
 
@@ -270,8 +270,8 @@ def _learnt(plan: Plan, report: RunReport, result: Comparison) -> Comparison:
     """The comparison with the machine's factors after this run, and alarms among its notes."""
     if plan.strategy.mode == "full-graph":
         return result  # factors are those of mini-batches: other work under the same stages
-    from planner.profile.cache import load_record, record_path
-    from planner.queries.calibrate import refit
+    from gnnplan.planner.profile.cache import load_record, record_path
+    from gnnplan.planner.queries.calibrate import refit
 
     used = load_record(plan).factors if record_path(plan.plan_id).is_file() else {}
     try:
@@ -333,7 +333,7 @@ def tune_command(
     )
     load_plan(plan)
     check_output(plan if output is None else output)
-    from planner.queries.tune import tune
+    from gnnplan.planner.queries.tune import tune
 
     with progress_bar("tune") as progress:
         found = tune(plan, asked, output=output, progress=progress)

@@ -6,13 +6,13 @@ It stands below `api`, which may import the planner but not the other way, so th
 `gnnplan --server` and Python programs use one client; `api.client` names it for the latter.
 """
 
-from planner.client.client import Client
-from planner.client.connection import (
+from gnnplan.planner.client.client import Client
+from gnnplan.planner.client.connection import (
     JobCancelledError,
     ServiceProblemError,
     ServiceUnreachableError,
 )
-from planner.client.resources import Event, Job, Run
+from gnnplan.planner.client.resources import Event, Job, Run
 
 __all__ = [
     "Client",

@@ -10,9 +10,14 @@ from urllib.parse import quote
 
 import httpx2
 
-from planner.client.connection import KEY_VARIABLE, TIMEOUT, Connection, ServiceUnreachableError
-from planner.client.jobs import Jobs, OnEvent, Progress, follow, pages, segment
-from planner.client.resources import (
+from gnnplan.planner.client.connection import (
+    KEY_VARIABLE,
+    TIMEOUT,
+    Connection,
+    ServiceUnreachableError,
+)
+from gnnplan.planner.client.jobs import Jobs, OnEvent, Progress, follow, pages, segment
+from gnnplan.planner.client.resources import (
     ArtefactSummary,
     Event,
     GraphDetail,
@@ -28,21 +33,21 @@ from planner.client.resources import (
     request_values,
     resource,
 )
-from planner.machine.model import MachineModel
-from planner.queries.diff import PlanDiff
-from planner.queries.explain import Explanation
-from planner.settings import PlanSettings
-from planner.workload import WorkloadProfile
-from runtime import codec
-from runtime.folders import make_beside
-from runtime.launch.config import TrainOptions
-from runtime.plan.io import load_plan, put_in_place, refuse_foreign_folder
-from runtime.plan.schema import Plan
-from runtime.report import RunReport
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.queries.diff import PlanDiff
+from gnnplan.planner.queries.explain import Explanation
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import WorkloadProfile
+from gnnplan.runtime import codec
+from gnnplan.runtime.folders import make_beside
+from gnnplan.runtime.launch.config import TrainOptions
+from gnnplan.runtime.plan.io import load_plan, put_in_place, refuse_foreign_folder
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.report import RunReport
 
 if TYPE_CHECKING:
-    from planner.queries.simulate import Simulation
-    from planner.queries.whatif import Cheapest, WhatIf, WhyNot
+    from gnnplan.planner.queries.simulate import Simulation
+    from gnnplan.planner.queries.whatif import Cheapest, WhatIf, WhyNot
 
 
 class Plans:
@@ -121,7 +126,7 @@ class Plans:
 
     def why_not(self, plan: str, policy: str, *, progress: Progress | None = None) -> "WhyNot":
         """Price the plan under another policy; waits."""
-        from planner.queries.whatif import WhyNot
+        from gnnplan.planner.queries.whatif import WhyNot
 
         path = f"{_at(plan)}/why-not"
         return self._jobs.answer(path, {"policy": policy}, WhyNot, progress=progress)
@@ -130,7 +135,7 @@ class Plans:
         self, plan: str, changes: Sequence[str], *, progress: Progress | None = None
     ) -> "WhatIf":
         """Plan again with something changed (KEY=VALUE each); waits."""
-        from planner.queries.whatif import WhatIf
+        from gnnplan.planner.queries.whatif import WhatIf
 
         body = {"changes": [*changes]}
         return self._jobs.answer(f"{_at(plan)}/what-if", body, WhatIf, progress=progress)
@@ -144,7 +149,7 @@ class Plans:
         progress: Progress | None = None,
     ) -> "Cheapest":
         """Fewest devices and least memory for an epoch this short; waits."""
-        from planner.queries.whatif import Cheapest
+        from gnnplan.planner.queries.whatif import Cheapest
 
         body = {"changes": [*changes], "target_epoch_seconds": target_epoch_seconds}
         return self._jobs.answer(f"{_at(plan)}/what-if", body, Cheapest, progress=progress)
@@ -158,7 +163,7 @@ class Plans:
         progress: Progress | None = None,
     ) -> "Simulation":
         """Replay the plan's batches on a machine model; waits."""
-        from planner.queries.simulate import Simulation
+        from gnnplan.planner.queries.simulate import Simulation
 
         body = {"machine": machine, "batches": batches}
         return self._jobs.answer(f"{_at(plan)}/simulations", body, Simulation, progress=progress)
@@ -207,7 +212,7 @@ def _at(plan: str) -> str:
 
 
 if TYPE_CHECKING:
-    from planner.queries.compare import Comparison
+    from gnnplan.planner.queries.compare import Comparison
 
 
 class Graphs:
@@ -347,7 +352,7 @@ class Runs:
 
     def comparison(self, run: str) -> "Comparison":
         """Predicted against measured, per stage."""
-        from planner.queries.compare import Comparison
+        from gnnplan.planner.queries.compare import Comparison
 
         answer = self._connection.get(f"/v1/runs/{segment(run)}/comparison")
         return decoded(Comparison, answer)

@@ -26,8 +26,8 @@ from typing import Any, cast
 
 import httpx2
 
-from planner.errors import PlanDoesNotFit, SettingsError
-from runtime.errors import BudgetExceeded, GnnplanError, InputError
+from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
+from gnnplan.runtime.errors import BudgetExceeded, GnnplanError, InputError
 
 KEY_VARIABLE = "GNNPLAN_API_KEY"
 _MEMBERS = ("type", "title", "status", "detail", "instance")

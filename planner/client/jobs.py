@@ -15,15 +15,15 @@ from urllib.parse import quote
 
 import httpx2
 
-from planner.client.connection import (
+from gnnplan.planner.client.connection import (
     AGAIN,
     Connection,
     JobCancelledError,
     ServiceProblemError,
     error_of,
 )
-from planner.client.resources import Attempt, Event, Job, decoded, problem_in, resource
-from runtime.errors import GnnplanError
+from gnnplan.planner.client.resources import Attempt, Event, Job, decoded, problem_in, resource
+from gnnplan.runtime.errors import GnnplanError
 
 SILENCE_SECONDS = 45.0
 """Longest silence on an open stream: the service says something every 15 s."""

@@ -7,11 +7,11 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from planner.client.connection import Problem, ServiceUnreachableError
-from planner.errors import SettingsError
-from planner.settings import PlanSettings
-from runtime import codec
-from runtime.plan.setting import flat_values, setting_fields
+from gnnplan.planner.client.connection import Problem, ServiceUnreachableError
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime import codec
+from gnnplan.runtime.plan.setting import flat_values, setting_fields
 
 T = TypeVar("T")
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]

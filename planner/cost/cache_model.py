@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.stages.gather import HEADER_BYTES, counted_runs
+from gnnplan.planner.cost.stages.gather import HEADER_BYTES, counted_runs
 
 PARTS = 4
 """Counts of a row are told apart to this share of a batch."""

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.errors import SettingsError
-from planner.machine.model import Link, MachineModel, Memory, Processor
-from planner.machine.routes import Route, gather_bandwidth, lines, moved_bytes, routes
-from runtime.plan.schema import Device, Plan
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.machine.model import Link, MachineModel, Memory, Processor
+from gnnplan.planner.machine.routes import Route, gather_bandwidth, lines, moved_bytes, routes
+from gnnplan.runtime.plan.schema import Device, Plan
 
 
 def link_of(machine: MachineModel, kind: str) -> str:

@@ -6,15 +6,15 @@ Peak means all parts alive at once; the text of a refusal is the sum itself.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from planner.candidate import Candidate, PlacedRows
-from planner.cost.pipeline_time import kappa
-from planner.cost.rates import MachineTable, rate_per_rank, topology_bytes
-from planner.errors import MachineError, PlanDoesNotFit
-from planner.machine.hosts import prefix_of
-from planner.machine.model import MachineModel, Memory
-from planner.workload import BatchProfile, ModelTiming, ProcessCost, Spread
-from runtime.plan.schema import GraphRef, MemoryUse
-from runtime.sampling.bulk.memory import HEADROOM, BulkBytes
+from gnnplan.planner.candidate import Candidate, PlacedRows
+from gnnplan.planner.cost.pipeline_time import kappa
+from gnnplan.planner.cost.rates import MachineTable, rate_per_rank, topology_bytes
+from gnnplan.planner.errors import MachineError, PlanDoesNotFit
+from gnnplan.planner.machine.hosts import prefix_of
+from gnnplan.planner.machine.model import MachineModel, Memory
+from gnnplan.planner.workload import BatchProfile, ModelTiming, ProcessCost, Spread
+from gnnplan.runtime.plan.schema import GraphRef, MemoryUse
+from gnnplan.runtime.sampling.bulk.memory import HEADROOM, BulkBytes
 
 GIB = 2**30
 ADAM_COPIES = 4

@@ -6,20 +6,20 @@ a static cache of hot rows (own rows per rank). All are priced by the same few s
 shared capacity, so prefetching on a full machine is not predicted to be free.
 """
 
-from planner.candidate import Candidate, PlacedRows
-from planner.cost.backends.backend import Backend, Hosts
-from planner.cost.backends.cooperative import Cooperative
-from planner.cost.backends.cores import CoresBackend
-from planner.cost.backends.gpu import GpusBackend
-from planner.cost.backends.gpu_lanes import has_lanes, lanes_words
-from planner.cost.backends.grid import Grid
-from planner.cost.rank_times import StageTime
-from planner.cost.request import Request, steps_per_epoch
-from planner.cost.step import StepTimes, combine_ranks, interval_around, relative_half_width
-from planner.machine.model import MachineModel
-from planner.workload import BatchProfile, ModelTiming
-from runtime.plan.schema import Prediction
-from runtime.stages import Stage
+from gnnplan.planner.candidate import Candidate, PlacedRows
+from gnnplan.planner.cost.backends.backend import Backend, Hosts
+from gnnplan.planner.cost.backends.cooperative import Cooperative
+from gnnplan.planner.cost.backends.cores import CoresBackend
+from gnnplan.planner.cost.backends.gpu import GpusBackend
+from gnnplan.planner.cost.backends.gpu_lanes import has_lanes, lanes_words
+from gnnplan.planner.cost.backends.grid import Grid
+from gnnplan.planner.cost.rank_times import StageTime
+from gnnplan.planner.cost.request import Request, steps_per_epoch
+from gnnplan.planner.cost.step import StepTimes, combine_ranks, interval_around, relative_half_width
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.workload import BatchProfile, ModelTiming
+from gnnplan.runtime.plan.schema import Prediction
+from gnnplan.runtime.stages import Stage
 
 PROCESSORS: dict[str, Backend] = {"cpu": CoresBackend(), "cuda": GpusBackend()}
 """The backend of a processor, by its kind."""

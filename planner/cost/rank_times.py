@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from planner.candidate import Candidate, RankRows
-from planner.cost.stages.exchange import Exchanges
-from planner.machine.model import MachineModel
-from planner.workload import BatchProfile, Interference, ModelTiming
-from runtime.plan.schema import GraphRef
-from runtime.sampling.registry import DEFAULT_SAMPLER
-from runtime.stages import Stage
+from gnnplan.planner.candidate import Candidate, RankRows
+from gnnplan.planner.cost.stages.exchange import Exchanges
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.workload import BatchProfile, Interference, ModelTiming
+from gnnplan.runtime.plan.schema import GraphRef
+from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER
+from gnnplan.runtime.stages import Stage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from planner.candidate import Candidate
-from planner.machine.model import MachineModel
-from runtime.plan.schema import GraphRef
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.runtime.plan.schema import GraphRef
 
 INDPTR_BYTES = 8
 INDEX_BYTES = 4

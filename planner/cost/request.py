@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.memory import Budgets
-from planner.machine.model import MachineModel
-from planner.workload import WorkloadProfile
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import GraphRef, Workload
-from runtime.sampling.registry import DEFAULT_SAMPLER
+from gnnplan.planner.cost.memory import Budgets
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.workload import WorkloadProfile
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import GraphRef, Workload
+from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 

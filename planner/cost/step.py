@@ -9,21 +9,21 @@ a GPU with a loader thread they run on lanes of their own (gpu_lanes).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner.candidate import Candidate
-from planner.cost.backends.gpu_lanes import Lanes, has_lanes, lanes_of, lanes_period
-from planner.cost.pipeline_time import (
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.backends.gpu_lanes import Lanes, has_lanes, lanes_of, lanes_period
+from gnnplan.planner.cost.pipeline_time import (
     core_bound_seconds,
     expected_maximum,
     slow_each_other,
     stochastic_period,
 )
-from planner.cost.rank_times import RankTimes
-from planner.cost.rates import MachineTable
-from planner.cost.stages.gather import exceed_swing
-from planner.machine.model import MachineModel
-from planner.workload import Interference
-from runtime.plan.schema import Interval
-from runtime.stages import LOADER_STAGES, Stage
+from gnnplan.planner.cost.rank_times import RankTimes
+from gnnplan.planner.cost.rates import MachineTable
+from gnnplan.planner.cost.stages.gather import exceed_swing
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.workload import Interference
+from gnnplan.runtime.plan.schema import Interval
+from gnnplan.runtime.stages import LOADER_STAGES, Stage
 
 BEFORE_HIDDEN = 1 / 2
 """Share of a forward and backward pass before the exchange of hidden rows: the forward pass of the
@@ -170,8 +170,8 @@ def ordered_seconds(
     by one thread while at most d batches are ready: T >= t + (k s + g - d t) / k, with s seconds of
     sample, g of the other loader stages and t of the trainer.
 
-    >>> from planner.candidate import list_cores, make_candidate
-    >>> from runtime.plan import Threads
+    >>> from gnnplan.planner.candidate import list_cores, make_candidate
+    >>> from gnnplan.runtime.plan import Threads
     >>> one = make_candidate(list_cores(1), threads=Threads(sample=1))
     >>> loader = {Stage.SAMPLE: 1.0, Stage.GATHER: 0.0}
     >>> ordered_seconds(replace(one, bulk_batches=4), loader, 1.0)

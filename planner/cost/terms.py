@@ -7,12 +7,12 @@ directory: stacks, dependent batches and caches that fill themselves are terms.
 
 from collections.abc import Callable
 
-from planner.candidate import Candidate
-from planner.cost.memory import DIRECTORY_BYTES, SLOT_BYTES
-from planner.cost.rank_times import RankTimes, RankWork, StageTime
-from planner.cost.rates import MachineTable, lookup, readers
-from planner.machine.model import MachineModel
-from runtime.stages import Stage
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.memory import DIRECTORY_BYTES, SLOT_BYTES
+from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
+from gnnplan.planner.cost.rates import MachineTable, lookup, readers
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.runtime.stages import Stage
 
 Term = Callable[[RankWork, RankTimes], RankTimes]
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from planner.candidate import Candidate, list_cores, make_candidate
-from planner.search.enumerate import rank_counts
-from runtime.plan.schema import FullGraph, Sampler, Threads, Workload
-from runtime.sampling.statistics import StatisticsClass, full_graph_class
+from gnnplan.planner.candidate import Candidate, list_cores, make_candidate
+from gnnplan.planner.search.enumerate import rank_counts
+from gnnplan.runtime.plan.schema import FullGraph, Sampler, Threads, Workload
+from gnnplan.runtime.sampling.statistics import StatisticsClass, full_graph_class
 
 PARTITIONERS = ("kaminpar", "random")
 """What cuts the graph: kaminpar, refined for volume, is planned; random is priced beside it."""

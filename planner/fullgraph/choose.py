@@ -16,11 +16,11 @@ Source: docs/formulas.md 3.6.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.candidate import Candidate
-from planner.cost.memory import require_fit, size_text
-from planner.errors import PlanDoesNotFit
-from planner.fullgraph.bytes import columns_per_row
-from planner.fullgraph.candidate import (
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.memory import require_fit, size_text
+from gnnplan.planner.errors import PlanDoesNotFit
+from gnnplan.planner.fullgraph.bytes import columns_per_row
+from gnnplan.planner.fullgraph.candidate import (
     PLANNED,
     Cut,
     cut_of,
@@ -30,8 +30,8 @@ from planner.fullgraph.candidate import (
     sampled_candidates,
     with_keep,
 )
-from planner.fullgraph.memory import memory_use, rank_parts
-from planner.fullgraph.price import (
+from gnnplan.planner.fullgraph.memory import memory_use, rank_parts
+from gnnplan.planner.fullgraph.price import (
     ITEM_BYTES,
     FullRequest,
     PricedEpoch,
@@ -43,12 +43,12 @@ from planner.fullgraph.price import (
     rank_seconds,
     table_seconds,
 )
-from planner.fullgraph.profile import CutProfile
-from planner.fullgraph.sampling_rate import choose_keep, p_bandwidth, p_memory
-from planner.queries.remedies import Remedy, advice
-from planner.search.choose import find_slower_stage, nearest_to_fit
-from runtime.plan.schema import Alternative, MemoryUse
-from runtime.sampling.statistics import StatisticsClass, full_graph_class
+from gnnplan.planner.fullgraph.profile import CutProfile
+from gnnplan.planner.fullgraph.sampling_rate import choose_keep, p_bandwidth, p_memory
+from gnnplan.planner.queries.remedies import Remedy, advice
+from gnnplan.planner.search.choose import find_slower_stage, nearest_to_fit
+from gnnplan.runtime.plan.schema import Alternative, MemoryUse
+from gnnplan.runtime.sampling.statistics import StatisticsClass, full_graph_class
 
 LARGEST_SAMPLED = 0.999
 """In the place of p = 1 where a slope is taken: sampled epochs hold more lists than whole ones."""

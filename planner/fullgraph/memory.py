@@ -20,14 +20,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.candidate import Candidate
-from planner.cost import memory
-from planner.cost.memory import Budgets, host_memory
-from planner.cost.rates import topology_bytes
-from planner.fullgraph.bytes import PartSizes, Real
-from planner.fullgraph.profile import CutProfile
-from planner.machine.model import MachineModel
-from runtime.plan.schema import GraphRef, MemoryUse, Workload
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost import memory
+from gnnplan.planner.cost.memory import Budgets, host_memory
+from gnnplan.planner.cost.rates import topology_bytes
+from gnnplan.planner.fullgraph.bytes import PartSizes, Real
+from gnnplan.planner.fullgraph.profile import CutProfile
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.runtime.plan.schema import GraphRef, MemoryUse, Workload
 
 ROW_MULTIPLE = 512
 """As in `runtime.models.functions`."""

@@ -12,25 +12,25 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from planner.cost.link_use import link_of
-from planner.cost.memory import Budgets
-from planner.cost.request import row_bytes
-from planner.errors import SettingsError
-from planner.fullgraph.candidate import Cut, cut_of, list_cuts
-from planner.fullgraph.choose import Choice, alternatives, choose
-from planner.fullgraph.price import FullRequest, PricedEpoch, price
-from planner.fullgraph.profile import CutProfile, profile_cuts
-from planner.machine.model import MachineModel
-from planner.progress import Progress
-from planner.request import check_training_data
-from planner.search.choose import shadow_prices
-from planner.search.enumerate import plans_gpus
-from planner.search.sensitivity import LINK_TABLES, faster
-from planner.settings import PlanSettings
-from runtime.errors import PlanError
-from runtime.fullgraph.forward import check_settings
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import (
+from gnnplan.planner.cost.link_use import link_of
+from gnnplan.planner.cost.memory import Budgets
+from gnnplan.planner.cost.request import row_bytes
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.fullgraph.candidate import Cut, cut_of, list_cuts
+from gnnplan.planner.fullgraph.choose import Choice, alternatives, choose
+from gnnplan.planner.fullgraph.price import FullRequest, PricedEpoch, price
+from gnnplan.planner.fullgraph.profile import CutProfile, profile_cuts
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.progress import Progress
+from gnnplan.planner.request import check_training_data
+from gnnplan.planner.search.choose import shadow_prices
+from gnnplan.planner.search.enumerate import plans_gpus
+from gnnplan.planner.search.sensitivity import LINK_TABLES, faster
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.fullgraph.forward import check_settings
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import (
     Certificate,
     FullGraph,
     GraphRef,
@@ -38,8 +38,12 @@ from runtime.plan.schema import (
     Source,
     Strategy,
 )
-from runtime.sampling.registry import is_default
-from runtime.sampling.statistics import SAFE_SHARED_LAYERS, StatisticsClass, full_graph_class
+from gnnplan.runtime.sampling.registry import is_default
+from gnnplan.runtime.sampling.statistics import (
+    SAFE_SHARED_LAYERS,
+    StatisticsClass,
+    full_graph_class,
+)
 
 WHERE = "mode full-graph"
 

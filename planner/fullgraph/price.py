@@ -33,22 +33,26 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.candidate import Candidate
-from planner.cost.backends.backend import startup_seconds
-from planner.cost.link_use import link_of
-from planner.cost.memory import Budgets
-from planner.cost.pipeline_time import straggler_seconds
-from planner.cost.rates import topology_bytes
-from planner.cost.stages.all_reduce import all_reduce_seconds, exposed_seconds, gradient_bytes
-from planner.cost.stages.exchange import bracket_seconds
-from planner.cost.step import interval_around, relative_half_width
-from planner.fullgraph.bytes import PartSizes, columns_per_row, epoch_bytes
-from planner.fullgraph.candidate import cut_of, overlaps
-from planner.fullgraph.memory import memory_use, rank_parts
-from planner.fullgraph.profile import ANCHORS, CaseSeconds, CutProfile
-from planner.machine.model import MachineModel, Table
-from planner.search.choose import PricedCandidate
-from runtime.plan.schema import FullGraph, GraphRef, Prediction, Workload
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.backends.backend import startup_seconds
+from gnnplan.planner.cost.link_use import link_of
+from gnnplan.planner.cost.memory import Budgets
+from gnnplan.planner.cost.pipeline_time import straggler_seconds
+from gnnplan.planner.cost.rates import topology_bytes
+from gnnplan.planner.cost.stages.all_reduce import (
+    all_reduce_seconds,
+    exposed_seconds,
+    gradient_bytes,
+)
+from gnnplan.planner.cost.stages.exchange import bracket_seconds
+from gnnplan.planner.cost.step import interval_around, relative_half_width
+from gnnplan.planner.fullgraph.bytes import PartSizes, columns_per_row, epoch_bytes
+from gnnplan.planner.fullgraph.candidate import cut_of, overlaps
+from gnnplan.planner.fullgraph.memory import memory_use, rank_parts
+from gnnplan.planner.fullgraph.profile import ANCHORS, CaseSeconds, CutProfile
+from gnnplan.planner.machine.model import MachineModel, Table
+from gnnplan.planner.search.choose import PricedCandidate
+from gnnplan.runtime.plan.schema import FullGraph, GraphRef, Prediction, Workload
 
 ITEM_BYTES = 4
 

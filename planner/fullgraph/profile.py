@@ -24,30 +24,30 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse  # pyright: ignore[reportMissingTypeStubs]
 
-from planner.cache_folder import cache_folder as root_folder
-from planner.errors import SettingsError
-from planner.fullgraph.bytes import PartSizes, drawn_epoch_bytes
-from planner.fullgraph.candidate import Cut
-from planner.fullgraph.sampling_rate import p_variance
-from planner.machine.model import MachineModel
-from planner.partition.partition import partition
-from planner.probe.quiet import disturbance
-from planner.probe.timing import WAITED, Patience
-from planner.profile.cache import cache_folder
-from planner.profile.team import Team, launcher_bytes
-from planner.progress import Progress, silent
-from planner.settings import PlanSettings
-from planner.workload import ProcessCost
-from runtime import codec
-from runtime.errors import DatasetError
-from runtime.folders import take_name
-from runtime.fullgraph.draws import kept_nodes
-from runtime.fullgraph.part import Part, build_part, connect_parts
-from runtime.graph.dataset import Graph
-from runtime.npy import map_npy
-from runtime.plan.schema import FullGraph, Workload
-from runtime.sampling.rng import Purpose, stream
-from runtime.train.evaluate import reader_of
+from gnnplan.planner.cache_folder import cache_folder as root_folder
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.fullgraph.bytes import PartSizes, drawn_epoch_bytes
+from gnnplan.planner.fullgraph.candidate import Cut
+from gnnplan.planner.fullgraph.sampling_rate import p_variance
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.partition.partition import partition
+from gnnplan.planner.probe.quiet import disturbance
+from gnnplan.planner.probe.timing import WAITED, Patience
+from gnnplan.planner.profile.cache import cache_folder
+from gnnplan.planner.profile.team import Team, launcher_bytes
+from gnnplan.planner.progress import Progress, silent
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import ProcessCost
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.folders import take_name
+from gnnplan.runtime.fullgraph.draws import kept_nodes
+from gnnplan.runtime.fullgraph.part import Part, build_part, connect_parts
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.npy import map_npy
+from gnnplan.runtime.plan.schema import FullGraph, Workload
+from gnnplan.runtime.sampling.rng import Purpose, stream
+from gnnplan.runtime.train.evaluate import reader_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -279,7 +279,7 @@ VERSION = 3
 """Rises when a profile means something else than before."""
 ANCHORS = (0.1, 0.5)
 """Probabilities at which sampled epochs are timed; their seconds are linear in p."""
-MODULE = "planner.fullgraph.timing"
+MODULE = "gnnplan.planner.fullgraph.timing"
 PROFILE_FILE = "profile.json"
 PARTITION_FILE = "partition.npy"
 

@@ -6,7 +6,7 @@ Symbols: a_uv full-graph weights, h_v rows of the boundary nodes, p the probabil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.fullgraph.bytes import PartSizes, Real
+from gnnplan.planner.fullgraph.bytes import PartSizes, Real
 
 
 def bernoulli_variance(terms: Sequence[Real], keep: Real) -> Real:

@@ -22,13 +22,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from planner.fullgraph.profile import Case, CaseSeconds, PartAnswer, PartRequest
-from planner.profile.protocol import half_width, serve_standard_streams
-from runtime import codec
-from runtime.comm.collectives import Communicator
-from runtime.fullgraph.exchange import Exchange, Pending
-from runtime.graph.dataset import open_graph
-from runtime.stages import Stage
+from gnnplan.planner.fullgraph.profile import Case, CaseSeconds, PartAnswer, PartRequest
+from gnnplan.planner.profile.protocol import half_width, serve_standard_streams
+from gnnplan.runtime import codec
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.fullgraph.exchange import Exchange, Pending
+from gnnplan.runtime.graph.dataset import open_graph
+from gnnplan.runtime.stages import Stage
 
 WARMUP_EPOCHS = 2
 LEAST_EPOCHS = 3
@@ -39,7 +39,7 @@ CASE_SECONDS = 1.0
 
 def time_part(request: PartRequest) -> PartAnswer:
     """Time every case of one part, one after the other."""
-    from runtime.device import set_threads
+    from gnnplan.runtime.device import set_threads
 
     set_threads(request.threads)
     found: list[CaseSeconds] = []
@@ -66,12 +66,12 @@ def _loop(request: PartRequest, case: Case) -> Any:
     """The runtime's loop over the part, on rows and labels made up."""
     import torch
 
-    from runtime.fullgraph.forward import FullGraphModel
-    from runtime.meter import StageMeter
-    from runtime.models.build import build_model
-    from runtime.train.fullgraph import FullGraphLoop
-    from runtime.train.gradients import GradientBuffer
-    from runtime.train.minibatch import make_optimizer
+    from gnnplan.runtime.fullgraph.forward import FullGraphModel
+    from gnnplan.runtime.meter import StageMeter
+    from gnnplan.runtime.models.build import build_model
+    from gnnplan.runtime.train.fullgraph import FullGraphLoop
+    from gnnplan.runtime.train.gradients import GradientBuffer
+    from gnnplan.runtime.train.minibatch import make_optimizer
 
     graph = open_graph(Path(request.graph_path), validate=False, fingerprint=request.fingerprint)
     work = request.workload
@@ -112,7 +112,7 @@ def _labels(request: PartRequest, count: int, generator: Any) -> Any:
 
 def _epochs(loop: Any) -> CaseSeconds:
     """Medians over whole epochs, in the stages of the runtime's meter."""
-    from runtime.train.fullgraph import WholeEpoch
+    from gnnplan.runtime.train.fullgraph import WholeEpoch
 
     windows: list[list[float]] = []
     started, epoch = time.perf_counter(), 0
@@ -164,7 +164,9 @@ def build(plain: Any) -> Callable[[], PartAnswer]:
 
 
 if __name__ == "__main__":
-    serve_standard_streams(("torch", "torch_geometric.nn", "runtime.train.fullgraph"), build)
+    serve_standard_streams(
+        ("torch", "torch_geometric.nn", "gnnplan.runtime.train.fullgraph"), build
+    )
 
 
 class StandIn(Communicator):

@@ -1,6 +1,6 @@
 """The machine model: memories, processors and links, known machines, and files of other tools."""
 
-from planner.machine.model import (
+from gnnplan.planner.machine.model import (
     MOST_LINKS,
     MOST_PARTS,
     SCHEMA_VERSION,

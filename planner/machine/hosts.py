@@ -6,7 +6,7 @@ Host 0's parts keep their plain names; those of host h begin with `h<h>.`. What 
 
 from dataclasses import replace
 
-from planner.machine.model import MachineModel
+from gnnplan.planner.machine.model import MachineModel
 
 BETWEEN = ("card", "network")
 """Kinds of switches that lie between hosts."""

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from planner.errors import MachineError
-from runtime import codec
-from runtime.plan.schema import MachineRef
+from gnnplan.planner.errors import MachineError
+from gnnplan.runtime import codec
+from gnnplan.runtime.plan.schema import MachineRef
 
 Provenance = Literal["measured", "preset", "derived"]
 """measured: here; preset: by others, source named; derived: computed from such numbers."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import networkx as nx
 
-from planner.errors import MachineError
-from planner.machine.model import Link, MachineModel
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.machine.model import Link, MachineModel
 
 PROBE_BYTES = 1 << 20
 """Size at which the shortest route is chosen where none is said."""

@@ -27,8 +27,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.partition.multilevel import sort_rows
-from planner.partition.problem import Problem
+from gnnplan.planner.partition.multilevel import sort_rows
+from gnnplan.planner.partition.problem import Problem
 
 MAX_ROUNDS = 6
 REPAIR_ORDER = (1, 2, 0)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.errors import SettingsError
-from planner.partition.partition import partition
-from planner.partition.problem import Balance, make_problem
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.partition.partition import partition
+from gnnplan.planner.partition.problem import Balance, make_problem
 
 LEGION_BALANCE = Balance(nodes=None, training=0.03)
 """Legion balances the training nodes, XtraPuLP's 3%."""

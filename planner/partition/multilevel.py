@@ -19,8 +19,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.errors import SettingsError
-from planner.partition.problem import Problem
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.partition.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

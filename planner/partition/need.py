@@ -15,13 +15,13 @@ from typing import Any, Literal
 import numpy as np
 import yaml
 
-from planner.errors import SettingsError
-from planner.partition.balance import refine_bytes, repair_bytes
-from planner.partition.multilevel import undirected_bytes
-from planner.partition.pagraph import HOPS, pagraph_bytes
-from planner.partition.problem import Problem
-from planner.partition.streaming import streaming_bytes
-from runtime.errors import BudgetExceeded
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.partition.balance import refine_bytes, repair_bytes
+from gnnplan.planner.partition.multilevel import undirected_bytes
+from gnnplan.planner.partition.pagraph import HOPS, pagraph_bytes
+from gnnplan.planner.partition.problem import Problem
+from gnnplan.planner.partition.streaming import streaming_bytes
+from gnnplan.runtime.errors import BudgetExceeded
 
 RATES_FILE = Path(__file__).with_name("rates.yaml")
 LIBRARIES = ("kaminpar", "metis")

@@ -13,8 +13,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.errors import SettingsError
-from planner.partition.problem import Problem
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.partition.problem import Problem
 
 HOPS = 1
 """L: neighbourhoods of more hops soon are the whole graph (Products took PaGraph 4753 s)."""

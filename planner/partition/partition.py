@@ -13,13 +13,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.errors import SettingsError
-from planner.partition.balance import refine_volume, repair_balance
-from planner.partition.multilevel import kaminpar_parts, metis_parts
-from planner.partition.need import check_fits, predict_need
-from planner.partition.pagraph import pagraph_parts
-from planner.partition.problem import Balance, Problem, make_problem
-from planner.partition.streaming import fennel_parts, ldg_parts
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.partition.balance import refine_volume, repair_balance
+from gnnplan.planner.partition.multilevel import kaminpar_parts, metis_parts
+from gnnplan.planner.partition.need import check_fits, predict_need
+from gnnplan.planner.partition.pagraph import pagraph_parts
+from gnnplan.planner.partition.problem import Balance, Problem, make_problem
+from gnnplan.planner.partition.streaming import fennel_parts, ldg_parts
 
 BLOCK = 1 << 22
 """Ids handled at once, so that the memory beyond the result stays small."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.errors import SettingsError
+from gnnplan.planner.errors import SettingsError
 
 MAX_PARTS = 1 << 15
 

@@ -19,7 +19,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.partition.problem import Problem
+from gnnplan.planner.partition.problem import Problem
 
 PASSES = 3
 SMALL_PARTS = 127

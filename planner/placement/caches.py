@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.candidate import Candidate, PlacedRows, RankRows
-from planner.cost.cache_model import Masks, Misses, Reuse, SuccessiveReads
-from planner.cost.memory import SLOT_BYTES
-from planner.cost.request import Request, row_bytes
-from planner.cost.stages.gather import touched_rows
-from planner.errors import SettingsError
-from planner.placement.costs import RowCosts
-from planner.placement.place import (
+from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
+from gnnplan.planner.cost.cache_model import Masks, Misses, Reuse, SuccessiveReads
+from gnnplan.planner.cost.memory import SLOT_BYTES
+from gnnplan.planner.cost.request import Request, row_bytes
+from gnnplan.planner.cost.stages.gather import touched_rows
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.placement.costs import RowCosts
+from gnnplan.planner.placement.place import (
     KINDS,
     CandidatePlacement,
     Memories,
@@ -27,10 +27,10 @@ from planner.placement.place import (
     code_bytes,
     disk_requests,
 )
-from planner.placement.placement import Placement
-from planner.placement.policies.policy import Knowledge
-from planner.placement.problem import rows_problem
-from planner.workload import Hotness
+from gnnplan.planner.placement.placement import Placement
+from gnnplan.planner.placement.policies.policy import Knowledge
+from gnnplan.planner.placement.problem import rows_problem
+from gnnplan.planner.workload import Hotness
 
 LEVELS, DEEPEST = 64, 30
 """Classes of frequencies per factor e, and such factors below 1 that are told apart."""

@@ -11,9 +11,9 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.placement.order import hotness_order
-from planner.workload import Hotness
-from runtime.npy import release_pages
+from gnnplan.planner.placement.order import hotness_order
+from gnnplan.planner.workload import Hotness
+from gnnplan.runtime.npy import release_pages
 
 ENOUGH = 1 << 21
 """Vertices that are told apart at least: graphs of fewer than twice as many are placed whole."""

@@ -18,8 +18,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.parallel import side_by_side
-from planner.placement.costs import (
+from gnnplan.planner.parallel import side_by_side
+from gnnplan.planner.placement.costs import (
     DISK,
     HOST,
     OWN,
@@ -30,7 +30,7 @@ from planner.placement.costs import (
     RowCosts,
     objective_rows,
 )
-from planner.placement.placement import (
+from gnnplan.planner.placement.placement import (
     ItemPlacement,
     Placement,
     check_placement,
@@ -39,7 +39,7 @@ from planner.placement.placement import (
     memory_of,
     nearest_places,
 )
-from planner.placement.problem import Heat, Ids, PlacementProblem, rows_problem
+from gnnplan.planner.placement.problem import Heat, Ids, PlacementProblem, rows_problem
 
 SOURCES = ("own", "peer", "host", "disk")
 """Kinds of source, as in runtime.plan.io.Source."""

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.parallel import side_by_side
-from planner.placement.costs import RowCosts
-from planner.placement.placement import first_alike, mark_holders
-from runtime.errors import PlanError
-from runtime.features.location import MAX_SOURCES, SOURCE_BITS, Codes, LocationTable, encode
-from runtime.plan.schema import Source
+from gnnplan.planner.parallel import side_by_side
+from gnnplan.planner.placement.costs import RowCosts
+from gnnplan.planner.placement.placement import first_alike, mark_holders
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.features.location import MAX_SOURCES, SOURCE_BITS, Codes, LocationTable, encode
+from gnnplan.runtime.plan.schema import Source
 
 MAX_DEVICES = MAX_SOURCES - 3
 """Own, host and disk take three of the source numbers."""

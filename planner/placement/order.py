@@ -13,9 +13,9 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.array_cache import kept
-from planner.parallel import LONG, side_by_side
-from runtime.errors import InputError
+from gnnplan.planner.array_cache import kept
+from gnnplan.planner.parallel import LONG, side_by_side
+from gnnplan.runtime.errors import InputError
 
 Probabilities = NDArray[np.float32] | NDArray[np.float64]
 """p(v): share of a rank's batches whose input set holds v. Shape [N], or [G, N] per GPU."""

@@ -10,13 +10,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.candidate import Candidate, PlacedRows, RankRows
-from planner.cost.cache_model import cross_validate
-from planner.cost.request import Request
-from planner.cost.stages.gather import touched_rows
-from planner.placement.evaluate import RowReads, evaluate_rows
-from planner.placement.order import hotness_order
-from planner.placement.place import (
+from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
+from gnnplan.planner.cost.cache_model import cross_validate
+from gnnplan.planner.cost.request import Request
+from gnnplan.planner.cost.stages.gather import touched_rows
+from gnnplan.planner.placement.evaluate import RowReads, evaluate_rows
+from gnnplan.planner.placement.order import hotness_order
+from gnnplan.planner.placement.place import (
     KINDS,
     CandidatePlacement,
     Capacity,
@@ -24,10 +24,10 @@ from planner.placement.place import (
     code_bytes,
     disk_requests,
 )
-from planner.placement.placement import ItemPlacement, Placement
-from planner.placement.problem import rows_problem
-from planner.workload import Hotness
-from runtime.sampling.distributed.owner import Owners
+from gnnplan.planner.placement.placement import ItemPlacement, Placement
+from gnnplan.planner.placement.problem import rows_problem
+from gnnplan.planner.workload import Hotness
+from gnnplan.runtime.sampling.distributed.owner import Owners
 
 OWNED = "owned"
 """The policy that keeps the hottest of a rank's own vertices; `none` keeps nothing."""

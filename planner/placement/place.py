@@ -12,30 +12,30 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.array_cache import final
-from planner.candidate import Candidate, PlacedRows, RankRows
-from planner.cost.cache_model import Shares, cross_validate
-from planner.cost.memory import (
+from gnnplan.planner.array_cache import final
+from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
+from gnnplan.planner.cost.cache_model import Shares, cross_validate
+from gnnplan.planner.cost.memory import (
     gpu_capacity,
     host_bytes,
     least_host_bytes,
     peer_bytes,
     ranks_by_host,
 )
-from planner.cost.model import batch_and_timing, fixed_parts
-from planner.cost.rates import MachineTable, lookup, ranks_here, readers, topology_bytes
-from planner.cost.request import Request, row_bytes
-from planner.cost.stages.exchange import exchange_rates
-from planner.cost.stages.gather import expected_runs, row_rate, touched_rows
-from planner.cost.stages.gather_gpu import read_seconds
-from planner.machine.model import MachineModel
-from planner.placement.costs import PLACES, ReadNetwork, RowCosts, unshared_network
-from planner.placement.downsample import VertexRuns, expand_ids
-from planner.placement.evaluate import RowReads, evaluate_rows
-from planner.placement.placement import Placement, first_alike
-from planner.placement.policies.policy import Knowledge, Parts, place
-from planner.placement.problem import PlacementProblem, rows_problem
-from planner.workload import Hotness
+from gnnplan.planner.cost.model import batch_and_timing, fixed_parts
+from gnnplan.planner.cost.rates import MachineTable, lookup, ranks_here, readers, topology_bytes
+from gnnplan.planner.cost.request import Request, row_bytes
+from gnnplan.planner.cost.stages.exchange import exchange_rates
+from gnnplan.planner.cost.stages.gather import expected_runs, row_rate, touched_rows
+from gnnplan.planner.cost.stages.gather_gpu import read_seconds
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.placement.costs import PLACES, ReadNetwork, RowCosts, unshared_network
+from gnnplan.planner.placement.downsample import VertexRuns, expand_ids
+from gnnplan.planner.placement.evaluate import RowReads, evaluate_rows
+from gnnplan.planner.placement.placement import Placement, first_alike
+from gnnplan.planner.placement.policies.policy import Knowledge, Parts, place
+from gnnplan.planner.placement.problem import PlacementProblem, rows_problem
+from gnnplan.planner.workload import Hotness
 
 
 def gpu_room(

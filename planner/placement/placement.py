@@ -14,8 +14,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.placement.costs import CROSS, DISK, HOST, PEER
-from planner.placement.problem import Ids, PlacementProblem
+from gnnplan.planner.placement.costs import CROSS, DISK, HOST, PEER
+from gnnplan.planner.placement.problem import Ids, PlacementProblem
 
 FEW = 64
 """Ids that are compared before all are."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.placement.costs import ReadNetwork, RowCosts, network_of_costs
+from gnnplan.planner.placement.costs import ReadNetwork, RowCosts, network_of_costs
 
 Ids = NDArray[np.int64]
 Heat = NDArray[np.float32] | NDArray[np.float64]

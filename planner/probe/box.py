@@ -15,13 +15,21 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.errors import MachineError
-from planner.machine.hosts import prefix_of
-from planner.machine.model import Link, MachineModel, Memory, Processor, Provenance, Switch, Table
-from planner.partition.cliques import clique_covers
-from planner.probe.links import PCIE_BYTES_PER_SECOND_PER_LANE
-from planner.probe.presets import Number, Part, load_effects, load_part, read_number
-from runtime import codec
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.machine.hosts import prefix_of
+from gnnplan.planner.machine.model import (
+    Link,
+    MachineModel,
+    Memory,
+    Processor,
+    Provenance,
+    Switch,
+    Table,
+)
+from gnnplan.planner.partition.cliques import clique_covers
+from gnnplan.planner.probe.links import PCIE_BYTES_PER_SECOND_PER_LANE
+from gnnplan.planner.probe.presets import Number, Part, load_effects, load_part, read_number
+from gnnplan.runtime import codec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

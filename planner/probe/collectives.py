@@ -29,14 +29,14 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.pipeline_time import kappa
-from planner.machine.model import Table
-from planner.probe.budget import Point
-from planner.probe.burst import background_load, make_burst
-from planner.probe.context import ProbeContext
-from planner.probe.team import State
-from planner.probe.timing import Measurement, robust_spread, summarize, wait_until
-from runtime.cores import batch_threads
+from gnnplan.planner.cost.pipeline_time import kappa
+from gnnplan.planner.machine.model import Table
+from gnnplan.planner.probe.budget import Point
+from gnnplan.planner.probe.burst import background_load, make_burst
+from gnnplan.planner.probe.context import ProbeContext
+from gnnplan.planner.probe.team import State
+from gnnplan.planner.probe.timing import Measurement, robust_spread, summarize, wait_until
+from gnnplan.runtime.cores import batch_threads
 
 CALLS = ("asked", "all_to_all", "all_reduce")
 """Calls of a step, in order; the first one is two: a count for each rank, and ids."""
@@ -218,7 +218,7 @@ def read_steps(moments: NDArray[np.float64]) -> dict[str, Measurement]:
 
 def one_core_each(rank: int, ranks: int) -> AbstractContextManager[None]:
     """Keep this process to a core of its own, where there are as many cores as ranks."""
-    from runtime.cores import process_on, usable_core_ids
+    from gnnplan.runtime.cores import process_on, usable_core_ids
 
     cores = usable_core_ids()
     return process_on([cores[rank]] if ranks <= len(cores) else [])
@@ -332,7 +332,7 @@ def _seconds(exchanging: Exchanges) -> float:
     return float(sum(each.seconds for each in exchanging.traffic.values()))
 
 
-MODULE = "planner.probe.collectives"
+MODULE = "gnnplan.planner.probe.collectives"
 Operation = Literal["all_reduce", "all_to_all"]
 Mode = Literal["idle", "loaded"]
 OPERATIONS: tuple[Operation, ...] = ("all_reduce", "all_to_all")
@@ -557,7 +557,7 @@ def step_task(
     if "bursts" not in state.kept:
         state.kept["bursts"] = [make_burst(rows) for rows in (burst_rows, burst_rows // SHORT)]
     compute, short = state.kept["bursts"]
-    from runtime.comm.collectives import Communicator
+    from gnnplan.runtime.comm.collectives import Communicator
 
     exchanging = Communicator(state.kept["groups"][num_ranks])
     reducing = Communicator(state.kept["reducing"][num_ranks])

@@ -13,11 +13,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from planner.machine.model import Table
-from planner.probe.budget import Budget, Point, filled, ordered
-from planner.probe.fit import monotone
-from planner.probe.team import Team
-from planner.probe.timing import Measurement, Patience, summarize
+from gnnplan.planner.machine.model import Table
+from gnnplan.planner.probe.budget import Budget, Point, filled, ordered
+from gnnplan.planner.probe.fit import monotone
+from gnnplan.planner.probe.team import Team
+from gnnplan.planner.probe.timing import Measurement, Patience, summarize
 
 MIB = 2**20
 SMALL_COPY_BYTES = 16 * MIB

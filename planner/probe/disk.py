@@ -22,16 +22,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.machine.model import Table
-from planner.probe.budget import Point
-from planner.probe.context import ProbeContext
-from planner.probe.team import State
-from planner.probe.timing import Measurement, summarize, wait_until
-from runtime.cores import process_on, usable_core_ids
-from runtime.features.direct import read_blocks_at, read_buffers
-from runtime.features.disk import DEFAULT_DEPTH, MOST_REQUEST_BYTES
+from gnnplan.planner.machine.model import Table
+from gnnplan.planner.probe.budget import Point
+from gnnplan.planner.probe.context import ProbeContext
+from gnnplan.planner.probe.team import State
+from gnnplan.planner.probe.timing import Measurement, summarize, wait_until
+from gnnplan.runtime.cores import process_on, usable_core_ids
+from gnnplan.runtime.features.direct import read_blocks_at, read_buffers
+from gnnplan.runtime.features.disk import DEFAULT_DEPTH, MOST_REQUEST_BYTES
 
-MODULE = "planner.probe.disk"
+MODULE = "gnnplan.planner.probe.disk"
 GAP_SECONDS = 0.02
 """Between the starts of two points, beside the reading: threads start and end."""
 CHUNK = 8

@@ -14,12 +14,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from planner.cache_folder import cache_path
-from planner.machine.model import MachineModel
-from planner.probe.gpu.nvml import Inventory, inventory
-from planner.probe.quiet import SLOW, Disturbance, seen_before
-from planner.probe.topology import Fault, changes, faults
-from runtime.device import available_ram_bytes, meminfo, usable_cores, usable_ram_bytes
+from gnnplan.planner.cache_folder import cache_path
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.probe.gpu.nvml import Inventory, inventory
+from gnnplan.planner.probe.quiet import SLOW, Disturbance, seen_before
+from gnnplan.planner.probe.topology import Fault, changes, faults
+from gnnplan.runtime.device import available_ram_bytes, meminfo, usable_cores, usable_ram_bytes
 
 LEAST_SHARED_MEMORY_BYTES = 1 << 30
 LEAST_OPEN_FILES = 1024
@@ -139,7 +139,7 @@ def _memory() -> Finding:
 
 
 def _gpus() -> list[Finding]:
-    from runtime.device import machine_facts
+    from gnnplan.runtime.device import machine_facts
 
     gpus = machine_facts().get("gpus")
     if not gpus:
@@ -302,7 +302,7 @@ def _kernels(gpus: int) -> Finding:
 def _locking() -> Finding:
     import torch
 
-    from runtime.features.host_memory import PinError, lock, unlock
+    from gnnplan.runtime.features.host_memory import PinError, lock, unlock
 
     memory = torch.empty(TRIED_BYTES, dtype=torch.uint8)
     try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from planner.machine.model import Memory, Processor
+from gnnplan.planner.machine.model import Memory, Processor
 
 PROC = Path("/proc")
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.probe.burst import make_burst
-from planner.probe.collectives import (
+from gnnplan.planner.probe.burst import make_burst
+from gnnplan.planner.probe.collectives import (
     SHORT,
     distributed,
     one_compute_thread,
@@ -28,12 +28,12 @@ from planner.probe.collectives import (
     read_steps,
     take_steps,
 )
-from planner.probe.context import MIB, ProbeSizes, ProgressCallback
-from planner.probe.timing import Measurement, summarize
-from planner.progress import silent
-from runtime.comm.route import split_endpoint, use_route_to
-from runtime.cores import batch_threads
-from runtime.launch.hosts import Roll, call_roll
+from gnnplan.planner.probe.context import MIB, ProbeSizes, ProgressCallback
+from gnnplan.planner.probe.timing import Measurement, summarize
+from gnnplan.planner.progress import silent
+from gnnplan.runtime.comm.route import split_endpoint, use_route_to
+from gnnplan.runtime.cores import batch_threads
+from gnnplan.runtime.launch.hosts import Roll, call_roll
 
 GROUP_SECONDS = 1800.0
 """Longest wait of one host for another while both probe."""
@@ -321,7 +321,7 @@ class _Schedule:
     def _calls(self, name: str, group: Any, count: int, num_bytes: int) -> list[float]:
         import torch
 
-        from runtime.comm.collectives import exchange_pairwise
+        from gnnplan.runtime.comm.collectives import exchange_pairwise
 
         share = max(1, num_bytes // 4 // count)
         sent = torch.zeros(share * count)
@@ -341,7 +341,7 @@ class _Schedule:
         self, counts: Sequence[int]
     ) -> tuple[dict[str, list[Measurement]], dict[str, list[Measurement]]]:
         """Seconds of the calls of a training loop, and of the counts and ids that go ahead."""
-        from runtime.comm.collectives import Communicator
+        from gnnplan.runtime.comm.collectives import Communicator
 
         found: dict[str, list[Measurement]] = {name: [] for name in STEPPED.values()}
         asked: dict[str, list[Measurement]] = {name: [] for name in ASKED.values()}

@@ -11,14 +11,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.errors import MachineError
-from planner.machine.hosts import prefix_of
-from planner.machine.model import Link, MachineModel, Memory, Processor, Switch, Table
-from planner.partition.cliques import clique_covers
-from planner.probe.collectives import asked_sizes
-from planner.probe.fit import monotone
-from planner.probe.hosts import HostRates
-from planner.probe.timing import Measurement
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.machine.hosts import prefix_of
+from gnnplan.planner.machine.model import Link, MachineModel, Memory, Processor, Switch, Table
+from gnnplan.planner.partition.cliques import clique_covers
+from gnnplan.planner.probe.collectives import asked_sizes
+from gnnplan.planner.probe.fit import monotone
+from gnnplan.planner.probe.hosts import HostRates
+from gnnplan.planner.probe.timing import Measurement
 
 CLEAR_MARGIN = 1.5
 """Least ratio between the slowest link within cliques of hosts and the fastest beside them."""

@@ -24,12 +24,12 @@ from statistics import median
 from typing import Any, cast
 from xml.parsers import expat
 
-from planner.errors import MachineError
-from planner.machine.model import Link, MachineModel
-from planner.probe.gpu.inventory import Gpu, GpuPair, Inventory, NvLink
-from planner.probe.gpu.nvml import bus_key, pair_links
-from planner.probe.links import gpu_links, gpu_parts, gpu_switches, nvlink_covers
-from runtime import codec
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.machine.model import Link, MachineModel
+from gnnplan.planner.probe.gpu.inventory import Gpu, GpuPair, Inventory, NvLink
+from gnnplan.planner.probe.gpu.nvml import bus_key, pair_links
+from gnnplan.planner.probe.links import gpu_links, gpu_parts, gpu_switches, nvlink_covers
+from gnnplan.runtime import codec
 
 
 def import_machine(path: Path, onto: MachineModel) -> MachineModel:

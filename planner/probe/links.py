@@ -10,11 +10,11 @@ import itertools
 import networkx as nx
 import numpy as np
 
-from planner.machine.model import Link, Memory, Processor, Switch, Table
-from planner.partition.cliques import clique_covers
-from planner.probe.fit import fit_alpha_beta
-from planner.probe.gpu.nvml import Gpu, Inventory
-from planner.probe.host import shared_bridges
+from gnnplan.planner.machine.model import Link, Memory, Processor, Switch, Table
+from gnnplan.planner.partition.cliques import clique_covers
+from gnnplan.planner.probe.fit import fit_alpha_beta
+from gnnplan.planner.probe.gpu.nvml import Gpu, Inventory
+from gnnplan.planner.probe.host import shared_bridges
 
 DISK = "disk0.read"
 """The link from a host's disk to its memory."""

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.machine.model import Table
-from planner.probe.context import ProbeContext
-from planner.probe.team import State
-from planner.probe.timing import timed, wait_until
+from gnnplan.planner.machine.model import Table
+from gnnplan.planner.probe.context import ProbeContext
+from gnnplan.planner.probe.team import State
+from gnnplan.planner.probe.timing import timed, wait_until
 
-MODULE = "planner.probe.memory"
+MODULE = "gnnplan.planner.probe.memory"
 WARM_UP = f"{MODULE}:warm_up"
 """Task to run before anything is timed."""
 BUFFER_BYTES = 64 * 2**20
@@ -36,7 +36,7 @@ def gather(
     table: NDArray[np.float32], ids: NDArray[np.int64], out: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """out[i] = table[ids[i]], as the runtime does it."""
-    from runtime.features.gather import gather_rows
+    from gnnplan.runtime.features.gather import gather_rows
 
     return gather_rows(table, ids, out)
 
@@ -121,7 +121,7 @@ def _gathers(
 
 def warm_up(state: State) -> None:
     """Task: compile or load the gather kernel, and make what runs between two timed calls."""
-    from planner.probe.burst import Interlude
+    from gnnplan.planner.probe.burst import Interlude
 
     state.kept["interlude"] = Interlude()
     out = np.empty((2, 16), dtype=np.float32)

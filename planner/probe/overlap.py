@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from planner.machine.model import Table
-from planner.probe.budget import Point
-from planner.probe.burst import make_burst
-from planner.probe.collectives import distributed
-from planner.probe.context import ProbeContext
-from planner.probe.memory import gather
-from planner.probe.team import State
-from planner.probe.timing import Measurement, robust_spread, summarize, timed, wait_until
+from gnnplan.planner.machine.model import Table
+from gnnplan.planner.probe.budget import Point
+from gnnplan.planner.probe.burst import make_burst
+from gnnplan.planner.probe.collectives import distributed
+from gnnplan.planner.probe.context import ProbeContext
+from gnnplan.planner.probe.memory import gather
+from gnnplan.planner.probe.team import State
+from gnnplan.planner.probe.timing import Measurement, robust_spread, summarize, timed, wait_until
 
-MODULE = "planner.probe.overlap"
+MODULE = "gnnplan.planner.probe.overlap"
 EXCHANGE_BYTES = 4 * 2**20
 """All-reduce of the eta measurement: long enough to be worth hiding."""
 LOADER_ROWS = 10_000

@@ -14,9 +14,12 @@ from typing import Any, cast
 
 import yaml
 
-from planner.errors import MachineError
-from planner.machine.model import MachineModel, Provenance, load_machine
-from runtime import codec
+from gnnplan.planner.cache_folder import cache_folder
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.machine.model import MachineModel, Provenance, load_machine
+from gnnplan.planner.progress import Progress
+from gnnplan.runtime import codec
+from gnnplan.runtime.graph.dataset import open_graph
 
 PRESETS_FOLDER = Path(__file__).with_name("presets")
 
@@ -42,6 +45,39 @@ def find_machine(name: str) -> MachineModel:
     if not Path(name).exists():
         raise unknown_machine(name)
     return load_machine(Path(name))
+
+
+def choose_machine(
+    name: str | None, graph: Path | None = None, *, progress: Progress | None = None
+) -> MachineModel:
+    """Find the named machine, or this one: probed once and cached by its fingerprint.
+
+    Args:
+        name: preset or machine file; None: this machine.
+        graph: dataset whose every value is checked before this machine is probed.
+        progress: called with what is measured and the share done, 0 to 1.
+
+    Raises:
+        MachineError: it was probed here and its GPUs are no longer joined as they were.
+        InputError: GNNPLAN_CACHE names a folder that cannot be written.
+    """
+    cache_folder()
+    if name is not None:
+        machine = find_machine(name)
+    else:
+        from gnnplan.planner.probe.probe import cached_machine, load_or_probe
+
+        if graph is not None and cached_machine() is None:
+            open_graph(graph)
+        machine = load_or_probe(quick=False, progress=progress)
+    if machine.gpus and machine.provenance == "measured":
+        from gnnplan.planner.probe.gpu.nvml import inventory
+        from gnnplan.planner.probe.topology import refuse_changed, with_free_memory
+
+        found = inventory()
+        refuse_changed(machine, found)
+        machine = with_free_memory(machine, found)
+    return machine
 
 
 def unknown_machine(name: str) -> MachineError:
@@ -95,7 +131,7 @@ def parse_preset(text: str, name: str, *, num_hosts: int = 1) -> MachineModel:
 
 
 def _from_box(plain: dict[str, Any], name: str, num_hosts: int) -> MachineModel:
-    from planner.probe.box import (
+    from gnnplan.planner.probe.box import (
         box_machine,
         read_box,  # imported here: what a name is needs none of it
     )

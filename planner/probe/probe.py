@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planner.cache_folder import cache_folder
-from planner.errors import MachineError
-from planner.machine.model import (
+from gnnplan.planner.cache_folder import cache_folder
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.machine.model import (
     MachineModel,
     Memory,
     Processor,
@@ -26,9 +26,9 @@ from planner.machine.model import (
     load_machine,
     save_machine,
 )
-from planner.probe import collectives, disk, host, links, memory, overlap, sampling
-from planner.probe.budget import Budget
-from planner.probe.context import (
+from gnnplan.planner.probe import collectives, disk, host, links, memory, overlap, sampling
+from gnnplan.planner.probe.budget import Budget
+from gnnplan.planner.probe.context import (
     AGAIN,
     FULL,
     QUICK,
@@ -38,19 +38,19 @@ from planner.probe.context import (
     fit_to,
     smallest,
 )
-from planner.probe.gpu import measure as gpu
-from planner.probe.gpu.machine import with_gpus
-from planner.probe.gpu.measure import GpuFindings
-from planner.probe.gpu.nvml import Inventory, inventory
-from planner.probe.hosts import HostTeam, Meeting, measure_hosts
-from planner.probe.hosts_machine import join_hosts
-from planner.probe.quiet import disturbance
-from planner.probe.team import OutOfTime, Team
-from planner.probe.timing import summarize
-from planner.progress import silent
-from runtime.comm.route import check_loopback
-from runtime.device import available_ram_bytes, machine_facts, machine_fingerprint
-from runtime.errors import WorkerFailed
+from gnnplan.planner.probe.gpu import measure as gpu
+from gnnplan.planner.probe.gpu.machine import with_gpus
+from gnnplan.planner.probe.gpu.measure import GpuFindings
+from gnnplan.planner.probe.gpu.nvml import Inventory, inventory
+from gnnplan.planner.probe.hosts import HostTeam, Meeting, measure_hosts
+from gnnplan.planner.probe.hosts_machine import join_hosts
+from gnnplan.planner.probe.quiet import disturbance
+from gnnplan.planner.probe.team import OutOfTime, Team
+from gnnplan.planner.probe.timing import summarize
+from gnnplan.planner.progress import silent
+from gnnplan.runtime.comm.route import check_loopback
+from gnnplan.runtime.device import available_ram_bytes, machine_facts, machine_fingerprint
+from gnnplan.runtime.errors import WorkerFailed
 
 VERSION = "6"
 """Rises when tables mean something else; cached machines of another version are measured anew."""
@@ -63,7 +63,7 @@ SUBJECTS: tuple[tuple[str, float, Callable[[ProbeContext], dict[str, Table]]], .
     ("disk", 0.1, disk.measure),
 )
 """What is measured, its part of the time, and by what; what plans need most comes first."""
-LOOK = "planner.probe.quiet:look_task"
+LOOK = "gnnplan.planner.probe.quiet:look_task"
 NEEDED = ("memory", "sampling", "exchange between ranks")
 """Without these nothing can be planned: their corners are measured first, whatever the time."""
 GPUS = ("GPUs", 0.3)
@@ -312,7 +312,7 @@ def _noise(context: ProbeContext) -> float:
     sizes = context.sizes
     longest = context.budget.left / (sizes.noise_repeats + 1)
     found = context.team.run(
-        "planner.probe.timing:noise_task",
+        "gnnplan.planner.probe.timing:noise_task",
         ranks=1,
         kernel_seconds=min(sizes.noise_kernel_seconds, longest),
         repeats=sizes.noise_repeats,

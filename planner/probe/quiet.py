@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from planner.probe.team import State
-from runtime.codec import write_text_atomically
-from runtime.device import machine_fingerprint
+from gnnplan.planner.probe.team import State
+from gnnplan.runtime.codec import write_text_atomically
+from gnnplan.runtime.device import machine_fingerprint
 
 ROWS, WIDTH, CLASSES = 2_000, 128, 32
 """Rows, width and classes of the small model: its step fills a core's cache many times."""

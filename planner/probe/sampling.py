@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.machine.model import Table
-from planner.probe.budget import Point
-from planner.probe.context import AGAIN, ProbeContext
-from planner.probe.fit import fit_non_negative
-from planner.probe.team import State
-from planner.probe.timing import Measurement, is_wanting, wait_until
+from gnnplan.planner.machine.model import Table
+from gnnplan.planner.probe.budget import Point
+from gnnplan.planner.probe.context import AGAIN, ProbeContext
+from gnnplan.planner.probe.fit import fit_non_negative
+from gnnplan.planner.probe.team import State
+from gnnplan.planner.probe.timing import Measurement, is_wanting, wait_until
 
-MODULE = "planner.probe.sampling"
+MODULE = "gnnplan.planner.probe.sampling"
 RELABEL_BYTES = 8
 """The sampler's dense relabelling table: a stamp and a local id per vertex."""
 LEAST_SECONDS = 1e-10
@@ -207,7 +207,7 @@ def generate_task(
     state: State, *, folders: list[Path], num_nodes: int, degree: int, makers: int
 ) -> int:
     """Task: write a calibration graph, or both where one worker does; bytes of their topology."""
-    from runtime.graph.generate import generate_rmat, generate_sbm
+    from gnnplan.runtime.graph.generate import generate_rmat, generate_sbm
 
     num_bytes = 0
     mine = list(zip(folders, (generate_rmat, generate_sbm), strict=True))
@@ -221,8 +221,8 @@ def generate_task(
 
 def open_task(state: State, *, folders: list[Path]) -> None:
     """Task: map the graphs, touch their pages, and sample once (compiles, or loads from cache)."""
-    from runtime.graph.dataset import open_graph
-    from runtime.sampling.neighbor import NeighborSampler
+    from gnnplan.runtime.graph.dataset import open_graph
+    from gnnplan.runtime.sampling.neighbor import NeighborSampler
 
     graphs: list[Any] = [open_graph(folder, validate=False) for folder in folders]
     for graph in graphs:
@@ -255,7 +255,7 @@ def sample_task(
 
     After a stretch of compute.
     """
-    from runtime.sampling.neighbor import NeighborSampler
+    from gnnplan.runtime.sampling.neighbor import NeighborSampler
 
     data: Any = state.kept["graphs"][graph]
     sampler = NeighborSampler(data.indptr, data.indices, fanouts, seed=state.rank)

@@ -21,10 +21,9 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import IO, Any
 
-from runtime.children import child_environment
-from runtime.errors import WorkerFailed
-from runtime.faults.failure import last_error_line
-from runtime.process import with_huge_pages
+from gnnplan.runtime.errors import WorkerFailed
+from gnnplan.runtime.faults.failure import last_error_line
+from gnnplan.runtime.process import with_huge_pages
 
 LAST_WORDS_SECONDS = 2.0
 START_AHEAD_SECONDS = 0.01
@@ -74,7 +73,7 @@ class Team:
     def _start(self, rank: int) -> None:
         ours, theirs = Pipe()
         descriptor = theirs.fileno()
-        environment = child_environment() | {
+        environment = os.environ | {
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
@@ -82,7 +81,7 @@ class Team:
         output = tempfile.TemporaryFile()  # noqa: SIM115  kept until the process has ended
         self._outputs.append(output)
         process = subprocess.Popen(
-            [sys.executable, "-m", "planner.probe.team", str(descriptor), str(rank)],
+            [sys.executable, "-m", "gnnplan.planner.probe.team", str(descriptor), str(rank)],
             pass_fds=[descriptor],
             env=with_huge_pages(environment),
             stdin=subprocess.DEVNULL,

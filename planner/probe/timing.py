@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from planner.probe.team import State
+from gnnplan.planner.probe.team import State
 
 Clock = Callable[[], float]
 

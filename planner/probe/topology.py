@@ -8,10 +8,16 @@ rest on those links. Capability bits are facts here, never rates.
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from planner.errors import MachineError
-from planner.machine.model import Link, MachineModel, Memory
-from planner.probe.gpu.inventory import Gpu, Inventory, busy_text, unknown_slice_text
-from planner.probe.links import gpu_links, gpu_parts, nvlink_cliques, pcie_groups, pcie_width
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.machine.model import Link, MachineModel, Memory
+from gnnplan.planner.probe.gpu.inventory import Gpu, Inventory, busy_text, unknown_slice_text
+from gnnplan.planner.probe.links import (
+    gpu_links,
+    gpu_parts,
+    nvlink_cliques,
+    pcie_groups,
+    pcie_width,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,15 +18,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from planner.cache_folder import cache_folder as root_folder
-from planner.errors import SettingsError
-from planner.machine.model import MachineModel
-from planner.settings import PlanSettings
-from planner.workload import Hotness, WorkloadProfile
-from runtime import codec
-from runtime.folders import take_name
-from runtime.npy import map_npy
-from runtime.plan.schema import Plan
+from gnnplan.planner.cache_folder import cache_folder as root_folder
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import Hotness, WorkloadProfile
+from gnnplan.runtime import codec
+from gnnplan.runtime.folders import take_name
+from gnnplan.runtime.npy import map_npy
+from gnnplan.runtime.plan.schema import Plan
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.registry import sampler_or_unknown
+from gnnplan.runtime.sampling.registry import sampler_or_unknown
 
 UPPER = 0.57 + 0.19
 """Probability that a bit is 0: a + b, which equals a + c (Graph500)."""

@@ -22,17 +22,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from planner.settings import PlanSettings
-from runtime.graph.dataset import Graph, is_typed
-from runtime.loader.cooperative import CooperativeSeeds
-from runtime.loader.tasks import typed_sampler
-from runtime.plan.schema import Sampler, Workload
-from runtime.sampling.build import BatchSampler, build_sampler
-from runtime.sampling.distributed.cooperative import CooperativeSampler
-from runtime.sampling.distributed.frontier import IdExchange
-from runtime.sampling.distributed.owner import Owners
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.seeds import LinkSchedule, SeedSchedule
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.graph.dataset import Graph, is_typed
+from gnnplan.runtime.loader.cooperative import CooperativeSeeds
+from gnnplan.runtime.loader.tasks import typed_sampler
+from gnnplan.runtime.plan.schema import Sampler, Workload
+from gnnplan.runtime.sampling.build import BatchSampler, build_sampler
+from gnnplan.runtime.sampling.distributed.cooperative import CooperativeSampler
+from gnnplan.runtime.sampling.distributed.frontier import IdExchange
+from gnnplan.runtime.sampling.distributed.owner import Owners
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.seeds import LinkSchedule, SeedSchedule
 
 PROFILE_EPOCH = 1 << 30
 """An epoch no training reaches."""
@@ -160,8 +160,10 @@ def _sampler(
 
 def _link_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Drawer:
     """By the loader's own stages, which know negatives and what is left out of the graph."""
-    from runtime.loader.stages import seed_batch
-    from runtime.loader.tasks import link_stages  # imports torch, which other profiles do without
+    from gnnplan.runtime.loader.stages import seed_batch
+    from gnnplan.runtime.loader.tasks import (
+        link_stages,  # imports torch, which other profiles do without
+    )
 
     dialect = Dialect(sampler.dialect)
     settings = {"dialect": dialect, "seed": workload.seed}

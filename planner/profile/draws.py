@@ -23,26 +23,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.candidate import Candidate, list_cores, make_candidate
-from planner.machine.model import Table
-from planner.profile import cache
-from planner.profile.cache import keep_answer
-from planner.profile.draw import PROFILE_EPOCH
-from planner.search.dimensions.stacks import BULKS
-from planner.search.drawn import LocalBatches
-from planner.search.samplers import plan_sampler
-from planner.settings import PlanSettings
-from planner.task_checks import is_link
-from runtime import codec
-from runtime.errors import SamplerError
-from runtime.graph.dataset import Graph, is_typed
-from runtime.npy import npy_of
-from runtime.plan.schema import Sampler
-from runtime.sampling.build import BatchSampler, build_sampler
-from runtime.sampling.bulk.memory import BulkBytes
-from runtime.sampling.minibatch import MiniBatch
-from runtime.sampling.registry import DEFAULT_SAMPLER, find_sampler
-from runtime.sampling.seeds import SeedSchedule
+from gnnplan.planner.candidate import Candidate, list_cores, make_candidate
+from gnnplan.planner.machine.model import Table
+from gnnplan.planner.profile import cache
+from gnnplan.planner.profile.cache import keep_answer
+from gnnplan.planner.profile.draw import PROFILE_EPOCH
+from gnnplan.planner.search.dimensions.stacks import BULKS
+from gnnplan.planner.search.drawn import LocalBatches
+from gnnplan.planner.search.samplers import plan_sampler
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.task_checks import is_link
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.graph.dataset import Graph, is_typed
+from gnnplan.runtime.npy import npy_of
+from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.sampling.build import BatchSampler, build_sampler
+from gnnplan.runtime.sampling.bulk.memory import BulkBytes
+from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, find_sampler
+from gnnplan.runtime.sampling.seeds import SeedSchedule
 
 ROUNDS = 3
 """Stacks of each size that are timed, after one that warms up."""
@@ -146,7 +146,7 @@ LOCAL_BATCHES = 8
 """Batches drawn with a preference for local neighbours."""
 
 if TYPE_CHECKING:
-    from runtime.sampling.bulk.bulk import BulkSampler
+    from gnnplan.runtime.sampling.bulk.bulk import BulkSampler
 
 Batches = list[NDArray[np.int32]]
 ENDS, IDS = np.dtype(np.int64), np.dtype(np.int32)
@@ -210,7 +210,7 @@ class GraphDraws:
     def _timed_dependence(self, num_ranks: int) -> Table | str:
         if not self.measure:
             return "batches that hang together were not timed when the plan was made; plan again"
-        from planner.probe.burst import Interlude  # torch, which other draws do without
+        from gnnplan.planner.probe.burst import Interlude  # torch, which other draws do without
 
         schedule = self._schedule(num_ranks)
         try:
@@ -231,9 +231,9 @@ class GraphDraws:
     def _timed_stacks(self, num_ranks: int) -> Table | str:
         if not self.measure:
             return "stacks were not timed when the plan was made; plan again"
-        from planner.probe.burst import Interlude  # torch, which other draws do without
-        from runtime.loader.bulk import with_own_arrays
-        from runtime.sampling.minibatch import Request
+        from gnnplan.planner.probe.burst import Interlude  # torch, which other draws do without
+        from gnnplan.runtime.loader.bulk import with_own_arrays
+        from gnnplan.runtime.sampling.minibatch import Request
 
         schedule = self._schedule(num_ranks)
         bulk = self._stacks(schedule)
@@ -270,7 +270,7 @@ class GraphDraws:
 
     def _stacks(self, schedule: SeedSchedule) -> "BulkSampler | str":
         """The user's sampler, many batches at once."""
-        from runtime.sampling.bulk.bulk import BulkSampler
+        from gnnplan.runtime.sampling.bulk.bulk import BulkSampler
 
         try:
             return BulkSampler.of(self._sampler(plan_sampler(self.settings), schedule))

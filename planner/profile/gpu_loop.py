@@ -14,20 +14,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from planner.profile.protocol import half_range, half_width
-from planner.workload import GpuLoop
-from runtime.cores import process_on, usable_core_ids
-from runtime.features.device_store import DeviceFeatureStore
-from runtime.loader.device import DeviceBatchStage, DeviceGatherStage, DeviceSampleStage
-from runtime.loader.pipeline import pass_through, taken
-from runtime.loader.stages import AbstractStage, CopyStage, SeedsStage, seed_batch
-from runtime.meter import StageMeter
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.seeds import SeedSchedule
-from runtime.stages import Stage
-from runtime.train.minibatch import STEP, TrainLoop
-from runtime.train.overlap import Prefetcher, Turns, Workers
-from runtime.train.streams import AbstractMark, AbstractStreams, streams_of
+from gnnplan.planner.profile.protocol import half_range, half_width
+from gnnplan.planner.workload import GpuLoop
+from gnnplan.runtime.cores import process_on, usable_core_ids
+from gnnplan.runtime.features.device_store import DeviceFeatureStore
+from gnnplan.runtime.loader.device import DeviceBatchStage, DeviceGatherStage, DeviceSampleStage
+from gnnplan.runtime.loader.pipeline import pass_through, taken
+from gnnplan.runtime.loader.stages import AbstractStage, CopyStage, SeedsStage, seed_batch
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.seeds import SeedSchedule
+from gnnplan.runtime.stages import Stage
+from gnnplan.runtime.train.minibatch import STEP, TrainLoop
+from gnnplan.runtime.train.overlap import Prefetcher, Turns, Workers
+from gnnplan.runtime.train.streams import AbstractMark, AbstractStreams, streams_of
 
 LEAST_ROUNDS, ROUNDS = 3, 9
 """Rounds of each way, in turns, so that drift meets all alike; the most while time is left."""

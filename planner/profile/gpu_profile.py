@@ -7,26 +7,26 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from planner.machine.model import MachineModel, Table
-from planner.profile import cache
-from planner.profile.cache import Profile
-from planner.profile.draw import sampler_of
-from planner.profile.model_seconds import SCALES
-from planner.profile.presample import draw_all
-from planner.profile.profile import cached, profile_key
-from planner.profile.protocol import GPU, GpuTimingAnswer, GpuTimingReply, GpuTimingRequest
-from planner.profile.roofline import check_model, roofline_timing
-from planner.profile.team import Team
-from planner.progress import Progress, portion, silent
-from planner.settings import PlanSettings
-from planner.workload import Combination, GpuTiming, ModelTiming, WorkloadProfile
-from runtime import codec
-from runtime.cores import usable_core_ids
-from runtime.device import machine_fingerprint
-from runtime.fallback import warn_once
-from runtime.graph.dataset import Graph, is_typed
-from runtime.sampling.gpu.capture_room import may_capture
-from runtime.sampling.registry import is_able
+from gnnplan.planner.machine.model import MachineModel, Table
+from gnnplan.planner.profile import cache
+from gnnplan.planner.profile.cache import Profile
+from gnnplan.planner.profile.draw import sampler_of
+from gnnplan.planner.profile.model_seconds import SCALES
+from gnnplan.planner.profile.presample import draw_all
+from gnnplan.planner.profile.profile import cached, profile_key
+from gnnplan.planner.profile.protocol import GPU, GpuTimingAnswer, GpuTimingReply, GpuTimingRequest
+from gnnplan.planner.profile.roofline import check_model, roofline_timing
+from gnnplan.planner.profile.team import Team
+from gnnplan.planner.progress import Progress, portion, silent
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import Combination, GpuTiming, ModelTiming, WorkloadProfile
+from gnnplan.runtime import codec
+from gnnplan.runtime.cores import usable_core_ids
+from gnnplan.runtime.device import machine_fingerprint
+from gnnplan.runtime.fallback import warn_once
+from gnnplan.runtime.graph.dataset import Graph, is_typed
+from gnnplan.runtime.sampling.gpu.capture_room import may_capture
+from gnnplan.runtime.sampling.registry import is_able
 
 LOOP_SECONDS = 24.0
 """Seconds for the loops of all numbers of ranks, in the ways that plans make batches."""

@@ -27,35 +27,35 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from planner.profile.gpu_loop import LoopParts, labelled, time_loops
-from planner.profile.protocol import (
+from gnnplan.planner.profile.gpu_loop import LoopParts, labelled, time_loops
+from gnnplan.planner.profile.protocol import (
     GpuTimingAnswer,
     GpuTimingReply,
     GpuTimingRequest,
     half_width,
 )
-from planner.workload import GpuSample
-from runtime.comm.collectives import Communicator
-from runtime.device import set_threads
-from runtime.errors import SamplerError
-from runtime.fallback import has_triton
-from runtime.features.device_rows import DeviceRows
-from runtime.features.device_store import DeviceFeatureStore
-from runtime.features.gather_triton import DeviceTable
-from runtime.features.location import encode
-from runtime.graph.dataset import open_graph
-from runtime.loader.device import DeviceBatchStage, DeviceMiniBatch
-from runtime.meter import StageMeter
-from runtime.models.build import build_model
-from runtime.sampling.build import build_device_sampler
-from runtime.sampling.gpu.captured import CapturedNeighborSampler
-from runtime.sampling.gpu.topology import DeviceTopology
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.seeds import SeedSchedule
-from runtime.stages import Stage
-from runtime.train.gradients import GradientBuffer
-from runtime.train.minibatch import TrainLoop, make_optimizer
-from runtime.train.precision import Precision
+from gnnplan.planner.workload import GpuSample
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.device import set_threads
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.fallback import has_triton
+from gnnplan.runtime.features.device_rows import DeviceRows
+from gnnplan.runtime.features.device_store import DeviceFeatureStore
+from gnnplan.runtime.features.gather_triton import DeviceTable
+from gnnplan.runtime.features.location import encode
+from gnnplan.runtime.graph.dataset import open_graph
+from gnnplan.runtime.loader.device import DeviceBatchStage, DeviceMiniBatch
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.sampling.build import build_device_sampler
+from gnnplan.runtime.sampling.gpu.captured import CapturedNeighborSampler
+from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.seeds import SeedSchedule
+from gnnplan.runtime.stages import Stage
+from gnnplan.runtime.train.gradients import GradientBuffer
+from gnnplan.runtime.train.minibatch import TrainLoop, make_optimizer
+from gnnplan.runtime.train.precision import Precision
 
 FEW_SEEDS = 8
 """Of the batch that shows what the host takes."""

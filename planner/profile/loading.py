@@ -23,18 +23,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.stages.gather import counted_runs
-from planner.profile.draw import Chosen, drawer
-from planner.profile.protocol import LoadingRequest, TimedDisk
-from planner.workload import ColdCachePenalty, Interference
-from runtime import codec
-from runtime.cores import keep_thread_to
-from runtime.features.disk import Disk
-from runtime.features.gather import gather_rows
-from runtime.features.tier import Counters
-from runtime.graph.dataset import Graph, open_graph
-from runtime.plan.schema import Workload
-from runtime.sampling.minibatch import MiniBatch
+from gnnplan.planner.cost.stages.gather import counted_runs
+from gnnplan.planner.profile.draw import Chosen, drawer
+from gnnplan.planner.profile.protocol import LoadingRequest, TimedDisk
+from gnnplan.planner.workload import ColdCachePenalty, Interference
+from gnnplan.runtime import codec
+from gnnplan.runtime.cores import keep_thread_to
+from gnnplan.runtime.features.disk import Disk
+from gnnplan.runtime.features.gather import gather_rows
+from gnnplan.runtime.features.tier import Counters
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.sampling.minibatch import MiniBatch
 
 TABLE_BYTES = 128 << 20
 """Most bytes of rows that are gathered from: more than a core's own caches hold."""
@@ -83,7 +83,7 @@ class Loader:
             Path(request.graph), validate=False, fingerprint=request.fingerprint
         )
         if request.shared:
-            from planner.profile.draw import shared_drawer  # imports torch
+            from gnnplan.planner.profile.draw import shared_drawer  # imports torch
 
             self._draw = shared_drawer(self.graph, workload, request.sampler, request.num_ranks)
         else:

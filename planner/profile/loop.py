@@ -12,21 +12,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from planner.profile.draw import moment, whole_steps
-from planner.profile.protocol import TimingRequest
-from planner.profile.synthetic import on_rows, timed_batch
-from planner.workload import LoopOverhead
-from runtime.cores import batch_threads
-from runtime.graph.dataset import Graph
-from runtime.loader.pipeline import pass_through
-from runtime.loader.stages import AbstractStage, BatchStage, SeedsStage, seed_batch
-from runtime.plan.schema import Workload
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.seeds import SeedSchedule
-from runtime.stages import Stage
-from runtime.train.minibatch import STEP, TrainLoop
-from runtime.train.overlap import Prefetcher, Turns
-from runtime.train.streams import streams_of
+from gnnplan.planner.profile.draw import moment, whole_steps
+from gnnplan.planner.profile.protocol import TimingRequest
+from gnnplan.planner.profile.synthetic import on_rows, timed_batch
+from gnnplan.planner.workload import LoopOverhead
+from gnnplan.runtime.cores import batch_threads
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.loader.pipeline import pass_through
+from gnnplan.runtime.loader.stages import AbstractStage, BatchStage, SeedsStage, seed_batch
+from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.seeds import SeedSchedule
+from gnnplan.runtime.stages import Stage
+from gnnplan.runtime.train.minibatch import STEP, TrainLoop
+from gnnplan.runtime.train.overlap import Prefetcher, Turns
+from gnnplan.runtime.train.streams import streams_of
 
 BATCHES = 3
 """Different synthetic batches in turn, so that no batch stays in the cache."""
@@ -36,13 +36,13 @@ class Bench:
     """The runtime's own training loop on the batches of one request."""
 
     def __init__(self, request: TimingRequest) -> None:
-        from runtime.comm.collectives import Communicator
-        from runtime.device import set_threads
-        from runtime.meter import StageMeter
-        from runtime.models.build import build_model
-        from runtime.train.gradients import GradientBuffer
-        from runtime.train.minibatch import TrainLoop, make_optimizer
-        from runtime.train.precision import Precision
+        from gnnplan.runtime.comm.collectives import Communicator
+        from gnnplan.runtime.device import set_threads
+        from gnnplan.runtime.meter import StageMeter
+        from gnnplan.runtime.models.build import build_model
+        from gnnplan.runtime.train.gradients import GradientBuffer
+        from gnnplan.runtime.train.minibatch import TrainLoop, make_optimizer
+        from gnnplan.runtime.train.precision import Precision
 
         set_threads(request.threads)
         _meet(request)

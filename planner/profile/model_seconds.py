@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.rates import MachineTable, lookup
-from planner.cost.stages.gather import QUEUE_DEPTH, disk_rate, expected_factor
-from planner.machine.model import MachineModel, Table
-from planner.profile.draw import sampler_of
-from planner.profile.protocol import (
+from gnnplan.planner.cost.rates import MachineTable, lookup
+from gnnplan.planner.cost.stages.gather import QUEUE_DEPTH, disk_rate, expected_factor
+from gnnplan.planner.machine.model import MachineModel, Table
+from gnnplan.planner.profile.draw import sampler_of
+from gnnplan.planner.profile.protocol import (
     BatchShape,
     InLine,
     LoadingAnswer,
@@ -25,12 +25,12 @@ from planner.profile.protocol import (
     TimingRequest,
     half_width,
 )
-from planner.settings import PlanSettings
-from planner.workload import BatchProfile, Combination, ModelTiming
-from runtime.cores import usable_core_ids
-from runtime.graph.dataset import Graph, GraphTypes, is_typed, types_of
-from runtime.report import over_ranks
-from runtime.sampling.statistics import is_weighted
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import BatchProfile, Combination, ModelTiming
+from gnnplan.runtime.cores import usable_core_ids
+from gnnplan.runtime.graph.dataset import Graph, GraphTypes, is_typed, types_of
+from gnnplan.runtime.report import over_ranks
+from gnnplan.runtime.sampling.statistics import is_weighted
 
 
 def loading_factors(

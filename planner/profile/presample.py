@@ -26,17 +26,24 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.request import interpolate_inclusion, row_bytes
-from planner.cost.stages.gather import counted_runs, expected_runs
-from planner.profile.analytic import neighbor_hotness, seed_probability, smooth
-from planner.profile.draw import Draw, drawer, last_batch, sampler_of, whole_steps
-from planner.progress import Progress
-from planner.settings import PlanSettings
-from planner.workload import BatchProfile, Combination, Hotness, SharedBatch, Spread, StackProfile
-from runtime.features.direct import read_header
-from runtime.graph.dataset import Graph, is_typed
-from runtime.plan.schema import Sampler, Workload
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.planner.cost.request import interpolate_inclusion, row_bytes
+from gnnplan.planner.cost.stages.gather import counted_runs, expected_runs
+from gnnplan.planner.profile.analytic import neighbor_hotness, seed_probability, smooth
+from gnnplan.planner.profile.draw import Draw, drawer, last_batch, sampler_of, whole_steps
+from gnnplan.planner.progress import Progress
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import (
+    BatchProfile,
+    Combination,
+    Hotness,
+    SharedBatch,
+    Spread,
+    StackProfile,
+)
+from gnnplan.runtime.features.direct import read_header
+from gnnplan.runtime.graph.dataset import Graph, is_typed
+from gnnplan.runtime.plan.schema import Sampler, Workload
+from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 
 TARGET_ERROR = 0.02
 """Relative standard error of the expected input vertices at which drawing stops."""

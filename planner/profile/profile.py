@@ -9,23 +9,23 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from planner.cache_folder import cache_folder
-from planner.cost.backends.cooperative import part_of, part_profile
-from planner.errors import SettingsError
-from planner.machine.model import MachineModel
-from planner.probe.quiet import disturbance
-from planner.probe.timing import DISTURBED
-from planner.profile import cache
-from planner.profile.cache import Profile
-from planner.profile.model_seconds import SCALES, with_loading
-from planner.profile.presample import MOST_SAMPLED, draw_all, draw_sharing
-from planner.profile.schedule import Timed, TimedBatch, time_all
-from planner.profile.team import Team, launcher_bytes
-from planner.progress import Progress, portion, silent
-from planner.settings import PlanSettings
-from planner.workload import BatchProfile, Combination, ProcessCost, WorkloadProfile
-from runtime import codec
-from runtime.graph.dataset import Graph
+from gnnplan.planner.cache_folder import cache_folder
+from gnnplan.planner.cost.backends.cooperative import part_of, part_profile
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.probe.quiet import disturbance
+from gnnplan.planner.probe.timing import DISTURBED
+from gnnplan.planner.profile import cache
+from gnnplan.planner.profile.cache import Profile
+from gnnplan.planner.profile.model_seconds import SCALES, with_loading
+from gnnplan.planner.profile.presample import MOST_SAMPLED, draw_all, draw_sharing
+from gnnplan.planner.profile.schedule import Timed, TimedBatch, time_all
+from gnnplan.planner.profile.team import Team, launcher_bytes
+from gnnplan.planner.progress import Progress, portion, silent
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import BatchProfile, Combination, ProcessCost, WorkloadProfile
+from gnnplan.runtime import codec
+from gnnplan.runtime.graph.dataset import Graph
 
 VERSION = 49
 """Rises when a profile means something else than before."""

@@ -15,11 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from planner.workload import ColdCachePenalty, GpuLoop, GpuSample, Interference, LoopOverhead
-from runtime import codec
-from runtime.graph.dataset import GraphTypes
-from runtime.plan.schema import Sampler, Workload
-from runtime.sampling.minibatch import Dialect
+from gnnplan.planner.workload import (
+    ColdCachePenalty,
+    GpuLoop,
+    GpuSample,
+    Interference,
+    LoopOverhead,
+)
+from gnnplan.runtime import codec
+from gnnplan.runtime.graph.dataset import GraphTypes
+from gnnplan.runtime.plan.schema import Sampler, Workload
+from gnnplan.runtime.sampling.minibatch import Dialect
 
 NO_BOUND = 3600.0
 """Seconds that no timing takes."""
@@ -267,8 +273,8 @@ def serve(
         rehearse: does what a rank does in small, so that what loads at its first use is counted;
             returns whether something was compiled first.
     """
-    from runtime.device import flush_denormals
-    from runtime.process import keep_freed_memory
+    from gnnplan.runtime.device import flush_denormals
+    from gnnplan.runtime.process import keep_freed_memory
 
     for library in libraries:
         importlib.import_module(library)

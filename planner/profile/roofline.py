@@ -9,10 +9,10 @@ Shapes are the profile's; nothing is run. The provenance of every number made he
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.errors import SettingsError
-from planner.machine.model import MachineModel, Table
-from planner.workload import BatchProfile, ModelTiming
-from runtime.plan.schema import Workload
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.machine.model import MachineModel, Table
+from gnnplan.planner.workload import BatchProfile, ModelTiming
+from gnnplan.runtime.plan.schema import Workload
 
 FLOAT_BYTES = 4
 INDEX_BYTES = 4

@@ -17,14 +17,14 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from planner.profile.model_seconds import (
+from gnnplan.planner.profile.model_seconds import (
     added,
     among_steps_of,
     loading_request,
     model_timing,
     timing_request,
 )
-from planner.profile.protocol import (
+from gnnplan.planner.profile.protocol import (
     NO_BOUND,
     InLine,
     LoadingAnswer,
@@ -32,11 +32,11 @@ from planner.profile.protocol import (
     TimingRequest,
     half_range,
 )
-from planner.profile.team import Team
-from planner.progress import Progress, silent
-from planner.settings import PlanSettings
-from planner.workload import BatchProfile, Combination, ModelTiming
-from runtime.graph.dataset import Graph
+from gnnplan.planner.profile.team import Team
+from gnnplan.planner.progress import Progress, silent
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import BatchProfile, Combination, ModelTiming
+from gnnplan.runtime.graph.dataset import Graph
 
 ROUNDS = 2
 """Rounds over all that may still win, before one more of those that differ."""

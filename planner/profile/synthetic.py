@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.profile.protocol import BatchShape, TimingRequest
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.planner.profile.protocol import BatchShape, TimingRequest
+from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 
 
 def synthetic_batch(shape: BatchShape, seed: int) -> MiniBatch:
@@ -128,7 +128,7 @@ def timed_batch(request: TimingRequest, scale: float, seed: int) -> MiniBatch:
     """Make a synthetic batch with features, labels and the model's edge weights."""
     import torch
 
-    from runtime.models.weights import fill_weights
+    from gnnplan.runtime.models.weights import fill_weights
 
     batch = synthetic_batch(request.shape.scaled(scale), seed)
     fill_weights(batch, request.workload, some_degrees(batch))  # in place
@@ -155,7 +155,7 @@ def drawn_batch(
     """
     import torch
 
-    from runtime.models.weights import fill_weights
+    from gnnplan.runtime.models.weights import fill_weights
 
     fill_weights(batch, request.workload, some_degrees(batch))  # in place
     generator = torch.Generator().manual_seed(seed)
@@ -211,13 +211,13 @@ def rehearse() -> bool:
 def _train_a_step() -> None:
     import torch
 
-    from runtime.features.gather import gather_rows
-    from runtime.models.adjacency import torch_blocks
-    from runtime.models.build import build_model
-    from runtime.models.weights import fill_weights
-    from runtime.plan.schema import Workload
-    from runtime.sampling.neighbor import NeighborSampler
-    from runtime.train.minibatch import make_optimizer
+    from gnnplan.runtime.features.gather import gather_rows
+    from gnnplan.runtime.models.adjacency import torch_blocks
+    from gnnplan.runtime.models.build import build_model
+    from gnnplan.runtime.models.weights import fill_weights
+    from gnnplan.runtime.plan.schema import Workload
+    from gnnplan.runtime.sampling.neighbor import NeighborSampler
+    from gnnplan.runtime.train.minibatch import make_optimizer
 
     nodes, degree, width = 256, 4, 16
     work = Workload(num_layers=2, hidden=16, fanouts=[2, 2])

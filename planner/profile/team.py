@@ -22,18 +22,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from planner.profile.cache import keep_answer
-from planner.profile.protocol import LoadingAnswer, TimingAnswer, TimingRequest
-from planner.workload import ProcessCost
-from runtime import codec
-from runtime.children import child_environment
-from runtime.comm.route import check_loopback
-from runtime.errors import WorkerFailed
-from runtime.faults.failure import last_error_line
-from runtime.process import with_huge_pages
+from gnnplan.planner.profile.cache import keep_answer
+from gnnplan.planner.profile.protocol import LoadingAnswer, TimingAnswer, TimingRequest
+from gnnplan.planner.workload import ProcessCost
+from gnnplan.runtime import codec
+from gnnplan.runtime.comm.route import check_loopback
+from gnnplan.runtime.errors import WorkerFailed
+from gnnplan.runtime.faults.failure import last_error_line
+from gnnplan.runtime.process import with_huge_pages
 
 STOP_SECONDS = 5.0
-TIMING = "planner.profile.timing_process"
+TIMING = "gnnplan.planner.profile.timing_process"
 """What a member runs where nothing else is said: the model."""
 
 
@@ -43,7 +42,7 @@ class _Member:
     def __init__(self, module: str) -> None:
         # The profiler's own log would end up in the words of an error.
         environment = with_huge_pages(
-            child_environment() | {"PYTHONUNBUFFERED": "1", "KINETO_LOG_LEVEL": "99"}
+            os.environ | {"PYTHONUNBUFFERED": "1", "KINETO_LOG_LEVEL": "99"}
         )
         self._process = subprocess.Popen(
             [sys.executable, "-m", module],
@@ -231,12 +230,12 @@ class Team:
         self._members = []
 
 
-MODULES = ("planner.cli.main", "torch.distributed.run")
+MODULES = ("gnnplan.planner.cli.main", "torch.distributed.run")
 """What the two have imported while ranks run."""
 _MEASURE = """
 import importlib, sys
-from planner.profile.cache import keep_answer
-from planner.profile.protocol import private_bytes
+from gnnplan.planner.profile.cache import keep_answer
+from gnnplan.planner.profile.protocol import private_bytes
 importlib.import_module(sys.argv[1])
 print(private_bytes())
 """
@@ -271,7 +270,6 @@ def private_bytes_of(modules: Sequence[str]) -> int:
             stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, "-c", _MEASURE, module],
-                    env=child_environment(),
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,

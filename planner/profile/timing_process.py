@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.profile.loading import (
+from gnnplan.planner.profile.loading import (
     DISK_START,
     BesideWork,
     KeptLoaders,
@@ -32,8 +32,8 @@ from planner.profile.loading import (
     time_beside,
     time_in_turns,
 )
-from planner.profile.loop import Bench
-from planner.profile.protocol import (
+from gnnplan.planner.profile.loop import Bench
+from gnnplan.planner.profile.protocol import (
     GPU,
     GpuTimingReply,
     GpuTimingRequest,
@@ -46,7 +46,7 @@ from planner.profile.protocol import (
     half_width,
     serve_standard_streams,
 )
-from planner.profile.synthetic import (
+from gnnplan.planner.profile.synthetic import (
     drawn_batch,
     on_rows,
     rehearse,
@@ -54,10 +54,10 @@ from planner.profile.synthetic import (
     synthetic_batch,
     timed_batch,
 )
-from planner.workload import Interference, LoopOverhead
-from runtime import codec
-from runtime.cores import usable_core_ids
-from runtime.sampling.minibatch import MiniBatch
+from gnnplan.planner.workload import Interference, LoopOverhead
+from gnnplan.runtime import codec
+from gnnplan.runtime.cores import usable_core_ids
+from gnnplan.runtime.sampling.minibatch import MiniBatch
 
 T = TypeVar("T")
 
@@ -130,7 +130,7 @@ class TimedLoading:
         return None if kind == "sample" else self._loader.sample
 
     def _handing(self, seconds: float) -> LoopOverhead:
-        from planner.profile.loop import LEAST_STEPS, MOST_STEPS, handing  # imports torch
+        from gnnplan.planner.profile.loop import LEAST_STEPS, MOST_STEPS, handing  # imports torch
 
         bench = self._bench
         step = max(1e-6, min(seconds_of(self._step) for _ in range(2)))
@@ -342,7 +342,7 @@ class TimedModel:
 
     def _batch_seconds(self) -> float:
         """Seconds to add edge weights to a mean batch, as the loader's last stage does."""
-        from runtime.models.weights import fill_weights
+        from gnnplan.runtime.models.weights import fill_weights
 
         shape, seconds = self._bench.request.shape, list[float]()
         for seed in range(1 + len(self._bench.batches[0])):
@@ -406,7 +406,7 @@ class Builder:
     def build(self, plain: Any) -> Callable[[], TimingAnswer | LoadingAnswer | GpuTimingReply]:
         """Build the model and batches of a request; or a loader among its steps, or for a GPU."""
         if GPU in plain:
-            from planner.profile.gpu_timing import answer_request
+            from gnnplan.planner.profile.gpu_timing import answer_request
 
             return functools.partial(answer_request, codec.decode(GpuTimingRequest, plain[GPU]))
         request = codec.decode(TimingRequest, plain)
@@ -420,5 +420,5 @@ class Builder:
 
 if __name__ == "__main__":
     serve_standard_streams(
-        ("torch", "torch_geometric.nn", "runtime.worker"), Builder().build, rehearse
+        ("torch", "torch_geometric.nn", "gnnplan.runtime.worker"), Builder().build, rehearse
     )

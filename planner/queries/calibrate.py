@@ -15,16 +15,16 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.errors import SettingsError
-from planner.machine.model import MachineModel, Table
-from planner.profile.cache import cache_folder
-from planner.queries.compare import Comparison, on_gpus
-from planner.search.search import Search
-from planner.workload import ModelTiming, WorkloadProfile
-from runtime import codec
-from runtime.plan.schema import Plan
-from runtime.report import RunReport
-from runtime.sampling.registry import sampler_or_unknown
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.machine.model import MachineModel, Table
+from gnnplan.planner.profile.cache import cache_folder
+from gnnplan.planner.queries.compare import Comparison, on_gpus
+from gnnplan.planner.search.search import Search
+from gnnplan.planner.workload import ModelTiming, WorkloadProfile
+from gnnplan.runtime import codec
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.report import RunReport
+from gnnplan.runtime.sampling.registry import sampler_or_unknown
 
 LATEST = 20
 """Runs that factors rest on."""

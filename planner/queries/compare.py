@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.errors import SettingsError
-from runtime.plan.schema import Interval, Plan
-from runtime.report import MIN_MEASURED_STEPS, RunReport
-from runtime.sampling.registry import sampler_or_unknown
-from runtime.stages import Stage
+from gnnplan.planner.errors import SettingsError
+from gnnplan.runtime.plan.schema import Interval, Plan
+from gnnplan.runtime.report import MIN_MEASURED_STEPS, RunReport
+from gnnplan.runtime.sampling.registry import sampler_or_unknown
+from gnnplan.runtime.stages import Stage
 
 
 def window_means(seconds: Sequence[float], stack: int) -> NDArray[np.float64]:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, cast
 
-from planner.queries.explain import seconds_text
-from planner.units import by_number
-from runtime import codec
-from runtime.plan.schema import Plan
+from gnnplan.planner.queries.explain import seconds_text
+from gnnplan.planner.units import by_number
+from gnnplan.runtime import codec
+from gnnplan.runtime.plan.schema import Plan
 
 DECIDED = ("graph", "machine", "workload", "strategy", "statistics_class")
 """Parts of a plan that are decisions, or what they rest on."""

@@ -5,10 +5,10 @@
 
 from dataclasses import dataclass, field
 
-from planner.cost.memory import size_text
-from planner.units import in_order
-from runtime.plan.schema import MemoryUse, Plan
-from runtime.stages import TRAINING_STAGES
+from gnnplan.planner.cost.memory import size_text
+from gnnplan.planner.units import in_order
+from gnnplan.runtime.plan.schema import MemoryUse, Plan
+from gnnplan.runtime.stages import TRAINING_STAGES
 
 WORDS = ("keep", "partition")
 """Entries of a prediction's provenance that are sentences of their own."""

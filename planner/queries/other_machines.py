@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from planner.probe.presets import load_preset
-from planner.queries.explain import explain, seconds_text
-from planner.settings import PlanSettings
-from runtime.plan.schema import Plan
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.queries.explain import explain, seconds_text
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.plan.schema import Plan
 
 DEMO_MACHINES = ("siton", "dgx-v100")
 DEMO_SHARE = 0.2
@@ -48,7 +48,7 @@ def plan_elsewhere(
     Raises:
         InputError: as `plan`.
     """
-    from planner.pipeline import plan
+    from gnnplan.planner.pipeline import plan
 
     found: list[Elsewhere] = []
     for name in machines:
@@ -64,7 +64,7 @@ def plan_elsewhere(
 
 def _budget(graph: Path, settings: PlanSettings, name: str, out: Path) -> int:
     """Device memory that leaves room for `DEMO_SHARE` of the rows beside everything else."""
-    from planner.pipeline import plan
+    from gnnplan.planner.pipeline import plan
 
     bare = plan(
         graph,

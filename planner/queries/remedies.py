@@ -7,11 +7,11 @@ estimates say "about", and a new plan decides.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.cost.memory import size_text
-from planner.cost.request import expected_vertices, row_bytes, seeds_per_rank
-from planner.search.choose import Evaluated
-from planner.search.search import Search
-from runtime.plan.schema import MemoryUse
+from gnnplan.planner.cost.memory import size_text
+from gnnplan.planner.cost.request import expected_vertices, row_bytes, seeds_per_rank
+from gnnplan.planner.search.choose import Evaluated
+from gnnplan.planner.search.search import Search
+from gnnplan.runtime.plan.schema import MemoryUse
 
 BATCH_PARTS = ("activations", "batches")
 """Parts of a rank that grow with the batch's vertices."""

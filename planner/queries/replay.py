@@ -15,21 +15,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from planner.errors import SettingsError
-from runtime.comm.collectives import Communicator
-from runtime.features.cache import Slots
-from runtime.features.disk import INDEX_BYTES_PER_ID, Disk
-from runtime.features.location import MAX_SOURCES, SOURCE_BITS
-from runtime.features.tier import AbstractFeatureStore, Counters
-from runtime.features.tiers import read_location
-from runtime.graph.dataset import Graph
-from runtime.loader.factory import LoaderParts
-from runtime.loader.stages import AbstractStage, SampleStage, seed_batch
-from runtime.meter import StageMeter
-from runtime.plan.schema import Plan
-from runtime.sampling.minibatch import MiniBatch
-from runtime.sampling.seeds import SeedSchedule
-from runtime.train.streams import HostStreams
+from gnnplan.planner.errors import SettingsError
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.features.cache import Slots
+from gnnplan.runtime.features.disk import INDEX_BYTES_PER_ID, Disk
+from gnnplan.runtime.features.location import MAX_SOURCES, SOURCE_BITS
+from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters
+from gnnplan.runtime.features.tiers import read_location
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.loader.factory import LoaderParts
+from gnnplan.runtime.loader.stages import AbstractStage, SampleStage, seed_batch
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.sampling.seeds import SeedSchedule
+from gnnplan.runtime.train.streams import HostStreams
 
 _SOURCE_MASK = (1 << SOURCE_BITS) - 1
 

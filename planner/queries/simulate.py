@@ -12,18 +12,23 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.link_use import LinkUse, Ways
-from planner.errors import SettingsError
-from planner.machine.model import MachineModel
-from planner.progress import Progress
-from planner.queries.replay import Replay, RowCounter, RowCounts, check_replayable
-from planner.queries.simulate_gpu import DeviceUse, device_uses, gpu_step_times, topology_links
-from planner.queries.simulate_time import BatchWork, SimulatedTimes, step_times
-from planner.search.enumerate import plans_gpus
-from runtime.errors import PlanError
-from runtime.graph.dataset import Graph, open_graph
-from runtime.plan.io import load_plan
-from runtime.plan.schema import Plan
+from gnnplan.planner.cost.link_use import LinkUse, Ways
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.progress import Progress
+from gnnplan.planner.queries.replay import Replay, RowCounter, RowCounts, check_replayable
+from gnnplan.planner.queries.simulate_gpu import (
+    DeviceUse,
+    device_uses,
+    gpu_step_times,
+    topology_links,
+)
+from gnnplan.planner.queries.simulate_time import BatchWork, SimulatedTimes, step_times
+from gnnplan.planner.search.enumerate import plans_gpus
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Plan
 
 
 @dataclass(kw_only=True, slots=True)

@@ -16,27 +16,33 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.candidate import Candidate
-from planner.cost.backends.gpu import COPIES, copy_seconds, gpu_reduced
-from planner.cost.link_use import LinkUse, Ways
-from planner.cost.pipeline_time import finish_times
-from planner.cost.stages.exchange import hidden_share
-from planner.cost.stages.gather_gpu import (
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.backends.gpu import COPIES, copy_seconds, gpu_reduced
+from gnnplan.planner.cost.link_use import LinkUse, Ways
+from gnnplan.planner.cost.pipeline_time import finish_times
+from gnnplan.planner.cost.stages.exchange import hidden_share
+from gnnplan.planner.cost.stages.gather_gpu import (
     copy_seconds_per_byte,
     memory_seconds_per_byte,
     read_seconds,
 )
-from planner.cost.stages.sample import (
+from gnnplan.planner.cost.stages.sample import (
     NEIGHBOUR_BYTES,
     OFFSETS_BYTES,
     batch_launches,
     gpu_sample_seconds,
 )
-from planner.machine.model import MachineModel
-from planner.profile.roofline import KNOWN_MODELS, roofline_timing
-from planner.queries.simulate_time import BatchWork, SimulatedTimes, movement, served, widths
-from planner.workload import BatchProfile, ModelTiming, Spread
-from runtime.plan.schema import Plan, TopologyPlacement
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.profile.roofline import KNOWN_MODELS, roofline_timing
+from gnnplan.planner.queries.simulate_time import (
+    BatchWork,
+    SimulatedTimes,
+    movement,
+    served,
+    widths,
+)
+from gnnplan.planner.workload import BatchProfile, ModelTiming, Spread
+from gnnplan.runtime.plan.schema import Plan, TopologyPlacement
 
 _LEAST = 1e-12
 """The recursion wants positive seconds."""

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.candidate import RankRows, list_cores, make_candidate
-from planner.cost.link_use import LinkUse, Ways
-from planner.cost.pipeline_time import finish_times
-from planner.cost.rates import edge_rate, vertex_rate
-from planner.cost.stages.exchange import exchange_rates
-from planner.cost.stages.gather import disk_start, gather_seconds, row_rate
-from planner.cost.stages.sample import sample_seconds
-from planner.machine.model import MachineModel
-from runtime.plan.schema import Plan
-from runtime.stages import Stage
+from gnnplan.planner.candidate import RankRows, list_cores, make_candidate
+from gnnplan.planner.cost.link_use import LinkUse, Ways
+from gnnplan.planner.cost.pipeline_time import finish_times
+from gnnplan.planner.cost.rates import edge_rate, vertex_rate
+from gnnplan.planner.cost.stages.exchange import exchange_rates
+from gnnplan.planner.cost.stages.gather import disk_start, gather_seconds, row_rate
+from gnnplan.planner.cost.stages.sample import sample_seconds
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.stages import Stage
 
 RATES = ("sample_edge", "sample_vertex", "gather", "mapped_gather")
 """Tables without which a loader's stages are not modelled."""

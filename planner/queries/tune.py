@@ -22,29 +22,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.assemble import assemble
-from planner.cache_folder import cache_folder
-from planner.candidate import Candidate
-from planner.errors import SettingsError
-from planner.probe.quiet import disturbance
-from planner.probe.timing import WAITED, Patience
-from planner.profile.cache import load_record, save_record
-from planner.progress import Progress, silent
-from planner.queries.calibrate import refit
-from planner.queries.compare import absolute_percentage_error, compare, window_means
-from planner.queries.simulate import open_plan_graph
-from planner.queries.whatif import reopen
-from planner.search.choose import Evaluated, choose
-from planner.search.samplers import plan_sampler
-from planner.search.search import Search
-from planner.settings import PlanSettings
-from runtime import codec
-from runtime.errors import GnnplanError
-from runtime.identity import check_identity
-from runtime.plan.io import load_plan, refuse_foreign_folder, save_plan
-from runtime.plan.schema import Interval, Plan
-from runtime.report import WARMUP_STEPS, RunReport, quantiles, save_report
-from runtime.train.checkpoint_files import CHECKPOINTS, list_checkpoints
+from gnnplan.planner.assemble import assemble
+from gnnplan.planner.cache_folder import cache_folder
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.probe.quiet import disturbance
+from gnnplan.planner.probe.timing import WAITED, Patience
+from gnnplan.planner.profile.cache import load_record, save_record
+from gnnplan.planner.progress import Progress, silent
+from gnnplan.planner.queries.calibrate import refit
+from gnnplan.planner.queries.compare import absolute_percentage_error, compare, window_means
+from gnnplan.planner.queries.simulate import open_plan_graph
+from gnnplan.planner.queries.whatif import reopen
+from gnnplan.planner.search.choose import Evaluated, choose
+from gnnplan.planner.search.samplers import plan_sampler
+from gnnplan.planner.search.search import Search
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import GnnplanError
+from gnnplan.runtime.identity import check_identity
+from gnnplan.runtime.plan.io import load_plan, refuse_foreign_folder, save_plan
+from gnnplan.runtime.plan.schema import Interval, Plan
+from gnnplan.runtime.report import WARMUP_STEPS, RunReport, quantiles, save_report
+from gnnplan.runtime.train.checkpoint_files import CHECKPOINTS, list_checkpoints
 
 Launcher = Callable[..., RunReport]
 """`runtime.launch.launch.train`, or what stands in for it: (plan folder, **options) -> report."""
@@ -508,6 +508,6 @@ def _learn(
 
 
 def _launcher() -> Launcher:
-    from runtime.launch.launch import train
+    from gnnplan.runtime.launch.launch import train
 
     return train

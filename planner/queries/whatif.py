@@ -9,23 +9,23 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.assemble import candidate_of
-from planner.cost.link_use import link_of
-from planner.cost.memory import host_memory, size_text
-from planner.errors import PlanDoesNotFit, SettingsError
-from planner.machine.model import Link, MachineModel
-from planner.pipeline import search_for
-from planner.profile.cache import PlanRecord, load_record
-from planner.queries.calibrate import calibrated
-from planner.queries.explain import PLACES, seconds_text
-from planner.queries.simulate import open_plan_graph
-from planner.search.choose import Evaluated, choose, why_it_lost
-from planner.search.dimensions.registry import name_of
-from planner.search.search import Search
-from planner.search.sensitivity import LINK_TABLES
-from planner.settings import PlanSettings
-from planner.units import in_order, parse_bytes
-from runtime.plan.schema import Interval, MemoryUse, Plan, Prediction
+from gnnplan.planner.assemble import candidate_of
+from gnnplan.planner.cost.link_use import link_of
+from gnnplan.planner.cost.memory import host_memory, size_text
+from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
+from gnnplan.planner.machine.model import Link, MachineModel
+from gnnplan.planner.pipeline import search_for
+from gnnplan.planner.profile.cache import PlanRecord, load_record
+from gnnplan.planner.queries.calibrate import calibrated
+from gnnplan.planner.queries.explain import PLACES, seconds_text
+from gnnplan.planner.queries.simulate import open_plan_graph
+from gnnplan.planner.search.choose import Evaluated, choose, why_it_lost
+from gnnplan.planner.search.dimensions.registry import name_of
+from gnnplan.planner.search.search import Search
+from gnnplan.planner.search.sensitivity import LINK_TABLES
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.units import in_order, parse_bytes
+from gnnplan.runtime.plan.schema import Interval, MemoryUse, Plan, Prediction
 
 TABLES_OF_KIND = {"host": "memory", "disk": "disk", "all_reduce": "exchange"}
 """Kind of traffic, as `link_of` names it, and the measured tables that its link shortens."""

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from planner.cost.link_use import LinkUse, Ways
-from planner.machine.model import Link, MachineModel
-from runtime.plan.schema import Plan
-from runtime.report import RunReport
+from gnnplan.planner.cost.link_use import LinkUse, Ways
+from gnnplan.planner.machine.model import Link, MachineModel
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.report import RunReport
 
 LEVELS = (0.05, 0.25, 0.6, 0.9)
 """Loads at which a link's colour changes."""

@@ -6,13 +6,13 @@ from typing import Any, cast
 
 from markupsafe import Markup
 
-from planner.queries.compare import Comparison, StageComparison, compare
-from planner.queries.diff import NumberPair, diff
-from planner.report.svg import element, figure, percent
-from planner.report.words import SOURCE_ORDER, share_text, time_text
-from runtime.errors import InputError
-from runtime.plan.schema import Plan
-from runtime.report import RunReport
+from gnnplan.planner.queries.compare import Comparison, StageComparison, compare
+from gnnplan.planner.queries.diff import NumberPair, diff
+from gnnplan.planner.report.svg import element, figure, percent
+from gnnplan.planner.report.words import SOURCE_ORDER, share_text, time_text
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.report import RunReport
 
 ROW = 48
 BAR = 9

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from planner.cost.memory import size_text
-from planner.report.svg import element, figure, percent
-from planner.report.words import share_text
-from planner.units import by_number
-from runtime.plan.schema import MemoryUse, Plan
+from gnnplan.planner.cost.memory import size_text
+from gnnplan.planner.report.svg import element, figure, percent
+from gnnplan.planner.report.words import share_text
+from gnnplan.planner.units import by_number
+from gnnplan.runtime.plan.schema import MemoryUse, Plan
 
 ROW = 44
 BAR = 16

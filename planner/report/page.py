@@ -15,19 +15,19 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from planner.cost.memory import capacity_text, size_text
-from planner.errors import MachineError
-from planner.machine.model import MachineModel
-from planner.probe.presets import is_preset, load_preset
-from planner.profile.cache import load_record, record_path
-from planner.queries.explain import explain
-from planner.report.links import busiest, link_rows
-from planner.report.measured import draw_measured, measured
-from planner.report.memory import draw_memory, memory_bars
-from planner.report.svg import element, figure, percent, plain
-from planner.report.timeline import draw_timeline, timeline
-from planner.report.topology import draw_topology
-from planner.report.words import (
+from gnnplan.planner.cost.memory import capacity_text, size_text
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.probe.presets import is_preset, load_preset
+from gnnplan.planner.profile.cache import load_record, record_path
+from gnnplan.planner.queries.explain import explain
+from gnnplan.planner.report.links import busiest, link_rows
+from gnnplan.planner.report.measured import draw_measured, measured
+from gnnplan.planner.report.memory import draw_memory, memory_bars
+from gnnplan.planner.report.svg import element, figure, percent, plain
+from gnnplan.planner.report.timeline import draw_timeline, timeline
+from gnnplan.planner.report.topology import draw_topology
+from gnnplan.planner.report.words import (
     SOURCE_ORDER,
     SOURCE_WORDS,
     certificate_sentence,
@@ -38,9 +38,9 @@ from planner.report.words import (
     stage_words,
     time_text,
 )
-from planner.units import counted
-from runtime.plan.schema import Alternative, Plan
-from runtime.report import RunReport
+from gnnplan.planner.units import counted
+from gnnplan.runtime.plan.schema import Alternative, Plan
+from gnnplan.runtime.report import RunReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,7 +226,7 @@ def sentence(text: str) -> Markup:
 def environment() -> Environment:
     """Templates of a plan's page; every value is escaped, a missing one is an error."""
     made = Environment(
-        loader=PackageLoader("planner.report"),
+        loader=PackageLoader("gnnplan.planner.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

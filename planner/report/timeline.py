@@ -9,10 +9,10 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from planner.report.svg import element, figure, percent
-from planner.report.words import share_text, stage_words, time_text
-from runtime.plan.schema import Plan
-from runtime.stages import LOADER_STAGES, TRAINING_STAGES, Stage
+from gnnplan.planner.report.svg import element, figure, percent
+from gnnplan.planner.report.words import share_text, stage_words, time_text
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.stages import LOADER_STAGES, TRAINING_STAGES, Stage
 
 ROW = 36
 """Pixels of a stage: a line of words and a bar."""

@@ -14,11 +14,11 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-from planner.cost.memory import capacity_text
-from planner.machine.model import MachineModel
-from planner.report.links import LinkRow, load_level
-from planner.report.svg import element, figure
-from planner.report.words import rate_text, share_text
+from gnnplan.planner.cost.memory import capacity_text
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.report.links import LinkRow, load_level
+from gnnplan.planner.report.svg import element, figure
+from gnnplan.planner.report.words import rate_text, share_text
 
 PITCH = 104
 """Pixels from one device to the next."""

@@ -4,10 +4,10 @@ import re
 from dataclasses import dataclass
 from itertools import takewhile
 
-from planner.cost.memory import size_text
-from planner.queries.explain import PLACES, seconds_text
-from runtime.plan.schema import Certificate, Plan
-from runtime.stages import Stage
+from gnnplan.planner.cost.memory import size_text
+from gnnplan.planner.queries.explain import PLACES, seconds_text
+from gnnplan.runtime.plan.schema import Certificate, Plan
+from gnnplan.runtime.stages import Stage
 
 STAGE_WORDS = {
     Stage.SEEDS: "choosing this rank's share of the global batch",

@@ -4,14 +4,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from planner.candidate import Candidate
-from planner.cost.memory import require_fit, sum_text
-from planner.errors import PlanDoesNotFit
-from planner.placement.place import CandidatePlacement
-from planner.search.dimensions.dimension import LeftOut
-from planner.search.dimensions.registry import count_changes, explain_no_gain, family_of, name_of
-from runtime.plan.schema import Alternative, Certificate, Prediction, TopologyPlacement
-from runtime.stages import LOADER_STAGES
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.memory import require_fit, sum_text
+from gnnplan.planner.errors import PlanDoesNotFit
+from gnnplan.planner.placement.place import CandidatePlacement
+from gnnplan.planner.search.dimensions.dimension import LeftOut
+from gnnplan.planner.search.dimensions.registry import (
+    count_changes,
+    explain_no_gain,
+    family_of,
+    name_of,
+)
+from gnnplan.runtime.plan.schema import Alternative, Certificate, Prediction, TopologyPlacement
+from gnnplan.runtime.stages import LOADER_STAGES
 
 MOST_ALTERNATIVES = 12
 

@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.machine.model import Table
-from runtime.sampling.bulk.memory import BulkBytes
+from gnnplan.planner.machine.model import Table
+from gnnplan.runtime.sampling.bulk.memory import BulkBytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

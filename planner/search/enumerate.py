@@ -10,12 +10,12 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from planner.candidate import Candidate, list_cores, list_gpus, make_candidate
-from planner.errors import SettingsError
-from planner.machine.model import MachineModel
-from planner.machine.routes import routes
-from planner.settings import PlanSettings
-from runtime.plan.schema import Threads, TopologyPlacement
+from gnnplan.planner.candidate import Candidate, list_cores, list_gpus, make_candidate
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.machine.routes import routes
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.plan.schema import Threads, TopologyPlacement
 
 DEPTHS = (2, 4)
 """Prefetch depths worth trying: 2 removes the regular stall, 4 most of the random one [A2]."""

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from planner.candidate import Candidate
-from planner.errors import SettingsError
-from planner.settings import AUTO_SAMPLER, PlanSettings, SamplerChoice
-from planner.task_checks import is_link
-from runtime.graph.dataset import Graph, is_typed
-from runtime.plan.schema import Sampler
-from runtime.sampling.registry import DEFAULT_SAMPLER, SAMPLERS, find_sampler
-from runtime.sampling.statistics import (
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.settings import AUTO_SAMPLER, PlanSettings, SamplerChoice
+from gnnplan.planner.task_checks import is_link
+from gnnplan.runtime.graph.dataset import Graph, is_typed
+from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, SAMPLERS, find_sampler
+from gnnplan.runtime.sampling.statistics import (
     StatisticsClass,
     class_of,
     is_weighted,

@@ -14,17 +14,22 @@ threads.comm      the gradient is sent while the backward pass runs, where that 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from planner.candidate import Candidate, PlacedRows
-from planner.cost.backends.gpu_lanes import MOST_OF_MEMORY, buffer_bytes, capture_gain, timed_gain
-from planner.cost.memory import gpu_capacity, size_text
-from planner.cost.model import batch_and_timing, predict
-from planner.cost.request import Request, steps_per_epoch
-from planner.cost.stages.all_reduce import gradient_bytes
-from planner.cost.stages.exchange import UNMEASURED, hidden_share, measured_eta
-from planner.placement.place import CandidatePlacement, Memories, memories_of
-from planner.search.choose import Evaluated, shadow_prices
-from planner.search.dimensions.dimension import LeftOut, Proposing, SearchInputs
-from planner.search.dimensions.registry import (
+from gnnplan.planner.candidate import Candidate, PlacedRows
+from gnnplan.planner.cost.backends.gpu_lanes import (
+    MOST_OF_MEMORY,
+    buffer_bytes,
+    capture_gain,
+    timed_gain,
+)
+from gnnplan.planner.cost.memory import gpu_capacity, size_text
+from gnnplan.planner.cost.model import batch_and_timing, predict
+from gnnplan.planner.cost.request import Request, steps_per_epoch
+from gnnplan.planner.cost.stages.all_reduce import gradient_bytes
+from gnnplan.planner.cost.stages.exchange import UNMEASURED, hidden_share, measured_eta
+from gnnplan.planner.placement.place import CandidatePlacement, Memories, memories_of
+from gnnplan.planner.search.choose import Evaluated, shadow_prices
+from gnnplan.planner.search.dimensions.dimension import LeftOut, Proposing, SearchInputs
+from gnnplan.planner.search.dimensions.registry import (
     DIMENSIONS,
     PLACEMENTS,
     dimensions_of,
@@ -33,11 +38,11 @@ from planner.search.dimensions.registry import (
     propose_more,
     rows_of,
 )
-from planner.settings import PlanSettings
-from planner.workload import Hotness
-from runtime.plan.schema import Prediction
-from runtime.sampling.registry import is_able
-from runtime.train.parts import most_parts
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import Hotness
+from gnnplan.runtime.plan.schema import Prediction
+from gnnplan.runtime.sampling.registry import is_able
+from gnnplan.runtime.train.parts import most_parts
 
 ALL_REDUCE = "all_reduce"
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from planner.errors import PlanDoesNotFit
-from planner.search.choose import Evaluated
-from planner.search.search import Search, SearchResult
-from runtime.plan.schema import Alternative
+from gnnplan.planner.errors import PlanDoesNotFit
+from gnnplan.planner.search.choose import Evaluated
+from gnnplan.planner.search.search import Search, SearchResult
+from gnnplan.runtime.plan.schema import Alternative
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from planner.cost.memory import Budgets
-from planner.cost.request import Request
-from planner.machine.model import Link, MachineModel, Table
+from gnnplan.planner.cost.memory import Budgets
+from gnnplan.planner.cost.request import Request
+from gnnplan.planner.machine.model import Link, MachineModel, Table
 
 GIB = 2**30
 FASTER = 1.1

@@ -31,8 +31,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from runtime.cores import batch_threads
-from runtime.stages import Stage
+from gnnplan.runtime.cores import batch_threads
+from gnnplan.runtime.stages import Stage
 
 RECEIVE_FIRST_BYTES = 1 << 20
 """From this size on a message's time on the link is longer than what is lost at its begin."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.comm.collectives import Communicator
-from runtime.errors import PlanError
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import PlanError
 
 
 def stages_of_column(column: int, num_rows: int, replication: int) -> range:

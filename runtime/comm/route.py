@@ -9,7 +9,7 @@ import os
 import socket
 from pathlib import Path
 
-from runtime.errors import InputError, WorkerFailed
+from gnnplan.runtime.errors import InputError, WorkerFailed
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 LOOPBACK, LOOPBACK_ADDRESS = "lo", "127.0.0.1"

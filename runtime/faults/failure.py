@@ -13,8 +13,8 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime import codec, errors
-from runtime.errors import GnnplanError, WorkerFailed
+from gnnplan.runtime import codec, errors
+from gnnplan.runtime.errors import GnnplanError, WorkerFailed
 
 MOST_BYTES = 1 << 16
 """Of an output's end, which are looked at."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.stages import LOADER_STAGES, Stage
+from gnnplan.runtime.stages import LOADER_STAGES, Stage
 
 VARIABLE = "GNNPLAN_HEARTBEAT"
 """Environment variable that names the table to a rank."""

@@ -26,13 +26,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runtime import codec
-from runtime.cgroup import memory_group
-from runtime.faults.failure import EndedRank, ended_ranks, is_final
-from runtime.faults.heartbeat import VARIABLE, Beat, HeartbeatTable, Phase
-from runtime.launch.config import RunConfig
-from runtime.memory_sum import killed_text
-from runtime.plan.io import load_plan
+from gnnplan.runtime import codec
+from gnnplan.runtime.cgroup import memory_group
+from gnnplan.runtime.faults.failure import EndedRank, ended_ranks, is_final
+from gnnplan.runtime.faults.heartbeat import VARIABLE, Beat, HeartbeatTable, Phase
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.memory_sum import killed_text
+from gnnplan.runtime.plan.io import load_plan
 
 LOOK_SECONDS = 0.25
 MAX_TICK_SECONDS = 1.0

@@ -30,10 +30,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import PlanError
-from runtime.features.gather import check_output, check_storage, copy_from_addresses
-from runtime.features.location import MAX_SOURCES, SOURCE_MASK, Codes, LocationTable
-from runtime.features.tier import AbstractFeatureStore, Counters
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.features.gather import check_output, check_storage, copy_from_addresses
+from gnnplan.runtime.features.location import MAX_SOURCES, SOURCE_MASK, Codes, LocationTable
+from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters
 
 USED, NEXT, OLDEST, HAND, STATE_LENGTH = 0, 1, 2, 3, 4
 LOG = 3

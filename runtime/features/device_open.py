@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.comm.collectives import Communicator
-from runtime.errors import BudgetExceeded, PlanError
-from runtime.fallback import warn_once
-from runtime.features import tiers as building
-from runtime.features.device_rows import (
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import BudgetExceeded, PlanError
+from gnnplan.runtime.fallback import warn_once
+from gnnplan.runtime.features import tiers as building
+from gnnplan.runtime.features.device_rows import (
     DeviceExchange,
     DeviceRows,
     Staged,
@@ -26,15 +26,20 @@ from runtime.features.device_rows import (
     on_host,
     word_multiple,
 )
-from runtime.features.device_store import DeviceCache, DeviceFeatureStore
-from runtime.features.gather_triton import DeviceTable
-from runtime.features.location import MAX_SOURCES, LocationTable, encode
-from runtime.features.peer import Peer, ServedArray
-from runtime.features.shared_rows import NotSharedError, SharedRows, share_host_rows, share_rows
-from runtime.features.tier import Dense
-from runtime.graph.dataset import Graph
-from runtime.memory_sum import planned_sum, sum_text
-from runtime.plan.schema import Plan, Source
+from gnnplan.runtime.features.device_store import DeviceCache, DeviceFeatureStore
+from gnnplan.runtime.features.gather_triton import DeviceTable
+from gnnplan.runtime.features.location import MAX_SOURCES, LocationTable, encode
+from gnnplan.runtime.features.peer import Peer, ServedArray
+from gnnplan.runtime.features.shared_rows import (
+    NotSharedError,
+    SharedRows,
+    share_host_rows,
+    share_rows,
+)
+from gnnplan.runtime.features.tier import Dense
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.memory_sum import planned_sum, sum_text
+from gnnplan.runtime.plan.schema import Plan, Source
 
 T = TypeVar("T")
 _SMALLER = 0.75

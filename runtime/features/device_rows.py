@@ -25,12 +25,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.comm.collectives import Communicator
-from runtime.features.host_memory import HostMemory
-from runtime.features.location import MAX_SOURCES
-from runtime.features.tier import Counters
-from runtime.features.tiers import Tiers
-from runtime.stages import Stage
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.features.host_memory import HostMemory
+from gnnplan.runtime.features.location import MAX_SOURCES
+from gnnplan.runtime.features.tier import Counters
+from gnnplan.runtime.features.tiers import Tiers
+from gnnplan.runtime.stages import Stage
 
 WORD_BYTES = 16
 """Widest access of one lane."""

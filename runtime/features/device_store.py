@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.features.device_rows import DeviceExchange, Staged, padded_rows
-from runtime.features.gather import check_output
-from runtime.features.location import SOURCE_BITS, SOURCE_MASK, Codes
-from runtime.features.tier import AbstractFeatureStore, Counters, total
+from gnnplan.runtime.features.device_rows import DeviceExchange, Staged, padded_rows
+from gnnplan.runtime.features.gather import check_output
+from gnnplan.runtime.features.location import SOURCE_BITS, SOURCE_MASK, Codes
+from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters, total
 
 _FAR = (1 << 62) - 1
 _LOADED = 1 << 32
@@ -217,7 +217,7 @@ class DeviceCache:
 
 
 if TYPE_CHECKING:  # a store is a type that code without Triton names too
-    from runtime.features.gather_triton import DeviceTable
+    from gnnplan.runtime.features.gather_triton import DeviceTable
 
 
 class DeviceFeatureStore(AbstractFeatureStore):

@@ -27,9 +27,9 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from runtime import npy
-from runtime.errors import DatasetError
-from runtime.features.gather import check_storage, copy_rows, widen_rows
+from gnnplan.runtime import npy
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.features.gather import check_storage, copy_rows, widen_rows
 
 BLOCK_BYTES = 4096
 """Alignment of offset, length and memory of a direct read (512 would do on some disks only)."""

@@ -31,12 +31,12 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from runtime.errors import BudgetExceeded
-from runtime.features import direct
-from runtime.features.direct import Requests, Stored, read_buffers, read_requests
-from runtime.features.gather import copy_from_addresses
-from runtime.features.tier import AbstractTier, Counters
-from runtime.intrinsics import pointer
+from gnnplan.runtime.errors import BudgetExceeded
+from gnnplan.runtime.features import direct
+from gnnplan.runtime.features.direct import Requests, Stored, read_buffers, read_requests
+from gnnplan.runtime.features.gather import copy_from_addresses
+from gnnplan.runtime.features.tier import AbstractTier, Counters
+from gnnplan.runtime.intrinsics import pointer
 
 
 class ByteBudget:

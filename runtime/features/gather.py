@@ -19,10 +19,17 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import DatasetError
-from runtime.features.location import MAX_SOURCES, SOURCE_BITS, SOURCE_MASK, Codes
-from runtime.features.tier import Dense
-from runtime.intrinsics import copy_bytes, fence, prefetch, stream_16_bytes, widen_1, widen_8
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.features.location import MAX_SOURCES, SOURCE_BITS, SOURCE_MASK, Codes
+from gnnplan.runtime.features.tier import Dense
+from gnnplan.runtime.intrinsics import (
+    copy_bytes,
+    fence,
+    prefetch,
+    stream_16_bytes,
+    widen_1,
+    widen_8,
+)
 
 PREFETCH_BYTES = 6144
 """How far ahead of the copy rows are asked for; flat from 6 to 10 KiB where it was measured."""

@@ -28,8 +28,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.features.device_rows import WORD_BYTES, DeviceRows, owns_padding, word_multiple
-from runtime.features.location import MAX_SOURCES, SOURCE_BITS, SOURCE_MASK, Codes
+from gnnplan.runtime.features.device_rows import WORD_BYTES, DeviceRows, owns_padding, word_multiple
+from gnnplan.runtime.features.location import MAX_SOURCES, SOURCE_BITS, SOURCE_MASK, Codes
 
 BITS: Any = tl.constexpr(SOURCE_BITS)
 MASK: Any = tl.constexpr(SOURCE_MASK)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runtime.errors import GnnplanError
+from gnnplan.runtime.errors import GnnplanError
 
 
 class PinError(GnnplanError):

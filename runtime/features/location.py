@@ -14,8 +14,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import PlanError
-from runtime.plan.schema import Source
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.plan.schema import Source
 
 SOURCE_BITS = 8
 MAX_SOURCES = 1 << SOURCE_BITS

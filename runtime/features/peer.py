@@ -23,15 +23,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.comm.collectives import Communicator
-from runtime.errors import PlanError
-from runtime.features.gather import addresses_of, copy_from_addresses
-from runtime.features.location import IN_DATASET, SOURCE_MASK, LocationTable
-from runtime.features.sparse import SparseHost
-from runtime.features.tier import AbstractTier, Counters
-from runtime.plan.io import load_array
-from runtime.plan.schema import Plan
-from runtime.stages import Stage
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.features.gather import addresses_of, copy_from_addresses
+from gnnplan.runtime.features.location import IN_DATASET, SOURCE_MASK, LocationTable
+from gnnplan.runtime.features.sparse import SparseHost
+from gnnplan.runtime.features.tier import AbstractTier, Counters
+from gnnplan.runtime.plan.io import load_array
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.stages import Stage
 
 
 class AbstractServed(ABC):

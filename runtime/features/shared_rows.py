@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.comm.collectives import Communicator
-from runtime.errors import GnnplanError
-from runtime.features.device_rows import padded_rows, word_multiple
-from runtime.features.host_memory import HostMemory
-from runtime.segments import Segment
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import GnnplanError
+from gnnplan.runtime.features.device_rows import padded_rows, word_multiple
+from gnnplan.runtime.features.host_memory import HostMemory
+from gnnplan.runtime.segments import Segment
 
 
 class NotSharedError(GnnplanError):

@@ -6,9 +6,9 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import DatasetError
-from runtime.features.gather import in_ranges
-from runtime.features.tier import AbstractTier, Counters
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.features.gather import in_ranges
+from gnnplan.runtime.features.tier import AbstractTier, Counters
 
 
 @numba.njit(cache=True, nogil=True)

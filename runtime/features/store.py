@@ -18,15 +18,15 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.comm.collectives import Communicator
-from runtime.errors import DatasetError, PlanError
-from runtime.features import gather as lookup, tiers as building
-from runtime.features.cache import CachedFeatureStore
-from runtime.features.gather import addresses_of, check_output, copy_from_addresses
-from runtime.features.location import LocationTable
-from runtime.features.tier import AbstractFeatureStore, AbstractTier, Counters, Dense
-from runtime.graph.dataset import Graph, rows_within_types
-from runtime.plan.schema import Plan
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import DatasetError, PlanError
+from gnnplan.runtime.features import gather as lookup, tiers as building
+from gnnplan.runtime.features.cache import CachedFeatureStore
+from gnnplan.runtime.features.gather import addresses_of, check_output, copy_from_addresses
+from gnnplan.runtime.features.location import LocationTable
+from gnnplan.runtime.features.tier import AbstractFeatureStore, AbstractTier, Counters, Dense
+from gnnplan.runtime.graph.dataset import Graph, rows_within_types
+from gnnplan.runtime.plan.schema import Plan
 
 
 class FeatureStore(AbstractFeatureStore):

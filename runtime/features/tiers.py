@@ -6,11 +6,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.comm.collectives import Communicator
-from runtime.errors import DatasetError, PlanError
-from runtime.features.disk import Disk
-from runtime.features.location import LocationTable
-from runtime.features.peer import (
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import DatasetError, PlanError
+from gnnplan.runtime.features.disk import Disk
+from gnnplan.runtime.features.location import LocationTable
+from gnnplan.runtime.features.peer import (
     AbstractServed,
     HostRows,
     Peer,
@@ -19,11 +19,11 @@ from runtime.features.peer import (
     fetch_lacking,
     ranks_of,
 )
-from runtime.features.sparse import SparseHost
-from runtime.features.tier import AbstractTier, Dense
-from runtime.graph.dataset import Graph
-from runtime.plan.io import load_array
-from runtime.plan.schema import Plan
+from gnnplan.runtime.features.sparse import SparseHost
+from gnnplan.runtime.features.tier import AbstractTier, Dense
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.io import load_array
+from gnnplan.runtime.plan.schema import Plan
 
 OwnIds = dict[int, NDArray[np.int64]]
 Tiers = list[tuple[AbstractTier, list[int]]]

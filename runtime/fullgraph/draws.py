@@ -21,14 +21,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.comm.collectives import Communicator
-from runtime.fullgraph.exchange import Crossing, block_of, joined_block, kept_block
-from runtime.fullgraph.part import Part
-from runtime.models.adjacency import TorchBlock
-from runtime.plan.schema import FullGraph
-from runtime.sampling.compiled import kernel
-from runtime.sampling.rng import Purpose, draw, key_kernel, stream, value_kernel
-from runtime.stages import Stage
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.fullgraph.exchange import Crossing, block_of, joined_block, kept_block
+from gnnplan.runtime.fullgraph.part import Part
+from gnnplan.runtime.models.adjacency import TorchBlock
+from gnnplan.runtime.plan.schema import FullGraph
+from gnnplan.runtime.sampling.compiled import kernel
+from gnnplan.runtime.sampling.rng import Purpose, draw, key_kernel, stream, value_kernel
+from gnnplan.runtime.stages import Stage
 
 Rounding = Literal["bernoulli", "stochastic"]
 _TWO_64 = 1 << 64

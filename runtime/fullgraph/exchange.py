@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.comm.collectives import Communicator
-from runtime.fullgraph.part import Lists, Part
-from runtime.models.adjacency import TorchBlock
-from runtime.models.weights import count_self_loops
-from runtime.stages import Stage
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.fullgraph.part import Lists, Part
+from gnnplan.runtime.models.adjacency import TorchBlock
+from gnnplan.runtime.models.weights import count_self_loops
+from gnnplan.runtime.stages import Stage
 
 
 @dataclass(slots=True)

@@ -17,19 +17,25 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
-from runtime.comm.collectives import Communicator
-from runtime.errors import InputError, PlanError
-from runtime.fullgraph.draws import AbstractMasks, EpochDraws
-from runtime.fullgraph.exchange import Crossing, Exchange, Pending, edge_weights, kept_block
-from runtime.fullgraph.part import Part, build_part, connect
-from runtime.models import functions as dense
-from runtime.models.adjacency import TorchBlock
-from runtime.models.attention import attention
-from runtime.models.build import BlockModel
-from runtime.models.functions import Sums, aggregate_dense, aggregate_plain, linear, runs_on_kernels
-from runtime.models.kernels import aggregate_rows, source_gradient
-from runtime.plan.schema import FullGraph
-from runtime.sampling.placed_indices import prefetch_read
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import InputError, PlanError
+from gnnplan.runtime.fullgraph.draws import AbstractMasks, EpochDraws
+from gnnplan.runtime.fullgraph.exchange import Crossing, Exchange, Pending, edge_weights, kept_block
+from gnnplan.runtime.fullgraph.part import Part, build_part, connect
+from gnnplan.runtime.models import functions as dense
+from gnnplan.runtime.models.adjacency import TorchBlock
+from gnnplan.runtime.models.attention import attention
+from gnnplan.runtime.models.build import BlockModel
+from gnnplan.runtime.models.functions import (
+    Sums,
+    aggregate_dense,
+    aggregate_plain,
+    linear,
+    runs_on_kernels,
+)
+from gnnplan.runtime.models.kernels import aggregate_rows, source_gradient
+from gnnplan.runtime.plan.schema import FullGraph
+from gnnplan.runtime.sampling.placed_indices import prefetch_read
 
 _jit: Any = numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
 _AHEAD = 16

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.comm.collectives import Communicator
-from runtime.errors import PlanError
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import PlanError
 
 Lists = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]
 

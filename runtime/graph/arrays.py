@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.graph.findings import (
+from gnnplan.runtime.graph.findings import (
     check_array,
     check_csc_ends,
     check_labels,
@@ -27,8 +27,8 @@ from runtime.graph.findings import (
     check_range,
     check_split,
 )
-from runtime.graph.format import GraphMeta
-from runtime.graph.reading import map_array
+from gnnplan.runtime.graph.format import GraphMeta
+from gnnplan.runtime.graph.reading import map_array
 
 BLOCKS = 64
 BLOCK_BYTES = 16384

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import DatasetError
+from gnnplan.runtime.errors import DatasetError
 
 FEW_CLASSES = 1000
 """Outputs that cost next to nothing, whether or not a node has their class."""

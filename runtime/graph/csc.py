@@ -17,9 +17,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from runtime.errors import DatasetError
-from runtime.graph.findings import UnusableWeights
-from runtime.graph.staging import Staging
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.findings import UnusableWeights
+from gnnplan.runtime.graph.staging import Staging
 
 SelfLoops = Literal["keep", "add", "remove"]
 MAX_BUCKETS = 512

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime import codec
-from runtime.errors import DatasetError
-from runtime.graph.arrays import (
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.arrays import (
     SPLITS,
     check_fast,
     check_full,
@@ -26,10 +26,10 @@ from runtime.graph.arrays import (
     map_arrays,
     typed_names,
 )
-from runtime.graph.findings import Finding, GraphWarning, find_all
-from runtime.graph.format import META_FILE, GraphMeta, Task, read_meta
-from runtime.graph.staging import Staging
-from runtime.plan.schema import Workload
+from gnnplan.runtime.graph.findings import Finding, GraphWarning, find_all
+from gnnplan.runtime.graph.format import META_FILE, GraphMeta, Task, read_meta
+from gnnplan.runtime.graph.staging import Staging
+from gnnplan.runtime.plan.schema import Workload
 
 __all__ = ["Graph", "GraphWarning", "SparseFeatures", "commit_dataset", "open_graph", "write_graph"]
 

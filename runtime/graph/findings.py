@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import DatasetError
-from runtime.graph.classes import is_sparse
-from runtime.graph.format import GraphMeta
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.classes import is_sparse
+from gnnplan.runtime.graph.format import GraphMeta
 
 CHUNK_BYTES = 1 << 25
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from runtime import codec
-from runtime.errors import DatasetError
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import DatasetError
 
 FORMAT_VERSION = 1
 META_FILE = "graph.json"

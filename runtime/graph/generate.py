@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import DatasetError
-from runtime.graph.csc import EdgeOptions, array_edges, build_csc
-from runtime.graph.dataset import Graph, commit_dataset
-from runtime.graph.staging import Staging, refuse_occupied
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.csc import EdgeOptions, array_edges, build_csc
+from gnnplan.runtime.graph.dataset import Graph, commit_dataset
+from gnnplan.runtime.graph.staging import Staging, refuse_occupied
 
 Ends = tuple[NDArray[np.int64], NDArray[np.int64]]
 Drawer = Callable[[int], Ends]

@@ -25,10 +25,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import DatasetError
-from runtime.graph.csc import EdgeOptions, array_edges, build_csc
-from runtime.graph.dataset import Graph, commit_dataset
-from runtime.graph.generate import (
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.csc import EdgeOptions, array_edges, build_csc
+from gnnplan.runtime.graph.dataset import Graph, commit_dataset
+from gnnplan.runtime.graph.generate import (
     block_model_drawer,
     check_sizes,
     distinct_pairs,
@@ -37,7 +37,7 @@ from runtime.graph.generate import (
     signal_length,
     split_nodes,
 )
-from runtime.graph.staging import Staging, refuse_occupied
+from gnnplan.runtime.graph.staging import Staging, refuse_occupied
 
 
 def generate_links(

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import DatasetError
-from runtime.graph.classes import number_classes, whole_numbers
-from runtime.graph.format import Task
-from runtime.graph.imports.source import SPLIT_KEYS, ImportOptions, RawGraph
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.classes import number_classes, whole_numbers
+from gnnplan.runtime.graph.format import Task
+from gnnplan.runtime.graph.imports.source import SPLIT_KEYS, ImportOptions, RawGraph
 
 
 def normalise_labels(

@@ -11,8 +11,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from runtime.errors import DatasetError
-from runtime.npy import map_npy
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.npy import map_npy
 
 
 @contextmanager

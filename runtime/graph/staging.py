@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from runtime.errors import DatasetError
-from runtime.folders import Unfinished, free_name, sweep_unfinished, take_name
-from runtime.graph.format import META_FILE, read_meta
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.folders import Unfinished, free_name, sweep_unfinished, take_name
+from gnnplan.runtime.graph.format import META_FILE, read_meta
 
 _log = logging.getLogger(__name__)
 

@@ -1,5 +1,5 @@
 """Starting a plan's ranks: under torchrun, on several hosts, through Ray, or a user's script."""
 
-from runtime.moved import names_of
+from gnnplan.moved import names_of
 
-__getattr__ = names_of("runtime.launch.launch")
+__getattr__ = names_of("gnnplan.runtime.launch.launch")

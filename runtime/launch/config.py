@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from runtime.errors import InputError
-from runtime.plan.setting import Range, Setting
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.plan.setting import Range, Setting
 
 _EPOCHS, _STEPS = Range(least=0, most=1_000_000), Range(least=0, most=10**12)
 

@@ -22,11 +22,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from runtime import codec
-from runtime.comm.route import address_towards, split_endpoint
-from runtime.errors import InputError, WorkerFailed
-from runtime.launch.config import RunConfig
-from runtime.plan.schema import Device, Plan
+from gnnplan.runtime import codec
+from gnnplan.runtime.comm.route import address_towards, split_endpoint
+from gnnplan.runtime.errors import InputError, WorkerFailed
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.plan.schema import Device, Plan
 
 VARIABLE = "GNNPLAN_ROLL"
 POLL_SECONDS = 0.1

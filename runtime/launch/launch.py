@@ -25,29 +25,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from runtime import codec
-from runtime.cgroup import memory_group
-from runtime.children import child_environment
-from runtime.comm.route import check_loopback
-from runtime.device import machine_facts, usable_cores
-from runtime.errors import InputError
-from runtime.faults.failure import ERRORS_FOLDER, LAUNCH_FAILURE, clear_failures, failure_of
-from runtime.identity import check_identity
-from runtime.launch.config import RunConfig
-from runtime.launch.hosts import (
+from gnnplan.runtime import codec
+from gnnplan.runtime.cgroup import memory_group
+from gnnplan.runtime.comm.route import check_loopback
+from gnnplan.runtime.device import machine_facts, usable_cores
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.faults.failure import ERRORS_FOLDER, LAUNCH_FAILURE, clear_failures, failure_of
+from gnnplan.runtime.identity import check_identity
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.launch.hosts import (
     Place,
     own_devices,
     roll_environment,
     run_folder_of,
     torchrun_arguments,
 )
-from runtime.memory_sum import check_limit
-from runtime.plan.io import load_plan
-from runtime.plan.schema import Device, Plan
-from runtime.process import with_huge_pages
-from runtime.report import RunReport, load_report
-from runtime.segments import sweep_segments
-from runtime.train.checkpoint_files import CHECKPOINTS, set_aside
+from gnnplan.runtime.memory_sum import check_limit
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Device, Plan
+from gnnplan.runtime.process import with_huge_pages
+from gnnplan.runtime.report import RunReport, load_report
+from gnnplan.runtime.segments import sweep_segments
+from gnnplan.runtime.train.checkpoint_files import CHECKPOINTS, set_aside
 
 POLL_SECONDS = 0.05
 
@@ -92,7 +91,7 @@ def torchrun_command(arguments: list[str], run_path: Path, entry: list[str]) -> 
         entry: what each rank runs: `-m MODULE` and its arguments.
     """
     failure_file = run_path / ERRORS_FOLDER / LAUNCH_FAILURE
-    leash = ["-m", "runtime.launch.torchrun", str(os.getpid()), str(failure_file)]
+    leash = ["-m", "gnnplan.runtime.launch.torchrun", str(os.getpid()), str(failure_file)]
     return [sys.executable, *leash, *arguments, *entry]
 
 
@@ -115,7 +114,7 @@ def running(
     """
     check_loopback()
     sweep_segments()
-    env = child_environment() | {
+    env = os.environ | {
         "OMP_NUM_THREADS": str(plan.strategy.threads.compute),
         "PYTHONUNBUFFERED": "1",
     }
@@ -222,7 +221,7 @@ def train(
     prepare(run_path, config)
     variables = roll_environment(plan, place, config) | (environment or {})
     command = torchrun_command(
-        arguments, run_path, ["-m", "runtime.worker", str(run_path / CONFIG_FILE)]
+        arguments, run_path, ["-m", "gnnplan.runtime.worker", str(run_path / CONFIG_FILE)]
     )
     with (run_path / LOG_FILE).open("ab") as log:
         since = log.tell()

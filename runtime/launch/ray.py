@@ -15,11 +15,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from runtime.errors import InputError, WorkerFailed
-from runtime.faults.failure import failure_of, has_failure, is_final
-from runtime.launch.config import RunConfig
-from runtime.launch.hosts import ranks_by_host
-from runtime.launch.launch import (
+from gnnplan.runtime.errors import InputError, WorkerFailed
+from gnnplan.runtime.faults.failure import failure_of, has_failure, is_final
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.launch.hosts import ranks_by_host
+from gnnplan.runtime.launch.launch import (
     CONFIG_FILE,
     EVENTS_FILE,
     LOG_FILE,
@@ -28,10 +28,10 @@ from runtime.launch.launch import (
     follow,
     prepare,
 )
-from runtime.plan.io import load_plan
-from runtime.plan.schema import Plan
-from runtime.report import RunReport, load_report
-from runtime.worker import read_config, record_end, run
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.report import RunReport, load_report
+from gnnplan.runtime.worker import read_config, record_end, run
 
 RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 

@@ -9,14 +9,14 @@ import json
 import sys
 from pathlib import Path
 
-from runtime.errors import GnnplanError, InputError
+from gnnplan.runtime.errors import GnnplanError, InputError
 
 
 def main(argv: list[str]) -> int:
     """Train as the request says, on the cluster that this process belongs to."""
     try:
         request = json.loads(Path(argv[0]).read_text())
-        from runtime.launch.ray import train_on_ray
+        from gnnplan.runtime.launch.ray import train_on_ray
 
         train_on_ray(
             Path(request["plan_folder"]),

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from runtime import codec
-from runtime.cgroup import memory_group
-from runtime.errors import InputError
-from runtime.faults.failure import EndedRank, clear_failures, ended_ranks
-from runtime.identity import FORCE_VARIABLE, check_identity
-from runtime.launch.config import RunConfig
-from runtime.launch.hosts import (
+from gnnplan.runtime import codec
+from gnnplan.runtime.cgroup import memory_group
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.faults.failure import EndedRank, clear_failures, ended_ranks
+from gnnplan.runtime.identity import FORCE_VARIABLE, check_identity
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.launch.hosts import (
     VARIABLE as ROLL,
     Place,
     Roll,
@@ -30,10 +30,10 @@ from runtime.launch.hosts import (
     run_folder_of,
     torchrun_arguments,
 )
-from runtime.launch.launch import CONFIG_FILE, check_startable, running, torchrun_command
-from runtime.loader.loader import PLAN_VARIABLE
-from runtime.memory_sum import check_limit
-from runtime.plan.io import load_plan
+from gnnplan.runtime.launch.launch import CONFIG_FILE, check_startable, running, torchrun_command
+from gnnplan.runtime.loader.loader import PLAN_VARIABLE
+from gnnplan.runtime.memory_sum import check_limit
+from gnnplan.runtime.plan.io import load_plan
 
 RUN_FOLDER = "launch"
 HANG_SECONDS = 60.0
@@ -101,7 +101,7 @@ def launch_script(
     command = torchrun_command(
         [*torchrun_arguments(plan, place), f"--max-restarts={max_restarts}"],
         run_path,
-        ["-m", "runtime.launch.script_rank", str(script), *arguments],
+        ["-m", "gnnplan.runtime.launch.script_rank", str(script), *arguments],
     )
     variables |= {PLAN_VARIABLE: str(plan_folder), FORCE_VARIABLE: "1" if force else ""}
     with running(command, plan, variables) as job:

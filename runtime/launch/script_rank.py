@@ -24,13 +24,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from runtime.children import restore_path_rule
-from runtime.device import flush_denormals
-from runtime.faults.heartbeat import Heartbeat
-from runtime.launch.torchrun import die_with
-from runtime.loader.loader import PLAN_VARIABLE
-from runtime.plan.io import load_plan
-from runtime.process import die_first, keep_freed_memory, use_threads
+from gnnplan.runtime.device import flush_denormals
+from gnnplan.runtime.faults.heartbeat import Heartbeat
+from gnnplan.runtime.launch.torchrun import die_with
+from gnnplan.runtime.loader.loader import PLAN_VARIABLE
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.process import die_first, keep_freed_memory, use_threads
 
 
 @contextmanager
@@ -70,8 +69,7 @@ def main(arguments: list[str]) -> None:
     heartbeat = Heartbeat.join()
     script = arguments[0]
     sys.argv = list(arguments)
-    sys.path.insert(0, str(Path(script).parent))  # as `python script.py` has it
-    restore_path_rule()
+    sys.path[0] = str(Path(script).parent)  # as `python script.py` has it
     with groups_left_last():
         runpy.run_path(script, run_name="__main__")
     heartbeat.close()

@@ -27,9 +27,9 @@ def main(arguments: list[str]) -> int:
     """Run torchrun; returns its exit code."""
     parent_pid, failure_file, *rest = arguments
     die_with(int(parent_pid), signal.SIGTERM)
-    from runtime.errors import WorkerFailed
-    from runtime.faults.watch import Supervisor, supervise
-    from runtime.launch.hosts import call_roll, place_ranks, read_roll
+    from gnnplan.runtime.errors import WorkerFailed
+    from gnnplan.runtime.faults.watch import Supervisor, supervise
+    from gnnplan.runtime.launch.hosts import call_roll, place_ranks, read_roll
 
     supervisor = Supervisor(Path(failure_file))
     store, roll = None, read_roll()

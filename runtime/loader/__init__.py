@@ -1,5 +1,5 @@
 """Batches under a plan: the loader, its stages, and what each kind of batch has instead."""
 
-from runtime.moved import names_of
+from gnnplan.moved import names_of
 
-__getattr__ = names_of("runtime.loader.loader")
+__getattr__ = names_of("gnnplan.runtime.loader.loader")

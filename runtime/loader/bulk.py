@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from runtime.comm.collectives import Communicator
-from runtime.comm.grid import open_grid
-from runtime.errors import PlanError
-from runtime.graph.dataset import Graph
-from runtime.loader.stages import AbstractStage
-from runtime.plan.schema import Plan
-from runtime.sampling.build import BatchSampler, build_sampler
-from runtime.sampling.bulk.bulk import BulkSampler
-from runtime.sampling.distributed.grid import GridSampler, empty_graph
-from runtime.sampling.distributed.grid_rows import cut_shard
-from runtime.sampling.minibatch import Dialect, MiniBatch, Request
-from runtime.sampling.seeds import SeedSchedule
-from runtime.stages import Stage
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.comm.grid import open_grid
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.loader.stages import AbstractStage
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.sampling.build import BatchSampler, build_sampler
+from gnnplan.runtime.sampling.bulk.bulk import BulkSampler
+from gnnplan.runtime.sampling.distributed.grid import GridSampler, empty_graph
+from gnnplan.runtime.sampling.distributed.grid_rows import cut_shard
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request
+from gnnplan.runtime.sampling.seeds import SeedSchedule
+from gnnplan.runtime.stages import Stage
 
 Draw = Callable[[int, range], Iterator[list[MiniBatch]]]
 """(epoch, steps) -> this rank's batches of these steps, stack by stack."""

@@ -13,22 +13,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.comm.collectives import Communicator
-from runtime.errors import PlanError
-from runtime.features.gather import gather_rows
-from runtime.features.store import BufferRing
-from runtime.features.tier import AbstractFeatureStore, Counters
-from runtime.graph.dataset import Graph
-from runtime.loader.stages import AbstractStage, SampleStage
-from runtime.meter import StageMeter
-from runtime.models.weights import fill_weights
-from runtime.plan.schema import Plan, Workload
-from runtime.sampling.build import BatchSampler
-from runtime.sampling.distributed.cooperative import CooperativeSampler, check_cooperates
-from runtime.sampling.distributed.owner import Owners
-from runtime.sampling.minibatch import MiniBatch
-from runtime.sampling.seeds import SeedSchedule
-from runtime.stages import Stage
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.features.gather import gather_rows
+from gnnplan.runtime.features.store import BufferRing
+from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.loader.stages import AbstractStage, SampleStage
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.models.weights import fill_weights
+from gnnplan.runtime.plan.schema import Plan, Workload
+from gnnplan.runtime.sampling.build import BatchSampler
+from gnnplan.runtime.sampling.distributed.cooperative import CooperativeSampler, check_cooperates
+from gnnplan.runtime.sampling.distributed.owner import Owners
+from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.sampling.seeds import SeedSchedule
+from gnnplan.runtime.stages import Stage
 
 
 class Cooperation:

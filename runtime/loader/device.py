@@ -14,29 +14,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.features.device_store import DeviceFeatureStore
-from runtime.features.gather import take_labels
-from runtime.features.tier import Counters, total
-from runtime.graph.dataset import Graph
-from runtime.loader.bulk import BulkSampleStage, bulk_request, refuse_lists
-from runtime.loader.device_place import launching
-from runtime.loader.stages import AbstractStage
-from runtime.loader.topology import OFFSET_BYTES
-from runtime.meter import StageMeter
-from runtime.models.adjacency import TorchBlock, device_blocks
-from runtime.models.weights import (
+from gnnplan.runtime.features.device_store import DeviceFeatureStore
+from gnnplan.runtime.features.gather import take_labels
+from gnnplan.runtime.features.tier import Counters, total
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.loader.bulk import BulkSampleStage, bulk_request, refuse_lists
+from gnnplan.runtime.loader.device_place import launching
+from gnnplan.runtime.loader.stages import AbstractStage
+from gnnplan.runtime.loader.topology import OFFSET_BYTES
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.models.adjacency import TorchBlock, device_blocks
+from gnnplan.runtime.models.weights import (
     count_self_loops,
     full_degrees,
     gcn_blocks,
     refuse_attention,
     sampled_degrees,
 )
-from runtime.plan.schema import Plan, Workload
-from runtime.sampling.gpu.hops import DeviceBatch
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch
-from runtime.sampling.seeds import SeedSchedule
-from runtime.stages import Stage
-from runtime.train.streams import AbstractMark, AbstractStreams
+from gnnplan.runtime.plan.schema import Plan, Workload
+from gnnplan.runtime.sampling.gpu.hops import DeviceBatch
+from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.runtime.sampling.seeds import SeedSchedule
+from gnnplan.runtime.stages import Stage
+from gnnplan.runtime.train.streams import AbstractMark, AbstractStreams
 
 _NONE = np.empty(0, np.int64)
 
@@ -335,7 +335,7 @@ class DeviceBulkStage(BulkSampleStage):
     def __init__(
         self, drawing: DeviceSampleStage, plan: Plan, schedule: SeedSchedule, in_flight: int
     ) -> None:
-        from runtime.sampling.gpu.stack import StackedBatches, stack_of, with_own_tensors
+        from gnnplan.runtime.sampling.gpu.stack import StackedBatches, stack_of, with_own_tensors
 
         refuse_lists(plan)
         self._drawing, self._own_tensors = drawing, with_own_tensors

@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.comm.collectives import Communicator
-from runtime.errors import SamplerError
-from runtime.fallback import has_triton, warn_once
-from runtime.features.device_store import DeviceFeatureStore
-from runtime.features.host_memory import PinError
-from runtime.features.tier import AbstractFeatureStore
-from runtime.graph.dataset import Graph, is_typed
-from runtime.plan.io import load_array
-from runtime.plan.schema import Plan
-from runtime.sampling.registry import find_sampler, parameters_of
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.fallback import has_triton, warn_once
+from gnnplan.runtime.features.device_store import DeviceFeatureStore
+from gnnplan.runtime.features.host_memory import PinError
+from gnnplan.runtime.features.tier import AbstractFeatureStore
+from gnnplan.runtime.graph.dataset import Graph, is_typed
+from gnnplan.runtime.plan.io import load_array
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.sampling.registry import find_sampler, parameters_of
 
 
 def refusal(plan: Plan, graph: Graph) -> str:
@@ -74,8 +74,8 @@ def open_device_sampler(
         SamplerError: a parameter cannot be used.
         RuntimeError: the host refuses to page-lock the topology.
     """
-    from runtime.sampling.build import build_device_sampler
-    from runtime.sampling.gpu.topology import DeviceTopology
+    from gnnplan.runtime.sampling.build import build_device_sampler
+    from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 
     policy, named = plan.strategy.topology.policy, plan.strategy.sampler
     hot = local = None
@@ -106,7 +106,7 @@ def open_device_sampler(
 
 def _captured(sampler: Any, share: int) -> Any:
     """The sampler as one CUDA graph; itself, with a warning, where that cannot be."""
-    from runtime.sampling.gpu.captured import CapturedNeighborSampler
+    from gnnplan.runtime.sampling.gpu.captured import CapturedNeighborSampler
 
     try:
         found = CapturedNeighborSampler.of(sampler, share)
@@ -185,7 +185,7 @@ def try_device_store(
 
     Every rank comes to the same answer, because with peers in the plan reads are collective.
     """
-    from runtime.features.device_open import open_device_store
+    from gnnplan.runtime.features.device_open import open_device_store
 
     store, why = None, ""
     try:

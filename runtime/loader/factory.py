@@ -9,26 +9,31 @@ from typing import Any
 
 import torch
 
-from runtime.comm.collectives import Communicator
-from runtime.errors import DatasetError, PlanError
-from runtime.features.device_store import DeviceFeatureStore
-from runtime.features.host_memory import PinError
-from runtime.features.store import AbstractFeatureStore, BufferRing, TypedFeatureStore, open_store
-from runtime.graph.dataset import Graph, is_typed
-from runtime.loader.bulk import bulk_stage, grid_stage, refuse_bulk
-from runtime.loader.cooperative import (
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import DatasetError, PlanError
+from gnnplan.runtime.features.device_store import DeviceFeatureStore
+from gnnplan.runtime.features.host_memory import PinError
+from gnnplan.runtime.features.store import (
+    AbstractFeatureStore,
+    BufferRing,
+    TypedFeatureStore,
+    open_store,
+)
+from gnnplan.runtime.graph.dataset import Graph, is_typed
+from gnnplan.runtime.loader.bulk import bulk_stage, grid_stage, refuse_bulk
+from gnnplan.runtime.loader.cooperative import (
     Cooperation,
     CooperativeGatherStage,
     CooperativeSampleStage,
     fill_cooperative_weights,
 )
-from runtime.loader.device import (
+from gnnplan.runtime.loader.device import (
     DeviceBatchStage,
     DeviceBulkStage,
     DeviceGatherStage,
     DeviceSampleStage,
 )
-from runtime.loader.device_place import (
+from gnnplan.runtime.loader.device_place import (
     device_place,
     may_pin,
     open_device_sampler,
@@ -36,7 +41,7 @@ from runtime.loader.device_place import (
     threads_ahead,
     try_device_store,
 )
-from runtime.loader.stages import (
+from gnnplan.runtime.loader.stages import (
     AbstractStage,
     BatchStage,
     CopyStage,
@@ -44,17 +49,17 @@ from runtime.loader.stages import (
     SampleStage,
     SeedsStage,
 )
-from runtime.loader.tasks import link_stages, typed_sampler
-from runtime.loader.topology import Topology
-from runtime.meter import StageMeter
-from runtime.models.weights import count_self_loops, fill_weights
-from runtime.plan.io import load_array
-from runtime.plan.schema import Plan, Sampler
-from runtime.sampling.build import BatchSampler, build_sampler
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.registry import DEFAULT_SAMPLER, find_sampler, is_default
-from runtime.sampling.seeds import LinkSchedule, SeedSchedule
-from runtime.train.streams import AbstractStreams
+from gnnplan.runtime.loader.tasks import link_stages, typed_sampler
+from gnnplan.runtime.loader.topology import Topology
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.models.weights import count_self_loops, fill_weights
+from gnnplan.runtime.plan.io import load_array
+from gnnplan.runtime.plan.schema import Plan, Sampler
+from gnnplan.runtime.sampling.build import BatchSampler, build_sampler
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, find_sampler, is_default
+from gnnplan.runtime.sampling.seeds import LinkSchedule, SeedSchedule
+from gnnplan.runtime.train.streams import AbstractStreams
 
 IN_READ = ("exchange_ids", "exchange_rows")
 """Pipeline entries that the feature store carries out inside the gather's read."""

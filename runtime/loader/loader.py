@@ -16,23 +16,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.comm.collectives import Communicator
-from runtime.cores import GLOO_THREADS, cores_beside_training, make_batch
-from runtime.errors import DatasetError, PlanError
-from runtime.fallback import unused_weights
-from runtime.graph.dataset import Graph, is_typed, types_of
-from runtime.identity import open_planned_graph
-from runtime.loader.device import DeviceSampleStage
-from runtime.loader.factory import LoaderParts
-from runtime.loader.pipeline import Position, pass_through, taken
-from runtime.loader.stages import SampleStage, seed_batch
-from runtime.mesh import rank_and_size
-from runtime.meter import StageMeter
-from runtime.plan.io import load_plan
-from runtime.plan.schema import Plan, Workload
-from runtime.sampling.minibatch import MiniBatch
-from runtime.train.overlap import Prefetcher, Turns, Workers
-from runtime.train.streams import AbstractMark, AbstractStreams, streams_of
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.cores import GLOO_THREADS, cores_beside_training, make_batch
+from gnnplan.runtime.errors import DatasetError, PlanError
+from gnnplan.runtime.fallback import unused_weights
+from gnnplan.runtime.graph.dataset import Graph, is_typed, types_of
+from gnnplan.runtime.identity import open_planned_graph
+from gnnplan.runtime.loader.device import DeviceSampleStage
+from gnnplan.runtime.loader.factory import LoaderParts
+from gnnplan.runtime.loader.pipeline import Position, pass_through, taken
+from gnnplan.runtime.loader.stages import SampleStage, seed_batch
+from gnnplan.runtime.mesh import rank_and_size
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Plan, Workload
+from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.train.overlap import Prefetcher, Turns, Workers
+from gnnplan.runtime.train.streams import AbstractMark, AbstractStreams, streams_of
 
 PLAN_VARIABLE = "GNNPLAN_PLAN"
 """Environment variable that names the plan's folder to a script under `gnnplan launch`."""
@@ -119,7 +119,7 @@ class PygView:
         self._edge_id = None if graph.edge_id is None else np.asarray(graph.edge_id)
         self._weight = None if graph.edge_weight is None else np.asarray(graph.edge_weight)
         if is_typed(workload):
-            from runtime.sampling.pyg import HeteroView
+            from gnnplan.runtime.sampling.pyg import HeteroView
 
             self._hetero = HeteroView(graph, types_of(graph))
 
@@ -134,7 +134,7 @@ class PygView:
             for store in typed.edge_stores:
                 self._fill_edges(store)
             return typed
-        from runtime.sampling.pyg import to_pyg
+        from gnnplan.runtime.sampling.pyg import to_pyg
 
         labels = None if self._graph.y is None else torch.from_numpy(self._graph.y[batch.n_id])
         data = to_pyg(batch, batch.x, labels)

@@ -4,14 +4,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runtime.errors import InputError, PlanError
-from runtime.loader.device import tensors_of
-from runtime.loader.factory import IN_READ
-from runtime.loader.stages import AbstractStage
-from runtime.meter import StageMeter
-from runtime.sampling.minibatch import MiniBatch
-from runtime.train.overlap import Turns
-from runtime.train.streams import AbstractMark, AbstractStreams
+from gnnplan.runtime.errors import InputError, PlanError
+from gnnplan.runtime.loader.device import tensors_of
+from gnnplan.runtime.loader.factory import IN_READ
+from gnnplan.runtime.loader.stages import AbstractStage
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.train.overlap import Turns
+from gnnplan.runtime.train.streams import AbstractMark, AbstractStreams
 
 
 def pass_through(

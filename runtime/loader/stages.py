@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from runtime.features.gather import take_labels
-from runtime.features.store import BufferRing
-from runtime.graph.dataset import Graph
-from runtime.meter import StageMeter
-from runtime.models.adjacency import device_blocks
-from runtime.plan.schema import Workload
-from runtime.sampling.build import BatchSampler
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.seeds import SeedSchedule
-from runtime.stages import Stage
-from runtime.train.streams import AbstractMark, AbstractStreams
+from gnnplan.runtime.features.gather import take_labels
+from gnnplan.runtime.features.store import BufferRing
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.models.adjacency import device_blocks
+from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.sampling.build import BatchSampler
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.seeds import SeedSchedule
+from gnnplan.runtime.stages import Stage
+from gnnplan.runtime.train.streams import AbstractMark, AbstractStreams
 
 if TYPE_CHECKING:
-    from runtime.features.store import AbstractFeatureStore
+    from gnnplan.runtime.features.store import AbstractFeatureStore
 
 
 class AbstractStage(ABC):

@@ -7,16 +7,16 @@ changes neither a link's negatives nor a vertex's neighbours.
 
 from typing import Any
 
-from runtime.errors import InputError
-from runtime.graph.dataset import Graph, types_of
-from runtime.loader.stages import AbstractStage
-from runtime.plan.schema import Workload
-from runtime.sampling.exclusion import Exclude, ExcludingSampler
-from runtime.sampling.minibatch import MiniBatch
-from runtime.sampling.negative import Candidates, NegativeSampler
-from runtime.sampling.seeds import LinkSchedule, link_seeds
-from runtime.sampling.typed import TypedSampler
-from runtime.stages import Stage
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.graph.dataset import Graph, types_of
+from gnnplan.runtime.loader.stages import AbstractStage
+from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.sampling.exclusion import Exclude, ExcludingSampler
+from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.sampling.negative import Candidates, NegativeSampler
+from gnnplan.runtime.sampling.seeds import LinkSchedule, link_seeds
+from gnnplan.runtime.sampling.typed import TypedSampler
+from gnnplan.runtime.stages import Stage
 
 
 def link_stages(

@@ -21,15 +21,15 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import PlanError
-from runtime.features.location import LocationTable, encode
-from runtime.graph.dataset import Graph
-from runtime.plan.io import load_array
-from runtime.plan.schema import Plan, Source
-from runtime.sampling.build import BatchSampler
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.placed_indices import PlacedIndices
-from runtime.sampling.registry import find_sampler
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.features.location import LocationTable, encode
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.io import load_array
+from gnnplan.runtime.plan.schema import Plan, Source
+from gnnplan.runtime.sampling.build import BatchSampler
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.placed_indices import PlacedIndices
+from gnnplan.runtime.sampling.registry import find_sampler
 
 SOURCES = [Source(kind="own"), Source(kind="host"), Source(kind="disk")]
 """What the codes of `topology_location_<g>` count in."""

@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.models.kernels import transpose, with_self_loops
-from runtime.sampling.minibatch import Block, MiniBatch
+from gnnplan.runtime.models.kernels import transpose, with_self_loops
+from gnnplan.runtime.sampling.minibatch import Block, MiniBatch
 
 
 @dataclass(kw_only=True, slots=True)

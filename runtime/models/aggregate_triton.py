@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.models.adjacency import TorchBlock
-from runtime.models.functions import BlockSums
+from gnnplan.runtime.models.adjacency import TorchBlock
+from gnnplan.runtime.models.functions import BlockSums
 
 _MOST_COLUMNS = 256
 _ELEMENTS = 2048

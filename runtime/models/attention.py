@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.models.adjacency import TorchBlock
-from runtime.models.functions import runs_on_kernels, wide
+from gnnplan.runtime.models.adjacency import TorchBlock
+from gnnplan.runtime.models.functions import runs_on_kernels, wide
 
 _jit: Any = numba.njit(
     cache=True, nogil=True, fastmath={"contract", "reassoc"}, error_model="numpy"

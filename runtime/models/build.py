@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from runtime.errors import InputError
-from runtime.graph.dataset import GraphTypes
-from runtime.models.adjacency import TorchBlock
-from runtime.models.layers import build_rgcn
-from runtime.plan.schema import Workload
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.graph.dataset import GraphTypes
+from gnnplan.runtime.models.adjacency import TorchBlock
+from gnnplan.runtime.models.layers import build_rgcn
+from gnnplan.runtime.plan.schema import Workload
 
 # The generator the weights come from is the process's: ranks that are threads take turns at it. A
 # user's factory may build one of our models inside its own turn.
@@ -58,7 +58,7 @@ class BlockModel(nn.Module):
 
         What layer-wise inference calls, and `forward` is made of.
         """
-        from runtime.models.layers import apply_conv
+        from gnnplan.runtime.models.layers import apply_conv
 
         last = layer == len(self.convs) - 1
         x = apply_conv(self.convs[layer], x, block, relu=not last)

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from runtime.fallback import has_triton
-from runtime.models.adjacency import TorchBlock
-from runtime.models.kernels import aggregate_rows, mask_and_column_sums, source_gradient
+from gnnplan.runtime.fallback import has_triton
+from gnnplan.runtime.models.adjacency import TorchBlock
+from gnnplan.runtime.models.kernels import aggregate_rows, mask_and_column_sums, source_gradient
 
 ROW_MULTIPLE = 512
 """Rows are padded to this: few distinct shapes, so oneDNN's kernels are made once."""
@@ -334,7 +334,7 @@ def _sums(block: TorchBlock, x: Tensor) -> Sums | None:
     if runs_on_kernels(x):
         return HostSums(block)
     if runs_on_device(x):
-        from runtime.models.aggregate_triton import DeviceSums
+        from gnnplan.runtime.models.aggregate_triton import DeviceSums
 
         return DeviceSums(block)
     return None

@@ -11,8 +11,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch
-from runtime.sampling.placed_indices import prefetch_read
+from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.runtime.sampling.placed_indices import prefetch_read
 
 _jit: Any = numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
 

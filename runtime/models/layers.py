@@ -28,12 +28,12 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
-from runtime.errors import InputError
-from runtime.graph.dataset import GraphTypes
-from runtime.models.adjacency import TorchBlock
-from runtime.models.attention import attention
-from runtime.models.functions import aggregate_linear, linear
-from runtime.plan.schema import Workload
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.graph.dataset import GraphTypes
+from gnnplan.runtime.models.adjacency import TorchBlock
+from gnnplan.runtime.models.attention import attention
+from gnnplan.runtime.models.functions import aggregate_linear, linear
+from gnnplan.runtime.plan.schema import Workload
 
 
 def supports(conv: nn.Module) -> bool:

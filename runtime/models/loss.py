@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runtime.errors import GnnplanError, InputError
+from gnnplan.runtime.errors import GnnplanError, InputError
 
 
 def count_not_finite(scores: Tensor) -> int:

@@ -16,8 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.errors import InputError
-from runtime.models.loss import count_not_finite, pair_scores, reciprocal_ranks, refuse_not_finite
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.models.loss import (
+    count_not_finite,
+    pair_scores,
+    reciprocal_ranks,
+    refuse_not_finite,
+)
 
 
 @runtime_checkable

@@ -31,11 +31,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from runtime.errors import InputError
-from runtime.models.adjacency import TorchBlock, torch_blocks
-from runtime.models.weights import fill_weights
-from runtime.plan.schema import Workload
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.models.adjacency import TorchBlock, torch_blocks
+from gnnplan.runtime.models.weights import fill_weights
+from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 
 
 def minibatch_of(data: Any) -> MiniBatch:
@@ -341,7 +341,7 @@ def _convolve(
 ) -> Tensor:
     from torch_geometric.nn import GCNConv
 
-    from runtime.models.layers import apply_conv, supports
+    from gnnplan.runtime.models.layers import apply_conv, supports
 
     layer = run.calls
     run.calls += 1

@@ -25,11 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.errors import InputError
-from runtime.models.adjacency import TorchBlock, insert_self_loops
-from runtime.plan.schema import Workload
-from runtime.rounding import root
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.models.adjacency import TorchBlock, insert_self_loops
+from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.rounding import root
+from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 
 _jit: Any = numba.njit(cache=True, nogil=True, error_model="numpy")
 

@@ -1,6 +1,6 @@
 """The plan: the contract between the planner, which writes it, and the runtime, which reads it."""
 
-from runtime.plan.io import (
+from gnnplan.runtime.plan.io import (
     PLAN_FILE,
     load_array,
     load_plan,
@@ -9,7 +9,7 @@ from runtime.plan.io import (
     save_plan,
     with_identity,
 )
-from runtime.plan.schema import (
+from gnnplan.runtime.plan.schema import (
     SCHEMA_VERSION,
     Alternative,
     ArrayRef,

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime import codec
-from runtime.errors import PlanError
-from runtime.folders import free_name, make_beside, take_name
-from runtime.npy import map_npy
-from runtime.plan.schema import (
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.folders import free_name, make_beside, take_name
+from gnnplan.runtime.npy import map_npy
+from gnnplan.runtime.plan.schema import (
     SCHEMA_VERSION,
     ArrayRef,
     Plan,

@@ -7,7 +7,7 @@ must load anywhere.
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, TypeGuard
 
-from runtime.plan.setting import Range, Setting
+from gnnplan.runtime.plan.setting import Range, Setting
 
 SCHEMA_VERSION = 1
 DynamicPolicy = Literal["lru", "clock"]

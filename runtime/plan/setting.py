@@ -90,7 +90,7 @@ class SettingField:
     def flag(self) -> str:
         """Its option of the command line.
 
-        >>> from runtime.plan.schema import Links
+        >>> from gnnplan.runtime.plan.schema import Links
         >>> [each.flag for each in setting_fields(Links)][1:3]
         ['--num-negatives', '--exclude']
         """
@@ -131,7 +131,7 @@ def flat_values(owner: Any) -> dict[str, Any]:
 def make_from(kind: type[T], values: Mapping[str, Any]) -> T:
     """An object from values by name, the inverse of `flat_values`; what is missing has its default.
 
-    >>> from runtime.plan.schema import Workload
+    >>> from gnnplan.runtime.plan.schema import Workload
     >>> make_from(Workload, {"hidden": 8, "exclude": "none"}).links.exclude
     'none'
     """

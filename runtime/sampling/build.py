@@ -11,10 +11,10 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
-from runtime.plan.schema import Sampler
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.registry import (
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.registry import (
     SAMPLERS,
     Draws,
     Estimator,
@@ -280,8 +280,8 @@ def make_neighbor(r: SamplerRequest) -> Any:
         # Of equal probabilities the weights of every estimator are those of the plain mean.
         return _make_uniform(r, r.fanouts)
     return r.make(
-        "runtime.sampling.weighted:WeightedSampler",
-        "runtime.sampling.gpu.locality:DeviceWeightedSampler",
+        "gnnplan.runtime.sampling.weighted:WeightedSampler",
+        "gnnplan.runtime.sampling.gpu.locality:DeviceWeightedSampler",
         r.fanouts,
         edge_weight=r.edge_weight,
         draws=draws,
@@ -293,8 +293,8 @@ def make_neighbor(r: SamplerRequest) -> Any:
 
 def _make_uniform(r: SamplerRequest, fanouts: Sequence[int]) -> Any:
     return r.make(
-        "runtime.sampling.neighbor:NeighborSampler",
-        "runtime.sampling.gpu.neighbor:DeviceNeighborSampler",
+        "gnnplan.runtime.sampling.neighbor:NeighborSampler",
+        "gnnplan.runtime.sampling.gpu.neighbor:DeviceNeighborSampler",
         fanouts,
         dialect=r.dialect,
         seed=r.seed,
@@ -303,7 +303,7 @@ def _make_uniform(r: SamplerRequest, fanouts: Sequence[int]) -> Any:
 
 def make_las(r: SamplerRequest) -> Any:
     """Make neighbour sampling that prefers local vertices, or LADIES that does."""
-    from runtime.sampling.locality import Correction, check_factor, rings
+    from gnnplan.runtime.sampling.locality import Correction, check_factor, rings
 
     if r.over_ladies():
         return _make_local_layers(r)
@@ -311,8 +311,8 @@ def make_las(r: SamplerRequest) -> Any:
     if r.topology is not None:
         where = {"ring": rings(r.indptr, r.indices, r.local, len(r.fanouts))}
     return r.make(
-        "runtime.sampling.locality:LocalitySampler",
-        "runtime.sampling.gpu.locality:DeviceLocalitySampler",
+        "gnnplan.runtime.sampling.locality:LocalitySampler",
+        "gnnplan.runtime.sampling.gpu.locality:DeviceLocalitySampler",
         r.fanouts,
         factor=check_factor(r.number("factor")),
         correction=r.choice(Correction, "correction"),
@@ -325,12 +325,12 @@ def make_las(r: SamplerRequest) -> Any:
 
 def make_labor(r: SamplerRequest) -> Any:
     """Make LABOR."""
-    from runtime.sampling.dependent import Dependence
-    from runtime.sampling.labor import Form
+    from gnnplan.runtime.sampling.dependent import Dependence
+    from gnnplan.runtime.sampling.labor import Form
 
     return r.make(
-        "runtime.sampling.labor:LaborSampler",
-        "runtime.sampling.gpu.labor:DeviceLaborSampler",
+        "gnnplan.runtime.sampling.labor:LaborSampler",
+        "gnnplan.runtime.sampling.gpu.labor:DeviceLaborSampler",
         r.fanouts,
         variant=r.variant(),
         form=r.choice(Form, "form"),
@@ -352,7 +352,7 @@ def make_layerwise(r: SamplerRequest) -> Any:
     Raises:
         SamplerError: the first_seen dialect, or sizes that cannot be used.
     """
-    from runtime.sampling.dependent import Dependence, StreamPolicy
+    from gnnplan.runtime.sampling.dependent import Dependence, StreamPolicy
 
     _check_every_hop(r)
     policy = None
@@ -375,8 +375,8 @@ def make_layerwise(r: SamplerRequest) -> Any:
 
 
 def _make_local_layers(r: SamplerRequest) -> Any:
-    from runtime.sampling.locality import Correction, check_factor, rings
-    from runtime.sampling.weighted import Boost
+    from gnnplan.runtime.sampling.locality import Correction, check_factor, rings
+    from gnnplan.runtime.sampling.weighted import Boost
 
     _check_every_hop(r)
     draws, estimator = r.choice(Correction, "correction").way
@@ -392,8 +392,8 @@ def _make_local_layers(r: SamplerRequest) -> Any:
 
 def _make_layers(r: SamplerRequest, **settings: Any) -> Any:
     return r.make(
-        "runtime.sampling.layerwise:LayerwiseSampler",
-        "runtime.sampling.gpu.layerwise:DeviceLayerwiseSampler",
+        "gnnplan.runtime.sampling.layerwise:LayerwiseSampler",
+        "gnnplan.runtime.sampling.gpu.layerwise:DeviceLayerwiseSampler",
         r.sizes(),
         edge_weight=r.edge_weight,
         seed=r.seed,

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
-from runtime.sampling.placed_indices import PlacedIndices
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.placed_indices import PlacedIndices
 
 RELABEL_BUDGET_BYTES = 1 << 30
 """Up to this size per thread the dense relabelling table is used (4 bytes per node)."""

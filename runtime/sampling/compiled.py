@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numba
 from numba.extending import overload
 
-from runtime import intrinsics
+from gnnplan.runtime import intrinsics
 
 
 def kernel(function: Callable[..., Any]) -> Any:

@@ -31,9 +31,9 @@ import numpy as np
 from numba.extending import register_jitable
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
-from runtime.sampling.compiled import kernel
-from runtime.sampling.rng import Integers, Purpose, draw, key_kernel, stream, value_kernel
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.compiled import kernel
+from gnnplan.runtime.sampling.rng import Integers, Purpose, draw, key_kernel, stream, value_kernel
 
 _CENTRE = 0.425
 _TAIL = 5.0

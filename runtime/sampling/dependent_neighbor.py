@@ -10,14 +10,14 @@ from typing import no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.checks import RELABEL_BUDGET_BYTES
-from runtime.sampling.choose.labor_scan import keep_all
-from runtime.sampling.compiled import kernel
-from runtime.sampling.dependent import Dependence, HopStreams, StreamPolicy, word_kernel
-from runtime.sampling.frontier import HopwiseSampler
-from runtime.sampling.minibatch import Dialect
-from runtime.sampling.rng import Purpose, bounded_kernel
-from runtime.sampling.workspace import SPARE, Workspace
+from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES
+from gnnplan.runtime.sampling.choose.labor_scan import keep_all
+from gnnplan.runtime.sampling.compiled import kernel
+from gnnplan.runtime.sampling.dependent import Dependence, HopStreams, StreamPolicy, word_kernel
+from gnnplan.runtime.sampling.frontier import HopwiseSampler
+from gnnplan.runtime.sampling.minibatch import Dialect
+from gnnplan.runtime.sampling.rng import Purpose, bounded_kernel
+from gnnplan.runtime.sampling.workspace import SPARE, Workspace
 
 
 @kernel

@@ -12,20 +12,20 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.choose.uniform import AHEAD, UniformRows, bound_row_edges, choose_row
-from runtime.sampling.compiled import form_for, kernel
-from runtime.sampling.frontier import (
+from gnnplan.runtime.sampling.choose.uniform import AHEAD, UniformRows, bound_row_edges, choose_row
+from gnnplan.runtime.sampling.compiled import form_for, kernel
+from gnnplan.runtime.sampling.frontier import (
     bound_edges,
     choose_rows,
     expand_chunks,
     expand_hop,
     rows_per_node,
 )
-from runtime.sampling.minibatch import MiniBatch
-from runtime.sampling.negative import check_pairs
-from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.placed_indices import prefetch_read
-from runtime.sampling.rng import ODD, bounded_kernel, key_kernel, value_kernel
+from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.sampling.negative import check_pairs
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.placed_indices import prefetch_read
+from gnnplan.runtime.sampling.rng import ODD, bounded_kernel, key_kernel, value_kernel
 
 
 @kernel

@@ -17,10 +17,16 @@ from typing import Any, no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.checks import bad_seed, check_fanouts, check_graph, check_seeds, fits_densely
-from runtime.sampling.compiled import kernel
-from runtime.sampling.dependent import HopStreams, StreamPolicy
-from runtime.sampling.minibatch import (
+from gnnplan.runtime.sampling.checks import (
+    bad_seed,
+    check_fanouts,
+    check_graph,
+    check_seeds,
+    fits_densely,
+)
+from gnnplan.runtime.sampling.compiled import kernel
+from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
+from gnnplan.runtime.sampling.minibatch import (
     Block,
     Dialect,
     MiniBatch,
@@ -30,8 +36,8 @@ from runtime.sampling.minibatch import (
     make_batch,
     steps_between,
 )
-from runtime.sampling.relabel import CHUNK, add_seeds, gather, relabel_chosen, relabel_range
-from runtime.sampling.workspace import HOP, Workspace, has_room
+from gnnplan.runtime.sampling.relabel import CHUNK, add_seeds, gather, relabel_chosen, relabel_range
+from gnnplan.runtime.sampling.workspace import HOP, Workspace, has_room
 
 Weights = NDArray[np.float32]
 

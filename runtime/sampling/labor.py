@@ -11,9 +11,9 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
-from runtime.sampling.checks import RELABEL_BUDGET_BYTES, check_edge_weight, read_only
-from runtime.sampling.choose.labor import (
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES, check_edge_weight, read_only
+from gnnplan.runtime.sampling.choose.labor import (
     PER_EDGE,
     PER_VERTEX,
     UNIFORM,
@@ -24,13 +24,13 @@ from runtime.sampling.choose.labor import (
     choose_by_number,
     weigh_rows,
 )
-from runtime.sampling.choose.labor_scan import scan_rows
-from runtime.sampling.dependent import Dependence, HopStreams, StreamPolicy
-from runtime.sampling.frontier import HopwiseSampler, Weights
-from runtime.sampling.minibatch import Dialect
-from runtime.sampling.rng import Purpose
-from runtime.sampling.statistics import Estimator
-from runtime.sampling.workspace import Workspace
+from gnnplan.runtime.sampling.choose.labor_scan import scan_rows
+from gnnplan.runtime.sampling.dependent import Dependence, HopStreams, StreamPolicy
+from gnnplan.runtime.sampling.frontier import HopwiseSampler, Weights
+from gnnplan.runtime.sampling.minibatch import Dialect
+from gnnplan.runtime.sampling.rng import Purpose
+from gnnplan.runtime.sampling.statistics import Estimator
+from gnnplan.runtime.sampling.workspace import Workspace
 
 
 class Form(StrEnum):

@@ -16,23 +16,29 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
-from runtime.sampling.bulk.memory import Ledger
-from runtime.sampling.bulk.product import StackedBlocks, extract, forget_nodes, stack_seeds, unstack
-from runtime.sampling.checks import (
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.bulk.memory import Ledger
+from gnnplan.runtime.sampling.bulk.product import (
+    StackedBlocks,
+    extract,
+    forget_nodes,
+    stack_seeds,
+    unstack,
+)
+from gnnplan.runtime.sampling.checks import (
     RELABEL_BUDGET_BYTES,
     check_graph,
     check_layer_sizes,
     check_seeds,
     fits_densely,
 )
-from runtime.sampling.choose.layerwise import Law, LayerGraph, Method, Norm, Numbers
-from runtime.sampling.dependent import StreamPolicy
-from runtime.sampling.minibatch import Dialect, MiniBatch, Request
-from runtime.sampling.relabel import Table
-from runtime.sampling.rng import Purpose
-from runtime.sampling.statistics import Estimator
-from runtime.sampling.weighted import Boost
+from gnnplan.runtime.sampling.choose.layerwise import Law, LayerGraph, Method, Norm, Numbers
+from gnnplan.runtime.sampling.dependent import StreamPolicy
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request
+from gnnplan.runtime.sampling.relabel import Table
+from gnnplan.runtime.sampling.rng import Purpose
+from gnnplan.runtime.sampling.statistics import Estimator
+from gnnplan.runtime.sampling.weighted import Boost
 
 
 def hop_numbers(policy: StreamPolicy, requests: Sequence[Request], num_hops: int) -> list[Numbers]:

@@ -20,13 +20,13 @@ from typing import no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
-from runtime.sampling.checks import RELABEL_BUDGET_BYTES, check_fanouts, read_only
-from runtime.sampling.compiled import kernel
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.rng import Purpose
-from runtime.sampling.statistics import Draws, Estimator
-from runtime.sampling.weighted import Boost, WeightedSampler
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES, check_fanouts, read_only
+from gnnplan.runtime.sampling.compiled import kernel
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.rng import Purpose
+from gnnplan.runtime.sampling.statistics import Draws, Estimator
+from gnnplan.runtime.sampling.weighted import Boost, WeightedSampler
 
 FAR = 255
 """Ring of a vertex in no local set."""

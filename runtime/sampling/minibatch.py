@@ -14,9 +14,9 @@ from typing import Any, no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.compiled import kernel
-from runtime.sampling.distributed.exchange import RowExchange
-from runtime.sampling.workspace import Workspace
+from gnnplan.runtime.sampling.compiled import kernel
+from gnnplan.runtime.sampling.distributed.exchange import RowExchange
+from gnnplan.runtime.sampling.workspace import Workspace
 
 
 class Dialect(StrEnum):

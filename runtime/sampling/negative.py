@@ -16,10 +16,10 @@ from typing import no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
-from runtime.sampling.checks import check_graph
-from runtime.sampling.compiled import kernel
-from runtime.sampling.rng import Purpose, bounded_kernel, key_kernel, stream, value_kernel
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.checks import check_graph
+from gnnplan.runtime.sampling.compiled import kernel
+from gnnplan.runtime.sampling.rng import Purpose, bounded_kernel, key_kernel, stream, value_kernel
 
 TRIES = 16
 """Most candidates looked at for one negative."""

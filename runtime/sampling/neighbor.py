@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.checks import RELABEL_BUDGET_BYTES
-from runtime.sampling.choose.uniform import UniformRows
-from runtime.sampling.dependent import HopStreams, StreamPolicy
-from runtime.sampling.frontier import HopSampler, expand_hops
-from runtime.sampling.minibatch import Dialect
-from runtime.sampling.rng import Purpose
-from runtime.sampling.workspace import HOP, Workspace
+from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES
+from gnnplan.runtime.sampling.choose.uniform import UniformRows
+from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
+from gnnplan.runtime.sampling.frontier import HopSampler, expand_hops
+from gnnplan.runtime.sampling.minibatch import Dialect
+from gnnplan.runtime.sampling.rng import Purpose
+from gnnplan.runtime.sampling.workspace import HOP, Workspace
 
 
 class NeighborSampler(HopSampler):

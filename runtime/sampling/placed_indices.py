@@ -32,8 +32,8 @@ from numba.extending import (
 )
 from numpy.typing import NDArray
 
-from runtime.intrinsics import emit_prefetch
-from runtime.sampling.compiled import kernel
+from gnnplan.runtime.intrinsics import emit_prefetch
+from gnnplan.runtime.sampling.compiled import kernel
 
 WORD = 64
 _FIELDS = ("rest_address", "own_address", "words_address", "num_edges")

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtime.errors import SamplerError
-from runtime.graph.dataset import Graph, GraphTypes, rows_within_types
-from runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.graph.dataset import Graph, GraphTypes, rows_within_types
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data

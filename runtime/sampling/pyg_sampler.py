@@ -31,10 +31,10 @@ from torch_geometric.sampler import (
     SamplerOutput,
 )
 
-from runtime.errors import SamplerError
-from runtime.sampling.exclusion import Exclude, ExcludingSampler
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.rng import Purpose, bounded, draw, mix, stream
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.exclusion import Exclude, ExcludingSampler
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.rng import Purpose, bounded, draw, mix, stream
 
 
 @runtime_checkable

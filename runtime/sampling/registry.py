@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, TypeVar
 
-from runtime.errors import SamplerError
-from runtime.plan.schema import Sampler
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.plan.schema import Sampler
 
 Value = int | float | str
 Values = Mapping[str, Value]
@@ -150,7 +150,7 @@ def _neighbor_law(law: SamplingLaw, values: Values) -> SamplingLaw:
 
 
 def _las_law(law: SamplingLaw, values: Values) -> SamplingLaw:
-    from runtime.sampling.locality import Correction
+    from gnnplan.runtime.sampling.locality import Correction
 
     draws, estimator = choice("las", values, Correction, "correction").way
     return SamplingLaw(draws=draws, estimator=estimator, unequal=law.unequal)
@@ -167,8 +167,8 @@ def _layerwise(name: str, draws: Draws, parameters: dict[str, Value]) -> Sampler
     """
     return SamplerSpec(
         name=name,
-        cpu="runtime.sampling.build:make_layerwise",
-        gpu="runtime.sampling.build:make_layerwise",
+        cpu="gnnplan.runtime.sampling.build:make_layerwise",
+        gpu="gnnplan.runtime.sampling.build:make_layerwise",
         parameters={
             "sizes": "", "draws": str(draws), "estimator": "horvitz-thompson", "weights": "none",
             **parameters,
@@ -185,8 +185,8 @@ def _layerwise(name: str, draws: Draws, parameters: dict[str, Value]) -> Sampler
 SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
     SamplerSpec(
         name="full",
-        cpu="runtime.sampling.build:make_full",
-        gpu="runtime.sampling.build:make_full",
+        cpu="gnnplan.runtime.sampling.build:make_full",
+        gpu="gnnplan.runtime.sampling.build:make_full",
         takes_all=True,
         abilities=frozenset(["stacks"]),
         lone=lambda _: "",
@@ -196,8 +196,8 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
     ),
     SamplerSpec(
         name=DEFAULT_SAMPLER,
-        cpu="runtime.sampling.build:make_neighbor",
-        gpu="runtime.sampling.build:make_neighbor",
+        cpu="gnnplan.runtime.sampling.build:make_neighbor",
+        gpu="gnnplan.runtime.sampling.build:make_neighbor",
         parameters={"draws": "without-replacement", "estimator": "plain", "weights": "none"},
         law=_neighbor_law,
         is_baseline=True,
@@ -213,8 +213,8 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
     # tolerance  LABOR-* ends with the pass that gains less, relative to the expected new vertices
     SamplerSpec(
         name="labor",
-        cpu="runtime.sampling.build:make_labor",
-        gpu="runtime.sampling.build:make_labor",
+        cpu="gnnplan.runtime.sampling.build:make_labor",
+        gpu="gnnplan.runtime.sampling.build:make_labor",
         parameters={
             "variant": 0, "form": "poisson", "tolerance": 1e-4, "estimator": "hajek",
             "weights": "none", **_KAPPA,
@@ -236,8 +236,8 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
     #             PLADIES does
     SamplerSpec(
         name="las",
-        cpu="runtime.sampling.build:make_las",
-        gpu="runtime.sampling.build:make_las",
+        cpu="gnnplan.runtime.sampling.build:make_las",
+        gpu="gnnplan.runtime.sampling.build:make_las",
         parameters={
             "factor": 1, "schedule": "fixed", "correction": "replacement", "over": "neighbor",
             "sizes": "", "weights": "none",

@@ -15,9 +15,9 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.compiled import inlined_kernel, kernel
-from runtime.sampling.placed_indices import prefetch_write
-from runtime.sampling.rng import ODD
+from gnnplan.runtime.sampling.compiled import inlined_kernel, kernel
+from gnnplan.runtime.sampling.placed_indices import prefetch_write
+from gnnplan.runtime.sampling.rng import ODD
 
 CHUNK = 256
 """Edges that are relabelled while the table's entries of the next ones are on their way."""

@@ -16,8 +16,8 @@ from typing import no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.intrinsics import mulhi
-from runtime.sampling.compiled import inlined_kernel, kernel
+from gnnplan.runtime.intrinsics import mulhi
+from gnnplan.runtime.sampling.compiled import inlined_kernel, kernel
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 ODD = np.uint64(0xD1342543DE82EF95)

@@ -13,9 +13,9 @@ ascending order; `links` says which of them a model has to score against each ot
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
-from runtime.sampling.negative import check_pairs
-from runtime.sampling.rng import Purpose, draw, stream
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.negative import check_pairs
+from gnnplan.runtime.sampling.rng import Purpose, draw, stream
 
 
 class SeedSchedule:

@@ -11,9 +11,9 @@ The class belongs to the triple (sampler, estimator, consuming layer) and is com
 import math
 from enum import StrEnum
 
-from runtime.errors import SamplerError
-from runtime.plan.schema import FullGraph, Sampler
-from runtime.sampling.registry import (
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.plan.schema import FullGraph, Sampler
+from gnnplan.runtime.sampling.registry import (
     Draws,
     Estimator,
     SamplerSpec,

@@ -12,11 +12,11 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
-from runtime.sampling.checks import RELABEL_BUDGET_BYTES, check_fanouts
-from runtime.sampling.choose.uniform import AHEAD, choose_row
-from runtime.sampling.compiled import form_for, kernel
-from runtime.sampling.frontier import (
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES, check_fanouts
+from gnnplan.runtime.sampling.choose.uniform import AHEAD, choose_row
+from gnnplan.runtime.sampling.compiled import form_for, kernel
+from gnnplan.runtime.sampling.frontier import (
     Weights,
     bound_edges,
     choose_rows,
@@ -24,11 +24,11 @@ from runtime.sampling.frontier import (
     expand_hop,
     rows_per_node,
 )
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch
-from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.placed_indices import prefetch_read
-from runtime.sampling.rng import Purpose
-from runtime.sampling.workspace import Workspace
+from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.placed_indices import prefetch_read
+from gnnplan.runtime.sampling.rng import Purpose
+from gnnplan.runtime.sampling.workspace import Workspace
 
 
 @kernel

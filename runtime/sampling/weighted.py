@@ -18,16 +18,16 @@ from typing import Any, NamedTuple, no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.checks import RELABEL_BUDGET_BYTES, float32_weight, read_only
-from runtime.sampling.choose.poisson import offer, unit, water_level
-from runtime.sampling.compiled import inlined_kernel, kernel
-from runtime.sampling.dependent import HopStreams, StreamPolicy
-from runtime.sampling.frontier import HopwiseSampler, Weights
-from runtime.sampling.minibatch import Dialect
-from runtime.sampling.placed_indices import prefetch_read
-from runtime.sampling.rng import Purpose, bounded_kernel, key_kernel, value_kernel
-from runtime.sampling.statistics import Draws, Estimator
-from runtime.sampling.workspace import SPARE, Workspace
+from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES, float32_weight, read_only
+from gnnplan.runtime.sampling.choose.poisson import offer, unit, water_level
+from gnnplan.runtime.sampling.compiled import inlined_kernel, kernel
+from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
+from gnnplan.runtime.sampling.frontier import HopwiseSampler, Weights
+from gnnplan.runtime.sampling.minibatch import Dialect
+from gnnplan.runtime.sampling.placed_indices import prefetch_read
+from gnnplan.runtime.sampling.rng import Purpose, bounded_kernel, key_kernel, value_kernel
+from gnnplan.runtime.sampling.statistics import Draws, Estimator
+from gnnplan.runtime.sampling.workspace import SPARE, Workspace
 
 WITHOUT, REPLACEMENT, POISSON = 0, 1, 2
 """How a row is drawn, as the kernels are told."""

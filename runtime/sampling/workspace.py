@@ -10,8 +10,8 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.compiled import kernel
-from runtime.sampling.relabel import ENTRIES, Table, TableArrays, refill
+from gnnplan.runtime.sampling.compiled import kernel
+from gnnplan.runtime.sampling.relabel import ENTRIES, Table, TableArrays, refill
 
 SPARE = 64
 """Entries that buffers have beyond the last one used, which prefetches read ahead."""

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.errors import InputError
-from runtime.graph.dataset import Graph
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.graph.dataset import Graph
 
 MOST_ROWS = 50_000
 

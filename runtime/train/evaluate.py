@@ -19,22 +19,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from runtime.comm.collectives import Communicator
-from runtime.errors import DatasetError
-from runtime.features.gather import gather_rows
-from runtime.features.sparse import SparseHost
-from runtime.features.store import AbstractFeatureStore, TypedFeatureStore
-from runtime.features.tier import Counters
-from runtime.graph.dataset import Graph, is_typed
-from runtime.loader.tasks import typed_sampler
-from runtime.models.adjacency import TorchBlock, torch_block, torch_blocks
-from runtime.models.kernels import FullNeighbourhoods, chunks, vertices_per_layer
-from runtime.models.metrics import Metric, metric_of
-from runtime.models.weights import count_self_loops, fill_weights
-from runtime.plan.schema import Plan, Workload
-from runtime.sampling.minibatch import MiniBatch
-from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.rng import Purpose
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.features.gather import gather_rows
+from gnnplan.runtime.features.sparse import SparseHost
+from gnnplan.runtime.features.store import AbstractFeatureStore, TypedFeatureStore
+from gnnplan.runtime.features.tier import Counters
+from gnnplan.runtime.graph.dataset import Graph, is_typed
+from gnnplan.runtime.loader.tasks import typed_sampler
+from gnnplan.runtime.models.adjacency import TorchBlock, torch_block, torch_blocks
+from gnnplan.runtime.models.kernels import FullNeighbourhoods, chunks, vertices_per_layer
+from gnnplan.runtime.models.metrics import Metric, metric_of
+from gnnplan.runtime.models.weights import count_self_loops, fill_weights
+from gnnplan.runtime.plan.schema import Plan, Workload
+from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.rng import Purpose
 
 
 class LayerTable:

@@ -16,24 +16,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.comm.collectives import Communicator
-from runtime.errors import DatasetError, InputError, PlanError
-from runtime.features.store import AbstractFeatureStore
-from runtime.features.tier import Counters
-from runtime.fullgraph.forward import FullGraphModel, check_settings
-from runtime.fullgraph.part import Part
-from runtime.graph.dataset import Graph
-from runtime.loader.pipeline import Position
-from runtime.meter import StageMeter
-from runtime.models.build import BlockModel, build_model
-from runtime.models.loss import loss_sum
-from runtime.plan.io import load_array
-from runtime.plan.schema import Plan
-from runtime.sampling.minibatch import MiniBatch
-from runtime.stages import Stage
-from runtime.train.evaluate import Reader, reader_of
-from runtime.train.gradients import GradientBuffer
-from runtime.train.minibatch import TrainLoop, make_optimizer, seed_dropout, share_parameters
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import DatasetError, InputError, PlanError
+from gnnplan.runtime.features.store import AbstractFeatureStore
+from gnnplan.runtime.features.tier import Counters
+from gnnplan.runtime.fullgraph.forward import FullGraphModel, check_settings
+from gnnplan.runtime.fullgraph.part import Part
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.loader.pipeline import Position
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.models.build import BlockModel, build_model
+from gnnplan.runtime.models.loss import loss_sum
+from gnnplan.runtime.plan.io import load_array
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.stages import Stage
+from gnnplan.runtime.train.evaluate import Reader, reader_of
+from gnnplan.runtime.train.gradients import GradientBuffer
+from gnnplan.runtime.train.minibatch import (
+    TrainLoop,
+    make_optimizer,
+    seed_dropout,
+    share_parameters,
+)
 
 
 class DatasetRows(AbstractFeatureStore):

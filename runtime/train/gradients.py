@@ -14,9 +14,9 @@ import functools
 import torch
 from torch import Tensor, nn
 
-from runtime.comm.collectives import Communicator, Pending
-from runtime.errors import InputError
-from runtime.train.parts import PART_BYTES
+from gnnplan.runtime.comm.collectives import Communicator, Pending
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.train.parts import PART_BYTES
 
 _ALIGNMENT_BYTES = 64
 

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device import machine_facts
-from runtime.errors import GnnplanError
-from runtime.faults.heartbeat import Heartbeat, Phase
-from runtime.launch.config import RunConfig
-from runtime.loader.loader import PlannedLoader
-from runtime.models.metrics import metric_of
-from runtime.plan.schema import Plan
-from runtime.process import HostState, age_seconds, host_state, memory_bytes, noise_between
-from runtime.report import (
+from gnnplan.runtime.device import machine_facts
+from gnnplan.runtime.errors import GnnplanError
+from gnnplan.runtime.faults.heartbeat import Heartbeat, Phase
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.models.metrics import metric_of
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.process import HostState, age_seconds, host_state, memory_bytes, noise_between
+from gnnplan.runtime.report import (
     MAX_STEP_SAMPLES,
     WARMUP_STEPS,
     EpochReport,
@@ -29,12 +29,12 @@ from runtime.report import (
     save_report,
     typical_stages,
 )
-from runtime.train.evaluate import evaluate, evaluation_room
-from runtime.train.fullgraph import FullGraphEpochs
-from runtime.train.links import evaluate_links
-from runtime.train.locality import FactorControl, factor_control
-from runtime.train.minibatch import STEP, TrainLoop
-from runtime.train.recovery import Mark, save
+from gnnplan.runtime.train.evaluate import evaluate, evaluation_room
+from gnnplan.runtime.train.fullgraph import FullGraphEpochs
+from gnnplan.runtime.train.links import evaluate_links
+from gnnplan.runtime.train.locality import FactorControl, factor_control
+from gnnplan.runtime.train.minibatch import STEP, TrainLoop
+from gnnplan.runtime.train.recovery import Mark, save
 
 SECONDS_BETWEEN_STEPS = 0.1
 """Least time between two step events."""

@@ -13,14 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from runtime.comm.collectives import Communicator
-from runtime.errors import InputError
-from runtime.features.store import AbstractFeatureStore
-from runtime.graph.dataset import Graph
-from runtime.models.metrics import metric_of
-from runtime.plan.schema import Workload
-from runtime.sampling.negative import NegativeSampler
-from runtime.train.evaluate import (
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.features.store import AbstractFeatureStore
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.models.metrics import metric_of
+from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.sampling.negative import NegativeSampler
+from gnnplan.runtime.train.evaluate import (
     MOST_CHUNK_BYTES,
     Evaluation,
     LayerTable,

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from runtime.comm.collectives import Communicator
-from runtime.errors import SamplerError
-from runtime.meter import StageMeter
-from runtime.plan.schema import Sampler
-from runtime.sampling.locality import FactorSchedule
-from runtime.sampling.registry import find_sampler, number, parameters_of
-from runtime.stages import Stage
-from runtime.train.minibatch import STEP
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.sampling.locality import FactorSchedule
+from gnnplan.runtime.sampling.registry import find_sampler, number, parameters_of
+from gnnplan.runtime.stages import Stage
+from gnnplan.runtime.train.minibatch import STEP
 
 MOVEMENT = (Stage.EXCHANGE_IDS, Stage.GATHER, Stage.EXCHANGE_ROWS, Stage.COPY)
 """Stages that move features to the device."""

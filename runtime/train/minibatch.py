@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runtime.comm.collectives import Communicator
-from runtime.errors import GnnplanError, InputError
-from runtime.meter import StageMeter
-from runtime.models.adjacency import torch_block, torch_blocks
-from runtime.models.loss import loss_sum
-from runtime.sampling.distributed.exchange import RowExchange
-from runtime.sampling.minibatch import MiniBatch
-from runtime.sampling.rng import Purpose, stream
-from runtime.stages import Stage
-from runtime.train.gradients import GradientBuffer, OverlappedReduce
-from runtime.train.precision import Precision, widened
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import GnnplanError, InputError
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.models.adjacency import torch_block, torch_blocks
+from gnnplan.runtime.models.loss import loss_sum
+from gnnplan.runtime.sampling.distributed.exchange import RowExchange
+from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.sampling.rng import Purpose, stream
+from gnnplan.runtime.stages import Stage
+from gnnplan.runtime.train.gradients import GradientBuffer, OverlappedReduce
+from gnnplan.runtime.train.precision import Precision, widened
 
 
 class _Exchange(torch.autograd.Function):

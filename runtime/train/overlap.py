@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
-from runtime.cores import keep_thread_to
+from gnnplan.runtime.cores import keep_thread_to
 
 T = TypeVar("T")
 JOIN_SECONDS = 5.0

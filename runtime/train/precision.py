@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from runtime.errors import PlanError
+from gnnplan.runtime.errors import PlanError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 FIRST_SCALE = 2.0**16

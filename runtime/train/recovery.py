@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from runtime import codec
-from runtime.errors import InputError, PlanError
-from runtime.faults.failure import attempt_line
-from runtime.faults.heartbeat import Phase, attempt
-from runtime.graph.reading import one_line
-from runtime.report import EpochReport
-from runtime.train.checkpoint_files import CHECKPOINTS, NAME, list_checkpoints, set_aside
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import InputError, PlanError
+from gnnplan.runtime.faults.failure import attempt_line
+from gnnplan.runtime.faults.heartbeat import Phase, attempt
+from gnnplan.runtime.graph.reading import one_line
+from gnnplan.runtime.report import EpochReport
+from gnnplan.runtime.train.checkpoint_files import CHECKPOINTS, NAME, list_checkpoints, set_aside
 
 _checkpoint_log = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ def read_epochs(folder: Path, mark: Mark) -> list[EpochReport]:
 
 
 if TYPE_CHECKING:
-    from runtime.train.job import Job
+    from gnnplan.runtime.train.job import Job
 
 _log = logging.getLogger(__name__)
 

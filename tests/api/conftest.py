@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.dataset import Graph
 from tests.support.service import make_client
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from api.client import Client
-from api.security import create_key
-from api.storage.storage import Storage
-from planner.cli.main import main
-from planner.machine.model import save_machine
-from planner.probe.presets import load_preset
-from runtime.graph.dataset import Graph
-from runtime.plan.io import load_plan
-from runtime.report import load_report
+from gnnplan.api.client import Client
+from gnnplan.api.security import create_key
+from gnnplan.api.storage.storage import Storage
+from gnnplan.planner.cli.main import main
+from gnnplan.planner.machine.model import save_machine
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.report import load_report
 from tests.support.service import ServiceProcess
 
 pytestmark = pytest.mark.distributed
@@ -216,7 +216,7 @@ def test_bad_input_has_code_2_and_one_line(
 def test_a_service_that_is_not_there_has_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr("planner.client.connection.FIRST_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("gnnplan.planner.client.connection.FIRST_WAIT_SECONDS", 0.0)
     words = ["explain", "0" * 32, "--server", "http://127.0.0.1:1"]
     code, _, error = answers(capsys, words)
     assert code == 1

@@ -13,21 +13,21 @@ import pytest
 import yaml
 from fastapi.testclient import TestClient
 
-from api.client import Client, ServiceProblemError, ServiceUnreachableError
-from api.openapi import COMMITTED
-from api.requests import PlanRequest, ProfileRequest, RunRequest
-from planner.client import resources
-from planner.client.connection import Problem, RequestRefusedError, error_of
-from planner.client.resources import plan_body, profile_body
-from planner.errors import PlanDoesNotFit, SettingsError
-from planner.probe.presets import load_preset
-from planner.queries.explain import Explanation, explain
-from planner.settings import PlanSettings, SamplerChoice
-from runtime import codec
-from runtime.errors import InputError
-from runtime.graph.dataset import Graph
-from runtime.plan.io import load_plan
-from runtime.plan.schema import Links, Workload
+from gnnplan.api.client import Client, ServiceProblemError, ServiceUnreachableError
+from gnnplan.api.openapi import COMMITTED
+from gnnplan.api.requests import PlanRequest, ProfileRequest, RunRequest
+from gnnplan.planner.client import resources
+from gnnplan.planner.client.connection import Problem, RequestRefusedError, error_of
+from gnnplan.planner.client.resources import plan_body, profile_body
+from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.queries.explain import Explanation, explain
+from gnnplan.planner.settings import PlanSettings, SamplerChoice
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Links, Workload
 from tests.support.service import LOOPBACK, ServiceProcess
 
 SETTINGS = PlanSettings(
@@ -152,7 +152,7 @@ def test_a_machine_goes_there_and_back(client: TestClient):
 
 
 def test_posts_carry_a_key_and_are_sent_again_with_the_same_one(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("planner.client.connection.FIRST_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("gnnplan.planner.client.connection.FIRST_WAIT_SECONDS", 0.0)
     seen: list[tuple[str, str]] = []
     job = {"id": "a", "state": "queued", "kind": "noop", "attempt": 0, "created_seconds": 1.0,
            "progress": {}}  # fmt: skip
@@ -176,7 +176,7 @@ def test_posts_carry_a_key_and_are_sent_again_with_the_same_one(monkeypatch: pyt
 
 
 def test_a_service_that_is_away_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("planner.client.connection.FIRST_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("gnnplan.planner.client.connection.FIRST_WAIT_SECONDS", 0.0)
     tries: list[str] = []
 
     def refuse(request: httpx2.Request) -> httpx2.Response:
@@ -257,7 +257,7 @@ def test_a_start_of_a_run_has_every_option_of_its_request():
 
     with pytest.raises(ServiceProblemError):
         answering(answer).runs.start("p", epochs=2, eval_fanouts=(3, 2))
-    request = RunRequest.model_validate(sent[0])
+    request: Any = RunRequest.model_validate(sent[0])
     assert set(sent[0]) == set(RunRequest.model_fields)
     assert (request.epochs, request.eval_fanouts) == (2, [3, 2])
     with pytest.raises(ServiceProblemError):

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import httpx2
 import pytest
 
-from api.client import ServiceUnreachableError
-from planner.client import jobs as following
-from planner.client.connection import RequestRefusedError
+from gnnplan.api.client import ServiceUnreachableError
+from gnnplan.planner.client import jobs as following
+from gnnplan.planner.client.connection import RequestRefusedError
 from tests.api.test_client import answering
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from api.connections import RESERVED_FILES, GuardedProtocol, within_files
-from api.serve import connection_limits, server_of
-from api.settings import ServiceSettings
+from gnnplan.api.connections import RESERVED_FILES, GuardedProtocol, within_files
+from gnnplan.api.serve import connection_limits, server_of
+from gnnplan.api.settings import ServiceSettings
 from tests.support.ranks import free_port
 from tests.support.service import ServiceProcess
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from api.jobs.execution import STOP_SECONDS
-from api.jobs.lanes import lock_folder, sign_folder
-from api.openapi import COMMITTED
-from api.serve import GRACE_SECONDS, main, parse, settings_of
-from planner.probe.probe import cache_folder
+from gnnplan.api.jobs.execution import STOP_SECONDS
+from gnnplan.api.jobs.lanes import lock_folder, sign_folder
+from gnnplan.api.openapi import COMMITTED
+from gnnplan.api.serve import GRACE_SECONDS, main, parse, settings_of
+from gnnplan.planner.probe.probe import cache_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "api" / "deploy"

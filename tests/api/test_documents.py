@@ -1,6 +1,6 @@
 """Documents of plans are read once, and gone when their plan is."""
 
-from api.service.context import Documents
+from gnnplan.api.service.context import Documents
 
 
 def test_a_document_is_made_once_until_it_is_forgotten():

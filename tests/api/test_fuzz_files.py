@@ -9,13 +9,13 @@ import pytest
 from fastapi.testclient import TestClient
 from hypothesis import given, strategies as st
 
-from api.jobs.events import EVENTS_FILE
-from api.jobs.lanes import Lanes
-from api.service.context import Service
-from planner.probe.presets import load_preset
-from runtime import codec
-from runtime.graph.dataset import Graph
-from runtime.graph.format import META_FILE
+from gnnplan.api.jobs.events import EVENTS_FILE
+from gnnplan.api.jobs.lanes import Lanes
+from gnnplan.api.service.context import Service
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.runtime import codec
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.format import META_FILE
 from tests.support.furnished import furnish
 from tests.support.fuzzing import fuzzed, limited
 from tests.support.mutations import damaged, damaged_json

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from api.storage.storage import Storage
+from gnnplan.api.storage.storage import Storage
 from tests.support.service import ENDED, ServiceProcess
 
 pytestmark = pytest.mark.distributed
@@ -118,7 +118,7 @@ def test_a_job_whose_work_is_done_is_not_done_again(tmp_path: Path):
         # As if the service had been killed between the outcome and its row.
         from sqlalchemy import update
 
-        from api.storage.tables import JobRow
+        from gnnplan.api.storage.tables import JobRow
 
         with storage.database.writing() as session:
             session.execute(update(JobRow).values(state="queued", finished_seconds=None))

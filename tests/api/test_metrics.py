@@ -5,13 +5,13 @@ from typing import Any
 
 from sqlalchemy import update
 
-from api.jobs.recording import plan_row
-from api.service.context import Service
-from api.service.runs import count_error
-from api.storage.job_queue import Ending, NewJob
-from api.storage.tables import JobRow
-from runtime import codec
-from runtime.graph.dataset import Graph
+from gnnplan.api.jobs.recording import plan_row
+from gnnplan.api.service.context import Service
+from gnnplan.api.service.runs import count_error
+from gnnplan.api.storage.job_queue import Ending, NewJob
+from gnnplan.api.storage.tables import JobRow
+from gnnplan.runtime import codec
+from gnnplan.runtime.graph.dataset import Graph
 from tests.support.plans import make_plan
 from tests.support.reports import run_report
 from tests.support.service import make_client

@@ -21,12 +21,12 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from api.app import create_app
-from api.jobs.lanes import Lanes
-from api.openapi import COMMITTED, text_of
-from planner.probe.presets import load_preset
-from runtime import codec
-from runtime.graph.dataset import Graph
+from gnnplan.api.app import create_app
+from gnnplan.api.jobs.lanes import Lanes
+from gnnplan.api.openapi import COMMITTED, text_of
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.runtime import codec
+from gnnplan.runtime.graph.dataset import Graph
 from tests.support.furnished import furnish
 from tests.support.service import make_client
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from api.jobs.ray import RayJobs
-from runtime.graph.dataset import Graph
-from runtime.launch import launch
-from runtime.report import load_report
+from gnnplan.api.jobs.ray import RayJobs
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch import launch
+from gnnplan.runtime.report import load_report
 from tests.api.test_ray_jobs import served_plan, until
 from tests.support.plans import make_plan
 from tests.support.service import ENDED, ServiceProcess

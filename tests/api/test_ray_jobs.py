@@ -8,17 +8,22 @@ from typing import Any
 
 import pytest
 
-from api.jobs import train as train_job
-from api.jobs.events import JobContext, append_line
-from api.jobs.ray import ClusterRefusalError, ClusterUnreachableError, RayJobs, stop_left_over
-from api.jobs.recording import plan_row
-from api.jobs.train import Relay
-from api.serve import main, parse, settings_of
-from api.storage.job_queue import Ending, NewJob
-from api.storage.storage import Storage
-from runtime.errors import InputError, WorkerFailed
-from runtime.graph.dataset import Graph
-from runtime.report import load_report
+from gnnplan.api.jobs import train as train_job
+from gnnplan.api.jobs.events import JobContext, append_line
+from gnnplan.api.jobs.ray import (
+    ClusterRefusalError,
+    ClusterUnreachableError,
+    RayJobs,
+    stop_left_over,
+)
+from gnnplan.api.jobs.recording import plan_row
+from gnnplan.api.jobs.train import Relay
+from gnnplan.api.serve import main, parse, settings_of
+from gnnplan.api.storage.job_queue import Ending, NewJob
+from gnnplan.api.storage.storage import Storage
+from gnnplan.runtime.errors import InputError, WorkerFailed
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.report import load_report
 from tests.support.fake_ray import FakeRay
 from tests.support.plans import make_plan
 from tests.support.service import ENDED, ServiceProcess

@@ -14,18 +14,18 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
-from api.errors import UnprocessableError
-from api.jobs.events import EVENTS_FILE, JobContext, event_of
-from api.jobs.lanes import Lanes
-from api.service.runs import check_can_begin
-from api.storage.access import Access
-from api.storage.job_queue import Ending, JobQueue, NewJob
-from api.storage.storage import Storage
-from planner.errors import PlanDoesNotFit
-from planner.probe.presets import load_preset
-from runtime import codec
-from runtime.device import usable_cores
-from runtime.graph.dataset import Graph
+from gnnplan.api.errors import UnprocessableError
+from gnnplan.api.jobs.events import EVENTS_FILE, JobContext, event_of
+from gnnplan.api.jobs.lanes import Lanes
+from gnnplan.api.service.runs import check_can_begin
+from gnnplan.api.storage.access import Access
+from gnnplan.api.storage.job_queue import Ending, JobQueue, NewJob
+from gnnplan.api.storage.storage import Storage
+from gnnplan.planner.errors import PlanDoesNotFit
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.runtime import codec
+from gnnplan.runtime.device import usable_cores
+from gnnplan.runtime.graph.dataset import Graph
 from tests.support.furnished import keep_plan
 from tests.support.plans import make_plan
 from tests.support.service import follow, make_client
@@ -49,7 +49,7 @@ def test_it_is_not_ready_while_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     now = 0.0
-    monkeypatch.setattr("api.service.context.monotonic", lambda: now)
+    monkeypatch.setattr("gnnplan.api.service.context.monotonic", lambda: now)
 
     def refuse(*_args: object, **_named: object) -> None:
         raise OSError(28, "No space left on device")
@@ -61,7 +61,7 @@ def test_it_is_not_ready_while_nothing_can_be_written(
         engine = client.app.state.service.storage.database.engine  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
         assert client.get("/readyz").status_code == 200
         with monkeypatch.context() as patch:
-            patch.setattr("api.storage.storage.codec.write_bytes_atomically", refuse)
+            patch.setattr("gnnplan.api.storage.storage.codec.write_bytes_atomically", refuse)
             now += 5.0
             full = client.get("/readyz")
             assert client.get("/healthz").status_code == 200
@@ -266,7 +266,7 @@ def test_a_run_that_could_not_begin_is_refused_at_once(
             return client.post("/v1/runs", json={"plan": plan, **options})
 
         assert start(plan).status_code == 202
-        monkeypatch.setattr("runtime.identity.machine_fingerprint", lambda: "another")
+        monkeypatch.setattr("gnnplan.runtime.identity.machine_fingerprint", lambda: "another")
         for answer, words in (
             (start(plan), "expected the machine the plan was made for"),
             (start(wide, force=True), "usable cores), found"),
@@ -428,7 +428,7 @@ def test_a_plan_that_does_not_fit_names_constraint_and_bytes(
 
 def test_a_refusal_carries_its_sum():
     error = PlanDoesNotFit("sum", constraint="rank0", needed_bytes=2, available_bytes=1)
-    from api.jobs.recording import problem_of
+    from gnnplan.api.jobs.recording import problem_of
 
     found = problem_of(error)
     assert [found[k] for k in ("constraint", "needed_bytes", "available_bytes")] == ["rank0", 2, 1]

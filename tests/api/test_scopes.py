@@ -10,15 +10,15 @@ from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
-from api.jobs.lanes import Lanes
-from api.security import create_key, principal_of
-from api.service.context import Caller, Service
-from api.service.jobs import submit
-from api.storage.job_queue import Ending
-from api.storage.tables import JobRow, PlanRow
-from runtime import codec
-from runtime.graph.dataset import Graph
-from runtime.plan.io import load_plan
+from gnnplan.api.jobs.lanes import Lanes
+from gnnplan.api.security import create_key, principal_of
+from gnnplan.api.service.context import Caller, Service
+from gnnplan.api.service.jobs import submit
+from gnnplan.api.storage.job_queue import Ending
+from gnnplan.api.storage.tables import JobRow, PlanRow
+from gnnplan.runtime import codec
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.io import load_plan
 from tests.support.furnished import keep_plan
 from tests.support.reports import run_report
 from tests.support.service import make_client
@@ -110,7 +110,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClient
     """A service that takes no jobs, with two keys of each scope: `plan`, and `other plan`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Lanes, "_serve", lambda lanes, _lane: lanes._stopping.wait())
-        patch.setattr("api.security.REMEMBERED_SECONDS", 0.0)
+        patch.setattr("gnnplan.api.security.REMEMBERED_SECONDS", 0.0)
         with make_client(tmp_path_factory.mktemp("scopes")) as client:
             access = service_of(client).storage.access
             keys = {"nobody": ""}

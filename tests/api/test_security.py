@@ -7,11 +7,18 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from api.security import OutsideRootsError, RateLimit, confined, create_key, dataset_folder, hash_of
-from api.serve import is_loopback, main
-from api.storage.storage import Storage
-from runtime.errors import InputError
-from runtime.graph.dataset import Graph
+from gnnplan.api.security import (
+    OutsideRootsError,
+    RateLimit,
+    confined,
+    create_key,
+    dataset_folder,
+    hash_of,
+)
+from gnnplan.api.serve import is_loopback, main
+from gnnplan.api.storage.storage import Storage
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.graph.dataset import Graph
 from tests.support.service import make_client
 
 
@@ -36,7 +43,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("api.security.monotonic", made)
+    monkeypatch.setattr("gnnplan.api.security.monotonic", made)
     return made
 
 
@@ -298,7 +305,7 @@ def test_wrong_keys_are_tried_no_faster_than_things_are_changed(tmp_path: Path):
 
 def test_an_idle_client_saves_no_more_than_a_burst(monkeypatch: pytest.MonkeyPatch):
     now = 0.0
-    monkeypatch.setattr("api.security.time.monotonic", lambda: now)
+    monkeypatch.setattr("gnnplan.api.security.time.monotonic", lambda: now)
     limit = RateLimit(2.0)
     assert limit.wait_seconds("a") == 0
     now = 3600.0
@@ -307,7 +314,7 @@ def test_an_idle_client_saves_no_more_than_a_burst(monkeypatch: pytest.MonkeyPat
 
 def test_a_bucket_refills_at_its_rate(monkeypatch: pytest.MonkeyPatch):
     now = 0.0
-    monkeypatch.setattr("api.security.time.monotonic", lambda: now)
+    monkeypatch.setattr("gnnplan.api.security.time.monotonic", lambda: now)
     limit = RateLimit(2.0)
     # Twice a second's worth at once, then one each half second.
     assert [limit.wait_seconds("a") for _ in range(5)] == [0, 0, 0, 0, 0.5]

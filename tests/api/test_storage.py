@@ -13,13 +13,13 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text, update
 
-from api.jobs.lanes import lock_folder, sign_folder
-from api.storage.artefacts import Artefacts
-from api.storage.database import Database, decode_cursor, normal_url
-from api.storage.job_queue import Ending, KeyReusedError, NewJob, PlanGoneError
-from api.storage.storage import Storage
-from api.storage.tables import AuditRow, Base, JobRow, MachineRow
-from runtime.errors import InputError
+from gnnplan.api.jobs.lanes import lock_folder, sign_folder
+from gnnplan.api.storage.artefacts import Artefacts
+from gnnplan.api.storage.database import Database, decode_cursor, normal_url
+from gnnplan.api.storage.job_queue import Ending, KeyReusedError, NewJob, PlanGoneError
+from gnnplan.api.storage.storage import Storage
+from gnnplan.api.storage.tables import AuditRow, Base, JobRow, MachineRow
+from gnnplan.runtime.errors import InputError
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from api.jobs import train
-from api.jobs.events import JobContext
-from api.jobs.recording import RESULT_FILE
-from runtime.launch import launch
+from gnnplan.api.jobs import train
+from gnnplan.api.jobs.events import JobContext
+from gnnplan.api.jobs.recording import RESULT_FILE
+from gnnplan.runtime.launch import launch
 
 
 @pytest.mark.parametrize("attempt", [1, 2])

@@ -25,13 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from planner.fullgraph.bytes import columns_per_row, drawn_epoch_bytes
-from planner.fullgraph.memory import rank_bytes
-from runtime.fullgraph.draws import kept_nodes
-from runtime.fullgraph.part import build_part, connect_parts
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import FullGraph
-from runtime.sampling.rng import Purpose, stream
+from gnnplan.planner.fullgraph.bytes import columns_per_row, drawn_epoch_bytes
+from gnnplan.planner.fullgraph.memory import rank_bytes
+from gnnplan.runtime.fullgraph.draws import kept_nodes
+from gnnplan.runtime.fullgraph.part import build_part, connect_parts
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import FullGraph
+from gnnplan.runtime.sampling.rng import Purpose, stream
 from tests.benchmarks.boundary_jobs import Runs, open_benchmark_graph, parts_of
 from tests.benchmarks.common import Spread, record
 from tests.support.fullgraph_ranks import sizes_of

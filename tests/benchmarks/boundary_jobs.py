@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.partition.partition import partition
-from runtime.graph.dataset import Graph, open_graph
-from runtime.graph.generate import generate_sbm
-from runtime.graph.imports.importing import ImportOptions, import_graph
-from runtime.plan.schema import FullGraph
+from gnnplan.planner.partition.partition import partition
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.graph.generate import generate_sbm
+from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
+from gnnplan.runtime.plan.schema import FullGraph
 from tests.benchmarks.common import cache_folder
 from tests.hosts import Hosts
 from tests.support.fullgraph_plans import make_full_graph_plan

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-from planner.fullgraph.bytes import broadcast_bytes, drawn_epoch_bytes
-from runtime.comm.collectives import Communicator
-from runtime.graph.dataset import open_graph
-from runtime.plan.io import load_plan
-from runtime.process import give_back_freed_memory, keep_freed_memory
-from runtime.stages import Stage
-from runtime.train.evaluate import evaluate
-from runtime.train.fullgraph import FullGraphLoop, WholeEpoch
+from gnnplan.planner.fullgraph.bytes import broadcast_bytes, drawn_epoch_bytes
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.graph.dataset import open_graph
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.process import give_back_freed_memory, keep_freed_memory
+from gnnplan.runtime.stages import Stage
+from gnnplan.runtime.train.evaluate import evaluate
+from gnnplan.runtime.train.fullgraph import FullGraphLoop, WholeEpoch
 from tests.support.fullgraph_ranks import PeakMemory, join, open_rank
 
 STAGES = (

@@ -12,11 +12,11 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.graph.dataset import Graph
-from runtime.process import keep_freed_memory
-from runtime.sampling.bulk.bulk import BulkSampler
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.process import keep_freed_memory
+from gnnplan.runtime.sampling.bulk.bulk import BulkSampler
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from tests.benchmarks.common import REPEATS, Spread, bench_graph, bench_seeds, record, run_threads
 from tests.reference.matrix import adjacency, sample_layers_reference
 

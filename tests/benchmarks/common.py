@@ -22,8 +22,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.graph.dataset import Graph, open_graph
-from runtime.graph.generate import generate_rmat
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.graph.generate import generate_rmat
 
 REPEATS = 7
 DRIFT = 0.10

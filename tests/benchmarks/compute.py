@@ -26,13 +26,13 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.models import GraphSAGE
 
-from runtime.models.adjacency import torch_blocks
-from runtime.models.build import build_model
-from runtime.models.loss import loss_sum
-from runtime.models.planned import planned
-from runtime.plan.schema import Workload
-from runtime.process import keep_freed_memory
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.runtime.models.adjacency import torch_blocks
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.models.loss import loss_sum
+from gnnplan.runtime.models.planned import planned
+from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.process import keep_freed_memory
+from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 from tests.benchmarks.common import Spread, record
 
 SEEDS, FEATURES, CLASSES = 1024, 100, 47

@@ -31,16 +31,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.graph.dataset import Graph, open_graph
-from runtime.graph.imports.importing import ImportOptions, import_graph
-from runtime.plan.schema import Sampler
-from runtime.sampling.build import build_sampler
-from runtime.sampling.distributed.cooperative import CooperativeSampler
-from runtime.sampling.distributed.exchange import expected_remote_fraction
-from runtime.sampling.distributed.owner import Owners
-from runtime.sampling.minibatch import MiniBatch
-from runtime.sampling.seeds import SeedSchedule
-from runtime.stages import Stage
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
+from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.sampling.build import build_sampler
+from gnnplan.runtime.sampling.distributed.cooperative import CooperativeSampler
+from gnnplan.runtime.sampling.distributed.exchange import expected_remote_fraction
+from gnnplan.runtime.sampling.distributed.owner import Owners
+from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.sampling.seeds import SeedSchedule
+from gnnplan.runtime.stages import Stage
 from tests.benchmarks.common import Spread, bench_graph, cache_folder, record
 from tests.benchmarks.cooperative_lru import Caches, estimate, hottest
 from tests.hosts import Hosts

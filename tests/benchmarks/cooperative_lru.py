@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.features.cache import Slots
+from gnnplan.runtime.features.cache import Slots
 
 Touch = Callable[[int, int], NDArray[np.int64]]
 """touch(stream, batch): the distinct vertices of a batch under a frozen stream."""

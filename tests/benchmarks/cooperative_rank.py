@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runtime.comm.collectives import Communicator, Traffic
-from runtime.graph.dataset import open_graph
-from runtime.plan.io import load_plan
-from runtime.stages import Stage
+from gnnplan.runtime.comm.collectives import Communicator, Traffic
+from gnnplan.runtime.graph.dataset import open_graph
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.stages import Stage
 from tests.support.cooperative import open_rank
 
 STAGES = (

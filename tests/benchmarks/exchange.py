@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from planner.probe.burst import make_burst
-from planner.probe.collectives import CALLS, SHORT, exchanged, one_core_each, take_steps
-from planner.probe.context import FULL, MIB
+from gnnplan.planner.probe.burst import make_burst
+from gnnplan.planner.probe.collectives import CALLS, SHORT, exchanged, one_core_each, take_steps
+from gnnplan.planner.probe.context import FULL, MIB
 from tests.benchmarks.common import Spread, record
 from tests.hosts import INTERFACE, Hosts
 
@@ -38,7 +38,7 @@ def rank_main(rank: int, address: str, rounds: int, out: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from runtime.comm.collectives import Communicator
+    from gnnplan.runtime.comm.collectives import Communicator
 
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(PORT)}

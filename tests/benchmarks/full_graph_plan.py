@@ -13,17 +13,17 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-from planner.cli.planning import machine_for_planning
-from planner.fullgraph.profile import connected, sent_bytes
-from planner.machine.model import MachineModel
-from planner.pipeline import plan
-from planner.queries.compare import compare
-from planner.settings import PlanSettings
-from runtime.graph.dataset import Graph, open_graph
-from runtime.graph.generate import generate_rmat, generate_sbm
-from runtime.launch import launch
-from runtime.plan.io import load_array
-from runtime.plan.schema import Workload
+from gnnplan.planner.cli.planning import machine_for_planning
+from gnnplan.planner.fullgraph.profile import connected, sent_bytes
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.pipeline import plan
+from gnnplan.planner.queries.compare import compare
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.graph.generate import generate_rmat, generate_sbm
+from gnnplan.runtime.launch import launch
+from gnnplan.runtime.plan.io import load_array
+from gnnplan.runtime.plan.schema import Workload
 from tests.benchmarks.common import cache_folder, record
 
 MAKERS = {"sbm": generate_sbm, "rmat": generate_rmat}

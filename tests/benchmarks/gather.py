@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.features.gather import in_ranges
-from runtime.features.location import host_table
-from runtime.features.store import FeatureStore
-from runtime.features.tier import Dense
+from gnnplan.runtime.features.gather import in_ranges
+from gnnplan.runtime.features.location import host_table
+from gnnplan.runtime.features.store import FeatureStore
+from gnnplan.runtime.features.tier import Dense
 from tests.benchmarks.common import REPEATS, Spread, record, steady
 
 NUM_ROWS = 1 << 18

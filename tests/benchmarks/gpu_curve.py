@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from planner.placement.policies.legion import list_bytes, split_cache
-from runtime.graph.dataset import Graph
+from gnnplan.planner.placement.policies.legion import list_bytes, split_cache
+from gnnplan.runtime.graph.dataset import Graph
 from tests.benchmarks.common import Spread, bench_seeds, record
 from tests.benchmarks.gpu_setup import Bench, with_bar
 
@@ -55,8 +55,8 @@ class Curve:
     def _model(self) -> tuple[Any, Any]:
         from torch import nn
 
-        from runtime.models.build import build_model
-        from runtime.plan.schema import Workload
+        from gnnplan.runtime.models.build import build_model
+        from gnnplan.runtime.plan.schema import Workload
 
         sizes, graph = self.bench.sizes, self.graph
         workload = Workload(
@@ -83,11 +83,11 @@ class Curve:
         self, lists: NDArray[np.int64] | None, rows: NDArray[np.int64] | None
     ) -> tuple[Any, Any]:
         """Sampler and gather table with these lists and rows on the device; None: all."""
-        from runtime.features.device_rows import DeviceRows
-        from runtime.features.gather_triton import DeviceTable
-        from runtime.features.location import encode
-        from runtime.sampling.gpu.neighbor import DeviceNeighborSampler
-        from runtime.sampling.gpu.topology import DeviceTopology
+        from gnnplan.runtime.features.device_rows import DeviceRows
+        from gnnplan.runtime.features.gather_triton import DeviceTable
+        from gnnplan.runtime.features.location import encode
+        from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler
+        from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 
         graph, device = self.graph, self.bench.device
         topology = DeviceTopology.load(
@@ -105,7 +105,7 @@ class Curve:
 
     def steps(self, sampler: Any, table: Any) -> Callable[[], object]:
         """A task that trains on every batch of the measured epoch."""
-        from runtime.loader.device import drawn_blocks
+        from gnnplan.runtime.loader.device import drawn_blocks
 
         counts = table.new_counts()
 

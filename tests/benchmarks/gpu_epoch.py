@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.dataset import Graph
 from tests.benchmarks.common import bench_seeds, record
 from tests.benchmarks.gpu_setup import Bench, with_bar
 
@@ -112,12 +112,12 @@ def _ours(
     bench: Bench, graph: Graph, folder: Path
 ) -> tuple[float, dict[str, float], float | None, int]:
     """Seconds per step, medians of the stages, utilisation, and the steps taken."""
-    from runtime.comm.collectives import Communicator
-    from runtime.loader.loader import PlannedLoader
-    from runtime.models.build import build_model
-    from runtime.plan.schema import TopologyPlacement
-    from runtime.train.gradients import GradientBuffer
-    from runtime.train.minibatch import TrainLoop, make_optimizer
+    from gnnplan.runtime.comm.collectives import Communicator
+    from gnnplan.runtime.loader.loader import PlannedLoader
+    from gnnplan.runtime.models.build import build_model
+    from gnnplan.runtime.plan.schema import TopologyPlacement
+    from gnnplan.runtime.train.gradients import GradientBuffer
+    from gnnplan.runtime.train.minibatch import TrainLoop, make_optimizer
     from tests.support.plans import make_plan
 
     sizes, device = bench.sizes, bench.device
@@ -208,8 +208,8 @@ def _pyg_loader(bench: Bench, graph: Graph) -> tuple[Any, str]:
         return NeighborLoader(data, list(sizes.fanouts), **common), feeder
     from torch_geometric.loader import NodeLoader
 
-    from runtime.sampling.neighbor import NeighborSampler
-    from runtime.sampling.pyg_sampler import PygSampler
+    from gnnplan.runtime.sampling.neighbor import NeighborSampler
+    from gnnplan.runtime.sampling.pyg_sampler import PygSampler
 
     sampler = NeighborSampler(graph.indptr, graph.indices, sizes.fanouts, edge_ids=True)
     # The data lists its edges in the order of the sampler's graph.

@@ -20,9 +20,9 @@ class Rows:
     """A table of random float32 rows in two memories, and a batch of distinct random ids."""
 
     def __init__(self, width: int, bench: Bench) -> None:
-        from runtime.features.device_rows import DeviceRows
-        from runtime.features.gather_triton import DeviceTable
-        from runtime.features.location import encode
+        from gnnplan.runtime.features.device_rows import DeviceRows
+        from gnnplan.runtime.features.gather_triton import DeviceTable
+        from gnnplan.runtime.features.location import encode
 
         row_bytes, device, sizes = 4 * width, bench.device, bench.sizes
         num_rows = max(min(sizes.table_bytes // row_bytes, 1 << 26), 8)
@@ -105,9 +105,9 @@ def _record(
 
 def random_reads(bench: Bench, num_entries: int, *, host: bool) -> Spread:
     """Random 4-byte reads per second (10^9) by a kernel, of the host's memory or the device's."""
-    from runtime.features.device_rows import DeviceRows
-    from runtime.features.gather_triton import DeviceTable
-    from runtime.features.location import encode
+    from gnnplan.runtime.features.device_rows import DeviceRows
+    from gnnplan.runtime.features.gather_triton import DeviceTable
+    from gnnplan.runtime.features.location import encode
 
     entries, device = min(num_entries, 1 << 26), bench.device
     table = torch.zeros((entries, 1))

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.dataset import Graph
 from tests.benchmarks.common import Spread, bench_seeds, record
 from tests.benchmarks.gpu_memory import random_reads
 from tests.benchmarks.gpu_setup import Bench, rates, with_bar
@@ -35,7 +35,7 @@ def measure_sampling(bench: Bench) -> Spread:
 
 
 def _topology(graph: Graph, bench: Bench, *, pinned: bool) -> Any:
-    from runtime.sampling.gpu.topology import DeviceTopology
+    from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 
     return DeviceTopology.load(graph.indptr, graph.indices, bench.device, pinned=pinned)
 
@@ -48,11 +48,11 @@ def _neighbours(
     chosen: tuple[np.ndarray, np.ndarray],
     reads: Spread,
 ) -> None:
-    from runtime.sampling.gpu.captured import CapturedNeighborSampler
-    from runtime.sampling.gpu.neighbor import DeviceNeighborSampler
-    from runtime.sampling.gpu.stack import stack_of
-    from runtime.sampling.minibatch import Dialect, Request
-    from runtime.sampling.neighbor import NeighborSampler
+    from gnnplan.runtime.sampling.gpu.captured import CapturedNeighborSampler
+    from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler
+    from gnnplan.runtime.sampling.gpu.stack import stack_of
+    from gnnplan.runtime.sampling.minibatch import Dialect, Request
+    from gnnplan.runtime.sampling.neighbor import NeighborSampler
 
     device, fanouts, dialect = bench.device, bench.sizes.fanouts, Dialect.EVERY_HOP
     plain = DeviceNeighborSampler(topology, fanouts, device=device, dialect=dialect)
@@ -104,8 +104,8 @@ def _labor(
     bench: Bench, graph: Graph, topology: Any, place: str, chosen: tuple[np.ndarray, np.ndarray]
 ) -> None:
     """LABOR-0 by edges scanned, and LABOR-1 beside it."""
-    from runtime.sampling.gpu.labor import DeviceLaborSampler
-    from runtime.sampling.statistics import Estimator
+    from gnnplan.runtime.sampling.gpu.labor import DeviceLaborSampler
+    from gnnplan.runtime.sampling.statistics import Estimator
 
     degrees = np.diff(graph.indptr)
     for variant in (0, 1):
@@ -131,8 +131,8 @@ def _labor(
 
 def _layers(bench: Bench, graph: Graph, seeds: np.ndarray) -> None:
     """LADIES, a batch at a time and stacked, one launch of each step per layer."""
-    from runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
-    from runtime.sampling.minibatch import Request
+    from gnnplan.runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
+    from gnnplan.runtime.sampling.minibatch import Request
 
     sizes = bench.sizes
     topology = _topology(graph, bench, pinned=False)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.dataset import Graph
 from tests.benchmarks.common import Spread, bench_graph, record
 
 HOLD_CYCLES = 20_000_000

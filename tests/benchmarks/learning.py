@@ -20,10 +20,10 @@ import torch
 from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
-from runtime import worker
-from runtime.graph.dataset import Graph
-from runtime.graph.imports.importing import ImportOptions, import_graph
-from runtime.launch.config import RunConfig
+from gnnplan.runtime import worker
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
+from gnnplan.runtime.launch.config import RunConfig
 from tests.benchmarks.common import record
 from tests.support.plans import make_plan
 

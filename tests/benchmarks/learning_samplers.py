@@ -33,14 +33,14 @@ from typing import Literal
 import numpy as np
 import torch
 
-from runtime import worker
-from runtime.graph.dataset import Graph
-from runtime.graph.imports.importing import ImportOptions, import_graph
-from runtime.launch.config import RunConfig
-from runtime.plan.schema import Sampler
-from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.statistics import Layer, StatisticsClass, class_of
-from runtime.train.checkpoint_files import list_checkpoints
+from gnnplan.runtime import worker
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.statistics import Layer, StatisticsClass, class_of
+from gnnplan.runtime.train.checkpoint_files import list_checkpoints
 from tests.benchmarks.common import record
 from tests.benchmarks.learning import LEARNING_RATE, Accuracy
 from tests.support.plans import make_plan

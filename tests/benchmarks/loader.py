@@ -34,9 +34,9 @@ from typing import Any
 
 from numba.core.dispatcher import Dispatcher
 
-from runtime.graph.dataset import Graph
-from runtime.loader.loader import PlannedLoader
-from runtime.process import keep_freed_memory
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.process import keep_freed_memory
 from tests.benchmarks.common import REPEATS, Spread, bench_graph, bench_seeds, record
 from tests.support.plans import make_plan
 
@@ -51,9 +51,9 @@ _START = """
 import json, sys, time
 from pathlib import Path
 import numpy as np
-import runtime.loader
-from runtime.graph.dataset import open_graph
-from runtime.sampling.neighbor import NeighborSampler
+import gnnplan.runtime.loader
+from gnnplan.runtime.graph.dataset import open_graph
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
 imported, busy = time.perf_counter(), time.process_time()
 graph = open_graph(Path(sys.argv[1]), validate=False)
 sampler = NeighborSampler(graph.indptr, graph.indices, [15, 10, 5])
@@ -190,7 +190,9 @@ def main() -> None:
     parser.add_argument("--graph", default="rmat-18")
     parser.add_argument("--batches", type=int, default=40)
     options = parser.parse_args()
-    importlib.import_module("runtime.models.kernels")  # its kernels too, where the loader uses them
+    importlib.import_module(
+        "gnnplan.runtime.models.kernels"
+    )  # its kernels too, where the loader uses them
     keep_freed_memory()
     graph = bench_graph(options.graph, feature_dim=FEATURE_DIM)
     graph = dataclasses.replace(graph, train_idx=bench_seeds(graph))

@@ -24,15 +24,15 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from planner.cost.backends.grid import link_words, sender_words, stage_ids
-from runtime.comm.collectives import Communicator
-from runtime.comm.grid import open_grid
-from runtime.sampling.bulk.bulk import BulkSampler
-from runtime.sampling.distributed.grid import GridSampler, empty_graph
-from runtime.sampling.distributed.grid_rows import Exchange, Words, cut_shard
-from runtime.sampling.minibatch import Dialect, Request
-from runtime.sampling.neighbor import NeighborSampler
-from runtime.stages import Stage
+from gnnplan.planner.cost.backends.grid import link_words, sender_words, stage_ids
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.comm.grid import open_grid
+from gnnplan.runtime.sampling.bulk.bulk import BulkSampler
+from gnnplan.runtime.sampling.distributed.grid import GridSampler, empty_graph
+from gnnplan.runtime.sampling.distributed.grid_rows import Exchange, Words, cut_shard
+from gnnplan.runtime.sampling.minibatch import Dialect, Request
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.stages import Stage
 from tests.benchmarks.common import Spread, bench_graph, record
 from tests.hosts import Hosts
 from tests.support.inprocess import run_in_process

@@ -33,8 +33,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.machine.model import MachineModel, load_machine
-from planner.probe.probe import probe
+from gnnplan.planner.machine.model import MachineModel, load_machine
+from gnnplan.planner.probe.probe import probe
 from tests.benchmarks import memory_plans_team
 from tests.benchmarks.common import cache_folder, record
 from tests.benchmarks.memory_plans_draw import Drawn, above_baseline, draw

@@ -14,31 +14,31 @@ from typing import Any
 
 import numpy as np
 
-from planner.assemble import assemble
-from planner.candidate import Candidate
-from planner.cost.memory import Budgets
-from planner.errors import PlanDoesNotFit, SettingsError
-from planner.fullgraph import plan as full_graph
-from planner.fullgraph.candidate import (
+from gnnplan.planner.assemble import assemble
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.memory import Budgets
+from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
+from gnnplan.planner.fullgraph import plan as full_graph
+from gnnplan.planner.fullgraph.candidate import (
     Cut,
     describe_whole_graph,
     exact_candidates,
     sampled_candidates,
     with_keep,
 )
-from planner.fullgraph.choose import Choice
-from planner.fullgraph.price import FullRequest, price
-from planner.fullgraph.profile import profile_cuts
-from planner.machine.model import MachineModel
-from planner.pipeline import graph_ref, search_for
-from planner.search.choose import Evaluated
-from planner.search.search import Search, SearchResult
-from planner.settings import PlanSettings
-from runtime.graph.dataset import Graph, open_graph
-from runtime.graph.generate import generate_rmat, generate_sbm
-from runtime.plan.io import save_plan
-from runtime.plan.schema import MemoryUse, Plan, Sampler, Workload
-from runtime.sampling.statistics import StatisticsClass, is_weighted
+from gnnplan.planner.fullgraph.choose import Choice
+from gnnplan.planner.fullgraph.price import FullRequest, price
+from gnnplan.planner.fullgraph.profile import profile_cuts
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.pipeline import graph_ref, search_for
+from gnnplan.planner.search.choose import Evaluated
+from gnnplan.planner.search.search import Search, SearchResult
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.graph.generate import generate_rmat, generate_sbm
+from gnnplan.runtime.plan.io import save_plan
+from gnnplan.runtime.plan.schema import MemoryUse, Plan, Sampler, Workload
+from gnnplan.runtime.sampling.statistics import StatisticsClass, is_weighted
 
 LEAST_BYTES = 10**9
 PER_GROUP = 5

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAIN = """
 import sys
 from pathlib import Path
-from runtime import launch
+from gnnplan.runtime import launch
 launch.train(Path(sys.argv[1]), run_folder=Path(sys.argv[2]), epochs=int(sys.argv[3]),
              max_steps=int(sys.argv[4]), eval_every=0, max_restarts=0, force=True,
              hang_seconds=120.0)

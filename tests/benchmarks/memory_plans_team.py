@@ -11,15 +11,15 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from planner.fullgraph import profile as whole_profile
-from planner.fullgraph.profile import CaseSeconds, PartAnswer, PartRequest
-from planner.profile import loop as bench, profile, timing_process as timed_model
-from planner.profile.model_seconds import SCALES
-from planner.profile.protocol import InLine, LoadingAnswer, TimingAnswer, TimingRequest
-from planner.profile.team import TIMING, Team
-from planner.workload import ProcessCost
-from runtime import codec
-from runtime.models.build import build_model
+from gnnplan.planner.fullgraph import profile as whole_profile
+from gnnplan.planner.fullgraph.profile import CaseSeconds, PartAnswer, PartRequest
+from gnnplan.planner.profile import loop as bench, profile, timing_process as timed_model
+from gnnplan.planner.profile.model_seconds import SCALES
+from gnnplan.planner.profile.protocol import InLine, LoadingAnswer, TimingAnswer, TimingRequest
+from gnnplan.planner.profile.team import TIMING, Team
+from gnnplan.planner.workload import ProcessCost
+from gnnplan.runtime import codec
+from gnnplan.runtime.models.build import build_model
 
 
 class SizesOnly:

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.placement.costs import RowCosts, alpha
-from planner.placement.evaluate import evaluate
-from planner.placement.location import build_locations, check_locations
-from planner.placement.order import hotness_order
-from planner.placement.policies.song_jiang import algorithm1, best_of
+from gnnplan.planner.placement.costs import RowCosts, alpha
+from gnnplan.planner.placement.evaluate import evaluate
+from gnnplan.planner.placement.location import build_locations, check_locations
+from gnnplan.planner.placement.order import hotness_order
+from gnnplan.planner.placement.policies.song_jiang import algorithm1, best_of
 from tests.benchmarks.common import REPEATS, Spread, record
 
 NUM_NODES, NUM_DEVICES, BUFFER_ROWS = 2_400_000, 4, 480_000

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.placement.costs import RowCosts, objective_rows
-from planner.placement.lp.formulate import find_groups, make_buckets
-from planner.placement.lp.relax import relax
-from planner.placement.placement import check_placement
-from planner.placement.policies.joint import place_joint
-from planner.placement.policies.song_jiang import best_of
-from planner.placement.problem import ItemKind, PlacementProblem, as_laws
+from gnnplan.planner.placement.costs import RowCosts, objective_rows
+from gnnplan.planner.placement.lp.formulate import find_groups, make_buckets
+from gnnplan.planner.placement.lp.relax import relax
+from gnnplan.planner.placement.placement import check_placement
+from gnnplan.planner.placement.policies.joint import place_joint
+from gnnplan.planner.placement.policies.song_jiang import best_of
+from gnnplan.planner.placement.problem import ItemKind, PlacementProblem, as_laws
 from tests.benchmarks.common import cache_folder, record
 from tests.support.placements import shape_network
 

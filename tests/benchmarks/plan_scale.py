@@ -17,13 +17,13 @@ import threading
 import time
 from pathlib import Path
 
-from planner.graph_presets import graph_preset
-from planner.partition.partition import partition
-from planner.pipeline import plan, search_for
-from planner.probe.presets import load_preset
-from planner.settings import PlanSettings
-from runtime.graph.dataset import Graph, open_graph
-from runtime.plan.schema import Workload
+from gnnplan.planner.graph_presets import graph_preset
+from gnnplan.planner.partition.partition import partition
+from gnnplan.planner.pipeline import plan, search_for
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.plan.schema import Workload
 from tests.benchmarks.common import record
 from tests.support.generate_large import generate_rmat_topology
 

@@ -17,17 +17,17 @@ from unittest import mock
 
 import numpy as np
 
-from planner import pipeline
-from planner.assemble import assemble
-from planner.profile.cache import Profile
-from planner.profile.presample import presample
-from planner.search.choose import choose
-from planner.settings import PlanSettings
-from planner.workload import BatchProfile, Hotness, ProcessCost, WorkloadProfile
-from runtime.graph.dataset import Graph
-from runtime.graph.generate import generate_rmat
-from runtime.plan.io import save_plan
-from runtime.plan.schema import Sampler, Workload
+from gnnplan.planner import pipeline
+from gnnplan.planner.assemble import assemble
+from gnnplan.planner.profile.cache import Profile
+from gnnplan.planner.profile.presample import presample
+from gnnplan.planner.search.choose import choose
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import BatchProfile, Hotness, ProcessCost, WorkloadProfile
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate import generate_rmat
+from gnnplan.runtime.plan.io import save_plan
+from gnnplan.runtime.plan.schema import Sampler, Workload
 from tests.benchmarks.common import Spread, record
 from tests.support.machines import GIB, machine
 from tests.support.profiles import timing

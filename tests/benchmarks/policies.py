@@ -23,13 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from planner.placement.costs import PLACES
-from planner.placement.evaluate import PlacementScore, score
-from planner.placement.placement import Placement, check_placement
-from planner.placement.policies.joint import JointPlacement, place_joint
-from planner.placement.policies.policy import Knowledge, Reason
-from planner.placement.policies.registry import PLACEMENT_POLICIES
-from planner.placement.problem import PlacementProblem
+from gnnplan.planner.placement.costs import PLACES
+from gnnplan.planner.placement.evaluate import PlacementScore, score
+from gnnplan.planner.placement.placement import Placement, check_placement
+from gnnplan.planner.placement.policies.joint import JointPlacement, place_joint
+from gnnplan.planner.placement.policies.policy import Knowledge, Reason
+from gnnplan.planner.placement.policies.registry import PLACEMENT_POLICIES
+from gnnplan.planner.placement.problem import PlacementProblem
 from tests.benchmarks import policies_cases as cases, policies_shapes as shapes
 from tests.benchmarks.common import record
 from tests.support.placements import place_named

@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.candidate import Candidate
-from planner.partition.hierarchical import hierarchical_parts
-from planner.partition.partition import partition
-from planner.placement.costs import PLACES
-from planner.placement.placement import Placement, find_places
-from planner.placement.policies.policy import Knowledge
-from planner.placement.problem import ItemKind, PlacementProblem
-from planner.probe.presets import load_preset
-from runtime.plan.schema import Threads
-from runtime.sampling.locality import FAR, rings
-from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.seeds import SeedSchedule
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.partition.hierarchical import hierarchical_parts
+from gnnplan.planner.partition.partition import partition
+from gnnplan.planner.placement.costs import PLACES
+from gnnplan.planner.placement.placement import Placement, find_places
+from gnnplan.planner.placement.policies.policy import Knowledge
+from gnnplan.planner.placement.problem import ItemKind, PlacementProblem
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.runtime.plan.schema import Threads
+from gnnplan.runtime.sampling.locality import FAR, rings
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.seeds import SeedSchedule
 from tests.benchmarks.common import bench_graph, bench_seeds, cache_folder
 from tests.support.candidates import candidate_of_ranks
 from tests.support.gpu_networks import Access, gpu_network

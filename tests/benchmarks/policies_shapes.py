@@ -14,13 +14,13 @@
 
 import numpy as np
 
-from planner.placement.costs import HOST
-from planner.placement.evaluate import PlacementScore, score
-from planner.placement.placement import Placement
-from planner.placement.policies.policy import Reason
-from planner.placement.problem import PlacementProblem
-from runtime.sampling.locality import Correction, LocalitySampler
-from runtime.sampling.seeds import SeedSchedule
+from gnnplan.planner.placement.costs import HOST
+from gnnplan.planner.placement.evaluate import PlacementScore, score
+from gnnplan.planner.placement.placement import Placement
+from gnnplan.planner.placement.policies.policy import Reason
+from gnnplan.planner.placement.problem import PlacementProblem
+from gnnplan.runtime.sampling.locality import Correction, LocalitySampler
+from gnnplan.runtime.sampling.seeds import SeedSchedule
 from tests.benchmarks import policies_cases as cases
 from tests.benchmarks.common import record
 from tests.support.placements import place_named

@@ -28,11 +28,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from planner.cache_folder import cache_folder
-from planner.machine.model import MachineModel, load_machine, save_machine
-from planner.probe.probe import probe, with_disk_again
-from planner.probe.quiet import SLOW, disturbance
-from runtime.device import machine_fingerprint
+from gnnplan.planner.cache_folder import cache_folder
+from gnnplan.planner.machine.model import MachineModel, load_machine, save_machine
+from gnnplan.planner.probe.probe import probe, with_disk_again
+from gnnplan.planner.probe.quiet import SLOW, disturbance
+from gnnplan.runtime.device import machine_fingerprint
 from tests.benchmarks.prediction_cases import CASES, default_data, open_case_graph
 from tests.benchmarks.prediction_link import link_machine
 from tests.benchmarks.prediction_measure import FULL, QUICK, measure_case

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from planner.settings import PlanSettings
-from runtime.graph.dataset import Graph, open_graph
-from runtime.graph.generate import generate_rmat, generate_sbm
-from runtime.graph.imports.importing import ImportOptions, import_graph
-from runtime.plan.schema import Workload
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.graph.generate import generate_rmat, generate_sbm
+from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
+from gnnplan.runtime.plan.schema import Workload
 
 Tier = Literal["ram", "samplers", "disk", "link"]
 RATE_BITS_PER_SECOND = 1e9

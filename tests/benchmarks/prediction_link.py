@@ -11,11 +11,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from planner.machine.model import MachineModel, Table, load_machine, save_machine
-from planner.probe.context import FULL
-from planner.probe.hosts import HostTeam, Meeting, measure_hosts
-from planner.probe.hosts_machine import join_hosts
-from runtime import codec
+from gnnplan.planner.machine.model import MachineModel, Table, load_machine, save_machine
+from gnnplan.planner.probe.context import FULL
+from gnnplan.planner.probe.hosts import HostTeam, Meeting, measure_hosts
+from gnnplan.planner.probe.hosts_machine import join_hosts
+from gnnplan.runtime import codec
 from tests.benchmarks.prediction_cases import RATE_BITS_PER_SECOND
 from tests.hosts import Hosts
 
@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> None:
 
 def _nothing() -> MachineModel:
     """A host of which only its links matter."""
-    from planner.machine.model import Processor
+    from gnnplan.planner.machine.model import Processor
 
     return MachineModel(
         name="host",

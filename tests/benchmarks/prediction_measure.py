@@ -20,17 +20,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cache_folder import cache_folder
-from planner.machine.model import MachineModel
-from planner.probe.quiet import disturbance
-from planner.probe.timing import DISTURBED
-from planner.queries.compare import factor_names, in_stacks, window_means
-from planner.queries.tune import turns
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Plan
-from runtime.process import host_state, noise_between, with_huge_pages
-from runtime.report import over_ranks
-from runtime.train.minibatch import STEP
+from gnnplan.planner.cache_folder import cache_folder
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.probe.quiet import disturbance
+from gnnplan.planner.probe.timing import DISTURBED
+from gnnplan.planner.queries.compare import factor_names, in_stacks, window_means
+from gnnplan.planner.queries.tune import turns
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.process import host_state, noise_between, with_huge_pages
+from gnnplan.runtime.report import over_ranks
+from gnnplan.runtime.train.minibatch import STEP
 from tests.benchmarks.common import RandomReadLimit, steady
 from tests.benchmarks.prediction_cases import RATE_BITS_PER_SECOND, Case
 from tests.benchmarks.prediction_options import Option, options_of, write

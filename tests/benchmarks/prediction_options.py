@@ -5,22 +5,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from planner.assemble import assemble
-from planner.cost.model import fixed_parts
-from planner.cost.request import row_bytes
-from planner.machine.model import MachineModel
-from planner.pipeline import search_for, searches_for
-from planner.placement.owned import OWNED
-from planner.placement.place import code_bytes
-from planner.queries.calibrate import calibrated
-from planner.queries.tune import distinct
-from planner.search.choose import Evaluated, choose
-from planner.search.enumerate import machine_candidates
-from planner.search.search import Search, SearchResult
-from planner.settings import PlanSettings
-from runtime.graph.dataset import Graph
-from runtime.plan.io import save_plan
-from runtime.plan.schema import Plan
+from gnnplan.planner.assemble import assemble
+from gnnplan.planner.cost.model import fixed_parts
+from gnnplan.planner.cost.request import row_bytes
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.pipeline import search_for, searches_for
+from gnnplan.planner.placement.owned import OWNED
+from gnnplan.planner.placement.place import code_bytes
+from gnnplan.planner.queries.calibrate import calibrated
+from gnnplan.planner.queries.tune import distinct
+from gnnplan.planner.search.choose import Evaluated, choose
+from gnnplan.planner.search.enumerate import machine_candidates
+from gnnplan.planner.search.search import Search, SearchResult
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.io import save_plan
+from gnnplan.runtime.plan.schema import Plan
 from tests.benchmarks.prediction_cases import Case
 
 POLICIES = {

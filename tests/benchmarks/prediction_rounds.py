@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.probe.timing import DISTURBED
+from gnnplan.planner.probe.timing import DISTURBED
 
 LEAST_QUIET = 0.4
 """Of a candidate's turns, from which the others are left out."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.queries.calibrate import TABLES, TIMED, Calibration, Observation
-from planner.queries.compare import NEGLIGIBLE, absolute_percentage_error
+from gnnplan.planner.queries.calibrate import TABLES, TIMED, Calibration, Observation
+from gnnplan.planner.queries.compare import NEGLIGIBLE, absolute_percentage_error
 from tests.benchmarks.common import record
 
 APART = 0.05

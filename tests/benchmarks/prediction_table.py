@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.queries.compare import absolute_percentage_error
+from gnnplan.planner.queries.compare import absolute_percentage_error
 
 RECORDS = Path(__file__).parents[1] / "golden" / "benchmarks"
 RECORD = RECORDS / "prediction.jsonl"

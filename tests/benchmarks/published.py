@@ -12,8 +12,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from planner.fullgraph.bytes import epoch_bytes
-from planner.graph_presets import graph_preset
+from gnnplan.planner.fullgraph.bytes import epoch_bytes
+from gnnplan.planner.graph_presets import graph_preset
 from tests.benchmarks.common import record
 from tests.benchmarks.published_cooperative import Row, model_row, sigma
 from tests.benchmarks.published_matrix import FEWEST, matrix_epoch, most_gpus

@@ -8,21 +8,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.candidate import Candidate
-from planner.cost.backends.cooperative import BatchSizes, GpuStep, gpu_batch_seconds
-from planner.cost.stages.all_reduce import gpu_all_reduce
-from planner.graph_presets import graph_preset
-from planner.machine.model import MachineModel
-from planner.probe.presets import load_preset
-from planner.profile.degree_law import (
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.backends.cooperative import BatchSizes, GpuStep, gpu_batch_seconds
+from gnnplan.planner.cost.stages.all_reduce import gpu_all_reduce
+from gnnplan.planner.graph_presets import graph_preset
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.profile.degree_law import (
     DegreeClasses,
     Frontiers,
     expand,
     frontiers,
     lognormal_classes,
 )
-from planner.profile.roofline import LayerShape, Operation, aggregation, elementwise, product
-from runtime.plan.schema import Threads
+from gnnplan.planner.profile.roofline import (
+    LayerShape,
+    Operation,
+    aggregation,
+    elementwise,
+    product,
+)
+from gnnplan.runtime.plan.schema import Threads
 from tests.benchmarks.published_tables import (
     COOPERATIVE_CACHE,
     COOPERATIVE_FANOUTS,

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.candidate import Candidate
-from planner.cost.stages.all_reduce import gpu_all_reduce
-from planner.cost.stages.gather_gpu import ways
-from planner.fullgraph.bytes import epoch_bytes
-from planner.fullgraph.memory import published_bytes
-from planner.graph_presets import graph_preset
-from planner.machine.model import MachineModel
-from planner.machine.routes import byte_seconds
-from planner.probe.presets import load_preset
-from planner.profile.roofline import LayerShape, layer_operations
-from runtime.plan.schema import Threads
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.stages.all_reduce import gpu_all_reduce
+from gnnplan.planner.cost.stages.gather_gpu import ways
+from gnnplan.planner.fullgraph.bytes import epoch_bytes
+from gnnplan.planner.fullgraph.memory import published_bytes
+from gnnplan.planner.graph_presets import graph_preset
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.machine.routes import byte_seconds
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.profile.roofline import LayerShape, layer_operations
+from gnnplan.runtime.plan.schema import Threads
 from tests.benchmarks.published_cooperative import classes_of
 from tests.benchmarks.published_tables import BNS_MODELS
 from tests.support.candidates import candidate_of_ranks

@@ -25,15 +25,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from runtime.graph.dataset import Graph, open_graph
-from runtime.graph.generate import generate_rmat
-from runtime.process import keep_freed_memory
-from runtime.sampling.labor import LaborSampler
-from runtime.sampling.layerwise import LayerwiseSampler
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.seeds import SeedSchedule
-from runtime.sampling.statistics import Estimator
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.graph.generate import generate_rmat
+from gnnplan.runtime.process import keep_freed_memory
+from gnnplan.runtime.sampling.labor import LaborSampler
+from gnnplan.runtime.sampling.layerwise import LayerwiseSampler
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.seeds import SeedSchedule
+from gnnplan.runtime.sampling.statistics import Estimator
 from tests.benchmarks.common import (
     REPEATS,
     RandomReadLimit,

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from runtime.graph.dataset import Graph
-from runtime.process import keep_freed_memory
-from runtime.sampling.minibatch import Dialect
-from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.seeds import SeedSchedule
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.process import keep_freed_memory
+from gnnplan.runtime.sampling.minibatch import Dialect
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.seeds import SeedSchedule
 from tests.benchmarks.common import (
     REPEATS,
     RandomReadLimit,

@@ -22,17 +22,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from planner.machine.model import MachineModel
-from planner.pipeline import plan as make_plan
-from planner.probe.probe import load_or_probe
-from planner.settings import PlanSettings
-from runtime.device import usable_cores
-from runtime.graph.dataset import Graph
-from runtime.launch import launch
-from runtime.plan.io import load_array, load_plan, save_plan
-from runtime.plan.schema import Plan, Workload
-from runtime.report import RunReport, load_report
-from runtime.stages import Stage
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.pipeline import plan as make_plan
+from gnnplan.planner.probe.probe import load_or_probe
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.device import usable_cores
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch import launch
+from gnnplan.runtime.plan.io import load_array, load_plan, save_plan
+from gnnplan.runtime.plan.schema import Plan, Workload
+from gnnplan.runtime.report import RunReport, load_report
+from gnnplan.runtime.stages import Stage
 from tests.benchmarks.common import Spread, bench_graph, record
 from tests.hosts import Hosts
 
@@ -43,8 +43,8 @@ CASES = [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4)]
 LAUNCH = """
 import json, sys
 from pathlib import Path
-from runtime import launch
-from runtime.launch.hosts import Place
+from gnnplan.runtime import launch
+from gnnplan.runtime.launch.hosts import Place
 
 folder, node_rank, endpoint, options = sys.argv[1:]
 place = Place(node_rank=int(node_rank), endpoint=endpoint)

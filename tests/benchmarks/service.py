@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 import uvicorn
 
-from api.storage.storage import Storage
-from api.storage.tables import PlanRow
+from gnnplan.api.storage.storage import Storage
+from gnnplan.api.storage.tables import PlanRow
 from tests.api.test_kill import check_once, kill_at_random, soak, wait_for
 from tests.benchmarks.common import Spread, record
 from tests.support.ranks import free_port
@@ -244,7 +244,7 @@ def kills(folder: Path, jobs: int, rounds: int) -> None:
 
 def planning_kills(folder: Path, jobs: int, rounds: int) -> None:
     """The same with real planning jobs, each of another request."""
-    from runtime.graph.generate import generate_sbm
+    from gnnplan.runtime.graph.generate import generate_sbm
 
     generate_sbm(
         folder / "graph", num_nodes=3000, degree=15.0, feature_dim=16, num_classes=5, seed=7

@@ -25,11 +25,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runtime.errors import WorkerFailed
-from runtime.graph.dataset import Graph
-from runtime.graph.generate import generate_sbm
-from runtime.report import RunReport
-from runtime.train.checkpoint_files import list_checkpoints
+from gnnplan.runtime.errors import WorkerFailed
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate import generate_sbm
+from gnnplan.runtime.report import RunReport
+from gnnplan.runtime.train.checkpoint_files import list_checkpoints
 from tests.benchmarks.common import Spread, record
 from tests.support.faults import STEPS, plan_to_disturb, processes_of, train
 

@@ -11,18 +11,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.comm.grid import open_grid
-from runtime.errors import SamplerError
-from runtime.plan.schema import Sampler
-from runtime.sampling.build import build_sampler
-from runtime.sampling.bulk.bulk import BulkSampler
-from runtime.sampling.distributed.cooperative import CooperativeSampler
-from runtime.sampling.distributed.grid import GridSampler, empty_graph
-from runtime.sampling.distributed.grid_rows import cut_shard
-from runtime.sampling.distributed.owner import Owners
-from runtime.sampling.exclusion import Exclude, ExcludingSampler
-from runtime.sampling.minibatch import Dialect, MiniBatch, Request
-from runtime.sampling.typed import TypedSampler
+from gnnplan.runtime.comm.grid import open_grid
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.sampling.build import build_sampler
+from gnnplan.runtime.sampling.bulk.bulk import BulkSampler
+from gnnplan.runtime.sampling.distributed.cooperative import CooperativeSampler
+from gnnplan.runtime.sampling.distributed.grid import GridSampler, empty_graph
+from gnnplan.runtime.sampling.distributed.grid_rows import cut_shard
+from gnnplan.runtime.sampling.distributed.owner import Owners
+from gnnplan.runtime.sampling.exclusion import Exclude, ExcludingSampler
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request
+from gnnplan.runtime.sampling.typed import TypedSampler
 from tests.support.inprocess import run_in_process
 
 KEPT = Path(__file__).with_name("hashes.json")
@@ -177,15 +177,15 @@ def gpu(named: Sampler) -> list[MiniBatch]:
 
 def gpu_stack(named: Sampler) -> list[MiniBatch]:
     """The same, all at once."""
-    from runtime.sampling.gpu.stack import stack_of
+    from gnnplan.runtime.sampling.gpu.stack import stack_of
 
     drawn = stack_of(_device_sampler(named)).sample_stack([request(s) for s in range(STEPS)])
     return [batch.to_host() for batch in drawn]
 
 
 def _device_sampler(named: Sampler) -> Any:
-    from runtime.sampling.build import build_device_sampler
-    from runtime.sampling.gpu.topology import DeviceTopology
+    from gnnplan.runtime.sampling.build import build_device_sampler
+    from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     topology = DeviceTopology.load(*GRAPH, device)

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from planner.machine.model import MachineModel
-from planner.probe.presets import load_preset
-from planner.settings import POLICIES, PlanSettings
-from runtime.graph.dataset import Graph
-from runtime.graph.generate import generate_rmat, generate_sbm
-from runtime.graph.generate_tasks import generate_links, generate_typed
-from runtime.plan.schema import Workload
-from runtime.sampling.registry import SAMPLERS as SPECS, is_layerwise
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.settings import POLICIES, PlanSettings
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate import generate_rmat, generate_sbm
+from gnnplan.runtime.graph.generate_tasks import generate_links, generate_typed
+from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.sampling.registry import SAMPLERS as SPECS, is_layerwise
 from tests.support.generate_large import generate_rmat_topology
 from tests.support.joined import hosts_machine
 from tests.support.machines import machine

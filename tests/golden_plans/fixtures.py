@@ -15,14 +15,14 @@ from unittest import mock
 import numpy as np
 from numpy.typing import NDArray
 
-from planner import pipeline
-from planner.fullgraph import plan as full_graph_plan
-from planner.fullgraph.profile import CutProfile, FullProfile
-from planner.machine.model import Table
-from planner.profile.cache import Profile
-from planner.profile.draws import GraphDraws
-from planner.workload import Hotness, WorkloadProfile
-from runtime import codec
+from gnnplan.planner import pipeline
+from gnnplan.planner.fullgraph import plan as full_graph_plan
+from gnnplan.planner.fullgraph.profile import CutProfile, FullProfile
+from gnnplan.planner.machine.model import Table
+from gnnplan.planner.profile.cache import Profile
+from gnnplan.planner.profile.draws import GraphDraws
+from gnnplan.planner.workload import Hotness, WorkloadProfile
+from gnnplan.runtime import codec
 from tests.golden_plans.cases import Case
 
 FILE = Path(__file__).with_name("profiles.npz")

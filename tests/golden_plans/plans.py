@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from planner import pipeline
-from planner.settings import PlanSettings
-from runtime import codec
-from runtime.errors import GnnplanError
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Plan
+from gnnplan.planner import pipeline
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import GnnplanError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Plan
 from tests.golden_plans.cases import MACHINES, Case
 from tests.golden_plans.fixtures import Fixtures, replayed
 

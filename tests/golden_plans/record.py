@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planner import pipeline
-from planner.fullgraph import plan as full_graph_plan
-from planner.profile import profile as product
-from planner.profile.cache import Profile
-from planner.workload import ModelTiming, ProcessCost, WorkloadProfile
-from runtime.errors import GnnplanError
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Plan
+from gnnplan.planner import pipeline
+from gnnplan.planner.fullgraph import plan as full_graph_plan
+from gnnplan.planner.profile import profile as product
+from gnnplan.planner.profile.cache import Profile
+from gnnplan.planner.workload import ModelTiming, ProcessCost, WorkloadProfile
+from gnnplan.runtime.errors import GnnplanError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Plan
 from tests.golden_plans.cases import GRAPHS, Case, drawn, joined
 from tests.golden_plans.fixtures import FILE, Fixtures, patched
 from tests.golden_plans.plans import KEPT, make_plan, plan_case, read_kept, write_kept

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.dataset import Graph
 from tests.golden_plans.cases import MODES, SAMPLERS, Case
 from tests.golden_plans.fixtures import Fixtures
 from tests.golden_plans.plans import Document, differences, plan_case, read_kept

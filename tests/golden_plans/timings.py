@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from planner.machine.model import Table
-from planner.workload import (
+from gnnplan.planner.machine.model import Table
+from gnnplan.planner.workload import (
     BatchProfile,
     ColdCachePenalty,
     GpuLoop,
@@ -13,7 +13,7 @@ from planner.workload import (
     LoopOverhead,
     ModelTiming,
 )
-from runtime.stages import Stage
+from gnnplan.runtime.stages import Stage
 from tests.support.profiles import timing
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.graph.dataset import Graph
-from runtime.graph.imports.importing import ImportOptions, import_graph
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
 from tests.benchmarks.learning_samplers import (
     BAR,
     EPOCHS,

@@ -22,7 +22,8 @@ def read_imports(root: Path) -> Imports:
 def name_of(root: Path, path: Path) -> str:
     """Dotted name of a module."""
     parts = path.relative_to(root).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    return f"gnnplan.{name}" if parts[0] in PRODUCT else name
 
 
 def _imported(path: Path, known: frozenset[str]) -> Iterator[str]:
@@ -34,7 +35,7 @@ def _imported(path: Path, known: frozenset[str]) -> Iterator[str]:
                 whole = f"{node.module}.{alias.name}"
                 yield from (name for name in (whole, node.module) if name in known)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            # "-m", "runtime.worker" and the like; the package itself stands for its __main__.
+            # "-m", "gnnplan.runtime.worker" and the like; a package stands for its __main__.
             if node.value in known and node.value not in PRODUCT:
                 yield node.value
             elif f"{node.value}.__main__" in known:

@@ -74,11 +74,11 @@ def small_tree(tmp_path: Path) -> Path:
     files = {
         "planner/low.py": "def double(n):\n    if n > 9:\n        return 18\n    return n * 2\n",
         "planner/__init__.py": "",
-        "planner/high.py": "from planner.low import double\n\n\n"
+        "planner/high.py": "from gnnplan.planner.low import double\n\n\n"
         "def four(n):\n    return double(n)\n",
-        "tests/planner/test_high.py": "from planner.high import four\n\n\n"
+        "tests/planner/test_high.py": "from gnnplan.planner.high import four\n\n\n"
         "def test_it():\n    assert four(9) == 18\n",
-        "tests/planner/test_low.py": "from planner.low import double\n\n\n"
+        "tests/planner/test_low.py": "from gnnplan.planner.low import double\n\n\n"
         "def test_it():\n    assert double(1) == 2\n",
         "tests/test_other.py": "def test_it():\n    assert True\n",
     }

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from planner import cache_folder as caches
-from planner.cache_folder import cache_folder
-from planner.cli.main import main
-from planner.profile import cache as profiles
-from runtime.errors import InputError
-from runtime.graph.dataset import Graph
+from gnnplan.planner import cache_folder as caches
+from gnnplan.planner.cache_folder import cache_folder
+from gnnplan.planner.cli.main import main
+from gnnplan.planner.profile import cache as profiles
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.graph.dataset import Graph
 
 
 def occupied(tmp_path: Path) -> Path:

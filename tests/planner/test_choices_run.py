@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner import pipeline
-from planner.assemble import assemble
-from planner.machine.model import MachineModel
-from planner.profile.cache import Profile
-from planner.profile.draws import GraphDraws
-from planner.profile.presample import presample
-from planner.search.choose import Evaluated
-from planner.search.dimensions.dependence import KAPPAS
-from planner.search.dimensions.locality import FACTORS
-from planner.search.dimensions.stacks import BULKS
-from planner.search.search import Search, SearchResult
-from planner.settings import PlanSettings
-from runtime.graph.dataset import Graph
-from runtime.loader.loader import PlannedLoader
-from runtime.plan.io import save_plan
-from runtime.plan.schema import Plan, Sampler, Workload
+from gnnplan.planner import pipeline
+from gnnplan.planner.assemble import assemble
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.profile.cache import Profile
+from gnnplan.planner.profile.draws import GraphDraws
+from gnnplan.planner.profile.presample import presample
+from gnnplan.planner.search.choose import Evaluated
+from gnnplan.planner.search.dimensions.dependence import KAPPAS
+from gnnplan.planner.search.dimensions.locality import FACTORS
+from gnnplan.planner.search.dimensions.stacks import BULKS
+from gnnplan.planner.search.search import Search, SearchResult
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.plan.io import save_plan
+from gnnplan.runtime.plan.schema import Plan, Sampler, Workload
 from tests.support.machines import machine
 from tests.support.profiles import profile
 
@@ -123,7 +123,7 @@ def test_stacks_read_what_single_batches_do(opened, small_graph: Graph, tmp_path
 def test_stacks_are_as_large_as_planned(
     opened, small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runtime.loader.bulk import BulkSampleStage
+    from gnnplan.runtime.loader.bulk import BulkSampleStage
 
     search, explored = opened(policy="none")
     stack = next(p for p in explored.priced if p.candidate.bulk_batches == BULKS[0])

@@ -10,19 +10,24 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from planner.fullgraph import profile as full_graph
-from planner.fullgraph.bytes import PartSizes
-from planner.fullgraph.candidate import Cut
-from planner.fullgraph.profile import PartAnswer, Variance
-from planner.profile import cache
-from planner.profile.cache import PlanRecord, load_record, record_path, save_record
-from planner.profile.draws import _read, _write
-from planner.queries.calibrate import Calibration, Observation, calibration_path, load_calibration
-from planner.settings import PlanSettings
-from planner.workload import ProcessCost
-from runtime import codec
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Plan
+from gnnplan.planner.fullgraph import profile as full_graph
+from gnnplan.planner.fullgraph.bytes import PartSizes
+from gnnplan.planner.fullgraph.candidate import Cut
+from gnnplan.planner.fullgraph.profile import PartAnswer, Variance
+from gnnplan.planner.profile import cache
+from gnnplan.planner.profile.cache import PlanRecord, load_record, record_path, save_record
+from gnnplan.planner.profile.draws import _read, _write
+from gnnplan.planner.queries.calibrate import (
+    Calibration,
+    Observation,
+    calibration_path,
+    load_calibration,
+)
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import ProcessCost
+from gnnplan.runtime import codec
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Plan
 from tests.support.fuzzing import fuzzed, refused
 from tests.support.machines import machine
 from tests.support.mutations import damaged, damaged_json

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.cli.main import main
-from planner.errors import SettingsError
-from planner.graph_presets import generate_like, graph_preset, graph_presets
+from gnnplan.planner.cli.main import main
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.graph_presets import generate_like, graph_preset, graph_presets
 
 ISSUED = [
     "reddit",

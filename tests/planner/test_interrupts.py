@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.cli import main as cli, planning
+from gnnplan.planner.cli import main as cli, planning
 
 STOPS = [
     (signal.SIGINT, 130, "gnnplan: interrupted"),

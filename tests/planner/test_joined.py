@@ -11,26 +11,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner import pipeline
-from planner.assemble import assemble
-from planner.candidate import Candidate
-from planner.cli.main import main
-from planner.errors import SettingsError
-from planner.machine.hosts import first_hosts, num_hosts, one_host
-from planner.machine.model import MachineModel, load_machine
-from planner.pipeline import combinations_of, joined_candidates
-from planner.placement.owned import OWNED, owners_of
-from planner.search.choose import Evaluated
-from planner.search.dimensions.grids import shares_topology
-from planner.search.dimensions.shared_batch import shares_batches
-from planner.search.search import Search, SearchResult
-from planner.settings import PlanSettings
-from runtime.features.location import LocationTable
-from runtime.graph.dataset import Graph, open_graph
-from runtime.launch import launch
-from runtime.plan.io import load_array, save_plan
-from runtime.plan.schema import Plan, Workload
-from runtime.report import load_report
+from gnnplan.planner import pipeline
+from gnnplan.planner.assemble import assemble
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cli.main import main
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.machine.hosts import first_hosts, num_hosts, one_host
+from gnnplan.planner.machine.model import MachineModel, load_machine
+from gnnplan.planner.pipeline import combinations_of, joined_candidates
+from gnnplan.planner.placement.owned import OWNED, owners_of
+from gnnplan.planner.search.choose import Evaluated
+from gnnplan.planner.search.dimensions.grids import shares_topology
+from gnnplan.planner.search.dimensions.shared_batch import shares_batches
+from gnnplan.planner.search.search import Search, SearchResult
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.features.location import LocationTable
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.launch import launch
+from gnnplan.runtime.plan.io import load_array, save_plan
+from gnnplan.runtime.plan.schema import Plan, Workload
+from gnnplan.runtime.report import load_report
 from tests.hosts import Hosts, needs_root
 from tests.support.joined import hosts_machine, joined_profile
 from tests.support.machines import machine
@@ -260,8 +260,8 @@ def test_parts_of_the_topology_take_less_of_every_host(
 LAUNCH = """
 import json, sys
 from pathlib import Path
-from runtime import launch
-from runtime.launch.hosts import Place
+from gnnplan.runtime import launch
+from gnnplan.runtime.launch.hosts import Place
 
 folder, node_rank, endpoint, options = sys.argv[1:]
 place = Place(node_rank=int(node_rank), endpoint=endpoint, wait_seconds=120.0)

@@ -6,10 +6,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from planner import array_cache as module
-from planner.array_cache import final, kept
-from planner.placement.order import hot_to_cold
-from planner.workload import Hotness
+from gnnplan.planner import array_cache as module
+from gnnplan.planner.array_cache import final, kept
+from gnnplan.planner.placement.order import hot_to_cold
+from gnnplan.planner.workload import Hotness
 
 
 def made(p: np.ndarray, calls: list[int], name: str = "half") -> np.ndarray:

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from planner.cli.main import main
-from planner.errors import SettingsError
-from planner.settings import PlanSettings
-from planner.task_checks import check_kind, sampler_words, settled
-from runtime.graph.dataset import Graph
-from runtime.graph.generate_tasks import generate_links, generate_typed
-from runtime.plan.io import load_plan
-from runtime.plan.schema import Links, Workload
+from gnnplan.planner.cli.main import main
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.task_checks import check_kind, sampler_words, settled
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate_tasks import generate_links, generate_typed
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Links, Workload
 
 SMALL = ["--machine", "cpu-2core", "--fanouts", "3,2", "--hidden", "8"]
 LINKS = ["--num-negatives", "2", "--negatives", "in-batch", "--exclude", "forward"]

@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner import pipeline
-from planner.errors import PlanDoesNotFit, SettingsError
-from planner.machine.model import MachineModel
-from planner.pipeline import plan
-from planner.profile.cache import Profile
-from planner.queries.explain import explain, render
-from planner.settings import POLICIES, PlanSettings
-from runtime.errors import PlanError
-from runtime.features.location import LocationTable
-from runtime.graph.dataset import Graph
-from runtime.plan.io import load_array, load_plan
-from runtime.plan.schema import Plan, Workload
+from gnnplan.planner import pipeline
+from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.pipeline import plan
+from gnnplan.planner.profile.cache import Profile
+from gnnplan.planner.queries.explain import explain, render
+from gnnplan.planner.settings import POLICIES, PlanSettings
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.features.location import LocationTable
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.io import load_array, load_plan
+from gnnplan.runtime.plan.schema import Plan, Workload
 from tests.support.machines import constant, machine
 from tests.support.profiles import hotness, profile
 

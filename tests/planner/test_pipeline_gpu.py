@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 import torch
 
-from planner import pipeline
-from planner.cli.main import main
-from planner.cost.memory import live_batches
-from planner.errors import PlanDoesNotFit, SettingsError
-from planner.pipeline import plan
-from planner.placement.downsample import downsample_hotness
-from planner.probe.presets import load_preset
-from planner.queries.explain import explain, render
-from planner.settings import PlanSettings
-from runtime.comm.collectives import Communicator
-from runtime.features.location import LocationTable
-from runtime.graph.dataset import Graph
-from runtime.graph.generate import generate_rmat
-from runtime.plan.io import load_array, load_plan, save_plan
-from runtime.plan.schema import Plan, Workload
+from gnnplan.planner import pipeline
+from gnnplan.planner.cli.main import main
+from gnnplan.planner.cost.memory import live_batches
+from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
+from gnnplan.planner.pipeline import plan
+from gnnplan.planner.placement.downsample import downsample_hotness
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.queries.explain import explain, render
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.features.location import LocationTable
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate import generate_rmat
+from gnnplan.runtime.plan.io import load_array, load_plan, save_plan
+from gnnplan.runtime.plan.schema import Plan, Workload
 
 SETTINGS = PlanSettings(workload=Workload(batch_size=256, hidden=16, fanouts=[10, 5]))
 TRAINING = ("wait", "forward_backward", "all_reduce", "optimizer")
@@ -116,10 +116,10 @@ def test_a_plan_for_gpus_runs_ahead_as_it_was_priced_with_the_serial_losses(
     tmp_path: Path, kernel_device: torch.device
 ):
     pytest.importorskip("triton")
-    from runtime.loader.device import DeviceMiniBatch
-    from runtime.loader.loader import PlannedLoader
-    from runtime.mesh import Mesh, ranks_by
-    from runtime.worker import make_loop
+    from gnnplan.runtime.loader.device import DeviceMiniBatch
+    from gnnplan.runtime.loader.loader import PlannedLoader
+    from gnnplan.runtime.mesh import Mesh, ranks_by
+    from gnnplan.runtime.worker import make_loop
 
     tiny = generate_rmat(tmp_path / "g", num_nodes=512, degree=6, feature_dim=7, seed=2)
     work = Workload(batch_size=16, hidden=8, fanouts=[3, 2])

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from planner.assemble import assemble, candidate_of
-from planner.queries.explain import explain
-from planner.queries.whatif import whatif
-from planner.units import by_number
-from runtime.graph.dataset import Graph
-from runtime.plan.io import save_plan
+from gnnplan.planner.assemble import assemble, candidate_of
+from gnnplan.planner.queries.explain import explain
+from gnnplan.planner.queries.whatif import whatif
+from gnnplan.planner.units import by_number
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.io import save_plan
 from tests.planner.test_choices_run import opened as opened  # the search as those tests make it
 
 
@@ -38,9 +38,9 @@ def test_what_if_names_the_plans_own_choices(
     search, explored = opened()
     stack = next(p for p in explored.priced if p.candidate.bulk_batches > 1)
     made = save_plan(*assemble(search, explored, stack), tmp_path / "p")
-    monkeypatch.setattr("planner.queries.whatif.reopen", lambda *_: search)
+    monkeypatch.setattr("gnnplan.planner.queries.whatif.reopen", lambda *_: search)
     record = type("Record", (), {"settings": search.settings})
-    monkeypatch.setattr("planner.queries.whatif.load_record", lambda _: record)
+    monkeypatch.setattr("gnnplan.planner.queries.whatif.load_record", lambda _: record)
     found = whatif(made, [])
     assert found.before.name == stack.name
     assert f"{stack.candidate.bulk_batches} batches sampled at once" in found.before.name

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from planner import pipeline
-from planner.profile.cache import Profile
-from planner.progress import Progress, onward, portion
-from planner.settings import PlanSettings
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Workload
+from gnnplan.planner import pipeline
+from gnnplan.planner.profile.cache import Profile
+from gnnplan.planner.progress import Progress, onward, portion
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Workload
 from tests.support.machines import machine
 from tests.support.profiles import profile
 

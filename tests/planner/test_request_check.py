@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner import request as request_check
-from planner.cli import planning
-from planner.errors import MachineError, PlanDoesNotFit, SettingsError
-from planner.probe.presets import find_machine, list_presets, load_preset
-from planner.request import check_output, check_outputs, check_request
-from planner.settings import PlanSettings
-from runtime.errors import InputError
-from runtime.graph.dataset import Graph
-from runtime.graph.format import META_FILE
-from runtime.plan.schema import Workload
+from gnnplan.planner import request as request_check
+from gnnplan.planner.cli import planning
+from gnnplan.planner.errors import MachineError, PlanDoesNotFit, SettingsError
+from gnnplan.planner.probe.presets import find_machine, list_presets, load_preset
+from gnnplan.planner.request import check_output, check_outputs, check_request
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.format import META_FILE
+from gnnplan.runtime.plan.schema import Workload
 
 WORK = Workload(hidden=8, fanouts=[3, 3], batch_size=16)
 SETTINGS = PlanSettings(workload=WORK)
@@ -233,7 +233,7 @@ def test_wrong_arguments_are_refused_in_one_line_with_nothing_heavy_imported(
 ):
     code = f"""
 import io, sys, contextlib
-from planner.cli.main import main
+from gnnplan.planner.cli.main import main
 for words in {[[str(small_graph.path) if w == "G" else w for w in words] for words in WRONG]!r}:
     said, told = io.StringIO(), io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(told):

@@ -7,13 +7,13 @@ import pytest
 import typer
 from pydantic import ValidationError
 
-from api.dashboard.plans import form_fields
-from api.requests import GraphRequest, WorkloadRequest, with_settings
-from planner.cli.options import option_fields, with_options
-from planner.client.resources import profile_body
-from planner.errors import SettingsError
-from planner.settings import PlanSettings
-from runtime.plan.setting import Range, Setting, flat_values, make_from
+from gnnplan.api.dashboard.plans import form_fields
+from gnnplan.api.requests import GraphRequest, WorkloadRequest, with_settings
+from gnnplan.planner.cli.options import option_fields, with_options
+from gnnplan.planner.client.resources import profile_body
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.plan.setting import Range, Setting, flat_values, make_from
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

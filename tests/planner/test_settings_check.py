@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from pydantic.fields import FieldInfo
 
-from api.requests import WorkloadRequest
-from planner.errors import SettingsError
-from planner.settings import PlanSettings, check_workload, make_settings
-from runtime import codec
-from runtime.plan.schema import MOST_FANOUT, Links, Workload
-from runtime.plan.setting import Range, setting_fields
+from gnnplan.api.requests import WorkloadRequest
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.settings import PlanSettings, check_workload, make_settings
+from gnnplan.runtime import codec
+from gnnplan.runtime.plan.schema import MOST_FANOUT, Links, Workload
+from gnnplan.runtime.plan.setting import Range, setting_fields
 
 NOT_FINITE = [math.nan, math.inf, -math.inf]
 RANGES = {

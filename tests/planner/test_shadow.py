@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from planner import pipeline
-from planner.machine.model import MachineModel
-from planner.search.sensitivity import GIB, LINK_TABLES
-from planner.settings import PlanSettings
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Plan, Workload
+from gnnplan.planner import pipeline
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.search.sensitivity import GIB, LINK_TABLES
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Plan, Workload
 from tests.planner.queries.test_whatif import SLOW, skewed as skewed
 
 STEP = 1e-3

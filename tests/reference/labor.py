@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.dependent import StreamPolicy
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch
-from runtime.sampling.statistics import Estimator
+from gnnplan.runtime.sampling.dependent import StreamPolicy
+from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.runtime.sampling.statistics import Estimator
 
 
 @dataclass(kw_only=True)

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.bulk.its import PATIENCE
-from runtime.sampling.choose.layerwise import Law, Method, Norm
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch
-from runtime.sampling.rng import Purpose, draw, mix, stream
-from runtime.sampling.statistics import Estimator
+from gnnplan.runtime.sampling.bulk.its import PATIENCE
+from gnnplan.runtime.sampling.choose.layerwise import Law, Method, Norm
+from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.runtime.sampling.rng import Purpose, draw, mix, stream
+from gnnplan.runtime.sampling.statistics import Estimator
 
 Rows = list[list[tuple[int, int, float]]]
 """For each destination its edges: (position in indices, source, entry of A)."""

@@ -6,8 +6,8 @@ Taking edges out of a graph is done before sampling: what is drawn is what the r
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.negative import TRIES
-from runtime.sampling.rng import bounded, draw
+from gnnplan.runtime.sampling.negative import TRIES
+from gnnplan.runtime.sampling.rng import bounded, draw
 
 
 def without_edges(

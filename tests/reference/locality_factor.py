@@ -6,8 +6,8 @@ q_local = f / (d (1 + h (f - 1))). Messages have unit norm; m is the norm of the
 
 import math
 
-from runtime.errors import SamplerError
-from runtime.sampling.locality import LARGEST, Correction, check_factor
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.locality import LARGEST, Correction, check_factor
 
 
 def remote_edge_factor(local_share: float, factor: int | float) -> float:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch
-from runtime.sampling.rng import Purpose, bounded, draw, stream
+from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.runtime.sampling.rng import Purpose, bounded, draw, stream
 
 
 def choose(stream: np.uint64, node: int, degree: int, fanout: int) -> list[int]:

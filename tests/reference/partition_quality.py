@@ -8,7 +8,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.errors import SettingsError
+from gnnplan.planner.errors import SettingsError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.placement.costs import RowCosts
-from planner.placement.lp.relax import KnapsackItems, list_moves
-from planner.placement.order import Probabilities
-from runtime.plan.schema import Certificate
+from gnnplan.planner.placement.costs import RowCosts
+from gnnplan.planner.placement.lp.relax import KnapsackItems, list_moves
+from gnnplan.planner.placement.order import Probabilities
+from gnnplan.runtime.plan.schema import Certificate
 
 SOLVER = "sort"
 """No solver is called where one sort is proved exact (formulas 6.3 [C22])."""

@@ -7,9 +7,9 @@ both sides differ and the price lies between them.
 
 import numpy as np
 
-from planner.placement.costs import Goal, objective_rows
-from planner.placement.lp.relax import Relaxation
-from planner.placement.problem import PlacementProblem
+from gnnplan.planner.placement.costs import Goal, objective_rows
+from gnnplan.planner.placement.lp.relax import Relaxation
+from gnnplan.planner.placement.problem import PlacementProblem
 
 GIB = 2**30
 FASTER = 1.1

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.machine.routes import lines
+from gnnplan.planner.machine.routes import lines
 
 
 def random_gather_seconds(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from runtime.features.cache import Slots
+from gnnplan.runtime.features.cache import Slots
 from tests.reference.cache_hits import (
     dependent_hit_rate,
     frozen_hit_rate,

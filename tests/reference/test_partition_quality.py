@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.errors import SettingsError
+from gnnplan.planner.errors import SettingsError
 from tests.planner.partition.graphs import brute_boundaries, csc, random_csc, stored_edges
 from tests.reference.partition_quality import measure_quality
 

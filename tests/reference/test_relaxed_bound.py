@@ -7,15 +7,34 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from planner.placement.costs import HOST, OWN, PEER, RowCosts, alpha, alpha_star, objective_rows
-from planner.placement.evaluate import evaluate
-from planner.placement.lp.bound import lagrangian_bound
-from planner.placement.lp.formulate import Buckets, Prices, build_program, find_groups, make_buckets
-from planner.placement.lp.relax import KnapsackItems, relax
-from planner.placement.order import hotness_order
-from planner.placement.policies.joint import place_joint
-from planner.placement.policies.song_jiang import algorithm1, best_of, split_ranks, whole_rounds
-from planner.placement.problem import ItemKind, PlacementProblem, rows_problem
+from gnnplan.planner.placement.costs import (
+    HOST,
+    OWN,
+    PEER,
+    RowCosts,
+    alpha,
+    alpha_star,
+    objective_rows,
+)
+from gnnplan.planner.placement.evaluate import evaluate
+from gnnplan.planner.placement.lp.bound import lagrangian_bound
+from gnnplan.planner.placement.lp.formulate import (
+    Buckets,
+    Prices,
+    build_program,
+    find_groups,
+    make_buckets,
+)
+from gnnplan.planner.placement.lp.relax import KnapsackItems, relax
+from gnnplan.planner.placement.order import hotness_order
+from gnnplan.planner.placement.policies.joint import place_joint
+from gnnplan.planner.placement.policies.song_jiang import (
+    algorithm1,
+    best_of,
+    split_ranks,
+    whole_rounds,
+)
+from gnnplan.planner.placement.problem import ItemKind, PlacementProblem, rows_problem
 from tests.reference.relaxed_bound import certificate, feature_items, lower_bound, relaxed_optimum
 from tests.support.gpu_networks import network_of_paths
 from tests.support.placements import SHAPES, random_problem

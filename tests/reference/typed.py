@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.minibatch import Dialect
-from runtime.sampling.rng import Purpose, stream
+from gnnplan.runtime.sampling.minibatch import Dialect
+from gnnplan.runtime.sampling.rng import Purpose, stream
 from tests.reference.neighbor import choose
 
 Row = list[int]

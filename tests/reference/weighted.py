@@ -25,9 +25,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.minibatch import Dialect
-from runtime.sampling.rng import Purpose, bounded, draw, stream
-from runtime.sampling.statistics import Draws, Estimator
+from gnnplan.runtime.sampling.minibatch import Dialect
+from gnnplan.runtime.sampling.rng import Purpose, bounded, draw, stream
+from gnnplan.runtime.sampling.statistics import Draws, Estimator
 
 Row = list[tuple[int, float]]
 """Offset and weight of each edge drawn."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime import codec
+from gnnplan.runtime import codec
 
 
 class Colour(StrEnum):

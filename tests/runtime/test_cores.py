@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime import cores as module
-from runtime.plan.schema import Threads
+from gnnplan.runtime import cores as module
+from gnnplan.runtime.plan.schema import Threads
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtime import device
+from gnnplan.runtime import device
 
 FACTS: dict[str, Any] = {
     "cpu_model": "Example CPU",
@@ -122,7 +122,7 @@ def test_set_threads_reaches_torch():
 
 DENORMALS = """
 import numba, numpy, torch
-from runtime.device import flush_denormals, set_threads
+from gnnplan.runtime.device import flush_denormals, set_threads
 
 @numba.njit(parallel=True)
 def half(values, out):

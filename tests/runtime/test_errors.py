@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.errors import DatasetError, InputError
-from runtime.graph.imports.importing import ImportOptions, import_graph
+from gnnplan.runtime.errors import DatasetError, InputError
+from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
 
 
 def test_names_with_line_ends_and_escapes_stay_in_one_line(tmp_path: Path) -> None:

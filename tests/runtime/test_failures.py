@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import WorkerFailed
-from runtime.graph.dataset import Graph
-from runtime.report import RunReport
+from gnnplan.runtime.errors import WorkerFailed
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.report import RunReport
 from tests.support.faults import STEPS, last_saved, plan_to_disturb, processes_of, train
 
 pytestmark = pytest.mark.distributed

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from runtime import codec, worker
-from runtime.errors import GnnplanError
-from runtime.graph.dataset import Graph
-from runtime.launch.config import RunConfig
-from runtime.report import RunReport
-from runtime.train.checkpoint_files import list_checkpoints
-from runtime.train.recovery import EPOCHS_FILE
+from gnnplan.runtime import codec, worker
+from gnnplan.runtime.errors import GnnplanError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.report import RunReport
+from gnnplan.runtime.train.checkpoint_files import list_checkpoints
+from gnnplan.runtime.train.recovery import EPOCHS_FILE
 from tests.support.faults import EPOCHS, INTERVAL, SAVED, STEPS, plan_to_disturb
 
 
@@ -179,7 +179,7 @@ def test_a_clock_jump_changes_nothing(
 
 
 def test_events_survive_a_full_disk(tmp_path: Path) -> None:
-    from runtime.train.job import Events
+    from gnnplan.runtime.train.job import Events
 
     events = Events(Path("/dev/full"))
     events.emit("epoch", epoch=1)
@@ -194,8 +194,8 @@ def test_events_survive_a_full_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize("resume", [False, True])
 def test_checkpoints_are_set_aside_before_any_rank_starts(tmp_path: Path, resume: bool) -> None:
     """A rank that fails before its first step is restarted from nothing, not from an older run."""
-    from runtime.launch import launch
-    from runtime.train.recovery import save_checkpoint
+    from gnnplan.runtime.launch import launch
+    from gnnplan.runtime.train.recovery import save_checkpoint
 
     save_checkpoint(tmp_path / "checkpoints", 7, {"steps": 7}, keep=1)
     config = RunConfig(plan_folder="p", run_folder=str(tmp_path), resume=resume)

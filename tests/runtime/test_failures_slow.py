@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import BudgetExceeded, WorkerFailed
-from runtime.graph.dataset import Graph
-from runtime.launch import launch
-from runtime.plan.io import load_array, load_plan, save_plan
-from runtime.report import RunReport, load_report
+from gnnplan.runtime.errors import BudgetExceeded, WorkerFailed
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch import launch
+from gnnplan.runtime.plan.io import load_array, load_plan, save_plan
+from gnnplan.runtime.report import RunReport, load_report
 from tests.hosts import Hosts, needs_root
 from tests.runtime.launch.test_launch_hosts import finish, start
 from tests.runtime.test_cgroup import MIB, group_or_skip, with_memory
@@ -86,7 +86,7 @@ def test_the_whole_job_killed_goes_on_by_resuming(
 LAUNCH = """
 import sys
 from pathlib import Path
-from runtime import launch
+from gnnplan.runtime import launch
 try:
     launch.train(Path(sys.argv[1]), run_folder=Path(sys.argv[2]), eval_every=0, max_restarts=2,
                  force=sys.argv[3] == "force")

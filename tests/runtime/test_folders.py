@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime import folders
-from runtime.folders import free_name, take_name
+from gnnplan.runtime import folders
+from gnnplan.runtime.folders import free_name, take_name
 
 
 def made(tmp_path: Path, text: str) -> Path:

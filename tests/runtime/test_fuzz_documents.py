@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from runtime import codec
-from runtime.graph.dataset import Graph
-from runtime.launch.config import RunConfig
-from runtime.plan.io import PLAN_FILE, load_array, load_plan, with_identity
-from runtime.plan.schema import Plan
-from runtime.report import REPORT_FILE, load_report
-from runtime.worker import read_config
+from gnnplan.runtime import codec
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.plan.io import PLAN_FILE, load_array, load_plan, with_identity
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.report import REPORT_FILE, load_report
+from gnnplan.runtime.worker import read_config
 from tests.support.fuzzing import fuzzed, refused
 from tests.support.mutations import damaged, damaged_json
 from tests.support.plans import make_plan

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.process import with_huge_pages
+from gnnplan.runtime.process import with_huge_pages
 
 PROGRAM = """
 import resource
-from runtime.process import keep_freed_memory
+from gnnplan.runtime.process import keep_freed_memory
 kept = keep_freed_memory() if {keep} else None
 block = b"1" * (16 << 20)
 del block
@@ -40,8 +40,8 @@ def test_a_freed_block_comes_back_without_page_faults():
 
 
 HELD = """
-from runtime.process import give_back_freed_memory
-from runtime.process import memory_bytes
+from gnnplan.runtime.process import give_back_freed_memory
+from gnnplan.runtime.process import memory_bytes
 given = give_back_freed_memory()
 for size in (40 << 20, 30 << 20, 20 << 20):  # glibc's own threshold would have grown to 32 MB
     block = b"1" * size
@@ -65,7 +65,7 @@ def test_freed_blocks_are_given_back_below_one_that_is_held():
 
 PAGES = """
 import torch
-from runtime.process import keep_freed_memory
+from gnnplan.runtime.process import keep_freed_memory
 keep_freed_memory()
 kept = [torch.ones(1 << 16) for _ in range(256)]  # 64 MB in pieces of less than a huge page
 with open("/proc/self/smaps") as file:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from runtime.comm.route import LOOPBACK, address_towards, interface_of, use_route_to
-from runtime.errors import InputError, PlanError
-from runtime.graph.dataset import Graph
-from runtime.mesh import backend_of, check_place, open_mesh, ranks_by
-from runtime.plan.io import load_plan
-from runtime.plan.schema import Device
+from gnnplan.runtime.comm.route import LOOPBACK, address_towards, interface_of, use_route_to
+from gnnplan.runtime.errors import InputError, PlanError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.mesh import backend_of, check_place, open_mesh, ranks_by
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Device
 from tests.hosts import INTERFACE, Hosts, needs_root
 from tests.support.plans import make_plan
 
@@ -21,9 +21,9 @@ RANK = """
 import json, os, sys
 from pathlib import Path
 import torch, torch.distributed as dist
-from runtime.mesh import open_mesh
-from runtime.plan import load_plan
-from runtime.stages import Stage
+from gnnplan.runtime.mesh import open_mesh
+from gnnplan.runtime.plan import load_plan
+from gnnplan.runtime.stages import Stage
 
 plan, out, own_group = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "own"
 if own_group:

@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
-from runtime import meter as module
-from runtime.meter import StageMeter
-from runtime.report import measured_steps
-from runtime.stages import Stage
+from gnnplan.runtime import meter as module
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.report import measured_steps
+from gnnplan.runtime.stages import Stage
 from tests.support.clock import FakeClock
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime import npy
-from runtime.npy import map_npy, npy_of, release_pages
+from gnnplan.runtime import npy
+from gnnplan.runtime.npy import map_npy, npy_of, release_pages
 
 
 def saved(folder: Path, array: np.ndarray) -> Path:

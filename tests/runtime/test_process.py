@@ -5,7 +5,7 @@ import sys
 
 ENDS = """
 import atexit, sys
-from runtime.process import leave
+from gnnplan.runtime.process import leave
 atexit.register(print, "taken apart")
 print("done")
 print("said", file=sys.stderr)

@@ -7,13 +7,13 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from runtime import worker
-from runtime.errors import SamplerError
-from runtime.graph.dataset import Graph
-from runtime.launch.config import RunConfig
-from runtime.loader.loader import PlannedLoader
-from runtime.plan.io import load_plan, save_plan
-from runtime.plan.schema import Sampler
+from gnnplan.runtime import worker
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.plan.io import load_plan, save_plan
+from gnnplan.runtime.plan.schema import Sampler
 from tests.support.plans import make_plan
 
 Dialect = Literal["first_seen", "every_hop"]

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from runtime import segments
-from runtime.features.shared_rows import attach_segment, create_segment
-from runtime.graph.dataset import Graph
-from runtime.launch.launch import running
-from runtime.segments import Segment, sweep_segments
+from gnnplan.runtime import segments
+from gnnplan.runtime.features.shared_rows import attach_segment, create_segment
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch.launch import running
+from gnnplan.runtime.segments import Segment, sweep_segments
 from tests.support.plans import make_plan
 
 OWNER = """
 import os, sys
 from pathlib import Path
-from runtime import segments
+from gnnplan.runtime import segments
 segments.SHARED_MEMORY = Path(sys.argv[1])
 segment = segments.Segment(4096)
 print(segment.path, flush=True)

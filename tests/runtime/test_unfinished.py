@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime import folders as unfinished
-from runtime.folders import OWNER, Unfinished, sweep_unfinished
+from gnnplan.runtime import folders as unfinished
+from gnnplan.runtime.folders import OWNER, Unfinished, sweep_unfinished
 
 
 def leave(parent: Path, **changes: object) -> Path:

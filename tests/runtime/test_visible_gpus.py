@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from runtime.device import VARIABLE, Listed, Shown, machine_facts, read_slices, shown_gpus
+from gnnplan.runtime.device import VARIABLE, Listed, Shown, machine_facts, read_slices, shown_gpus
 from tests.support.nvml_recording import Replay
 from tests.support.recordings import divide, recorded, slice_uuid
 

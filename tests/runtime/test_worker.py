@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from runtime import worker
-from runtime.errors import GnnplanError, InputError, PlanError
-from runtime.graph.dataset import Graph
-from runtime.launch.config import RunConfig
-from runtime.plan.io import load_plan, save_plan
-from runtime.report import RunReport, load_report
-from runtime.train.checkpoint_files import list_checkpoints
+from gnnplan.runtime import worker
+from gnnplan.runtime.errors import GnnplanError, InputError, PlanError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.plan.io import load_plan, save_plan
+from gnnplan.runtime.report import RunReport, load_report
+from gnnplan.runtime.train.checkpoint_files import list_checkpoints
 from tests.support.plans import make_plan
 
 
@@ -69,7 +69,7 @@ def plain_losses(graph: Graph, seeds_of_steps: list[np.ndarray], hidden: int) ->
 def test_with_all_neighbours_the_losses_are_those_of_plain_pytorch(
     small_graph: Graph, tmp_path: Path, run_folder: Path, dialect: Any
 ) -> None:
-    from runtime.loader.loader import PlannedLoader
+    from gnnplan.runtime.loader.loader import PlannedLoader
 
     plan = tmp_path / "plan"
     settings = {"batch_size": 64, "fanouts": [-1, -1], "learning_rate": 0.01}

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime.graph.dataset import Graph
-from runtime.graph.generate import generate_sbm
-from runtime.launch.config import RunConfig
-from runtime.plan.io import load_plan, save_plan
-from runtime.plan.schema import TopologyPlacement
-from runtime.report import RunReport, load_report, save_report
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate import generate_sbm
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.plan.io import load_plan, save_plan
+from gnnplan.runtime.plan.schema import TopologyPlacement
+from gnnplan.runtime.report import RunReport, load_report, save_report
 from tests.benchmarks.common import record
 from tests.silicon.setting import Setting, run_sharing
 from tests.support.plans import make_plan
@@ -79,7 +79,7 @@ def _run(setting: Setting, folder: Path, ranks: int, every: int, epochs: int) ->
 
 
 def _worker(setting: Setting, rank: int, config: RunConfig) -> None:
-    from runtime.worker import run
+    from gnnplan.runtime.worker import run
 
     backend = load_plan(Path(config.plan_folder)).strategy.devices[0].kind
     assert (backend == "cuda") == (not setting.emulated)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from runtime.comm.collectives import Communicator
+from gnnplan.runtime.comm.collectives import Communicator
 from tests.benchmarks.common import record
 from tests.silicon.setting import Setting, run_sharing
 

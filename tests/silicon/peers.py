@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from runtime.comm.collectives import Communicator
+from gnnplan.runtime.comm.collectives import Communicator
 from tests.benchmarks.common import record
 from tests.silicon.setting import COLLECTIVE_SECONDS, Setting, run_sharing
 
@@ -82,7 +82,7 @@ def _expandable(setting: Setting, rank: int) -> None:
 
 def _product_way(comm: Communicator, rows: torch.Tensor, rank: int) -> None:
     """What the feature store does: offer, map, gather."""
-    from runtime.features.shared_rows import share_rows
+    from gnnplan.runtime.features.shared_rows import share_rows
 
     shared = share_rows(rows, [1 - rank], comm)
     _gather(shared.peers[1 - rank], rows.device, 1 - rank)
@@ -91,9 +91,9 @@ def _product_way(comm: Communicator, rows: torch.Tensor, rank: int) -> None:
 
 def _gather(peer: torch.Tensor, device: torch.device, owner: int) -> None:
     """Gather rows of the peer by the runtime's kernel and compare every value."""
-    from runtime.features.device_rows import DeviceRows
-    from runtime.features.gather_triton import DeviceTable
-    from runtime.features.location import encode
+    from gnnplan.runtime.features.device_rows import DeviceRows
+    from gnnplan.runtime.features.gather_triton import DeviceTable
+    from gnnplan.runtime.features.location import encode
 
     held = peer.shape[0]
     table = DeviceTable(

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from planner.probe.gpu.measure import GPU_FULL as FULL, QUICK, GpuDevice, Work, measure_gpus
+from gnnplan.planner.probe.gpu.measure import GPU_FULL as FULL, QUICK, GpuDevice, Work, measure_gpus
 from tests.benchmarks.common import record
 from tests.silicon.setting import Setting
 
@@ -49,7 +49,7 @@ def _open(setting: Setting, quick: bool) -> tuple[GpuDevice, Any]:
 
     import torch
 
-    from planner.probe.gpu.torch_device import CudaDevice, sizes_for
+    from gnnplan.planner.probe.gpu.torch_device import CudaDevice, sizes_for
 
     nvml: Any = importlib.import_module("pynvml")
     nvml.nvmlInit()

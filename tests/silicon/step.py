@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
-from runtime.comm.collectives import Communicator
-from runtime.graph.generate import generate_rmat
-from runtime.loader.loader import PlannedLoader
-from runtime.models.build import build_model
-from runtime.models.loss import loss_sum
-from runtime.plan.schema import TopologyPlacement
-from runtime.sampling.minibatch import MiniBatch
-from runtime.train.gradients import GradientBuffer
-from runtime.train.minibatch import TrainLoop, make_optimizer
-from runtime.train.precision import Precision
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.graph.generate import generate_rmat
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.models.loss import loss_sum
+from gnnplan.runtime.plan.schema import TopologyPlacement
+from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.train.gradients import GradientBuffer
+from gnnplan.runtime.train.minibatch import TrainLoop, make_optimizer
+from gnnplan.runtime.train.precision import Precision
 from tests.benchmarks.common import record
 from tests.silicon.setting import Setting
 from tests.support.plans import make_plan

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.sampling.minibatch import MiniBatch
 
 
 def skewed_graph(

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.comm.grid import block_bounds
-from runtime.features.location import encode
-from runtime.plan.schema import FeaturePlacement, Source
+from gnnplan.runtime.comm.grid import block_bounds
+from gnnplan.runtime.features.location import encode
+from gnnplan.runtime.plan.schema import FeaturePlacement, Source
 
 
 def block_placement(

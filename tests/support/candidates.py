@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from planner.candidate import Candidate, list_cores, make_candidate
-from planner.search.dimensions.dependence import share_draws
-from runtime.plan.schema import Device, Threads, TopologyPlacement
+from gnnplan.planner.candidate import Candidate, list_cores, make_candidate
+from gnnplan.planner.search.dimensions.dependence import share_draws
+from gnnplan.runtime.plan.schema import Device, Threads, TopologyPlacement
 
 
 def candidate_of_ranks(

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.comm.collectives import Communicator
-from runtime.graph.dataset import Graph
-from runtime.loader.loader import PlannedLoader
-from runtime.mesh import Mesh
-from runtime.plan.io import save_plan
-from runtime.plan.schema import DynamicCache, Plan, Sampler
-from runtime.train.minibatch import TrainLoop
-from runtime.worker import make_loop
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.mesh import Mesh
+from gnnplan.runtime.plan.io import save_plan
+from gnnplan.runtime.plan.schema import DynamicCache, Plan, Sampler
+from gnnplan.runtime.train.minibatch import TrainLoop
+from gnnplan.runtime.worker import make_loop
 from tests.support.plans import make_plan
 
 

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from runtime.graph.dataset import Graph
-from runtime.launch import launch
-from runtime.report import RunReport
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch import launch
+from gnnplan.runtime.report import RunReport
 from tests.support.plans import make_plan
 
 EPOCHS = 3

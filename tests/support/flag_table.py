@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-from planner.cli.options import option_fields
-from planner.options import AUTO, default_text, flag_help
-from planner.settings import PlanSettings
-from runtime.plan.setting import SettingField
+from gnnplan.planner.cli.options import option_fields
+from gnnplan.planner.options import AUTO, default_text, flag_help
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.plan.setting import SettingField
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
 TABLE = re.compile(

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.graph.dataset import Graph
-from runtime.plan.io import save_plan
-from runtime.plan.schema import FullGraph, Plan
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.io import save_plan
+from gnnplan.runtime.plan.schema import FullGraph, Plan
 from tests.support.plans import make_plan
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from planner.fullgraph.bytes import PartSizes
-from runtime.comm.collectives import Communicator
-from runtime.fullgraph.part import Part
-from runtime.graph.dataset import Graph
-from runtime.plan.io import load_plan
-from runtime.process import memory_bytes
-from runtime.train.fullgraph import FullGraphLoop, open_full_graph
+from gnnplan.planner.fullgraph.bytes import PartSizes
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.fullgraph.part import Part
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.process import memory_bytes
+from gnnplan.runtime.train.fullgraph import FullGraphLoop, open_full_graph
 
 
 def join(rank: int, size: int, port: int, address: str = "127.0.0.1") -> Communicator:

@@ -4,17 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from api.jobs.events import EVENTS_FILE, LOG_FILE, append_line
-from api.jobs.recording import plan_row
-from api.service.context import Service
-from api.service.machines import upload_machine
-from api.storage.job_queue import Ending, NewJob
-from api.storage.tables import JobRow, ProfileRow
-from planner.probe.presets import load_preset
-from planner.settings import POLICIES
-from runtime import codec
-from runtime.graph.dataset import Graph
-from runtime.report import save_report
+from gnnplan.api.jobs.events import EVENTS_FILE, LOG_FILE, append_line
+from gnnplan.api.jobs.recording import plan_row
+from gnnplan.api.service.context import Service
+from gnnplan.api.service.machines import upload_machine
+from gnnplan.api.storage.job_queue import Ending, NewJob
+from gnnplan.api.storage.tables import JobRow, ProfileRow
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.settings import POLICIES
+from gnnplan.runtime import codec
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.report import save_report
 from tests.support.plans import make_plan
 from tests.support.profiles import profile
 from tests.support.ray_driver import report

@@ -17,7 +17,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
 
-from runtime.errors import InputError
+from gnnplan.runtime.errors import InputError
 
 VARIABLE = "GNNPLAN_FUZZ_EXAMPLES"
 MOST_SECONDS = 30.0

@@ -16,9 +16,9 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.graph.dataset import Graph, commit_dataset
-from runtime.graph.generate import GRAPH500, check_sizes, split_nodes
-from runtime.graph.staging import Staging, refuse_occupied, writing
+from gnnplan.runtime.graph.dataset import Graph, commit_dataset
+from gnnplan.runtime.graph.generate import GRAPH500, check_sizes, split_nodes
+from gnnplan.runtime.graph.staging import Staging, refuse_occupied, writing
 
 BLOCK_BYTES = 1 << 30
 """Bytes of one range's lists, about."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.candidate import Candidate
-from planner.cost.stages.gather_gpu import ways
-from planner.machine.model import MachineModel
-from planner.machine.routes import Reader, Route, gather_bandwidth, moved_bytes, routes
-from planner.placement.costs import PLACES, ReadNetwork
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.stages.gather_gpu import ways
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.machine.routes import Reader, Route, gather_bandwidth, moved_bytes, routes
+from gnnplan.planner.placement.costs import PLACES, ReadNetwork
 
 
 def network_of_paths(

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.comm.grid import ProcessGrid
-from runtime.sampling.bulk.bulk import BulkSampler
-from runtime.sampling.distributed.grid import GridSampler, empty_graph
-from runtime.sampling.distributed.grid_rows import Exchange, Words, cut_shard
-from runtime.sampling.layerwise import LayerwiseSampler
-from runtime.sampling.minibatch import Dialect, Request
-from runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.comm.grid import ProcessGrid
+from gnnplan.runtime.sampling.bulk.bulk import BulkSampler
+from gnnplan.runtime.sampling.distributed.grid import GridSampler, empty_graph
+from gnnplan.runtime.sampling.distributed.grid_rows import Exchange, Words, cut_shard
+from gnnplan.runtime.sampling.layerwise import LayerwiseSampler
+from gnnplan.runtime.sampling.minibatch import Dialect, Request
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from tests.support.batches import contents
 
 Graph = tuple[NDArray[np.int64], NDArray[np.integer]]

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.comm.collectives import Communicator, Pending
-from runtime.stages import Stage
+from gnnplan.runtime.comm.collectives import Communicator, Pending
+from gnnplan.runtime.stages import Stage
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 300.0

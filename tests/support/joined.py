@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.machine.model import MachineModel
-from planner.probe.hosts import HostRates
-from planner.probe.hosts_machine import join_hosts
-from planner.probe.timing import summarize
-from planner.profile.cache import Profile
-from planner.profile.presample import draw_sharing, presample
-from planner.settings import PlanSettings
-from planner.workload import Combination, ProcessCost, WorkloadProfile
-from runtime.device import machine_fingerprint
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Sampler
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.probe.hosts import HostRates
+from gnnplan.planner.probe.hosts_machine import join_hosts
+from gnnplan.planner.probe.timing import summarize
+from gnnplan.planner.profile.cache import Profile
+from gnnplan.planner.profile.presample import draw_sharing, presample
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import Combination, ProcessCost, WorkloadProfile
+from gnnplan.runtime.device import machine_fingerprint
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Sampler
 from tests.support.machines import GIB, machine
 from tests.support.profiles import timing
 

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.labor import LaborSampler
-from runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.sampling.labor import LaborSampler
+from gnnplan.runtime.sampling.minibatch import MiniBatch
 
 Graph = tuple[NDArray[np.int64], NDArray[np.int32]]
 Z = 4.5

@@ -1,6 +1,6 @@
 """A machine written down by hand, with round rates, for tests that need no probe."""
 
-from planner.machine.model import Link, MachineModel, Memory, Processor, Table
+from gnnplan.planner.machine.model import Link, MachineModel, Memory, Processor, Table
 
 GIB = 2**30
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from runtime import codec
-from runtime.loader.loader import PlannedLoader
-from runtime.meter import StageMeter
-from runtime.models.adjacency import TorchBlock
-from runtime.models.build import build_model
-from runtime.plan.schema import Workload
-from runtime.stages import Stage
+from gnnplan.runtime import codec
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.models.adjacency import TorchBlock
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.stages import Stage
 
 
 class Faulty(nn.Module):

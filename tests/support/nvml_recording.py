@@ -13,10 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from planner.errors import MachineError
-from planner.probe.gpu.nvml import bus_key
-from planner.probe.host import PciDevices, PciFacts
-from runtime import codec
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.probe.gpu.nvml import bus_key
+from gnnplan.planner.probe.host import PciDevices, PciFacts
+from gnnplan.runtime import codec
 
 FORMAT = "gnnplan-nvml-1"
 NOT_FOUND = 13

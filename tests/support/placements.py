@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.placement.costs import Goal, ReadNetwork, RowCosts
-from planner.placement.evaluate import PlacementScore, RowReads, evaluate_rows, score
-from planner.placement.placement import Placement
-from planner.placement.policies.joint import JOINT, JointPlacement, place_joint
-from planner.placement.policies.policy import Knowledge, Reason, place, place_by
-from planner.placement.policies.registry import PLACEMENT_POLICIES, find_policy
-from planner.placement.problem import Heat, ItemKind, PlacementProblem, rows_problem
+from gnnplan.planner.placement.costs import Goal, ReadNetwork, RowCosts
+from gnnplan.planner.placement.evaluate import PlacementScore, RowReads, evaluate_rows, score
+from gnnplan.planner.placement.placement import Placement
+from gnnplan.planner.placement.policies.joint import JOINT, JointPlacement, place_joint
+from gnnplan.planner.placement.policies.policy import Knowledge, Reason, place, place_by
+from gnnplan.planner.placement.policies.registry import PLACEMENT_POLICIES, find_policy
+from gnnplan.planner.placement.problem import Heat, ItemKind, PlacementProblem, rows_problem
 from tests.support.gpu_networks import network_of_paths
 
 GB = 1e9

@@ -3,10 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.candidate import Candidate
-from planner.cost.request import Request
-from planner.placement.place import CandidatePlacement, memories_of, place_rows
-from planner.workload import Hotness
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.request import Request
+from gnnplan.planner.placement.place import CandidatePlacement, memories_of, place_rows
+from gnnplan.planner.workload import Hotness
 
 
 def rows_placed(

@@ -7,11 +7,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device import machine_fingerprint
-from runtime.features.location import encode
-from runtime.graph.dataset import Graph
-from runtime.plan.io import save_plan
-from runtime.plan.schema import (
+from gnnplan.runtime.device import machine_fingerprint
+from gnnplan.runtime.features.location import encode
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.io import save_plan
+from gnnplan.runtime.plan.schema import (
     Certificate,
     Device,
     DynamicCache,

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-from planner.machine.model import save_machine
-from planner.probe.context import FULL
-from planner.probe.presets import load_preset
-from planner.probe.probe import VERSION
-from runtime.device import machine_fingerprint
+from gnnplan.planner.machine.model import save_machine
+from gnnplan.planner.probe.context import FULL
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.probe.probe import VERSION
+from gnnplan.runtime.device import machine_fingerprint
 
 
 def keep_as_probed(cache: Path) -> None:

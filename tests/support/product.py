@@ -8,9 +8,12 @@ PACKAGES = ("api", "planner", "runtime")
 
 def product_sources() -> dict[str, str]:
     """Text by dotted module name; a package's own file by the package's name."""
-    files = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files]
-    return {
-        name.removesuffix(".__init__"): path.read_text()
-        for name, path in zip(names, files, strict=True)
-    }
+    own = sorted((ROOT / "gnnplan").glob("*.py"))
+    parts = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    return {module_name(path): path.read_text() for path in own + parts}
+
+
+def module_name(path: Path) -> str:
+    """Name by which a source file is imported."""
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    return f"gnnplan.{name.removeprefix('gnnplan.')}".removesuffix(".__init__")

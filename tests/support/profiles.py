@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from planner.machine.model import Table
-from planner.profile.cache import Profile
-from planner.profile.model_seconds import SCALES
-from planner.workload import (
+from gnnplan.planner.machine.model import Table
+from gnnplan.planner.profile.cache import Profile
+from gnnplan.planner.profile.model_seconds import SCALES
+from gnnplan.planner.workload import (
     BatchProfile,
     Hotness,
     ModelTiming,

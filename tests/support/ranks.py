@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
-IMPORTED = ["numba", "pytest", "torch.distributed", "runtime.worker"]
+IMPORTED = ["numba", "pytest", "torch.distributed", "gnnplan.runtime.worker"]
 """What the server has imported when it forks; it pulls in torch and torch_geometric."""
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from runtime.report import EpochReport, HostNoise, RunReport, StepSeconds, save_report
+from gnnplan.runtime.report import EpochReport, HostNoise, RunReport, StepSeconds, save_report
 
 
 def main(request: Path) -> int:

@@ -2,8 +2,8 @@
 
 A definition is a function, a class or a method. Reached code reaches what its names stand for,
 through imports; every method of a reached class that has the name of an attribute it reads; and
-modules that it imports, or names in a string such as "runtime.worker". Doubt counts as reached:
-what is found unreachable has no caller under any name.
+modules that it imports, or names in a string such as "gnnplan.runtime.worker". Doubt counts as
+reached: what is found unreachable has no caller under any name.
 """
 
 import ast
@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-MODULE_NAME = re.compile(r"(?:api|planner|runtime)(?:\.\w+)+(?::\w+)?")
-PROGRAM = re.compile(r"from ((?:api|planner|runtime)[\w.]*) import (\w+)")
+MODULE_NAME = re.compile(r"gnnplan\.(?:api|planner|runtime)(?:\.\w+)+(?::\w+)?")
+PROGRAM = re.compile(r"from (gnnplan[\w.]*) import (\w+)")
 """In a string: what another interpreter is to run."""
 PASSIVE_BASES = {
     "ABC", "Enum", "Exception", "Generic", "IntEnum", "NamedTuple", "Protocol", "RuntimeError",

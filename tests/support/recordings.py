@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.machine.model import MachineModel, Memory
-from planner.probe.gpu.nvml import Inventory, inventory
-from planner.probe.links import gpu_links, gpu_parts, gpu_switches, nvlink_cliques
+from gnnplan.planner.machine.model import MachineModel, Memory
+from gnnplan.planner.probe.gpu.nvml import Inventory, inventory
+from gnnplan.planner.probe.links import gpu_links, gpu_parts, gpu_switches, nvlink_cliques
 from tests.support.nvml_recording import Replay
 
 FOLDER = Path(__file__).parents[1] / "golden" / "machines"

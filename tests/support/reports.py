@@ -1,7 +1,14 @@
 """Run reports for tests, written without a run."""
 
-from runtime.plan.schema import Plan
-from runtime.report import EpochReport, HostNoise, RankReport, RunReport, StageReport, StepSeconds
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.report import (
+    EpochReport,
+    HostNoise,
+    RankReport,
+    RunReport,
+    StageReport,
+    StepSeconds,
+)
 
 
 def run_report(plan: Plan) -> RunReport:

@@ -13,8 +13,8 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from api.app import create_app
-from api.settings import ServiceSettings
+from gnnplan.api.app import create_app
+from gnnplan.api.settings import ServiceSettings
 from tests.support.ranks import free_port
 
 LOOPBACK = "http://127.0.0.1"
@@ -52,7 +52,7 @@ class ServiceProcess:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "api.serve", "--port", str(self.port)]
+        command = [sys.executable, "-m", "gnnplan.api.serve", "--port", str(self.port)]
         if self._files is not None:
             command = ["prlimit", f"--nofile={self._files}:{self._files}", *command]
         with (self.data_dir.parent / f"{self.data_dir.name}.log").open("ab") as log:

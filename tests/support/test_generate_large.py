@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from runtime.errors import DatasetError
-from runtime.graph.dataset import Graph, open_graph
-from runtime.graph.generate import generate_rmat
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.graph.generate import generate_rmat
 from tests.support import generate_large
 from tests.support.generate_large import BLOCK_BYTES, generate_rmat_topology
 

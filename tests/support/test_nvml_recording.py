@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import MachineError
-from planner.machine.model import save_machine
-from planner.probe.doctor import topology_findings
-from planner.probe.gpu import nvml as nvml_module
-from planner.probe.gpu.nvml import inventory
-from planner.probe.host import SysfsDevices
-from planner.probe.links import (
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.machine.model import save_machine
+from gnnplan.planner.probe.doctor import topology_findings
+from gnnplan.planner.probe.gpu import nvml as nvml_module
+from gnnplan.planner.probe.gpu.nvml import inventory
+from gnnplan.planner.probe.host import SysfsDevices
+from gnnplan.planner.probe.links import (
     gpu_links,
     gpu_switches,
     nvlink_cliques,
     nvlink_covers,
     pcie_groups,
 )
-from planner.probe.topology import changes, faults, refuse_changed
+from gnnplan.planner.probe.topology import changes, faults, refuse_changed
 from tests.support.nvml_recording import (
     FORMAT,
     NVMLError,
@@ -264,8 +264,8 @@ def test_a_lost_gpu_is_named_and_other_machines_are_let_through():
 def test_the_command_refuses_a_machine_file_that_no_longer_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    from planner.cli.main import main
-    from planner.cli.planning import machine_for_planning
+    from gnnplan.planner.cli.main import main
+    from gnnplan.planner.cli.planning import machine_for_planning
 
     found = recorded("bridged-pairs")
     path = tmp_path / "machine.json"
@@ -274,7 +274,7 @@ def test_the_command_refuses_a_machine_file_that_no_longer_holds(
     monkeypatch.setattr(nvml_module, "inventory", lambda *a, **k: look(found))
     with pytest.raises(MachineError, match="as it was probed"):
         machine_for_planning(str(path))
-    monkeypatch.setattr("planner.probe.doctor.inventory", lambda: look(found))
+    monkeypatch.setattr("gnnplan.planner.probe.doctor.inventory", lambda: look(found))
     assert main(["doctor", "--machine", str(path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["ok"] is False

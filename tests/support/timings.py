@@ -1,7 +1,7 @@
 """Timings as a team's processes answer them, made by hand."""
 
-from planner.profile.protocol import BatchShape, TimingAnswer, TimingRequest
-from runtime.plan.schema import Workload
+from gnnplan.planner.profile.protocol import BatchShape, TimingAnswer, TimingRequest
+from gnnplan.runtime.plan.schema import Workload
 
 
 def answer(seconds: float) -> TimingAnswer:

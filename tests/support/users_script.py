@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.loader.loader import PlannedLoader
 
 
 def main(how: str, *words: str) -> None:

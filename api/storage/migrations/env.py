@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from api.storage.tables import Base
+from gnnplan.api.storage.tables import Base
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -9,20 +9,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
 
-from planner.candidate import Candidate, PlacedRows
-from planner.cost.backends.gpu_lanes import captured_bytes
-from planner.cost.link_use import link_of
-from planner.cost.memory import common_parts
-from planner.cost.rank_times import RankTimes, RankWork, StageTime
-from planner.cost.rates import MachineTable, ranks_here, rate_per_rank, topology_bytes
-from planner.cost.request import Request, row_bytes, seeds_per_rank, steps_per_epoch
-from planner.cost.stages.all_reduce import gradient_bytes
-from planner.cost.terms import add_terms
-from planner.errors import SettingsError
-from planner.machine.hosts import one_host, prefix_of
-from planner.machine.model import MachineModel
-from planner.workload import BatchProfile, ModelTiming, timing_key
-from runtime.plan.schema import MemoryUse
+from gnnplan.planner.candidate import Candidate, PlacedRows
+from gnnplan.planner.cost.backends.gpu_lanes import captured_bytes
+from gnnplan.planner.cost.link_use import link_of
+from gnnplan.planner.cost.memory import common_parts
+from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
+from gnnplan.planner.cost.rates import MachineTable, ranks_here, rate_per_rank, topology_bytes
+from gnnplan.planner.cost.request import Request, row_bytes, seeds_per_rank, steps_per_epoch
+from gnnplan.planner.cost.stages.all_reduce import gradient_bytes
+from gnnplan.planner.cost.terms import add_terms
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.machine.hosts import one_host, prefix_of
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.workload import BatchProfile, ModelTiming, timing_key
+from gnnplan.runtime.plan.schema import MemoryUse
 
 Parts = dict[str, int]
 """Bytes of a memory by what they hold."""

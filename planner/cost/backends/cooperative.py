@@ -11,11 +11,11 @@ Source: docs/formulas.md 5.6 with [C20]; messages by formulas 8.4 [A4].
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from planner.candidate import Candidate
-from planner.cost.backends.backend import Parts, Wrapper
-from planner.cost.backends.cores import step_jitter
-from planner.cost.rank_times import RankTimes, RankWork, StageTime
-from planner.cost.rates import (
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.backends.backend import Parts, Wrapper
+from gnnplan.planner.cost.backends.cores import step_jitter
+from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
+from gnnplan.planner.cost.rates import (
     MachineTable,
     Rate,
     lookup,
@@ -23,8 +23,8 @@ from planner.cost.rates import (
     rate_per_rank,
     readers,
 )
-from planner.cost.request import Request, row_bytes
-from planner.cost.stages.exchange import (
+from gnnplan.planner.cost.request import Request, row_bytes
+from gnnplan.planner.cost.stages.exchange import (
     Exchanges,
     all_to_all,
     hidden_rows_rate,
@@ -33,17 +33,17 @@ from planner.cost.stages.exchange import (
     seconds_around_rows,
     with_own_share,
 )
-from planner.cost.stages.gather_gpu import memory_seconds_per_byte, read_seconds, ways
-from planner.cost.stages.sample import (
+from gnnplan.planner.cost.stages.gather_gpu import memory_seconds_per_byte, read_seconds, ways
+from gnnplan.planner.cost.stages.sample import (
     KERNELS_PER_HOP,
     NEIGHBOUR_BYTES,
     OFFSETS_BYTES,
     gpu_sample_seconds,
 )
-from planner.machine.model import MachineModel
-from planner.machine.routes import byte_seconds
-from planner.workload import BatchProfile, SharedBatch, Spread
-from runtime.stages import Stage
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.machine.routes import byte_seconds
+from gnnplan.planner.workload import BatchProfile, SharedBatch, Spread
+from gnnplan.runtime.stages import Stage
 
 ID_BYTES = 8
 FLOAT_BYTES = 4

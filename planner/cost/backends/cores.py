@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from planner.candidate import Candidate, PlacedRows
-from planner.cost.backends.backend import (
+from gnnplan.planner.candidate import Candidate, PlacedRows
+from gnnplan.planner.cost.backends.backend import (
     Backend,
     Parts,
     by_link,
@@ -11,12 +11,16 @@ from planner.cost.backends.backend import (
     time_to_start,
     timing_of,
 )
-from planner.cost.memory import core_parts, memory_use, peer_bytes
-from planner.cost.rank_times import RankTimes, RankWork, StageTime
-from planner.cost.rates import MachineTable, Rate, edge_rate, ranks_here, vertex_rate
-from planner.cost.request import Request, row_bytes
-from planner.cost.stages.all_reduce import all_reduce_seconds, exposed_in_parts, gradient_bytes
-from planner.cost.stages.exchange import (
+from gnnplan.planner.cost.memory import core_parts, memory_use, peer_bytes
+from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
+from gnnplan.planner.cost.rates import MachineTable, Rate, edge_rate, ranks_here, vertex_rate
+from gnnplan.planner.cost.request import Request, row_bytes
+from gnnplan.planner.cost.stages.all_reduce import (
+    all_reduce_seconds,
+    exposed_in_parts,
+    gradient_bytes,
+)
+from gnnplan.planner.cost.stages.exchange import (
     Exchanges,
     collective_table,
     exchange_lead,
@@ -25,13 +29,19 @@ from planner.cost.stages.exchange import (
     placed_exchanges,
     seconds_after_exchange,
 )
-from planner.cost.stages.gather import disk_skew, disk_start, gather_seconds, gather_table, row_rate
-from planner.cost.stages.sample import sample_seconds
-from planner.machine.model import MachineModel
-from planner.workload import BatchProfile, LoopOverhead, ProcessCost
-from runtime.plan.schema import MemoryUse
-from runtime.sampling.registry import sampler_or_unknown
-from runtime.stages import Stage
+from gnnplan.planner.cost.stages.gather import (
+    disk_skew,
+    disk_start,
+    gather_seconds,
+    gather_table,
+    row_rate,
+)
+from gnnplan.planner.cost.stages.sample import sample_seconds
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.workload import BatchProfile, LoopOverhead, ProcessCost
+from gnnplan.runtime.plan.schema import MemoryUse
+from gnnplan.runtime.sampling.registry import sampler_or_unknown
+from gnnplan.runtime.stages import Stage
 
 NO_OVERHEAD = LoopOverhead(seeds=0.0, labels=0.0, between=0.0)
 

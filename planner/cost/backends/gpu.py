@@ -12,38 +12,38 @@ model's kernels. What ranks do together, and how much batches vary, is the same 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from planner.candidate import Candidate, PlacedRows
-from planner.cost.backends.backend import Backend, Parts, time_to_start
-from planner.cost.backends.gpu_lanes import captured_bytes, has_lanes
-from planner.cost.memory import gpu_memory_use, gpu_parts
-from planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
-from planner.cost.rates import MachineTable, rate_per_rank
-from planner.cost.request import Request, row_bytes
-from planner.cost.stages.all_reduce import (
+from gnnplan.planner.candidate import Candidate, PlacedRows
+from gnnplan.planner.cost.backends.backend import Backend, Parts, time_to_start
+from gnnplan.planner.cost.backends.gpu_lanes import captured_bytes, has_lanes
+from gnnplan.planner.cost.memory import gpu_memory_use, gpu_parts
+from gnnplan.planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
+from gnnplan.planner.cost.rates import MachineTable, rate_per_rank
+from gnnplan.planner.cost.request import Request, row_bytes
+from gnnplan.planner.cost.stages.all_reduce import (
     Collective,
     exposed_in_parts,
     gpu_all_reduce,
     gradient_bytes,
 )
-from planner.cost.stages.exchange import hidden_share
-from planner.cost.stages.gather import gather_seconds
-from planner.cost.stages.gather_gpu import (
+from gnnplan.planner.cost.stages.exchange import hidden_share
+from gnnplan.planner.cost.stages.gather import gather_seconds
+from gnnplan.planner.cost.stages.gather_gpu import (
     copy_seconds_per_byte,
     link_bytes,
     memory_seconds_per_byte,
     read_seconds,
 )
-from planner.cost.stages.sample import (
+from gnnplan.planner.cost.stages.sample import (
     NEIGHBOUR_BYTES,
     OFFSETS_BYTES,
     batch_launches,
     gpu_sample_seconds,
     launch_words,
 )
-from planner.machine.model import MachineModel
-from planner.workload import BatchProfile, GpuLoop, GpuTiming, ModelTiming
-from runtime.plan.schema import MemoryUse
-from runtime.stages import LOADER_STAGES, Stage
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.workload import BatchProfile, GpuLoop, GpuTiming, ModelTiming
+from gnnplan.runtime.plan.schema import MemoryUse
+from gnnplan.runtime.stages import LOADER_STAGES, Stage
 
 
 class GpusBackend(Backend):

@@ -10,18 +10,18 @@ measured how a gather and compute slow each other down, that is applied too, and
 
 from dataclasses import dataclass, replace
 
-from planner.candidate import Candidate
-from planner.cost.pipeline_time import period, slow_each_other, stochastic_period
-from planner.cost.rank_times import RankTimes
-from planner.cost.rates import MachineTable, rate_per_rank
-from planner.cost.request import Request, seeds_per_rank
-from planner.cost.stages.exchange import measured_eta
-from planner.cost.stages.gather_gpu import memory_seconds_per_byte
-from planner.cost.stages.sample import batch_launches
-from planner.machine.model import MachineModel
-from planner.workload import GpuTiming
-from runtime.sampling.gpu.capture_room import capture_bytes, may_capture
-from runtime.stages import Stage
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.pipeline_time import period, slow_each_other, stochastic_period
+from gnnplan.planner.cost.rank_times import RankTimes
+from gnnplan.planner.cost.rates import MachineTable, rate_per_rank
+from gnnplan.planner.cost.request import Request, seeds_per_rank
+from gnnplan.planner.cost.stages.exchange import measured_eta
+from gnnplan.planner.cost.stages.gather_gpu import memory_seconds_per_byte
+from gnnplan.planner.cost.stages.sample import batch_launches
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.workload import GpuTiming
+from gnnplan.runtime.sampling.gpu.capture_room import capture_bytes, may_capture
+from gnnplan.runtime.stages import Stage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

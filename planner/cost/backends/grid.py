@@ -25,10 +25,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.candidate import Candidate
-from planner.cost.backends.backend import Parts, Wrapper
-from planner.cost.rank_times import RankTimes, RankWork, StageTime
-from planner.cost.rates import (
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.backends.backend import Parts, Wrapper
+from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
+from gnnplan.planner.cost.rates import (
     INDEX_BYTES,
     INDPTR_BYTES,
     MachineTable,
@@ -39,13 +39,13 @@ from planner.cost.rates import (
     topology_bytes,
     vertex_rate,
 )
-from planner.cost.request import Request, seeds_per_rank, steps_per_epoch
-from planner.cost.stages.exchange import all_to_all, collective_table
-from planner.errors import SettingsError
-from planner.machine.model import MachineModel
-from planner.workload import BatchProfile, StackProfile
-from runtime.plan.schema import GraphRef
-from runtime.stages import Stage
+from gnnplan.planner.cost.request import Request, seeds_per_rank, steps_per_epoch
+from gnnplan.planner.cost.stages.exchange import all_to_all, collective_table
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.workload import BatchProfile, StackProfile
+from gnnplan.runtime.plan.schema import GraphRef
+from gnnplan.runtime.stages import Stage
 
 ID_BYTES = 8
 COPIES = 2

@@ -14,12 +14,12 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from planner.candidate import Candidate
-from planner.cost.rates import MachineTable
-from planner.errors import MachineError
-from planner.machine.model import Link, MachineModel, Memory, Table
-from planner.machine.routes import Reader, byte_seconds, shortest
-from runtime.train.parts import most_parts
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.rates import MachineTable
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.machine.model import Link, MachineModel, Memory, Table
+from gnnplan.planner.machine.routes import Reader, byte_seconds, shortest
+from gnnplan.runtime.train.parts import most_parts
 
 GRADIENT_ITEM_BYTES = 4
 """Gradients are summed in float32."""

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.candidate import Candidate, RankRows
-from planner.cost.rates import MachineTable, Rate, add_rates, lookup, ranks_here
-from planner.machine.model import MachineModel
+from gnnplan.planner.candidate import Candidate, RankRows
+from gnnplan.planner.cost.rates import MachineTable, Rate, add_rates, lookup, ranks_here
+from gnnplan.planner.machine.model import MachineModel
 
 ID_BYTES = 8
 

@@ -15,12 +15,12 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.candidate import Candidate, RankRows
-from planner.cost.rates import MachineTable, Rate, lookup, ranks_here, readers
-from planner.machine.model import MachineModel
-from planner.machine.routes import lines
-from runtime.features.direct import BLOCK_BYTES, GAP_BYTES, round_down, round_up
-from runtime.features.disk import DEFAULT_DEPTH, MOST_REQUEST_BYTES
+from gnnplan.planner.candidate import Candidate, RankRows
+from gnnplan.planner.cost.rates import MachineTable, Rate, lookup, ranks_here, readers
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.machine.routes import lines
+from gnnplan.runtime.features.direct import BLOCK_BYTES, GAP_BYTES, round_down, round_up
+from gnnplan.runtime.features.disk import DEFAULT_DEPTH, MOST_REQUEST_BYTES
 
 
 def gather_seconds(

@@ -13,12 +13,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner.candidate import Candidate, PlacedRows
-from planner.cost.memory import host_memory_of
-from planner.cost.rates import MachineTable, rate_per_rank
-from planner.errors import MachineError
-from planner.machine.model import Link, MachineModel, Memory, Processor, Switch
-from planner.machine.routes import (
+from gnnplan.planner.candidate import Candidate, PlacedRows
+from gnnplan.planner.cost.memory import host_memory_of
+from gnnplan.planner.cost.rates import MachineTable, rate_per_rank
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.machine.model import Link, MachineModel, Memory, Processor, Switch
+from gnnplan.planner.machine.routes import (
     Reader,
     Route,
     byte_seconds,

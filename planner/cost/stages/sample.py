@@ -13,8 +13,8 @@ costs the other lanes nothing and is not priced.
 
 from dataclasses import dataclass
 
-from planner.candidate import Candidate
-from runtime.sampling.registry import DEFAULT_SAMPLER, sampler_or_unknown
+from gnnplan.planner.candidate import Candidate
+from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, sampler_or_unknown
 
 
 def sample_seconds(
@@ -104,7 +104,7 @@ def batch_launches(
 ) -> float:
     """Kernels that the host starts for a batch of so many hops; 1 where one graph holds them.
 
-    >>> from planner.candidate import list_cores, make_candidate
+    >>> from gnnplan.planner.candidate import list_cores, make_candidate
     >>> batch_launches(make_candidate(list_cores(1)), 2)
     38.0
     """

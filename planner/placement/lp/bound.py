@@ -18,10 +18,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.parallel import side_by_side
-from planner.placement.costs import DISK, HOST, ObjectiveRows
-from planner.placement.lp.formulate import Prices
-from planner.placement.problem import PlacementProblem
+from gnnplan.planner.parallel import side_by_side
+from gnnplan.planner.placement.costs import DISK, HOST, ObjectiveRows
+from gnnplan.planner.placement.lp.formulate import Prices
+from gnnplan.planner.placement.problem import PlacementProblem
 
 NEVER = 1e30
 """Seconds per byte where there is no such place."""

@@ -36,9 +36,9 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.placement.costs import CROSS, DISK, HOST, OWN, PEER, ObjectiveRows
-from planner.placement.order import hotness_order
-from planner.placement.problem import ItemKind, PlacementProblem
+from gnnplan.planner.placement.costs import CROSS, DISK, HOST, OWN, PEER, ObjectiveRows
+from gnnplan.planner.placement.order import hotness_order
+from gnnplan.planner.placement.problem import ItemKind, PlacementProblem
 
 SHARES = 6
 """Steps of the greatest law's share of an item's heat."""

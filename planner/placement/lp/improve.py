@@ -20,10 +20,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.placement.costs import OWN, PEER, ObjectiveRows
-from planner.placement.evaluate import read_bytes
-from planner.placement.placement import ItemPlacement, Placement
-from planner.placement.problem import Ids, PlacementProblem
+from gnnplan.planner.placement.costs import OWN, PEER, ObjectiveRows
+from gnnplan.planner.placement.evaluate import read_bytes
+from gnnplan.planner.placement.placement import ItemPlacement, Placement
+from gnnplan.planner.placement.problem import Ids, PlacementProblem
 
 Loads = NDArray[np.float64]
 """Of each row of the objective."""

@@ -25,13 +25,13 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.placement.costs import CROSS, HOST, OWN, PEER, ObjectiveRows, drop_dominated
-from planner.placement.lp.formulate import Groups, LinearProgram, Prices
-from planner.placement.lp.round_solution import WantedCopies, fill_devices
-from planner.placement.lp.solver import SHARED, Failure
-from planner.placement.order import hotness_order
-from planner.placement.placement import ItemPlacement, Placement, mark_holders
-from planner.placement.problem import PlacementProblem
+from gnnplan.planner.placement.costs import CROSS, HOST, OWN, PEER, ObjectiveRows, drop_dominated
+from gnnplan.planner.placement.lp.formulate import Groups, LinearProgram, Prices
+from gnnplan.planner.placement.lp.round_solution import WantedCopies, fill_devices
+from gnnplan.planner.placement.lp.solver import SHARED, Failure
+from gnnplan.planner.placement.order import hotness_order
+from gnnplan.planner.placement.placement import ItemPlacement, Placement, mark_holders
+from gnnplan.planner.placement.problem import PlacementProblem
 
 HALVINGS = 200
 """Of the interval that holds a price: more than a float has bits."""

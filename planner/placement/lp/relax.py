@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.placement.costs import CROSS, DISK, HOST, OWN, PEER, Goal, ObjectiveRows
-from planner.placement.lp.formulate import (
+from gnnplan.planner.placement.costs import CROSS, DISK, HOST, OWN, PEER, Goal, ObjectiveRows
+from gnnplan.planner.placement.lp.formulate import (
     Buckets,
     Groups,
     Prices,
@@ -31,8 +31,8 @@ from planner.placement.lp.formulate import (
     build_program,
     read_prices,
 )
-from planner.placement.lp.solver import SHARED, Failure, Point
-from planner.placement.problem import PlacementProblem
+from gnnplan.planner.placement.lp.solver import SHARED, Failure, Point
+from gnnplan.planner.placement.problem import PlacementProblem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,10 +17,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.parallel import side_by_side
-from planner.placement.costs import CROSS, DISK, HOST, OWN, PEER, ObjectiveRows
-from planner.placement.evaluate import read_bytes
-from planner.placement.lp.formulate import (
+from gnnplan.planner.parallel import side_by_side
+from gnnplan.planner.placement.costs import CROSS, DISK, HOST, OWN, PEER, ObjectiveRows
+from gnnplan.planner.placement.evaluate import read_bytes
+from gnnplan.planner.placement.lp.formulate import (
     Buckets,
     CliqueClass,
     Groups,
@@ -28,10 +28,10 @@ from planner.placement.lp.formulate import (
     densities,
     density_order,
 )
-from planner.placement.lp.improve import exchange, worth_exchanging
-from planner.placement.lp.relax import Relaxation, density_shares
-from planner.placement.placement import ItemPlacement, Placement, mark_holders
-from planner.placement.problem import ItemKind, PlacementProblem
+from gnnplan.planner.placement.lp.improve import exchange, worth_exchanging
+from gnnplan.planner.placement.lp.relax import Relaxation, density_shares
+from gnnplan.planner.placement.placement import ItemPlacement, Placement, mark_holders
+from gnnplan.planner.placement.problem import ItemKind, PlacementProblem
 
 SHARE = 1e-9
 """A share of a bucket below this is none."""

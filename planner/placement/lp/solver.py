@@ -27,8 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.placement.lp.formulate import LinearProgram
-from runtime.children import child_environment
+from gnnplan.planner.placement.lp.formulate import LinearProgram
 
 TOLERANCE = 1e-6
 """Largest violation of a constraint (all are scaled to about 1) that is taken for rounding."""
@@ -269,7 +268,6 @@ class SolverProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env=child_environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
         )
@@ -315,6 +313,8 @@ def serve(connection: Connection) -> None:
 
 
 if __name__ == "__main__":
-    from planner.placement.lp import solver  # answers are pickled under the module's own name
+    from gnnplan.planner.placement.lp import (
+        solver,  # answers are pickled under the module's own name
+    )
 
     solver.serve(Connection(int(sys.argv[1])))

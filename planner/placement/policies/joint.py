@@ -12,20 +12,20 @@ items and small budgets can favour a rule of thumb.
 
 from dataclasses import dataclass, replace
 
-from planner.parallel import side_by_side
-from planner.placement.costs import Goal, ObjectiveRows, drop_dominated, objective_rows
-from planner.placement.evaluate import PlacementScore, evaluate_rows, score
-from planner.placement.lp.bound import lagrangian_bound
-from planner.placement.lp.formulate import Buckets, Groups, find_groups, make_buckets
-from planner.placement.lp.improve import exchange
-from planner.placement.lp.mixture import can_fill, mix_fills, round_mixture
-from planner.placement.lp.relax import SECONDS, Relaxation, relax
-from planner.placement.lp.round_solution import read_seconds, round_shares
-from planner.placement.placement import Placement
-from planner.placement.policies.policy import Knowledge, place_by
-from planner.placement.policies.registry import PLACEMENT_POLICIES
-from planner.placement.policies.song_jiang import sort_key
-from planner.placement.problem import PlacementProblem
+from gnnplan.planner.parallel import side_by_side
+from gnnplan.planner.placement.costs import Goal, ObjectiveRows, drop_dominated, objective_rows
+from gnnplan.planner.placement.evaluate import PlacementScore, evaluate_rows, score
+from gnnplan.planner.placement.lp.bound import lagrangian_bound
+from gnnplan.planner.placement.lp.formulate import Buckets, Groups, find_groups, make_buckets
+from gnnplan.planner.placement.lp.improve import exchange
+from gnnplan.planner.placement.lp.mixture import can_fill, mix_fills, round_mixture
+from gnnplan.planner.placement.lp.relax import SECONDS, Relaxation, relax
+from gnnplan.planner.placement.lp.round_solution import read_seconds, round_shares
+from gnnplan.planner.placement.placement import Placement
+from gnnplan.planner.placement.policies.policy import Knowledge, place_by
+from gnnplan.planner.placement.policies.registry import PLACEMENT_POLICIES
+from gnnplan.planner.placement.policies.song_jiang import sort_key
+from gnnplan.planner.placement.problem import PlacementProblem
 
 JOINT = "joint"
 UNKNOWNS = 2400

@@ -23,10 +23,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.stages.gather import lines
-from planner.placement.order import Probabilities, hotness_order
-from planner.placement.policies.policy import Copies, Knowledge, Reason, sum_heat
-from planner.placement.problem import PlacementProblem
+from gnnplan.planner.cost.stages.gather import lines
+from gnnplan.planner.placement.order import Probabilities, hotness_order
+from gnnplan.planner.placement.policies.policy import Copies, Knowledge, Reason, sum_heat
+from gnnplan.planner.placement.problem import PlacementProblem
 
 
 def deal_rows(queue: NDArray[np.int64], num_devices: int) -> list[NDArray[np.int64]]:

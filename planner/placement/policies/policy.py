@@ -13,11 +13,11 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.errors import SettingsError
-from planner.placement.order import check_hotness, hotness_order
-from planner.placement.placement import ItemPlacement, Placement
-from planner.placement.policies.registry import PlacementPolicy, find_policy, load_function
-from planner.placement.problem import Heat, Ids, ItemKind, PlacementProblem
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.placement.order import check_hotness, hotness_order
+from gnnplan.planner.placement.placement import ItemPlacement, Placement
+from gnnplan.planner.placement.policies.registry import PlacementPolicy, find_policy, load_function
+from gnnplan.planner.placement.problem import Heat, Ids, ItemKind, PlacementProblem
 
 Parts = Callable[[str, int], NDArray[np.int32]]
 """Device of each node, by a partitioner's name and the number of devices."""

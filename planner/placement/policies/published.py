@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.placement.order import degree_order, hotness_order
-from planner.placement.policies.policy import Copies, Knowledge, Reason
-from planner.placement.problem import Ids, PlacementProblem
+from gnnplan.planner.placement.order import degree_order, hotness_order
+from gnnplan.planner.placement.policies.policy import Copies, Knowledge, Reason
+from gnnplan.planner.placement.problem import Ids, PlacementProblem
 
 DEALS = 4
 """Random dealings that are kept, a byte for each node: one for each number of GPUs."""

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from planner.errors import SettingsError
-from runtime.plan.schema import DYNAMIC
+from gnnplan.planner.errors import SettingsError
+from gnnplan.runtime.plan.schema import DYNAMIC
 
 Need = Literal["out_degree", "parts"]
 """What a policy may look at besides hotness: lists each vertex stands in; a partition's parts."""
@@ -44,65 +44,65 @@ PLACEMENT_POLICIES: tuple[PlacementPolicy, ...] = (
     PlacementPolicy(
         name="none",
         source="-",
-        function="planner.placement.policies.published:place_none",
+        function="gnnplan.planner.placement.policies.published:place_none",
         heat_alone=True,
     ),
     PlacementPolicy(
         name="naive",
         source="Song and Jiang (ICS 2022), a baseline",
-        function="planner.placement.policies.published:place_naive",
+        function="gnnplan.planner.placement.policies.published:place_naive",
         auto_turn=5,
     ),
     PlacementPolicy(
         name="random",
         source="Song and Jiang (ICS 2022), a baseline",
-        function="planner.placement.policies.published:place_random",
+        function="gnnplan.planner.placement.policies.published:place_random",
         auto_turn=4,
     ),
     PlacementPolicy(
         name="metis",
         source="Song and Jiang (ICS 2022), a baseline",
-        function="planner.placement.policies.published:place_metis",
+        function="gnnplan.planner.placement.policies.published:place_metis",
         needs=("parts",),
     ),
     PlacementPolicy(
         name="degree",
         source="Song and Jiang (ICS 2022), a baseline",
-        function="planner.placement.policies.published:place_by_degree",
+        function="gnnplan.planner.placement.policies.published:place_by_degree",
         needs=("out_degree",),
         auto_turn=3,
     ),
     PlacementPolicy(
         name="gnnlab",
         source="GNNLab (EuroSys 2022)",
-        function="planner.placement.policies.published:place_gnnlab",
+        function="gnnplan.planner.placement.policies.published:place_gnnlab",
         heat_alone=True,
         reads_peers=False,
     ),
     PlacementPolicy(
         name="quiver",
         source="Quiver (2023)",
-        function="planner.placement.policies.published:place_quiver",
+        function="gnnplan.planner.placement.policies.published:place_quiver",
         needs=("out_degree",),
     ),
     PlacementPolicy(
         name="pagraph",
         source="PaGraph (SoCC 2020)",
-        function="planner.placement.policies.published:place_pagraph",
+        function="gnnplan.planner.placement.policies.published:place_pagraph",
         needs=("out_degree", "parts"),
         reads_peers=False,
     ),
     PlacementPolicy(
         name="pagraph-plus",
         source="PaGraph (SoCC 2020), as Legion (ATC 2023) varies it",
-        function="planner.placement.policies.published:place_pagraph_plus",
+        function="gnnplan.planner.placement.policies.published:place_pagraph_plus",
         needs=("parts",),
         reads_peers=False,
     ),
     PlacementPolicy(
         name="song-jiang",
         source="Song and Jiang (ICS 2022)",
-        function="planner.placement.policies.song_jiang:place_cliques",
+        function="gnnplan.planner.placement.policies.song_jiang:place_cliques",
         heat_alone=True,
         auto_turn=1,
         checks_joint=True,
@@ -110,14 +110,14 @@ PLACEMENT_POLICIES: tuple[PlacementPolicy, ...] = (
     PlacementPolicy(
         name="legion",
         source="Legion (ATC 2023)",
-        function="planner.placement.policies.legion:place_unified_cache",
+        function="gnnplan.planner.placement.policies.legion:place_unified_cache",
         heat_alone=True,
         checks_joint=True,
     ),
     PlacementPolicy(
         name="joint",
         source="-",
-        function="planner.placement.policies.joint:place_jointly",
+        function="gnnplan.planner.placement.policies.joint:place_jointly",
         heat_alone=True,
         auto_turn=2,
     ),

@@ -1,5 +1,5 @@
 """GPUs of this machine: which there are, how they are joined, and what was measured on them."""
 
-from runtime.moved import names_of
+from gnnplan.moved import names_of
 
-__getattr__ = names_of("planner.probe.gpu.measure")
+__getattr__ = names_of("gnnplan.planner.probe.gpu.measure")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from runtime.device import VARIABLE, Listed, Shown, read_slices, shown_gpus
+from gnnplan.runtime.device import VARIABLE, Listed, Shown, read_slices, shown_gpus
 
 IDLE_BYTES = 1 << 30
 """The driver itself takes less of a GPU's memory: what is more belongs to other processes."""

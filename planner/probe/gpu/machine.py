@@ -20,10 +20,10 @@ from statistics import median
 
 import numpy as np
 
-from planner.machine.model import Link, MachineModel, Processor, Table
-from planner.machine.routes import moved_bytes
-from planner.probe.fit import fit_alpha_beta
-from planner.probe.gpu.measure import GpuFindings, Points
+from gnnplan.planner.machine.model import Link, MachineModel, Processor, Table
+from gnnplan.planner.machine.routes import moved_bytes
+from gnnplan.planner.probe.fit import fit_alpha_beta
+from gnnplan.planner.probe.gpu.measure import GpuFindings, Points
 
 
 def matched(

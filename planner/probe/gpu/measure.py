@@ -22,12 +22,12 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from planner.probe.budget import Budget
-from planner.probe.context import AGAIN, FULL, ProbeContext
-from planner.probe.gpu.nvml import Inventory
-from planner.probe.timing import Clock, Measurement, Patience, summarize
-from runtime.device import available_ram_bytes
-from runtime.errors import WorkerFailed
+from gnnplan.planner.probe.budget import Budget
+from gnnplan.planner.probe.context import AGAIN, FULL, ProbeContext
+from gnnplan.planner.probe.gpu.nvml import Inventory
+from gnnplan.planner.probe.timing import Clock, Measurement, Patience, summarize
+from gnnplan.runtime.device import available_ram_bytes
+from gnnplan.runtime.errors import WorkerFailed
 
 MIB = 2**20
 
@@ -237,7 +237,7 @@ class Bench:
 
 POINTS_SHARE = 0.8
 """Of the GPUs' time, after which no point is begun: the last one's end is waited for."""
-TASK = "planner.probe.gpu.torch_device:measure_task"
+TASK = "gnnplan.planner.probe.gpu.torch_device:measure_task"
 
 
 def measure(context: ProbeContext, gpus: Inventory | None) -> list[GpuFindings]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.probe.gpu.inventory import (
+from gnnplan.planner.probe.gpu.inventory import (
     Asker,
     Gpu,
     GpuPair,
@@ -27,7 +27,7 @@ from planner.probe.gpu.inventory import (
     used_bytes,
     visible_gpus,
 )
-from planner.probe.host import PciDevices, SysfsDevices
+from gnnplan.planner.probe.host import PciDevices, SysfsDevices
 
 __all__ = ["Asker", "Gpu", "GpuPair", "Inventory", "inventory", "set_bits"]
 

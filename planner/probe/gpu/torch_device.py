@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planner.probe.gpu.measure import (
+from gnnplan.planner.probe.gpu.measure import (
     GPU_FULL as FULL,
     QUICK,
     GpuFindings,
@@ -24,8 +24,8 @@ from planner.probe.gpu.measure import (
     Work,
     measure_gpus,
 )
-from planner.probe.gpu.nvml import MASK_WORDS, set_bits
-from planner.probe.team import State
+from gnnplan.planner.probe.gpu.nvml import MASK_WORDS, set_bits
+from gnnplan.planner.probe.team import State
 
 WARM_UPS = 4
 HOLD_CYCLES = 20_000_000
@@ -187,9 +187,9 @@ class CudaDevice:
         """A table of rows that hold their number, random ids, the output and its counters."""
         import numpy as np
 
-        from runtime.features.device_rows import DeviceRows
-        from runtime.features.gather_triton import DeviceTable
-        from runtime.features.location import encode
+        from gnnplan.runtime.features.device_rows import DeviceRows
+        from gnnplan.runtime.features.gather_triton import DeviceTable
+        from gnnplan.runtime.features.location import encode
 
         torch, device = self._torch, self._torch.device(f"cuda:{work.gpu}")
         width, count = work.row_bytes // 4, max(work.num_bytes // work.row_bytes, 1)

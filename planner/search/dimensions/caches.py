@@ -5,15 +5,20 @@ from collections.abc import Hashable, Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.candidate import Candidate
-from planner.cost.cache_model import DrawnReads, ExpectedReads, SuccessiveReads
-from planner.cost.request import Request
-from planner.cost.terms import look_up_seconds
-from planner.placement.caches import place_behind_caches
-from planner.placement.place import CandidatePlacement, Memories
-from planner.search.dimensions.dimension import LeftOut, Proposing, RowsDimension, SearchInputs
-from planner.workload import Hotness
-from runtime.plan.schema import DYNAMIC
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.cache_model import DrawnReads, ExpectedReads, SuccessiveReads
+from gnnplan.planner.cost.request import Request
+from gnnplan.planner.cost.terms import look_up_seconds
+from gnnplan.planner.placement.caches import place_behind_caches
+from gnnplan.planner.placement.place import CandidatePlacement, Memories
+from gnnplan.planner.search.dimensions.dimension import (
+    LeftOut,
+    Proposing,
+    RowsDimension,
+    SearchInputs,
+)
+from gnnplan.planner.workload import Hotness
+from gnnplan.runtime.plan.schema import DYNAMIC
 
 
 class Caches(RowsDimension):

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.candidate import Candidate
-from planner.cost.request import Request
-from planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
-from planner.search.dimensions.stacks import at_dependent_rate
-from planner.search.drawn import Draws
-from planner.search.samplers import forbidden
-from runtime.plan.schema import DYNAMIC
-from runtime.sampling.registry import find_sampler
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.request import Request
+from gnnplan.planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
+from gnnplan.planner.search.dimensions.stacks import at_dependent_rate
+from gnnplan.planner.search.drawn import Draws
+from gnnplan.planner.search.samplers import forbidden
+from gnnplan.runtime.plan.schema import DYNAMIC
+from gnnplan.runtime.sampling.registry import find_sampler
 
 KAPPAS = (4, 16, 64, 256)
 """Values of kappa to try."""

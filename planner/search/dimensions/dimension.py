@@ -13,14 +13,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.candidate import Candidate
-from planner.cost.request import Request, seeds_per_rank
-from planner.machine.model import MachineModel
-from planner.placement.place import CandidatePlacement, Memories
-from planner.placement.policies.policy import Parts
-from planner.search.drawn import Draws
-from planner.settings import PlanSettings
-from planner.workload import Hotness, WorkloadProfile
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.request import Request, seeds_per_rank
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.placement.place import CandidatePlacement, Memories
+from gnnplan.planner.placement.policies.policy import Parts
+from gnnplan.planner.search.drawn import Draws
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import Hotness, WorkloadProfile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

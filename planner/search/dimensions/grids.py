@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.candidate import Candidate
-from planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
-from planner.search.dimensions.shared_batch import SHARED_MODELS
-from planner.settings import PlanSettings
-from runtime.plan.schema import TopologyPlacement
-from runtime.sampling.registry import is_able
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
+from gnnplan.planner.search.dimensions.shared_batch import SHARED_MODELS
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.plan.schema import TopologyPlacement
+from gnnplan.runtime.sampling.registry import is_able
 
 GRID_BULKS = (1, 8)
 """Batches of each rank that a grid samples at once."""

@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.candidate import Candidate, RankRows
-from planner.cost.request import Request, seeds_per_rank
-from planner.placement.place import CandidatePlacement
-from planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
-from planner.search.drawn import Draws, LocalBatches
-from planner.search.samplers import forbidden
-from planner.workload import BatchProfile
-from runtime.plan.schema import Sampler
-from runtime.sampling.registry import find_sampler, sampler_or_unknown
+from gnnplan.planner.candidate import Candidate, RankRows
+from gnnplan.planner.cost.request import Request, seeds_per_rank
+from gnnplan.planner.placement.place import CandidatePlacement
+from gnnplan.planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
+from gnnplan.planner.search.drawn import Draws, LocalBatches
+from gnnplan.planner.search.samplers import forbidden
+from gnnplan.planner.workload import BatchProfile
+from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.sampling.registry import find_sampler, sampler_or_unknown
 
 
 def preferring_local(

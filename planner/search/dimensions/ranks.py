@@ -3,17 +3,17 @@
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
-from planner.candidate import Candidate, list_cores
-from planner.cost.link_use import link_of
-from planner.cost.memory import host_memory
-from planner.cost.request import Request
-from planner.errors import SettingsError
-from planner.machine.hosts import first_hosts, joins_hosts, num_hosts, one_host
-from planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
-from planner.search.drawn import Draws
-from planner.search.enumerate import candidates, machine_candidates, plans_gpus
-from planner.search.sensitivity import GIB, LINK_TABLES, faster, relaxed_gpus
-from planner.settings import PlanSettings
+from gnnplan.planner.candidate import Candidate, list_cores
+from gnnplan.planner.cost.link_use import link_of
+from gnnplan.planner.cost.memory import host_memory
+from gnnplan.planner.cost.request import Request
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.machine.hosts import first_hosts, joins_hosts, num_hosts, one_host
+from gnnplan.planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
+from gnnplan.planner.search.drawn import Draws
+from gnnplan.planner.search.enumerate import candidates, machine_candidates, plans_gpus
+from gnnplan.planner.search.sensitivity import GIB, LINK_TABLES, faster, relaxed_gpus
+from gnnplan.planner.settings import PlanSettings
 
 
 class Cores(Dimension):

@@ -11,16 +11,16 @@ A new dimension is a module of this package and its place here.
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.candidate import Candidate, plain_words
-from planner.search.dimensions.caches import Caches
-from planner.search.dimensions.dependence import Dependence
-from planner.search.dimensions.dimension import Dimension, LeftOut, Proposing, RowsDimension
-from planner.search.dimensions.grids import Grids
-from planner.search.dimensions.locality import LocalNeighbours
-from planner.search.dimensions.ranks import Cores, Gpus
-from planner.search.dimensions.rows import FixedRows, OwnedRows
-from planner.search.dimensions.shared_batch import SharedBatch
-from planner.search.dimensions.stacks import Stacks
+from gnnplan.planner.candidate import Candidate, plain_words
+from gnnplan.planner.search.dimensions.caches import Caches
+from gnnplan.planner.search.dimensions.dependence import Dependence
+from gnnplan.planner.search.dimensions.dimension import Dimension, LeftOut, Proposing, RowsDimension
+from gnnplan.planner.search.dimensions.grids import Grids
+from gnnplan.planner.search.dimensions.locality import LocalNeighbours
+from gnnplan.planner.search.dimensions.ranks import Cores, Gpus
+from gnnplan.planner.search.dimensions.rows import FixedRows, OwnedRows
+from gnnplan.planner.search.dimensions.shared_batch import SharedBatch
+from gnnplan.planner.search.dimensions.stacks import Stacks
 
 STARTS: tuple[Dimension, ...] = (Gpus(), Cores())
 JOINS: tuple[Dimension, ...] = (SharedBatch(), Grids())
@@ -95,8 +95,8 @@ def name_of(candidate: Candidate) -> str:
     """Return what a reader sees, e.g. "2 ranks x (1 compute + 0 loader) threads, naive".
 
     >>> from dataclasses import replace
-    >>> from planner.candidate import list_cores, make_candidate
-    >>> from runtime.plan import Sampler
+    >>> from gnnplan.planner.candidate import list_cores, make_candidate
+    >>> from gnnplan.runtime.plan import Sampler
     >>> drawn = Sampler(parameters={"kappa": 64.0})
     >>> lru = make_candidate(list_cores(1), policy="lru", sampler=drawn)
     >>> name_of(replace(lru, bulk_batches=8))

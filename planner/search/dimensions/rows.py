@@ -11,12 +11,12 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.candidate import Candidate
-from planner.cost.request import Request
-from planner.placement.downsample import VertexRuns
-from planner.placement.evaluate import evaluate
-from planner.placement.owned import OWNED, place_shared, shared_floor
-from planner.placement.place import (
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.request import Request
+from gnnplan.planner.placement.downsample import VertexRuns
+from gnnplan.planner.placement.evaluate import evaluate
+from gnnplan.planner.placement.owned import OWNED, place_shared, shared_floor
+from gnnplan.planner.placement.place import (
     KINDS,
     CandidatePlacement,
     Memories,
@@ -25,13 +25,18 @@ from planner.placement.place import (
     place_rows,
     rank_rows,
 )
-from planner.placement.placement import ItemPlacement, Placement, first_alike
-from planner.placement.policies.joint import bound_placements
-from planner.placement.policies.policy import Parts
-from planner.placement.policies.registry import find_policy, list_tried_by_auto
-from planner.placement.problem import rows_problem
-from planner.search.dimensions.dimension import LeftOut, Proposing, RowsDimension, SearchInputs
-from planner.workload import Hotness
+from gnnplan.planner.placement.placement import ItemPlacement, Placement, first_alike
+from gnnplan.planner.placement.policies.joint import bound_placements
+from gnnplan.planner.placement.policies.policy import Parts
+from gnnplan.planner.placement.policies.registry import find_policy, list_tried_by_auto
+from gnnplan.planner.placement.problem import rows_problem
+from gnnplan.planner.search.dimensions.dimension import (
+    LeftOut,
+    Proposing,
+    RowsDimension,
+    SearchInputs,
+)
+from gnnplan.planner.workload import Hotness
 
 
 def spread_placement(placed: Placement, hotness: Hotness) -> Placement:

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.candidate import Candidate
-from planner.placement.owned import OWNED
-from planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
-from planner.settings import PlanSettings
-from runtime.errors import SamplerError
-from runtime.plan.schema import Sampler
-from runtime.sampling.registry import why_alone
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.placement.owned import OWNED
+from gnnplan.planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.sampling.registry import why_alone
 
 SHARED_MODELS = ("sage", "gcn", "gat")
 """Models that can stop between two layers to exchange rows."""

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from planner.candidate import Candidate
-from planner.cost.memory import gpu_stack_bytes, stack_bytes
-from planner.cost.request import Request, seeds_per_rank
-from planner.machine.model import Table
-from planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
-from planner.search.drawn import Draws
-from runtime.sampling.registry import is_able
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.memory import gpu_stack_bytes, stack_bytes
+from gnnplan.planner.cost.request import Request, seeds_per_rank
+from gnnplan.planner.machine.model import Table
+from gnnplan.planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
+from gnnplan.planner.search.drawn import Draws
+from gnnplan.runtime.sampling.registry import is_able
 
 TABLE = "bulk_sample"
 """Seconds of a batch in a stack over those of one alone; axis: batches (`cost.terms`)."""

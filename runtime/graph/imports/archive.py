@@ -13,11 +13,11 @@ from typing import Any, cast
 
 from numpy.typing import NDArray
 
-from runtime.errors import DatasetError
-from runtime.graph.imports.serialized import PickledArray
-from runtime.graph.inventory import Inventory
-from runtime.graph.reading import reading
-from runtime.npy import map_npy, read_header
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.imports.serialized import PickledArray
+from gnnplan.runtime.graph.inventory import Inventory
+from gnnplan.runtime.graph.reading import reading
+from gnnplan.runtime.npy import map_npy, read_header
 
 PICKLED = "pickled objects are not read"
 READ_BYTES = 1 << 22

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import DatasetError
-from runtime.graph.csc import array_edges
-from runtime.graph.imports.node_ids import IdIndex, close_gaps, first_seen_ids
-from runtime.graph.imports.node_table import NodeTable, find_tables, read_tables
-from runtime.graph.imports.source import ImportOptions, RawGraph
-from runtime.graph.imports.tables import Chunk, as_numbers, as_text, table_chunks
-from runtime.graph.inventory import (
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.csc import array_edges
+from gnnplan.runtime.graph.imports.node_ids import IdIndex, close_gaps, first_seen_ids
+from gnnplan.runtime.graph.imports.node_table import NodeTable, find_tables, read_tables
+from gnnplan.runtime.graph.imports.source import ImportOptions, RawGraph
+from gnnplan.runtime.graph.imports.tables import Chunk, as_numbers, as_text, table_chunks
+from gnnplan.runtime.graph.inventory import (
     DST,
     EDGE_DATA,
     EDGE_ROW,
@@ -34,7 +34,7 @@ from runtime.graph.inventory import (
     column_named,
     plain_name,
 )
-from runtime.graph.staging import ArrayWriter
+from gnnplan.runtime.graph.staging import ArrayWriter
 
 TYPES = {"weight": np.float32, "type": np.int32, "third": np.float32}
 NAMES = {"weight": "edge_weight", "type": "edge_type"}

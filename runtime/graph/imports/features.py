@@ -14,17 +14,17 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from runtime.errors import DatasetError
-from runtime.graph.findings import CHUNK_BYTES, chunks, count_overflows
-from runtime.graph.format import Projection
-from runtime.graph.imports.source import (
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.findings import CHUNK_BYTES, chunks, count_overflows
+from gnnplan.runtime.graph.format import Projection
+from gnnplan.runtime.graph.imports.source import (
     ImportOptions,
     RawFeatures,
     RawGraph,
     memory_bytes,
     parse_feature_choice,
 )
-from runtime.graph.staging import Staging
+from gnnplan.runtime.graph.staging import Staging
 
 DEFAULT_PROJECTION = 256
 

@@ -14,13 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import DatasetError
-from runtime.graph.csc import array_edges
-from runtime.graph.imports.serialized import load_torch, to_numpy
-from runtime.graph.imports.source import ImportOptions, RawFeatures, RawGraph, check_num_nodes
-from runtime.graph.imports.tables import number_table
-from runtime.graph.inventory import EDGE_DATA, LOOKS, Inventory, Role, looks_like
-from runtime.graph.reading import map_array, reading
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.csc import array_edges
+from gnnplan.runtime.graph.imports.serialized import load_torch, to_numpy
+from gnnplan.runtime.graph.imports.source import (
+    ImportOptions,
+    RawFeatures,
+    RawGraph,
+    check_num_nodes,
+)
+from gnnplan.runtime.graph.imports.tables import number_table
+from gnnplan.runtime.graph.inventory import EDGE_DATA, LOOKS, Inventory, Role, looks_like
+from gnnplan.runtime.graph.reading import map_array, reading
 
 SET_NAMES = {"train": "train_set", "val": "validation_set", "test": "test_set"}
 SEED_NAMES = ("seeds", "seed_nodes", "node_pairs")

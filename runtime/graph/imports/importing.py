@@ -13,23 +13,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import DatasetError
-from runtime.graph.csc import CHUNK_EDGES, build_csc, number_edges
-from runtime.graph.dataset import Graph, commit_dataset
-from runtime.graph.imports.archive import free_scratch
-from runtime.graph.imports.features import write_features
-from runtime.graph.imports.node_table import SUFFIXES, find_tables
-from runtime.graph.imports.source import (
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.csc import CHUNK_EDGES, build_csc, number_edges
+from gnnplan.runtime.graph.dataset import Graph, commit_dataset
+from gnnplan.runtime.graph.imports.archive import free_scratch
+from gnnplan.runtime.graph.imports.features import write_features
+from gnnplan.runtime.graph.imports.node_table import SUFFIXES, find_tables
+from gnnplan.runtime.graph.imports.source import (
     SPLIT_KEYS,
     ImportOptions,
     RawGraph,
     check_lengths,
     check_num_nodes,
 )
-from runtime.graph.inventory import Role
-from runtime.graph.labels import normalise_labels, normalise_split
-from runtime.graph.staging import Staging
-from runtime.npy import map_npy
+from gnnplan.runtime.graph.inventory import Role
+from gnnplan.runtime.graph.labels import normalise_labels, normalise_split
+from gnnplan.runtime.graph.staging import Staging
+from gnnplan.runtime.npy import map_npy
 
 __all__ = ["FORMATS", "ImportOptions", "detect_format", "import_graph"]
 
@@ -124,15 +124,15 @@ def detect_format(source: Path) -> str:
 def _reader(format: str) -> Reader:
     # Imported on use: torch and yaml are needed by some formats only.
     if format == "npz":
-        from runtime.graph.imports.npz import read_npz as read
+        from gnnplan.runtime.graph.imports.npz import read_npz as read
     elif format == "pyg":
-        from runtime.graph.imports.pyg import read_pyg as read
+        from gnnplan.runtime.graph.imports.pyg import read_pyg as read
     elif format == "ogb":
-        from runtime.graph.imports.ogb import read_ogb as read
+        from gnnplan.runtime.graph.imports.ogb import read_ogb as read
     elif format == "graphbolt":
-        from runtime.graph.imports.graphbolt import read_graphbolt as read
+        from gnnplan.runtime.graph.imports.graphbolt import read_graphbolt as read
     elif format == "edgelist":
-        from runtime.graph.imports.edgelist import read_edgelist as read
+        from gnnplan.runtime.graph.imports.edgelist import read_edgelist as read
     else:
         raise DatasetError(
             f"format: expected auto or one of {', '.join(FORMATS)}, found {format!r}"

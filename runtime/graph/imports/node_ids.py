@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import DatasetError
-from runtime.graph.csc import CHUNK_EDGES
-from runtime.graph.staging import ArrayWriter
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.csc import CHUNK_EDGES
+from gnnplan.runtime.graph.staging import ArrayWriter
 
 SPARSE_IDS = 8
 """Up to this many times the number of edges, ids are numbered by a table of one entry per id."""

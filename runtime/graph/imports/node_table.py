@@ -22,13 +22,13 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from runtime.errors import DatasetError
-from runtime.graph.dataset import SparseFeatures
-from runtime.graph.findings import check_range
-from runtime.graph.imports.node_ids import IdIndex
-from runtime.graph.imports.source import RawFeatures
-from runtime.graph.imports.tables import Chunk, as_numbers, as_text, table_chunks
-from runtime.graph.inventory import (
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.dataset import SparseFeatures
+from gnnplan.runtime.graph.findings import check_range
+from gnnplan.runtime.graph.imports.node_ids import IdIndex
+from gnnplan.runtime.graph.imports.source import RawFeatures
+from gnnplan.runtime.graph.imports.tables import Chunk, as_numbers, as_text, table_chunks
+from gnnplan.runtime.graph.inventory import (
     FEATURE_ID,
     FEATURE_VALUE,
     LABEL,
@@ -43,8 +43,8 @@ from runtime.graph.inventory import (
     looks_like,
     plain_name,
 )
-from runtime.graph.labels import are_flags, split_ids
-from runtime.graph.staging import ArrayWriter
+from gnnplan.runtime.graph.labels import are_flags, split_ids
+from gnnplan.runtime.graph.staging import ArrayWriter
 
 SPLIT_WORDS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",

@@ -20,17 +20,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import DatasetError
-from runtime.graph.csc import EdgeSource, array_edges, csc_edges, csr_edges
-from runtime.graph.dataset import SparseFeatures
-from runtime.graph.findings import check_csc_ends, check_monotone, check_range
-from runtime.graph.imports.archive import PICKLED, NpzArchive
-from runtime.graph.imports.serialized import PickledArray, unpickle
-from runtime.graph.imports.source import ImportOptions, RawFeatures, RawGraph
-from runtime.graph.imports.tables import as_numbers
-from runtime.graph.inventory import Inventory, Role
-from runtime.graph.labels import split_fields, split_ids
-from runtime.graph.reading import reading
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.csc import EdgeSource, array_edges, csc_edges, csr_edges
+from gnnplan.runtime.graph.dataset import SparseFeatures
+from gnnplan.runtime.graph.findings import check_csc_ends, check_monotone, check_range
+from gnnplan.runtime.graph.imports.archive import PICKLED, NpzArchive
+from gnnplan.runtime.graph.imports.serialized import PickledArray, unpickle
+from gnnplan.runtime.graph.imports.source import ImportOptions, RawFeatures, RawGraph
+from gnnplan.runtime.graph.imports.tables import as_numbers
+from gnnplan.runtime.graph.inventory import Inventory, Role
+from gnnplan.runtime.graph.labels import split_fields, split_ids
+from gnnplan.runtime.graph.reading import reading
 
 LABELS = ("y", "labels", "node_labels", "label", "node_label")
 FEATURES = ("x", "features", "node_features", "attr_matrix", "node_attr", "feat")

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import DatasetError
-from runtime.graph.csc import array_edges
-from runtime.graph.imports.archive import plain_members
-from runtime.graph.imports.source import ImportOptions, RawFeatures, RawGraph
-from runtime.graph.imports.tables import number_table
-from runtime.graph.inventory import EDGE_DATA, Inventory, Role
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.csc import array_edges
+from gnnplan.runtime.graph.imports.archive import plain_members
+from gnnplan.runtime.graph.imports.source import ImportOptions, RawFeatures, RawGraph
+from gnnplan.runtime.graph.imports.tables import number_table
+from gnnplan.runtime.graph.inventory import EDGE_DATA, Inventory, Role
 
 SPLIT_FILES = {"train": "train", "val": "valid", "test": "test"}
 COUNTS = ("num_nodes_list", "num_edges_list")

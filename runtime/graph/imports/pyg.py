@@ -14,27 +14,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import DatasetError
-from runtime.graph.csc import EdgeSource, array_edges, csc_edges
-from runtime.graph.dataset import SparseFeatures
-from runtime.graph.findings import check_csc_ends, check_monotone, check_range
-from runtime.graph.imports.serialized import (
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.csc import EdgeSource, array_edges, csc_edges
+from gnnplan.runtime.graph.dataset import SparseFeatures
+from gnnplan.runtime.graph.findings import check_csc_ends, check_monotone, check_range
+from gnnplan.runtime.graph.imports.serialized import (
     compressed_columns,
     load_torch,
     to_numpy,
     torch_sparse_names,
 )
-from runtime.graph.imports.source import (
+from gnnplan.runtime.graph.imports.source import (
     SPLIT_KEYS,
     ImportOptions,
     RawFeatures,
     RawGraph,
     check_num_nodes,
 )
-from runtime.graph.imports.tables import as_numbers
-from runtime.graph.inventory import EDGE_DATA, Inventory, Role, looks_like
-from runtime.graph.labels import split_fields, split_ids
-from runtime.graph.reading import reading
+from gnnplan.runtime.graph.imports.tables import as_numbers
+from gnnplan.runtime.graph.inventory import EDGE_DATA, Inventory, Role, looks_like
+from gnnplan.runtime.graph.labels import split_fields, split_ids
+from gnnplan.runtime.graph.reading import reading
 
 LINKS = ("edge_label_index", "edge_label")
 REASONS = {

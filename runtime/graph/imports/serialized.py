@@ -24,10 +24,10 @@ from typing import Any, BinaryIO, Never
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import DatasetError
-from runtime.graph.findings import check_range
-from runtime.graph.imports.source import check_num_nodes
-from runtime.graph.reading import one_line, reading
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.findings import check_range
+from gnnplan.runtime.graph.imports.source import check_num_nodes
+from gnnplan.runtime.graph.reading import one_line, reading
 
 
 def load_torch(path: Path, safe: list[Any] | None = None) -> Any:

@@ -6,12 +6,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device import usable_ram_bytes
-from runtime.errors import DatasetError
-from runtime.graph.csc import EdgeOptions, EdgeSource, SelfLoops
-from runtime.graph.dataset import SparseFeatures
-from runtime.graph.format import TASKS
-from runtime.graph.inventory import Inventory
+from gnnplan.runtime.device import usable_ram_bytes
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.csc import EdgeOptions, EdgeSource, SelfLoops
+from gnnplan.runtime.graph.dataset import SparseFeatures
+from gnnplan.runtime.graph.format import TASKS
+from gnnplan.runtime.graph.inventory import Inventory
 
 SPLIT_KEYS = ("train", "val", "test")
 

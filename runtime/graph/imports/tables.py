@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import DatasetError
-from runtime.graph.findings import check_range, count_overflows
-from runtime.graph.imports.text_lines import BLOCK_BYTES, PlainLines, TextLayout, sniff
-from runtime.graph.inventory import plain_name
-from runtime.graph.reading import reading
-from runtime.graph.staging import ArrayWriter
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.findings import check_range, count_overflows
+from gnnplan.runtime.graph.imports.text_lines import BLOCK_BYTES, PlainLines, TextLayout, sniff
+from gnnplan.runtime.graph.inventory import plain_name
+from gnnplan.runtime.graph.reading import reading
+from gnnplan.runtime.graph.staging import ArrayWriter
 
 Chunk = dict[str, NDArray[Any]]
 """Columns by name: numbers [rows], lists of numbers [rows, width], words as Python objects (kind O;

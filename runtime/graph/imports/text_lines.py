@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.errors import DatasetError
-from runtime.graph.inventory import DST, HEADER_WORDS, SRC, column_named, plain_name
-from runtime.graph.reading import reading
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.inventory import DST, HEADER_WORDS, SRC, column_named, plain_name
+from gnnplan.runtime.graph.reading import reading
 
 BLOCK_BYTES = 1 << 24
 SAMPLE_LINES = 50

@@ -10,24 +10,24 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import BudgetExceeded, SamplerError
-from runtime.sampling.bulk.memory import BulkBytes, Ledger, object_bytes
-from runtime.sampling.bulk.sage import SageStack
-from runtime.sampling.checks import (
+from gnnplan.runtime.errors import BudgetExceeded, SamplerError
+from gnnplan.runtime.sampling.bulk.memory import BulkBytes, Ledger, object_bytes
+from gnnplan.runtime.sampling.bulk.sage import SageStack
+from gnnplan.runtime.sampling.checks import (
     RELABEL_BUDGET_BYTES,
     check_fanouts,
     check_graph,
     check_layer_sizes,
     check_seeds,
 )
-from runtime.sampling.choose.layerwise import LayerGraph, Method, Norm
-from runtime.sampling.layerwise import LayerStack, LayerwiseSampler, make_law, policy_of
-from runtime.sampling.minibatch import Dialect, MiniBatch, Request
-from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.relabel import Table
-from runtime.sampling.rng import Purpose
-from runtime.sampling.statistics import Estimator
-from runtime.sampling.workspace import Workspace
+from gnnplan.runtime.sampling.choose.layerwise import LayerGraph, Method, Norm
+from gnnplan.runtime.sampling.layerwise import LayerStack, LayerwiseSampler, make_law, policy_of
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.relabel import Table
+from gnnplan.runtime.sampling.rng import Purpose
+from gnnplan.runtime.sampling.statistics import Estimator
+from gnnplan.runtime.sampling.workspace import Workspace
 
 SAGE = "sage"
 METHODS = (SAGE, *Method)

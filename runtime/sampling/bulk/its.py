@@ -21,9 +21,9 @@ from typing import no_type_check
 
 import numpy as np
 
-from runtime.sampling.choose.poisson import unit
-from runtime.sampling.compiled import kernel
-from runtime.sampling.rng import key_kernel, mix_kernel, value_kernel
+from gnnplan.runtime.sampling.choose.poisson import unit
+from gnnplan.runtime.sampling.compiled import kernel
+from gnnplan.runtime.sampling.rng import key_kernel, mix_kernel, value_kernel
 
 PATIENCE = 8
 """Darts per wanted column before rejection gives way to the race."""

@@ -17,13 +17,13 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.bulk.memory import Ledger
-from runtime.sampling.checks import bad_seed
-from runtime.sampling.compiled import kernel
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch, Request, make_batch
-from runtime.sampling.placed_indices import prefetch_read, prefetch_write
-from runtime.sampling.relabel import Table, begin_batch, find, find_bad_seed, find_or_add
-from runtime.sampling.statistics import Estimator
+from gnnplan.runtime.sampling.bulk.memory import Ledger
+from gnnplan.runtime.sampling.checks import bad_seed
+from gnnplan.runtime.sampling.compiled import kernel
+from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch, Request, make_batch
+from gnnplan.runtime.sampling.placed_indices import prefetch_read, prefetch_write
+from gnnplan.runtime.sampling.relabel import Table, begin_batch, find, find_bad_seed, find_or_add
+from gnnplan.runtime.sampling.statistics import Estimator
 
 _AHEAD = 16
 

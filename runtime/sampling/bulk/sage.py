@@ -13,16 +13,16 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.bulk.memory import Ledger
-from runtime.sampling.bulk.product import join_seeds
-from runtime.sampling.checks import bad_seed
-from runtime.sampling.choose.uniform import UniformRows
-from runtime.sampling.compiled import kernel
-from runtime.sampling.frontier import expand_hops
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch, Request, make_batch
-from runtime.sampling.relabel import add_seeds, begin_batch
-from runtime.sampling.rng import GOLDEN, Purpose, mix_kernel
-from runtime.sampling.workspace import Workspace
+from gnnplan.runtime.sampling.bulk.memory import Ledger
+from gnnplan.runtime.sampling.bulk.product import join_seeds
+from gnnplan.runtime.sampling.checks import bad_seed
+from gnnplan.runtime.sampling.choose.uniform import UniformRows
+from gnnplan.runtime.sampling.compiled import kernel
+from gnnplan.runtime.sampling.frontier import expand_hops
+from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch, Request, make_batch
+from gnnplan.runtime.sampling.relabel import add_seeds, begin_batch
+from gnnplan.runtime.sampling.rng import GOLDEN, Purpose, mix_kernel
+from gnnplan.runtime.sampling.workspace import Workspace
 
 NODES, EDGES, ROWS = 0, 1, 2
 """What is counted: entries of `node_ids`, of `local` and of `row_ptr`."""

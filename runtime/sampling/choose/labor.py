@@ -17,19 +17,19 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.checks import read_only
-from runtime.sampling.choose.poisson import (
+from gnnplan.runtime.sampling.checks import read_only
+from gnnplan.runtime.sampling.choose.poisson import (
     offer,
     row_scale,
     row_scale_weighted,
     share_word,
     unit,
 )
-from runtime.sampling.compiled import inlined_kernel, kernel
-from runtime.sampling.dependent import HopStreams, words_kernel
-from runtime.sampling.placed_indices import prefetch_read
-from runtime.sampling.relabel import add_seeds, relabel_values
-from runtime.sampling.workspace import SPARE, Workspace
+from gnnplan.runtime.sampling.compiled import inlined_kernel, kernel
+from gnnplan.runtime.sampling.dependent import HopStreams, words_kernel
+from gnnplan.runtime.sampling.placed_indices import prefetch_read
+from gnnplan.runtime.sampling.relabel import add_seeds, relabel_values
+from gnnplan.runtime.sampling.workspace import SPARE, Workspace
 
 AHEAD = 16
 """Rows between asking for a row's bounds and reading them."""

@@ -20,11 +20,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from runtime.sampling.choose.poisson import offer, share_word
-from runtime.sampling.compiled import inlined_kernel, kernel
-from runtime.sampling.placed_indices import PlacedType, load_lanes, prefetch_read
-from runtime.sampling.rng import GOLDEN, MIX_1, MIX_2, ODD, key_kernel, value_kernel
-from runtime.sampling.workspace import SPARE
+from gnnplan.runtime.sampling.choose.poisson import offer, share_word
+from gnnplan.runtime.sampling.compiled import inlined_kernel, kernel
+from gnnplan.runtime.sampling.placed_indices import PlacedType, load_lanes, prefetch_read
+from gnnplan.runtime.sampling.rng import GOLDEN, MIX_1, MIX_2, ODD, key_kernel, value_kernel
+from gnnplan.runtime.sampling.workspace import SPARE
 
 LANES = 16
 """Neighbours per test."""

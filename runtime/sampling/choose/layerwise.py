@@ -24,17 +24,17 @@ from typing import no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
-from runtime.sampling.bulk.its import by_column, exponential, its_rows, smallest
-from runtime.sampling.bulk.memory import Ledger
-from runtime.sampling.bulk.product import SparseRows, normalise, sum_product
-from runtime.sampling.checks import float32_weight
-from runtime.sampling.choose.poisson import unit, water_level
-from runtime.sampling.compiled import kernel
-from runtime.sampling.dependent import word_kernel
-from runtime.sampling.relabel import Table
-from runtime.sampling.statistics import Estimator
-from runtime.sampling.weighted import Boost
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.bulk.its import by_column, exponential, its_rows, smallest
+from gnnplan.runtime.sampling.bulk.memory import Ledger
+from gnnplan.runtime.sampling.bulk.product import SparseRows, normalise, sum_product
+from gnnplan.runtime.sampling.checks import float32_weight
+from gnnplan.runtime.sampling.choose.poisson import unit, water_level
+from gnnplan.runtime.sampling.compiled import kernel
+from gnnplan.runtime.sampling.dependent import word_kernel
+from gnnplan.runtime.sampling.relabel import Table
+from gnnplan.runtime.sampling.statistics import Estimator
+from gnnplan.runtime.sampling.weighted import Boost
 
 
 @kernel

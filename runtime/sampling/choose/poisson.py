@@ -8,7 +8,7 @@ from typing import no_type_check
 
 import numpy as np
 
-from runtime.sampling.compiled import inlined_kernel, kernel
+from gnnplan.runtime.sampling.compiled import inlined_kernel, kernel
 
 _HALF = np.uint64(32)
 _ELEVEN = np.uint64(11)

@@ -13,17 +13,23 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.compiled import form_for, inlined_kernel, kernel
-from runtime.sampling.frontier import (
+from gnnplan.runtime.sampling.compiled import form_for, inlined_kernel, kernel
+from gnnplan.runtime.sampling.frontier import (
     bound_edges,
     choose_rows,
     expand_chunks,
     expand_hop,
     rows_per_node,
 )
-from runtime.sampling.placed_indices import prefetch_read
-from runtime.sampling.relabel import gather, relabel_range
-from runtime.sampling.rng import GOLDEN, bounded_kernel, key_kernel, mix_kernel, value_kernel
+from gnnplan.runtime.sampling.placed_indices import prefetch_read
+from gnnplan.runtime.sampling.relabel import gather, relabel_range
+from gnnplan.runtime.sampling.rng import (
+    GOLDEN,
+    bounded_kernel,
+    key_kernel,
+    mix_kernel,
+    value_kernel,
+)
 
 AHEAD = 24
 """Rows between asking for a row's bounds and reading them."""

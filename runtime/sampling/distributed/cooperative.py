@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
-from runtime.plan.schema import Sampler
-from runtime.sampling.build import build_sampler
-from runtime.sampling.checks import bad_seed
-from runtime.sampling.distributed.exchange import RowExchange
-from runtime.sampling.distributed.frontier import Frontier, IdExchange
-from runtime.sampling.distributed.owner import Owners
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch
-from runtime.sampling.registry import why_alone
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.sampling.build import build_sampler
+from gnnplan.runtime.sampling.checks import bad_seed
+from gnnplan.runtime.sampling.distributed.exchange import RowExchange
+from gnnplan.runtime.sampling.distributed.frontier import Frontier, IdExchange
+from gnnplan.runtime.sampling.distributed.owner import Owners
+from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.runtime.sampling.registry import why_alone
 
 
 class CooperativeSampler:

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.errors import PlanError
-from runtime.sampling.checks import RELABEL_BUDGET_BYTES
-from runtime.sampling.distributed.exchange import RowExchange
-from runtime.sampling.distributed.owner import Owners, deal
-from runtime.sampling.relabel import relabel_values
-from runtime.sampling.workspace import Workspace
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES
+from gnnplan.runtime.sampling.distributed.exchange import RowExchange
+from gnnplan.runtime.sampling.distributed.owner import Owners, deal
+from gnnplan.runtime.sampling.relabel import relabel_values
+from gnnplan.runtime.sampling.workspace import Workspace
 
 _NO_IDS = np.zeros(0, dtype=np.int64)
 

@@ -16,20 +16,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.comm.grid import ProcessGrid
-from runtime.errors import BudgetExceeded, SamplerError
-from runtime.sampling.build import BatchSampler
-from runtime.sampling.bulk.memory import BulkBytes, Ledger, object_bytes
-from runtime.sampling.bulk.product import StackedBlocks, extract, forget_nodes, stack_seeds, unstack
-from runtime.sampling.bulk.sage import stream_words
-from runtime.sampling.checks import RELABEL_BUDGET_BYTES
-from runtime.sampling.choose.layerwise import LayerGraph, Method, Numbers, one_row
-from runtime.sampling.distributed.grid_rows import Exchange, GridRows, Shard
-from runtime.sampling.distributed.grid_sage import Frontier, expand_layer, nest
-from runtime.sampling.layerwise import LayerStack, LayerwiseSampler, hop_numbers
-from runtime.sampling.minibatch import Dialect, MiniBatch, Request
-from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.relabel import Table
+from gnnplan.runtime.comm.grid import ProcessGrid
+from gnnplan.runtime.errors import BudgetExceeded, SamplerError
+from gnnplan.runtime.sampling.build import BatchSampler
+from gnnplan.runtime.sampling.bulk.memory import BulkBytes, Ledger, object_bytes
+from gnnplan.runtime.sampling.bulk.product import (
+    StackedBlocks,
+    extract,
+    forget_nodes,
+    stack_seeds,
+    unstack,
+)
+from gnnplan.runtime.sampling.bulk.sage import stream_words
+from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES
+from gnnplan.runtime.sampling.choose.layerwise import LayerGraph, Method, Numbers, one_row
+from gnnplan.runtime.sampling.distributed.grid_rows import Exchange, GridRows, Shard
+from gnnplan.runtime.sampling.distributed.grid_sage import Frontier, expand_layer, nest
+from gnnplan.runtime.sampling.layerwise import LayerStack, LayerwiseSampler, hop_numbers
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.relabel import Table
 
 Batches = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Node ids, batch after batch, and the ends [k + 1]."""

@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.comm.collectives import Communicator
-from runtime.comm.grid import ProcessGrid, stages_of_column
-from runtime.sampling.bulk.memory import Ledger
-from runtime.sampling.checks import read_only
-from runtime.sampling.compiled import kernel
-from runtime.stages import Stage
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.comm.grid import ProcessGrid, stages_of_column
+from gnnplan.runtime.sampling.bulk.memory import Ledger
+from gnnplan.runtime.sampling.checks import read_only
+from gnnplan.runtime.sampling.compiled import kernel
+from gnnplan.runtime.stages import Stage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,14 +12,14 @@ from typing import no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.bulk.memory import Ledger
-from runtime.sampling.bulk.product import StackedBlocks
-from runtime.sampling.choose.uniform import UniformRows
-from runtime.sampling.compiled import kernel
-from runtime.sampling.frontier import choose_rows
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch, Request, make_batch
-from runtime.sampling.placed_indices import prefetch_write
-from runtime.sampling.relabel import Table, begin_batch, find_or_add
+from gnnplan.runtime.sampling.bulk.memory import Ledger
+from gnnplan.runtime.sampling.bulk.product import StackedBlocks
+from gnnplan.runtime.sampling.choose.uniform import UniformRows
+from gnnplan.runtime.sampling.compiled import kernel
+from gnnplan.runtime.sampling.frontier import choose_rows
+from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch, Request, make_batch
+from gnnplan.runtime.sampling.placed_indices import prefetch_write
+from gnnplan.runtime.sampling.relabel import Table, begin_batch, find_or_add
 
 AHEAD = 16
 SPARE = 64

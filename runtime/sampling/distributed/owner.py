@@ -9,9 +9,9 @@ from typing import no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import PlanError
-from runtime.sampling.compiled import kernel
-from runtime.sampling.rng import key_kernel, mix
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.sampling.compiled import kernel
+from gnnplan.runtime.sampling.rng import key_kernel, mix
 
 _SALT = np.uint64(0x6F776E6572)
 """The hash's stream ("owner"): not derived from a seed, so that every run deals the same way."""

@@ -17,16 +17,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.errors import SamplerError
-from runtime.sampling.dependent import HopStreams
-from runtime.sampling.gpu.capture_room import known_bounds, may_capture
-from runtime.sampling.gpu.choose import choose_some, row_bounds, row_ends
-from runtime.sampling.gpu.hops import Hop, refuse_bad_seeds
-from runtime.sampling.gpu.neighbor import DeviceNeighborSampler, Method, room
-from runtime.sampling.gpu.relabel import RelabelTable, slots_for
-from runtime.sampling.gpu.rng import signed
-from runtime.sampling.gpu.topology import DeviceTopology
-from runtime.sampling.minibatch import Dialect
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.dependent import HopStreams
+from gnnplan.runtime.sampling.gpu.capture_room import known_bounds, may_capture
+from gnnplan.runtime.sampling.gpu.choose import choose_some, row_bounds, row_ends
+from gnnplan.runtime.sampling.gpu.hops import Hop, refuse_bad_seeds
+from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler, Method, room
+from gnnplan.runtime.sampling.gpu.relabel import RelabelTable, slots_for
+from gnnplan.runtime.sampling.gpu.rng import signed
+from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
+from gnnplan.runtime.sampling.minibatch import Dialect
 
 
 @dataclass(frozen=True, slots=True)

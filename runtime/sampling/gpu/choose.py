@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.sampling.gpu.rng import bounded, key_of, value_of
-from runtime.sampling.gpu.topology import DeviceTopology
+from gnnplan.runtime.sampling.gpu.rng import bounded, key_of, value_of
+from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 
 _BLOCK = 256
 _TILE = 1024

@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.errors import SamplerError
-from runtime.sampling.checks import bad_seed, check_fanouts, check_seeds
-from runtime.sampling.dependent import HopStreams, StreamPolicy
-from runtime.sampling.gpu.relabel import DeviceRelabel
-from runtime.sampling.gpu.rng import signed
-from runtime.sampling.gpu.topology import DeviceTopology
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.checks import bad_seed, check_fanouts, check_seeds
+from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
+from gnnplan.runtime.sampling.gpu.relabel import DeviceRelabel
+from gnnplan.runtime.sampling.gpu.rng import signed
+from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
+from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

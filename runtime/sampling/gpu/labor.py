@@ -20,15 +20,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.sampling.checks import check_edge_weight
-from runtime.sampling.choose.labor import MAX_PASSES
-from runtime.sampling.dependent import Dependence, StreamPolicy
-from runtime.sampling.gpu.choose import WholeRows, row_ends, whole_rows
-from runtime.sampling.gpu.hops import AbstractDeviceHops, Drawn, HopDraws
-from runtime.sampling.gpu.neighbor import scan_rows
-from runtime.sampling.gpu.relabel import DeviceRelabel
-from runtime.sampling.gpu.rng import LOWEST, high_bits, hop_words, unit
-from runtime.sampling.gpu.segments import (
+from gnnplan.runtime.sampling.checks import check_edge_weight
+from gnnplan.runtime.sampling.choose.labor import MAX_PASSES
+from gnnplan.runtime.sampling.dependent import Dependence, StreamPolicy
+from gnnplan.runtime.sampling.gpu.choose import WholeRows, row_ends, whole_rows
+from gnnplan.runtime.sampling.gpu.hops import AbstractDeviceHops, Drawn, HopDraws
+from gnnplan.runtime.sampling.gpu.neighbor import scan_rows
+from gnnplan.runtime.sampling.gpu.relabel import DeviceRelabel
+from gnnplan.runtime.sampling.gpu.rng import LOWEST, high_bits, hop_words, unit
+from gnnplan.runtime.sampling.gpu.segments import (
     NEVER,
     row_scales,
     segment_counts,
@@ -36,11 +36,11 @@ from runtime.sampling.gpu.segments import (
     segment_sums,
     smallest,
 )
-from runtime.sampling.gpu.topology import DeviceTopology
-from runtime.sampling.labor import Form, check_form, check_tolerance, check_variant
-from runtime.sampling.minibatch import Dialect
-from runtime.sampling.rng import Purpose
-from runtime.sampling.statistics import Estimator
+from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
+from gnnplan.runtime.sampling.labor import Form, check_form, check_tolerance, check_variant
+from gnnplan.runtime.sampling.minibatch import Dialect
+from gnnplan.runtime.sampling.rng import Purpose
+from gnnplan.runtime.sampling.statistics import Estimator
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,21 +14,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.sampling.checks import check_layer_sizes, check_seeds, float32_weight
-from runtime.sampling.choose.layerwise import Method, Norm, check_boost
-from runtime.sampling.dependent import HopStreams, StreamPolicy
-from runtime.sampling.gpu.choose import WholeRows, row_ends, whole_rows
-from runtime.sampling.gpu.hops import DeviceBatch, DeviceBlock, seeds_on_device
-from runtime.sampling.gpu.layerwise_draw import Candidates, draw_layers
-from runtime.sampling.gpu.relabel import DeviceRelabel
-from runtime.sampling.gpu.rng import StackStreams
-from runtime.sampling.gpu.segments import segment_counts, segment_sums
-from runtime.sampling.gpu.stack import number, owners
-from runtime.sampling.gpu.topology import DeviceTopology
-from runtime.sampling.layerwise import make_law, policy_of
-from runtime.sampling.minibatch import Dialect, Request
-from runtime.sampling.statistics import Estimator
-from runtime.sampling.weighted import Boost
+from gnnplan.runtime.sampling.checks import check_layer_sizes, check_seeds, float32_weight
+from gnnplan.runtime.sampling.choose.layerwise import Method, Norm, check_boost
+from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
+from gnnplan.runtime.sampling.gpu.choose import WholeRows, row_ends, whole_rows
+from gnnplan.runtime.sampling.gpu.hops import DeviceBatch, DeviceBlock, seeds_on_device
+from gnnplan.runtime.sampling.gpu.layerwise_draw import Candidates, draw_layers
+from gnnplan.runtime.sampling.gpu.relabel import DeviceRelabel
+from gnnplan.runtime.sampling.gpu.rng import StackStreams
+from gnnplan.runtime.sampling.gpu.segments import segment_counts, segment_sums
+from gnnplan.runtime.sampling.gpu.stack import number, owners
+from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
+from gnnplan.runtime.sampling.layerwise import make_law, policy_of
+from gnnplan.runtime.sampling.minibatch import Dialect, Request
+from gnnplan.runtime.sampling.statistics import Estimator
+from gnnplan.runtime.sampling.weighted import Boost
 
 
 class Columns:

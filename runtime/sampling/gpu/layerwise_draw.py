@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.sampling.bulk.its import PATIENCE
-from runtime.sampling.choose.layerwise import Law, Method
-from runtime.sampling.gpu.rng import StackStreams, unit
-from runtime.sampling.gpu.segments import (
+from gnnplan.runtime.sampling.bulk.its import PATIENCE
+from gnnplan.runtime.sampling.choose.layerwise import Law, Method
+from gnnplan.runtime.sampling.gpu.rng import StackStreams, unit
+from gnnplan.runtime.sampling.gpu.segments import (
     NEVER,
     prefix_sums,
     segment_counts,

@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.sampling.checks import float32_weight
-from runtime.sampling.dependent import StreamPolicy
-from runtime.sampling.gpu.choose import WholeRows, row_ends, whole_rows
-from runtime.sampling.gpu.hops import AbstractDeviceHops, Drawn, HopDraws
-from runtime.sampling.gpu.rng import draw, plain_words, unit
-from runtime.sampling.gpu.segments import (
+from gnnplan.runtime.sampling.checks import float32_weight
+from gnnplan.runtime.sampling.dependent import StreamPolicy
+from gnnplan.runtime.sampling.gpu.choose import WholeRows, row_ends, whole_rows
+from gnnplan.runtime.sampling.gpu.hops import AbstractDeviceHops, Drawn, HopDraws
+from gnnplan.runtime.sampling.gpu.rng import draw, plain_words, unit
+from gnnplan.runtime.sampling.gpu.segments import (
     NEVER,
     prefix_sums,
     segment_counts,
@@ -26,12 +26,12 @@ from runtime.sampling.gpu.segments import (
     upper_bounds,
     water_levels,
 )
-from runtime.sampling.gpu.topology import DeviceTopology
-from runtime.sampling.locality import Correction, check_factor
-from runtime.sampling.minibatch import Dialect
-from runtime.sampling.rng import Purpose
-from runtime.sampling.statistics import Draws, Estimator
-from runtime.sampling.weighted import Boost
+from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
+from gnnplan.runtime.sampling.locality import Correction, check_factor
+from gnnplan.runtime.sampling.minibatch import Dialect
+from gnnplan.runtime.sampling.rng import Purpose
+from gnnplan.runtime.sampling.statistics import Draws, Estimator
+from gnnplan.runtime.sampling.weighted import Boost
 
 _Chosen = tuple[Tensor, Tensor, Tensor]
 """Row ends [n + 1], and of each edge drawn its place among the laid out ones and 1 / (d pi)."""

@@ -11,9 +11,9 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from runtime.errors import SamplerError
-from runtime.sampling.dependent import Dependence, StreamPolicy
-from runtime.sampling.gpu.choose import (
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.dependent import Dependence, StreamPolicy
+from gnnplan.runtime.sampling.gpu.choose import (
     SAMPLED,
     choose_some,
     count_below,
@@ -21,11 +21,11 @@ from runtime.sampling.gpu.choose import (
     row_ends,
     write_below,
 )
-from runtime.sampling.gpu.hops import AbstractDeviceHops, Drawn, HopDraws
-from runtime.sampling.gpu.rng import hop_words
-from runtime.sampling.gpu.topology import DeviceTopology
-from runtime.sampling.minibatch import Dialect
-from runtime.sampling.rng import Purpose
+from gnnplan.runtime.sampling.gpu.hops import AbstractDeviceHops, Drawn, HopDraws
+from gnnplan.runtime.sampling.gpu.rng import hop_words
+from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
+from gnnplan.runtime.sampling.minibatch import Dialect
+from gnnplan.runtime.sampling.rng import Purpose
 
 SCANS = 2
 """Passes of LABOR-0 over a row: one counts, one writes."""

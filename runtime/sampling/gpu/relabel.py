@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.sampling.gpu.rng import mix
+from gnnplan.runtime.sampling.gpu.rng import mix
 
 UNNUMBERED = 1 << 48
 """Above every local id."""

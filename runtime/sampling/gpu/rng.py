@@ -19,10 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.rounding import root
-from runtime.sampling import dependent as shared, rng
-from runtime.sampling.dependent import HopStreams
-from runtime.sampling.rng import mix as rng_mix
+from gnnplan.runtime.rounding import root
+from gnnplan.runtime.sampling import dependent as shared, rng
+from gnnplan.runtime.sampling.dependent import HopStreams
+from gnnplan.runtime.sampling.rng import mix as rng_mix
 
 GOLDEN = tl.constexpr(int(rng.GOLDEN))
 ODD = tl.constexpr(int(rng.ODD))

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.sampling.gpu.choose import tiles
+from gnnplan.runtime.sampling.gpu.choose import tiles
 
 NEVER = (1 << 63) - 1
 """Key of an entry that is not to be taken."""

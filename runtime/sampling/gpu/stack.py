@@ -16,15 +16,21 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from runtime.errors import SamplerError
-from runtime.sampling.checks import check_seeds
-from runtime.sampling.dependent import HopStreams
-from runtime.sampling.gpu.choose import SAMPLED, choose_some, row_bounds, row_ends, write_below
-from runtime.sampling.gpu.hops import DeviceBatch, Hop, as_device_batch, seeds_on_device
-from runtime.sampling.gpu.neighbor import DeviceNeighborSampler, room
-from runtime.sampling.gpu.relabel import DeviceRelabel
-from runtime.sampling.gpu.rng import StackStreams
-from runtime.sampling.minibatch import Dialect, Request
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.checks import check_seeds
+from gnnplan.runtime.sampling.dependent import HopStreams
+from gnnplan.runtime.sampling.gpu.choose import (
+    SAMPLED,
+    choose_some,
+    row_bounds,
+    row_ends,
+    write_below,
+)
+from gnnplan.runtime.sampling.gpu.hops import DeviceBatch, Hop, as_device_batch, seeds_on_device
+from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler, room
+from gnnplan.runtime.sampling.gpu.relabel import DeviceRelabel
+from gnnplan.runtime.sampling.gpu.rng import StackStreams
+from gnnplan.runtime.sampling.minibatch import Dialect, Request
 
 _PASSING = 3
 """Bytes under way while a stack is drawn, in bytes of its results: positions, values and ranks."""
@@ -60,8 +66,8 @@ def stack_of(sampler: object) -> DeviceStack:
     Raises:
         SamplerError: it has no such form, as `BulkSampler.of` says for the host's.
     """
-    from runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
-    from runtime.sampling.gpu.neighbor import DeviceNeighborSampler, Method
+    from gnnplan.runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
+    from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler, Method
 
     if isinstance(sampler, DeviceLayerwiseSampler):
         return sampler

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.errors import SamplerError
-from runtime.sampling.checks import check_graph
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.checks import check_graph
 
 _ALL = (1 << 63) - 1
 """Above every address."""

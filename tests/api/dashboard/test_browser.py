@@ -7,12 +7,12 @@ import pytest
 
 pytest.importorskip("selenium", reason="selenium is not installed: pip install selenium")
 
-from api.app import create_app
-from api.requests import NoopRequest
-from api.service.context import Caller, Service
-from api.service.jobs import get_job, submit_noop
-from api.settings import ServiceSettings
-from runtime.graph.dataset import Graph
+from gnnplan.api.app import create_app
+from gnnplan.api.requests import NoopRequest
+from gnnplan.api.service.context import Caller, Service
+from gnnplan.api.service.jobs import get_job, submit_noop
+from gnnplan.api.settings import ServiceSettings
+from gnnplan.runtime.graph.dataset import Graph
 from tests.api.dashboard.chromium import SIZES, Browser, chromium, served
 from tests.support.probed import keep_as_probed
 

@@ -10,20 +10,20 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
-from api.app import create_app
-from api.dashboard.plans import request_fields
-from api.jobs.events import EVENTS_FILE, append_line
-from api.requests import NoopRequest
-from api.security import create_key
-from api.service.context import Caller, Service
-from api.service.jobs import get_job, list_jobs, submit, submit_noop
-from api.service.plans import get_plan
-from api.settings import ServiceSettings
-from api.storage.job_queue import Ending
-from api.storage.tables import PlanRow
-from planner.errors import SettingsError
-from runtime import codec
-from runtime.graph.dataset import Graph
+from gnnplan.api.app import create_app
+from gnnplan.api.dashboard.plans import request_fields
+from gnnplan.api.jobs.events import EVENTS_FILE, append_line
+from gnnplan.api.requests import NoopRequest
+from gnnplan.api.security import create_key
+from gnnplan.api.service.context import Caller, Service
+from gnnplan.api.service.jobs import get_job, list_jobs, submit, submit_noop
+from gnnplan.api.service.plans import get_plan
+from gnnplan.api.settings import ServiceSettings
+from gnnplan.api.storage.job_queue import Ending
+from gnnplan.api.storage.tables import PlanRow
+from gnnplan.planner.errors import SettingsError
+from gnnplan.runtime import codec
+from gnnplan.runtime.graph.dataset import Graph
 from tests.support.furnished import keep_plan
 from tests.support.reports import run_report
 
@@ -289,7 +289,7 @@ def test_a_plan_of_another_machine_is_trained_only_where_the_form_says_so(
     service, client = service_client
     plan = keep_plan(service, small_graph, tmp_path / "a")
     assert "not this machine" not in read(client, f"/plans/{plan}")
-    for module in ("runtime.identity", "api.dashboard.plans"):
+    for module in ("gnnplan.runtime.identity", "gnnplan.api.dashboard.plans"):
         monkeypatch.setattr(f"{module}.machine_fingerprint", lambda: "another")
     assert "not this machine" in read(client, f"/plans/{plan}")
     refused = client.post(f"/plans/{plan}/train", data={"epochs": "1"})

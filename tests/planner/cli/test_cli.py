@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.cli import main as cli, planning
-from planner.cli.common import print_text
-from planner.cli.main import main
-from planner.errors import SettingsError
-from planner.options import parse_integers, parse_sampler
-from planner.settings import SamplerChoice
-from planner.units import parse_bytes
-from runtime.graph.dataset import Graph
+from gnnplan.planner.cli import main as cli, planning
+from gnnplan.planner.cli.common import print_text
+from gnnplan.planner.cli.main import main
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.options import parse_integers, parse_sampler
+from gnnplan.planner.settings import SamplerChoice
+from gnnplan.planner.units import parse_bytes
+from gnnplan.runtime.graph.dataset import Graph
 
 PRESET = ["--machine", "cpu-2core"]
 FAST = ["--machine", "cpu-2core", "--devices", "1", "--fanouts", "3,3", "--hidden", "8"]
@@ -235,5 +235,5 @@ def test_memories_are_shown_as_they_are_sold(capsys: pytest.CaptureFixture[str])
 
 
 def test_help_is_quick_to_import():
-    code = "import sys; from planner.cli.main import main; sys.exit('torch' in sys.modules)"
+    code = "import sys; from gnnplan.planner.cli.main import main; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

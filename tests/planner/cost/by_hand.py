@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from planner.candidate import Candidate, PlacedRows, RankRows
-from planner.cost.memory import Budgets
-from planner.cost.model import predict
-from planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
-from planner.cost.request import Request
-from planner.machine.model import MachineModel
-from runtime.plan.schema import GraphRef, Prediction, Threads, Workload
-from runtime.stages import Stage
+from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
+from gnnplan.planner.cost.memory import Budgets
+from gnnplan.planner.cost.model import predict
+from gnnplan.planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
+from gnnplan.planner.cost.request import Request
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.runtime.plan.schema import GraphRef, Prediction, Threads, Workload
+from gnnplan.runtime.stages import Stage
 from tests.support.candidates import candidate_of_ranks
 from tests.support.machines import machine
 from tests.support.profiles import batch_profile, profile, timing

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from planner.cost.request import Request
-from planner.machine.model import MachineModel, Table
+from gnnplan.planner.cost.request import Request
+from gnnplan.planner.machine.model import MachineModel, Table
 from tests.support.machines import machine
 
 

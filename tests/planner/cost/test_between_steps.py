@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost.model import predict
-from planner.cost.request import Request
-from planner.cost.stages.gather import exceed_swing
-from planner.machine.model import Table
-from planner.workload import Interference
+from gnnplan.planner.cost.model import predict
+from gnnplan.planner.cost.request import Request
+from gnnplan.planner.cost.stages.gather import exceed_swing
+from gnnplan.planner.machine.model import Table
+from gnnplan.planner.workload import Interference
 from tests.planner.cost.by_hand import candidate, price, request, rows
 from tests.planner.cost.terms import timed, with_tables
 from tests.support.machines import GATHER_AXES, constant, machine

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from planner.cost.backends.backend import startup_seconds
-from planner.cost.cache_model import cross_validate
-from planner.cost.pipeline_time import (
+from gnnplan.planner.cost.backends.backend import startup_seconds
+from gnnplan.planner.cost.cache_model import cross_validate
+from gnnplan.planner.cost.pipeline_time import (
     core_bound_seconds,
     expected_maximum,
     finish_times,
@@ -15,8 +15,8 @@ from planner.cost.pipeline_time import (
     stochastic_period,
     straggler_seconds,
 )
-from planner.cost.request import expected_vertices, inclusion_at, interpolate_inclusion
-from planner.cost.stages.all_reduce import (
+from gnnplan.planner.cost.request import expected_vertices, inclusion_at, interpolate_inclusion
+from gnnplan.planner.cost.stages.all_reduce import (
     all_reduce_seconds,
     exposed_bucket_seconds,
     exposed_seconds,
@@ -24,14 +24,14 @@ from planner.cost.stages.all_reduce import (
     hierarchical_seconds,
     ring_seconds,
 )
-from planner.cost.stages.gather import (
+from gnnplan.planner.cost.stages.gather import (
     gather_seconds,
     lines,
     reads_per_row,
     touched_rows,
 )
-from planner.cost.stages.sample import sample_seconds
-from planner.machine.model import Table
+from gnnplan.planner.cost.stages.sample import sample_seconds
+from gnnplan.planner.machine.model import Table
 from tests.reference.storage_seconds import (
     disk_seconds,
     distinct_pages,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from planner.cost.request import expected_vertices, inclusion_at, interpolate_inclusion
-from runtime.sampling.labor import LaborSampler
-from runtime.sampling.minibatch import Dialect
-from runtime.sampling.neighbor import NeighborSampler
+from gnnplan.planner.cost.request import expected_vertices, inclusion_at, interpolate_inclusion
+from gnnplan.runtime.sampling.labor import LaborSampler
+from gnnplan.runtime.sampling.minibatch import Dialect
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from tests.support.labor import Graph
 
 NUM_NODES, FANOUTS = 6000, [5, 5]

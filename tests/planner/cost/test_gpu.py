@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from planner.candidate import Candidate, PlacedRows, RankRows
-from planner.cost.backends.gpu import GpusBackend, gpu_traffic
-from planner.cost.memory import Budgets, common_parts, gpu_memory_use, gpu_parts
-from planner.cost.stages.all_reduce import gpu_all_reduce, ring_bandwidth
-from planner.cost.stages.gather_gpu import copy_seconds_per_byte, read_seconds
-from planner.machine.model import MachineModel, Memory
-from planner.probe.presets import load_preset
-from runtime.plan.schema import GraphRef, Threads
+from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
+from gnnplan.planner.cost.backends.gpu import GpusBackend, gpu_traffic
+from gnnplan.planner.cost.memory import Budgets, common_parts, gpu_memory_use, gpu_parts
+from gnnplan.planner.cost.stages.all_reduce import gpu_all_reduce, ring_bandwidth
+from gnnplan.planner.cost.stages.gather_gpu import copy_seconds_per_byte, read_seconds
+from gnnplan.planner.machine.model import MachineModel, Memory
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.runtime.plan.schema import GraphRef, Threads
 from tests.planner.cost.by_hand import at, work
 from tests.support.candidates import candidate_of_ranks
 from tests.support.profiles import batch_profile, timing

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost.memory import (
+from gnnplan.planner.cost.memory import (
     activation_bytes,
     batch_bytes,
     location_bytes,
@@ -14,9 +14,9 @@ from planner.cost.memory import (
     sum_parts,
     tail,
 )
-from planner.cost.model import predict
-from planner.errors import PlanDoesNotFit
-from planner.workload import Spread
+from gnnplan.planner.cost.model import predict
+from gnnplan.planner.errors import PlanDoesNotFit
+from gnnplan.planner.workload import Spread
 from tests.planner.cost.by_hand import BATCH, GRAPH, NODES, candidate, price, request, rows
 
 

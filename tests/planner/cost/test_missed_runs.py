@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from planner.cost.cache_model import missed_runs, reuse_of_batches
-from planner.cost.stages.gather import counted_runs
+from gnnplan.planner.cost.cache_model import missed_runs, reuse_of_batches
+from gnnplan.planner.cost.stages.gather import counted_runs
 from tests.support.caches import SlowLru
 
 NODES, ROW_BYTES, OFFSET = 6000, 2048, 128

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost.model import predict
-from planner.cost.request import Request
-from planner.errors import MachineError, SettingsError
-from planner.machine.model import Table
+from gnnplan.planner.cost.model import predict
+from gnnplan.planner.cost.request import Request
+from gnnplan.planner.errors import MachineError, SettingsError
+from gnnplan.planner.machine.model import Table
 from tests.planner.cost.by_hand import GRAPH, candidate, price, request, rows
 from tests.support.machines import constant, machine
 
@@ -216,7 +216,12 @@ def test_slowdowns_are_read_where_they_were_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["planner.cost.model", "planner.search.search", "planner.queries.explain"]
+    "name",
+    [
+        "gnnplan.planner.cost.model",
+        "gnnplan.planner.search.search",
+        "gnnplan.planner.queries.explain",
+    ],
 )
 def test_pure_parts_do_not_import_torch(name: str) -> None:
     code = f"import sys, {name}; sys.exit('torch' in sys.modules)"

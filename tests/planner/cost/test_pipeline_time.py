@@ -5,7 +5,12 @@ import heapq
 import numpy as np
 import pytest
 
-from planner.cost.pipeline_time import finish_times, period, slow_each_other, stochastic_period
+from gnnplan.planner.cost.pipeline_time import (
+    finish_times,
+    period,
+    slow_each_other,
+    stochastic_period,
+)
 
 
 def test_two_workers_share_the_loaders_work_when_both_slow_each_other_down() -> None:

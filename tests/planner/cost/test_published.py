@@ -5,7 +5,7 @@ Tables: formulas 5.8, after Balin et al.; milliseconds per mini-batch, the best 
 
 import pytest
 
-from planner.cost.stages.gather import gather_seconds
+from gnnplan.planner.cost.stages.gather import gather_seconds
 from tests.benchmarks.published_tables import RUNTIMES, SPEEDUPS, rows
 
 GRAPHS = [

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from planner.probe.presets import load_preset
+from gnnplan.planner.probe.presets import load_preset
 from tests.benchmarks.published import bns, compared, cooperative, same_order, tripathy
 from tests.benchmarks.published_cooperative import Row
 from tests.benchmarks.published_matrix import fetch_seconds, most_gpus

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.cost.cache_model import (
+from gnnplan.planner.cost.cache_model import (
     Reuse,
     reuse_of_batches,
     reuse_of_frequencies,

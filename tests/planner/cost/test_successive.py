@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.cost.cache_model import (
+from gnnplan.planner.cost.cache_model import (
     DrawnReads,
     ExpectedReads,
     missed_runs,

@@ -1,17 +1,17 @@
 """What prices read of a machine stands in one enumeration, as probes and presets make it."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-import planner.cost
-from planner.cost.rates import MachineTable
-from planner.probe.presets import load_preset
+from gnnplan.planner.cost.rates import MachineTable
+from gnnplan.planner.probe.presets import load_preset
 from tests.support.joined import hosts_machine
 from tests.support.machines import machine
+from tests.support.product import ROOT
 
-PAGE = Path(planner.cost.__file__).parents[1] / "probe" / "README.md"
+COST = ROOT / "planner" / "cost"
+PAGE = COST.parent / "probe" / "README.md"
 MADE_WITH_THE_PROFILE = {MachineTable.BULK_SAMPLE, MachineTable.DEPENDENT_SAMPLE}
 MACHINES = {
     **{name: load_preset(name) for name in ("cpu-2core", "siton", "hgx-h100", "perlmutter:2")},
@@ -47,5 +47,5 @@ def test_each_table_has_a_row_of_the_probes_page() -> None:
 
 def test_no_price_spells_a_tables_name() -> None:
     spelt = re.compile(r"""(?:\.table\(|tables\.get\(|lookup\(\w+, )"|" (?:not )?in \w+\.tables""")
-    files = Path(planner.cost.__file__).parent.rglob("*.py")
+    files = COST.rglob("*.py")
     assert [file.name for file in files if spelt.search(file.read_text())] == []

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost.model import predict
-from planner.cost.step import combine_ranks
-from planner.machine.model import Table
-from planner.workload import ColdCachePenalty, LoopOverhead
+from gnnplan.planner.cost.model import predict
+from gnnplan.planner.cost.step import combine_ranks
+from gnnplan.planner.machine.model import Table
+from gnnplan.planner.workload import ColdCachePenalty, LoopOverhead
 from tests.planner.cost.by_hand import candidate, price, request, rows, times
 from tests.planner.cost.terms import per_byte, timed, with_tables
 from tests.support.machines import constant, machine

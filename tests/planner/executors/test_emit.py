@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from planner.cli.main import main
-from planner.cli.options import flag_words
-from runtime.graph.dataset import Graph
-from runtime.launch.config import TrainOptions
-from runtime.plan.io import load_plan, save_plan
-from runtime.plan.schema import MemoryUse
+from gnnplan.planner.cli.main import main
+from gnnplan.planner.cli.options import flag_words
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch.config import TrainOptions
+from gnnplan.runtime.plan.io import load_plan, save_plan
+from gnnplan.runtime.plan.schema import MemoryUse
 from tests.support.plans import make_plan
 
 NASTY = "my plan; $(touch pwned) `touch pwned` 'x' \"y\"\n#SBATCH --exclusive"

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from planner.cost.memory import Budgets
-from planner.fullgraph.candidate import Cut
-from planner.fullgraph.price import FullRequest
-from planner.fullgraph.profile import (
+from gnnplan.planner.cost.memory import Budgets
+from gnnplan.planner.fullgraph.candidate import Cut
+from gnnplan.planner.fullgraph.price import FullRequest
+from gnnplan.planner.fullgraph.profile import (
     Case,
     CaseSeconds,
     CutProfile,
@@ -17,13 +17,13 @@ from planner.fullgraph.profile import (
     connected,
     cut_graph,
 )
-from planner.machine.model import MachineModel, Table
-from planner.pipeline import graph_ref
-from planner.settings import PlanSettings
-from planner.workload import ProcessCost
-from runtime.graph.dataset import Graph
-from runtime.models.build import build_model
-from runtime.plan.schema import Workload
+from gnnplan.planner.machine.model import MachineModel, Table
+from gnnplan.planner.pipeline import graph_ref
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import ProcessCost
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.plan.schema import Workload
 from tests.support.machines import constant, machine
 
 EDGE_SECONDS = 1e-6

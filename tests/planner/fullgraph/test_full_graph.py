@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from planner.fullgraph.bytes import (
+from gnnplan.planner.fullgraph.bytes import (
     PartSizes,
     broadcast_bytes,
     columns_per_row,
@@ -14,8 +14,8 @@ from planner.fullgraph.bytes import (
     drawn_epoch_bytes,
     epoch_bytes,
 )
-from planner.fullgraph.memory import csr_bytes, published_bytes, rank_bytes
-from planner.fullgraph.sampling_rate import (
+from gnnplan.planner.fullgraph.memory import csr_bytes, published_bytes, rank_bytes
+from gnnplan.planner.fullgraph.sampling_rate import (
     bernoulli_variance,
     choose_keep,
     fixed_size_variance,

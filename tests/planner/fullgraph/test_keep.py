@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.cost.memory import Budgets
-from planner.errors import PlanDoesNotFit
-from planner.fullgraph.candidate import (
+from gnnplan.planner.cost.memory import Budgets
+from gnnplan.planner.errors import PlanDoesNotFit
+from gnnplan.planner.fullgraph.candidate import (
     Cut,
     cut_of,
     sampled_candidates,
     whole_graph_candidate,
     with_keep,
 )
-from planner.fullgraph.choose import (
+from gnnplan.planner.fullgraph.choose import (
     Choice,
     alternatives,
     bandwidth_keep,
@@ -22,13 +22,13 @@ from planner.fullgraph.choose import (
     keep_of,
     memory_keep,
 )
-from planner.fullgraph.memory import memory_use, rank_parts
-from planner.fullgraph.plan import certificate, draws_of
-from planner.fullgraph.profile import Variance, measure_variance
-from planner.settings import PlanSettings
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import FullGraph, Workload
-from runtime.sampling.statistics import StatisticsClass
+from gnnplan.planner.fullgraph.memory import memory_use, rank_parts
+from gnnplan.planner.fullgraph.plan import certificate, draws_of
+from gnnplan.planner.fullgraph.profile import Variance, measure_variance
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import FullGraph, Workload
+from gnnplan.runtime.sampling.statistics import StatisticsClass
 from tests.planner.fullgraph.by_hand import WORK, hand_profile, hand_request, linked_machine
 
 ONE = Cut(ranks=1, threads=2, partitioner="none")

@@ -16,22 +16,22 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from planner.fullgraph.bytes import crossing_rows
-from planner.fullgraph.memory import rank_bytes
-from planner.fullgraph.profile import Parts, connected, sizes_of
-from planner.fullgraph.timing import StandIn
-from runtime.fullgraph.forward import FullGraphModel
-from runtime.fullgraph.part import Part
-from runtime.graph.dataset import Graph, open_graph
-from runtime.graph.generate import generate_sbm
-from runtime.meter import StageMeter
-from runtime.models.build import build_model
-from runtime.plan.schema import FullGraph, Workload
-from runtime.process import give_back_freed_memory
-from runtime.stages import Stage
-from runtime.train.fullgraph import FullGraphLoop, WholeEpoch
-from runtime.train.gradients import GradientBuffer
-from runtime.train.minibatch import make_optimizer
+from gnnplan.planner.fullgraph.bytes import crossing_rows
+from gnnplan.planner.fullgraph.memory import rank_bytes
+from gnnplan.planner.fullgraph.profile import Parts, connected, sizes_of
+from gnnplan.planner.fullgraph.timing import StandIn
+from gnnplan.runtime.fullgraph.forward import FullGraphModel
+from gnnplan.runtime.fullgraph.part import Part
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.graph.generate import generate_sbm
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.plan.schema import FullGraph, Workload
+from gnnplan.runtime.process import give_back_freed_memory
+from gnnplan.runtime.stages import Stage
+from gnnplan.runtime.train.fullgraph import FullGraphLoop, WholeEpoch
+from gnnplan.runtime.train.gradients import GradientBuffer
+from gnnplan.runtime.train.minibatch import make_optimizer
 from tests.support.fullgraph_ranks import PeakMemory
 
 BAR = 0.08

@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from planner.fullgraph.memory import rank_bytes
-from planner.fullgraph.profile import connected, sizes_of
-from planner.profile.timing_process import MEMORY_EVENT, held_bytes
-from runtime.comm.collectives import Communicator
-from runtime.fullgraph.forward import FullGraphModel
-from runtime.graph.generate import generate_sbm
-from runtime.meter import StageMeter
-from runtime.models.build import build_model
-from runtime.plan.schema import FullGraph, Workload
-from runtime.train.fullgraph import FullGraphLoop, WholeEpoch
-from runtime.train.gradients import GradientBuffer
-from runtime.train.minibatch import make_optimizer
+from gnnplan.planner.fullgraph.memory import rank_bytes
+from gnnplan.planner.fullgraph.profile import connected, sizes_of
+from gnnplan.planner.profile.timing_process import MEMORY_EVENT, held_bytes
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.fullgraph.forward import FullGraphModel
+from gnnplan.runtime.graph.generate import generate_sbm
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.plan.schema import FullGraph, Workload
+from gnnplan.runtime.train.fullgraph import FullGraphLoop, WholeEpoch
+from gnnplan.runtime.train.gradients import GradientBuffer
+from gnnplan.runtime.train.minibatch import make_optimizer
 
 FEATURES, HIDDEN, CLASSES, HEADS = 48, 64, 16, 4
 

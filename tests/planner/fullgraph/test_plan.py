@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 
-import planner.fullgraph.plan as module
-from planner.cli.main import main
-from planner.errors import SettingsError
-from planner.fullgraph.profile import connected, sent_bytes
-from planner.machine.model import MachineModel, save_machine
-from planner.pipeline import plan, search_for
-from planner.queries.compare import compare
-from planner.queries.explain import explain, render
-from planner.settings import PlanSettings
-from runtime import worker
-from runtime.device import machine_fingerprint
-from runtime.graph.dataset import Graph
-from runtime.launch import launch
-from runtime.launch.config import RunConfig
-from runtime.plan.io import load_array, load_plan
-from runtime.plan.schema import Plan
-from runtime.report import WARMUP_STEPS
+import gnnplan.planner.fullgraph.plan as module
+from gnnplan.planner.cli.main import main
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.fullgraph.profile import connected, sent_bytes
+from gnnplan.planner.machine.model import MachineModel, save_machine
+from gnnplan.planner.pipeline import plan, search_for
+from gnnplan.planner.queries.compare import compare
+from gnnplan.planner.queries.explain import explain, render
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime import worker
+from gnnplan.runtime.device import machine_fingerprint
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch import launch
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.plan.io import load_array, load_plan
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.report import WARMUP_STEPS
 from tests.planner.fullgraph.by_hand import WORK, hand_profiles, linked_machine
 
 EPOCHS = WARMUP_STEPS + 3

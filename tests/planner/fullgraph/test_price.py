@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost.stages.exchange import bound_bytes, shift_bytes
-from planner.fullgraph.bytes import columns_per_row
-from planner.fullgraph.candidate import Cut, list_cuts, whole_graph_candidate, with_keep
-from planner.fullgraph.price import (
+from gnnplan.planner.cost.stages.exchange import bound_bytes, shift_bytes
+from gnnplan.planner.fullgraph.bytes import columns_per_row
+from gnnplan.planner.fullgraph.candidate import Cut, list_cuts, whole_graph_candidate, with_keep
+from gnnplan.planner.fullgraph.price import (
     busiest_rows,
     edges_left,
     exchange_seconds,
@@ -18,10 +18,10 @@ from planner.fullgraph.price import (
     rank_seconds,
     table_seconds,
 )
-from planner.fullgraph.profile import connected, cut_graph, sent_bytes
-from planner.settings import PlanSettings
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import FullGraph
+from gnnplan.planner.fullgraph.profile import connected, cut_graph, sent_bytes
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import FullGraph
 from tests.planner.fullgraph.by_hand import (
     BYTE_SECONDS,
     EDGE_SECONDS,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.errors import MachineError
-from planner.machine.model import (
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.machine.model import (
     Link,
     MachineModel,
     Memory,
@@ -140,7 +140,7 @@ def damaged() -> dict[str, str]:
 
 
 def _plain() -> Any:
-    from runtime import codec
+    from gnnplan.runtime import codec
 
     return codec.to_plain(machine())
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from planner.errors import MachineError
-from planner.machine.model import Link, MachineModel, Memory, Processor, Switch, Table
-from planner.machine.routes import (
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.machine.model import Link, MachineModel, Memory, Processor, Switch, Table
+from gnnplan.planner.machine.routes import (
     Reader,
     Route,
     byte_seconds,
@@ -17,7 +17,7 @@ from planner.machine.routes import (
     row_seconds,
     shortest,
 )
-from planner.probe.presets import load_preset
+from gnnplan.planner.probe.presets import load_preset
 
 
 def link(

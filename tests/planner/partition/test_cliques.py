@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from planner.partition.cliques import clique_covers, greedy_cover
+from gnnplan.planner.partition.cliques import clique_covers, greedy_cover
 
 
 def wiring(num_gpus: int, links: dict[tuple[int, int], int]) -> NDArray[np.int64]:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from planner.errors import SettingsError
-from planner.partition.hierarchical import hash_shards, hierarchical_parts
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.partition.hierarchical import hash_shards, hierarchical_parts
 from tests.planner.partition.graphs import random_csc, ring_of_cliques
 from tests.reference.partition_quality import measure_quality
 

@@ -5,14 +5,14 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from planner.errors import SettingsError
-from planner.partition.balance import refine_bytes, refine_volume
-from planner.partition.multilevel import to_undirected, undirected_bytes
-from planner.partition.need import check_fits, load_rates, predict_need, training_edges
-from planner.partition.partition import PARTITIONERS, hash_parts, partition, random_parts
-from planner.partition.problem import make_problem
-from planner.partition.streaming import ldg_parts
-from runtime.errors import BudgetExceeded
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.partition.balance import refine_bytes, refine_volume
+from gnnplan.planner.partition.multilevel import to_undirected, undirected_bytes
+from gnnplan.planner.partition.need import check_fits, load_rates, predict_need, training_edges
+from gnnplan.planner.partition.partition import PARTITIONERS, hash_parts, partition, random_parts
+from gnnplan.planner.partition.problem import make_problem
+from gnnplan.planner.partition.streaming import ldg_parts
+from gnnplan.runtime.errors import BudgetExceeded
 from tests.planner.partition.graphs import csc, random_csc
 
 

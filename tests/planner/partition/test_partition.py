@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.errors import SettingsError
-from planner.partition.partition import PARTITIONERS, partition
-from planner.partition.problem import Balance
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.partition.partition import PARTITIONERS, partition
+from gnnplan.planner.partition.problem import Balance
 from tests.planner.partition.graphs import csc, random_csc, ring_of_cliques
 from tests.reference.partition_quality import measure_quality
 
@@ -147,7 +147,7 @@ def test_the_packages_are_not_needed_to_import_the_module():
     script = (
         "import sys; sys.modules['kaminpar'] = sys.modules['pymetis'] = None\n"
         "import numpy as np\n"
-        "from planner.partition.partition import partition\n"
+        "from gnnplan.planner.partition.partition import partition\n"
         "graph = np.array([0, 1, 2]), np.array([1, 0])\n"
         "assert partition(*graph, parts=2, name='hash').tolist() == [0, 1]\n"
         "for name in ('kaminpar', 'metis'):\n"

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.errors import SettingsError
-from planner.partition.balance import repair_balance
-from planner.partition.pagraph import pagraph_parts
-from planner.partition.partition import partition
-from planner.partition.problem import Balance, Problem, make_problem
-from planner.partition.streaming import fennel_parts, ldg_parts
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.partition.balance import repair_balance
+from gnnplan.planner.partition.pagraph import pagraph_parts
+from gnnplan.planner.partition.partition import partition
+from gnnplan.planner.partition.problem import Balance, Problem, make_problem
+from gnnplan.planner.partition.streaming import fennel_parts, ldg_parts
 from tests.planner.partition.graphs import csc, random_csc, ring_of_cliques
 from tests.reference.partition_quality import measure_quality
 
@@ -60,7 +60,7 @@ def test_a_mapped_graph_gives_the_parts_of_one_in_memory(tmp_path: Path):
 
 def test_first_pass_of_ldg_by_hand(monkeypatch: pytest.MonkeyPatch):
     """Limits 2 and 2: 0 -> part 0; 1 follows it; 2 reads 1, but part 0 is full; 3 follows 2."""
-    monkeypatch.setattr("planner.partition.streaming.PASSES", 1)
+    monkeypatch.setattr("gnnplan.planner.partition.streaming.PASSES", 1)
     indptr, indices = csc(4, [(0, 1), (1, 2), (2, 3)])
     problem = make_problem(indptr, indices, parts=2, balance=Balance(nodes=0.01))
     assert ldg_parts(problem).tolist() == [0, 0, 1, 1]

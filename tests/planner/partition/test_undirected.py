@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.partition.multilevel import sort_rows, to_undirected
+from gnnplan.planner.partition.multilevel import sort_rows, to_undirected
 from tests.planner.partition.graphs import csc, random_csc, stored_edges
 
 

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from planner.partition.balance import refine_volume
-from planner.partition.problem import Balance, make_problem
+from gnnplan.planner.partition.balance import refine_volume
+from gnnplan.planner.partition.problem import Balance, make_problem
 from tests.planner.partition.graphs import csc, random_csc
 from tests.reference.partition_quality import measure_quality
 

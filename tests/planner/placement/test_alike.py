@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from planner.placement.costs import RowCosts
-from planner.placement.evaluate import evaluate
-from planner.placement.order import hot_to_cold
-from planner.placement.placement import first_alike, memory_of, repeat_ids
-from planner.placement.policies.song_jiang import best_of
+from gnnplan.planner.placement.costs import RowCosts
+from gnnplan.planner.placement.evaluate import evaluate
+from gnnplan.planner.placement.order import hot_to_cold
+from gnnplan.planner.placement.placement import first_alike, memory_of, repeat_ids
+from gnnplan.planner.placement.policies.song_jiang import best_of
 
 COSTS = RowCosts(local=0.1, peer=0.5, host=1.0)
 

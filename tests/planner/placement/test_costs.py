@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from planner.placement.costs import CostCase, RowCosts, alpha, alpha_star
+from gnnplan.planner.placement.costs import CostCase, RowCosts, alpha, alpha_star
 
 
 def test_thresholds_with_a_local_cost():

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from planner.placement.costs import RowCosts
-from planner.placement.evaluate import SOURCES, evaluate
+from gnnplan.planner.placement.costs import RowCosts
+from gnnplan.planner.placement.evaluate import SOURCES, evaluate
 
 
 def cost_by_definition(p, own, costs, clique_of, on_host):

@@ -3,11 +3,16 @@
 import numpy as np
 import pytest
 
-from planner.placement.costs import RowCosts
-from planner.placement.location import MAX_DEVICES, build_locations, check_locations, sources
-from planner.placement.policies.song_jiang import best_of
-from runtime.errors import PlanError
-from runtime.features.location import encode
+from gnnplan.planner.placement.costs import RowCosts
+from gnnplan.planner.placement.location import (
+    MAX_DEVICES,
+    build_locations,
+    check_locations,
+    sources,
+)
+from gnnplan.planner.placement.policies.song_jiang import best_of
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.features.location import encode
 
 TRADE = RowCosts(local=0.0, peer=0.3, host=1.0, disk=10.0)
 REPLICATE = RowCosts(local=0.0, peer=1.0, host=1.0, disk=10.0)

@@ -5,10 +5,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from planner.candidate import Candidate
-from planner.cost.stages.gather_gpu import read_seconds
-from planner.machine.routes import lines
-from planner.placement.costs import (
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.stages.gather_gpu import read_seconds
+from gnnplan.planner.machine.routes import lines
+from gnnplan.planner.placement.costs import (
     CROSS,
     DISK,
     HOST,
@@ -19,13 +19,13 @@ from planner.placement.costs import (
     drop_dominated,
     objective_rows,
 )
-from planner.placement.evaluate import score
-from planner.placement.lp.formulate import find_groups
-from planner.placement.place import read_network
-from planner.placement.policies.joint import bound_placements, place_joint
-from planner.placement.problem import ItemKind, PlacementProblem, rows_problem
-from planner.probe.presets import load_preset
-from runtime.plan.schema import Threads
+from gnnplan.planner.placement.evaluate import score
+from gnnplan.planner.placement.lp.formulate import find_groups
+from gnnplan.planner.placement.place import read_network
+from gnnplan.planner.placement.policies.joint import bound_placements, place_joint
+from gnnplan.planner.placement.problem import ItemKind, PlacementProblem, rows_problem
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.runtime.plan.schema import Threads
 from tests.support.candidates import candidate_of_ranks
 from tests.support.gpu_networks import Access, gpu_network
 from tests.support.placements import placed_by

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
-from planner.placement.order import hotness_order
-from runtime.errors import InputError
+from gnnplan.planner.placement.order import hotness_order
+from gnnplan.runtime.errors import InputError
 
 
 @given(

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from planner.candidate import RankRows
-from planner.cost.memory import Budgets
-from planner.cost.model import fixed_parts, predict
-from planner.cost.request import row_bytes
-from planner.placement.owned import place_shared
-from planner.placement.place import Capacity, code_bytes, memories_of, place_rows
+from gnnplan.planner.candidate import RankRows
+from gnnplan.planner.cost.memory import Budgets
+from gnnplan.planner.cost.model import fixed_parts, predict
+from gnnplan.planner.cost.request import row_bytes
+from gnnplan.planner.placement.owned import place_shared
+from gnnplan.planner.placement.place import Capacity, code_bytes, memories_of, place_rows
 from tests.planner.cost.by_hand import GRAPH, NODES, candidate, request
 from tests.support.placing import rows_placed
 from tests.support.profiles import hotness

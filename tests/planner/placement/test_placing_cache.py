@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
-from planner.candidate import RankRows
-from planner.cost.cache_model import DrawnReads, ExpectedReads, SuccessiveReads
-from planner.cost.memory import SLOT_BYTES, Budgets
-from planner.cost.request import row_bytes
-from planner.placement.caches import missed_law, place_behind_caches
-from planner.placement.place import Capacity, memories_of
-from runtime.features.direct import BLOCK_BYTES
+from gnnplan.planner.candidate import RankRows
+from gnnplan.planner.cost.cache_model import DrawnReads, ExpectedReads, SuccessiveReads
+from gnnplan.planner.cost.memory import SLOT_BYTES, Budgets
+from gnnplan.planner.cost.request import row_bytes
+from gnnplan.planner.placement.caches import missed_law, place_behind_caches
+from gnnplan.planner.placement.place import Capacity, memories_of
+from gnnplan.runtime.features.direct import BLOCK_BYTES
 from tests.planner.cost.by_hand import GRAPH, NODES, candidate, request
 from tests.support.profiles import hotness
 

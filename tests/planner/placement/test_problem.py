@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.placement.problem import ItemKind
+from gnnplan.planner.placement.problem import ItemKind
 
 
 def kind(size: object) -> ItemKind:

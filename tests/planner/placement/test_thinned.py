@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from planner.candidate import Candidate
-from planner.cost.memory import Budgets
-from planner.cost.model import fixed_parts, predict
-from planner.cost.request import Request
-from planner.placement.downsample import VertexRuns, downsample_hotness
-from planner.placement.place import CandidatePlacement, code_bytes
-from planner.search.dimensions.rows import of_all, spread_placement
-from planner.workload import Hotness
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.memory import Budgets
+from gnnplan.planner.cost.model import fixed_parts, predict
+from gnnplan.planner.cost.request import Request
+from gnnplan.planner.placement.downsample import VertexRuns, downsample_hotness
+from gnnplan.planner.placement.place import CandidatePlacement, code_bytes
+from gnnplan.planner.search.dimensions.rows import of_all, spread_placement
+from gnnplan.planner.workload import Hotness
 from tests.planner.cost.by_hand import NODES, candidate, request
 from tests.support.placing import rows_placed
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.probe.gpu.measure import MIB, GpuSizes, Work
+from gnnplan.planner.probe.gpu.measure import MIB, GpuSizes, Work
 
 SIZES = GpuSizes(
     copy_bytes=64 * MIB,

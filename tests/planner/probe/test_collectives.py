@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.probe import collectives
-from planner.probe.collectives import BACK, COMPUTED
-from planner.probe.context import QUICK, ProbeContext
-from planner.probe.team import Team
+from gnnplan.planner.probe import collectives
+from gnnplan.planner.probe.collectives import BACK, COMPUTED
+from gnnplan.planner.probe.context import QUICK, ProbeContext
+from gnnplan.planner.probe.team import Team
 
 
 class Stepping(Team):

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from planner.probe.budget import Budget
-from planner.probe.collectives import asked_sizes
-from planner.probe.context import FULL, QUICK, ProbeContext, fit_to, powers_up_to
-from planner.probe.host import LoadSample, load_notes
-from planner.probe.team import Team
-from planner.probe.timing import summarize
+from gnnplan.planner.probe.budget import Budget
+from gnnplan.planner.probe.collectives import asked_sizes
+from gnnplan.planner.probe.context import FULL, QUICK, ProbeContext, fit_to, powers_up_to
+from gnnplan.planner.probe.host import LoadSample, load_notes
+from gnnplan.planner.probe.team import Team
+from gnnplan.planner.probe.timing import summarize
 
 GIB = 2**30
 

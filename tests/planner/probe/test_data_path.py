@@ -5,7 +5,7 @@ from importlib import metadata
 import pytest
 import torch
 
-from planner.probe import doctor as data_path
+from gnnplan.planner.probe import doctor as data_path
 
 
 def test_without_a_gpu_only_the_kernels_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ def test_a_missing_compiler_is_a_problem_where_there_are_gpus(
 def test_memory_that_cannot_be_locked_names_limit_and_slower_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from runtime.features import host_memory
+    from gnnplan.runtime.features import host_memory
 
     def refuse(memory: torch.Tensor, device: torch.device) -> None:
         raise host_memory.PinError(f"{memory.nbytes} bytes cannot be page-locked; ulimit -l")

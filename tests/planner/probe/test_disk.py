@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.probe import disk
-from planner.probe.context import QUICK, ProbeContext
-from planner.probe.team import State, Team
+from gnnplan.planner.probe import disk
+from gnnplan.planner.probe.context import QUICK, ProbeContext
+from gnnplan.planner.probe.team import State, Team
 
 
 def context(folder: Path) -> ProbeContext:

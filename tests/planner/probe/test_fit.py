@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.probe.fit import fit_alpha_beta, fit_non_negative, monotone, rising
+from gnnplan.planner.probe.fit import fit_alpha_beta, fit_non_negative, monotone, rising
 
 SIZES = [256.0, 4096.0, 65536.0, 2.0**20, 2.0**22, 2.0**24]
 

@@ -9,28 +9,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.candidate import list_cores, make_candidate
-from planner.cost.stages.exchange import (
+from gnnplan.planner.candidate import list_cores, make_candidate
+from gnnplan.planner.cost.stages.exchange import (
     exchange_lead,
     exchange_rates,
     hidden_rows_rate,
     hosts_all_reduce,
 )
-from planner.errors import MachineError
-from planner.machine.model import MachineModel, load_machine, save_machine
-from planner.probe.hosts import HostRates
-from planner.probe.hosts_machine import host_cliques, join_hosts
-from planner.probe.timing import summarize
-from runtime.plan.schema import Threads
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.machine.model import MachineModel, load_machine, save_machine
+from gnnplan.planner.probe.hosts import HostRates
+from gnnplan.planner.probe.hosts_machine import host_cliques, join_hosts
+from gnnplan.planner.probe.timing import summarize
+from gnnplan.runtime.plan.schema import Threads
 from tests.hosts import Hosts, needs_root
 from tests.support.machines import machine
 
 MEASURE = """
 import pickle, sys
 from dataclasses import replace
-from planner.probe.hosts import measure_hosts
-from planner.probe.hosts import HostTeam, Meeting
-from planner.probe.context import QUICK
+from gnnplan.planner.probe.hosts import measure_hosts
+from gnnplan.planner.probe.hosts import HostTeam, Meeting
+from gnnplan.planner.probe.context import QUICK
 from tests.support.candidates import candidate_of_ranks
 
 node_rank, num_hosts, endpoint, out = sys.argv[1:]

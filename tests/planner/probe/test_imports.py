@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from planner.cli.main import main
-from planner.errors import MachineError
-from planner.machine.model import MachineModel, load_machine
-from planner.machine.routes import Reader, routes, row_seconds
-from planner.probe.imports import import_machine, read_nvbandwidth, with_nvbandwidth
-from planner.probe.presets import load_preset
+from gnnplan.planner.cli.main import main
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.machine.model import MachineModel, load_machine
+from gnnplan.planner.machine.routes import Reader, routes, row_seconds
+from gnnplan.planner.probe.imports import import_machine, read_nvbandwidth, with_nvbandwidth
+from gnnplan.planner.probe.presets import load_preset
 
 
 def gpu(dev: int, *links: tuple[str, int, str]) -> str:

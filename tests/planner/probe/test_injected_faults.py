@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from planner.errors import MachineError
-from planner.probe.doctor import topology_findings
-from planner.probe.gpu.nvml import bus_key
-from planner.probe.topology import refuse_changed
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.probe.doctor import topology_findings
+from gnnplan.planner.probe.gpu.nvml import bus_key
+from gnnplan.planner.probe.topology import refuse_changed
 from tests.support.nvml_recording import call_key
 from tests.support.recordings import NAMES, Recording, look, machine_of, recorded
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.machine.model import Link, Table
-from planner.probe.gpu.nvml import Inventory, inventory
-from planner.probe.links import gpu_links, gpu_parts, host_links, nvlink_cliques
+from gnnplan.planner.machine.model import Link, Table
+from gnnplan.planner.probe.gpu.nvml import Inventory, inventory
+from gnnplan.planner.probe.links import gpu_links, gpu_parts, host_links, nvlink_cliques
 from tests.planner.probe.fake_nvml import SWITCH, Device, FakeNvml, Link as FakeLink
 
 BUS = [f"00000000:{i:02X}:00.0" for i in range(1, 5)]

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from planner.probe import memory
-from planner.probe.context import QUICK, ProbeContext
-from planner.probe.team import Team
+from gnnplan.planner.probe import memory
+from gnnplan.planner.probe.context import QUICK, ProbeContext
+from gnnplan.planner.probe.team import Team
 
 
 class RecordingTeam(Team):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.probe.overlap import LEAST_ETA, eta
+from gnnplan.planner.probe.overlap import LEAST_ETA, eta
 
 
 def test_eta_of_the_worked_example():

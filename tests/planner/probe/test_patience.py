@@ -1,10 +1,11 @@
 """One second try of what was disturbed or noisy, within a bound."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from planner.probe.timing import Patience
+from gnnplan.planner.probe.timing import Patience
 
 
 class Machine:
@@ -22,7 +23,7 @@ class Machine:
         self.now += 1.0
         return self.now
 
-    def patience(self, **how: float) -> Patience:
+    def patience(self, **how: Any) -> Patience:
         """With this machine."""
         return Patience(self.level, clock=lambda: self.now, **how)
 

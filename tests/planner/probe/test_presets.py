@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from planner.errors import MachineError
-from planner.machine.routes import routes, shortest
-from planner.probe.presets import (
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.machine.routes import routes, shortest
+from gnnplan.planner.probe.presets import (
     PRESETS_FOLDER as FOLDER,
     dump_preset,
     list_presets,

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.cli.main import main
-from planner.errors import MachineError
-from planner.machine.model import MachineModel, load_machine, save_machine
-from planner.probe import probe as probe_module
-from planner.probe.context import QUICK
-from planner.probe.presets import load_preset
-from planner.probe.probe import (
+from gnnplan.planner.cli.main import main
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.machine.model import MachineModel, load_machine, save_machine
+from gnnplan.planner.probe import probe as probe_module
+from gnnplan.planner.probe.context import QUICK
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.probe.probe import (
     cache_folder,
     cached_machine,
     keep_for_plans,
@@ -21,7 +21,7 @@ from planner.probe.probe import (
     probe_with,
     with_disk_again,
 )
-from runtime.device import machine_fingerprint
+from gnnplan.runtime.device import machine_fingerprint
 
 TINY = replace(
     QUICK,
@@ -194,7 +194,7 @@ def test_a_named_file_must_exist(tmp_path: Path, probed: list[bool]):
 
 @pytest.mark.usefixtures("own_cache")
 def test_the_disk_alone_is_measured_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("planner.probe.probe.QUICK", TINY)
+    monkeypatch.setattr("gnnplan.planner.probe.probe.QUICK", TINY)
     old = here("quick")
     found = with_disk_again(old)
     if "disk_read" not in found.tables:
@@ -221,7 +221,7 @@ def _without_disk(notes: list[str]) -> list[str]:
 def test_the_command_measures_the_disk_alone_in_a_file_of_this_machine(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr("planner.probe.probe.QUICK", TINY)
+    monkeypatch.setattr("gnnplan.planner.probe.probe.QUICK", TINY)
     path = tmp_path / "machine.json"
     save_machine(here("quick"), path)
     assert main(["probe", "--disk", "-o", str(path)]) == 0

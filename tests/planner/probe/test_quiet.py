@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner.cache_folder import cache_folder
-from planner.probe import quiet as module
-from planner.probe.doctor import examine
-from planner.probe.host import disturbance_notes
-from planner.probe.quiet import SLOW, Disturbance, disturbance, seen_before, step_seconds
-from planner.probe.timing import DISTURBED
+from gnnplan.planner.cache_folder import cache_folder
+from gnnplan.planner.probe import quiet as module
+from gnnplan.planner.probe.doctor import examine
+from gnnplan.planner.probe.host import disturbance_notes
+from gnnplan.planner.probe.quiet import SLOW, Disturbance, disturbance, seen_before, step_seconds
+from gnnplan.planner.probe.timing import DISTURBED
 
 
 class Machine:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.probe.sampling import Drawn, spread_of_seconds
+from gnnplan.planner.probe.sampling import Drawn, spread_of_seconds
 
 COUNTS = np.array([[1000.0, 500.0], [2000.0, 900.0], [4000.0, 2100.0]])
 """Edges and vertices of three batches: nearly in proportion, as batches are."""

@@ -8,9 +8,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from planner.cost.pipeline_time import kappa
-from planner.probe import collectives as module
-from planner.probe.collectives import (
+from gnnplan.planner.cost.pipeline_time import kappa
+from gnnplan.planner.probe import collectives as module
+from gnnplan.planner.probe.collectives import (
     AROUND_IDS,
     AROUND_ROWS,
     BACK,
@@ -27,7 +27,7 @@ from planner.probe.collectives import (
     take_steps,
     there_and_back,
 )
-from runtime.comm.collectives import Traffic
+from gnnplan.runtime.comm.collectives import Traffic
 from tests.support.clock import FakeClock
 
 

@@ -5,26 +5,31 @@ import subprocess
 
 import pytest
 
-from planner.probe.team import State, Team, run_task
-from runtime.errors import WorkerFailed
+from gnnplan.planner.probe.team import State, Team, run_task
+from gnnplan.runtime.errors import WorkerFailed
 
-TIMING = "planner.probe.timing"
+TIMING = "gnnplan.planner.probe.timing"
 
 
 @pytest.mark.distributed
 def test_team_runs_tasks_keeps_state_reports_errors_and_ends():
     with Team(2, timeout_seconds=60.0) as team:
-        found = team.run("planner.probe.memory:prepare_copy", num_bytes=4096)
+        found = team.run("gnnplan.planner.probe.memory:prepare_copy", num_bytes=4096)
         assert found == [None, None]
-        seconds = team.run_together("planner.probe.memory:copy", seconds=0.0, least=3)
+        seconds = team.run_together("gnnplan.planner.probe.memory:copy", seconds=0.0, least=3)
         assert [len(each) for each in seconds] == [3, 3]
 
-        assert len(team.run("planner.probe.memory:forget", ranks=1, names=["copy_to"])) == 1
+        assert len(team.run("gnnplan.planner.probe.memory:forget", ranks=1, names=["copy_to"])) == 1
         with pytest.raises(WorkerFailed, match=r"probe process 0: .*KeyError: 'copy_to'"):
-            team.run_together("planner.probe.memory:copy", ranks=1, seconds=0.0, least=1)
+            team.run_together("gnnplan.planner.probe.memory:copy", ranks=1, seconds=0.0, least=1)
         # Worker 1 kept its own.
         assert (
-            len(team.run_together("planner.probe.memory:copy", seconds=0.0, least=1, ranks=0)) == 0
+            len(
+                team.run_together(
+                    "gnnplan.planner.probe.memory:copy", seconds=0.0, least=1, ranks=0
+                )
+            )
+            == 0
         )
 
         processes = list(team._processes)
@@ -55,7 +60,9 @@ def test_a_worker_that_hangs_is_given_up_and_ended():
     assert processes[0].poll() is not None
 
 
-@pytest.mark.parametrize("name", ["os:getpid", "planner.probe.timing", "planner.machine:load"])
+@pytest.mark.parametrize(
+    "name", ["os:getpid", "gnnplan.planner.probe.timing", "gnnplan.planner.machine:load"]
+)
 def test_only_tasks_of_the_probe_are_run(name: str):
     with pytest.raises(ValueError, match="expected a task"):
         run_task(State(rank=0), name, {})

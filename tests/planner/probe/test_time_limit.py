@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from planner.cli.main import main
-from planner.machine.model import MachineModel, Table, check_machine
-from planner.probe import memory, probe as subject, sampling
-from planner.probe.budget import Budget
-from planner.probe.context import QUICK, ProbeContext, smallest
-from planner.probe.presets import load_preset
-from planner.probe.team import OutOfTime, Team
-from planner.probe.timing import summarize
-from runtime.errors import WorkerFailed
+from gnnplan.planner.cli.main import main
+from gnnplan.planner.machine.model import MachineModel, Table, check_machine
+from gnnplan.planner.probe import memory, probe as subject, sampling
+from gnnplan.planner.probe.budget import Budget
+from gnnplan.planner.probe.context import QUICK, ProbeContext, smallest
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.probe.team import OutOfTime, Team
+from gnnplan.planner.probe.timing import summarize
+from gnnplan.runtime.errors import WorkerFailed
 
-HANG = {"task": "planner.probe.timing:noise_task", "kernel_seconds": 3600.0, "repeats": 2}
+HANG = {"task": "gnnplan.planner.probe.timing:noise_task", "kernel_seconds": 3600.0, "repeats": 2}
 IDLE = {"start": 5.0, "memory": 30.0, "sampling": 30.0, "exchange between ranks": 40.0,
         "overlap": 10.0, "disk": 10.0}  # fmt: skip
 """Seconds of a full probe's subjects on an idle machine."""
@@ -43,7 +43,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_team_waits_for_all_its_tasks_together_no_longer_than_its_time() -> None:
     with Team(1, until=0.0) as team:
         with pytest.raises(OutOfTime, match="no time is left"):
-            team.run("planner.probe.timing:noise_task", ranks=1, kernel_seconds=1.0, repeats=1)
+            team.run(
+                "gnnplan.planner.probe.timing:noise_task", ranks=1, kernel_seconds=1.0, repeats=1
+            )
         team.kill()
 
 

@@ -7,7 +7,12 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from planner.profile.analytic import labor_hotness, neighbor_hotness, seed_probability, smooth
+from gnnplan.planner.profile.analytic import (
+    labor_hotness,
+    neighbor_hotness,
+    seed_probability,
+    smooth,
+)
 
 
 def csc(lists):

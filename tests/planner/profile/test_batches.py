@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from planner.profile.presample import draw_all
-from planner.settings import PlanSettings
-from planner.workload import Combination
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Workload
+from gnnplan.planner.profile.presample import draw_all
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import Combination
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Workload
 
 SETTINGS = PlanSettings(workload=Workload(batch_size=96, fanouts=[3, 2]))
 

@@ -5,12 +5,12 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from planner.profile import draw as draw_shared
-from planner.profile.draw import drawer, shared_drawer
-from runtime.errors import SamplerError
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Sampler, Workload
-from runtime.sampling.distributed.owner import Owners
+from gnnplan.planner.profile import draw as draw_shared
+from gnnplan.planner.profile.draw import drawer, shared_drawer
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Sampler, Workload
+from gnnplan.runtime.sampling.distributed.owner import Owners
 
 WORK = Workload(fanouts=[4, 3], batch_size=60, seed=3)
 

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from planner.errors import SettingsError
-from planner.machine.model import MachineModel
-from planner.probe.presets import load_preset
-from planner.profile import gpu_profile as subject
-from planner.profile.gpu_profile import gpu_profile
-from planner.profile.protocol import GPU, GpuTimingAnswer, GpuTimingReply, GpuTimingRequest
-from planner.settings import PlanSettings
-from planner.workload import GpuLoop, GpuSample
-from runtime import codec
-from runtime.device import machine_fingerprint
-from runtime.fallback import SlowerPathWarning, forget_warnings
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Workload
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.profile import gpu_profile as subject
+from gnnplan.planner.profile.gpu_profile import gpu_profile
+from gnnplan.planner.profile.protocol import GPU, GpuTimingAnswer, GpuTimingReply, GpuTimingRequest
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import GpuLoop, GpuSample
+from gnnplan.runtime import codec
+from gnnplan.runtime.device import machine_fingerprint
+from gnnplan.runtime.fallback import SlowerPathWarning, forget_warnings
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Workload
 
 SETTINGS = PlanSettings(workload=Workload(batch_size=64, hidden=8, fanouts=[4, 3]))
 ANSWER = GpuTimingAnswer(

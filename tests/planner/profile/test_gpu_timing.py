@@ -9,15 +9,15 @@ import torch
 
 pytest.importorskip("triton")
 
-from planner.profile import gpu_loop, gpu_timing
-from planner.profile.gpu_timing import GpuTimed
-from planner.profile.protocol import GpuTimingAnswer, GpuTimingRequest
-from runtime import codec, meter
-from runtime.graph.dataset import open_graph
-from runtime.graph.generate import generate_rmat
-from runtime.loader import pipeline as loader_pass
-from runtime.plan.schema import Sampler, Workload
-from runtime.train import minibatch
+from gnnplan.planner.profile import gpu_loop, gpu_timing
+from gnnplan.planner.profile.gpu_timing import GpuTimed
+from gnnplan.planner.profile.protocol import GpuTimingAnswer, GpuTimingRequest
+from gnnplan.runtime import codec, meter
+from gnnplan.runtime.graph.dataset import open_graph
+from gnnplan.runtime.graph.generate import generate_rmat
+from gnnplan.runtime.loader import pipeline as loader_pass
+from gnnplan.runtime.plan.schema import Sampler, Workload
+from gnnplan.runtime.train import minibatch
 from tests.support.clock import FakeClock, TickingClock
 
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from planner.profile import loop as module
-from planner.profile.loop import MOST_STEPS as STEPS, WARM, Bench, handing
-from planner.profile.protocol import BatchShape, TimingRequest
-from runtime import meter
-from runtime.graph.dataset import Graph
-from runtime.graph.generate_tasks import generate_links
-from runtime.loader import pipeline as loader_pass
-from runtime.plan.schema import Workload
-from runtime.stages import Stage
-from runtime.train import minibatch
-from runtime.train.minibatch import STEP
+from gnnplan.planner.profile import loop as module
+from gnnplan.planner.profile.loop import MOST_STEPS as STEPS, WARM, Bench, handing
+from gnnplan.planner.profile.protocol import BatchShape, TimingRequest
+from gnnplan.runtime import meter
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate_tasks import generate_links
+from gnnplan.runtime.loader import pipeline as loader_pass
+from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.stages import Stage
+from gnnplan.runtime.train import minibatch
+from gnnplan.runtime.train.minibatch import STEP
 from tests.support.clock import FakeClock
 
 WORK = Workload(hidden=8, fanouts=[3, 2], batch_size=16)

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner.profile import timing_process as in_line
-from planner.profile.loading import Gathering, Loader, Reading
-from planner.profile.timing_process import InLineWork
-from runtime.graph.dataset import Graph
+from gnnplan.planner.profile import timing_process as in_line
+from gnnplan.planner.profile.loading import Gathering, Loader, Reading
+from gnnplan.planner.profile.timing_process import InLineWork
+from gnnplan.runtime.graph.dataset import Graph
 from tests.planner.profile.test_loader_kept import WORK, asked
 
 

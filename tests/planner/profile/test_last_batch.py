@@ -5,20 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.cost.backends.cooperative import part_of, part_profile
-from planner.profile.draw import drawer, last_batch
-from planner.profile.loop import Bench
-from planner.profile.model_seconds import timing_request
-from planner.profile.presample import interpolated, presample, shared_batch
-from planner.profile.protocol import BatchShape
-from planner.profile.synthetic import synthetic_batch
-from planner.profile.timing_process import TimedModel
-from planner.settings import PlanSettings
-from planner.workload import Combination
-from runtime.graph.dataset import Graph
-from runtime.models.adjacency import torch_block
-from runtime.models.functions import transforms_first
-from runtime.plan.schema import Sampler, Workload
+from gnnplan.planner.cost.backends.cooperative import part_of, part_profile
+from gnnplan.planner.profile.draw import drawer, last_batch
+from gnnplan.planner.profile.loop import Bench
+from gnnplan.planner.profile.model_seconds import timing_request
+from gnnplan.planner.profile.presample import interpolated, presample, shared_batch
+from gnnplan.planner.profile.protocol import BatchShape
+from gnnplan.planner.profile.synthetic import synthetic_batch
+from gnnplan.planner.profile.timing_process import TimedModel
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import Combination
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.models.adjacency import torch_block
+from gnnplan.runtime.models.functions import transforms_first
+from gnnplan.runtime.plan.schema import Sampler, Workload
 from tests.support.timings import request
 
 WORK = Workload(fanouts=[5, 3], batch_size=100, seed=1)

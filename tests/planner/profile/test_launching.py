@@ -2,15 +2,17 @@
 
 import pytest
 
-from planner.profile import team
-from planner.profile.team import launcher_bytes, private_bytes_of
-from runtime.errors import WorkerFailed
+from gnnplan.planner.profile import team
+from gnnplan.planner.profile.team import launcher_bytes, private_bytes_of
+from gnnplan.runtime.errors import WorkerFailed
 
 
 def test_a_module_adds_what_it_imports() -> None:
-    alone = private_bytes_of(["runtime.launch.launch"])
+    alone = private_bytes_of(["gnnplan.runtime.launch.launch"])
     assert 1e6 < alone < 1e9
-    assert private_bytes_of(["runtime.launch.launch", "torch.distributed.run"]) > alone + 20e6
+    assert (
+        private_bytes_of(["gnnplan.runtime.launch.launch", "torch.distributed.run"]) > alone + 20e6
+    )
 
 
 def test_it_is_measured_once_for_installed_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +24,7 @@ def test_it_is_measured_once_for_installed_libraries(monkeypatch: pytest.MonkeyP
 
 def test_what_cannot_be_started_is_said() -> None:
     with pytest.raises(WorkerFailed, match=r"no_such_module could not be started: .*No module"):
-        private_bytes_of(["runtime.launch.launch", "no_such_module"])
+        private_bytes_of(["gnnplan.runtime.launch.launch", "no_such_module"])
 
 
 def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.profile import loading
-from planner.profile.draw import Chosen, drawer
-from planner.profile.loading import KeptLoaders, Loader
-from planner.profile.loop import Bench
-from planner.profile.protocol import LoadingRequest
-from planner.profile.synthetic import drawn_batch
-from planner.profile.timing_process import DRAWN_WARMUP, WARMUP_STEPS, TimedModel
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Sampler, Workload
-from runtime.sampling.minibatch import MiniBatch
-from runtime.sampling.seeds import SeedSchedule
+from gnnplan.planner.profile import loading
+from gnnplan.planner.profile.draw import Chosen, drawer
+from gnnplan.planner.profile.loading import KeptLoaders, Loader
+from gnnplan.planner.profile.loop import Bench
+from gnnplan.planner.profile.protocol import LoadingRequest
+from gnnplan.planner.profile.synthetic import drawn_batch
+from gnnplan.planner.profile.timing_process import DRAWN_WARMUP, WARMUP_STEPS, TimedModel
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Sampler, Workload
+from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.sampling.seeds import SeedSchedule
 from tests.support.timings import request
 
 WORK = Workload(fanouts=[3, 2], batch_size=32, hidden=8)

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.profile import loading
-from planner.profile.draw import drawer
-from planner.profile.loading import (
+from gnnplan.planner.profile import loading
+from gnnplan.planner.profile.draw import drawer
+from gnnplan.planner.profile.loading import (
     LEAST_BATCHES,
     TIMED_BATCHES,
     WARM_TURNS,
@@ -25,12 +25,12 @@ from planner.profile.loading import (
     time_beside,
     time_in_turns,
 )
-from planner.workload import Interference
-from runtime.cores import usable_core_ids
-from runtime.features.disk import Disk
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Sampler, Workload
-from runtime.sampling.minibatch import MiniBatch
+from gnnplan.planner.workload import Interference
+from gnnplan.runtime.cores import usable_core_ids
+from gnnplan.runtime.features.disk import Disk
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Sampler, Workload
+from gnnplan.runtime.sampling.minibatch import MiniBatch
 from tests.support.clock import FairLock, Simulation
 
 
@@ -236,7 +236,7 @@ def test_a_loader_samples_anew_and_reads_rows_of_batches_in_turn(
 def test_reads_of_the_disk_are_counted_as_the_tier_cuts_them(
     small_graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.features.direct.open_file", _as_if_direct)
+    monkeypatch.setattr("gnnplan.runtime.features.direct.open_file", _as_if_direct)
     rows = 5 * 4096 // small_graph.row_bytes
     near, far = np.arange(rows), np.array([0, small_graph.num_nodes - 1])
     # Rows side by side are one request, of their blocks; two far apart are one of a block each.
@@ -257,7 +257,7 @@ def test_a_disk_that_gives_no_direct_reads_is_not_timed(
     small_graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = [np.arange(9)]
-    monkeypatch.setattr("runtime.features.direct.open_file", _without_direct)
+    monkeypatch.setattr("gnnplan.runtime.features.direct.open_file", _without_direct)
     with disk_work(small_graph, batches, room(small_graph, batches)) as read:
         assert read.timed(6e-5) is None
     bare = replace(small_graph, x=None, meta=replace(small_graph.meta, feature_dim=0))

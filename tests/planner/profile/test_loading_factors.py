@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost.stages.gather import expected_factor
-from planner.machine.model import Table
-from planner.profile.model_seconds import loading_factors
-from planner.profile.protocol import InLine, LoadingAnswer, TimedDisk, TimedGather
+from gnnplan.planner.cost.stages.gather import expected_factor
+from gnnplan.planner.machine.model import Table
+from gnnplan.planner.profile.model_seconds import loading_factors
+from gnnplan.planner.profile.protocol import InLine, LoadingAnswer, TimedDisk, TimedGather
 from tests.support.machines import machine
 
 GATHER = Table(

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from planner.profile import model_seconds
-from planner.profile.draw import drawer, sampler_of
-from planner.profile.model_seconds import loading_request, model_timing, timing_request
-from planner.profile.presample import presample
-from planner.profile.synthetic import synthetic_batch
-from planner.settings import PlanSettings
-from planner.workload import Combination
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Workload
+from gnnplan.planner.profile import model_seconds
+from gnnplan.planner.profile.draw import drawer, sampler_of
+from gnnplan.planner.profile.model_seconds import loading_request, model_timing, timing_request
+from gnnplan.planner.profile.presample import presample
+from gnnplan.planner.profile.synthetic import synthetic_batch
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import Combination
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Workload
 from tests.support.profiles import profile as by_hand
 from tests.support.timings import answer
 

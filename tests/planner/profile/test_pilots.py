@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.machine.model import Table
-from planner.profile import draws as draws_module, draws as pilots
-from planner.profile.cache import keep_answer
-from planner.profile.draws import GraphDraws
-from planner.search.dimensions.dependence import share_draws
-from planner.search.dimensions.stacks import DEPENDENT, TABLE
-from planner.settings import PlanSettings
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Workload
-from runtime.sampling.bulk.memory import BulkBytes
+from gnnplan.planner.machine.model import Table
+from gnnplan.planner.profile import draws as draws_module, draws as pilots
+from gnnplan.planner.profile.cache import keep_answer
+from gnnplan.planner.profile.draws import GraphDraws
+from gnnplan.planner.search.dimensions.dependence import share_draws
+from gnnplan.planner.search.dimensions.stacks import DEPENDENT, TABLE
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.sampling.bulk.memory import BulkBytes
 from tests.planner.test_choices_run import opened as opened  # the search as those tests make it
 
 WORK = Workload(batch_size=20, hidden=8, fanouts=[5, 3], allow="approximate")

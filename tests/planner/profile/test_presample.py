@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.cost.stages.gather import counted_runs
-from planner.profile import presample as presample_module
-from planner.profile.draw import last_batch
-from planner.profile.model_seconds import batch_shape
-from planner.profile.presample import MOST_BATCHES, interpolated, presample
-from planner.profile.protocol import BatchShape
-from planner.profile.synthetic import synthetic_batch, synthetic_links
-from runtime.graph.dataset import Graph
-from runtime.graph.generate_tasks import generate_links, generate_typed
-from runtime.loader.tasks import typed_sampler
-from runtime.plan.schema import Links, Sampler, Workload
-from runtime.sampling.minibatch import Dialect
-from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.seeds import SeedSchedule
+from gnnplan.planner.cost.stages.gather import counted_runs
+from gnnplan.planner.profile import presample as presample_module
+from gnnplan.planner.profile.draw import last_batch
+from gnnplan.planner.profile.model_seconds import batch_shape
+from gnnplan.planner.profile.presample import MOST_BATCHES, interpolated, presample
+from gnnplan.planner.profile.protocol import BatchShape
+from gnnplan.planner.profile.synthetic import synthetic_batch, synthetic_links
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate_tasks import generate_links, generate_typed
+from gnnplan.runtime.loader.tasks import typed_sampler
+from gnnplan.runtime.plan.schema import Links, Sampler, Workload
+from gnnplan.runtime.sampling.minibatch import Dialect
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.seeds import SeedSchedule
 
 SAMPLED = Workload(fanouts=[5, 3], batch_size=100, seed=1)
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import SettingsError
-from planner.profile import profile as module
-from planner.profile.profile import Wanted, profile_key, profiles
-from planner.profile.protocol import LoadingAnswer, TimingAnswer, TimingRequest
-from planner.profile.team import Team
-from planner.settings import PlanSettings
-from planner.workload import Combination, ProcessCost
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Workload
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.profile import profile as module
+from gnnplan.planner.profile.profile import Wanted, profile_key, profiles
+from gnnplan.planner.profile.protocol import LoadingAnswer, TimingAnswer, TimingRequest
+from gnnplan.planner.profile.team import Team
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import Combination, ProcessCost
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Workload
 from tests.support.machines import machine
 from tests.support.timings import answer
 

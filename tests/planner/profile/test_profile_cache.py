@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.profile import cache
+from gnnplan.planner.profile import cache
 from tests.support.profiles import profile as by_hand
 
 

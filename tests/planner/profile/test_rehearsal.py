@@ -5,9 +5,9 @@ import sys
 
 REHEARSED = """
 import importlib
-from planner.profile.synthetic import rehearse
-from planner.profile.protocol import private_bytes
-for library in ("torch", "torch_geometric.nn", "runtime.models.build"):
+from gnnplan.planner.profile.synthetic import rehearse
+from gnnplan.planner.profile.protocol import private_bytes
+for library in ("torch", "torch_geometric.nn", "gnnplan.runtime.models.build"):
     importlib.import_module(library)
 for _ in range(3):
     print(private_bytes())

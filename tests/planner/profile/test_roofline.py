@@ -2,10 +2,10 @@
 
 import pytest
 
-from planner.errors import SettingsError
-from planner.probe.presets import load_preset
-from planner.profile.model_seconds import SCALES
-from planner.profile.roofline import (
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.profile.model_seconds import SCALES
+from gnnplan.planner.profile.roofline import (
     LayerShape,
     Operation,
     aggregation,
@@ -15,9 +15,9 @@ from planner.profile.roofline import (
     product,
     roofline_timing,
 )
-from planner.workload import ModelTiming
-from runtime.models.build import build_model
-from runtime.plan.schema import Workload
+from gnnplan.planner.workload import ModelTiming
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.plan.schema import Workload
 from tests.support.profiles import batch_profile
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from planner.profile.protocol import (
+from gnnplan.planner.profile.protocol import (
     InLine,
     LoadingAnswer,
     TimedDisk,
@@ -13,7 +13,7 @@ from planner.profile.protocol import (
     TimingAnswer,
     TimingRequest,
 )
-from planner.profile.schedule import (
+from gnnplan.planner.profile.schedule import (
     APART,
     LEAST_SECONDS,
     ROUNDS,
@@ -23,11 +23,11 @@ from planner.profile.schedule import (
     middle_round,
     time_all,
 )
-from planner.profile.team import Team
-from planner.settings import PlanSettings
-from planner.workload import Combination, Interference
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Workload
+from gnnplan.planner.profile.team import Team
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import Combination, Interference
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Workload
 from tests.support.clock import FakeClock
 from tests.support.profiles import profile as by_hand
 from tests.support.timings import answer
@@ -85,7 +85,7 @@ def one_size() -> list[TimedBatch]:
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.profile.model_seconds.usable_core_ids", lambda: [0, 1])
+    monkeypatch.setattr("gnnplan.planner.profile.model_seconds.usable_core_ids", lambda: [0, 1])
 
 
 def test_a_round_visits_what_each_size_needs_and_then_all_that_may_win(small_graph: Graph) -> None:

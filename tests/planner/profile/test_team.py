@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.profile.team import Team
+from gnnplan.planner.profile.team import Team
 
 MEMBER = """
 import json, pathlib, sys

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cost.stages.gather import QUEUE_DEPTH, disk_rate, expected_factor
-from planner.profile.model_seconds import with_loading
-from planner.profile.protocol import LoadingAnswer, LoadingRequest, TimedDisk
-from planner.profile.team import Team
-from runtime import codec
-from runtime.errors import WorkerFailed
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Sampler
+from gnnplan.planner.cost.stages.gather import QUEUE_DEPTH, disk_rate, expected_factor
+from gnnplan.planner.profile.model_seconds import with_loading
+from gnnplan.planner.profile.protocol import LoadingAnswer, LoadingRequest, TimedDisk
+from gnnplan.planner.profile.team import Team
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import WorkerFailed
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Sampler
 from tests.support.machines import machine
 from tests.support.profiles import profile as by_hand
 from tests.support.timings import request

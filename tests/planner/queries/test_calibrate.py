@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from planner import pipeline
-from planner.cli.main import main
-from planner.errors import SettingsError
-from planner.profile.cache import Profile, load_record
-from planner.queries.calibrate import (
+from gnnplan.planner import pipeline
+from gnnplan.planner.cli.main import main
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.profile.cache import Profile, load_record
+from gnnplan.planner.queries.calibrate import (
     CONFIRMED,
     Calibration,
     Observation,
@@ -19,12 +19,12 @@ from planner.queries.calibrate import (
     load_calibration,
     refit,
 )
-from planner.queries.compare import Comparison, compare, factor_names
-from planner.queries.whatif import whatif
-from planner.settings import PlanSettings
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Plan, Workload
-from runtime.report import RunReport, save_report
+from gnnplan.planner.queries.compare import Comparison, compare, factor_names
+from gnnplan.planner.queries.whatif import whatif
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Plan, Workload
+from gnnplan.runtime.report import RunReport, save_report
 from tests.planner.queries.test_compare import report, stage
 from tests.support.machines import constant, machine
 from tests.support.profiles import profile

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import SettingsError
-from planner.queries.compare import absolute_percentage_error, compare
-from planner.queries.tune import measured
-from runtime import codec
-from runtime.plan.io import load_plan
-from runtime.plan.schema import Interval, Plan
-from runtime.report import (
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.queries.compare import absolute_percentage_error, compare
+from gnnplan.planner.queries.tune import measured
+from gnnplan.runtime import codec
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Interval, Plan
+from gnnplan.runtime.report import (
     EpochReport,
     HostNoise,
     RankReport,

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from planner.probe.presets import load_preset
-from planner.queries.other_machines import DEMO_MACHINES, plan_elsewhere, render_elsewhere
-from planner.settings import PlanSettings
-from runtime.graph.generate import generate_rmat
-from runtime.plan.io import load_plan
-from runtime.plan.schema import Workload
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.queries.other_machines import DEMO_MACHINES, plan_elsewhere, render_elsewhere
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.graph.generate import generate_rmat
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Workload
 
 
 @pytest.mark.slow

@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.cli.main import main
-from planner.errors import SettingsError
-from planner.machine.routes import lines
-from planner.probe.presets import load_preset
-from planner.queries.simulate import Simulation, simulate
-from runtime.errors import PlanError
-from runtime.graph.dataset import Graph
-from runtime.launch.launch import train
-from runtime.loader.loader import PlannedLoader
-from runtime.loader.topology import cached_arrays
-from runtime.meter import StageMeter
-from runtime.plan.io import load_plan, save_plan
-from runtime.plan.schema import DynamicCache, Sampler, Threads, TopologyPlacement
-from runtime.report import RankReport
+from gnnplan.planner.cli.main import main
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.machine.routes import lines
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.queries.simulate import Simulation, simulate
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch.launch import train
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.loader.topology import cached_arrays
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.plan.io import load_plan, save_plan
+from gnnplan.runtime.plan.schema import DynamicCache, Sampler, Threads, TopologyPlacement
+from gnnplan.runtime.report import RankReport
 from tests.support.machines import machine
 from tests.support.plans import make_plan
 

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner import pipeline
-from planner.cli.main import main
-from planner.errors import SettingsError
-from planner.machine.model import MachineModel
-from planner.probe.timing import Patience
-from planner.profile.cache import load_record, record_path
-from planner.queries.calibrate import calibration_path
-from planner.queries.tune import (
+from gnnplan.planner import pipeline
+from gnnplan.planner.cli.main import main
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.probe.timing import Patience
+from gnnplan.planner.profile.cache import load_record, record_path
+from gnnplan.planner.queries.calibrate import calibration_path
+from gnnplan.planner.queries.tune import (
     TUNE_FILE,
     Approach,
     Measured,
@@ -31,16 +31,16 @@ from planner.queries.tune import (
     tune,
     turns,
 )
-from planner.queries.whatif import reopen
-from planner.search.choose import choose
-from planner.search.dimensions.dependence import share_draws
-from planner.settings import PlanSettings
-from runtime.device import machine_fingerprint
-from runtime.errors import GnnplanError, WorkerFailed
-from runtime.graph.dataset import Graph
-from runtime.plan.io import load_plan
-from runtime.plan.schema import Interval, Plan, Workload
-from runtime.report import RunReport, load_report
+from gnnplan.planner.queries.whatif import reopen
+from gnnplan.planner.search.choose import choose
+from gnnplan.planner.search.dimensions.dependence import share_draws
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.device import machine_fingerprint
+from gnnplan.runtime.errors import GnnplanError, WorkerFailed
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Interval, Plan, Workload
+from gnnplan.runtime.report import RunReport, load_report
 from tests.planner.queries.test_compare import report, stage
 from tests.support.machines import machine
 from tests.support.profiles import profile

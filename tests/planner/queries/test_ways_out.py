@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner import pipeline
-from planner.errors import PlanDoesNotFit
-from planner.machine.model import MachineModel
-from planner.profile.cache import Profile
-from planner.queries.remedies import find_remedies
-from planner.search.search import Search
-from planner.settings import PlanSettings
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Workload
+from gnnplan.planner import pipeline
+from gnnplan.planner.errors import PlanDoesNotFit
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.profile.cache import Profile
+from gnnplan.planner.queries.remedies import find_remedies
+from gnnplan.planner.search.search import Search
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Workload
 from tests.support.machines import machine
 from tests.support.profiles import hotness, profile
 

@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner import pipeline
-from planner.cli.main import main
-from planner.errors import PlanDoesNotFit, SettingsError
-from planner.machine.model import MachineModel
-from planner.profile import cache as record
-from planner.profile.cache import Profile
-from planner.queries.diff import diff, render as render_diff
-from planner.queries.whatif import apply, cheapest_for, render_why_not, whatif, why_not
-from planner.settings import PlanSettings
-from runtime.errors import PlanError
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Plan, Workload
+from gnnplan.planner import pipeline
+from gnnplan.planner.cli.main import main
+from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.profile import cache as record
+from gnnplan.planner.profile.cache import Profile
+from gnnplan.planner.queries.diff import diff, render as render_diff
+from gnnplan.planner.queries.whatif import apply, cheapest_for, render_why_not, whatif, why_not
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Plan, Workload
 from tests.support.machines import machine
 from tests.support.profiles import hotness, profile
 

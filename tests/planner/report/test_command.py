@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.cli.main import main
-from runtime.graph.dataset import Graph
+from gnnplan.planner.cli.main import main
+from gnnplan.runtime.graph.dataset import Graph
 from tests.support.plans import make_plan
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.report.measured import differences, verdict
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Device, Plan
+from gnnplan.planner.report.measured import differences, verdict
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Device, Plan
 from tests.support.plans import make_plan
 
 

@@ -4,8 +4,8 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from planner.probe.presets import list_presets, load_preset
-from planner.report.topology import BOX, LEVEL, MARGIN, bend, host_of, layout
+from gnnplan.planner.probe.presets import list_presets, load_preset
+from gnnplan.planner.report.topology import BOX, LEVEL, MARGIN, bend, host_of, layout
 
 
 @pytest.mark.parametrize("name", list_presets())

@@ -8,17 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from planner.machine.model import MachineModel
-from planner.probe.presets import load_preset
-from planner.report.links import link_rows
-from planner.report.memory import memory_bars
-from planner.report.page import choices, device_rows, report_html, sections
-from planner.report.timeline import timeline
-from planner.report.topology import draw_topology
-from planner.report.words import STAGE_WORDS
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Alternative, Device, Interval, MachineRef, MemoryUse, Plan, Threads
-from runtime.stages import Stage
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.report.links import link_rows
+from gnnplan.planner.report.memory import memory_bars
+from gnnplan.planner.report.page import choices, device_rows, report_html, sections
+from gnnplan.planner.report.timeline import timeline
+from gnnplan.planner.report.topology import draw_topology
+from gnnplan.planner.report.words import STAGE_WORDS
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import (
+    Alternative,
+    Device,
+    Interval,
+    MachineRef,
+    MemoryUse,
+    Plan,
+    Threads,
+)
+from gnnplan.runtime.stages import Stage
 from tests.support.plans import make_plan
 from tests.support.reports import run_report
 

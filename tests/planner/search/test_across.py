@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from planner import pipeline
-from planner.errors import PlanDoesNotFit, SettingsError
-from planner.profile.cache import Profile, load_record
-from planner.settings import PlanSettings, SamplerChoice
-from runtime.graph.dataset import Graph
-from runtime.plan.io import load_plan
-from runtime.plan.schema import Plan, Workload
+from gnnplan.planner import pipeline
+from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
+from gnnplan.planner.profile.cache import Profile, load_record
+from gnnplan.planner.settings import PlanSettings, SamplerChoice
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Plan, Workload
 from tests.support.machines import machine
 from tests.support.profiles import profile
 

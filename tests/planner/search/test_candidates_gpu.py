@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from planner.errors import SettingsError
-from planner.probe.presets import load_preset
-from planner.search.enumerate import gpu_counts, machine_candidates, plans_gpus
-from planner.settings import PlanSettings
-from runtime.plan.schema import Workload
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.search.enumerate import gpu_counts, machine_candidates, plans_gpus
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.plan.schema import Workload
 
 SETTINGS = PlanSettings(workload=Workload(batch_size=1024))
 

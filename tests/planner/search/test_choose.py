@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from planner.candidate import PlacedRows, RankRows
-from planner.placement.costs import RowCosts
-from planner.placement.place import CandidatePlacement, Capacity, Memories
-from planner.search.choose import Evaluated, choose, why_it_lost
-from runtime.plan.schema import Interval, Prediction, Threads
+from gnnplan.planner.candidate import PlacedRows, RankRows
+from gnnplan.planner.placement.costs import RowCosts
+from gnnplan.planner.placement.place import CandidatePlacement, Capacity, Memories
+from gnnplan.planner.search.choose import Evaluated, choose, why_it_lost
+from gnnplan.runtime.plan.schema import Interval, Prediction, Threads
 from tests.support.candidates import candidate_of_ranks
 from tests.support.placements import placed_by
 

@@ -4,19 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from planner.candidate import Candidate, PlacedRows, RankRows
-from planner.cost.backends.gpu_lanes import buffer_bytes, capture_gain, captured_bytes
-from planner.cost.memory import Budgets
-from planner.cost.model import predict
-from planner.cost.request import Request
-from planner.cost.stages.all_reduce import exposed_in_parts, ring_seconds
-from planner.cost.stages.exchange import measured_eta
-from planner.machine.model import MachineModel, Table
-from planner.probe.presets import load_preset
-from planner.search.search import with_capture, with_parts
-from planner.settings import PlanSettings
-from runtime.plan.schema import GraphRef, Prediction, Threads, Workload
-from runtime.train.parts import PART_BYTES
+from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
+from gnnplan.planner.cost.backends.gpu_lanes import buffer_bytes, capture_gain, captured_bytes
+from gnnplan.planner.cost.memory import Budgets
+from gnnplan.planner.cost.model import predict
+from gnnplan.planner.cost.request import Request
+from gnnplan.planner.cost.stages.all_reduce import exposed_in_parts, ring_seconds
+from gnnplan.planner.cost.stages.exchange import measured_eta
+from gnnplan.planner.machine.model import MachineModel, Table
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.search.search import with_capture, with_parts
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.plan.schema import GraphRef, Prediction, Threads, Workload
+from gnnplan.runtime.train.parts import PART_BYTES
 from tests.planner.cost.by_hand import GRAPH, NODES
 from tests.support.candidates import candidate_of_ranks
 from tests.support.machines import constant, machine

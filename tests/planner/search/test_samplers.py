@@ -5,13 +5,13 @@ from typing import Literal
 
 import pytest
 
-from planner import pipeline
-from planner.errors import SettingsError
-from planner.search.samplers import statistics_of, with_samplers
-from planner.settings import PlanSettings, SamplerChoice
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Workload
-from runtime.sampling.statistics import StatisticsClass
+from gnnplan.planner import pipeline
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.search.samplers import statistics_of, with_samplers
+from gnnplan.planner.settings import PlanSettings, SamplerChoice
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.sampling.statistics import StatisticsClass
 
 Allow = Literal["exact", "unbiased", "approximate"]
 

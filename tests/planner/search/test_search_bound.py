@@ -11,21 +11,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner import pipeline
-from planner.assemble import assemble
-from planner.errors import PlanDoesNotFit
-from planner.machine.model import MachineModel
-from planner.probe.presets import load_preset
-from planner.profile import gpu_profile
-from planner.profile.cache import Profile
-from planner.search.choose import alternatives, certificate, choose
-from planner.search.search import Search, SearchResult
-from planner.search.select_sampler import best_over_samplers
-from planner.settings import POLICIES, PlanSettings
-from planner.workload import Hotness
-from runtime.graph.dataset import Graph
-from runtime.graph.generate import generate_sbm
-from runtime.plan.schema import Workload
+from gnnplan.planner import pipeline
+from gnnplan.planner.assemble import assemble
+from gnnplan.planner.errors import PlanDoesNotFit
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.profile import gpu_profile
+from gnnplan.planner.profile.cache import Profile
+from gnnplan.planner.search.choose import alternatives, certificate, choose
+from gnnplan.planner.search.search import Search, SearchResult
+from gnnplan.planner.search.select_sampler import best_over_samplers
+from gnnplan.planner.settings import POLICIES, PlanSettings
+from gnnplan.planner.workload import Hotness
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate import generate_sbm
+from gnnplan.runtime.plan.schema import Workload
 from tests.support.machines import machine
 from tests.support.profiles import batch_profile, profile
 

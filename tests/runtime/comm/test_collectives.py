@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.comm import collectives as pairwise
-from runtime.comm.collectives import Communicator
-from runtime.stages import Stage
+from gnnplan.runtime.comm import collectives as pairwise
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.stages import Stage
 from tests.support.ranks import free_port, run_on_ranks
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from runtime.comm.collectives import Communicator
-from runtime.comm.grid import block_bounds, open_grid, stages_of_column
-from runtime.errors import PlanError
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.comm.grid import block_bounds, open_grid, stages_of_column
+from gnnplan.runtime.errors import PlanError
 from tests.support.inprocess import run_in_process
 
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from runtime.comm.route import check_loopback
-from runtime.graph.dataset import Graph
+from gnnplan.runtime.comm.route import check_loopback
+from gnnplan.runtime.graph.dataset import Graph
 from tests.support.plans import make_plan
 
 ROOT = Path(__file__).resolve().parents[3]
 WITHOUT_LOOPBACK = """
 import sys, time
 from pathlib import Path
-from planner.probe.probe import probe
-from runtime.launch.launch import train
+from gnnplan.planner.probe.probe import probe
+from gnnplan.runtime.launch.launch import train
 for work in (lambda: train(Path(sys.argv[1])), lambda: probe(quick=True)):
     start = time.monotonic()
     try:

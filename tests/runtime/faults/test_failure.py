@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime import codec
-from runtime.errors import BudgetExceeded, PlanError, WorkerFailed
-from runtime.faults.failure import (
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import BudgetExceeded, PlanError, WorkerFailed
+from gnnplan.runtime.faults.failure import (
     ERRORS_FOLDER,
     LAUNCH_FAILURE,
     EndedRank,

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime.faults.heartbeat import VARIABLE, Heartbeat, HeartbeatTable, Phase
-from runtime.meter import StageMeter
-from runtime.stages import Stage
+from gnnplan.runtime.faults.heartbeat import VARIABLE, Heartbeat, HeartbeatTable, Phase
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.stages import Stage
 
 CHILD = """
-from runtime.faults.heartbeat import Heartbeat, Phase
+from gnnplan.runtime.faults.heartbeat import Heartbeat, Phase
 heartbeat = Heartbeat.join()
 heartbeat.begin(Phase.TRAINING)
 heartbeat.enter("gather", 7)
@@ -53,7 +53,7 @@ def test_another_process_writes_and_this_one_reads() -> None:
 
 
 def test_it_beats_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.faults.heartbeat.BEAT_SECONDS", 0.01)
+    monkeypatch.setattr("gnnplan.runtime.faults.heartbeat.BEAT_SECONDS", 0.01)
     table = HeartbeatTable(1)
     monkeypatch.setenv(VARIABLE, table.name)
     monkeypatch.setenv("LOCAL_RANK", "0")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.faults.failure import (
+from gnnplan.runtime.faults.failure import (
     MOST_BYTES,
     MOST_LETTERS,
     failure_of,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.faults.failure import ERRORS_FOLDER, LAUNCH_FAILURE, ended_ranks
-from runtime.faults.watch import Supervisor
+from gnnplan.runtime.faults.failure import ERRORS_FOLDER, LAUNCH_FAILURE, ended_ranks
+from gnnplan.runtime.faults.watch import Supervisor
 
 
 def test_how_each_rank_ended_is_logged_and_written_down(

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.faults.heartbeat import Beat, Phase
-from runtime.faults.watch import Process, Watcher
+from gnnplan.runtime.faults.heartbeat import Beat, Phase
+from gnnplan.runtime.faults.watch import Process, Watcher
 
 LIMIT = 20.0
 

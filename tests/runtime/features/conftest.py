@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.features.location import encode
-from runtime.graph.dataset import Graph, SparseFeatures, write_graph
-from runtime.plan.io import save_plan
-from runtime.plan.schema import (
+from gnnplan.runtime.features.location import encode
+from gnnplan.runtime.graph.dataset import Graph, SparseFeatures, write_graph
+from gnnplan.runtime.plan.io import save_plan
+from gnnplan.runtime.plan.schema import (
     Certificate,
     Device,
     DynamicCache,

@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from runtime.errors import BudgetExceeded
-from runtime.features.disk import ByteBudget
+from gnnplan.runtime.errors import BudgetExceeded
+from gnnplan.runtime.features.disk import ByteBudget
 
 
 def test_a_refusal_writes_the_sum_out_and_changes_nothing() -> None:

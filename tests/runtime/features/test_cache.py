@@ -11,14 +11,14 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from runtime.errors import PlanError
-from runtime.features.cache import LOG, CachedFeatureStore, Slots
-from runtime.features.location import host_table
-from runtime.features.store import open_store
-from runtime.features.tier import AbstractFeatureStore, Counters
-from runtime.graph.dataset import Graph
-from runtime.loader.loader import PlannedLoader
-from runtime.plan.schema import DynamicCache, Plan, Source
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.features.cache import LOG, CachedFeatureStore, Slots
+from gnnplan.runtime.features.location import host_table
+from gnnplan.runtime.features.store import open_store
+from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.plan.schema import DynamicCache, Plan, Source
 from tests.support.caches import SlowClock, SlowLru
 from tests.support.plans import make_plan as write_plan
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.features.direct import Requests, Stored, read_buffers
-from runtime.features.disk import MOST_THREADS, Crew
+from gnnplan.runtime.features.direct import Requests, Stored, read_buffers
+from gnnplan.runtime.features.disk import MOST_THREADS, Crew
 
 NUM_ROWS, DIM = 1000, 128
 """Rows of a block each, so that any number of requests can be cut."""

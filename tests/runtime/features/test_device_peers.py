@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.comm.collectives import Communicator
-from runtime.graph.dataset import Graph, open_graph
-from runtime.plan.io import load_plan
-from runtime.plan.schema import DynamicCache, Plan, Source
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import DynamicCache, Plan, Source
 from tests.support.ranks import free_port, run_on_ranks
 
 pytest.importorskip("triton")
@@ -29,9 +29,9 @@ SOURCES = [
 
 
 def _on_rank(rank: int, port: int, graph_folder: Path, folder: Path, device_type: str) -> None:
-    from runtime.features.device_open import open_device_store
-    from runtime.features.device_rows import DeviceExchange
-    from runtime.loader.loader import PlannedLoader
+    from gnnplan.runtime.features.device_open import open_device_store
+    from gnnplan.runtime.features.device_rows import DeviceExchange
+    from gnnplan.runtime.loader.loader import PlannedLoader
 
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.errors import BudgetExceeded
-from runtime.fallback import SlowerPathWarning, forget_warnings
-from runtime.features.cache import CachedFeatureStore
-from runtime.features.store import open_store
-from runtime.plan.schema import DynamicCache, Source
+from gnnplan.runtime.errors import BudgetExceeded
+from gnnplan.runtime.fallback import SlowerPathWarning, forget_warnings
+from gnnplan.runtime.features.cache import CachedFeatureStore
+from gnnplan.runtime.features.store import open_store
+from gnnplan.runtime.plan.schema import DynamicCache, Source
 from tests.support.inprocess import run_in_process
 
 pytest.importorskip("triton")
 
-from runtime.features import device_open
-from runtime.features.device_open import open_device_store
+from gnnplan.runtime.features import device_open
+from gnnplan.runtime.features.device_open import open_device_store
 
 OWN_AND_HOST = [Source(kind="own"), Source(kind="host")]
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.errors import BudgetExceeded, DatasetError
-from runtime.features import direct
-from runtime.features.disk import INDEX_BYTES_PER_ID, LEAST_IDS, Disk
-from runtime.features.tier import Counters
+from gnnplan.runtime.errors import BudgetExceeded, DatasetError
+from gnnplan.runtime.features import direct
+from gnnplan.runtime.features.disk import INDEX_BYTES_PER_ID, LEAST_IDS, Disk
+from gnnplan.runtime.features.tier import Counters
 
 
 def _save(folder: Path, num_rows: int, dim: int, dtype: Any = np.float32) -> tuple[Path, Any]:

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.errors import DatasetError
-from runtime.features import gather
-from runtime.features.gather import copy_from_addresses, gather_rows
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.features import gather
+from gnnplan.runtime.features.gather import copy_from_addresses, gather_rows
 
 WIDTHS = (1, 3, 4, 7, 16, 33, 100, 128, 1433)
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from runtime.features.gather_triton import gather_kernel as kernel
+from gnnplan.runtime.features.gather_triton import gather_kernel as kernel
 
 NAMES = kernel.arg_names
 KINDS = {"count": "i64", "num_nodes": "i64", "out": "*i32"}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.features.location import encode
+from gnnplan.runtime.features.location import encode
 
 pytest.importorskip("triton")
 
@@ -30,8 +30,8 @@ class Case:
         wide: bool = False,
         coarse: bool = False,
     ) -> None:
-        from runtime.features.device_rows import DeviceRows
-        from runtime.features.gather_triton import DeviceTable
+        from gnnplan.runtime.features.device_rows import DeviceRows
+        from gnnplan.runtime.features.gather_triton import DeviceTable
 
         rng = np.random.default_rng([num_nodes, width, len(dtypes)])
         self.device = device
@@ -81,8 +81,8 @@ class Case:
 def test_padded_rows_come_back_bit_for_bit_and_no_other_row_is_touched(
     width: int, dtype: torch.dtype, gaps: bool, kernel_device: torch.device
 ) -> None:
-    from runtime.features.device_rows import DeviceRows, owns_padding, padded_rows
-    from runtime.features.gather_triton import DeviceTable
+    from gnnplan.runtime.features.device_rows import DeviceRows, owns_padding, padded_rows
+    from gnnplan.runtime.features.gather_triton import DeviceTable
 
     num_nodes, count = 23, 19
     rows = torch.randn((num_nodes, width)).to(dtype)
@@ -162,7 +162,7 @@ def test_a_capped_grid_strides_over_the_whole_batch(
 def test_rows_read_in_the_order_of_their_places_are_the_same(
     programs: int, wide: bool, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runtime.features import gather_triton
+    from gnnplan.runtime.features import gather_triton
 
     monkeypatch.setattr(gather_triton, "_reads_far", lambda codes, sources: True)
     monkeypatch.setattr(gather_triton, "_LEAST_SORTED", 2)
@@ -173,10 +173,10 @@ def test_rows_read_in_the_order_of_their_places_are_the_same(
 def test_only_much_memory_of_the_host_is_read_in_order(
     kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runtime.features import gather_triton
-    from runtime.features.device_rows import DeviceRows
-    from runtime.features.gather_triton import DeviceTable
-    from runtime.features.location import encode
+    from gnnplan.runtime.features import gather_triton
+    from gnnplan.runtime.features.device_rows import DeviceRows
+    from gnnplan.runtime.features.gather_triton import DeviceTable
+    from gnnplan.runtime.features.location import encode
 
     monkeypatch.setattr(gather_triton, "REACH_BYTES", 10 * 16)
     codes = encode(np.zeros(11, np.uint8), np.arange(11))
@@ -196,7 +196,7 @@ def test_only_much_memory_of_the_host_is_read_in_order(
 def test_rows_are_counted_alike_in_fields_and_turn_by_turn(
     turns: int, sources: int, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runtime.features import gather_triton
+    from gnnplan.runtime.features import gather_triton
 
     monkeypatch.setattr(gather_triton, "PACKED_TURNS", turns)
     case = Case(kernel_device, num_nodes=80, width=1024, dtypes=[torch.float32] * sources)
@@ -214,8 +214,8 @@ def test_the_order_of_programs_changes_neither_rows_nor_counters(
 def test_ids_and_slots_out_of_range_are_counted_and_not_written(
     kernel_device: torch.device,
 ) -> None:
-    from runtime.features.device_rows import DeviceRows
-    from runtime.features.gather_triton import DeviceTable
+    from gnnplan.runtime.features.device_rows import DeviceRows
+    from gnnplan.runtime.features.gather_triton import DeviceTable
 
     rows = DeviceRows("own", torch.ones((3, 4), device=kernel_device))
     codes = encode(np.array([0, 0, 0, 0, 1]), np.array([0, 1, 2, 3, 0]))
@@ -262,8 +262,8 @@ def test_arguments_that_do_not_fit_are_refused(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="offsets past 2^31 elements need a GPU")
 def test_offsets_past_two_to_the_31_elements_are_exact() -> None:
-    from runtime.features.device_rows import DeviceRows
-    from runtime.features.gather_triton import DeviceTable
+    from gnnplan.runtime.features.device_rows import DeviceRows
+    from gnnplan.runtime.features.gather_triton import DeviceTable
 
     device, num_nodes, width = torch.device("cuda"), (1 << 24) + 3, 130
     values = torch.zeros((num_nodes, width), dtype=torch.float16, device=device)

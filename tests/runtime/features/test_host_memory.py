@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.features import host_memory
-from runtime.features.device_rows import on_host
-from runtime.features.host_memory import HostMemory, PinError
+from gnnplan.runtime.features import host_memory
+from gnnplan.runtime.features.device_rows import on_host
+from gnnplan.runtime.features.host_memory import HostMemory, PinError
 
 CUDA = torch.device("cuda", 0)
 
@@ -79,9 +79,9 @@ def test_no_bytes_and_the_processor_need_no_locking() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locking needs a GPU")
 def test_an_address_that_is_mapped_again_is_read_as_it_is_now() -> None:
-    from runtime.features.device_rows import DeviceRows
-    from runtime.features.gather_triton import DeviceTable
-    from runtime.features.location import encode
+    from gnnplan.runtime.features.device_rows import DeviceRows
+    from gnnplan.runtime.features.gather_triton import DeviceTable
+    from gnnplan.runtime.features.location import encode
 
     seen, again = set[int](), 0
     codes = encode(np.zeros(1000, np.uint8), np.arange(1000))

@@ -16,13 +16,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.comm.collectives import Communicator
-from runtime.errors import PlanError
-from runtime.features.peer import HostRows
-from runtime.features.store import open_store
-from runtime.graph.dataset import Graph, open_graph
-from runtime.plan.io import load_plan
-from runtime.plan.schema import DynamicCache, Plan, Source
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.features.peer import HostRows
+from gnnplan.runtime.features.store import open_store
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import DynamicCache, Plan, Source
 from tests.support.caches import SlowLru
 from tests.support.ranks import free_port, run_on_ranks
 
@@ -205,7 +205,7 @@ def test_a_row_that_its_host_does_not_hold_is_refused(
 
 
 def _table(plan: Plan, folder: Path) -> Any:
-    from runtime.features.location import LocationTable
+    from gnnplan.runtime.features.location import LocationTable
 
     codes = np.load(folder / plan.arrays["feature_location_0"].file)
     return LocationTable(codes, plan.strategy.features.sources)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from runtime.features.gather import take_labels
+from gnnplan.runtime.features.gather import take_labels
 
 
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 1000])

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.errors import PlanError
-from runtime.features.location import LocationTable, encode, host_table, renumber
-from runtime.plan.schema import Source
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.features.location import LocationTable, encode, host_table, renumber
+from gnnplan.runtime.plan.schema import Source
 
 SOURCES = [Source(kind="own"), Source(kind="peer", rank=1), Source(kind="host")]
 

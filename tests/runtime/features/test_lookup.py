@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.features import gather as lookup
-from runtime.features.location import encode
-from runtime.features.tier import Dense
+from gnnplan.runtime.features import gather as lookup
+from gnnplan.runtime.features.location import encode
+from gnnplan.runtime.features.tier import Dense
 
 TABLES = {
     0: np.arange(12, dtype=np.float32).reshape(4, 3),

@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.comm.collectives import Communicator
-from runtime.features.store import open_store
-from runtime.graph.dataset import Graph, open_graph
-from runtime.plan.io import load_plan
-from runtime.plan.schema import Plan, Source
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.features.store import open_store
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Plan, Source
 from tests.support.ranks import free_port, run_on_ranks
 
 MakeGraph = Callable[..., Graph]

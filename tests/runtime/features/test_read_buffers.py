@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.features.direct import BLOCK_BYTES, HUGE_PAGE_BYTES, read_buffers
+from gnnplan.runtime.features.direct import BLOCK_BYTES, HUGE_PAGE_BYTES, read_buffers
 
 
 def _resident_bytes() -> int:

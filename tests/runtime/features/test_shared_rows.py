@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import segments
-from runtime.comm.collectives import Communicator
-from runtime.features import shared_rows
-from runtime.features.device_rows import DeviceExchange, owns_padding, padded_rows
-from runtime.features.shared_rows import NotSharedError, share_host_rows, share_rows
+from gnnplan.runtime import segments
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.features import shared_rows
+from gnnplan.runtime.features.device_rows import DeviceExchange, owns_padding, padded_rows
+from gnnplan.runtime.features.shared_rows import NotSharedError, share_host_rows, share_rows
 from tests.support.inprocess import run_in_process
 
 RANKS = 3

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.errors import BudgetExceeded, DatasetError, PlanError
-from runtime.features.store import AbstractFeatureStore, open_store
-from runtime.features.tier import total
-from runtime.graph.dataset import Graph, write_graph
-from runtime.plan.schema import Plan, Source
+from gnnplan.runtime.errors import BudgetExceeded, DatasetError, PlanError
+from gnnplan.runtime.features.store import AbstractFeatureStore, open_store
+from gnnplan.runtime.features.tier import total
+from gnnplan.runtime.graph.dataset import Graph, write_graph
+from gnnplan.runtime.plan.schema import Plan, Source
 
 MakeGraph = Callable[..., Graph]
 MakePlan = Callable[..., Plan]

@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from runtime.comm.collectives import Communicator
-from runtime.fullgraph.forward import FullGraphModel
-from runtime.models.build import BlockModel, build_model
-from runtime.plan.schema import FullGraph, Workload
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.fullgraph.forward import FullGraphModel
+from gnnplan.runtime.models.build import BlockModel, build_model
+from gnnplan.runtime.plan.schema import FullGraph, Workload
 
 B1_EDGES = [(0, 1), (1, 2), (2, 3), (3, 4), (1, 3), (0, 4)]
 """The graph of [B1] and [B2] (docs/formulas.md 3.1), undirected."""

@@ -8,16 +8,22 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from planner.fullgraph.bytes import drawn_epoch_bytes
-from planner.fullgraph.sampling_rate import bernoulli_variance
-from runtime.comm.collectives import Communicator
-from runtime.fullgraph.draws import AbstractMasks, SeededMasks, kept_edges, kept_nodes, rounded_size
-from runtime.fullgraph.forward import FullGraphModel
-from runtime.models.build import BlockModel
-from runtime.plan.schema import FullGraph
-from runtime.sampling.rng import Purpose, stream
-from runtime.sampling.statistics import full_graph_class
-from runtime.stages import Stage
+from gnnplan.planner.fullgraph.bytes import drawn_epoch_bytes
+from gnnplan.planner.fullgraph.sampling_rate import bernoulli_variance
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.fullgraph.draws import (
+    AbstractMasks,
+    SeededMasks,
+    kept_edges,
+    kept_nodes,
+    rounded_size,
+)
+from gnnplan.runtime.fullgraph.forward import FullGraphModel
+from gnnplan.runtime.models.build import BlockModel
+from gnnplan.runtime.plan.schema import FullGraph
+from gnnplan.runtime.sampling.rng import Purpose, stream
+from gnnplan.runtime.sampling.statistics import full_graph_class
+from gnnplan.runtime.stages import Stage
 from tests.runtime.fullgraph.cases import (
     B1_EDGES,
     B1_PARTS,

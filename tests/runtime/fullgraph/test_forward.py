@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.comm.collectives import Communicator
-from runtime.errors import PlanError
-from runtime.fullgraph.forward import FullGraphModel, check_settings
-from runtime.plan.schema import FullGraph
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.fullgraph.forward import FullGraphModel, check_settings
+from gnnplan.runtime.plan.schema import FullGraph
 from tests.runtime.fullgraph.cases import (
     full_graph_gradient,
     gradient_of,

@@ -9,12 +9,12 @@ import pytest
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from planner.fullgraph.memory import rank_bytes
-from runtime.graph.dataset import Graph, open_graph
-from runtime.graph.generate import generate_sbm
-from runtime.plan.schema import FullGraph
-from runtime.process import give_back_freed_memory
-from runtime.train.fullgraph import WholeEpoch
+from gnnplan.planner.fullgraph.memory import rank_bytes
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.graph.generate import generate_sbm
+from gnnplan.runtime.plan.schema import FullGraph
+from gnnplan.runtime.process import give_back_freed_memory
+from gnnplan.runtime.train.fullgraph import WholeEpoch
 from tests.support.fullgraph_plans import make_full_graph_plan
 from tests.support.fullgraph_ranks import (
     PeakMemory,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from runtime.errors import PlanError
-from runtime.fullgraph.part import Part, build_part, connect_parts
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.fullgraph.part import Part, build_part, connect_parts
 from tests.runtime.fullgraph.cases import B1_EDGES, B1_PARTS, csc, random_case
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.comm.collectives import Communicator
-from runtime.plan.schema import FullGraph
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.plan.schema import FullGraph
 from tests.runtime.fullgraph.cases import (
     full_graph_gradient,
     gradient_of,

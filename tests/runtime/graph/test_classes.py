@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from runtime.errors import DatasetError
-from runtime.graph.classes import is_sparse, number_classes, whole_numbers
-from runtime.graph.dataset import GraphWarning, open_graph, write_graph
-from runtime.graph.imports.importing import import_graph
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.classes import is_sparse, number_classes, whole_numbers
+from gnnplan.runtime.graph.dataset import GraphWarning, open_graph, write_graph
+from gnnplan.runtime.graph.imports.importing import import_graph
 from tests.support.fuzzing import fuzzed
 
 N = 20

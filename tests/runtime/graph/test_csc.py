@@ -9,9 +9,9 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from runtime.errors import DatasetError
-from runtime.graph import csc
-from runtime.graph.csc import (
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph import csc
+from gnnplan.runtime.graph.csc import (
     BUCKET_BYTES_PER_EDGE,
     EdgeOptions,
     array_edges,
@@ -21,7 +21,7 @@ from runtime.graph.csc import (
     estimate_need,
     number_edges,
 )
-from runtime.graph.staging import Staging
+from gnnplan.runtime.graph.staging import Staging
 
 
 def convert(folder: Path, source, num_nodes: int, options=None, limit_edges: int = 1 << 20):

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.errors import DatasetError
-from runtime.graph.dataset import GraphWarning, open_graph
-from runtime.graph.imports.importing import ImportOptions, import_graph
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.dataset import GraphWarning, open_graph
+from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
 
 ROUNDS = 40
 

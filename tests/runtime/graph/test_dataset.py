@@ -7,8 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.errors import DatasetError
-from runtime.graph.dataset import Graph, GraphWarning, SparseFeatures, open_graph, write_graph
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.dataset import (
+    Graph,
+    GraphWarning,
+    SparseFeatures,
+    open_graph,
+    write_graph,
+)
 
 INDPTR = np.array([0, 2, 3, 3, 5])
 INDICES = np.array([1, 3, 0, 0, 2])

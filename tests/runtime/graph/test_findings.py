@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from planner.cli.main import main
-from runtime.errors import DatasetError
-from runtime.graph import findings as module
-from runtime.graph.dataset import (
+from gnnplan.planner.cli.main import main
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph import findings as module
+from gnnplan.runtime.graph.dataset import (
     Graph,
     GraphWarning,
     SparseFeatures,
@@ -20,8 +20,8 @@ from runtime.graph.dataset import (
     open_graph,
     write_graph,
 )
-from runtime.graph.findings import Finding, stored_links
-from runtime.graph.imports.importing import ImportOptions, import_graph
+from gnnplan.runtime.graph.findings import Finding, stored_links
+from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
 from tests.support.fuzzing import fuzzed
 
 N = 12
@@ -182,7 +182,7 @@ def test_blocks_do_not_change_what_is_found(tmp_path: Path, monkeypatch: pytest.
     write(tmp_path / "g", LINK | {"x": x, "val_idx": np.array([[6, 5], [0, 3], [2, 3]])})
     whole = inspect_graph(tmp_path / "g")[1]
     monkeypatch.setattr(module, "CHUNK_EDGES", 1)
-    monkeypatch.setattr("runtime.graph.findings.CHUNK_BYTES", 16)
+    monkeypatch.setattr("gnnplan.runtime.graph.findings.CHUNK_BYTES", 16)
     assert len(whole) == 2
     assert inspect_graph(tmp_path / "g")[1] == whole
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from runtime import codec
-from runtime.graph.dataset import Graph, open_graph
-from runtime.graph.imports.importing import ImportOptions, import_graph
+from gnnplan.runtime import codec
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
 from tests.support.fuzzing import fuzzed, refused
 from tests.support.mutations import damaged, damaged_json
 
@@ -27,7 +27,7 @@ OPTIONS = st.builds(
 
 @pytest.fixture(autouse=True)
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.graph.imports.source.memory_bytes", lambda: MEMORY_BYTES)
+    monkeypatch.setattr("gnnplan.runtime.graph.imports.source.memory_bytes", lambda: MEMORY_BYTES)
 
 
 def check_sound(graph: Graph) -> None:

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, strategies as st
 from torch_geometric.data import Data
 
-from runtime.graph.dataset import Graph
-from runtime.graph.imports.importing import import_graph
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.imports.importing import import_graph
 from tests.support.fuzzing import fuzzed, refused
 
 NODES = 9

@@ -9,9 +9,9 @@ import pytest
 import scipy.sparse as sp
 from sklearn.linear_model import LogisticRegression
 
-from runtime.errors import DatasetError
-from runtime.graph.dataset import Graph
-from runtime.graph.generate import generate_rmat, generate_sbm, noisy_labels, signal_length
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate import generate_rmat, generate_sbm, noisy_labels, signal_length
 
 
 def matrix(graph: Graph) -> sp.csr_matrix:
@@ -129,10 +129,10 @@ def test_five_million_edges_take_less_than_fifteen_seconds_and_two_gigabytes(tmp
     # In a process of its own, so that the peak is the generator's alone.
     code = (
         "import resource, sys; from pathlib import Path\n"
-        "from runtime.graph.generate import generate_sbm\n"
+        "from gnnplan.runtime.graph.generate import generate_sbm\n"
         "g = generate_sbm(Path(sys.argv[1]), num_nodes=200_000, degree=25, feature_dim=64)\n"
         "use = resource.getrusage(resource.RUSAGE_SELF)\n"
-        "from runtime.process import memory_bytes\n"  # ru_maxrss begins with the parent's
+        "from gnnplan.runtime.process import memory_bytes\n"  # ru_maxrss begins with the parent's
         "print(g.num_edges, use.ru_utime + use.ru_stime, memory_bytes()[0])\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "g")]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.errors import DatasetError
-from runtime.graph.dataset import Graph
-from runtime.graph.generate_tasks import generate_links
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate_tasks import generate_links
 
 
 def make(folder: Path, **settings: float) -> Graph:

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from runtime.errors import DatasetError
-from runtime.graph.dataset import Graph
-from runtime.graph.imports.importing import import_graph
-from runtime.graph.inventory import looks_like
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.imports.importing import import_graph
+from gnnplan.runtime.graph.inventory import looks_like
 
 RING = "src,dst\n0,1\n1,2\n2,3\n3,0\n"
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from runtime.errors import DatasetError
-from runtime.graph.imports.importing import ImportOptions, import_graph
-from runtime.graph.labels import split_ids
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
+from gnnplan.runtime.graph.labels import split_ids
 
 N = 12
 FLAGS = np.arange(N) % 3 == 0

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.errors import DatasetError
-from runtime.graph import staging as staging_module
-from runtime.graph.dataset import open_graph
-from runtime.graph.generate import generate_sbm
-from runtime.graph.staging import ArrayWriter, Staging
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph import staging as staging_module
+from gnnplan.runtime.graph.dataset import open_graph
+from gnnplan.runtime.graph.generate import generate_sbm
+from gnnplan.runtime.graph.staging import ArrayWriter, Staging
 
 SIZES = {"num_nodes": 2000, "degree": 10.0, "feature_dim": 64, "num_classes": 3}
 
@@ -106,7 +106,7 @@ WRITER = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from runtime.graph.staging import Staging
+from gnnplan.runtime.graph.staging import Staging
 with Staging(Path(sys.argv[1])) as staging:
     staging.save("indptr", np.arange(1000))
     print("ready", flush=True)

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import worker
-from runtime.errors import GnnplanError, InputError, PlanError, WorkerFailed
-from runtime.graph.dataset import Graph
-from runtime.launch import launch
-from runtime.launch.config import RunConfig
-from runtime.report import RunReport
+from gnnplan.runtime import worker
+from gnnplan.runtime.errors import GnnplanError, InputError, PlanError, WorkerFailed
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch import launch
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.report import RunReport
 from tests.support.plans import make_plan
 
 
@@ -140,7 +140,7 @@ INTERRUPTED = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run behind nohup
 from pathlib import Path
-from runtime import launch
+from gnnplan.runtime import launch
 
 def note(event):
     print(event["event"], flush=True)
@@ -185,7 +185,7 @@ def test_a_plan_for_another_graph_is_refused_before_anything_starts(
     import shutil
 
     shutil.copytree(small_graph.path, tmp_path / "graph")
-    from runtime.graph.dataset import open_graph
+    from gnnplan.runtime.graph.dataset import open_graph
 
     make_plan(open_graph(tmp_path / "graph"), tmp_path / "plan")
     labels = np.load(tmp_path / "graph" / "y.npy")

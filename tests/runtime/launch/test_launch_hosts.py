@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import worker
-from runtime.comm.route import split_endpoint
-from runtime.errors import InputError
-from runtime.graph.dataset import Graph
-from runtime.launch import launch
-from runtime.launch.config import RunConfig
-from runtime.launch.hosts import Place, own_devices, torchrun_arguments
-from runtime.plan.io import load_plan
-from runtime.report import RunReport, load_report
+from gnnplan.runtime import worker
+from gnnplan.runtime.comm.route import split_endpoint
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch import launch
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.launch.hosts import Place, own_devices, torchrun_arguments
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.report import RunReport, load_report
 from tests.hosts import Hosts, needs_root
 from tests.support.plans import make_plan
 
@@ -28,9 +28,9 @@ SETTINGS: dict[str, Any] = {
 LAUNCH = """
 import json, sys
 from pathlib import Path
-from runtime import launch
-from runtime.errors import GnnplanError
-from runtime.launch.hosts import Place
+from gnnplan.runtime import launch
+from gnnplan.runtime.errors import GnnplanError
+from gnnplan.runtime.launch.hosts import Place
 
 folder, node_rank, endpoint, options = sys.argv[1:]
 options = json.loads(options)

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.cli.main import main
-from runtime.errors import InputError
-from runtime.graph.dataset import Graph
-from runtime.launch import launch, ray as launch_ray
-from runtime.launch.config import RunConfig
-from runtime.report import load_report
+from gnnplan.planner.cli.main import main
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch import launch, ray as launch_ray
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.report import load_report
 from tests.support.plans import make_plan
 
 needs_ray = pytest.mark.skipif(
@@ -30,8 +30,8 @@ from pathlib import Path
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 ray = importlib.import_module("ray")
 utilities = importlib.import_module("ray.cluster_utils")
-from runtime.errors import GnnplanError
-from runtime.launch.ray import train_on_ray
+from gnnplan.runtime.errors import GnnplanError
+from gnnplan.runtime.launch.ray import train_on_ray
 
 cluster = utilities.Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
 cluster.add_node(num_cpus=1)

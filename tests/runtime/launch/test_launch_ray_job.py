@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import WorkerFailed
-from runtime.launch import ray as launch_ray, ray_job as launch_ray_job
+from gnnplan.runtime.errors import WorkerFailed
+from gnnplan.runtime.launch import ray as launch_ray, ray_job as launch_ray_job
 
 
 def request_file(folder: Path) -> Path:

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.errors import InputError, PlanError
-from runtime.graph.dataset import Graph
-from runtime.launch.script import launch_script
-from runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.errors import InputError, PlanError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch.script import launch_script
+from gnnplan.runtime.loader.loader import PlannedLoader
 from tests.runtime.launch.test_launch import processes_of, within
 from tests.support.plans import make_plan
 

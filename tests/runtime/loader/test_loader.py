@@ -18,14 +18,14 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 
-from runtime.errors import InputError, PlanError
-from runtime.graph.dataset import Graph
-from runtime.graph.generate import generate_sbm
-from runtime.identity import FORCE_VARIABLE
-from runtime.loader.loader import PlannedLoader, plan_folder, refuse_others
-from runtime.plan.io import load_plan
-from runtime.plan.schema import Sampler
-from runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.errors import InputError, PlanError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate import generate_sbm
+from gnnplan.runtime.identity import FORCE_VARIABLE
+from gnnplan.runtime.loader.loader import PlannedLoader, plan_folder, refuse_others
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.sampling.minibatch import MiniBatch
 from tests.support.plans import make_plan
 
 

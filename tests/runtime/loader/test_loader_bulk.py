@@ -16,17 +16,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.comm.collectives import Communicator
-from runtime.errors import PlanError, SamplerError
-from runtime.graph.dataset import Graph, open_graph
-from runtime.loader.bulk import BulkSampleStage, with_own_arrays
-from runtime.loader.loader import PlannedLoader
-from runtime.loader.stages import seed_batch
-from runtime.plan.io import save_plan
-from runtime.plan.schema import Plan, Sampler, TopologyPlacement
-from runtime.sampling.bulk.bulk import BulkSampler
-from runtime.sampling.minibatch import Dialect, MiniBatch, Request
-from runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import PlanError, SamplerError
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.loader.bulk import BulkSampleStage, with_own_arrays
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.loader.stages import seed_batch
+from gnnplan.runtime.plan.io import save_plan
+from gnnplan.runtime.plan.schema import Plan, Sampler, TopologyPlacement
+from gnnplan.runtime.sampling.bulk.bulk import BulkSampler
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from tests.support.batches import contents, skewed_graph
 from tests.support.blocks import block_placement
 from tests.support.inprocess import run_in_process
@@ -215,8 +215,8 @@ def test_plans_that_cannot_be_stacked_are_refused(small_graph: Graph, tmp_path: 
 
 
 def _train_on_rank(rank: int, size: int, port: int, graph: Path, folder: Path) -> None:
-    from runtime.launch.config import RunConfig
-    from runtime.worker import run
+    from gnnplan.runtime.launch.config import RunConfig
+    from gnnplan.runtime.worker import run
 
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

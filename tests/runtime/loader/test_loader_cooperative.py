@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.errors import PlanError, SamplerError
-from runtime.graph.dataset import Graph, write_graph
-from runtime.graph.generate_tasks import generate_links
-from runtime.loader.loader import PlannedLoader
-from runtime.plan.schema import DynamicCache, Sampler
-from runtime.sampling.minibatch import MiniBatch
-from runtime.stages import Stage
+from gnnplan.runtime.errors import PlanError, SamplerError
+from gnnplan.runtime.graph.dataset import Graph, write_graph
+from gnnplan.runtime.graph.generate_tasks import generate_links
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.plan.schema import DynamicCache, Sampler
+from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.stages import Stage
 from tests.support.cooperative import make_cooperative_plan
 from tests.support.inprocess import run_in_process
 

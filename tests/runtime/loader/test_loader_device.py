@@ -9,33 +9,33 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.comm.collectives import Communicator
-from runtime.errors import InputError
-from runtime.fallback import SlowerPathWarning, forget_warnings
-from runtime.graph.dataset import Graph
-from runtime.graph.generate import generate_sbm
-from runtime.loader.loader import PlannedLoader
-from runtime.meter import StageMeter
-from runtime.models.adjacency import torch_blocks
-from runtime.models.build import build_model
-from runtime.plan.io import load_plan, save_plan
-from runtime.plan.schema import DynamicCache, Sampler, TopologyPlacement
-from runtime.train.gradients import GradientBuffer
-from runtime.train.minibatch import TrainLoop, make_optimizer
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.fallback import SlowerPathWarning, forget_warnings
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate import generate_sbm
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.models.adjacency import torch_blocks
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.plan.io import load_plan, save_plan
+from gnnplan.runtime.plan.schema import DynamicCache, Sampler, TopologyPlacement
+from gnnplan.runtime.train.gradients import GradientBuffer
+from gnnplan.runtime.train.minibatch import TrainLoop, make_optimizer
 from tests.support.plans import make_plan
 
 pytest.importorskip("triton")
 
-from runtime.features import host_memory
-from runtime.features.device_store import DeviceFeatureStore
-from runtime.loader import (
+from gnnplan.runtime.features import host_memory
+from gnnplan.runtime.features.device_store import DeviceFeatureStore
+from gnnplan.runtime.loader import (
     device as loader_device_sample,
     device_place as loader_device_place,
     factory as loader_build,
 )
-from runtime.loader.device import DeviceMiniBatch
-from runtime.sampling.gpu.captured import CapturedNeighborSampler
-from runtime.sampling.registry import SAMPLERS
+from gnnplan.runtime.loader.device import DeviceMiniBatch
+from gnnplan.runtime.sampling.gpu.captured import CapturedNeighborSampler
+from gnnplan.runtime.sampling.registry import SAMPLERS
 
 STEPS = 3
 

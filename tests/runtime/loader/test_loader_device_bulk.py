@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.errors import PlanError, SamplerError
-from runtime.graph.dataset import Graph
-from runtime.graph.generate import generate_sbm
-from runtime.loader.loader import PlannedLoader
-from runtime.plan.io import save_plan
-from runtime.plan.schema import Sampler, TopologyPlacement
+from gnnplan.runtime.errors import PlanError, SamplerError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate import generate_sbm
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.plan.io import save_plan
+from gnnplan.runtime.plan.schema import Sampler, TopologyPlacement
 from tests.runtime.loader.test_loader_device import assert_same
 from tests.support.plans import make_plan
 
 pytest.importorskip("triton")
 
-from runtime.loader.device import DeviceBulkStage, DeviceMiniBatch
+from gnnplan.runtime.loader.device import DeviceBulkStage, DeviceMiniBatch
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.graph.dataset import Graph
-from runtime.graph.generate_tasks import generate_links
-from runtime.loader.loader import PlannedLoader
-from runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate_tasks import generate_links
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.sampling.minibatch import MiniBatch
 from tests.support.plans import make_plan
 
 

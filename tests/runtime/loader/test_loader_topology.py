@@ -11,15 +11,15 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from runtime.errors import PlanError
-from runtime.graph.dataset import Graph, open_graph
-from runtime.loader.loader import PlannedLoader
-from runtime.loader.topology import Topology, cached_arrays
-from runtime.plan.io import load_plan
-from runtime.plan.schema import Sampler, TopologyPlacement
-from runtime.sampling.build import build_sampler
-from runtime.sampling.minibatch import MiniBatch
-from runtime.sampling.placed_indices import PlacedIndices
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.loader.topology import Topology, cached_arrays
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Sampler, TopologyPlacement
+from gnnplan.runtime.sampling.build import build_sampler
+from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.sampling.placed_indices import PlacedIndices
 from tests.support.plans import make_plan
 
 SAMPLERS = [

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch_geometric.nn import HeteroConv, SAGEConv
 
-from runtime.errors import DatasetError, InputError, PlanError
-from runtime.features.store import TypedFeatureStore
-from runtime.graph.dataset import Graph, rows_within_types, types_of
-from runtime.graph.generate_tasks import EDGE_TYPES, NODE_TYPES, generate_typed
-from runtime.loader.loader import PlannedLoader
-from runtime.sampling.pyg import HeteroView
-from runtime.sampling.typed import TypedSampler
+from gnnplan.runtime.errors import DatasetError, InputError, PlanError
+from gnnplan.runtime.features.store import TypedFeatureStore
+from gnnplan.runtime.graph.dataset import Graph, rows_within_types, types_of
+from gnnplan.runtime.graph.generate_tasks import EDGE_TYPES, NODE_TYPES, generate_typed
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.sampling.pyg import HeteroView
+from gnnplan.runtime.sampling.typed import TypedSampler
 from tests.support.plans import make_plan
 
 

@@ -12,15 +12,15 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn.models import GCN
 
-from runtime.errors import InputError
-from runtime.fallback import unused_weights
-from runtime.graph.dataset import Graph, open_graph
-from runtime.graph.generate_tasks import generate_links, generate_typed
-from runtime.graph.imports.importing import ImportOptions, import_graph
-from runtime.loader.loader import PlannedLoader
-from runtime.models.planned import planned
-from runtime.plan.io import load_plan
-from runtime.plan.schema import Sampler, TopologyPlacement
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.fallback import unused_weights
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.graph.generate_tasks import generate_links, generate_typed
+from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.models.planned import planned
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Sampler, TopologyPlacement
 from tests.support.plans import make_plan
 
 NODES, EDGES = 200, 1500

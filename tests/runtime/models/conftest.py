@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 
 Csc = tuple[NDArray[np.int64], NDArray[np.int32]]
 

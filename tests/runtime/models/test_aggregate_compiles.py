@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from runtime.models import aggregate_triton as a
+from gnnplan.runtime.models import aggregate_triton as a
 
 KINDS = {"indptr": "*i64", "indices": "*i32"}
 

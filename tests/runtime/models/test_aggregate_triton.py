@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.models import functions, functions as backends
-from runtime.models.adjacency import TorchBlock
-from runtime.models.functions import (
+from gnnplan.runtime.models import functions, functions as backends
+from gnnplan.runtime.models.adjacency import TorchBlock
+from gnnplan.runtime.models.functions import (
     aggregate_dense,
     aggregate_plain,
     aggregate_sums as aggregate,
@@ -40,7 +40,7 @@ DEGREES = [0, 1, 3, 40, 0, 7, 33]
 def test_sums_and_their_gradient_are_torchs(
     width: int, with_root: bool, weighted: bool, kernel_device: torch.device, poisoned: None
 ) -> None:
-    from runtime.models.aggregate_triton import spread_rows, sum_rows
+    from gnnplan.runtime.models.aggregate_triton import spread_rows, sum_rows
 
     block = block_of(DEGREES, 11, kernel_device, weighted=weighted)
     x = torch.rand((11, width), device=kernel_device).requires_grad_()
@@ -57,7 +57,7 @@ def test_sums_and_their_gradient_are_torchs(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_halves_are_summed_in_float32(dtype: torch.dtype, kernel_device: torch.device) -> None:
-    from runtime.models.aggregate_triton import DeviceSums
+    from gnnplan.runtime.models.aggregate_triton import DeviceSums
 
     block = block_of([400, 0, 5], 9, kernel_device)
     sums = DeviceSums(block)
@@ -76,7 +76,7 @@ def test_halves_are_summed_in_float32(dtype: torch.dtype, kernel_device: torch.d
 def test_rows_apart_in_memory_are_read_and_nothing_beside_the_result_is_written(
     kernel_device: torch.device,
 ) -> None:
-    from runtime.models.aggregate_triton import sum_rows
+    from gnnplan.runtime.models.aggregate_triton import sum_rows
 
     block = block_of(DEGREES, 11, kernel_device)
     apart = torch.rand((11, 12), device=kernel_device)[:, :10]
@@ -87,7 +87,7 @@ def test_rows_apart_in_memory_are_read_and_nothing_beside_the_result_is_written(
 
 @pytest.mark.parametrize("degrees", [[], [0, 0]])
 def test_blocks_without_rows_or_edges(degrees: list[int], kernel_device: torch.device) -> None:
-    from runtime.models.aggregate_triton import spread_rows, sum_rows
+    from gnnplan.runtime.models.aggregate_triton import spread_rows, sum_rows
 
     block = block_of(degrees, 4, kernel_device)
     x = torch.rand((4, 6), device=kernel_device)
@@ -104,7 +104,7 @@ def test_blocks_without_rows_or_edges(degrees: list[int], kernel_device: torch.d
 def test_a_layer_and_all_its_gradients_are_torchs(
     weighted: bool, with_root: bool, relu: bool, kernel_device: torch.device
 ) -> None:
-    from runtime.models.aggregate_triton import DeviceSums
+    from gnnplan.runtime.models.aggregate_triton import DeviceSums
 
     block = block_of(DEGREES, 11, kernel_device, weighted=weighted)
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 
-from runtime.errors import InputError
-from runtime.models.adjacency import torch_blocks
-from runtime.models.build import build_model, flatten_gradients
-from runtime.models.loss import loss_sum
-from runtime.models.weights import fill_weights
-from runtime.plan.schema import Workload
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.models.adjacency import torch_blocks
+from gnnplan.runtime.models.build import build_model, flatten_gradients
+from gnnplan.runtime.models.loss import loss_sum
+from gnnplan.runtime.models.weights import fill_weights
+from gnnplan.runtime.plan.schema import Workload
 
 PYG = {
     "sage": lambda layers: GraphSAGE(12, 16, layers, 5),

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from runtime.models import functions as dense
+from gnnplan.runtime.models import functions as dense
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 700, 1024, 5000])

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.graph.dataset import Graph
-from runtime.loader.stages import BatchStage
-from runtime.models.adjacency import device_blocks, torch_blocks
-from runtime.models.build import build_model
-from runtime.plan.schema import Workload
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.loader.stages import BatchStage
+from gnnplan.runtime.models.adjacency import device_blocks, torch_blocks
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

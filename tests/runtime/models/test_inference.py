@@ -1,6 +1,6 @@
 import numpy as np
 
-from runtime.models.kernels import FullNeighbourhoods, chunks, vertices_per_layer
+from gnnplan.runtime.models.kernels import FullNeighbourhoods, chunks, vertices_per_layer
 
 
 def test_layers_need_the_neighbours_of_the_next_one(make_csc):

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.models.build import build_model
-from runtime.models.loss import link_loss_sum, loss_sum, pair_scores, reciprocal_ranks
-from runtime.plan.schema import Workload
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.models.loss import link_loss_sum, loss_sum, pair_scores, reciprocal_ranks
+from gnnplan.runtime.plan.schema import Workload
 
 
 def random_links(num_links: int = 20, negatives: int = 3) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from runtime.errors import InputError
-from runtime.models.loss import loss_sum
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.models.loss import loss_sum
 
 
 def test_cross_entropy_is_a_sum_and_skips_unknown_labels():

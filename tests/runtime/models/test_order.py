@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from runtime.models import functions
-from runtime.models.adjacency import TorchBlock
-from runtime.models.functions import aggregate_linear, transforms_first
+from gnnplan.runtime.models import functions
+from gnnplan.runtime.models.adjacency import TorchBlock
+from gnnplan.runtime.models.functions import aggregate_linear, transforms_first
 
 # Sources, destinations and edges of outer blocks, columns in and out, and which order was faster on
 # two threads, forward and back (2-core Intel, 2026-11-24): milliseconds of a step either way.

@@ -20,12 +20,12 @@ from torch_geometric.nn import (
 )
 from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 
-from runtime.errors import InputError
-from runtime.models.adjacency import torch_blocks
-from runtime.models.planned import _as_it_was, planned
-from runtime.sampling.distributed.exchange import RowExchange
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.pyg import to_pyg
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.models.adjacency import torch_blocks
+from gnnplan.runtime.models.planned import _as_it_was, planned
+from gnnplan.runtime.sampling.distributed.exchange import RowExchange
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.pyg import to_pyg
 
 
 class ByHand(nn.Module):

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch_geometric.nn import RGCNConv
 
-from runtime.errors import InputError
-from runtime.graph.dataset import GraphTypes
-from runtime.models.adjacency import TorchBlock, torch_blocks
-from runtime.models.build import build_model
-from runtime.models.layers import apply_rgcn, relation_blocks
-from runtime.plan.schema import Workload
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.typed import TypedSampler
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.graph.dataset import GraphTypes
+from gnnplan.runtime.models.adjacency import TorchBlock, torch_blocks
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.models.layers import apply_rgcn, relation_blocks
+from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.typed import TypedSampler
 
 NUM_NODES, NUM_RELATIONS = 80, 3
 TYPES = GraphTypes(edge_types=["a", "b", "c"], node_types=["p", "q"], widths=[5, 3])

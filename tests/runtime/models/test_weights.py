@@ -3,12 +3,12 @@ import pytest
 import torch
 from torch_geometric.nn import GCNConv
 
-from runtime.errors import InputError
-from runtime.models.adjacency import torch_blocks
-from runtime.models.build import build_model
-from runtime.models.weights import count_self_loops, fill_weights
-from runtime.plan.schema import Workload
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.models.adjacency import torch_blocks
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.models.weights import count_self_loops, fill_weights
+from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 
 
 def gcn(fanouts: list[int], **settings) -> Workload:

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.models.adjacency import TorchBlock, insert_self_loops, torch_block
-from runtime.models.weights import (
+from gnnplan.runtime.models.adjacency import TorchBlock, insert_self_loops, torch_block
+from gnnplan.runtime.models.weights import (
     count_self_loops,
     fill_weights,
     full_degrees,
     gcn_blocks,
     sampled_degrees,
 )
-from runtime.plan.schema import Workload
-from runtime.sampling.minibatch import Dialect
-from runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.sampling.minibatch import Dialect
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
 
 
 def looped_graph(number: int, *, loops: bool) -> tuple[np.ndarray, np.ndarray]:

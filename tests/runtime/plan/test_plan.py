@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime import codec
-from runtime.errors import PlanError
-from runtime.graph.dataset import Graph
-from runtime.plan.io import PLAN_FILE, load_array, load_plan, save_plan, with_identity
-from runtime.plan.schema import (
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.io import PLAN_FILE, load_array, load_plan, save_plan, with_identity
+from gnnplan.runtime.plan.schema import (
     Certificate,
     Device,
     FeaturePlacement,
@@ -201,7 +201,13 @@ def test_a_folder_that_is_no_plan_is_refused(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "module",
-    ["runtime.plan.io", "planner.cost", "planner.placement", "planner.settings", "api.app"],
+    [
+        "gnnplan.runtime.plan.io",
+        "gnnplan.planner.cost",
+        "gnnplan.planner.placement",
+        "gnnplan.planner.settings",
+        "gnnplan.api.app",
+    ],
 )
 def test_importing_the_pure_layers_does_not_import_torch(module: str):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.sampling.minibatch import MiniBatch
 
 Graph = tuple[NDArray[np.int64], NDArray[np.integer]]
 
@@ -43,7 +43,7 @@ def seeds_of(graph: Graph, count: int) -> NDArray[np.int64]:
 
 def topology_of(graph: Graph, device: torch.device, tier: int = 0) -> Any:
     """The graph in the device's memory (0), the host's (1), or with hot rows of both (2)."""
-    from runtime.sampling.gpu.topology import DeviceTopology
+    from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 
     if tier == 0:
         return DeviceTopology.load(*graph, device)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
-from runtime.plan.schema import Sampler
-from runtime.sampling.build import BatchSampler, build_sampler
-from runtime.sampling.registry import SAMPLERS
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.sampling.build import BatchSampler, build_sampler
+from gnnplan.runtime.sampling.registry import SAMPLERS
 
 NUM_NODES = 100
 INDPTR = np.arange(0, 6 * NUM_NODES + 1, 6, dtype=np.int64)

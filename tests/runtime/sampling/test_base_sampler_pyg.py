@@ -9,11 +9,11 @@ from torch_geometric.data import Data
 from torch_geometric.loader import LinkLoader, NodeLoader
 from torch_geometric.sampler import NegativeSampling
 
-from runtime.errors import SamplerError
-from runtime.sampling.exclusion import Exclude
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch
-from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.pyg_sampler import PygSampler
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.exclusion import Exclude
+from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.pyg_sampler import PygSampler
 
 NUM_NODES = 400
 

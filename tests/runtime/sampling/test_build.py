@@ -8,15 +8,15 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from runtime import codec
-from runtime.errors import SamplerError
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Sampler
-from runtime.sampling.build import BatchSampler, build_sampler
-from runtime.sampling.minibatch import Block, MiniBatch
-from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.registry import SAMPLERS, parameters_of
-from runtime.sampling.statistics import Layer, StatisticsClass, class_of, is_weighted
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.sampling.build import BatchSampler, build_sampler
+from gnnplan.runtime.sampling.minibatch import Block, MiniBatch
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.registry import SAMPLERS, parameters_of
+from gnnplan.runtime.sampling.statistics import Layer, StatisticsClass, class_of, is_weighted
 
 Dialect = Literal["first_seen", "every_hop"]
 INDPTR = np.arange(0, 101 * 6, 6, dtype=np.int64)
@@ -200,10 +200,11 @@ def test_parameters_survive_the_plan_file_as_numbers_and_words() -> None:
 def test_a_sampler_imports_neither_torch_nor_the_other_samplers() -> None:
     code = (
         "import sys, numpy as np\n"
-        "from runtime.plan import Sampler\n"
-        "from runtime.sampling.build import build_sampler\n"
+        "from gnnplan.runtime.plan import Sampler\n"
+        "from gnnplan.runtime.sampling.build import build_sampler\n"
         "build_sampler(Sampler(), np.zeros(2, np.int64), np.zeros(0, np.int32), [2], 0)\n"
-        "loaded = {'torch', 'runtime.sampling.labor', 'runtime.sampling.layerwise'}\n"
+        "folder = 'gnnplan.runtime.sampling.'\n"
+        "loaded = {'torch', f'{folder}labor', f'{folder}layerwise'}\n"
         "print(sorted(loaded & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

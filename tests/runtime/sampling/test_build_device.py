@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.errors import SamplerError
-from runtime.plan.schema import Sampler
-from runtime.sampling.build import build_device_sampler, build_sampler
-from runtime.sampling.registry import SAMPLERS, SamplerSpec
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.sampling.build import build_device_sampler, build_sampler
+from gnnplan.runtime.sampling.registry import SAMPLERS, SamplerSpec
 from tests.runtime.sampling.device_cases import (
     assert_equal_batches,
     random_graph,

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 HELPER = """
-from runtime.sampling.compiled import inlined_kernel
+from gnnplan.runtime.sampling.compiled import inlined_kernel
 
 @inlined_kernel
 def plus(x):
@@ -14,7 +14,7 @@ def plus(x):
 """
 CALLER = """
 from helper import plus
-from runtime.sampling.compiled import kernel
+from gnnplan.runtime.sampling.compiled import kernel
 
 @kernel
 def twice(x):
@@ -47,7 +47,7 @@ def test_a_change_in_a_called_file_is_noticed(tmp_path: Path) -> None:
 
 ROWS = """
 from typing import NamedTuple
-from runtime.sampling.compiled import form_for, kernel
+from gnnplan.runtime.sampling.compiled import form_for, kernel
 
 class {name}(NamedTuple):
     first: int

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from runtime.sampling.labor import LaborSampler
-from runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.labor import LaborSampler
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from tests.support.labor import copies, graph_of
 
 # [R8] the seven vertices of [R7].

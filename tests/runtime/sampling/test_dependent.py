@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from runtime.errors import SamplerError
-from runtime.sampling.dependent import (
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.dependent import (
     Dependence,
     HopStreams,
     StreamPolicy,
@@ -24,11 +24,11 @@ from runtime.sampling.dependent import (
     quarter_turn,
     words_kernel,
 )
-from runtime.sampling.dependent_neighbor import DependentNeighborSampler
-from runtime.sampling.labor import LaborSampler
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.rng import Purpose, draw, stream
+from gnnplan.runtime.sampling.dependent_neighbor import DependentNeighborSampler
+from gnnplan.runtime.sampling.labor import LaborSampler
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.rng import Purpose, draw, stream
 
 IDS = np.arange(200_000)
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
-from runtime.sampling.exclusion import Exclude, ExcludingSampler, find_excluded
-from runtime.sampling.minibatch import Dialect
-from runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.exclusion import Exclude, ExcludingSampler, find_excluded
+from gnnplan.runtime.sampling.minibatch import Dialect
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from tests.reference.links import without_edges
 
 NUM_NODES = 120

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.sampling.choose.labor import Candidates, LaborSolver
-from runtime.sampling.choose.poisson import row_scale, row_scale_weighted
-from runtime.sampling.dependent import StreamPolicy
-from runtime.sampling.labor import Form, LaborSampler
-from runtime.sampling.minibatch import Dialect
-from runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.choose.labor import Candidates, LaborSolver
+from gnnplan.runtime.sampling.choose.poisson import row_scale, row_scale_weighted
+from gnnplan.runtime.sampling.dependent import StreamPolicy
+from gnnplan.runtime.sampling.labor import Form, LaborSampler
+from gnnplan.runtime.sampling.minibatch import Dialect
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from tests.support.labor import Graph, graph_of
 
 # [R1] N(s1) = {a, b, c, d}, N(s2) = {a, b}: nodes 0, 1 and 2 .. 5.

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
-from runtime.sampling.labor import Form, LaborSampler
-from runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.labor import Form, LaborSampler
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from tests.support.labor import drawn, graph_of, skewed_graph
 
 TWO_SEEDS = graph_of({0: [2, 3, 4, 5], 1: [2, 3]}, 6)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.sampling.dependent import Dependence, StreamPolicy
-from runtime.sampling.labor import Form, LaborSampler
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.statistics import Estimator
+from gnnplan.runtime.sampling.dependent import Dependence, StreamPolicy
+from gnnplan.runtime.sampling.labor import Form, LaborSampler
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.statistics import Estimator
 from tests.reference.labor import sample_labor_reference
 
 DIALECTS = list(Dialect)

@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from runtime.sampling.choose.poisson import offer
-from runtime.sampling.labor import Form, LaborSampler
-from runtime.sampling.statistics import Estimator
+from gnnplan.runtime.sampling.choose.poisson import offer
+from gnnplan.runtime.sampling.labor import Form, LaborSampler
+from gnnplan.runtime.sampling.statistics import Estimator
 from tests.reference.labor import Row, draw_row, weigh
 from tests.support.labor import Z, copies, drawn, edges_of, skewed_graph, stars
 

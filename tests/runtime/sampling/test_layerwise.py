@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
-from runtime.sampling.dependent import Dependence, StreamPolicy
-from runtime.sampling.layerwise import LayerwiseSampler, make_law
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.statistics import Estimator
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.dependent import Dependence, StreamPolicy
+from gnnplan.runtime.sampling.layerwise import LayerwiseSampler, make_law
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.statistics import Estimator
 from tests.reference.layerwise import sample_layerwise_reference
 
 Graph = tuple[NDArray[np.int64], NDArray[np.integer]]

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
-from runtime.sampling.layerwise import LayerwiseSampler
-from runtime.sampling.locality import FAR, Correction, LocalitySampler, rings
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.statistics import Draws, Estimator
-from runtime.sampling.weighted import Boost, WeightedSampler
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.layerwise import LayerwiseSampler
+from gnnplan.runtime.sampling.locality import FAR, Correction, LocalitySampler, rings
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.statistics import Draws, Estimator
+from gnnplan.runtime.sampling.weighted import Boost, WeightedSampler
 from tests.reference.weighted import poisson_probabilities
 
 Graph = tuple[NDArray[np.int64], NDArray[np.int32]]

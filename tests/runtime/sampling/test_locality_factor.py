@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from runtime.errors import SamplerError
-from runtime.sampling.locality import Correction, FactorSchedule
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.locality import Correction, FactorSchedule
 from tests.reference.locality_factor import (
     largest_factor,
     poisson_variance_factor,

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
-from runtime.sampling.negative import Candidates, NegativeSampler
-from runtime.sampling.rng import Purpose, stream
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.negative import Candidates, NegativeSampler
+from gnnplan.runtime.sampling.rng import Purpose, stream
 from tests.reference.links import negatives_of_link
 
 NUM_NODES = 40

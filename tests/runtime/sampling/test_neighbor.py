@@ -7,10 +7,10 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from planner.profile.analytic import neighbor_hotness, seed_probability
-from runtime.errors import SamplerError
-from runtime.sampling.minibatch import Block, Dialect, MiniBatch
-from runtime.sampling.neighbor import NeighborSampler
+from gnnplan.planner.profile.analytic import neighbor_hotness, seed_probability
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from tests.reference.neighbor import sample_reference
 
 Graph = tuple[NDArray[np.int64], NDArray[np.integer]]

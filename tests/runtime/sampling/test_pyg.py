@@ -8,10 +8,10 @@ import torch
 from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import trim_to_layer
 
-from runtime.errors import SamplerError
-from runtime.sampling.minibatch import Block, Dialect
-from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.pyg import to_pyg
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.minibatch import Block, Dialect
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.pyg import to_pyg
 
 NUM_NODES = 300
 

@@ -3,8 +3,8 @@
 import ast
 from pathlib import Path
 
-from runtime.plan.schema import Sampler
-from runtime.sampling.registry import SAMPLERS, load_function
+from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.sampling.registry import SAMPLERS, load_function
 
 ROOT = Path(__file__).resolve().parents[3]
 WORDS = {"full"}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from runtime.sampling.rng import (
+from gnnplan.runtime.sampling.rng import (
     Purpose,
     bounded,
     bounded_all_kernel,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from runtime.errors import SamplerError
-from runtime.sampling.seeds import SeedSchedule, _stable_order
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.seeds import SeedSchedule, _stable_order
 
 TRAIN = np.random.default_rng(0).permutation(10_000)[:1003].astype(np.int64)
 

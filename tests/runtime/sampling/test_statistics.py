@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from runtime.errors import SamplerError
-from runtime.sampling.statistics import (
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.statistics import (
     Draws,
     Estimator,
     Layer,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
-from runtime.sampling.minibatch import Dialect
-from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.typed import TypedSampler
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.minibatch import Dialect
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.typed import TypedSampler
 from tests.reference.typed import sample_typed_reference
 
 NUM_NODES, NUM_TYPES = 90, 3

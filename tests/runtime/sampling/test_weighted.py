@@ -9,11 +9,11 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from runtime.errors import SamplerError
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.statistics import Draws, Estimator
-from runtime.sampling.weighted import Boost, WeightedSampler
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.statistics import Draws, Estimator
+from gnnplan.runtime.sampling.weighted import Boost, WeightedSampler
 from tests.reference.weighted import poisson_probabilities, sample_weighted_reference
 
 Graph = tuple[NDArray[np.int64], NDArray[np.integer]]

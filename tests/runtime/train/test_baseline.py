@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from runtime.errors import InputError
-from runtime.graph.dataset import Graph
-from runtime.train.baseline import logistic_regression_accuracy
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.train.baseline import logistic_regression_accuracy
 
 
 def test_accuracy_is_that_of_another_library(small_graph: Graph) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.train.checkpoint_files import list_checkpoints
-from runtime.train.recovery import load_newest, save_checkpoint
+from gnnplan.runtime.train.checkpoint_files import list_checkpoints
+from gnnplan.runtime.train.recovery import load_newest, save_checkpoint
 
 
 def state_of(step: int) -> dict[str, object]:

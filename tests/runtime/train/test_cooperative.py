@@ -11,18 +11,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from runtime import worker
-from runtime.comm.collectives import Communicator
-from runtime.errors import InputError
-from runtime.graph.dataset import Graph, open_graph
-from runtime.launch import launch
-from runtime.launch.config import RunConfig
-from runtime.plan.io import load_plan
-from runtime.plan.schema import Sampler
-from runtime.sampling.distributed.cooperative import CooperativeSampler
-from runtime.sampling.distributed.owner import Owners
-from runtime.stages import Stage
-from runtime.train.minibatch import check_model, exchange_hidden
+from gnnplan.runtime import worker
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.launch import launch
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.sampling.distributed.cooperative import CooperativeSampler
+from gnnplan.runtime.sampling.distributed.owner import Owners
+from gnnplan.runtime.stages import Stage
+from gnnplan.runtime.train.minibatch import check_model, exchange_hidden
 from tests.support.cooperative import make_cooperative_plan, open_rank
 from tests.support.inprocess import run_in_process
 from tests.support.plans import make_plan

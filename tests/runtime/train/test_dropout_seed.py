@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from runtime.sampling.rng import Purpose, stream
-from runtime.train.minibatch import seed_dropout
+from gnnplan.runtime.sampling.rng import Purpose, stream
+from gnnplan.runtime.train.minibatch import seed_dropout
 
 CPU = torch.device("cpu")
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.report import EpochReport
-from runtime.train.recovery import EPOCHS_FILE, Mark, append_epochs, read_epochs
+from gnnplan.runtime.report import EpochReport
+from gnnplan.runtime.train.recovery import EPOCHS_FILE, Mark, append_epochs, read_epochs
 
 
 def reports(count: int, loss: float = 1.0) -> list[EpochReport]:

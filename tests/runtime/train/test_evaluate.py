@@ -9,16 +9,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime import worker
-from runtime.comm.collectives import Communicator
-from runtime.errors import DatasetError, GnnplanError
-from runtime.graph.dataset import Graph, SparseFeatures, open_graph, write_graph
-from runtime.graph.findings import GraphWarning
-from runtime.launch.config import RunConfig
-from runtime.models.build import build_model
-from runtime.models.metrics import metric_of
-from runtime.plan.schema import Workload
-from runtime.train.evaluate import Evaluation, evaluate, reader_of, split_by_edges
+from gnnplan.runtime import worker
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import DatasetError, GnnplanError
+from gnnplan.runtime.graph.dataset import Graph, SparseFeatures, open_graph, write_graph
+from gnnplan.runtime.graph.findings import GraphWarning
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.models.metrics import metric_of
+from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.train.evaluate import Evaluation, evaluate, reader_of, split_by_edges
 from tests.support.fullgraph_plans import make_full_graph_plan
 from tests.support.inprocess import run_in_process
 from tests.support.plans import make_plan

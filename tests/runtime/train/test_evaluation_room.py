@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from runtime.graph.dataset import Graph
-from runtime.graph.generate_tasks import generate_links
-from runtime.models.build import build_model
-from runtime.plan.schema import Links, MemoryUse, Plan, Workload
-from runtime.train.evaluate import (
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate_tasks import generate_links
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.plan.schema import Links, MemoryUse, Plan, Workload
+from gnnplan.runtime.train.evaluate import (
     LEAST_CHUNK_BYTES,
     MOST_CHUNK_BYTES,
     EvaluationRoom,
@@ -20,7 +20,7 @@ from runtime.train.evaluate import (
     evaluate,
     evaluation_room,
 )
-from runtime.train.links import evaluate_links
+from gnnplan.runtime.train.links import evaluate_links
 from tests.support.plans import make_plan
 
 MB = 10**6

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import worker
-from runtime.errors import PlanError
-from runtime.graph.dataset import Graph
-from runtime.launch import launch
-from runtime.launch.config import RunConfig
-from runtime.models.build import build_model
-from runtime.plan.io import load_plan, save_plan
-from runtime.plan.schema import FullGraph, Workload
-from runtime.report import RunReport
+from gnnplan.runtime import worker
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch import launch
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.plan.io import load_plan, save_plan
+from gnnplan.runtime.plan.schema import FullGraph, Workload
+from gnnplan.runtime.report import RunReport
 from tests.support.fullgraph_plans import grown_parts, make_full_graph_plan
 
 EPOCHS = 4

@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from runtime import codec
-from runtime.errors import GnnplanError
-from runtime.faults.failure import (
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import GnnplanError
+from gnnplan.runtime.faults.failure import (
     ERRORS_FOLDER,
     LAUNCH_FAILURE,
     EndedRank,
@@ -21,9 +21,9 @@ from runtime.faults.failure import (
     failure_of,
     is_final,
 )
-from runtime.report import EpochReport
-from runtime.train.checkpoint_files import list_checkpoints
-from runtime.train.recovery import (
+from gnnplan.runtime.report import EpochReport
+from gnnplan.runtime.train.checkpoint_files import list_checkpoints
+from gnnplan.runtime.train.recovery import (
     EPOCHS_FILE,
     Mark,
     _digest,

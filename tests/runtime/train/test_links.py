@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import worker
-from runtime.errors import GnnplanError, InputError
-from runtime.graph.dataset import Graph
-from runtime.graph.generate_tasks import generate_links
-from runtime.launch import launch
-from runtime.launch.config import RunConfig
-from runtime.models.build import build_model
-from runtime.models.loss import pair_scores, reciprocal_ranks
-from runtime.plan.schema import Links, Workload
-from runtime.report import RunReport
-from runtime.sampling.negative import NegativeSampler
-from runtime.train.links import EVALUATION_EPOCH, evaluate_links
+from gnnplan.runtime import worker
+from gnnplan.runtime.errors import GnnplanError, InputError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate_tasks import generate_links
+from gnnplan.runtime.launch import launch
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.models.loss import pair_scores, reciprocal_ranks
+from gnnplan.runtime.plan.schema import Links, Workload
+from gnnplan.runtime.report import RunReport
+from gnnplan.runtime.sampling.negative import NegativeSampler
+from gnnplan.runtime.train.links import EVALUATION_EPOCH, evaluate_links
 from tests.support.plans import make_plan
 
 

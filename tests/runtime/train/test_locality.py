@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import worker
-from runtime.comm.collectives import Communicator
-from runtime.errors import SamplerError
-from runtime.graph.dataset import Graph
-from runtime.launch import launch
-from runtime.launch.config import RunConfig
-from runtime.loader.loader import PlannedLoader
-from runtime.meter import StageMeter
-from runtime.plan.schema import Sampler
-from runtime.report import RunReport
-from runtime.sampling.locality import FactorSchedule
-from runtime.stages import Stage
-from runtime.train.locality import FactorControl, factor_control
-from runtime.train.minibatch import STEP
+from gnnplan.runtime import worker
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch import launch
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.report import RunReport
+from gnnplan.runtime.sampling.locality import FactorSchedule
+from gnnplan.runtime.stages import Stage
+from gnnplan.runtime.train.locality import FactorControl, factor_control
+from gnnplan.runtime.train.minibatch import STEP
 from tests.support.plans import make_plan
 
 MEASURED = Sampler(name="las", parameters={"schedule": "measured"})
@@ -155,7 +155,7 @@ def test_a_resumed_run_draws_with_the_factor_of_an_undisturbed_one(
 
     monkeypatch.setattr(PlannedLoader, "set_factor", spy)
     meter = injected({0: 0.5, 1: 0.5, 2: 0.05, 3: 0.17})
-    monkeypatch.setattr("runtime.loader.loader.StageMeter", meter)
+    monkeypatch.setattr("gnnplan.runtime.loader.loader.StageMeter", meter)
     through = train(plan, tmp_path / "through")
     assert chosen == [2.0, 4.0, 3.0, 3.0]
     chosen.clear()
@@ -166,20 +166,20 @@ def test_a_resumed_run_draws_with_the_factor_of_an_undisturbed_one(
     assert resumed.first_step == 12
     assert resumed.losses == through.losses[12:]
     meter.base = 0
-    monkeypatch.setattr("runtime.loader.loader.StageMeter", injected({}))
+    monkeypatch.setattr("gnnplan.runtime.loader.loader.StageMeter", injected({}))
     assert train(plan, tmp_path / "unmoved").losses[5:] != through.losses[5:]
 
 
 def test_validation_knows_no_factor(small_graph: Graph, tmp_path: Path) -> None:
     """Sampled evaluation draws uniformly: equal scores before and under any factor."""
-    from runtime.train.evaluate import evaluate
+    from gnnplan.runtime.train.evaluate import evaluate
 
     plan = tmp_path / "plan"
     made = make_plan(
         small_graph, plan, own_rows=1000, sampler=Sampler(name="las", parameters={"factor": 1.0})
     )
     loader = PlannedLoader(plan, small_graph)
-    from runtime.models.build import build_model
+    from gnnplan.runtime.models.build import build_model
 
     model = build_model(
         made.workload, small_graph.feature_dim, small_graph.num_classes, str(small_graph.task)

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from runtime import meter as metering
-from runtime.comm.collectives import Communicator
-from runtime.loader.stages import seed_batch
-from runtime.meter import StageMeter
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.stages import Stage
-from runtime.train import minibatch
-from runtime.train.gradients import GradientBuffer
-from runtime.train.minibatch import TrainLoop, make_optimizer
+from gnnplan.runtime import meter as metering
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.loader.stages import seed_batch
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.stages import Stage
+from gnnplan.runtime.train import minibatch
+from gnnplan.runtime.train.gradients import GradientBuffer
+from gnnplan.runtime.train.minibatch import TrainLoop, make_optimizer
 from tests.support.clock import FakeClock
 
 WAIT_SECONDS = 0.02

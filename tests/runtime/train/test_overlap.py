@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.cores import pin_to
-from runtime.train.overlap import Prefetcher, Turns, Workers
+from gnnplan.runtime.cores import pin_to
+from gnnplan.runtime.train.overlap import Prefetcher, Turns, Workers
 
 
 def squares(delay: Callable[[int], float] = lambda index: 0.0) -> Callable[[int, Turns], int]:

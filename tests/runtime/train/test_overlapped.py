@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from runtime.comm.collectives import Communicator, Pending
-from runtime.train.gradients import GradientBuffer, OverlappedReduce, overlapped
+from gnnplan.runtime.comm.collectives import Communicator, Pending
+from gnnplan.runtime.train.gradients import GradientBuffer, OverlappedReduce, overlapped
 from tests.support.inprocess import run_in_process
 from tests.support.ranks import free_port, run_on_ranks
 

@@ -6,21 +6,21 @@ from typing import Any
 import pytest
 import torch
 
-from runtime import worker
-from runtime.comm.collectives import Communicator
-from runtime.errors import PlanError
-from runtime.graph.dataset import Graph
-from runtime.launch.config import RunConfig
-from runtime.loader.loader import PlannedLoader
-from runtime.meter import StageMeter
-from runtime.models.build import build_model
-from runtime.report import RunReport
-from runtime.train import precision
-from runtime.train.checkpoint_files import CHECKPOINTS
-from runtime.train.gradients import GradientBuffer
-from runtime.train.minibatch import TrainLoop, make_optimizer
-from runtime.train.precision import FIRST_SCALE, GROW_AFTER, Precision
-from runtime.train.recovery import load_newest
+from gnnplan.runtime import worker
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.report import RunReport
+from gnnplan.runtime.train import precision
+from gnnplan.runtime.train.checkpoint_files import CHECKPOINTS
+from gnnplan.runtime.train.gradients import GradientBuffer
+from gnnplan.runtime.train.minibatch import TrainLoop, make_optimizer
+from gnnplan.runtime.train.precision import FIRST_SCALE, GROW_AFTER, Precision
+from gnnplan.runtime.train.recovery import load_newest
 from tests.support.plans import make_plan
 
 

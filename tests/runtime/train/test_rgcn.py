@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import worker
-from runtime.graph.dataset import Graph, types_of
-from runtime.graph.generate_tasks import generate_typed
-from runtime.launch import launch
-from runtime.launch.config import RunConfig
-from runtime.loader.tasks import typed_sampler
-from runtime.models.adjacency import torch_blocks
-from runtime.models.build import build_model
-from runtime.plan.schema import Workload
-from runtime.report import RunReport
-from runtime.train.evaluate import evaluate
+from gnnplan.runtime import worker
+from gnnplan.runtime.graph.dataset import Graph, types_of
+from gnnplan.runtime.graph.generate_tasks import generate_typed
+from gnnplan.runtime.launch import launch
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.loader.tasks import typed_sampler
+from gnnplan.runtime.models.adjacency import torch_blocks
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.report import RunReport
+from gnnplan.runtime.train.evaluate import evaluate
 from tests.support.plans import make_plan
 
 SETTINGS: dict[str, Any] = {

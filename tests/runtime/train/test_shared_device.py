@@ -14,13 +14,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.graph.dataset import Graph, open_graph
-from runtime.graph.generate import generate_sbm
-from runtime.loader.loader import PlannedLoader
-from runtime.mesh import Mesh, open_mesh
-from runtime.plan.io import load_plan, save_plan
-from runtime.plan.schema import Plan
-from runtime.worker import make_loop
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.graph.generate import generate_sbm
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.mesh import Mesh, open_mesh
+from gnnplan.runtime.plan.io import load_plan, save_plan
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.worker import make_loop
 from tests.support.plans import make_plan
 from tests.support.ranks import free_port, run_on_ranks
 

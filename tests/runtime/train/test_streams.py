@@ -15,15 +15,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.features.store import BufferRing
-from runtime.graph.dataset import Graph
-from runtime.graph.generate import generate_sbm
-from runtime.loader.device import tensors_of
-from runtime.loader.loader import PlannedLoader
-from runtime.loader.stages import AbstractStage, CopyStage, seed_batch
-from runtime.plan.schema import DynamicCache
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.train.streams import AbstractMark, AbstractStreams, HostStreams, streams_of
+from gnnplan.runtime.features.store import BufferRing
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate import generate_sbm
+from gnnplan.runtime.loader.device import tensors_of
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.loader.stages import AbstractStage, CopyStage, seed_batch
+from gnnplan.runtime.plan.schema import DynamicCache
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.train.streams import AbstractMark, AbstractStreams, HostStreams, streams_of
 from tests.support.plans import make_plan
 
 STEPS = 4

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from planner.cost.backends.cooperative import (
+from gnnplan.planner.cost.backends.cooperative import (
     Part,
     drawn_sources,
     feature_bytes,
@@ -17,13 +17,13 @@ from planner.cost.backends.cooperative import (
     part_profile,
     requested_sources,
 )
-from planner.profile.draw import drawer
-from planner.profile.presample import presample, shared_batch, stack_profile
-from planner.workload import BatchProfile, SharedBatch
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Plan, Sampler
-from runtime.sampling.distributed.exchange import expected_remote_fraction
-from runtime.stages import Stage
+from gnnplan.planner.profile.draw import drawer
+from gnnplan.planner.profile.presample import presample, shared_batch, stack_profile
+from gnnplan.planner.workload import BatchProfile, SharedBatch
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Plan, Sampler
+from gnnplan.runtime.sampling.distributed.exchange import expected_remote_fraction
+from gnnplan.runtime.stages import Stage
 from tests.support.cooperative import make_cooperative_plan, open_rank
 from tests.support.inprocess import run_in_process
 from tests.support.profiles import batch_profile, exactly
@@ -115,7 +115,7 @@ def test_a_share_of_the_batch_is_never_more_than_a_batch_of_its_seeds(small_grap
 
 
 def _workload(**settings: Any) -> Any:
-    from runtime.plan.schema import Workload
+    from gnnplan.runtime.plan.schema import Workload
 
     return Workload(**settings)
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from planner.candidate import RankRows
-from planner.cost.backends.cooperative import Part, cooperative_times
-from planner.cost.backends.cores import CoresBackend
-from planner.cost.rank_times import RankTimes
-from planner.cost.stages.exchange import hidden_rows_rate, with_own_share
-from planner.machine.model import MachineModel, Table
-from runtime.plan.schema import Threads
+from gnnplan.planner.candidate import RankRows
+from gnnplan.planner.cost.backends.cooperative import Part, cooperative_times
+from gnnplan.planner.cost.backends.cores import CoresBackend
+from gnnplan.planner.cost.rank_times import RankTimes
+from gnnplan.planner.cost.stages.exchange import hidden_rows_rate, with_own_share
+from gnnplan.planner.machine.model import MachineModel, Table
+from gnnplan.runtime.plan.schema import Threads
 from tests.planner.cost.by_hand import at, candidate, work
 from tests.support.machines import constant, machine
 from tests.support.profiles import batch_profile, timing

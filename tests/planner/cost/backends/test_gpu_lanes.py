@@ -4,14 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from planner.candidate import Candidate
-from planner.cost.backends.gpu import GpusBackend
-from planner.cost.backends.gpu_lanes import Lanes, has_lanes, lanes_of, lanes_period, lanes_words
-from planner.cost.rank_times import DeviceTimes, RankTimes
-from planner.cost.step import combine_ranks
-from planner.machine.model import MachineModel, Table
-from planner.probe.presets import load_preset
-from runtime.plan.schema import Threads
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.backends.gpu import GpusBackend
+from gnnplan.planner.cost.backends.gpu_lanes import (
+    Lanes,
+    has_lanes,
+    lanes_of,
+    lanes_period,
+    lanes_words,
+)
+from gnnplan.planner.cost.rank_times import DeviceTimes, RankTimes
+from gnnplan.planner.cost.step import combine_ranks
+from gnnplan.planner.machine.model import MachineModel, Table
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.runtime.plan.schema import Threads
 from tests.planner.cost.by_hand import times, work
 from tests.planner.cost.test_gpu import ROW, candidate, rows
 from tests.support.candidates import candidate_of_ranks, list_devices

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from planner.candidate import Candidate
-from planner.cost.backends.gpu import GpusBackend
-from planner.cost.backends.gpu_lanes import lanes_of, timed_gain
-from planner.cost.rank_times import RankTimes
-from planner.cost.step import StepTimes, combine_ranks
-from planner.machine.model import MachineModel
-from planner.probe.presets import load_preset
-from planner.workload import GpuLoop, GpuSample, GpuTiming, ModelTiming
-from runtime.plan.schema import Threads
-from runtime.stages import Stage
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.backends.gpu import GpusBackend
+from gnnplan.planner.cost.backends.gpu_lanes import lanes_of, timed_gain
+from gnnplan.planner.cost.rank_times import RankTimes
+from gnnplan.planner.cost.step import StepTimes, combine_ranks
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.workload import GpuLoop, GpuSample, GpuTiming, ModelTiming
+from gnnplan.runtime.plan.schema import Threads
+from gnnplan.runtime.stages import Stage
 from tests.planner.cost.by_hand import at, work
 from tests.planner.cost.test_gpu import ROW, candidate, rows
 from tests.support.profiles import timing

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.cost.backends.grid import (
+from gnnplan.planner.cost.backends.grid import (
     column_words,
     distinct_rows,
     fetch_words,

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.candidate import Candidate, RankRows, list_cores
-from planner.cost.backends.grid import (
+from gnnplan.planner.candidate import Candidate, RankRows, list_cores
+from gnnplan.planner.cost.backends.grid import (
     Fetched,
     fetch_sizes,
     fetch_times,
@@ -17,18 +17,18 @@ from planner.cost.backends.grid import (
     replications,
     sent_bytes,
 )
-from planner.profile.draw import drawer
-from planner.profile.presample import stack_profile
-from planner.workload import BatchProfile, StackProfile
-from runtime.comm.grid import open_grid
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import GraphRef, Sampler, Threads, Workload
-from runtime.sampling.distributed.grid import GridSampler, empty_graph
-from runtime.sampling.distributed.grid_rows import cut_shard
-from runtime.sampling.minibatch import Request
-from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.seeds import SeedSchedule
-from runtime.stages import Stage
+from gnnplan.planner.profile.draw import drawer
+from gnnplan.planner.profile.presample import stack_profile
+from gnnplan.planner.workload import BatchProfile, StackProfile
+from gnnplan.runtime.comm.grid import open_grid
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import GraphRef, Sampler, Threads, Workload
+from gnnplan.runtime.sampling.distributed.grid import GridSampler, empty_graph
+from gnnplan.runtime.sampling.distributed.grid_rows import cut_shard
+from gnnplan.runtime.sampling.minibatch import Request
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.seeds import SeedSchedule
+from gnnplan.runtime.stages import Stage
 from tests.planner.cost.by_hand import at, times, work
 from tests.support.candidates import candidate_of_ranks
 from tests.support.inprocess import run_in_process

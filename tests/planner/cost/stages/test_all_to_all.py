@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.cost.stages.exchange import bound_bytes, bracket_seconds, shift_bytes
+from gnnplan.planner.cost.stages.exchange import bound_bytes, bracket_seconds, shift_bytes
 
 EXAMPLE = [[0, 60, 0], [10, 0, 20], [40, 0, 0]]
 """[A4]: 60 against 70."""

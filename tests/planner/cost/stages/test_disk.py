@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from planner.cost.stages.gather import counted_runs, expected_runs
-from runtime.features.direct import BLOCK_BYTES, GAP_BYTES, RowFile
-from runtime.features.disk import MOST_REQUEST_BYTES
+from gnnplan.planner.cost.stages.gather import counted_runs, expected_runs
+from gnnplan.runtime.features.direct import BLOCK_BYTES, GAP_BYTES, RowFile
+from gnnplan.runtime.features.disk import MOST_REQUEST_BYTES
 
 ROWS = 20_000
 DRAWS = 20

@@ -2,8 +2,8 @@
 
 import pytest
 
-from planner.cost.stages.gather import disk_rate
-from planner.machine.model import Table
+from gnnplan.planner.cost.stages.gather import disk_rate
+from gnnplan.planner.machine.model import Table
 from tests.support.machines import machine
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from planner.cost.stages.gather import SWING, exceed_swing, expected_factor
+from gnnplan.planner.cost.stages.gather import SWING, exceed_swing, expected_factor
 
 
 def test_what_a_swing_explains_is_halved_between_readings_and_nothing_beyond_it() -> None:

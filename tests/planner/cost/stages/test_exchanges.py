@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from planner.candidate import Candidate, list_cores
-from planner.cost.stages.exchange import (
+from gnnplan.planner.candidate import Candidate, list_cores
+from gnnplan.planner.cost.stages.exchange import (
     all_to_all,
     card_rows,
     exchange_lead,
@@ -16,7 +16,7 @@ from planner.cost.stages.exchange import (
     seconds_around_rows,
     with_own_share,
 )
-from planner.machine.model import Table
+from gnnplan.planner.machine.model import Table
 from tests.planner.cost.by_hand import candidate
 from tests.planner.cost.terms import per_byte, with_tables
 from tests.support.machines import constant

@@ -4,19 +4,19 @@ from typing import Any
 
 import pytest
 
-from planner.candidate import Candidate, PlacedRows, RankRows
-from planner.cost.rates import MachineTable
-from planner.cost.stages import gather_gpu as gpu_gather
-from planner.cost.stages.gather_gpu import (
+from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
+from gnnplan.planner.cost.rates import MachineTable
+from gnnplan.planner.cost.stages import gather_gpu as gpu_gather
+from gnnplan.planner.cost.stages.gather_gpu import (
     Flow,
     fewest_programs,
     gather_programs,
     gather_seconds_with,
     peer_way,
 )
-from planner.machine.model import Table
-from planner.probe.presets import load_preset
-from runtime.plan.schema import Threads
+from gnnplan.planner.machine.model import Table
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.runtime.plan.schema import Threads
 from tests.support.candidates import candidate_of_ranks
 
 

@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.cost.memory import HELD, gpu_batch_bytes, gpu_stack_bytes
-from planner.cost.stages.sample import OWN_TENSORS, batch_launches, launch_words
-from planner.workload import BatchProfile, Spread
-from runtime.plan.schema import Threads
-from runtime.sampling.minibatch import Dialect, Request
+from gnnplan.planner.cost.memory import HELD, gpu_batch_bytes, gpu_stack_bytes
+from gnnplan.planner.cost.stages.sample import OWN_TENSORS, batch_launches, launch_words
+from gnnplan.planner.workload import BatchProfile, Spread
+from gnnplan.runtime.plan.schema import Threads
+from gnnplan.runtime.sampling.minibatch import Dialect, Request
 from tests.runtime.sampling.device_cases import random_graph, seeds_of, topology_of
 
 pytest.importorskip("triton")
 
-from runtime.sampling.gpu import stack as device_stack
-from runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
-from runtime.sampling.gpu.neighbor import DeviceNeighborSampler
-from runtime.sampling.gpu.stack import batch_bytes, stack_of, with_own_tensors
+from gnnplan.runtime.sampling.gpu import stack as device_stack
+from gnnplan.runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
+from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler
+from gnnplan.runtime.sampling.gpu.stack import batch_bytes, stack_of, with_own_tensors
 from tests.support.candidates import candidate_of_ranks
 
 ONE = candidate_of_ranks(

@@ -6,20 +6,25 @@ import pickle
 import numpy as np
 import pytest
 
-from planner.placement.costs import ReadNetwork, RowCosts, network_of_costs, objective_rows
-from planner.placement.evaluate import evaluate, score
-from planner.placement.lp import relax as relax_module
-from planner.placement.lp.bound import lagrangian_bound
-from planner.placement.lp.formulate import Prices, find_groups, make_buckets
-from planner.placement.lp.relax import relax
-from planner.placement.lp.solver import Failure
-from planner.placement.order import hotness_order
-from planner.placement.placement import ItemPlacement, Placement, check_placement, find_places
-from planner.placement.policies.joint import bound_placements, place_joint
-from planner.placement.policies.legion import fill_lists
-from planner.placement.policies.policy import Knowledge, Reason
-from planner.placement.policies.registry import PLACEMENT_POLICIES
-from planner.placement.problem import ItemKind, PlacementProblem, rows_problem
+from gnnplan.planner.placement.costs import ReadNetwork, RowCosts, network_of_costs, objective_rows
+from gnnplan.planner.placement.evaluate import evaluate, score
+from gnnplan.planner.placement.lp import relax as relax_module
+from gnnplan.planner.placement.lp.bound import lagrangian_bound
+from gnnplan.planner.placement.lp.formulate import Prices, find_groups, make_buckets
+from gnnplan.planner.placement.lp.relax import relax
+from gnnplan.planner.placement.lp.solver import Failure
+from gnnplan.planner.placement.order import hotness_order
+from gnnplan.planner.placement.placement import (
+    ItemPlacement,
+    Placement,
+    check_placement,
+    find_places,
+)
+from gnnplan.planner.placement.policies.joint import bound_placements, place_joint
+from gnnplan.planner.placement.policies.legion import fill_lists
+from gnnplan.planner.placement.policies.policy import Knowledge, Reason
+from gnnplan.planner.placement.policies.registry import PLACEMENT_POLICIES
+from gnnplan.planner.placement.problem import ItemKind, PlacementProblem, rows_problem
 from tests.support.placements import (
     SHAPES,
     compare_policies,

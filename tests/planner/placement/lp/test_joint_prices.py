@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.placement.problem import PlacementProblem
+from gnnplan.planner.placement.problem import PlacementProblem
 from tests.planner.placement.lp.test_joint import solved
 from tests.reference.shadow_prices import shadow_prices
 from tests.support.placements import random_problem

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.placement.lp import solver as lp, solver as process
-from planner.placement.lp.formulate import LinearProgram
-from planner.placement.lp.solver import Failure, Point, solve
+from gnnplan.planner.placement.lp import solver as lp, solver as process
+from gnnplan.planner.placement.lp.formulate import LinearProgram
+from gnnplan.planner.placement.lp.solver import Failure, Point, solve
 
 
 def programme(cost: list[float], values: list[float], rhs: float = -1.0) -> LinearProgram:

@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.placement.costs import ObjectiveRows, drop_dominated, objective_rows
-from planner.placement.evaluate import read_bytes, score
-from planner.placement.lp import mixture
-from planner.placement.lp.bound import lagrangian_bound
-from planner.placement.lp.formulate import Prices, find_groups
-from planner.placement.lp.mixture import (
+from gnnplan.planner.placement.costs import ObjectiveRows, drop_dominated, objective_rows
+from gnnplan.planner.placement.evaluate import read_bytes, score
+from gnnplan.planner.placement.lp import mixture
+from gnnplan.planner.placement.lp.bound import lagrangian_bound
+from gnnplan.planner.placement.lp.formulate import Prices, find_groups
+from gnnplan.planner.placement.lp.mixture import (
     can_fill,
     cheapest,
     fill_reads,
@@ -19,10 +19,10 @@ from planner.placement.lp.mixture import (
     mix_fills,
     round_mixture,
 )
-from planner.placement.lp.relax import KnapsackItems
-from planner.placement.placement import check_placement
-from planner.placement.policies.joint import bound_placements, place_joint
-from planner.placement.problem import ItemKind, PlacementProblem
+from gnnplan.planner.placement.lp.relax import KnapsackItems
+from gnnplan.planner.placement.placement import check_placement
+from gnnplan.planner.placement.policies.joint import bound_placements, place_joint
+from gnnplan.planner.placement.problem import ItemKind, PlacementProblem
 from tests.reference.relaxed_bound import relaxed_optimum
 from tests.reference.shadow_prices import shadow_prices
 from tests.support.gpu_networks import network_of_paths

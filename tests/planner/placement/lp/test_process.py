@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from planner.placement.lp import solver as process
-from planner.placement.lp.formulate import LinearProgram
-from planner.placement.lp.solver import Failure, Point
+from gnnplan.planner.placement.lp import solver as process
+from gnnplan.planner.placement.lp.formulate import LinearProgram
+from gnnplan.planner.placement.lp.solver import Failure, Point
 
 
 def covering(num: int, seed: int = 0) -> LinearProgram:

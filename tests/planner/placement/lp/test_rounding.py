@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from planner.placement.lp.improve import worth_exchanging
-from planner.placement.lp.round_solution import WantedCopies, fill_devices
-from planner.placement.policies.joint import place_joint
-from planner.placement.problem import ItemKind, PlacementProblem
+from gnnplan.planner.placement.lp.improve import worth_exchanging
+from gnnplan.planner.placement.lp.round_solution import WantedCopies, fill_devices
+from gnnplan.planner.placement.policies.joint import place_joint
+from gnnplan.planner.placement.problem import ItemKind, PlacementProblem
 from tests.support.placements import random_problem
 
 NONE = np.zeros(0, np.int64)

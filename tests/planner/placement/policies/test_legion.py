@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.cost.stages.gather import lines
-from planner.placement.costs import RowCosts
-from planner.placement.evaluate import evaluate
-from planner.placement.policies import legion as legion_fill
-from planner.placement.policies.legion import (
+from gnnplan.planner.cost.stages.gather import lines
+from gnnplan.planner.placement.costs import RowCosts
+from gnnplan.planner.placement.evaluate import evaluate
+from gnnplan.planner.placement.policies import legion as legion_fill
+from gnnplan.planner.placement.policies.legion import (
     cache_bytes,
     deal_rows,
     fill_lists,

@@ -7,14 +7,14 @@ import sys
 import numpy as np
 import pytest
 
-from planner.errors import SettingsError
-from planner.placement.costs import RowCosts
-from planner.placement.evaluate import evaluate
-from planner.placement.location import build_locations, check_locations
-from planner.placement.policies.policy import choose_host_items
-from planner.placement.policies.song_jiang import best_of
-from planner.placement.problem import rows_problem
-from runtime.errors import InputError
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.placement.costs import RowCosts
+from gnnplan.planner.placement.evaluate import evaluate
+from gnnplan.planner.placement.location import build_locations, check_locations
+from gnnplan.planner.placement.policies.policy import choose_host_items
+from gnnplan.planner.placement.policies.song_jiang import best_of
+from gnnplan.planner.placement.problem import rows_problem
+from gnnplan.runtime.errors import InputError
 from tests.support.placements import placed_by
 
 POLICIES = ("none", "naive", "random", "degree", "song-jiang")

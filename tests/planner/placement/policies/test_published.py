@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from planner.placement import order
-from planner.placement.costs import RowCosts
-from planner.placement.order import count_out_degree
-from planner.placement.placement import Placement
-from planner.placement.policies.policy import Copies, Knowledge
-from planner.placement.policies.published import place_by_degree, place_naive, place_random
-from planner.placement.problem import PlacementProblem, rows_problem
+from gnnplan.planner.placement import order
+from gnnplan.planner.placement.costs import RowCosts
+from gnnplan.planner.placement.order import count_out_degree
+from gnnplan.planner.placement.placement import Placement
+from gnnplan.planner.placement.policies.policy import Copies, Knowledge
+from gnnplan.planner.placement.policies.published import place_by_degree, place_naive, place_random
+from gnnplan.planner.placement.problem import PlacementProblem, rows_problem
 from tests.support.placements import place_named
 
 COSTS = RowCosts(local=0.0, peer=0.3, host=1.0, disk=10.0)

@@ -7,19 +7,19 @@ import pytest
 import typer.main
 from numpy.typing import NDArray
 
-from planner.cli.main import app
-from planner.errors import SettingsError
-from planner.placement.costs import RowCosts
-from planner.placement.placement import Placement
-from planner.placement.policies.registry import (
+from gnnplan.planner.cli.main import app
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.placement.costs import RowCosts
+from gnnplan.planner.placement.placement import Placement
+from gnnplan.planner.placement.policies.registry import (
     PLACEMENT_POLICIES,
     PlacementPolicy,
     find_policy,
     list_tried_by_auto,
     load_function,
 )
-from runtime.features.cache import POLICIES as CACHES
-from runtime.plan.schema import DYNAMIC
+from gnnplan.runtime.features.cache import POLICIES as CACHES
+from gnnplan.runtime.plan.schema import DYNAMIC
 from tests.support.placements import placed_by
 
 COSTS = RowCosts(local=0.0, peer=0.3, host=1.0, disk=10.0)

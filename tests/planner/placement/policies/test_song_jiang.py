@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
-from planner.placement.costs import CostCase, RowCosts, alpha, alpha_star
-from planner.placement.evaluate import evaluate
-from planner.placement.order import hotness_order
-from planner.placement.policies.joint import bound_placements
-from planner.placement.policies.song_jiang import algorithm1, best_of, exchange_ranks
-from planner.placement.problem import rows_problem
+from gnnplan.planner.placement.costs import CostCase, RowCosts, alpha, alpha_star
+from gnnplan.planner.placement.evaluate import evaluate
+from gnnplan.planner.placement.order import hotness_order
+from gnnplan.planner.placement.policies.joint import bound_placements
+from gnnplan.planner.placement.policies.song_jiang import algorithm1, best_of, exchange_ranks
+from gnnplan.planner.placement.problem import rows_problem
 
 
 def costs_of(peer, host=1.0, local=0.0):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from planner.placement.costs import RowCosts
-from planner.placement.evaluate import evaluate
-from planner.placement.policies.song_jiang import best_split, split_ranks, whole_rounds
+from gnnplan.planner.placement.costs import RowCosts
+from gnnplan.planner.placement.evaluate import evaluate
+from gnnplan.planner.placement.policies.song_jiang import best_split, split_ranks, whole_rounds
 
 
 def scores(q, n, b, k, costs):

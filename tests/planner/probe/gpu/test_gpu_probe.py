@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from planner.cost.stages.gather_gpu import memory_seconds_per_byte, read_seconds
-from planner.machine.model import Link, MachineModel, Memory, Processor, Switch
-from planner.probe.context import QUICK as PROBE, ProbeContext
-from planner.probe.gpu import measure as subject
-from planner.probe.gpu.machine import fit_reads, gather_cap, with_gpus
-from planner.probe.gpu.measure import (
+from gnnplan.planner.cost.stages.gather_gpu import memory_seconds_per_byte, read_seconds
+from gnnplan.planner.machine.model import Link, MachineModel, Memory, Processor, Switch
+from gnnplan.planner.probe.context import QUICK as PROBE, ProbeContext
+from gnnplan.planner.probe.gpu import measure as subject
+from gnnplan.planner.probe.gpu.machine import fit_reads, gather_cap, with_gpus
+from gnnplan.planner.probe.gpu.measure import (
     GPU_FULL as FULL,
     LEAST_ETA,
     QUICK,
@@ -20,13 +20,13 @@ from planner.probe.gpu.measure import (
     hidden_share,
     measure_gpus,
 )
-from planner.probe.gpu.nvml import Inventory
-from planner.probe.gpu.torch_device import sizes_for
-from planner.probe.team import Team
-from planner.probe.timing import summarize
-from planner.search.enumerate import plans_gpus
-from runtime.errors import WorkerFailed
-from runtime.plan.schema import Threads
+from gnnplan.planner.probe.gpu.nvml import Inventory
+from gnnplan.planner.probe.gpu.torch_device import sizes_for
+from gnnplan.planner.probe.team import Team
+from gnnplan.planner.probe.timing import summarize
+from gnnplan.planner.search.enumerate import plans_gpus
+from gnnplan.runtime.errors import WorkerFailed
+from gnnplan.runtime.plan.schema import Threads
 from tests.planner.probe import fake_gpu as law
 from tests.planner.probe.fake_gpu import SIZES, FakeGpus
 from tests.support.candidates import candidate_of_ranks

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.probe.gpu.nvml import bus_key, inventory
+from gnnplan.planner.probe.gpu.nvml import bus_key, inventory
 from tests.planner.probe.fake_nvml import (
     SWITCH,
     UNKNOWN,

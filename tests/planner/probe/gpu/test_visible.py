@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from planner.candidate import list_gpus
-from planner.cli.main import main
-from planner.cli.planning import machine_for_planning
-from planner.machine.model import MachineModel, check_machine, save_machine
-from planner.probe.doctor import topology_findings
-from planner.probe.gpu.inventory import gpu_notes
-from planner.probe.gpu.machine import with_gpus
-from planner.probe.gpu.measure import GpuFindings
-from planner.probe.gpu.nvml import Inventory
-from planner.probe.timing import summarize
-from planner.probe.topology import faults, with_free_memory
-from runtime.device import VARIABLE
+from gnnplan.planner.candidate import list_gpus
+from gnnplan.planner.cli.main import main
+from gnnplan.planner.cli.planning import machine_for_planning
+from gnnplan.planner.machine.model import MachineModel, check_machine, save_machine
+from gnnplan.planner.probe.doctor import topology_findings
+from gnnplan.planner.probe.gpu.inventory import gpu_notes
+from gnnplan.planner.probe.gpu.machine import with_gpus
+from gnnplan.planner.probe.gpu.measure import GpuFindings
+from gnnplan.planner.probe.gpu.nvml import Inventory
+from gnnplan.planner.probe.timing import summarize
+from gnnplan.planner.probe.topology import faults, with_free_memory
+from gnnplan.runtime.device import VARIABLE
 from tests.support.recordings import divide, look, machine_of, recorded, rename, slice_uuid
 
 GIB = 2**30
@@ -243,7 +243,9 @@ def test_plan_and_machine_show_say_what_there_is_of_the_gpus(
     probed = look(recorded("pcie-only"), {VARIABLE: "0,1"})
     machine = replace(machine_of(probed), notes=["load: high", *probed.notes])
     now = busy({"used": 20 * GIB}, [{}])
-    monkeypatch.setattr("planner.probe.gpu.nvml.inventory", lambda: replace(now, gpus=now.gpus[:2]))
+    monkeypatch.setattr(
+        "gnnplan.planner.probe.gpu.nvml.inventory", lambda: replace(now, gpus=now.gpus[:2])
+    )
     save_machine(machine, tmp_path / "m.json")
     planned = machine_for_planning(str(tmp_path / "m.json"))
     assert sizes(planned) == {"gpu0.memory": 24, "gpu1.memory": 4}

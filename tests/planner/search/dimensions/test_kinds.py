@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from planner import pipeline
-from planner.candidate import Candidate
-from planner.errors import SettingsError
-from planner.machine.model import MachineModel
-from planner.pipeline import combinations_of, joined_candidates
-from planner.probe.presets import load_preset
-from planner.profile.cache import Profile
-from planner.profile.presample import presample
-from planner.search.dimensions import registry
-from planner.search.dimensions.dimension import Dimension, LeftOut, Proposing, RowsDimension
-from planner.search.dimensions.registry import DIMENSIONS, dimensions_of, propose_first
-from planner.search.search import SearchResult
-from planner.settings import PlanSettings
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Sampler, Workload
+from gnnplan.planner import pipeline
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.pipeline import combinations_of, joined_candidates
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.profile.cache import Profile
+from gnnplan.planner.profile.presample import presample
+from gnnplan.planner.search.dimensions import registry
+from gnnplan.planner.search.dimensions.dimension import Dimension, LeftOut, Proposing, RowsDimension
+from gnnplan.planner.search.dimensions.registry import DIMENSIONS, dimensions_of, propose_first
+from gnnplan.planner.search.search import SearchResult
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Sampler, Workload
 from tests.support.joined import hosts_machine, joined_profile
 from tests.support.machines import machine
 from tests.support.profiles import profile

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from planner.cost.stages.sample import batch_launches
-from planner.pipeline import plan
-from planner.probe.presets import load_preset
-from planner.search.dimensions.dimension import LeftOut, Proposing
-from planner.search.dimensions.stacks import Stacks
-from planner.settings import PlanSettings
-from runtime.graph.dataset import Graph
-from runtime.graph.generate import generate_rmat
-from runtime.plan.io import save_plan
-from runtime.plan.schema import Plan, Threads, Workload
+from gnnplan.planner.cost.stages.sample import batch_launches
+from gnnplan.planner.pipeline import plan
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.search.dimensions.dimension import LeftOut, Proposing
+from gnnplan.planner.search.dimensions.stacks import Stacks
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate import generate_rmat
+from gnnplan.runtime.plan.io import save_plan
+from gnnplan.runtime.plan.schema import Plan, Threads, Workload
 from tests.support.candidates import candidate_of_ranks
 
 SIZES = {"sizes": "30,20"}
@@ -89,8 +89,8 @@ def test_a_chosen_stack_is_what_the_device_draws(
     graph: Graph, tmp_path: Path, kernel_device: torch.device
 ) -> None:
     pytest.importorskip("triton")
-    from runtime.loader.device import DeviceBulkStage
-    from runtime.loader.loader import PlannedLoader
+    from gnnplan.runtime.loader.device import DeviceBulkStage
+    from gnnplan.runtime.loader.loader import PlannedLoader
 
     found = made(graph, tmp_path / "p")
     budget = {"bulk_batches": 3, "bulk_bytes": 10**7}

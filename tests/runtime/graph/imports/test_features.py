@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from runtime.errors import DatasetError
-from runtime.graph.csc import array_edges
-from runtime.graph.dataset import Graph, SparseFeatures, open_graph
-from runtime.graph.imports import features
-from runtime.graph.imports.features import projection_matrix, write_features
-from runtime.graph.imports.importing import ImportOptions, import_graph
-from runtime.graph.imports.source import RawFeatures, RawGraph
-from runtime.graph.staging import Staging
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.csc import array_edges
+from gnnplan.runtime.graph.dataset import Graph, SparseFeatures, open_graph
+from gnnplan.runtime.graph.imports import features
+from gnnplan.runtime.graph.imports.features import projection_matrix, write_features
+from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
+from gnnplan.runtime.graph.imports.source import RawFeatures, RawGraph
+from gnnplan.runtime.graph.staging import Staging
 
 DENSE = np.random.default_rng(2).standard_normal((50, 400)).astype(np.float32)
 DENSE[np.random.default_rng(3).random(DENSE.shape) < 0.9] = 0

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.errors import DatasetError
-from runtime.graph.dataset import Graph
-from runtime.graph.imports.importing import ImportOptions, import_graph
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
 
 
 def load(tmp_path: Path, text: str, name: str = "edges.csv", **options) -> Graph:

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.errors import DatasetError
-from runtime.graph.dataset import GraphWarning
-from runtime.graph.imports.importing import import_graph
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.dataset import GraphWarning
+from gnnplan.runtime.graph.imports.importing import import_graph
 
 HOMOGENEOUS = """
 dataset_name: tiny

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from runtime.errors import DatasetError
-from runtime.graph.imports.importing import ImportOptions, import_graph
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
 
 N = 20
 A: Any = sp.random_array((N, N), density=0.2, format="csr", rng=np.random.default_rng(0))
@@ -135,7 +135,7 @@ def test_a_matrix_whose_arrays_call_something_is_refused(tmp_path: Path):
 
 @pytest.mark.parametrize("protocol", [2, 3, 4])
 def test_pickles_of_the_protocols_that_numpy_writes_are_read(protocol: int, tmp_path: Path):
-    from runtime.graph.imports.serialized import PickledArray, unpickle
+    from gnnplan.runtime.graph.imports.serialized import PickledArray, unpickle
 
     path = tmp_path / "a.npy"
     path.write_bytes(pickle.dumps(pickled(sp.csr_matrix(A)), protocol=protocol))

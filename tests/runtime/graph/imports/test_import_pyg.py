@@ -12,9 +12,9 @@ import torch
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import RandomLinkSplit, ToSparseTensor
 
-from runtime.errors import DatasetError
-from runtime.graph.dataset import Graph
-from runtime.graph.imports.importing import ImportOptions, import_graph
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
 
 PAIRS = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 2]])
 

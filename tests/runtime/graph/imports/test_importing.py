@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.errors import DatasetError
-from runtime.graph.dataset import Graph, open_graph
-from runtime.graph.imports.importing import ImportOptions, detect_format, import_graph
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.graph.imports.importing import ImportOptions, detect_format, import_graph
 
 
 def same_as_known(graph: Graph, known) -> None:

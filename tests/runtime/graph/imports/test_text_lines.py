@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.errors import DatasetError
-from runtime.graph.dataset import Graph
-from runtime.graph.imports import text_lines
-from runtime.graph.imports.importing import import_graph
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.imports import text_lines
+from gnnplan.runtime.graph.imports.importing import import_graph
 
 RING = [(0, 1), (1, 2), (2, 0)]
 

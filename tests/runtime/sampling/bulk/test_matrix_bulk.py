@@ -8,11 +8,11 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from runtime.errors import BudgetExceeded, SamplerError
-from runtime.sampling.bulk.bulk import BulkSampler
-from runtime.sampling.layerwise import LayerwiseSampler
-from runtime.sampling.minibatch import Dialect, MiniBatch, Request
-from runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.errors import BudgetExceeded, SamplerError
+from gnnplan.runtime.sampling.bulk.bulk import BulkSampler
+from gnnplan.runtime.sampling.layerwise import LayerwiseSampler
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from tests.reference.matrix import adjacency, sample_layers_reference
 
 Graph = tuple[NDArray[np.int64], NDArray[np.int32]]

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.sampling.bulk.memory import Ledger
-from runtime.sampling.bulk.product import (
+from gnnplan.runtime.sampling.bulk.memory import Ledger
+from gnnplan.runtime.sampling.bulk.product import (
     SparseRows,
     extract,
     sum_product,
 )
-from runtime.sampling.choose.layerwise import LayerGraph
-from runtime.sampling.layerwise import make_law
-from runtime.sampling.relabel import Table
-from runtime.sampling.statistics import Estimator
+from gnnplan.runtime.sampling.choose.layerwise import LayerGraph
+from gnnplan.runtime.sampling.layerwise import make_law
+from gnnplan.runtime.sampling.relabel import Table
+from gnnplan.runtime.sampling.statistics import Estimator
 from tests.reference.matrix import (
     adjacency,
     extract_layer,

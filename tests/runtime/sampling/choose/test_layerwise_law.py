@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.sampling.choose.poisson import water_level
-from runtime.sampling.layerwise import LayerwiseSampler
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.statistics import Estimator
+from gnnplan.runtime.sampling.choose.poisson import water_level
+from gnnplan.runtime.sampling.layerwise import LayerwiseSampler
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.statistics import Estimator
 
 Graph = tuple[NDArray[np.int64], NDArray[np.int32]]
 

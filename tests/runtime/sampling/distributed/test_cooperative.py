@@ -8,12 +8,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from runtime.errors import PlanError, SamplerError
-from runtime.plan.schema import Sampler
-from runtime.sampling.build import build_sampler
-from runtime.sampling.distributed.cooperative import CooperativeSampler, check_cooperates
-from runtime.sampling.distributed.owner import Owners, deal
-from runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.errors import PlanError, SamplerError
+from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.sampling.build import build_sampler
+from gnnplan.runtime.sampling.distributed.cooperative import CooperativeSampler, check_cooperates
+from gnnplan.runtime.sampling.distributed.owner import Owners, deal
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from tests.support.inprocess import run_in_process
 
 Topology = tuple[NDArray[np.int64], NDArray[np.int32]]

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.errors import SamplerError
-from runtime.graph.dataset import Graph
-from runtime.plan.schema import Sampler
-from runtime.sampling.build import build_sampler
-from runtime.sampling.distributed.cooperative import CooperativeSampler, check_cooperates
-from runtime.sampling.distributed.exchange import expected_remote_fraction
-from runtime.sampling.distributed.owner import Owners
-from runtime.stages import Stage
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.sampling.build import build_sampler
+from gnnplan.runtime.sampling.distributed.cooperative import CooperativeSampler, check_cooperates
+from gnnplan.runtime.sampling.distributed.exchange import expected_remote_fraction
+from gnnplan.runtime.sampling.distributed.owner import Owners
+from gnnplan.runtime.stages import Stage
 from tests.runtime.sampling.distributed.test_cooperative import Topology, cooperate, random_graph
 from tests.support.inprocess import run_in_process
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.errors import SamplerError
-from runtime.sampling.labor import LaborSampler
-from runtime.sampling.layerwise import LayerwiseSampler
-from runtime.sampling.locality import Correction, LocalitySampler
-from runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.labor import LaborSampler
+from gnnplan.runtime.sampling.layerwise import LayerwiseSampler
+from gnnplan.runtime.sampling.locality import Correction, LocalitySampler
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from tests.runtime.sampling.device_cases import (
     assert_equal_batches,
     random_graph,
@@ -24,10 +24,10 @@ pytest.importorskip("triton")
 
 def pairs(graph: Any, topology: Any, device: torch.device) -> list[tuple[Any, Any]]:
     """Each of the device's samplers beside the CPU's."""
-    from runtime.sampling.gpu.labor import DeviceLaborSampler
-    from runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
-    from runtime.sampling.gpu.locality import DeviceLocalitySampler
-    from runtime.sampling.gpu.neighbor import DeviceNeighborSampler
+    from gnnplan.runtime.sampling.gpu.labor import DeviceLaborSampler
+    from gnnplan.runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
+    from gnnplan.runtime.sampling.gpu.locality import DeviceLocalitySampler
+    from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler
 
     same: dict[str, Any] = {"seed": 11, "edge_ids": True}
     here: dict[str, Any] = {**same, "device": device}
@@ -67,9 +67,9 @@ def test_batches_depend_neither_on_the_tier_nor_on_the_order_of_programs(
 
 
 def test_reads_are_counted_by_source(kernel_device: torch.device) -> None:
-    from runtime.sampling.gpu.labor import DeviceLaborSampler
-    from runtime.sampling.gpu.neighbor import DeviceNeighborSampler
-    from runtime.sampling.gpu.topology import DeviceTopology, Reads, Source
+    from gnnplan.runtime.sampling.gpu.labor import DeviceLaborSampler
+    from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler
+    from gnnplan.runtime.sampling.gpu.topology import DeviceTopology, Reads, Source
 
     indptr = np.array([0, 3, 3, 8, 9, 10])
     indices = np.array([1, 2, 3, 0, 1, 2, 3, 4, 0, 4], dtype=np.int32)
@@ -96,8 +96,8 @@ def test_reads_are_counted_by_source(kernel_device: torch.device) -> None:
 
 @pytest.mark.parametrize("hot", [[], [4], [0, 1, 2, 3, 4]])
 def test_any_number_of_rows_can_be_hot(hot: list[int], kernel_device: torch.device) -> None:
-    from runtime.sampling.gpu.neighbor import DeviceNeighborSampler
-    from runtime.sampling.gpu.topology import DeviceTopology, Source
+    from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler
+    from gnnplan.runtime.sampling.gpu.topology import DeviceTopology, Source
 
     indptr, indices = np.array([0, 1, 2, 3, 4, 5]), np.array([4, 0, 1, 2, 3])
     topology = DeviceTopology.load(
@@ -111,8 +111,8 @@ def test_any_number_of_rows_can_be_hot(hot: list[int], kernel_device: torch.devi
 
 @pytest.mark.parametrize("method", ["neighbor", "labor"])
 def test_positions_beyond_31_bits_are_exact(method: str, kernel_device: torch.device) -> None:
-    from runtime.sampling.gpu.neighbor import DeviceNeighborSampler
-    from runtime.sampling.gpu.topology import DeviceTopology
+    from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler
+    from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 
     graph, far = random_graph(1), 2**33 + 5
     hot = np.arange(len(graph[0]) - 1)
@@ -133,7 +133,7 @@ def test_positions_beyond_31_bits_are_exact(method: str, kernel_device: torch.de
 
 @pytest.mark.parametrize("hot", [[0, 0], [5], [-1]])
 def test_hot_rows_that_are_none_are_refused(hot: list[int], kernel_device: torch.device) -> None:
-    from runtime.sampling.gpu.topology import DeviceTopology
+    from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 
     graph = np.array([0, 1, 2, 3, 4, 5]), np.array([4, 0, 1, 2, 3])
     with pytest.raises(SamplerError, match="distinct node ids below 5"):

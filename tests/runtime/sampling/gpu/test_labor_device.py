@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.sampling.dependent import Dependence
-from runtime.sampling.labor import LaborSampler
-from runtime.sampling.minibatch import Dialect
-from runtime.sampling.statistics import Estimator
+from gnnplan.runtime.sampling.dependent import Dependence
+from gnnplan.runtime.sampling.labor import LaborSampler
+from gnnplan.runtime.sampling.minibatch import Dialect
+from gnnplan.runtime.sampling.statistics import Estimator
 from tests.runtime.sampling.device_cases import (
     assert_equal_batches,
     random_graph,
@@ -29,7 +29,7 @@ def compare(
     number: int, fanouts: list[int], device: torch.device, count: int, **settings: Any
 ) -> None:
     """Steps of one sampler beside the CPU's."""
-    from runtime.sampling.gpu.labor import DeviceLaborSampler
+    from gnnplan.runtime.sampling.gpu.labor import DeviceLaborSampler
 
     graph = random_graph(number)
     settings = {
@@ -98,8 +98,8 @@ def test_few_seeds_are_sampled_as_on_the_cpu(
 
 
 def test_smooth_words_have_the_cpus_bits(kernel_device: torch.device) -> None:
-    from runtime.sampling.dependent import StreamPolicy
-    from runtime.sampling.gpu.rng import StackStreams, hop_words
+    from gnnplan.runtime.sampling.dependent import StreamPolicy
+    from gnnplan.runtime.sampling.gpu.rng import StackStreams, hop_words
 
     policy = StreamPolicy(seed=3, kappa=7)
     steps = [policy.streams(0, step, 2) for step in range(7)]

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.errors import SamplerError
-from runtime.sampling.bulk.bulk import BulkSampler
-from runtime.sampling.dependent import StreamPolicy
-from runtime.sampling.layerwise import LayerwiseSampler
-from runtime.sampling.locality import rings
-from runtime.sampling.minibatch import Request
-from runtime.sampling.statistics import Estimator
-from runtime.sampling.weighted import Boost
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.bulk.bulk import BulkSampler
+from gnnplan.runtime.sampling.dependent import StreamPolicy
+from gnnplan.runtime.sampling.layerwise import LayerwiseSampler
+from gnnplan.runtime.sampling.locality import rings
+from gnnplan.runtime.sampling.minibatch import Request
+from gnnplan.runtime.sampling.statistics import Estimator
+from gnnplan.runtime.sampling.weighted import Boost
 from tests.runtime.sampling.device_cases import (
     assert_equal_batches,
     random_graph,
@@ -37,7 +37,7 @@ def requests_of(graph: Any) -> list[Request]:
 
 
 def sampler_of(number: int, sizes: list[int], device: torch.device, **settings: Any) -> Any:
-    from runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
+    from gnnplan.runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
 
     topology = topology_of(random_graph(number), device, number % 3)
     return DeviceLayerwiseSampler(topology, sizes, device=device, edge_ids=True, **settings)

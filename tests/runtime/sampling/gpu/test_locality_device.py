@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.sampling.dependent import Dependence
-from runtime.sampling.dependent_neighbor import DependentNeighborSampler
-from runtime.sampling.locality import Correction, LocalitySampler, rings
-from runtime.sampling.minibatch import Dialect
-from runtime.sampling.weighted import WeightedSampler
+from gnnplan.runtime.sampling.dependent import Dependence
+from gnnplan.runtime.sampling.dependent_neighbor import DependentNeighborSampler
+from gnnplan.runtime.sampling.locality import Correction, LocalitySampler, rings
+from gnnplan.runtime.sampling.minibatch import Dialect
+from gnnplan.runtime.sampling.weighted import WeightedSampler
 from tests.runtime.sampling.device_cases import (
     assert_equal_batches,
     random_graph,
@@ -26,7 +26,7 @@ pytest.importorskip("triton")
 def test_local_neighbours_equal_the_cpu_samplers(
     number: int, factor: float, correction: Correction, weighted: bool, kernel_device: torch.device
 ) -> None:
-    from runtime.sampling.gpu.locality import DeviceLocalitySampler
+    from gnnplan.runtime.sampling.gpu.locality import DeviceLocalitySampler
 
     graph, fanouts = random_graph(number), [[3, 2], [4, -1], [7]][number]
     local = np.random.default_rng().permutation(len(graph[0]) - 1)[:12]
@@ -51,7 +51,7 @@ def test_local_neighbours_equal_the_cpu_samplers(
 def test_without_local_vertices_neighbours_are_weighted_ones(
     correction: Correction, kernel_device: torch.device
 ) -> None:
-    from runtime.sampling.gpu.locality import DeviceLocalitySampler
+    from gnnplan.runtime.sampling.gpu.locality import DeviceLocalitySampler
 
     graph, seeds = random_graph(3), seeds_of(random_graph(3), 5)
     draws, estimator = correction.way
@@ -69,7 +69,7 @@ def test_without_local_vertices_neighbours_are_weighted_ones(
 def test_dependent_neighbours_equal_the_cpu_samplers(
     dialect: Dialect, dependence: Dependence, kernel_device: torch.device
 ) -> None:
-    from runtime.sampling.gpu.neighbor import DeviceNeighborSampler
+    from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler
 
     graph, settings = random_graph(4), {"dialect": dialect, "seed": 4, "edge_ids": True}
     settings |= {"kappa": 3, "dependence": dependence}

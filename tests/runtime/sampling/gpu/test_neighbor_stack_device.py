@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.errors import SamplerError
-from runtime.sampling.bulk.bulk import BulkSampler
-from runtime.sampling.dependent_neighbor import DependentNeighborSampler
-from runtime.sampling.layerwise import LayerwiseSampler
-from runtime.sampling.minibatch import Dialect, Request
-from runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.bulk.bulk import BulkSampler
+from gnnplan.runtime.sampling.dependent_neighbor import DependentNeighborSampler
+from gnnplan.runtime.sampling.layerwise import LayerwiseSampler
+from gnnplan.runtime.sampling.minibatch import Dialect, Request
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from tests.runtime.sampling.device_cases import (
     assert_equal_batches,
     random_graph,
@@ -21,9 +21,14 @@ from tests.runtime.sampling.device_cases import (
 
 pytest.importorskip("triton")
 
-from runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
-from runtime.sampling.gpu.neighbor import DeviceNeighborSampler, Method
-from runtime.sampling.gpu.stack import StackedBatches, batch_bytes, stack_of, with_own_tensors
+from gnnplan.runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
+from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler, Method
+from gnnplan.runtime.sampling.gpu.stack import (
+    StackedBatches,
+    batch_bytes,
+    stack_of,
+    with_own_tensors,
+)
 
 SIZES = (7, 1, 0, 12, 7)
 """Seeds of the stacked batches; one has none."""

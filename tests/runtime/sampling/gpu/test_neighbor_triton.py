@@ -7,11 +7,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from runtime.errors import SamplerError
-from runtime.sampling.labor import LaborSampler
-from runtime.sampling.minibatch import Dialect, MiniBatch
-from runtime.sampling.neighbor import NeighborSampler
-from runtime.sampling.statistics import Estimator
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.labor import LaborSampler
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from gnnplan.runtime.sampling.statistics import Estimator
 
 pytest.importorskip("triton")
 
@@ -39,8 +39,8 @@ def seeds_of(graph: Graph, count: int) -> NDArray[np.int64]:
 
 
 def device_sampler(graph: Graph, fanouts: list[int], device: torch.device, **settings: Any) -> Any:
-    from runtime.sampling.gpu.neighbor import DeviceNeighborSampler
-    from runtime.sampling.gpu.topology import DeviceTopology
+    from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler
+    from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 
     pinned = device.type == "cuda" and settings.get("seed", 0) % 2 == 1
     topology = DeviceTopology.load(*graph, device, pinned=pinned)
@@ -134,7 +134,7 @@ def test_bad_seeds_are_refused_in_the_cpu_samplers_words(
 def test_relabelling_depends_on_no_order_of_programs(
     count: int, kernel_device: torch.device
 ) -> None:
-    from runtime.sampling.gpu.relabel import DeviceRelabel
+    from gnnplan.runtime.sampling.gpu.relabel import DeviceRelabel
 
     rng = np.random.default_rng()
     # Many repetitions, so that programs race for a node's first place.
@@ -154,7 +154,7 @@ def test_relabelling_depends_on_no_order_of_programs(
 
 
 def test_relabelling_numbers_by_first_appearance(kernel_device: torch.device) -> None:
-    from runtime.sampling.gpu.relabel import DeviceRelabel
+    from gnnplan.runtime.sampling.gpu.relabel import DeviceRelabel
 
     values = torch.tensor([7, 2**40, 7, 0, 2**40, 5, 0, 99], device=kernel_device)
     relabel = DeviceRelabel(kernel_device)

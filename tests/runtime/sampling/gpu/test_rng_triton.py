@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.sampling.rng import Purpose, bounded, draw, stream
+from gnnplan.runtime.sampling.rng import Purpose, bounded, draw, stream
 
 pytest.importorskip("triton")
 
@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 def found_by_triton(
     source: np.uint64, ids: np.ndarray, j: np.ndarray, bounds: np.ndarray, device: torch.device
 ) -> tuple[np.ndarray, np.ndarray]:
-    from runtime.sampling.gpu import rng as rng_triton
+    from gnnplan.runtime.sampling.gpu import rng as rng_triton
 
     tensors = (torch.from_numpy(a.astype(np.int64)).to(device) for a in (ids, j, bounds))
     bits, chosen = rng_triton.draw(source, *tensors)
@@ -51,7 +51,7 @@ def test_triton_draws_the_same_bits_as_numpy(
 @pytest.mark.usefixtures("poisoned", "shuffled")
 @pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 1001])
 def test_ids_draw_from_the_streams_of_their_owners(count: int, kernel_device: torch.device) -> None:
-    from runtime.sampling.gpu.rng import draw_rows, signed
+    from gnnplan.runtime.sampling.gpu.rng import draw_rows, signed
 
     rng = np.random.default_rng()
     sources = [stream(3, 0, step, 0, Purpose.VERTEX) for step in range(5)]

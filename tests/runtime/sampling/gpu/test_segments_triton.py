@@ -5,7 +5,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from runtime.sampling.choose.poisson import row_scale, row_scale_weighted, water_level
+from gnnplan.runtime.sampling.choose.poisson import row_scale, row_scale_weighted, water_level
 
 pytest.importorskip("triton")
 
@@ -27,7 +27,7 @@ def on(device: torch.device, array: NDArray) -> torch.Tensor:
 def test_the_smallest_keys_are_those_of_a_stable_sort(
     lengths: list[int], distinct: int, kernel_device: torch.device
 ) -> None:
-    from runtime.sampling.gpu.segments import nth_smallest, smallest
+    from gnnplan.runtime.sampling.gpu.segments import nth_smallest, smallest
 
     ptr, rng = rows_of(lengths)
     keys = rng.integers(0, distinct, int(ptr[-1]))
@@ -53,7 +53,7 @@ def test_the_smallest_keys_are_those_of_a_stable_sort(
 def test_scales_and_levels_are_those_of_the_cpu_kernels(
     lengths: list[int], counts: bool, kernel_device: torch.device
 ) -> None:
-    from runtime.sampling.gpu.segments import row_scales, water_levels
+    from gnnplan.runtime.sampling.gpu.segments import row_scales, water_levels
 
     ptr, rng = rows_of(lengths)
     inverse, weight = rng.uniform(1, 9, int(ptr[-1])), rng.uniform(0.2, 3, int(ptr[-1]))
@@ -85,7 +85,7 @@ def test_scales_and_levels_are_those_of_the_cpu_kernels(
 def test_sums_searches_and_counts_are_numpys(
     lengths: list[int], kernel_device: torch.device
 ) -> None:
-    from runtime.sampling.gpu import segments as s
+    from gnnplan.runtime.sampling.gpu import segments as s
 
     ptr, rng = rows_of(lengths)
     values = rng.integers(0, 5, int(ptr[-1])).astype(np.float64)
@@ -111,7 +111,12 @@ def test_sums_searches_and_counts_are_numpys(
 
 @pytest.mark.usefixtures("shuffled")
 def test_what_lies_before_and_behind_the_rows_stays_as_it_is(kernel_device: torch.device) -> None:
-    from runtime.sampling.gpu.segments import _prefix_kernel, by_rows, nth_smallest, prefix_sums
+    from gnnplan.runtime.sampling.gpu.segments import (
+        _prefix_kernel,
+        by_rows,
+        nth_smallest,
+        prefix_sums,
+    )
 
     rng = np.random.default_rng()
     # Rows from the third entry to the fifth from the end; all others are somebody else's.
@@ -132,7 +137,7 @@ def test_what_lies_before_and_behind_the_rows_stays_as_it_is(kernel_device: torc
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="offsets past 2^31 elements need a GPU")
 def test_rows_past_two_to_the_31_elements_are_exact() -> None:
-    from runtime.sampling.gpu.segments import nth_smallest, prefix_sums, upper_bounds
+    from gnnplan.runtime.sampling.gpu.segments import nth_smallest, prefix_sums, upper_bounds
 
     device, first, length = torch.device("cuda"), 2**31 + 5, 700
     free, _ = torch.cuda.mem_get_info(device)

@@ -7,14 +7,14 @@ from importlib.util import find_spec
 
 import pytest
 
-from runtime.moved import read_places
+from gnnplan.moved import read_places
 
 CHECK = """
 import importlib
-from runtime.moved import read_places
+from gnnplan.moved import read_places
 
 for old, new in read_places().items():
-    if importlib.import_module(old) is not importlib.import_module(new):
+    if importlib.import_module(old) is not importlib.import_module(f"gnnplan.{new}"):
         print(old, new)
 """
 
@@ -38,7 +38,7 @@ def test_no_former_name_is_a_module_of_today_or_leads_to_another_former_name() -
         )
 
 
-@pytest.mark.parametrize("module", ["planner.cli.planning", "planner.cli.training"])
+@pytest.mark.parametrize("module", ["gnnplan.planner.cli.planning", "gnnplan.planner.cli.training"])
 def test_a_module_of_a_package_with_former_names_imports_first(module: str) -> None:
     found = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True)
     assert found.returncode == 0, found.stderr
