@@ -103,6 +103,7 @@ def change_settings(settings: PlanSettings, choices: dict[str, Any]) -> PlanSett
             raise SettingsError(f"expected settings among {known}, found {name!r}")
     work = {name: value for name, value in choices.items() if name in of_workload}
     rest = {name: value for name, value in choices.items() if name not in of_workload}
-    return replace(
-        settings, **({"workload": replace(settings.workload, **work)} if work else {}), **rest
-    )
+    if "fanouts" in work:
+        work.setdefault("num_layers", len(work["fanouts"]))
+    workload = rest.pop("workload", settings.workload)
+    return replace(settings, workload=replace(workload, **work), **rest)
