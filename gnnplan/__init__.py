@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PlanSettings", "PlannedLoader", "explain", "plan", "train", "wrap_model"]
 
-_PLACES = {
+PLACES = {
     "PlanSettings": ("planner.settings", "PlanSettings"),
     "PlannedLoader": ("runtime.loader.loader", "PlannedLoader"),
     "explain": ("facade", "explain"),
@@ -42,7 +42,7 @@ find_former_names()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, inside = _PLACES[name]
+    module, inside = PLACES[name]
     return getattr(import_module(f"gnnplan.{module}"), inside)

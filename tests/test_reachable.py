@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import gnnplan
 from tests.support.product import PACKAGES, ROOT, product_sources
 from tests.support.reachability import Key, Product
 
@@ -36,7 +37,8 @@ def short(key: Key) -> str:
 def entries() -> Iterator[Key]:
     """Commands, migrations, and what the pages for users import."""
     yield from ENTRIES
-    yield ("gnnplan", "")
+    yield from (("gnnplan", name) for name in ("", "__getattr__"))
+    yield from ((f"gnnplan.{module}", name) for module, name in gnnplan.PLACES.values())
     pages = [ROOT / "README.md", *(p for name in PACKAGES for p in (ROOT / name).rglob("*.md"))]
     for page in pages:
         for module, names in SHOWN.findall(page.read_text()):
