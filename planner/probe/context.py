@@ -349,8 +349,8 @@ AGAIN = "run gnnplan probe again when nothing else runs here, or with more --sec
 def _not_reached(axes: Sequence[str], left: Sequence[Point]) -> str:
     """Say which points were not reached in time, and how to get them.
 
-    >>> _not_reached(["bytes", "ranks"], [(256, 4)])[:57]
-    'not reached in time, so taken from neighbours: bytes x ran'
+    >>> _not_reached(["bytes", "ranks"], [(256, 4)]).partition(";")[0]
+    'not reached in time, so taken from neighbours: bytes x ranks 256 x 4'
     """
     named = ", ".join(" x ".join(f"{x:g}" for x in point) for point in left[:NAMED])
     more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
