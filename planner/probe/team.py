@@ -96,7 +96,7 @@ class Team:
         """Run one task on the first `ranks` workers (all by default) at the same time.
 
         Args:
-            task: `planner.probe.module:function`.
+            task: `gnnplan.planner.probe.module:function`.
             ranks: how many workers take part; the others stay idle.
             arguments: passed to every worker.
 
@@ -170,7 +170,7 @@ class Team:
         self._outputs.clear()
 
 
-PACKAGE = "planner.probe."
+PACKAGE = "gnnplan.planner.probe."
 
 
 @dataclass(slots=True)
