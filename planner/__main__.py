@@ -1,4 +1,4 @@
-"""`python -m planner` is `gnnplan`."""
+"""`python -m gnnplan.planner` is `gnnplan`."""
 
 from gnnplan.planner.cli.main import run
 

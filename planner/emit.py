@@ -246,7 +246,7 @@ def _directives(job: JobSpec) -> list[str]:
 
 def _command(job: JobSpec, several: bool) -> str:
     # The words of the host come first: what follows a script's name is the script's own.
-    words = [sys.executable, "-m", "planner", job.verb]
+    words = [sys.executable, "-m", "gnnplan.planner", job.verb]
     place = '--node-rank "$SLURM_NODEID" --rdzv-endpoint "$endpoint" ' if several else ""
     resume = "${SLURM_RESTART_COUNT:+--resume} " if job.resumes else ""
     inner = f'exec {shlex.join(words)} {place}{resume}"$@"'

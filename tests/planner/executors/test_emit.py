@@ -129,7 +129,7 @@ def test_a_batch_script_runs_the_command_on_every_host_whatever_the_names_hold(
     written = (tmp_path / "out").read_text()
     for host in (0, 1):
         place = f"--node-rank\n{host}\n--rdzv-endpoint\nnode7:32345{resume}\n"
-        assert f"host={host}\n-m\nplanner\n{verb}\n{place}" in written
+        assert f"host={host}\n-m\ngnnplan.planner\n{verb}\n{place}" in written
     tail = "\n".join([str(folder), *(str(Path(w).resolve()) for w in script[:1]), *script[1:]])
     assert written.count(f"{tail}\n\n") == 2
     assert ("--epochs=10" in written) == (verb == "train")
