@@ -8,7 +8,7 @@ written before are read without these checks.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.placement.policies.registry import PLACEMENT_POLICIES
@@ -224,7 +224,7 @@ class PlanSettings:
                 "(it draws no neighbours); drop all but one --sampler"
             )
 
-    def by_sampler(self) -> "list[PlanSettings]":
+    def by_sampler(self) -> list[Self]:
         """One request for each sampler, the user's first one first.
 
         >>> choice = SamplerChoice(name="ladies", parameters={"sizes": "512,512"})
@@ -232,7 +232,7 @@ class PlanSettings:
         >>> [(each.sampler, each.dialect) for each in both.by_sampler()]
         [('neighbor', 'first_seen'), ('ladies', 'every_hop')]
         """
-        others: list[PlanSettings] = [
+        others = [
             replace(
                 self,
                 sampler=each.name,

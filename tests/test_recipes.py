@@ -104,15 +104,15 @@ POLICY_EDITS = {
 SAMPLER_EDITS = {
     "runtime/sampling/toy.py": [("", TOY_SAMPLER)],
     "runtime/sampling/registry.py": [(FIRST_SPEC, FIRST_SPEC + TOY_SPEC)],
-    "docs/cli.md": [("| full, neighbor,", "| toy, full, neighbor,")],
 }
 TERM_EDITS = {
     "planner/cost/stages/toy.py": [("", TOY_TERM)],
     "planner/cost/terms.py": [
         ("    add_cache_upkeep,\n", "    add_cache_upkeep,\n    add_toy,\n"),
         (
-            "from planner.machine.model",
-            "from gnnplan.planner.cost.stages.toy import add_toy\nfrom planner.machine.model",
+            "from gnnplan.planner.machine.model",
+            "from gnnplan.planner.cost.stages.toy import add_toy\n"
+            "from gnnplan.planner.machine.model",
         ),
     ],
 }
@@ -133,10 +133,8 @@ def numbered(page: str) -> set[str]:
 
 def furnish(folder: Path, edits: dict[str, list[tuple[str, str]]]) -> None:
     """Copy the product and edit the copy."""
-    for package in ("api", "planner", "runtime"):
-        shutil.copytree(ROOT / package, folder / package)
-    (folder / "docs").mkdir()
-    shutil.copy(ROOT / "docs" / "cli.md", folder / "docs")
+    for package in ("gnnplan", "api", "planner", "runtime"):
+        shutil.copytree(ROOT / package, folder / package, symlinks=True)
     for name, changes in edits.items():
         path = folder / name
         text = path.read_text() if path.exists() else ""

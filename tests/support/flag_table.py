@@ -5,10 +5,19 @@ from pathlib import Path
 
 from gnnplan.planner.cli.options import option_fields
 from gnnplan.planner.options import AUTO, default_text, flag_help
+from gnnplan.planner.placement.policies.registry import PLACEMENT_POLICIES
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.plan.setting import SettingField
+from gnnplan.runtime.sampling.registry import SAMPLERS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
+REGISTRIES = {
+    ", ".join(SAMPLERS): "a name of [the samplers](../runtime/sampling/registry.py)",
+    ", ".join(policy.name for policy in PLACEMENT_POLICIES): (
+        "a name of [the policies](../planner/placement/policies/registry.py)"
+    ),
+}
+"""What the table says in place of a registry's names: a new entry changes no page."""
 TABLE = re.compile(
     r"(?<=\| flag of a setting \| default \| meaning \|\n\|---\|---\|---\|\n)(\| .*\n)+"
 )
@@ -32,6 +41,8 @@ def _row(field: SettingField) -> str:
         flag += f", `--no-{field.flag.removeprefix('--')}`"
     default = "" if field.hint is bool else default_text(field) or (field.setting.unset and AUTO)
     text = " ".join(part for part in (flag_help(field), field.setting.more) if part)
+    for names, link in REGISTRIES.items():
+        text = text.replace(names, link)
     return f"| {flag} | {default} | {text} |\n"
 
 
