@@ -27,6 +27,8 @@ from gnnplan.runtime.errors import InputError
 if TYPE_CHECKING:
     from gnnplan.planner.probe.hosts import Meeting
 
+process_began: float | None = None
+"""Reading of time.monotonic() when this process was started, where it is one command's alone."""
 app = typer.Typer(help="Machines: presets and probed files.", no_args_is_help=True)
 
 
@@ -63,7 +65,7 @@ def probe_command(
     output: Annotated[Path, typer.Option("--output", "-o", help="Machine file to write.")] = Path(
         "machine.json"
     ),
-    quick: Annotated[bool, typer.Option("--quick", help="Coarser grid, 15 to 30 s.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Coarser grid; limit 30 s.")] = False,
     disk: Annotated[
         bool, typer.Option("--disk", help="Measure the disk alone, anew, in the file of --output.")
     ] = False,
@@ -71,8 +73,8 @@ def probe_command(
         float | None,
         typer.Option(
             min=1.0,
-            help="Most seconds it may take; default 180, with --quick 30. On a busy machine it "
-            "measures less, and marks it uncertain.",
+            help="Limit in seconds; default 180, with --quick 30. A busy machine is measured less "
+            "by then, and marked uncertain; what plans need is measured however late it is.",
         ),
     ] = None,
     hosts: Annotated[
@@ -101,7 +103,7 @@ def probe_command(
         if disk:
             machine = with_disk_again(own_machine(output, hosts), progress=progress)
         elif hosts == 1:
-            machine = probe(quick=quick, progress=progress, **limit)
+            machine = probe(quick=quick, progress=progress, began=process_began, **limit)
         else:
             meeting = meeting_of(hosts, place)
             machine = probe_hosts(meeting, quick=quick, progress=progress, **limit)

@@ -9,10 +9,11 @@ import errno
 import os
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import typer
@@ -27,6 +28,7 @@ from gnnplan.planner.cli import (
 )
 from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.runtime.errors import GnnplanError, InputError
+from gnnplan.runtime.process import age_seconds
 
 HELP = "Plans and runs multi-GPU training of graph neural networks."
 
@@ -97,6 +99,8 @@ def run() -> None:
     """Entry point of the console script."""
     if "--debug" not in sys.argv:  # a user is told what is the matter, not the line that saw it
         warnings.formatwarning = _plain_warning
+    with suppress(OSError, AttributeError):  # not on Linux
+        machines.process_began = time.monotonic() - age_seconds()
     try:
         code = main()
         sys.stdout.flush()

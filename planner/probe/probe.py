@@ -73,8 +73,8 @@ FULL_SECONDS, QUICK_SECONDS = 180.0, 30.0
 """Seconds after which a probe measures nothing that plans can do without."""
 GIVEN_UP = 4.0
 """Times that limit, a quick probe's at least, after which it ends without a machine."""
-KEPT_BACK, MOST_KEPT_BACK = 0.17, 15.0
-"""Share of them, and most seconds, for what is not measuring: Python's start and the files."""
+KEPT_BACK, MOST_KEPT_BACK = 0.13, 10.0
+"""Share of them, and most seconds, for what comes after measuring: the files."""
 SHARED_OUT = 0.92
 """Share of the rest that is shared out; points may overrun theirs by what is left."""
 
@@ -84,6 +84,7 @@ def probe(
     quick: bool = False,
     progress: ProgressCallback | None = None,
     seconds: float | None = None,
+    began: float | None = None,
 ) -> MachineModel:
     """Measure this machine.
 
@@ -96,6 +97,7 @@ def probe(
         quick: coarser grids and fewer repeats.
         progress: called with what is under way and the share that is done.
         seconds: to measure for; None: 180, or 30 where quick.
+        began: reading of time.monotonic() that they count from; None: now.
 
     Raises:
         WorkerFailed: a measuring process failed, and its error is shown; or what plans cannot do
@@ -106,6 +108,7 @@ def probe(
         QUICK if quick else FULL,
         progress=progress,
         seconds=default if seconds is None else seconds,
+        began=began,
     )
 
 
@@ -145,13 +148,14 @@ def probe_with(
     *,
     progress: ProgressCallback | None = None,
     seconds: float = FULL_SECONDS,
+    began: float | None = None,
 ) -> MachineModel:
     """Measure as `probe` does, with other sizes."""
     report = progress or silent
     check_loopback()
-    begun = time.monotonic()
-    until = begun + seconds - min(KEPT_BACK * seconds, MOST_KEPT_BACK)
-    given_up = begun + GIVEN_UP * max(seconds, QUICK_SECONDS)
+    began = time.monotonic() if began is None else began
+    until = began + seconds - min(KEPT_BACK * seconds, MOST_KEPT_BACK)
+    given_up = began + GIVEN_UP * max(seconds, QUICK_SECONDS)
     facts = machine_facts()
     cores = facts["cores"]
     wanted = max(2, cores * (2 if sizes.oversubscribe else 1))
@@ -169,7 +173,7 @@ def probe_with(
             try:
                 under_way.measure_needed()
             except OutOfTime:
-                raise WorkerFailed(_gave_up(time.monotonic() - begun)) from None
+                raise WorkerFailed(_gave_up(time.monotonic() - began)) from None
             team.until = until
             budget = Budget(SHARED_OUT * max(0.0, until - time.monotonic()))
             context.begin(sizes, budget, disturbed.level)

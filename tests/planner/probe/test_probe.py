@@ -126,8 +126,7 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Records every probe asked for, by its `quick`."""
     asked: list[bool] = []
 
-    def instead(*, quick: bool = False, progress: object = None) -> MachineModel:
-        del progress
+    def instead(*, quick: bool = False, **_: object) -> MachineModel:
         asked.append(quick)
         return here("quick" if quick else "full")
 
