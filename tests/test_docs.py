@@ -9,8 +9,10 @@ import typer.main
 
 from gnnplan.api.app import create_app
 from gnnplan.planner.cli.main import app
+from gnnplan.planner.cli.options import option_fields
+from gnnplan.planner.options import flag_help
 from gnnplan.planner.probe.presets import load_preset
-from gnnplan.planner.settings import POLICIES
+from gnnplan.planner.settings import POLICIES, PlanSettings
 from gnnplan.runtime.sampling.registry import SAMPLERS
 from gnnplan.runtime.stages import Stage
 from tests.support import flag_table
@@ -72,8 +74,13 @@ def test_every_stage_is_in_the_runtime_page():
 def test_the_table_of_flags_is_made_of_the_settings():
     found = flag_table.committed()
     assert found == flag_table.made(), "write it anew: python -m tests.support.flag_table"
+    assert all(link in found for link in flag_table.REGISTRIES.values())
+
+
+def test_the_help_of_flags_names_every_policy_and_sampler() -> None:
+    words = " ".join(flag_help(field) for field in option_fields(PlanSettings))
     names = [*POLICIES, *SAMPLERS]
-    assert [name for name in names if not re.search(rf"(?<![\w-]){name}(?![\w-])", found)] == []
+    assert [name for name in names if not re.search(rf"(?<![\w-]){name}(?![\w-])", words)] == []
 
 
 def test_every_table_of_a_machine_is_in_the_probe_page():

@@ -79,7 +79,7 @@ import gnnplan
 plan = gnnplan.plan({graph!r}, "plan", machine="cpu-2core", devices=1, batch_size=32)
 assert (plan.num_ranks, plan.workload.batch_size) == (1, 32)
 print(gnnplan.explain("plan"))
-print("loss", gnnplan.train("plan", epochs=1, force=True).epochs[0].train_loss)
+print("loss", gnnplan.train("plan", epochs=1, force=True).epochs[0].loss)
 """
     done = run(project, code)
     assert done.returncode == 0, done.stderr
