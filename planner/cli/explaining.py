@@ -294,9 +294,9 @@ def report_command(
 
 
 def _page(plan: Path, machine: str | None, run: Path | None) -> Page:
+    found = load_plan(plan)
     from gnnplan.planner.report.page import report_html
 
-    found = load_plan(plan)
     model, measured = _machine(found, machine), _run_report(plan, run)
     return Page(
         html=report_html(found, model, measured),

@@ -24,7 +24,7 @@ from gnnplan.planner.cli.options import flag_words, with_options
 from gnnplan.planner.cli.remote import ServerOption
 from gnnplan.planner.emit import JobSpec, kubernetes_job, slurm_script
 from gnnplan.planner.queries.compare import Comparison, compare
-from gnnplan.planner.queries.tune import Tuned, TuneRequest
+from gnnplan.planner.queries.tuned import Tuned, TuneRequest
 from gnnplan.planner.request import check_output
 from gnnplan.runtime.codec import write_text_atomically
 from gnnplan.runtime.launch.config import TrainOptions

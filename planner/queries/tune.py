@@ -15,7 +15,7 @@ import itertools
 import math
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from gnnplan.planner.progress import Progress, silent
 from gnnplan.planner.queries.calibrate import refit
 from gnnplan.planner.queries.compare import absolute_percentage_error, compare, window_means
 from gnnplan.planner.queries.simulate import open_plan_graph
+from gnnplan.planner.queries.tuned import Approach, Measured, Tuned, TunedCandidate, TuneRequest
 from gnnplan.planner.queries.whatif import reopen
 from gnnplan.planner.search.choose import Evaluated, choose
 from gnnplan.planner.search.samplers import plan_sampler
@@ -42,35 +43,12 @@ from gnnplan.runtime import codec
 from gnnplan.runtime.errors import GnnplanError
 from gnnplan.runtime.identity import check_identity
 from gnnplan.runtime.plan.io import load_plan, refuse_foreign_folder, save_plan
-from gnnplan.runtime.plan.schema import Interval, Plan
+from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import WARMUP_STEPS, RunReport, quantiles, save_report
 from gnnplan.runtime.train.checkpoint_files import CHECKPOINTS, list_checkpoints
 
 Launcher = Callable[..., RunReport]
 """`runtime.launch.launch.train`, or what stands in for it: (plan folder, **options) -> report."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """Seconds of a candidate's steps, over all its runs; warm-up left out."""
-
-    median: float
-    p10: float
-    p90: float
-    count: int
-    rounds: list[float]
-    """Median of each run, in order."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Approach:
-    """A candidate's way to a validation score."""
-
-    seconds: float | None
-    """Of training alone, up to the epoch that reached it; None: none did."""
-    epochs: int
-    best: float
-    """Best validation score seen."""
 
 
 def measured(reports: Sequence[RunReport], stack: int = 1) -> Measured:
@@ -130,86 +108,6 @@ def run_to(launch: Launcher, folder: Path, run: Path, *, target: float, epochs: 
         epochs=len(seconds),
         best=max(scores, default=0.0),
     )
-
-
-MOST = {"top": 64, "steps": 10**6, "rounds": 100, "epochs": 10**6}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TuneRequest:
-    """How tuning is to measure.
-
-    Raises:
-        SettingsError: a value cannot be used.
-    """
-
-    top: int = 3
-    """Candidates to measure."""
-    steps: int = 40
-    """Steps of each run after its warm-up."""
-    rounds: int = 2
-    """Runs of each candidate."""
-    seed: int = 0
-    """Of the order in which they run."""
-    target: float | None = None
-    """Validation score to reach; None: the seconds of a step decide."""
-    epochs: int = 30
-    """Most epochs of a run to that score."""
-
-    def __post_init__(self) -> None:
-        for name, most in MOST.items():
-            found = getattr(self, name)
-            if not 1 <= found <= most:
-                raise SettingsError(f"--{name}: expected 1 to {most}, found {found}; correct it")
-        if self.target is not None and not 0.0 < self.target <= 1.0:
-            raise SettingsError(
-                f"--to-accuracy: expected a score above 0 and at most 1, found {self.target:g}"
-            )
-
-    @property
-    def criterion(self) -> str:
-        """What decides."""
-        return "step_seconds" if self.target is None else "seconds_to_accuracy"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TunedCandidate:
-    """One candidate: what the model says and what was measured, apart."""
-
-    name: str
-    plan_id: str
-    statistics: str
-    """Equal where candidates need equally many steps to an accuracy."""
-    predicted: Interval
-    """Seconds per step."""
-    measured: Measured
-    ape: float
-    """|predicted - measured| / measured."""
-    within_interval: bool
-    to_accuracy: Approach | None = None
-    """Of the fastest candidate of its statistics; None for the others, or where none was asked."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tuned:
-    """What tuning found."""
-
-    plan_id: str
-    """Of the plan that is kept."""
-    kept: str
-    model_choice: str
-    """The candidate that the planner takes without measuring."""
-    model_regret: float | None
-    """How much longer that one takes than the kept one, as a share of it; None: it never got
-    to the score."""
-    criterion: str
-    """step_seconds | seconds_to_accuracy."""
-    target: float | None
-    candidates: list[TunedCandidate]
-    """The model's choice first, then fastest predicted first."""
-    factors: dict[str, float] = field(default_factory=dict[str, float])
-    """The machine's factors by stage after these runs."""
-    notes: list[str] = field(default_factory=list[str])
 
 
 def deciding_seconds(rows: Sequence[TunedCandidate], number: int, asked: TuneRequest) -> float:

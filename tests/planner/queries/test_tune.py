@@ -232,7 +232,9 @@ def test_candidates_whose_rows_lie_in_the_same_places_are_measured_once(folder: 
     assert names  # at least `none`
     renamed = [replace(p, candidate=p.candidate.with_policy("renamed")) for p in lean[:1]]
     assert len(distinct([*lean[:1], *renamed])) == 1
-    moved = replace(lean[0].placed.placement, own=[np.arange(3)])
+    placement = lean[0].placed.placement
+    first, *others = placement.items
+    moved = replace(placement, items=(replace(first, own=[np.arange(3)]), *others))
     other = replace(lean[0], placed=replace(lean[0].placed, placement=moved))
     assert len(distinct([lean[0], other])) == 2
 
