@@ -173,7 +173,7 @@ def probe_with(
             try:
                 under_way.measure_needed()
             except OutOfTime:
-                raise WorkerFailed(_gave_up(time.monotonic() - began)) from None
+                raise WorkerFailed(_gave_up(given_up - began)) from None
             team.until = until
             budget = Budget(SHARED_OUT * max(0.0, until - time.monotonic()))
             context.begin(sizes, budget, disturbed.level)
