@@ -69,7 +69,7 @@ def _load_or_forget(load: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
 def _package_folder(function: Callable[..., Any]) -> Path:
     """The folder of a function's package, runtime/sampling for instance, with what is below it."""
     file, depth = Path(inspect.getfile(function)), function.__module__.count(".")
-    return file.parents[max(depth - 2, 0)]
+    return file.parents[max(depth - 3, 0)]
 
 
 @functools.cache

@@ -111,7 +111,7 @@ class KernelTime:
 
 
 def _runtime_modules() -> list[ModuleType]:
-    return [m for name, m in list(sys.modules.items()) if name.startswith("runtime.") and m]
+    return [m for name, m in list(sys.modules.items()) if name.startswith("gnnplan.runtime.") and m]
 
 
 def measure(loader: PlannedLoader, batches: int) -> dict[str, float]:

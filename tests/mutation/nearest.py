@@ -71,9 +71,9 @@ def nearest_tests(imports: Imports, module: str) -> list[str]:
 
 
 def _order(test: str, module: str, distance: int) -> tuple[bool, int, int, str]:
-    folders, name = module.split(".")[:-1], module.rsplit(".", 1)[-1]
+    *folders, name = module.removeprefix("gnnplan.").split(".")
     own = test.removeprefix("tests.").split(".")
-    named = own[-1] == f"test_{name}" and own[0] == module.split(".")[0]
+    named = own[-1] == f"test_{name}" and own[:1] == folders[:1]
     alike = sum(1 for one, other in zip(folders, own, strict=False) if one == other)
     return not named, distance, -alike, test
 

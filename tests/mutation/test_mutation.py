@@ -72,6 +72,8 @@ def small_tree(tmp_path: Path) -> Path:
     """A product of two modules, and three test files that reach one of them or none."""
     root = tmp_path / "tree"
     files = {
+        "gnnplan/__init__.py": "from pathlib import Path\n\n"
+        "__path__.append(str(Path(__file__).parents[1]))\n",
         "planner/low.py": "def double(n):\n    if n > 9:\n        return 18\n    return n * 2\n",
         "planner/__init__.py": "",
         "planner/high.py": "from gnnplan.planner.low import double\n\n\n"
@@ -114,9 +116,9 @@ def test_tests_named_after_a_module_come_first_and_those_that_do_not_reach_it_ne
     small_tree: Path,
 ) -> None:
     imports = read_imports(small_tree)
-    near = nearest_tests(imports, "planner.low")
+    near = nearest_tests(imports, "gnnplan.planner.low")
     assert near == ["tests.planner.test_low", "tests.planner.test_high"]
-    assert nearest_tests(imports, "planner.high") == ["tests.planner.test_high"]
+    assert nearest_tests(imports, "gnnplan.planner.high") == ["tests.planner.test_high"]
 
 
 @pytest.mark.slow

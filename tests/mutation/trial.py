@@ -285,7 +285,8 @@ def _become_pytest(words: list[str], tree: Path, log: Path) -> NoReturn:
         os.chdir(tree)
         os.environ["PYTHONPATH"] = str(tree)
         sys.path.insert(0, str(tree))
-        for name in [name for name in sys.modules if name.split(".")[0] in (*PRODUCT, "tests")]:
+        ours = (*PRODUCT, "gnnplan", "tests")
+        for name in [name for name in sys.modules if name.split(".")[0] in ours]:
             del sys.modules[name]
         importlib.invalidate_caches()
         code = int(pytest.main(words))
