@@ -99,7 +99,7 @@ class Tree:
         return [file, *(self._file(name) for name in reached[1:])]
 
     def _file(self, module: str) -> str:
-        path = module.replace(".", "/")
+        path = module.removeprefix("gnnplan.").replace(".", "/")
         return f"{path}.py" if (self.base / f"{path}.py").exists() else f"{path}/__init__.py"
 
     def _has_kernels(self, module: str) -> bool:
