@@ -155,10 +155,10 @@ class PlanSettings:
     sampler: Annotated[
         str,
         Setting(
-            help=f"{', '.join(SAMPLERS)}, or auto: neighbor and, where statistics may be "
-            "unbiased, labor.",
-            how="parameters follow as in labor:variant=star,kappa=16; repeat it to have the "
-            "fastest of several",
+            help="A sampler's name, or auto: neighbor and, where statistics may be unbiased, "
+            "labor.",
+            how=f"names are {', '.join(SAMPLERS)}; parameters follow as in "
+            "labor:variant=star,kappa=16; repeat it to have the fastest of several",
             more="[Parameters](../runtime/sampling/registry.py) of each. Several are profiled in "
             "one sitting, which takes as many times as long.",
             default=AUTO_SAMPLER,
@@ -193,7 +193,8 @@ class PlanSettings:
     policy: Annotated[
         str,
         Setting(
-            help=f"Placement policy: {', '.join(POLICIES)}; auto scores all and keeps the best.",
+            help="Placement policy; auto prices several and keeps the best.",
+            how=f"names are {', '.join(POLICIES)}",
             more="none reads all from the host; joint is a linear programme over features and "
             "topology; lru and clock are caches that fill themselves.",
             label="Rows placed by",

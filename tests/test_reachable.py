@@ -4,6 +4,7 @@
 its folders. The reason begins with the word "next" where a planned change will call it.
 """
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,3 +115,12 @@ def test_names_are_followed_over_modules_imports_and_texts():
     found = Product(sources).unreached([("gnnplan.planner.a", "f")])
     idle = [("b", "idle"), ("c", "idle"), ("d", "idle"), ("f", "idle"), ("w.v", "idle"), ("z", "f")]
     assert found == [(f"gnnplan.planner.{module}", name) for module, name in idle]
+
+
+def test_what_a_module_runs_as_a_program_stands_last():
+    early = []
+    for name, text in SOURCES.items():
+        for statement in ast.parse(text).body[:-1]:
+            if isinstance(statement, ast.If) and "__main__" in ast.unparse(statement.test):
+                early.append(name)
+    assert early == [], "the definitions below it are not there yet when it runs"

@@ -163,12 +163,6 @@ def build(plain: Any) -> Callable[[], PartAnswer]:
     return functools.partial(time_part, codec.decode(PartRequest, plain))
 
 
-if __name__ == "__main__":
-    serve_standard_streams(
-        ("torch", "torch_geometric.nn", "gnnplan.runtime.train.fullgraph"), build
-    )
-
-
 class StandIn(Communicator):
     """A communicator of `size` ranks that answers for all others.
 
@@ -249,3 +243,9 @@ class TimedExchange(Exchange):
         """Pack the rows as a rank does; the answer is there at once."""
         found = super().start(x, send, counts, received_counts)
         return TimedPending(self, found.rows, time.perf_counter())
+
+
+if __name__ == "__main__":
+    serve_standard_streams(
+        ("torch", "torch_geometric.nn", "gnnplan.runtime.train.fullgraph"), build
+    )

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gnnplan.runtime.sampling import relabel_triton as r, rng_triton as d
+from gnnplan.runtime.sampling.gpu import relabel as r, rng as d
 
 NARROW = {"codes": "*i32", "flags": "*i32", "local": "*i32", "indices": "*i32"}
 NUMBERS = "count num_nodes num_rows fanout bound first stream above most wrap j".split()

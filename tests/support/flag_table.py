@@ -12,9 +12,9 @@ from gnnplan.runtime.sampling.registry import SAMPLERS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
 REGISTRIES = {
-    ", ".join(SAMPLERS): "a name of [the samplers](../runtime/sampling/registry.py)",
+    ", ".join(SAMPLERS): "those of [the samplers](../runtime/sampling/registry.py)",
     ", ".join(policy.name for policy in PLACEMENT_POLICIES): (
-        "a name of [the policies](../planner/placement/policies/registry.py)"
+        "those of [the policies](../planner/placement/policies/registry.py)"
     ),
 }
 """What the table says in place of a registry's names: a new entry changes no page."""

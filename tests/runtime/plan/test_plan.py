@@ -180,6 +180,16 @@ def test_an_altered_plan_is_refused(tmp_path: Path, edit, words: str):
         load_plan(tmp_path / "p")
 
 
+def test_a_plan_of_before_a_field_was_added_is_read_with_its_default(tmp_path: Path):
+    save_plan(example(), ARRAYS, tmp_path / "p")
+    path = tmp_path / "p" / PLAN_FILE
+    document = json.loads(path.read_text())
+    del document["strategy"]["threads"]["capture"]
+    bare = codec.content_hash({**document, "plan_id": ""})
+    path.write_text(codec.dumps({**document, "plan_id": bare[:32]}))
+    assert load_plan(tmp_path / "p").strategy.threads.capture == 0
+
+
 def test_truncated_files_are_refused(tmp_path: Path):
     plan = save_plan(example(), ARRAYS, tmp_path / "p")
     array = tmp_path / "p" / "one.npy"

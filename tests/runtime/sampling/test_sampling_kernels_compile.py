@@ -14,8 +14,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from gnnplan.runtime.sampling import choose_triton as c, rng_triton as d
-from gnnplan.runtime.sampling import segment_sums_triton as t, segments_triton as s
+from gnnplan.runtime.sampling.gpu import choose as c, rng as d, segments as s, segments as t
 
 NUMBERS = "num_rows fanout above most base low high bound count".split()
 DOUBLES = "inverse squares excess scale values_f levels sums goals".split()
