@@ -102,10 +102,10 @@ def grid(
         if c.threads.sample == 0 or c.prefetch_depth == 2
     ]
     best = min(splits, key=lambda p: p.seconds).candidate
-    others = [replace(best, policy=policy) for policy in POLICIES[case.tier] if policy != "none"]
+    others = [best.with_policy(policy) for policy in POLICIES[case.tier] if policy != "none"]
     if best.num_ranks > 1:
         kept = OWNED if others else "none"
-        others.append(replace(best, policy=kept, batching="cooperative"))
+        others.append(replace(best.with_policy(kept), batching="cooperative"))
     return [*splits, *(search.price(candidate) for candidate in others)]
 
 
