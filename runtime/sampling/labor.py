@@ -7,6 +7,7 @@ d_s); LABOR-i and LABOR-* move probability to vertices that many rows share, at 
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from gnnplan.runtime.sampling.choose.labor import (
     weigh_rows,
 )
 from gnnplan.runtime.sampling.choose.labor_scan import scan_rows
-from gnnplan.runtime.sampling.dependent import Dependence, HopStreams, StreamPolicy
+from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
 from gnnplan.runtime.sampling.frontier import HopwiseSampler, Weights
 from gnnplan.runtime.sampling.minibatch import Dialect
 from gnnplan.runtime.sampling.rng import Purpose
@@ -37,36 +38,24 @@ class Form(StrEnum):
     """How many neighbours a row gets."""
 
     POISSON = "poisson"
-    """Each with its own probability; min(k, d) on average."""
+    """min(k, d) on average, each neighbour with its own probability."""
     EXACT_K = "exact_k"
-    """The min(k, d) smallest r_t / pi_ts."""
+    """Exactly min(k, d), those with the smallest r_t / pi_ts."""
 
 
 class LaborSampler(HopwiseSampler):
-    """LABOR-0, LABOR-i and LABOR-*, Poisson or with exactly k neighbours.
+    """Samples by LABOR-0, LABOR-i or LABOR-*, Poisson or with exactly k neighbours.
 
-    Args:
-        indptr: int64 [N + 1].
-        indices: int32 or int64 [E].
+    Args (others as in `HopSampler`):
         fanouts: k per hop, the hop next to the seeds first; -1 takes all.
         variant: 0, a number of passes, or "star".
         form: Poisson or exactly k.
         estimator: Meaning of each block's `weight`. Plain: None, the layer takes the mean of what
             was drawn. Horvitz-Thompson: A / (a_s pi_ts), a_s the full row's sum of A. Hajek: A /
             pi_ts over its sum in the sample.
-        dialect: Which vertices a hop expands.
-        seed: The run's seed.
-        kappa: Batches that hang together; 1 makes them independent, inf freezes the sample.
-        dependence: Smooth, or frozen within kappa batches.
-        layer_dependent: All hops share one r_t per vertex.
-        steps_per_epoch: Lets the kappa batches run on over the ends of epochs.
-        edge_weight: float [E] non-negative, or None; a weight of 0 is never drawn.
-        tolerance: LABOR-* ends when a pass gains less, relative to the expected new vertices.
-        edge_ids: Fill each block's `e_id` with positions in `indices`.
-        relabel_budget_bytes: Per thread and table, as in `NeighborSampler`.
-
-    Raises:
-        SamplerError: fan-outs, variant, kappa, weights or arrays cannot be used.
+        edge_weight: A, float [E] non-negative; a weight of 0 is never drawn. None: all 1.
+        tolerance: Relative gain in expected new vertices below which LABOR-* stops.
+        streams: Fields of `StreamPolicy`: seed, kappa, dependence and others.
     """
 
     def __init__(
@@ -78,32 +67,20 @@ class LaborSampler(HopwiseSampler):
         variant: int | float | str = 0,
         form: str = Form.POISSON,
         estimator: Estimator = Estimator.HAJEK,
-        dialect: Dialect = Dialect.EVERY_HOP,
-        seed: int = 0,
-        kappa: int | float = 1,
-        dependence: Dependence = Dependence.SMOOTH,
-        layer_dependent: bool = False,
-        steps_per_epoch: int | None = None,
         edge_weight: NDArray[np.floating] | None = None,
         tolerance: float = 1e-4,
+        dialect: Dialect = Dialect.EVERY_HOP,
         edge_ids: bool = False,
-        purpose: Purpose = Purpose.VERTEX,
         relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
+        purpose: Purpose = Purpose.VERTEX,
+        **streams: Any,
     ) -> None:
-        streams = StreamPolicy(
-            seed=seed,
-            purpose=purpose,
-            kappa=kappa,
-            dependence=dependence,
-            layer_dependent=layer_dependent,
-            steps_per_epoch=steps_per_epoch,
-        )
         super().__init__(
             indptr,
             indices,
             fanouts,
+            streams=StreamPolicy(purpose=purpose, **streams),
             dialect=dialect,
-            streams=streams,
             edge_ids=edge_ids,
             relabel_budget_bytes=relabel_budget_bytes,
         )
@@ -140,7 +117,7 @@ class LaborSampler(HopwiseSampler):
         self, w: Workspace, streams: HopStreams, hop: int, first: int, last: int
     ) -> Weights | None:
         fanout = self.fanouts[hop]
-        c = self._candidates()
+        c = self._of_thread("candidates", self._make_candidates)
         c.collect(self.indptr, self.indices, w.node_ids, first, last, streams, hop)
         uniform = self.variant == 0 and self.edge_weight is None
         rule = UNIFORM if uniform else PER_EDGE if self.variant == 0 else PER_VERTEX
@@ -170,19 +147,12 @@ class LaborSampler(HopwiseSampler):
         )  # fmt: skip
         return out
 
-    def _candidates(self) -> Candidates:
-        return self._of_thread(
-            "candidates",
-            lambda: Candidates(self.num_nodes, self.indices.dtype, dense=self.dense_table),
-        )
+    def _make_candidates(self) -> Candidates:
+        return Candidates(self.num_nodes, self.indices.dtype, dense=self.dense_table)
 
 
 def check_variant(variant: int | float | str) -> int | str:
-    """A number of passes, or "star".
-
-    Raises:
-        SamplerError: neither.
-    """
+    """Return the variant, which must be a number of passes or "star"."""
     if variant == "star":
         return "star"
     if isinstance(variant, int) and variant >= 0:
@@ -194,11 +164,7 @@ def check_variant(variant: int | float | str) -> int | str:
 
 
 def check_tolerance(tolerance: float) -> float:
-    """The tolerance itself.
-
-    Raises:
-        SamplerError: below 0 or no number.
-    """
+    """Return the tolerance, which must be at least 0."""
     if tolerance >= 0:
         return tolerance
     raise SamplerError(
@@ -207,11 +173,7 @@ def check_tolerance(tolerance: float) -> float:
 
 
 def check_form(form: str) -> Form:
-    """The form of that name.
-
-    Raises:
-        SamplerError: there is none.
-    """
+    """Return the form of that name."""
     if form not in list(Form):
         raise SamplerError(
             f"expected a form among {', '.join(Form)}, found {form!r}; choose one of them"

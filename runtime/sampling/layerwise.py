@@ -1,27 +1,22 @@
-"""Layer-wise samplers batch by batch: LADIES, PLADIES and FastGCN.
+"""Layer-wise sampling batch by batch or in stacks: LADIES, PLADIES and FastGCN.
 
 A hop draws a set of vertices for the whole batch and keeps the edges between it and the
-destinations, S^(l+1) = S^l united with the vertices drawn. The edges are those of
-`choose.layerwise`'s probabilities, their weights estimate the mean over all in-neighbours.
-
-Layers of k stacked batches, one after another: P = QA, NORM, SAMPLE, EXTRACT.
-
-A single batch is a stack of one, so that a bulk and its batches cannot differ in anything but how
-numbers are drawn.
+destinations: S^(l+1) = S^l united with the vertices drawn. Probabilities are `choose.layerwise`'s;
+weights estimate the mean over all in-neighbours. A single batch is a stack of one.
 """
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.sampling.bulk.memory import Ledger
 from gnnplan.runtime.sampling.bulk.product import (
     StackedBlocks,
+    add_layer,
     extract,
-    forget_nodes,
     stack_seeds,
     unstack,
 )
@@ -29,20 +24,21 @@ from gnnplan.runtime.sampling.checks import (
     RELABEL_BUDGET_BYTES,
     check_graph,
     check_layer_sizes,
-    check_seeds,
     fits_densely,
 )
 from gnnplan.runtime.sampling.choose.layerwise import Law, LayerGraph, Method, Norm, Numbers
 from gnnplan.runtime.sampling.dependent import StreamPolicy
-from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request
+from gnnplan.runtime.sampling.memory import Ledger
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request, RequestSampler
 from gnnplan.runtime.sampling.relabel import Table
 from gnnplan.runtime.sampling.rng import Purpose
 from gnnplan.runtime.sampling.statistics import Estimator
 from gnnplan.runtime.sampling.weighted import Boost
+from gnnplan.runtime.sampling.workspace import of_thread
 
 
 def hop_numbers(policy: StreamPolicy, requests: Sequence[Request], num_hops: int) -> list[Numbers]:
-    """What all batches draw from, hop by hop."""
+    """Return what all batches draw from, hop by hop."""
     steps = [policy.streams(request.epoch, request.step, num_hops) for request in requests]
     cosine = np.array([step.cosine for step in steps])
     sine = np.array([step.sine for step in steps])
@@ -53,95 +49,86 @@ def hop_numbers(policy: StreamPolicy, requests: Sequence[Request], num_hops: int
     ]
 
 
-def sample_layers(
+def draw_layer(
     graph: LayerGraph,
-    sizes: Sequence[int],
-    requests: Sequence[Request],
-    numbers: Sequence[Numbers],
+    batches: tuple[NDArray[np.int64], NDArray[np.int64]],
+    numbers: Numbers,
+    size: int,
     table: Table,
     ledger: Ledger,
     *,
     edge_ids: bool,
-) -> list[StackedBlocks]:
-    """All layers of all batches, the one next to the seeds first."""
-    nodes, ends = stack_seeds(requests, graph.num_nodes, table)
-    layers: list[StackedBlocks] = []
-    for hop, size in enumerate(sizes):
-        rows = graph.probabilities(nodes, ends, table, ledger)
-        graph.prefer_local(rows, hop, len(sizes))
-        drawn = graph.draw(rows, numbers[hop], size, ledger)
-        if graph.fixed is None:
-            ledger.free(rows.ptr, rows.cols, rows.values)
-        del rows
-        layer = extract(
-            graph.indptr, graph.indices, graph.edge_weight, graph.law.estimator, (nodes, ends),
-            drawn, table, ledger, edge_ids=edge_ids,
-        )  # fmt: skip
-        ledger.free(drawn[1], drawn[2])
-        if layers:
-            forget_nodes(layers[-1], ledger)
-        nodes, ends = layer.nodes, layer.ends
-        layers.append(layer)
-    return layers
+    hops_left: int | None = None,
+) -> StackedBlocks:
+    """Draw one layer of all batches: P = QA, NORM, SAMPLE, EXTRACT.
 
-
-class LayerStack:
-    """Samples stacks of batches layer-wise.
-
-    Args:
-        graph: Graph and law.
-        sizes: Checked layer sizes.
-        policy: Streams of the steps.
-        edge_ids: Fill each block's `e_id`.
+    `batches` are the destinations, batch after batch, and where each ends [k + 1]. Local vertices
+    are
+    preferred where `hops_left`, the number of hops that follow, is given.
     """
+    rows = graph.probabilities(*batches, table, ledger)
+    if hops_left is not None:
+        graph.prefer_local(rows, hops_left)
+    drawn = graph.draw(rows, numbers, size, ledger)
+    if graph.fixed is None:
+        ledger.free(rows.ptr, rows.cols, rows.values)
+    del rows
+    layer = extract(
+        graph.indptr, graph.indices, graph.edge_weight, graph.law.estimator, batches, drawn, table,
+        ledger, edge_ids=edge_ids,
+    )  # fmt: skip
+    ledger.free(drawn[1], drawn[2])
+    return layer
 
-    def __init__(
-        self, graph: LayerGraph, sizes: tuple[int, ...], policy: StreamPolicy, *, edge_ids: bool
-    ) -> None:
-        self.graph, self.sizes, self.policy, self.edge_ids = graph, sizes, policy, edge_ids
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class LayerStack:
+    """Samples stacks of batches layer-wise, by checked layer sizes and a policy of streams."""
+
+    graph: LayerGraph
+    sizes: tuple[int, ...]
+    policy: StreamPolicy
+    edge_ids: bool
 
     def sample(self, requests: Sequence[Request], table: Table, ledger: Ledger) -> list[MiniBatch]:
-        """The batches of one stack."""
+        """Draw the batches of one stack."""
         numbers = hop_numbers(self.policy, requests, len(self.sizes))
-        layers = sample_layers(
-            self.graph, self.sizes, requests, numbers, table, ledger, edge_ids=self.edge_ids
-        )
+        batches = stack_seeds(requests, self.graph.num_nodes, table)
+        layers: list[StackedBlocks] = []
+        for hop, size in enumerate(self.sizes):
+            layer = draw_layer(
+                self.graph, batches, numbers[hop], size, table, ledger, edge_ids=self.edge_ids,
+                hops_left=len(self.sizes) - 1 - hop,
+            )  # fmt: skip
+            add_layer(layers, layer, ledger)
+            batches = layer.nodes, layer.ends
         return unstack(layers, requests)
 
 
-class LayerwiseSampler:
+class LayerwiseSampler(RequestSampler[MiniBatch]):
     """Draws `sizes[h]` vertices for all destinations of hop h together.
 
     Edge weights estimate sum_t A_ts x_t / sum_t A_ts, by `estimator`:
 
-    - Horvitz-Thompson: A / (sum A * pi). PLADIES knows pi. With replacement 1/pi is
-      hits / (s p). LADIES and FastGCN without replacement condition on the next vertex in the race
-      (`bulk.its`), so the weights are unbiased, unlike 1 / (s p).
+    - Horvitz-Thompson: A / (sum A * pi). PLADIES knows pi. With replacement 1/pi is hits / (s p).
+      LADIES and FastGCN without replacement condition on the next vertex in the race
+      (`choose.layerwise`), so the weights are unbiased, unlike 1 / (s p).
     - Hajek: those weights over their sum in the row.
     - plain: no weights, the layer takes the mean of what was drawn.
 
     Destinations are sources too, for a layer's self term; an edge to one is kept only if it was
     drawn.
 
-    Args:
-        indptr: int64 [N + 1], non-decreasing.
-        indices: int32 or int64 [E], C-contiguous; may be memory-mapped.
-        sizes: Vertices per layer, the layer next to the seeds first; 1 to N. Where there are no
-            more candidates than that, all are taken.
+    Args (others as in `HopSampler`):
+        sizes: Vertices per layer, next to the seeds first; 1 to N. Fewer candidates are all taken.
         method: `ladies`, `pladies` (sizes hold on average) or `fastgcn`.
-        norm: `fro` or `count2`; FastGCN has only the first.
-        replace: With replacement: `sizes[h]` independent draws (PLADIES: Poisson numbers of them).
+        norm: `fro` or `count2`; FastGCN has `fro` only.
+        replace: Draw with replacement: `sizes[h]` times (PLADIES: a Poisson number of times).
         estimator: How drawn edges are weighted.
-        edge_weight: float [E], the entries of A; None where all are 1. An entry of 0 is no edge.
-        seed: The run's seed.
-        policy: Streams of the steps instead of `seed`'s independent ones, for the ways that draw a
-            number per vertex: PLADIES, and LADIES without replacement.
+        edge_weight: Entries of A, float [E]; an entry of 0 is no edge. None: all 1.
+        policy: Streams in place of `seed`'s independent ones, where a number is drawn per vertex:
+            PLADIES, and LADIES without replacement.
         boost: Multiplies the probability of some vertices (`locality`); not with FastGCN.
-        edge_ids: Fill each block's `e_id` with positions in `indices`.
-        relabel_budget_bytes: As in `NeighborSampler`.
-
-    Raises:
-        SamplerError: sizes, weights, arrays or a combination that cannot be used.
     """
 
     dialect = Dialect.EVERY_HOP
@@ -166,56 +153,29 @@ class LayerwiseSampler:
         indptr, indices = check_graph(indptr, indices)
         law = make_law(method, norm, replace=replace, estimator=estimator)
         self.sizes = check_layer_sizes(sizes, int(indptr.shape[0]) - 1)
+        self.num_hops = len(self.sizes)
         self.graph = LayerGraph(indptr, indices, edge_weight, law, boost)
         self.stack = LayerStack(
-            self.graph, self.sizes, policy_of(law, seed, policy), edge_ids=edge_ids
+            graph=self.graph,
+            sizes=self.sizes,
+            policy=policy_of(law, seed, policy),
+            edge_ids=edge_ids,
         )
         self.dense_table = fits_densely(self.graph.num_nodes, relabel_budget_bytes)
         self._threads = threading.local()
 
-    @property
-    def num_hops(self) -> int:
-        """Number of hops, and of blocks."""
-        return len(self.sizes)
+    def _sample(self, request: Request) -> MiniBatch:
+        table = of_thread(self._threads, "table", self._make_table)
+        return self.stack.sample([request], table, Ledger())[0]
 
-    def sample(
-        self,
-        seeds: NDArray[np.int64],
-        *,
-        epoch: int,
-        step: int,
-        input_id: NDArray[np.int64] | None = None,
-        global_num_seeds: int | None = None,
-    ) -> MiniBatch:
-        """Sample the blocks of one batch, in the every_hop dialect; any thread may call it.
-
-        Arguments and errors as in `NeighborSampler.sample`.
-        """
-        request = Request(
-            seeds=check_seeds(seeds),
-            epoch=epoch,
-            step=step,
-            input_id=input_id,
-            global_num_seeds=global_num_seeds,
-        )
-        return self.stack.sample([request], self._table(), Ledger())[0]
-
-    def _table(self) -> Table:
-        table = getattr(self._threads, "table", None)
-        if table is None:
-            table = Table(self.graph.num_nodes, dense=self.dense_table)
-            self._threads.table = table
-        return table
+    def _make_table(self) -> Table:
+        return Table(self.graph.num_nodes, dense=self.dense_table)
 
 
 def make_law(
     method: str, norm: str, *, replace: bool, estimator: Estimator, by_vertex: bool = True
 ) -> Law:
-    """The law of a layer-wise sampler.
-
-    Raises:
-        SamplerError: unknown names, or FastGCN with another norm.
-    """
+    """Return the law of a layer-wise sampler; refuse unknown names, and FastGCN with `count2`."""
     if method not in list(Method):
         raise SamplerError(
             f"expected a layer-wise sampler among {', '.join(Method)}, found {method!r}; choose one"
@@ -237,11 +197,7 @@ def make_law(
 
 
 def policy_of(law: Law, seed: int, policy: StreamPolicy | None) -> StreamPolicy:
-    """The policy to draw by.
-
-    Raises:
-        SamplerError: a policy is given to a law that draws darts.
-    """
+    """Return the policy to draw by; one that is given is refused for a law that draws darts."""
     purpose = Purpose.DART if law.uses_darts else Purpose.VERTEX
     if policy is None:
         return StreamPolicy(seed=seed, purpose=purpose)

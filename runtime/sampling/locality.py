@@ -2,29 +2,23 @@
 
 The weight of a source in the local set of its hop is multiplied by a factor f >= 1 (formulas 1.6,
 after Song and Jiang, ICS 2022). Loc^0, of the hop next to the input features, is what this device
-holds; Loc^(h+1) = Loc^h united with N(Loc^h), for the hop nearer to the seeds: a vertex drawn there
-has local vertices near it. As Loc only grows, one byte per node says it all: `ring[v]` is the
-smallest h with v in Loc^h.
-
-Drawn uncorrected, a mean over the neighbours becomes biased towards the local ones; `Correction`
-says what is done about it. Validation always samples with f = 1 (`for_validation`).
+holds; Loc^(h+1) = Loc^h united with N(Loc^h) is for the hop nearer to the seeds: a vertex drawn
+there has local vertices near it. As Loc only grows, `ring[v]`, the smallest h with v in Loc^h, says
+it all. Uncorrected, a mean over the neighbours is biased towards local ones; see `Correction`.
 """
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES, check_fanouts, read_only
+from gnnplan.runtime.sampling.checks import read_only
 from gnnplan.runtime.sampling.compiled import kernel
-from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
-from gnnplan.runtime.sampling.rng import Purpose
 from gnnplan.runtime.sampling.statistics import Draws, Estimator
 from gnnplan.runtime.sampling.weighted import Boost, WeightedSampler
 
@@ -33,7 +27,7 @@ FAR = 255
 
 
 class Correction(StrEnum):
-    """How draws are made and weighted, given the boosted weights w and W = sum w over a row."""
+    """How edges are drawn and weighted, by boosted weights w that sum to W over a row's d edges."""
 
     NONE = "none"
     """k different neighbours by successive sampling, plain mean: the published code's, biased."""
@@ -42,11 +36,11 @@ class Correction(StrEnum):
     POISSON = "poisson"
     """Each neighbour with pi = min(1, c w), sum pi = k, weighted 1 / (d pi): unbiased."""
     HAJEK = "hajek"
-    """The same draws, weighted (1 / pi) / sum (1 / pi): bounded, a bias of order 1 / k."""
+    """Poisson's draws, weighted (1 / pi) / sum (1 / pi): bounded, a bias of order 1 / k."""
 
     @property
     def way(self) -> tuple[Draws, Estimator]:
-        """The draws and the estimator, as `statistics_class` and `WeightedSampler` name them."""
+        """Return the draws and the estimator, as `WeightedSampler` takes them."""
         return _WAYS[self]
 
 
@@ -58,25 +52,13 @@ _WAYS = {
 }
 
 
-class LocalitySampler:
-    """Neighbour sampling with a preference for local vertices.
+class LocalitySampler(WeightedSampler):
+    """Samples neighbours with a preference for local vertices.
 
-    Args:
-        indptr: int64 [N + 1].
-        indices: int32 or int64 [E].
-        fanouts: Neighbours per hop, the hop next to the seeds first; -1 takes all.
+    Args (others as in `WeightedSampler`):
         local: Global ids of the vertices that are local (Loc^0): this device's or its clique's.
-        factor: f, at least 1.
+        factor: f, at least 1; validation samples with 1.
         correction: How the preference is corrected.
-        edge_weight: float [E], what the factor multiplies; None: 1.
-        dialect: Which vertices a hop expands.
-        seed: The run's seed.
-        edge_ids: Fill each block's `e_id`.
-        purpose: Stream of the draws.
-        relabel_budget_bytes: As in `NeighborSampler`.
-
-    Raises:
-        SamplerError: a factor below 1, local ids out of range, or as `WeightedSampler`.
     """
 
     def __init__(
@@ -88,75 +70,17 @@ class LocalitySampler:
         local: NDArray[np.integer],
         factor: int | float = 1,
         correction: Correction = Correction.REPLACEMENT,
-        edge_weight: NDArray[np.floating] | None = None,
-        dialect: Dialect = Dialect.FIRST_SEEN,
-        seed: int = 0,
-        edge_ids: bool = False,
-        purpose: Purpose = Purpose.NEIGHBOR,
-        relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
+        **settings: Any,
     ) -> None:
-        self.correction = Correction(correction)
-        self.factor = check_factor(factor)
+        self.correction, self.factor = Correction(correction), check_factor(factor)
         draws, estimator = self.correction.way
-        sampler = WeightedSampler(
-            indptr,
-            indices,
-            fanouts,
-            edge_weight=edge_weight,
-            draws=draws,
-            estimator=estimator,
-            dialect=dialect,
-            seed=seed,
-            edge_ids=edge_ids,
-            purpose=purpose,
-            relabel_budget_bytes=relabel_budget_bytes,
-        )
-        hops = len(check_fanouts(fanouts))
-        self.ring = rings(sampler.indptr, sampler.indices, local, hops)
-        self._sampler = sampler.boosted(Boost(self.ring, self.factor))
-
-    @property
-    def dialect(self) -> Dialect:
-        """Which vertices a hop expands."""
-        return self._sampler.dialect
-
-    @property
-    def boost(self) -> Boost:
-        """What other samplers multiply their weights by, to prefer the same vertices."""
-        return Boost(self.ring, self.factor)
-
-    def with_factor(self, factor: int | float) -> "LocalitySampler":
-        """The same sampler with another factor, for the next epoch; graph and sets are shared."""
-        other = copy.copy(self)
-        other.factor = check_factor(factor)
-        other._sampler = self._sampler.boosted(other.boost)
-        return other
-
-    def for_validation(self) -> "LocalitySampler":
-        """The sampler without preference."""
-        return self.with_factor(1)
-
-    def sample(
-        self,
-        seeds: NDArray[np.int64],
-        *,
-        epoch: int,
-        step: int,
-        input_id: NDArray[np.int64] | None = None,
-        global_num_seeds: int | None = None,
-    ) -> MiniBatch:
-        """Sample the blocks of one batch; arguments and errors as in `NeighborSampler.sample`."""
-        return self._sampler.sample(
-            seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=global_num_seeds
-        )
+        super().__init__(indptr, indices, fanouts, draws=draws, estimator=estimator, **settings)
+        self.ring = rings(self.indptr, self.indices, local, self.num_hops)
+        self.boost = Boost(self.ring, self.factor)
 
 
 def check_factor(factor: int | float) -> float:
-    """The factor as a float.
-
-    Raises:
-        SamplerError: below 1, infinite or no number.
-    """
+    """Return the factor as a float; it must be finite and at least 1."""
     if not (factor >= 1 and math.isfinite(factor)):
         raise SamplerError(
             f"expected a locality factor of at least 1 (1: no preference), found {factor}; raise it"
@@ -170,18 +94,10 @@ def rings(
     local: NDArray[np.integer],
     num_hops: int,
 ) -> NDArray[np.uint8]:
-    """The smallest h < num_hops with v in Loc^h, or `FAR`; uint8 [N], read-only.
+    """Return the smallest h < num_hops with v in Loc^h, else `FAR`; uint8 [N], read-only.
 
-    N(Loc) are the in-neighbours of Loc's vertices, those it aggregates from.
-
-    Args:
-        indptr: int64 [N + 1].
-        indices: int32 or int64 [E].
-        local: Global ids of Loc^0, in any order.
-        num_hops: Hops that need a set; one pass over the edges of the newest vertices per hop.
-
-    Raises:
-        SamplerError: a local id is out of range.
+    N(Loc) are the in-neighbours of Loc's vertices. `local` are the global ids of Loc^0; ids out of
+    range are refused.
     """
     num_nodes = int(indptr.shape[0]) - 1
     local = np.asarray(local, dtype=np.int64)
@@ -210,27 +126,23 @@ def _spread(indptr, indices, ring, h):
 
 
 LARGEST = 8.0
-"""The published schedule stops here."""
+"""Factor at which the published schedule stops."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FactorSchedule:
-    """The published schedule of f: doubled while data movement is a large part of an iteration.
-
-    Rank 0 measures an epoch, calls `after_epoch`, and gives the factor to all ranks; validation
-    does not use it.
-    """
+    """The published schedule of f: doubled while data movement is a large part of an iteration."""
 
     factor: float = 1.0
     remembered: float = 1.0
-    """The factor before the last doubling."""
+    """Factor before the last doubling."""
     frozen: bool = False
 
     def after_epoch(self, movement_seconds: float, iteration_seconds: float) -> "FactorSchedule":
-        """The schedule for the next epoch.
+        """Return the schedule for the next epoch.
 
-        With r = movement / iteration: frozen once f >= 8; r >= 0.2 remembers f and doubles it;
-        r < 0.15 goes half-way back to the factor remembered, unless f is 1; else frozen.
+        With r = movement / iteration: frozen once f >= 8; r >= 0.2 remembers f and doubles it; r <
+        0.15 goes half-way back to the factor remembered, unless f is 1; else frozen.
         """
         if self.frozen or self.factor >= LARGEST:
             return FactorSchedule(factor=self.factor, remembered=self.remembered, frozen=True)

@@ -1,22 +1,53 @@
-"""The one object every stage passes on: L blocks, outermost first, and the ids behind them.
+"""Hold a sampled mini-batch: L blocks, outermost first, and the ids behind them.
 
-Two dialects exist and are always named. `first_seen` (PyG's): a vertex is expanded once, at the
-hop where it first appears, and an outer block contains the edges of the inner ones, so all blocks
-are prefixes of one CSR. `every_hop` (DGL's; formulas 5.6): S^(l+1) = S^l united with N(S^l), every
-destination of a hop draws afresh.
+Two dialects say which vertices a hop expands. `first_seen` (PyG's): a vertex is expanded once, at
+the hop where it first appears, and an outer block contains the edges of the inner ones, so all
+blocks are prefixes of one CSR. `every_hop` (DGL's; formulas 5.6): S^(l+1) = S^l united with N(S^l),
+every destination of a hop draws afresh.
 """
 
 import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, no_type_check
+from typing import Any, Generic, TypeVar, no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gnnplan.runtime.sampling.checks import check_seeds
 from gnnplan.runtime.sampling.compiled import kernel
-from gnnplan.runtime.sampling.distributed.exchange import RowExchange
 from gnnplan.runtime.sampling.workspace import Workspace
+
+B = TypeVar("B")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class RowExchange:
+    """How the rows of a cooperative block's sources come together.
+
+    Sources are this rank's own vertices of the next frontier, in its order, then those that other
+    ranks own, rank 0's first: own rows, followed by what one all-to-all delivers, without a copy.
+    """
+
+    ids: NDArray[np.int64]
+    """Global ids of the block's sources, shape (num_src,)."""
+    num_own: int
+    """Own vertices S_p^(l+1) of the hop's next frontier: rows that this rank computes or loads."""
+    send_rows: NDArray[np.int64]
+    """Own rows to send, those for rank 0 first; one that several ranks want comes several times."""
+    send_counts: list[int]
+    """Rows to send to each rank."""
+    receive_counts: list[int]
+    """Rows to receive from each rank."""
+    num_touched: int
+    """Size of S~_p^(l+1) (formulas 5.6): vertices expanded so far, and those that they drew."""
+
+    @property
+    def num_remote(self) -> int:
+        """Return the number of rows that other ranks own."""
+        return self.ids.shape[0] - self.num_own
 
 
 class Dialect(StrEnum):
@@ -38,20 +69,20 @@ class Block:
     indptr: NDArray[np.int64]
     """Shape (num_dst + 1,)."""
     indices: NDArray[np.int32]
-    """Shape (num_edges,); local ids below num_src."""
+    """Local ids below num_src, shape (num_edges,)."""
     e_id: NDArray[np.int64] | None = None
-    """Shape (num_edges,); position of each edge in the graph's `indices`."""
+    """Position of each edge in the graph's `indices`, shape (num_edges,)."""
     weight: NDArray[np.float32] | None = None
-    """Shape (num_edges,); the layer computes sum_j weight_j x_j. None: the plain mean."""
+    """Weights of sum_j weight_j x_j, shape (num_edges,). None: the layer takes the plain mean."""
     relation_ptr: NDArray[np.int64] | None = None
-    """Typed graphs: the edges of type r of destination i are those from relation_ptr[i * R + r] to
+    """Typed graphs: edges of type r of destination i are those from relation_ptr[i * R + r] to
     relation_ptr[i * R + r + 1]. Shape (num_dst * R + 1,)."""
     src_type: NDArray[np.int32] | None = None
     """Typed graphs, outermost block: type of each source. Shape (num_src,)."""
 
     @property
     def num_edges(self) -> int:
-        """Number of sampled edges."""
+        """Return the number of sampled edges."""
         return int(self.indptr[self.num_dst])
 
 
@@ -73,14 +104,14 @@ class MiniBatch:
     num_sampled_edges: list[int]
     """Edges drawn per hop, length L."""
     global_num_seeds: int = 0
-    """Seeds (for links: positive links) of this optimiser step over all ranks: the loss is a local
-    sum over this number."""
+    """Seeds (or positive links) of this step over all ranks: the loss is a local sum over this
+    number."""
     links: NDArray[np.int64] | None = None
-    """Positions in `seeds` of the pairs to score, or None: source, destination, then the negative
-    destinations of each link. Shape (num_links, 2 + num_negatives)."""
+    """Positions in `seeds` of the pairs to score: source, destination, then each link's negative
+    destinations. Shape (num_links, 2 + num_negatives); None: no links."""
     exchanges: list[RowExchange] = field(default_factory=list[RowExchange])
-    """Cooperative batches only, per block: where the rows of its sources come from. `n_id` then
-    starts with the outermost block's sources alone."""
+    """Cooperative batches: where the rows of each block's sources come from. `n_id` then starts
+    with the outermost block's sources alone."""
     epoch: int = 0
     step: int = 0
     x: Any = None
@@ -88,8 +119,8 @@ class MiniBatch:
     y: Any = None
     """Labels of the seeds (a torch tensor), filled by the batch stage."""
     device_blocks: Any = None
-    """The blocks where the model runs (`models.adjacency.TorchBlock`), filled by the batch stage
-    where that is not the CPU."""
+    """Blocks where the model runs (`models.adjacency.TorchBlock`), filled by the batch stage off
+    the CPU."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Elapsed seconds of each loader stage this batch went through."""
     rows_by_source: dict[str, int] = field(default_factory=dict)
@@ -102,12 +133,12 @@ class MiniBatch:
 
     @property
     def num_seeds(self) -> int:
-        """Number of seeds of this rank."""
+        """Return the number of seeds of this rank."""
         return int(self.seeds.shape[0])
 
     @property
     def num_edges(self) -> int:
-        """Edges drawn over all hops (an edge in nested blocks counts once)."""
+        """Return the edges drawn over all hops (an edge in nested blocks counts once)."""
         return sum(self.num_sampled_edges)
 
 
@@ -119,89 +150,130 @@ def _copy_into(source, out):
 
 
 def copied(source: NDArray[Any], count: int) -> NDArray[Any]:
-    """The first `count` entries as an array of their own; other threads go on meanwhile."""
+    """Copy the first `count` entries; other threads go on meanwhile."""
     out = np.empty(count, source.dtype)
     _copy_into(source, out)
     return out
 
 
 def steps_between(ends: NDArray[np.int64]) -> list[int]:
-    """Differences of a few neighbouring numbers; np.diff would take 20 times as long."""
+    """Return differences of a few neighbouring numbers; np.diff would take 20 times as long."""
     values = ends.tolist()
     return [last - first for first, last in itertools.pairwise(values)]
 
 
+def cut_block(
+    num_src: int,
+    indptr: NDArray[np.int64],
+    edges: slice,
+    indices: NDArray[np.int32],
+    e_id: NDArray[np.int64] | None = None,
+    weight: NDArray[np.float32] | None = None,
+) -> Block:
+    """Make a block of views: its row pointer, and a stretch of a batch's edges."""
+    return Block(
+        num_src=num_src,
+        num_dst=indptr.shape[0] - 1,
+        indptr=indptr,
+        indices=indices[edges],
+        e_id=None if e_id is None else e_id[edges],
+        weight=None if weight is None else weight[edges],
+    )
+
+
 def assemble(
-    workspace: Workspace,
+    w: Workspace,
     dialect: Dialect,
     *,
     edge_ids: bool = False,
     weight: NDArray[np.float32] | None = None,
 ) -> list[Block]:
-    """The blocks of the batch that the workspace holds.
+    """Copy the blocks of the batch that a workspace holds, outermost first.
 
-    Args:
-        workspace: Filled by a sampler's kernels.
-        dialect: Which vertices each hop expanded.
-        edge_ids: Fill each block's `e_id`.
-        weight: float32, one weight per drawn edge of all hops, in order; may be longer.
+    `weight` has one float32 per drawn edge of all hops, in order; it may be longer.
     """
-    if dialect is Dialect.FIRST_SEEN:
-        return _nested_blocks(workspace, edge_ids, weight)
-    return _hop_blocks(workspace, edge_ids, weight)
-
-
-def _nested_blocks(w: Workspace, edge_ids: bool, weight: NDArray[np.float32] | None) -> list[Block]:
-    """All blocks are prefixes of one CSR over the expanded vertices, in order of appearance."""
     rows, edges = int(w.row_ends[-1]), int(w.edge_ends[-1])
-    indptr = copied(w.row_ptr, rows + 1)
+    nested = dialect is Dialect.FIRST_SEEN
+    row_ptr = copied(w.row_ptr, rows + 1) if nested else w.row_ptr
     indices = copied(w.local, edges)
     e_id = copied(w.positions, edges) if edge_ids else None
     weight = None if weight is None else copied(weight, edges)
     blocks = []
     for hop in reversed(range(w.node_ends.shape[0] - 1)):
-        num_dst, end = int(w.node_ends[hop]), int(w.edge_ends[hop + 1])
-        blocks.append(
-            Block(
-                num_src=int(w.node_ends[hop + 1]),
-                num_dst=num_dst,
-                indptr=indptr[: num_dst + 1],
-                indices=indices[:end],
-                e_id=None if e_id is None else e_id[:end],
-                weight=None if weight is None else weight[:end],
-            )
-        )
-    return blocks
-
-
-def _hop_blocks(w: Workspace, edge_ids: bool, weight: NDArray[np.float32] | None) -> list[Block]:
-    """One CSR per hop: every vertex known at the hop has a row of its own draws."""
-    blocks = []
-    for hop in reversed(range(w.node_ends.shape[0] - 1)):
-        row, row_end = int(w.row_ends[hop]), int(w.row_ends[hop + 1])
-        edge, edge_end = int(w.edge_ends[hop]), int(w.edge_ends[hop + 1])
-        blocks.append(
-            Block(
-                num_src=int(w.node_ends[hop + 1]),
-                num_dst=row_end - row,
-                indptr=w.row_ptr[row : row_end + 1] - edge,
-                indices=copied(w.local[edge:], edge_end - edge),
-                e_id=copied(w.positions[edge:], edge_end - edge) if edge_ids else None,
-                weight=None if weight is None else copied(weight[edge:], edge_end - edge),
-            )
-        )
+        first = 0 if nested else hop
+        edge = slice(int(w.edge_ends[first]), int(w.edge_ends[hop + 1]))
+        indptr = row_ptr[int(w.row_ends[first]) : int(w.row_ends[hop + 1]) + 1]
+        indptr = indptr if nested else indptr - edge.start
+        blocks.append(cut_block(int(w.node_ends[hop + 1]), indptr, edge, indices, e_id, weight))
     return blocks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What the caller says about one batch."""
+    """What one batch is drawn for."""
 
     seeds: NDArray[np.int64]
     epoch: int
     step: int
     input_id: NDArray[np.int64] | None = None
     global_num_seeds: int | None = None
+
+
+class RequestSampler(ABC, Generic[B]):
+    """A sampler that draws each batch from one `Request`."""
+
+    @abstractmethod
+    def _sample(self, request: Request) -> B: ...
+
+    def sample(
+        self,
+        seeds: NDArray[np.int64],
+        *,
+        epoch: int,
+        step: int,
+        input_id: NDArray[np.int64] | None = None,
+        global_num_seeds: int | None = None,
+    ) -> B:
+        """Sample the blocks of one batch; any thread may call it.
+
+        Args:
+            seeds: Distinct node ids, int64 [n]; n = 0 gives an empty batch with all its blocks.
+            epoch: Epoch number, part of the stream of the draws.
+            step: Optimiser step within the epoch, likewise.
+            input_id: Position of each seed in the training index, int64 [n]; 0 .. n-1 if None.
+            global_num_seeds: Seeds of the step over all ranks; n if None.
+
+        Raises:
+            SamplerError: seeds are no list of node ids, one is out of range, or occurs twice.
+        """
+        return self._sample(
+            Request(
+                seeds=check_seeds(seeds),
+                epoch=epoch,
+                step=step,
+                input_id=input_id,
+                global_num_seeds=global_num_seeds,
+            )
+        )
+
+
+def describe_batch(
+    request: Request, blocks: Sequence[Any], edges_drawn: list[int], dialect: Dialect
+) -> dict[str, Any]:
+    """Return the fields of a batch that are alike on cores and on a GPU, beside its arrays."""
+    num_seeds = int(request.seeds.shape[0])
+    total, input_id = request.global_num_seeds, request.input_id
+    fresh = [block.num_src - block.num_dst for block in reversed(blocks)]
+    return {
+        "seeds": request.seeds,
+        "input_id": np.arange(num_seeds, dtype=np.int64) if input_id is None else input_id,
+        "dialect": dialect,
+        "num_sampled_nodes": [num_seeds, *fresh],
+        "num_sampled_edges": edges_drawn,
+        "global_num_seeds": num_seeds if total is None else total,
+        "epoch": request.epoch,
+        "step": request.step,
+    }
 
 
 def make_batch(
@@ -212,18 +284,5 @@ def make_batch(
     dialect: Dialect,
 ) -> MiniBatch:
     """Make a batch from its blocks, outermost first, and the edges drawn per hop."""
-    num_seeds = int(request.seeds.shape[0])
-    total, input_id = request.global_num_seeds, request.input_id
-    fresh = [block.num_src - block.num_dst for block in reversed(blocks)]
-    return MiniBatch(
-        blocks=blocks,
-        n_id=n_id,
-        seeds=request.seeds,
-        input_id=np.arange(num_seeds, dtype=np.int64) if input_id is None else input_id,
-        dialect=dialect,
-        num_sampled_nodes=[num_seeds, *fresh],
-        num_sampled_edges=edges_drawn,
-        global_num_seeds=num_seeds if total is None else total,
-        epoch=request.epoch,
-        step=request.step,
-    )
+    alike = describe_batch(request, blocks, edges_drawn, dialect)
+    return MiniBatch(blocks=blocks, n_id=n_id, **alike)

@@ -1,19 +1,19 @@
 """Neighbour sampling on typed graphs: every edge type has its own fan-out at every hop.
 
 A vertex draws, of each edge type apart, up to that type's fan-out of in-neighbours, uniformly and
-without replacement (tests/reference). With R edge types, the edges of type r of vertex v are a row
-of their own, v * R + r; that number is also the id that its draws are keyed by. Blocks list a
-destination's edges type after type, with `relation_ptr` telling them apart.
+without replacement (tests/reference). With R edge types, the edges of type r of vertex v are row
+v * R + r; that number also keys their draws. Blocks list a destination's edges type after type,
+with `relation_ptr` telling them apart.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES, check_fanouts
+from gnnplan.runtime.sampling.checks import check_fanouts
 from gnnplan.runtime.sampling.choose.uniform import AHEAD, choose_row
 from gnnplan.runtime.sampling.compiled import form_for, kernel
 from gnnplan.runtime.sampling.frontier import (
@@ -24,19 +24,18 @@ from gnnplan.runtime.sampling.frontier import (
     expand_hop,
     rows_per_node,
 )
-from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.runtime.sampling.minibatch import Block, MiniBatch, Request
 from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from gnnplan.runtime.sampling.placed_indices import prefetch_read
-from gnnplan.runtime.sampling.rng import Purpose
 from gnnplan.runtime.sampling.workspace import Workspace
 
 
 @kernel
 @no_type_check
 def sort_by_type(indptr, indices, edge_type, num_types, ends, sorted_indices, order):
-    """Stable sort of each vertex's edges by type.
+    """Sort each vertex's edges by type, stably.
 
-    Fills ends [N * R + 1], the sorted in-neighbours and each one's former position. Returns the
+    Fill ends [N * R + 1], the sorted in-neighbours and each one's former position. Return the
     position of the first type out of range, or -1.
     """
     for v in range(indptr.shape[0] - 1):
@@ -58,7 +57,7 @@ def sort_by_type(indptr, indices, edge_type, num_types, ends, sorted_indices, or
 
 
 class TypedRows(NamedTuple):
-    """A graph with R edge types: vertex v has a row per type, v * R .. v * R + R - 1."""
+    """A graph with R edge types: vertex v has the rows v * R .. v * R + R - 1."""
 
     indptr: NDArray[np.integer]
     """Shape (N * R + 1,)."""
@@ -107,26 +106,15 @@ form_for(expand_hop, TypedRows)(expand_chunks.py_func)
 
 
 class TypedSampler(NeighborSampler):
-    """`NeighborSampler` with fan-outs by edge type.
+    """Samples as `NeighborSampler`, with fan-outs by edge type.
 
-    Memory: 8 bytes per vertex and edge type, 12 or 16 per edge.
+    Takes 8 bytes per vertex and edge type, and 12 or 16 per edge.
 
-    Args:
-        indptr: int64 [N + 1].
-        indices: int32 or int64 [E].
+    Args (others as in `NeighborSampler`):
         edge_type: int [E], from 0 to R - 1.
-        fanouts: [R][L], per edge type its neighbours per hop, the hop next to the seeds first; -1
-            takes all.
+        fanouts: Per edge type its neighbours per hop, [R][L], next to the seeds first; -1 takes
+            all.
         node_type: int [N], copied into each outermost block's `src_type`; None: one type.
-        dialect: Which vertices a hop expands.
-        seed: The run's seed.
-        edge_ids: Fill each block's `e_id` with positions in `indices`.
-        purpose: Stream of the draws.
-        relabel_budget_bytes: See `NeighborSampler`.
-
-    Raises:
-        SamplerError: fan-outs as in `NeighborSampler` or of unequal length, or an edge type that
-            has none.
     """
 
     def __init__(
@@ -137,11 +125,7 @@ class TypedSampler(NeighborSampler):
         fanouts: Sequence[Sequence[int]],
         *,
         node_type: NDArray[np.integer] | None = None,
-        dialect: Dialect = Dialect.FIRST_SEEN,
-        seed: int = 0,
-        edge_ids: bool = False,
-        purpose: Purpose = Purpose.NEIGHBOR,
-        relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
+        **settings: Any,
     ) -> None:
         by_type = [check_fanouts(each) for each in fanouts]
         if not by_type or len({len(each) for each in by_type}) > 1:
@@ -153,41 +137,19 @@ class TypedSampler(NeighborSampler):
             raise SamplerError(
                 f"expected one edge type per edge ({len(indices)}), found {list(edge_type.shape)}"
             )
-        super().__init__(
-            indptr,
-            indices,
-            [-1] * len(by_type[0]),
-            dialect=dialect,
-            seed=seed,
-            edge_ids=edge_ids,
-            purpose=purpose,
-            relabel_budget_bytes=relabel_budget_bytes,
-        )
+        super().__init__(indptr, indices, [-1] * len(by_type[0]), **settings)
         self.num_types = len(by_type)
         self.type_fanouts = np.array(by_type, dtype=np.int64).T.copy()
-        """int64 [L, R]."""
         self.node_type = node_type
         self._sort(np.ascontiguousarray(edge_type, dtype=np.int32))
 
-    def sample(
-        self,
-        seeds: NDArray[np.int64],
-        *,
-        epoch: int,
-        step: int,
-        input_id: NDArray[np.int64] | None = None,
-        global_num_seeds: int | None = None,
-    ) -> MiniBatch:
-        """See `NeighborSampler.sample`."""
-        batch = super().sample(
-            seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=global_num_seeds
-        )
+    def _sample(self, request: Request) -> MiniBatch:
+        batch = super()._sample(request)
         if self.node_type is not None:
             batch.blocks[0].src_type = np.asarray(self.node_type[batch.n_id], dtype=np.int32)
         return batch
 
     def _sort(self, edge_type: NDArray[np.int32]) -> None:
-        """Group each vertex's edges by type."""
         self._ends = np.zeros(self.num_nodes * self.num_types + 1, np.int64)
         sorted_indices = np.empty_like(self.indices)
         self._order = np.empty(len(self.indices), np.int64)
@@ -208,25 +170,11 @@ class TypedSampler(NeighborSampler):
         return TypedRows(self._ends, self._sorted, self.type_fanouts)
 
     def _blocks(self, w: Workspace, weight: Weights | None) -> list[Block]:
-        """Copy the batch out of the workspace as blocks, outermost first."""
-        del weight
-        types = self.num_types
-        nested = self.dialect is Dialect.FIRST_SEEN
-        blocks: list[Block] = []
-        for hop in reversed(range(self.num_hops)):
-            start = 0 if nested else hop
-            row, row_end = int(w.row_ends[start]), int(w.row_ends[hop + 1])
-            edge, edge_end = int(w.edge_ends[start]), int(w.edge_ends[hop + 1])
-            relation_ptr = w.row_ptr[row : row_end + 1] - edge
-            e_id = self._order[w.positions[edge:edge_end]] if self.edge_ids else None
-            blocks.append(
-                Block(
-                    num_src=int(w.node_ends[hop + 1]),
-                    num_dst=(row_end - row) // types,
-                    indptr=relation_ptr[::types].copy(),
-                    indices=w.local[edge:edge_end].copy(),
-                    e_id=e_id,
-                    relation_ptr=relation_ptr,
-                )
-            )
+        blocks = super()._blocks(w, weight)
+        for block in blocks:
+            block.num_dst //= self.num_types
+            block.relation_ptr = block.indptr
+            block.indptr = block.indptr[:: self.num_types].copy()
+            if block.e_id is not None:
+                block.e_id = self._order[block.e_id]
         return blocks

@@ -9,7 +9,6 @@ estimator is chosen apart: the plain mean over what was drawn (no weights in the
 that estimate the mean over the row's edges of positive weight (Horvitz-Thompson, Hajek).
 """
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,32 +17,30 @@ from typing import Any, NamedTuple, no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES, float32_weight, read_only
+from gnnplan.runtime.sampling.checks import float32_weight, read_only
 from gnnplan.runtime.sampling.choose.poisson import offer, unit, water_level
 from gnnplan.runtime.sampling.compiled import inlined_kernel, kernel
 from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
 from gnnplan.runtime.sampling.frontier import HopwiseSampler, Weights
-from gnnplan.runtime.sampling.minibatch import Dialect
 from gnnplan.runtime.sampling.placed_indices import prefetch_read
 from gnnplan.runtime.sampling.rng import Purpose, bounded_kernel, key_kernel, value_kernel
 from gnnplan.runtime.sampling.statistics import Draws, Estimator
 from gnnplan.runtime.sampling.workspace import SPARE, Workspace
 
 WITHOUT, REPLACEMENT, POISSON = 0, 1, 2
-"""How a row is drawn, as the kernels are told."""
+"""Codes of `Draws` for the kernels."""
 AHEAD = 24
 """Rows between asking for a row's bounds and reading them; at most the spare entries."""
 
 
 class WeightedRows(NamedTuple):
-    """The rows of one hop, and how they draw."""
+    """Rows of one hop, and how they draw."""
 
     indptr: NDArray[np.integer]
     indices: NDArray[np.integer]
     edge_weight: NDArray[np.float32]
-    """Empty: all 1."""
     ring: NDArray[np.uint8]
-    """A source is local where its ring is at most `level`; empty: none is."""
+    """Ring of each node; a source is local where it is at most `level`. Empty: none is."""
     level: int
     factor: float
     fanout: int
@@ -53,7 +50,7 @@ class WeightedRows(NamedTuple):
 
 
 class WeighedEdges(NamedTuple):
-    """The edges chosen, with one weight each."""
+    """Edges chosen, with one weight each."""
 
     row_ptr: NDArray[np.int64]
     positions: NDArray[np.int64]
@@ -77,7 +74,6 @@ def _fill_law(indices, edge_weight, ring, level, factor, start, degree, law):
 @kernel
 @no_type_check
 def _take_all(law, degree, positive, start, positions, weight, edge):
-    """All edges that can be drawn, each with probability 1."""
     for j in range(degree):
         if law[j] > 0.0:
             positions[edge] = start + j
@@ -89,7 +85,6 @@ def _take_all(law, degree, positive, start, positions, weight, edge):
 @kernel
 @no_type_check
 def _draw_uniform(indices, key, degree, fanout, start, positions, weight, edge):
-    """Independent draws, all edges alike."""
     for i in range(fanout):
         offset = bounded_kernel(value_kernel(key, i), degree)
         positions[edge] = start + offset
@@ -102,7 +97,7 @@ def _draw_uniform(indices, key, degree, fanout, start, positions, weight, edge):
 @kernel
 @no_type_check
 def _draw_replacement(key, law, sums, degree, positive, fanout, start, positions, weight, edge):
-    """Independent draws by inverse transform on the row's running sums."""
+    """Draw independently by inverse transform on the row's running sums."""
     running, last = 0.0, 0
     for j in range(degree):
         running += law[j]
@@ -128,7 +123,7 @@ def _draw_replacement(key, law, sums, degree, positive, fanout, start, positions
 @kernel
 @no_type_check
 def _draw_race(key, law, times, places, degree, positive, start, positions, weight, edge):
-    """The len(times) - 1 first arrivals of independent exponential times with rates `law`."""
+    """Take the len(times) - 1 first arrivals of independent exponential times with rates `law`."""
     count = 0
     for j in range(degree):
         if law[j] > 0.0:
@@ -147,7 +142,6 @@ def _draw_race(key, law, times, places, degree, positive, start, positions, weig
 @kernel
 @no_type_check
 def _draw_poisson(key, law, degree, positive, fanout, start, positions, weight, edge):
-    """Each edge by itself with probability min(1, c w)."""
     level = water_level(law[:degree], fanout)
     for j in range(degree):
         pi = min(1.0, level * law[j])
@@ -222,36 +216,24 @@ _CODES = {
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Boost:
-    """Sources whose weight is multiplied: those with ring[v] <= L - 1 - hop, L the hops."""
+    """A factor on the weight of sources with ring[v] <= L - 1 - hop, L the hops."""
 
     ring: NDArray[np.uint8]
-    """Shape (num_nodes,)."""
     factor: float
 
-    def of(self, ids: NDArray[np.integer], hop: int, num_hops: int) -> NDArray[np.float64]:
-        """What the weight of each source is multiplied by at a hop (0 is next to the seeds)."""
-        return np.where(self.ring[ids] <= num_hops - 1 - hop, self.factor, 1.0)
+    def of(self, ids: NDArray[np.integer], hops_left: int) -> NDArray[np.float64]:
+        """Return each source's factor at a hop after which so many follow."""
+        return np.where(self.ring[ids] <= hops_left, self.factor, 1.0)
 
 
 class WeightedSampler(HopwiseSampler):
     """Draws about `fanouts[h]` in-neighbours of every vertex that hop h expands.
 
-    Args:
-        indptr: int64 [N + 1], non-decreasing.
-        indices: int32 or int64 [E], C-contiguous; may be memory-mapped.
-        fanouts: Neighbours per hop, the hop next to the seeds first; -1 takes all.
-        edge_weight: float [E], not negative and finite; 0 is never drawn. None: all alike.
+    Args (others as in `NeighborSampler`):
+        edge_weight: Finite and not negative, float [E]; 0 is never drawn. None: all alike.
         draws: How the edges of a row are drawn. With replacement always `fanouts[h]` draws.
-        estimator: Of the blocks' weights; plain gives none.
+        estimator: Meaning of the blocks' weights; plain gives none.
         boost: Multiplies the weight of some sources (see `locality`).
-        dialect: Which vertices a hop expands.
-        seed: The run's seed.
-        edge_ids: Fill each block's `e_id` with positions in `indices`.
-        purpose: Stream of the draws.
-        relabel_budget_bytes: As in `NeighborSampler`.
-
-    Raises:
-        SamplerError: fan-outs, weights or arrays that cannot be used.
     """
 
     def __init__(
@@ -264,38 +246,23 @@ class WeightedSampler(HopwiseSampler):
         draws: Draws = Draws.WITHOUT_REPLACEMENT,
         estimator: Estimator = Estimator.PLAIN,
         boost: Boost | None = None,
-        dialect: Dialect = Dialect.FIRST_SEEN,
         seed: int = 0,
-        edge_ids: bool = False,
         purpose: Purpose = Purpose.NEIGHBOR,
-        relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            indptr,
-            indices,
-            fanouts,
-            dialect=dialect,
-            streams=StreamPolicy(seed=seed, purpose=purpose),
-            edge_ids=edge_ids,
-            relabel_budget_bytes=relabel_budget_bytes,
-        )
+        streams = StreamPolicy(seed=seed, purpose=purpose)
+        super().__init__(indptr, indices, fanouts, streams=streams, **settings)
         self.edge_weight = float32_weight(edge_weight, self.indices.shape[0])
         self.draws, self.estimator = Draws(draws), Estimator(estimator)
-        self._boost = Boost(_NOWHERE, 1.0) if boost is None else boost
+        self.boost = Boost(_NOWHERE, 1.0) if boost is None else boost
         self._widest = int(np.diff(self.indptr).max(initial=0))
-
-    def boosted(self, boost: Boost) -> "WeightedSampler":
-        """The same sampler with another boost; they share each thread's buffers."""
-        other = copy.copy(self)
-        other._boost = boost
-        return other
 
     def _choose(
         self, w: Workspace, streams: HopStreams, hop: int, first: int, last: int
     ) -> Weights | None:
         rows = WeightedRows(
-            self.indptr, self.indices, self.edge_weight, self._boost.ring, self.num_hops - 1 - hop,
-            self._boost.factor, self.fanouts[hop], _CODES[self.draws],
+            self.indptr, self.indices, self.edge_weight, self.boost.ring, self.num_hops - 1 - hop,
+            self.boost.factor, self.fanouts[hop], _CODES[self.draws],
             self.estimator is Estimator.HAJEK,
         )  # fmt: skip
         scratch = self._of_thread("scratch", self._make_scratch)
@@ -313,7 +280,7 @@ class WeightedSampler(HopwiseSampler):
         return self._edge_numbers(w, end)[begin:end].astype(np.float32)
 
     def _make_scratch(self) -> tuple[NDArray[Any], ...]:
-        """A row's law and running sums; times and places of the race."""
+        """Make room for a row's law and running sums, and for times and places of the race."""
         longest = min(max(*self.fanouts, 0), self._widest) + 1
         law, sums = np.zeros((2, self._widest))
         return law, sums, np.zeros(longest), np.zeros(longest, dtype=np.int64)

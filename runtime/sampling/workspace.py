@@ -1,11 +1,12 @@
-"""What one thread keeps between batches: buffers that only grow, and its relabelling table.
+"""Keep a thread's buffers, which only grow, and its relabelling table between batches.
 
-All arrays come from numpy, which asks for huge pages where it helps. A kernel that lacks room says
-how much it needs in the state vector that it shares with the workspace, and returns; called again
-with larger buffers it goes on with the hop where it stopped.
+A kernel that lacks room says how much it needs in the state vector that it shares with the
+workspace, and returns; called again with larger buffers it goes on with the hop where it stopped.
 """
 
-from typing import NamedTuple, no_type_check
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,25 +29,23 @@ class Buffers(NamedTuple):
     node_ids: NDArray[np.int64]
     """Global id of each local one, the seeds first."""
     row_ptr: NDArray[np.int64]
-    """One entry per expanded row of all hops, and one more."""
+    """Edge ends of the expanded rows of all hops."""
     positions: NDArray[np.int64]
     """Place in `indices` of each edge of all hops."""
     values: NDArray[np.integer]
-    """Global source of each edge."""
     local: NDArray[np.int32]
-    """Local source of each edge."""
     node_ends: NDArray[np.int64]
     """Nodes after each hop, the seeds first. Shape (L + 1,), as the other ends."""
     row_ends: NDArray[np.int64]
     edge_ends: NDArray[np.int64]
     state: NDArray[np.int64]
-    """Where to start (`HOP`) and, on return, what is needed."""
+    """Hop to start at (`HOP`) and, on return, what is needed."""
 
 
 @kernel
 @no_type_check
 def has_room(w, hop, rows, edges, nodes):
-    """Note that the hop may need so many rows, edges and nodes in all; False where room lacks."""
+    """Note the rows, edges and nodes that a hop may need in all; return whether there is room."""
     w.state[HOP] = hop
     w.state[ROWS_NEEDED] = rows + 1
     w.state[EDGES_NEEDED] = edges + SPARE
@@ -79,12 +78,12 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers, the table included."""
+        """Return the bytes of all buffers, the table included."""
         own = sum(a.nbytes for a in vars(self).values() if isinstance(a, np.ndarray))
         return own + self.table.nbytes
 
     def buffers(self) -> Buffers:
-        """All of it for kernels, until it grows."""
+        """Return all of it for kernels, until it grows."""
         return Buffers(
             self.table.arrays(), self.node_ids, self.row_ptr, self.positions, self.values,
             self.local, self.node_ends, self.row_ends, self.edge_ends, self.state,
@@ -108,7 +107,7 @@ class Workspace:
         self.used = self.num_nodes + 1
 
     def finish(self) -> None:
-        """End a batch that succeeded: only its own entries need to be passed by the next one."""
+        """End a batch that succeeded: the next one need only pass its entries."""
         self.used = int(self.node_ends[-1])
 
     def make_room(self, num_seeds: int) -> None:
@@ -139,8 +138,16 @@ class Workspace:
             refill(self.table.arrays(), self.node_ids, known)
 
 
+def of_thread(held: threading.local, name: str, make: Callable[[], Any]) -> Any:
+    """Return what the calling thread holds under a name; make it where it holds nothing."""
+    found = getattr(held, name, None)
+    if found is None:
+        found = make()
+        setattr(held, name, found)
+    return found
+
+
 def _grown(buffer: NDArray, size: int, *, keep: int) -> NDArray:
-    """`buffer`, or a larger one with its first `keep` entries."""
     if buffer.shape[0] >= size:
         return buffer
     # Zeros, not garbage: prefetches read some entries beyond the end as indices.

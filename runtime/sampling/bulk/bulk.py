@@ -6,12 +6,13 @@ it is stacked with: k = 1 and k = all give equal blocks.
 
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import BudgetExceeded, SamplerError
-from gnnplan.runtime.sampling.bulk.memory import BulkBytes, Ledger, object_bytes
 from gnnplan.runtime.sampling.bulk.sage import SageStack
 from gnnplan.runtime.sampling.checks import (
     RELABEL_BUDGET_BYTES,
@@ -19,15 +20,17 @@ from gnnplan.runtime.sampling.checks import (
     check_graph,
     check_layer_sizes,
     check_seeds,
+    fits_densely,
 )
 from gnnplan.runtime.sampling.choose.layerwise import LayerGraph, Method, Norm
 from gnnplan.runtime.sampling.layerwise import LayerStack, LayerwiseSampler, make_law, policy_of
+from gnnplan.runtime.sampling.memory import BulkBytes, Ledger, StackCutter, object_bytes
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request
 from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from gnnplan.runtime.sampling.relabel import Table
 from gnnplan.runtime.sampling.rng import Purpose
 from gnnplan.runtime.sampling.statistics import Estimator
-from gnnplan.runtime.sampling.workspace import Workspace
+from gnnplan.runtime.sampling.workspace import Workspace, of_thread
 
 SAGE = "sage"
 METHODS = (SAGE, *Method)
@@ -36,31 +39,19 @@ METHODS = (SAGE, *Method)
 class BulkSampler:
     """Samples stacks of batches.
 
-    - `sage`: uniform neighbours. The blocks are those of `NeighborSampler` with the same seed,
-      step and dialect.
-    - `ladies`, `fastgcn`: by ITS; the law is that of `LayerwiseSampler`. `pladies`, and `ladies`
+    - `sage`: uniform neighbours. The blocks are those of `NeighborSampler` with the same seed and
+      step.
+    - `ladies`, `fastgcn`: by darts; the law is that of `LayerwiseSampler`. `pladies`, and `ladies`
       with replacement, and `fastgcn` draw the very same vertices too.
 
-    Args:
-        indptr: int64 [N + 1], non-decreasing.
-        indices: int32 or int64 [E], C-contiguous; may be memory-mapped.
+    Args (others as in `HopSampler` and `LayerwiseSampler`):
         sizes: Fan-outs (`sage`) or vertices per layer, the hop next to the seeds first.
         method: `sage`, `ladies`, `pladies` or `fastgcn`.
         dialect: Which vertices a hop expands; `first_seen` with `sage` only.
-        norm: As in `LayerwiseSampler`, as `replace`, `estimator` and `edge_weight`.
-        replace: With replacement, layer-wise methods only.
-        estimator: Edge weights of the layer-wise methods; `sage` is the plain mean.
-        edge_weight: float [E], layer-wise methods only.
-        seed: The run's seed.
-        edge_ids: Fill each block's `e_id` with positions in `indices`.
-        budget_bytes: The most that a stack may take, its results included; k is cut down to fit.
+        budget_bytes: Most bytes that a stack may take, its results included; k is cut down to fit.
             None: all batches are one stack.
         kept_batches: Batches that the caller keeps beside the next stack, off the budget.
         purpose: Stream of `sage`'s draws.
-        relabel_budget_bytes: As in `NeighborSampler`.
-
-    Raises:
-        SamplerError: settings, weights or arrays that cannot be used.
     """
 
     def __init__(
@@ -87,14 +78,18 @@ class BulkSampler:
                 f"expected a bulk method among {', '.join(METHODS)}, found {method!r}; choose one"
             )
         indptr, indices = check_graph(indptr, indices)
-        self.method, self.dialect, self.budget_bytes = method, Dialect(dialect), budget_bytes
+        self.method, self.dialect = method, Dialect(dialect)
         self.num_nodes = int(indptr.shape[0]) - 1
-        self.kept_batches, self._next_size = kept_batches, 1
-        self._dense = 4 * self.num_nodes <= relabel_budget_bytes
+        self._cutter = StackCutter(budget_bytes, kept_batches)
+        self._dense = fits_densely(self.num_nodes, relabel_budget_bytes)
         self._threads = threading.local()
         self._stack: SageStack | LayerStack
         if method == SAGE:
-            _refuse_weights(edge_weight, replace)
+            if edge_weight is not None or replace:
+                raise SamplerError(
+                    "expected uniform neighbours without replacement with sage, found edge weights "
+                    "or replacement; sample such neighbours batch by batch"
+                )
             self._stack = SageStack(
                 indptr, indices, check_fanouts(sizes), dialect=self.dialect, seed=seed,
                 purpose=purpose, edge_ids=edge_ids,
@@ -107,9 +102,9 @@ class BulkSampler:
             )
         law = make_law(method, norm, replace=replace, estimator=estimator, by_vertex=False)
         self._stack = LayerStack(
-            LayerGraph(indptr, indices, edge_weight, law),
-            check_layer_sizes(sizes, self.num_nodes),
-            policy_of(law, seed, None),
+            graph=LayerGraph(indptr, indices, edge_weight, law),
+            sizes=check_layer_sizes(sizes, self.num_nodes),
+            policy=policy_of(law, seed, None),
             edge_ids=edge_ids,
         )
 
@@ -117,15 +112,9 @@ class BulkSampler:
     def of(
         sampler: object, *, budget_bytes: int | None = None, kept_batches: int = 0
     ) -> "BulkSampler":
-        """Stacks of the batches that a sampler samples one by one, equal to them bit for bit.
+        """Make a sampler of stacks of the batches that a sampler samples one by one, equal to them.
 
-        Args:
-            sampler: Uniform neighbours, or a layer-wise sampler.
-            budget_bytes: As above.
-            kept_batches: As above.
-
-        Raises:
-            SamplerError: another sampler.
+        It must be of uniform neighbours, or layer-wise.
         """
         if type(sampler) is NeighborSampler:
             return BulkSampler(
@@ -157,18 +146,9 @@ class BulkSampler:
     ) -> list[MiniBatch]:
         """Sample the batches of steps first_step, first_step + 1, ...; any thread may call it.
 
-        The blocks of a stack are views of the same arrays, which live as long as one of them.
-
-        Args:
-            seeds: int64 [n] of each batch, distinct within it.
-            epoch: Epoch number.
-            first_step: Step of the first batch.
-            input_ids: Per batch, the position of each seed in the training index.
-            global_num_seeds: Per batch, the seeds of the step over all ranks.
-
-        Raises:
-            SamplerError: a seed is out of range or occurs twice in its batch.
-            BudgetExceeded: not even one batch fits the budget.
+        The blocks of a stack are views of the same arrays, which live as long as one of them. Seeds
+        are distinct within a batch; `input_ids` are their positions in the training index, and
+        `global_num_seeds` the seeds of a step over all ranks, per batch.
         """
         requests = [
             Request(
@@ -183,77 +163,45 @@ class BulkSampler:
         return [batch for stack in self.stacks(requests) for batch in stack]
 
     def stacks(self, requests: Sequence[Request]) -> Iterator[list[MiniBatch]]:
-        """The batches stack by stack, each within the budget; the first ever is a pilot of 1.
-
-        Drop a stack before asking for the next one, or the results add up.
-        """
-        done = 0
-        size = len(requests) if self.budget_bytes is None else self._next_size
-        while done < len(requests):
-            stack, found = self._sample_stack(requests[done : done + size])
-            done += len(stack)
-            if self.budget_bytes is not None:
-                self._next_size = size = self._fitting(found, self.budget_bytes)
-            yield stack
-            del stack  # or it would live on while the next one is drawn
+        """Sample the batches stack by stack; drop one before asking for the next."""
+        return self._cutter.stacks(requests, self._sample_stack, _fit_budget)
 
     def predict_bytes(self, seeds: Sequence[NDArray[np.int64]], *, pilot: int = 8) -> BulkBytes:
-        """Bytes of stacks of batches like these, from a pilot of some of them, evenly spread."""
+        """Predict the bytes of stacks of batches like these, from a pilot of some of them."""
         places = np.unique(np.linspace(0, len(seeds) - 1, min(pilot, len(seeds))).astype(int))
         requests = [Request(seeds=check_seeds(seeds[i]), epoch=0, step=int(i)) for i in places]
         self._sample_stack(requests)  # so that buffers need not grow in the one that counts
         return self._sample_stack(requests)[1]
 
     def _sample_stack(self, requests: Sequence[Request]) -> tuple[list[MiniBatch], BulkBytes]:
-        ledger = Ledger()
-        if isinstance(self._stack, SageStack):
-            scratch: Table | Workspace = self._workspace()
-            batches = self._stack.sample(requests, scratch, ledger)
-        else:
-            scratch = self._table()
-            batches = self._stack.sample(requests, scratch, ledger)
+        ledger, scratch = Ledger(), self._scratch()
+        batches = self._stack.sample(requests, scratch, ledger)
         positions = sum(r.seeds.nbytes for r in requests if r.input_id is None)
         num_blocks = sum(len(batch.blocks) for batch in batches)
         ledger.note(positions + object_bytes(len(batches), num_blocks))
         return batches, BulkBytes.of(ledger, scratch.nbytes, len(batches))
 
-    def _fitting(self, found: BulkBytes, budget_bytes: int) -> int:
-        size = found.largest_stack(budget_bytes)
-        if size == 0 and found.peak_bytes(1) > budget_bytes:
-            batch = found.peak_bytes(1) - found.table_bytes
-            raise BudgetExceeded(
-                f"expected one batch to fit {budget_bytes} bytes, found {found.table_bytes} (table)"
-                f" + {batch} (batch) = {found.peak_bytes(1)}; raise the budget, or lower the batch "
-                "size or the fan-outs"
-            )
-        return max(size - self.kept_batches, 1)
-
-    def _table(self) -> Table:
-        table = getattr(self._threads, "table", None)
-        if table is None:
-            table = Table(self.num_nodes, dense=self._dense)
-            self._threads.table = table
-        return table
-
-    def _workspace(self) -> Workspace:
-        workspace = getattr(self._threads, "workspace", None)
-        if workspace is None:
-            stack = self._stack
-            assert isinstance(stack, SageStack)
-            workspace = Workspace(
-                self.num_nodes, len(stack.rows.fanouts), stack.rows.indices.dtype, dense=self._dense
-            )
-            self._threads.workspace = workspace
-        return workspace
+    def _scratch(self) -> Any:
+        stack = self._stack
+        if not isinstance(stack, SageStack):
+            make = partial(Table, self.num_nodes, dense=self._dense)
+        else:
+            hops, dtype = len(stack.rows.fanouts), stack.rows.indices.dtype
+            make = partial(Workspace, self.num_nodes, hops, dtype, dense=self._dense)
+        return of_thread(self._threads, "scratch", make)
 
     def scratch_bytes(self) -> int:
-        """Bytes that the calling thread keeps between stacks."""
-        return (self._workspace() if isinstance(self._stack, SageStack) else self._table()).nbytes
+        """Return the bytes that the calling thread keeps between stacks."""
+        return self._scratch().nbytes
 
 
-def _refuse_weights(edge_weight: NDArray[np.floating] | None, replace: bool) -> None:
-    if edge_weight is not None or replace:
-        raise SamplerError(
-            "expected uniform neighbours without replacement with sage, found edge weights or "
-            "replacement; sample such neighbours batch by batch"
+def _fit_budget(found: BulkBytes, budget_bytes: int) -> int:
+    size = found.largest_stack(budget_bytes)
+    if size == 0 and found.peak_bytes(1) > budget_bytes:
+        batch = found.peak_bytes(1) - found.table_bytes
+        raise BudgetExceeded(
+            f"expected one batch to fit {budget_bytes} bytes, found {found.table_bytes} (table)"
+            f" + {batch} (batch) = {found.peak_bytes(1)}; raise the budget, or lower the batch "
+            "size or the fan-outs"
         )
+    return size

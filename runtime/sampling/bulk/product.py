@@ -1,10 +1,10 @@
-"""P = QA, NORM and EXTRACT over stacked batches (formulas 4.2, 4.4; Tripathy et al., MLSys 2024).
+"""Multiply sparse matrices of stacked batches: P = QA, NORM and EXTRACT (formulas 4.2, 4.4).
 
-Row b of P belongs to row b of Q. Where a row of Q has many non-zeros (LADIES: a row per batch) rows
-of A are added up, Gustavson's way, with one accumulator for all k rows. EXTRACT makes the bipartite
-blocks A_l = Q_R A Q_C: Q_R has a row per destination, Q_C a column per vertex drawn, and neither is
-stored: a row of A is read once, and each of its columns is looked up in the relabelling table,
-which at that moment holds the vertices of the row's own batch.
+After Tripathy et al., MLSys 2024. Row b of P belongs to row b of Q. Where a row of Q has many
+non-zeros (LADIES: a row per batch) rows of A are added up, Gustavson's way, with one accumulator
+for all k rows. EXTRACT makes the bipartite blocks A_l = Q_R A Q_C: Q_R has a row per destination,
+Q_C a column per vertex drawn, and neither is stored: a row of A is read once, and each of its
+columns is looked up in the relabelling table, which then holds the vertices of the row's own batch.
 
 The destinations are the first sources, for the layer's self term. An edge to a destination is kept
 only where that vertex was drawn as well, so that its weight needs no other inclusion probability.
@@ -17,10 +17,10 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.runtime.sampling.bulk.memory import Ledger
 from gnnplan.runtime.sampling.checks import bad_seed
 from gnnplan.runtime.sampling.compiled import kernel
-from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch, Request, make_batch
+from gnnplan.runtime.sampling.memory import Ledger
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request, cut_block, make_batch
 from gnnplan.runtime.sampling.placed_indices import prefetch_read, prefetch_write
 from gnnplan.runtime.sampling.relabel import Table, begin_batch, find, find_bad_seed, find_or_add
 from gnnplan.runtime.sampling.statistics import Estimator
@@ -30,20 +30,18 @@ _AHEAD = 16
 
 @dataclass(kw_only=True, slots=True)
 class SparseRows:
-    """Sparse rows, column ids in order of first appearance."""
+    """Sparse rows in CSR form, column ids in order of first appearance."""
 
     ptr: NDArray[np.int64]
-    """Shape (rows + 1,)."""
     cols: NDArray[np.integer]
-    """Shape (non-zeros,); global node ids, of the type of the graph's `indices`."""
+    """Global node ids, shape (non-zeros,), of the type of the graph's `indices`."""
     values: NDArray[np.float64]
-    """Shape (non-zeros,)."""
 
 
 @kernel
 @no_type_check
 def degree_sums(indptr, nodes, ends, out):
-    """out[b] = stored edges of the nodes of batch b; the sum over batches is returned."""
+    """Write the stored edges of the nodes of batch b to out[b]; return their sum."""
     total = 0
     for b in range(ends.shape[0] - 1):
         out[b] = 0
@@ -56,7 +54,7 @@ def degree_sums(indptr, nodes, ends, out):
 @kernel
 @no_type_check
 def _add_rows(indptr, indices, edge_weight, power, nodes, ends, table, ptr, cols, values):
-    """Values = sum over the rows of A of entry^power; returns the number of non-zeros."""
+    """Sum entry^power over rows of A; return the number of non-zeros."""
     entries, shift, stamp = table
     ptr[0] = 0
     for b in range(ends.shape[0] - 1):
@@ -105,19 +103,10 @@ def sum_product(
     table: Table,
     ledger: Ledger,
 ) -> SparseRows:
-    """QA for a Q whose row b has ones at nodes[ends[b]:ends[b + 1]]; entries of A to a power.
+    """Return QA for a Q whose row b has ones at the nodes of batch b; entries of A to a power.
 
     A stored edge is an entry of its own: of two parallel edges each is raised, then they are added.
-
-    Args:
-        indptr: int64 [N + 1].
-        indices: int32 or int64 [E].
-        edge_weight: float32 [E], the entries of A; empty where all are 1.
-        power: 1 or 2.
-        nodes: int64 [total], batch after batch.
-        ends: int64 [k + 1].
-        table: The accumulator.
-        ledger: Counts the bytes of the result.
+    An empty `edge_weight` stands for entries of 1.
     """
     num_batches = ends.shape[0] - 1
     per_batch = np.empty(num_batches, dtype=np.int64)
@@ -136,7 +125,7 @@ def sum_product(
 
 
 def normalise(rows: SparseRows, *, squared: bool = False) -> None:
-    """NORM, in place: each row over its sum, entries squared before on request; empty rows stay."""
+    """Divide each row by its sum, in place, entries squared before if asked; empty rows stay."""
     _normalise(rows.ptr, rows.values, squared)
 
 
@@ -146,30 +135,26 @@ _CODES = {Estimator.PLAIN: 0, Estimator.HORVITZ_THOMPSON: 1, Estimator.HAJEK: 2}
 
 @dataclass(kw_only=True, slots=True)
 class StackedBlocks:
-    """One layer of k batches; batch b has destinations and edges `ends[b]` to `ends[b + 1]`."""
+    """One layer of k batches; batch b has what lies from an `ends[b]` to `ends[b + 1]`."""
 
     dst_ends: NDArray[np.int64]
-    """Shape (k + 1,)."""
     row_ptr: NDArray[np.int64]
-    """Shape (destinations + k,): k CSR row pointers, each from 0, one after another."""
+    """k CSR row pointers, each from 0, one after another. Shape (destinations + k,)."""
     edge_ends: NDArray[np.int64]
-    """Shape (k + 1,)."""
     indices: NDArray[np.int32]
-    """Shape (edges,); local to the batch."""
+    """Sources, local to the batch. Shape (edges,)."""
     nodes: NDArray[np.int64]
-    """Shape (sources,); global ids, destinations of a batch first."""
+    """Global ids of the sources, destinations of a batch first. Shape (sources,)."""
     ends: NDArray[np.int64]
-    """Shape (k + 1,), of the sources."""
+    """Ends of the sources. Shape (k + 1,)."""
     weight: NDArray[np.float32] | None = None
-    """Shape (edges,)."""
     e_id: NDArray[np.int64] | None = None
-    """Shape (edges,)."""
 
 
 @kernel
 @no_type_check
 def _enter_sources(entries, shift, base, ids, dst, drawn, drawn_factor, factor):
-    """Destinations, then the vertices drawn that are new; factor 0 marks those not drawn."""
+    """Enter destinations, then new vertices drawn; factor 0 marks those that were not drawn."""
     known = np.uint64(0)
     for i in range(dst.shape[0]):
         find_or_add(entries, shift, base, ids, dst[i], known)
@@ -187,7 +172,7 @@ def _enter_sources(entries, shift, base, ids, dst, drawn, drawn_factor, factor):
 @kernel
 @no_type_check
 def _weigh(weight, first, last, estimator, row_sum):
-    """From A / pi to A / (pi * sum of the row of A), or to shares of the drawn edges."""
+    """Turn A / pi into A / (pi * sum of the row of A), or into shares of the drawn edges."""
     total = row_sum
     if estimator == _HAJEK:
         total = 0.0
@@ -198,8 +183,6 @@ def _weigh(weight, first, last, estimator, row_sum):
 
 
 class _Out(NamedTuple):
-    """Arrays of the `StackedBlocks` that `_extract` fills."""
-
     row_ptr: NDArray[np.int64]
     edge_ends: NDArray[np.int64]
     indices: NDArray[np.int32]
@@ -267,19 +250,12 @@ def extract(
     *,
     edge_ids: bool = False,
 ) -> StackedBlocks:
-    """The blocks between destinations and drawn vertices, of all batches.
+    """Make the blocks between destinations and drawn vertices, of all batches.
 
-    Args:
-        indptr: int64 [N + 1].
-        indices: int32 or int64 [E].
-        edge_weight: float32 [E], the entries of A; empty where all are 1. Entries of 0 are no edge.
-        estimator: Of the mean sum_t A_ts x_t / sum_t A_ts: plain (no weights, or shares of A),
-            Horvitz-Thompson or Hajek.
-        dst: Node ids [destinations] and ends [k + 1].
-        drawn: Row pointer [k + 1], node ids and inverse inclusion probabilities.
-        table: For relabelling.
-        ledger: Counts the bytes.
-        edge_ids: Fill `e_id`.
+    `estimator` is of the mean sum_t A_ts x_t / sum_t A_ts; plain gives no weights, or shares of A.
+    Entries of A that are 0 are no edge; an empty `edge_weight` stands for entries of 1. `dst` are
+    node ids and ends [k + 1]; `drawn` are row pointer [k + 1], node ids and inverse inclusion
+    chances.
     """
     nodes, ends = dst
     num_batches = ends.shape[0] - 1
@@ -319,7 +295,7 @@ NOTHING = np.empty(0, dtype=np.int64)
 
 
 def join_seeds(requests: Sequence[Request]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """All seeds, one batch after another, and where each batch ends: [total] and [k + 1]."""
+    """Return all seeds, one batch after another, and where each batch ends: [total] and [k + 1]."""
     sizes = [request.seeds.shape[0] for request in requests]
     ends = np.zeros(len(sizes) + 1, dtype=np.int64)
     np.cumsum(sizes, out=ends[1:])
@@ -330,11 +306,7 @@ def join_seeds(requests: Sequence[Request]) -> tuple[NDArray[np.int64], NDArray[
 def stack_seeds(
     requests: Sequence[Request], num_nodes: int, table: Table
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """`join_seeds`, checked.
-
-    Raises:
-        SamplerError: a seed is out of range, or occurs twice in its batch.
-    """
+    """Join and check the seeds."""
     nodes, ends = join_seeds(requests)
     table.reserve(int(np.diff(ends).max()))
     bad = find_bad_seed(table.arrays(), nodes, ends, num_nodes)
@@ -344,14 +316,16 @@ def stack_seeds(
     return nodes, ends
 
 
-def forget_nodes(layer: StackedBlocks, ledger: Ledger) -> None:
-    """Drop a layer's node ids: the next layer's start with them."""
-    ledger.free(layer.nodes)
-    layer.nodes = NOTHING
+def add_layer(layers: list[StackedBlocks], layer: StackedBlocks, ledger: Ledger) -> None:
+    """Append a layer; drop the node ids of the one before, with which its own start."""
+    if layers:
+        ledger.free(layers[-1].nodes)
+        layers[-1].nodes = NOTHING
+    layers.append(layer)
 
 
 def unstack(layers: Sequence[StackedBlocks], requests: Sequence[Request]) -> list[MiniBatch]:
-    """The batches of an every_hop stack, blocks outermost first, as views of its arrays."""
+    """Cut an every_hop stack into batches, blocks outermost first, as views of its arrays."""
     hops = [
         (layer, layer.dst_ends.tolist(), layer.edge_ends.tolist(), layer.ends.tolist())
         for layer in reversed(layers)
@@ -359,19 +333,17 @@ def unstack(layers: Sequence[StackedBlocks], requests: Sequence[Request]) -> lis
     nodes, node_ends = layers[-1].nodes, hops[0][3]
     batches = []
     for b, request in enumerate(requests):
-        blocks = []
-        for layer, dst_ends, edge_ends, ends in hops:
-            edges = slice(edge_ends[b], edge_ends[b + 1])
-            blocks.append(
-                Block(
-                    num_src=ends[b + 1] - ends[b],
-                    num_dst=dst_ends[b + 1] - dst_ends[b],
-                    indptr=layer.row_ptr[dst_ends[b] + b : dst_ends[b + 1] + b + 1],
-                    indices=layer.indices[edges],
-                    e_id=None if layer.e_id is None else layer.e_id[edges],
-                    weight=None if layer.weight is None else layer.weight[edges],
-                )
+        blocks = [
+            cut_block(
+                ends[b + 1] - ends[b],
+                layer.row_ptr[dst_ends[b] + b : dst_ends[b + 1] + b + 1],
+                slice(edge_ends[b], edge_ends[b + 1]),
+                layer.indices,
+                layer.e_id,
+                layer.weight,
             )
+            for layer, dst_ends, edge_ends, ends in hops
+        ]
         edges_drawn = [ends[b + 1] - ends[b] for _, _, ends, _ in reversed(hops)]
         n_id = nodes[node_ends[b] : node_ends[b + 1]]
         batches.append(make_batch(request, blocks, n_id, edges_drawn, Dialect.EVERY_HOP))

@@ -1,4 +1,4 @@
-"""GraphSAGE over k stacked batches in one launch, equal to `NeighborSampler` edge for edge.
+"""Sample uniform neighbours of k stacked batches in one launch, equal to `NeighborSampler`'s.
 
 Q has one 1 per row, so a row of P = QA is a vertex's neighbour list and NORM makes it 1/d all over:
 gathering, normalising and drawing by floor(r d) collapse into choosing positions of the list, with
@@ -13,13 +13,13 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.runtime.sampling.bulk.memory import Ledger
 from gnnplan.runtime.sampling.bulk.product import join_seeds
 from gnnplan.runtime.sampling.checks import bad_seed
 from gnnplan.runtime.sampling.choose.uniform import UniformRows
 from gnnplan.runtime.sampling.compiled import kernel
 from gnnplan.runtime.sampling.frontier import expand_hops
-from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch, Request, make_batch
+from gnnplan.runtime.sampling.memory import Ledger
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request, cut_block, make_batch
 from gnnplan.runtime.sampling.relabel import add_seeds, begin_batch
 from gnnplan.runtime.sampling.rng import GOLDEN, Purpose, mix_kernel
 from gnnplan.runtime.sampling.workspace import Workspace
@@ -27,7 +27,7 @@ from gnnplan.runtime.sampling.workspace import Workspace
 NODES, EDGES, ROWS = 0, 1, 2
 """What is counted: entries of `node_ids`, of `local` and of `row_ptr`."""
 DONE, GROW_WORKSPACE, GROW_STACK, BAD_SEED = 0, 1, 2, 3
-"""Why the kernel returned."""
+"""Reasons for which the kernel returns."""
 
 
 class StackArrays(NamedTuple):
@@ -36,22 +36,20 @@ class StackArrays(NamedTuple):
     node_ids: NDArray[np.int64]
     local: NDArray[np.int32]
     e_id: NDArray[np.int64]
-    """Filled where positions are kept."""
     row_ptr: NDArray[np.int64]
     starts: NDArray[np.int64]
     """Where each batch begins in these. Shape (k + 1, 3)."""
     known: NDArray[np.int64]
-    """A batch's nodes after each hop. Shape (k, L + 1)."""
+    """Nodes of each batch after each hop. Shape (k, L + 1)."""
     edges: NDArray[np.int64]
-    """Likewise its edges."""
+    """Edges of each batch after each hop. Shape (k, L + 1)."""
     needed: NDArray[np.int64]
-    """What the arrays must hold, on return. Shape (3,)."""
 
 
 @kernel
 @no_type_check
 def _sample_batch(rows, streams, every_hop, keep_positions, seeds, w):
-    """One batch in the workspace; return whether it is done, why not, and the bad seed."""
+    """Sample one batch in the workspace; return whether it is done, why not, and the bad seed."""
     table, num_nodes = w.table, rows.indptr.shape[0] - 1
     small = w.node_ids.shape[0] < seeds.shape[0]
     if small or (table.shift != 0 and table.entries.shape[0] < 2 * seeds.shape[0]):
@@ -115,8 +113,8 @@ def expand_stack(rows, streams, every_hop, keep_positions, seeds, seed_ends, bat
 
 @kernel
 @no_type_check
-def stream_words(seed, epochs, steps, purpose, out):
-    """`rng.stream` of all hops and steps: uint64 out[hop, b] of epochs[b], steps[b] (int64)."""
+def _fill_streams(seed, epochs, steps, purpose, out):
+    """Write `rng.stream` of epochs[b], steps[b] (int64) and each hop to out[hop, b], uint64."""
     for hop in range(out.shape[0]):
         for b in range(out.shape[1]):
             state = mix_kernel(np.uint64(seed) + GOLDEN)
@@ -125,22 +123,23 @@ def stream_words(seed, epochs, steps, purpose, out):
             out[hop, b] = mix_kernel((state ^ np.uint64(purpose)) + GOLDEN)
 
 
+def stack_streams(
+    seed: int, purpose: Purpose, num_hops: int, requests: Sequence[Request]
+) -> NDArray[np.uint64]:
+    """Return `rng.stream` of each hop and request, uint64 [num_hops, k]."""
+    epochs = np.array([request.epoch for request in requests], dtype=np.int64)
+    steps = np.array([request.step for request in requests], dtype=np.int64)
+    words = np.empty((num_hops, len(requests)), dtype=np.uint64)
+    _fill_streams(np.uint64(seed % (1 << 64)), epochs, steps, int(purpose), words)
+    return words
+
+
 _MARGIN = 1.05
 """Room beyond what earlier batches took per seed."""
 
 
 class SageStack:
-    """Samples stacks of batches with uniform neighbours.
-
-    Args:
-        indptr: int64 [N + 1], plain and read-only.
-        indices: int32 or int64 [E].
-        fanouts: Checked fan-outs.
-        dialect: Which vertices a hop expands.
-        seed: The run's seed.
-        purpose: Stream of the draws.
-        edge_ids: Fill each block's `e_id`.
-    """
+    """Samples stacks of batches with uniform neighbours, by checked arrays and fan-outs."""
 
     def __init__(
         self,
@@ -159,17 +158,13 @@ class SageStack:
         self._per_seed: NDArray[np.float64] | None = None
 
     def sample(self, requests: Sequence[Request], w: Workspace, ledger: Ledger) -> list[MiniBatch]:
-        """The batches of one stack, sampled in a workspace that nobody else uses meanwhile.
-
-        Raises:
-            SamplerError: a seed is out of range, or occurs twice in its batch.
-        """
+        """Draw the batches of one stack, in a workspace that nobody else uses meanwhile."""
         seeds, seed_ends = join_seeds(requests)
         ledger.note(seeds.nbytes)
         buffers = _Buffers(len(requests), len(self.rows.fanouts), self.edge_ids, ledger)
         if self._per_seed is not None:
             buffers.grow((_MARGIN * self._per_seed * seeds.shape[0]).astype(np.int64) + 1)
-        streams = self._streams(requests)
+        streams = stack_streams(self.seed, self.purpose, len(self.rows.fanouts), requests)
         every_hop = self.dialect is Dialect.EVERY_HOP
         w.forget_batch()
         done, why = 0, GROW_WORKSPACE
@@ -191,18 +186,8 @@ class SageStack:
         ledger.note(-seeds.nbytes)
         return _unstack(buffers, requests, self.dialect)
 
-    def _streams(self, requests: Sequence[Request]) -> NDArray[np.uint64]:
-        """Shape (L, k)."""
-        epochs = np.array([request.epoch for request in requests], dtype=np.int64)
-        steps = np.array([request.step for request in requests], dtype=np.int64)
-        words = np.empty((len(self.rows.fanouts), len(requests)), dtype=np.uint64)
-        stream_words(np.uint64(self.seed % (1 << 64)), epochs, steps, int(self.purpose), words)
-        return words
-
 
 class _Buffers:
-    """The result arrays of a stack, which grow until the last batch has room."""
-
     def __init__(self, num_batches: int, num_hops: int, edge_ids: bool, ledger: Ledger) -> None:
         self.ledger, self.edge_ids = ledger, edge_ids
         self.node_ids = np.empty(0, dtype=np.int64)
@@ -212,9 +197,11 @@ class _Buffers:
         self.starts = np.zeros((num_batches + 1, 3), dtype=np.int64)
         self.known, self.edges = np.zeros((2, num_batches, num_hops + 1), dtype=np.int64)
         self.needed = np.zeros(3, dtype=np.int64)
+        self.counted = {"node_ids": NODES, "local": EDGES, "row_ptr": ROWS}
+        if edge_ids:
+            self.counted["e_id"] = EDGES
 
     def arrays(self) -> StackArrays:
-        """All of them for the kernel, until they grow."""
         return StackArrays(
             self.node_ids, self.local, self.e_id, self.row_ptr, self.starts, self.known,
             self.edges, self.needed,
@@ -223,9 +210,7 @@ class _Buffers:
     def grow(self, sizes: NDArray[np.int64], *, done: int = 0) -> None:
         """Give the arrays `sizes` entries, keeping what the first batches wrote."""
         kept = self.starts[done].tolist()
-        for name, kind in (("node_ids", 0), ("local", 1), ("e_id", 1), ("row_ptr", 2)):
-            if name == "e_id" and not self.edge_ids:
-                continue
+        for name, kind in self.counted.items():
             old = getattr(self, name)
             new = self.ledger.empty(int(sizes[kind]), old.dtype)
             new[: kept[kind]] = old[: kept[kind]]
@@ -242,71 +227,27 @@ class _Buffers:
         self.grow(np.maximum(np.maximum(self.needed, guess), have), done=done)
 
     def trim(self) -> None:
-        """Give back what was not used."""
         used = self.starts[-1].tolist()
-        self.node_ids = self.ledger.trim(self.node_ids, used[0])
-        self.local = self.ledger.trim(self.local, used[1])
-        self.row_ptr = self.ledger.trim(self.row_ptr, used[2])
-        if self.edge_ids:
-            self.e_id = self.ledger.trim(self.e_id, used[1])
+        for name, kind in self.counted.items():
+            setattr(self, name, self.ledger.trim(getattr(self, name), used[kind]))
 
 
 def _unstack(buffers: _Buffers, requests: Sequence[Request], dialect: Dialect) -> list[MiniBatch]:
-    """The batches as views of the buffers."""
     starts, known, edges = buffers.starts.tolist(), buffers.known.tolist(), buffers.edges.tolist()
-    cut = _hop_blocks if dialect is Dialect.EVERY_HOP else _nested_blocks
     batches = []
     for b, request in enumerate(requests):
         node, edge, row = starts[b]
-        node_end, edge_end, row_end = starts[b + 1]
-        indptr, indices = buffers.row_ptr[row:row_end], buffers.local[edge:edge_end]
-        e_id = buffers.e_id[edge:edge_end] if buffers.edge_ids else None
-        blocks = cut(indptr, indices, e_id, known[b], edges[b])
-        n_id = buffers.node_ids[node:node_end]
-        drawn = [last - first for first, last in pairwise(edges[b])]
+        ends, drawn = edges[b], [last - first for first, last in pairwise(edges[b])]
+        indices = buffers.local[edge : starts[b + 1][EDGES]]
+        e_id = buffers.e_id[edge : starts[b + 1][EDGES]] if buffers.edge_ids else None
+        blocks = []
+        for hop, num_dst in enumerate(known[b][:-1]):
+            indptr = buffers.row_ptr[row : row + num_dst + 1]
+            first = 0
+            if dialect is Dialect.EVERY_HOP:
+                first, row = ends[hop], row + num_dst + 1
+            part = slice(first, ends[hop + 1])
+            blocks.append(cut_block(known[b][hop + 1], indptr, part, indices, e_id))
+        n_id = buffers.node_ids[node : starts[b + 1][NODES]]
         batches.append(make_batch(request, blocks[::-1], n_id, drawn, dialect))
     return batches
-
-
-def _hop_blocks(
-    indptr: NDArray[np.int64],
-    indices: NDArray[np.int32],
-    e_id: NDArray[np.int64] | None,
-    known: list[int],
-    edges: list[int],
-) -> list[Block]:
-    """One CSR per hop."""
-    blocks, row = [], 0
-    for hop, num_dst in enumerate(known[:-1]):
-        first, last = edges[hop], edges[hop + 1]
-        blocks.append(
-            Block(
-                num_src=known[hop + 1],
-                num_dst=num_dst,
-                indptr=indptr[row : row + num_dst + 1],
-                indices=indices[first:last],
-                e_id=None if e_id is None else e_id[first:last],
-            )
-        )
-        row += num_dst + 1
-    return blocks
-
-
-def _nested_blocks(
-    indptr: NDArray[np.int64],
-    indices: NDArray[np.int32],
-    e_id: NDArray[np.int64] | None,
-    known: list[int],
-    edges: list[int],
-) -> list[Block]:
-    """Prefixes of one CSR."""
-    return [
-        Block(
-            num_src=known[hop + 1],
-            num_dst=num_dst,
-            indptr=indptr[: num_dst + 1],
-            indices=indices[: edges[hop + 1]],
-            e_id=None if e_id is None else e_id[: edges[hop + 1]],
-        )
-        for hop, num_dst in enumerate(known[:-1])
-    ]

@@ -7,43 +7,183 @@ subgraphs is the subgraph of one process with the whole batch, at any number of 
 
     rank p, hop l:  draw N(S_p^l)  ->  ids to their owners  ->  S_p^(l+1), without repetition
 
-Both dialects work. In `every_hop` all of S_p^l draws afresh; in `first_seen` an owner knows at
-which hop its vertices were first seen, by anyone, and lets each draw at that hop alone.
+In `every_hop` all of S_p^l draws afresh; in `first_seen` an owner knows at which hop its vertices
+were first seen, by anyone, and lets each draw at that hop alone. Own vertices are numbered by rows
+that never change within a batch, remote ones by the order in which they were first asked for.
 """
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.errors import PlanError, SamplerError
 from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.build import build_sampler
-from gnnplan.runtime.sampling.checks import bad_seed
-from gnnplan.runtime.sampling.distributed.exchange import RowExchange
-from gnnplan.runtime.sampling.distributed.frontier import Frontier, IdExchange
-from gnnplan.runtime.sampling.distributed.owner import Owners
-from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES, fits_densely, refuse_bad_seeds
+from gnnplan.runtime.sampling.distributed.owner import Owners, deal
+from gnnplan.runtime.sampling.minibatch import (
+    Block,
+    Dialect,
+    MiniBatch,
+    Request,
+    RequestSampler,
+    RowExchange,
+    describe_batch,
+)
 from gnnplan.runtime.sampling.registry import why_alone
+from gnnplan.runtime.sampling.relabel import relabel_values
+from gnnplan.runtime.sampling.workspace import Workspace
+
+_NO_IDS = np.zeros(0, dtype=np.int64)
 
 
-class CooperativeSampler:
+@runtime_checkable
+class IdExchange(Protocol):
+    """How ranks hand ids to each other, as a `runtime.comm.collectives.Communicator` does."""
+
+    rank: int
+    size: int
+
+    def all_to_all_ids(
+        self, ids: torch.Tensor, counts: Sequence[int]
+    ) -> tuple[torch.Tensor, list[int]]:
+        """Hand so many ids to each rank; return what came, and how many from each."""
+        ...
+
+
+class Numbering:
+    """Numbers node ids by first appearance, over one batch."""
+
+    def __init__(self, num_nodes: int) -> None:
+        self._num_nodes = num_nodes
+        dense = fits_densely(num_nodes, RELABEL_BUDGET_BYTES)
+        self._space = Workspace(num_nodes, 1, np.dtype(np.int64), dense=dense)
+        self.count = 0
+
+    def clear(self) -> None:
+        """Forget all numbers."""
+        self._space.node_ends[1] = self.count
+        self._space.finish()
+        self._space.begin(0)
+        self.count = 0
+
+    def add(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of each id, new ones being the next; ids may repeat."""
+        space, more = self._space, ids.shape[0]
+        space.node_ends[0] = self.count
+        space.reserve(0, 0, more, min(self.count + more, self._num_nodes))
+        space.values[:more] = ids
+        self.count = relabel_values(
+            space.table.arrays(), space.values, space.local, 0, more, space.node_ids, self.count
+        )
+        return space.local[:more].astype(np.int64)
+
+    def ids(self, first: int = 0) -> NDArray[np.int64]:
+        """Return the ids numbered so far, from number `first` on."""
+        return self._space.node_ids[first : self.count].copy()
+
+
+class Frontier:
+    """One rank's vertices of a batch under way: own ones, and those it asked other ranks for."""
+
+    def __init__(self, owners: Owners, comm: IdExchange, num_nodes: int) -> None:
+        self._owners = owners
+        self._comm = comm
+        self._own, self._remote = Numbering(num_nodes), Numbering(num_nodes)
+        self._num_touched = 0
+        self.places = _NO_IDS
+        """Place of each remote vertex, by order of request, among the rows `exchange` receives."""
+        self.forget_requests()
+
+    @property
+    def num_own(self) -> int:
+        """Return the number of own vertices so far, |S_p^l|."""
+        return self._own.count
+
+    def own_ids(self, first: int = 0) -> NDArray[np.int64]:
+        """Return global ids of the own vertices from row `first` on."""
+        return self._own.ids(first)
+
+    def begin(self, seeds: NDArray[np.int64]) -> None:
+        """Start a batch with this rank's seeds."""
+        self._own.clear()
+        self.forget_requests()
+        self._own.add(seeds)
+
+    def forget_requests(self) -> None:
+        """Let the next exchange deliver only what is asked for from here on."""
+        self._remote.clear()
+        self._asked_rows = _NO_IDS
+        self._asked_by = np.zeros(0, dtype=np.int32)
+
+    def number(self, n_id: NDArray[np.int64], first: int) -> NDArray[np.int64]:
+        """Take in what a hop drew here, and what other ranks' hops drew of own vertices.
+
+        Collective. `n_id` are the own vertices from row `first` on, then the vertices they drew,
+        each once. Return the row of each, or -1 - its order of request; int64.
+        """
+        num_expanded = self._own.count - first
+        drawn = n_id[num_expanded:]
+        local = self._owners.of(drawn) == self._comm.rank
+        sources = np.empty(n_id.shape[0], dtype=np.int64)
+        sources[:num_expanded] = np.arange(first, self._own.count)
+        known = self._remote.count
+        sources[num_expanded:][local] = self._own.add(drawn[local])
+        sources[num_expanded:][~local] = -1 - self._remote.add(drawn[~local])
+        self._num_touched = self._own.count + self._remote.count
+        self._ask(self._remote.ids(known))
+        return sources
+
+    def _ask(self, new: NDArray[np.int64]) -> None:
+        """Send newly met remote vertices to their owners; own ones that others met come back."""
+        counts, order = deal(self._owners.of(new), self._comm.size)
+        asked, asked_counts = self._comm.all_to_all_ids(torch.from_numpy(new[order]), counts)
+        ids = asked.numpy()
+        if (self._owners.of(ids) != self._comm.rank).any():
+            raise PlanError(
+                f"rank {self._comm.rank} was asked for vertices it does not own: the ranks have "
+                "different partitions; give every rank the same plan"
+            )
+        by = np.repeat(np.arange(self._comm.size, dtype=np.int32), asked_counts)
+        self._asked_rows = np.concatenate([self._asked_rows, self._own.add(ids)])
+        self._asked_by = np.concatenate([self._asked_by, by])
+
+    def exchange(self) -> RowExchange:
+        """Return how rows of all own vertices, and of all that was asked for, come together.
+
+        Both ends group by rank and keep the order of requests within, so they agree without a
+        message.
+        """
+        remote = self._remote.ids()
+        receive_counts, order = deal(self._owners.of(remote), self._comm.size)
+        send_counts, asked = deal(self._asked_by, self._comm.size)
+        self.places = np.empty_like(order)
+        self.places[order] = np.arange(order.shape[0])
+        return RowExchange(
+            ids=np.concatenate([self._own.ids(), remote[order]]),
+            num_own=self._own.count,
+            send_rows=self._asked_rows[asked],
+            send_counts=send_counts,
+            receive_counts=receive_counts,
+            num_touched=self._num_touched,
+        )
+
+
+class CooperativeSampler(RequestSampler[MiniBatch]):
     """One rank's part of cooperative sampling; all ranks sample the same steps in the same order.
 
-    Args:
+    `sample` takes the seeds of the global batch that this rank owns. A batch's blocks have the
+    sources of its `exchanges`; `n_id` are the outermost ones, own ones first.
+
+    Args (others as in `build_sampler`):
         sampler: The plan's: neighbor, full, or labor with variant 0.
         indptr: int64 [N + 1]; only the rows of own vertices are read.
-        indices: int32 or int64 [E].
-        fanouts: Per hop, the hop next to the seeds first.
-        seed: The run's seed.
         owners: Who owns a vertex.
-        comm: A communicator that nothing else uses meanwhile; its size is the owners'.
-        settings: `build_sampler`'s (edge_ids, edge_weight, steps_per_epoch).
-
-    Raises:
-        SamplerError: the sampler cannot be shared out (the text says why), or as `build_sampler`.
+        comm: Communicator that nothing else uses meanwhile; its size is the owners'.
     """
 
     def __init__(
@@ -72,63 +212,27 @@ class CooperativeSampler:
             one = build_sampler(sampler, indptr, indices, [fanout], seed, **settings)
             setattr(one, "first_hop", hop)  # noqa: B010  every sampler that cooperates has it
             self._hops.append(one)
+        self.num_hops = len(self._hops)
         self._num_nodes = int(indptr.shape[0]) - 1
         self._frontier = Frontier(owners, comm, self._num_nodes)
         self._lock = threading.Lock()
 
-    @property
-    def num_hops(self) -> int:
-        """Number of hops, and of blocks."""
-        return len(self._hops)
-
-    def sample(
-        self,
-        seeds: NDArray[np.int64],
-        *,
-        epoch: int,
-        step: int,
-        input_id: NDArray[np.int64] | None = None,
-        global_num_seeds: int | None = None,
-    ) -> MiniBatch:
-        """Sample this rank's part of a batch. As `NeighborSampler.sample`, but collective.
-
-        Args:
-            seeds: int64 [n], the seeds of the global batch that this rank owns; may be empty.
-            epoch: Part of the stream of the draws.
-            step: Likewise.
-            input_id: int64 [n], or None.
-            global_num_seeds: Seeds of the step over all ranks; n if None.
-
-        Returns:
-            Blocks whose sources are those of `exchanges`; `n_id` are the outermost sources, own
-            ones first.
-
-        Raises:
-            SamplerError: a seed is out of range, occurs twice, or belongs to another rank.
-        """
-        seeds = np.ascontiguousarray(seeds, dtype=np.int64)
+    def _sample(self, request: Request) -> MiniBatch:
         with self._lock:
-            hops = self._sample_hops(seeds, epoch, step)
-        num_seeds = int(seeds.shape[0])
-        own = [num_seeds, *(exchange.num_own for _, exchange, _ in hops)]
+            hops = self._sample_hops(request.seeds, request.epoch, request.step)
+        own = [len(request.seeds), *(exchange.num_own for _, exchange, _ in hops)]
+        alike = describe_batch(request, [], [drawn for _, _, drawn in hops], self.dialect)
+        alike["num_sampled_nodes"] = [own[0], *np.diff(own).tolist()]
         return MiniBatch(
             blocks=[block for block, _, _ in reversed(hops)],
             exchanges=[exchange for _, exchange, _ in reversed(hops)],
             n_id=hops[-1][1].ids,
-            seeds=seeds,
-            input_id=np.arange(num_seeds, dtype=np.int64) if input_id is None else input_id,
-            dialect=self.dialect,
-            num_sampled_nodes=[num_seeds, *np.diff(own).tolist()],
-            num_sampled_edges=[drawn for _, _, drawn in hops],
-            global_num_seeds=num_seeds if global_num_seeds is None else global_num_seeds,
-            epoch=epoch,
-            step=step,
+            **alike,
         )
 
     def _sample_hops(
         self, seeds: NDArray[np.int64], epoch: int, step: int
     ) -> list[tuple[Block, RowExchange, int]]:
-        """Per hop its block, its exchange and the edges drawn."""
         self._check_seeds(seeds)
         frontier, rows = self._frontier, _Rows()
         frontier.begin(seeds)
@@ -148,12 +252,7 @@ class CooperativeSampler:
         return hops
 
     def _check_seeds(self, seeds: NDArray[np.int64]) -> None:
-        bad = np.flatnonzero((seeds < 0) | (seeds >= self._num_nodes))
-        if len(bad) == 0 and len(np.unique(seeds)) < len(seeds):
-            order = np.argsort(seeds, kind="stable")
-            bad = order[1:][np.diff(seeds[order]) == 0]
-        if len(bad):
-            raise bad_seed(seeds, int(bad[0]), self._num_nodes)
+        refuse_bad_seeds(seeds, self._num_nodes)
         foreign = seeds[self._owners.of(seeds) != self._comm.rank]
         if len(foreign):
             raise SamplerError(
@@ -163,10 +262,7 @@ class CooperativeSampler:
 
 
 class _Rows:
-    """Edges drawn so far, their sources named independently of any block.
-
-    A source is the row of an own vertex, or -1 - its order of request where another rank owns it.
-    """
+    """Edges drawn so far; a source is an own row, or -1 - its order of request at another rank."""
 
     def __init__(self) -> None:
         self._degrees: list[NDArray[np.int64]] = []
@@ -184,7 +280,7 @@ class _Rows:
             self._weights.append(block.weight)
 
     def block(self, num_dst: int, exchange: RowExchange, places: NDArray[np.int64]) -> Block:
-        """All rows so far as one block over the exchange's sources."""
+        """Make one block of all rows so far over the exchange's sources."""
         source = np.concatenate(self._sources)
         remote = source < 0
         source[remote] = exchange.num_own + places[-1 - source[remote]]
@@ -199,11 +295,7 @@ class _Rows:
 
 
 def check_cooperates(sampler: Sampler) -> None:
-    """Refuse samplers whose draws for one vertex need what other ranks hold.
-
-    Raises:
-        SamplerError: the text says what would have to be reduced over ranks.
-    """
+    """Refuse samplers whose draws for one vertex need what other ranks hold; say why."""
     why = why_alone(sampler)
     if why:
         raise SamplerError(

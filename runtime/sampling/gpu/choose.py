@@ -1,10 +1,10 @@
-"""Choosing the edges of many rows at once on a GPU: the same edges in the same order as the CPU's.
+"""Choose the edges of many rows at once on a GPU: the same edges in the same order as the CPU's.
 
 `choose_some` is Floyd's method as tests/reference has it, a tile of rows at a time, all the offsets
-of a row in registers. `count_below` and `write_below` scan rows for LABOR-0's threshold test
-(`labor_scan`), or take rows whole; both passes draw the same words, so nothing is kept between
-them. A list is read at its row's address, in the device's memory or the host's (`gpu.topology`);
-streams and numbers of rows are read from the device, so that a captured graph can change them.
+of a row in registers. `scan_below` is LABOR-0's threshold test (`labor_scan`), or takes rows whole;
+a pass that counts and one that writes draw the same words. A list is read at its row's address, in
+the device's memory or the host's (`gpu.topology`). Streams and numbers of rows are read from the
+device, so that a captured graph can change them.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 _BLOCK = 256
 _TILE = 1024
 SHORT = 256
-"""Rows up to this degree are scanned several to a tile; longer ones have a program each."""
+"""Degree up to which rows are scanned several to a tile; longer ones have a program each."""
 SHORT_TILE, LONG_TILE = (16, 32), (1, 1024)
 LONGEST = (1 << 32) - 1
 SAMPLED = 0
@@ -31,15 +31,13 @@ _UNITS = {torch.int32: tl.int32, torch.int64: tl.int64}
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The adjacency lists of n nodes; int64 [n] each."""
+    """Adjacency lists of n nodes, int64 [n] each: places in `indices`, and byte addresses."""
 
     starts: Tensor
-    """Place of the first entry in `indices`."""
     degrees: Tensor
     counts: Tensor
     """min(degree, fanout), what choosing without replacement draws."""
     addresses: Tensor
-    """Where the first entry lies."""
 
 
 @triton.jit(do_not_specialize=["base", "low", "high"])
@@ -114,7 +112,7 @@ def _floyd_kernel(
 @triton.jit
 @no_type_check
 def _share_word(fanout, degree):
-    """floor(2^64 fanout / degree) for fanout < degree < 2^32, as in `poisson.share_word`."""
+    """Compute `poisson.share_word`: floor(2^64 fanout / degree) for fanout < degree < 2^32."""
     divisor = degree.to(tl.uint64)
     first = (tl.zeros_like(degree) + fanout).to(tl.uint64) << 32
     return ((first // divisor) << 32) | (((first % divisor) << 32) // divisor)
@@ -163,14 +161,10 @@ def row_bounds(
     total: Tensor | None = None,
     passes: int = SAMPLED,
 ) -> Rows:
-    """The rows of some nodes; their reads are counted.
+    """Return the rows of some nodes, and count their reads.
 
-    Args:
-        graph: the topology.
-        nodes: int64 [n] on its device.
-        fanout: bounds `counts`; -1 takes all.
-        total: int64 [1], how many of the n count, the others having degree 0; None: all.
-        passes: how often each row will be scanned, or `SAMPLED`.
+    The fan-out bounds `counts`; -1 takes all. Of the nodes the first `total` count, int64 [1], the
+    others having degree 0. `passes` is how often each row will be scanned, or `SAMPLED`.
     """
     rows = Rows(*(torch.empty_like(nodes) for _ in range(4)))
     if nodes.numel() == 0:
@@ -201,14 +195,14 @@ def choose_some(
     """Fill `edges` with positions and neighbours of up to `fanout` edges per row.
 
     Args:
-        stream: int64 [1], the hop's, as `rng_triton.signed` gives it; or [n], one for each row.
-        graph: the topology.
+        stream: The hop's, int64 [1], as `gpu.rng.signed` gives it; or [n], one for each row.
+        graph: Topology.
         nodes: int64 [n].
-        rows: theirs, from `row_bounds`.
-        row_ptr: int64 [n + 1], where each row's edges begin.
-        fanout: positive.
-        edges: positions and values, int64, at least row_ptr[n] long.
-        words: int64 [n, fanout], to draw by instead of the stream's own; None: those.
+        rows: Theirs, from `row_bounds`.
+        row_ptr: Where each row's edges begin, int64 [n + 1].
+        fanout: Edges per row, positive.
+        edges: Positions and values, int64, at least row_ptr[n] long.
+        words: Words to draw by in place of the stream's own, int64 [n, fanout].
     """
     if nodes.numel() == 0:
         return
@@ -221,47 +215,31 @@ def choose_some(
     )  # fmt: skip
 
 
-def count_below(
-    stream: Tensor, graph: DeviceTopology, rows: Rows, fanout: int, counts: Tensor
-) -> None:
-    """Count the edges of each row that LABOR-0 keeps; -1 takes all. Arguments as `choose_some`."""
-    _scan(stream, graph, rows, fanout, counts, (counts, counts, counts), write=False)
-
-
-def write_below(
+def scan_below(
     stream: Tensor,
     graph: DeviceTopology,
     rows: Rows,
+    fanout: int,
     row_ptr: Tensor,
-    fanout: int,
-    edges: tuple[Tensor, Tensor],
+    edges: tuple[Tensor, Tensor] | None,
 ) -> None:
-    """Write the edges that `count_below` counted, in the order of the graph."""
-    _scan(stream, graph, rows, fanout, row_ptr, (row_ptr, *edges), write=True)
+    """Write the edges of each row that LABOR-0 keeps, in the order of the graph; -1 takes all.
 
-
-def _scan(
-    stream: Tensor,
-    graph: DeviceTopology,
-    rows: Rows,
-    fanout: int,
-    counts: Tensor,
-    outputs: tuple[Any, Any, Any],
-    *,
-    write: bool,
-) -> None:
+    Without `edges` they are counted, into `row_ptr`, int64 [n].
+    """
     num_rows = rows.starts.numel()
     if num_rows == 0:
         return
     for above, most, (tile, columns) in tiles(graph.widest):
         _scan_kernel[(triton.cdiv(num_rows, tile),)](
-            stream, rows.starts, rows.degrees, rows.addresses, counts, *outputs, num_rows, fanout,
-            above, most, **_unit(graph), ROWS=tile, COLUMNS=columns, WRITE=write,
+            stream, rows.starts, rows.degrees, rows.addresses, row_ptr, row_ptr,
+            *(edges or (row_ptr, row_ptr)), num_rows, fanout, above, most, **_unit(graph),
+            ROWS=tile, COLUMNS=columns, WRITE=edges is not None,
         )  # fmt: skip
 
 
 def tiles(widest: int) -> list[tuple[int, int, tuple[int, int]]]:
-    """Degrees (above, up to) and shape of the tile, of each launch that rows so long need."""
+    """Return degrees (above, up to) and tile shape of each launch that rows so long need."""
     found = [(-1, SHORT, SHORT_TILE)]
     return [*found, (SHORT, LONGEST, LONG_TILE)] if widest > SHORT else found
 
@@ -276,31 +254,28 @@ class WholeRows:
 
     rows: Rows
     ptr: Tensor
-    """int64 [n + 1]."""
     row_of: Tensor
-    """int64, the row of each edge."""
     positions: Tensor
     values: Tensor
     widest: int
-    """At least the longest row."""
 
 
 def whole_rows(graph: DeviceTopology, nodes: Tensor, stream: Tensor) -> WholeRows:
-    """All edges of some nodes' rows; the host waits for their number."""
+    """Lay out all edges of some nodes' rows; the host waits for their number."""
     rows = row_bounds(graph, nodes, -1, passes=1)
     ptr = row_ends(rows.degrees)
     total = int(ptr[-1])
     positions, values = (
         torch.empty(total, dtype=torch.int64, device=nodes.device) for _ in range(2)
     )
-    write_below(stream, graph, rows, ptr, -1, (positions, values))
+    scan_below(stream, graph, rows, -1, ptr, (positions, values))
     numbers = torch.arange(nodes.numel(), device=nodes.device)
     row_of = torch.repeat_interleave(numbers, rows.degrees, output_size=total)
     return WholeRows(rows, ptr, row_of, positions, values, graph.widest)
 
 
 def row_ends(counts: Tensor) -> Tensor:
-    """0 and the running sums of counts: int64 [n + 1]."""
+    """Return 0 and the running sums of counts: int64 [n + 1]."""
     ptr = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=counts.device)
     torch.cumsum(counts, 0, out=ptr[1:])
     return ptr

@@ -1,26 +1,32 @@
-"""What samplers on a device share: seeds in, hop after hop drawn and relabelled, blocks out.
+"""Draw batches on a device: seeds in, hop after hop drawn and relabelled, blocks out.
 
 A subclass draws the edges of a hop's rows. The host waits once per hop, for the number of new nodes
 (and wherever a hop's edges cannot be bounded beforehand).
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.sampling.checks import bad_seed, check_fanouts, check_seeds
+from gnnplan.runtime.sampling.checks import check_fanouts, refuse_bad_seeds
 from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
 from gnnplan.runtime.sampling.gpu.relabel import DeviceRelabel
 from gnnplan.runtime.sampling.gpu.rng import signed
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
-from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.runtime.sampling.minibatch import (
+    Block,
+    Dialect,
+    MiniBatch,
+    Request,
+    RequestSampler,
+    describe_batch,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,24 +36,19 @@ class DeviceBlock:
     num_src: int
     num_dst: int
     indptr: Tensor
-    """int64, shape (num_dst + 1,)."""
     indices: Tensor
-    """int32, shape (num_edges,); local ids below num_src."""
     e_id: Tensor | None = None
-    """int64, shape (num_edges,)."""
     weight: Tensor | None = None
-    """float32, shape (num_edges,); None: the plain mean."""
 
     def to_host(self) -> Block:
-        """The block as arrays; waits for the device."""
-        return Block(
-            num_src=self.num_src,
-            num_dst=self.num_dst,
-            indptr=self.indptr.cpu().numpy(),
-            indices=self.indices.cpu().numpy(),
-            e_id=None if self.e_id is None else self.e_id.cpu().numpy(),
-            weight=None if self.weight is None else self.weight.cpu().numpy(),
-        )
+        """Copy the block to arrays; waits for the device."""
+        arrays = {name: tensor.cpu().numpy() for name, tensor in self.tensors().items()}
+        return Block(num_src=self.num_src, num_dst=self.num_dst, **arrays)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that the block has, by field."""
+        named = {name: getattr(self, name) for name in ("indptr", "indices", "e_id", "weight")}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,9 +56,7 @@ class DeviceBatch:
     """A sampled batch; fields as in `minibatch.MiniBatch`."""
 
     blocks: list[DeviceBlock]
-    """Outermost first."""
     n_id: Tensor
-    """int64, shape (num_input,)."""
     seeds: NDArray[np.int64]
     input_id: NDArray[np.int64]
     dialect: Dialect
@@ -68,55 +67,28 @@ class DeviceBatch:
     step: int
 
     def to_host(self) -> MiniBatch:
-        """The batch in the CPU samplers' form; waits for the device."""
-        return MiniBatch(
-            blocks=[block.to_host() for block in self.blocks],
-            n_id=self.n_id.cpu().numpy(),
-            seeds=self.seeds,
-            input_id=self.input_id,
-            dialect=self.dialect,
-            num_sampled_nodes=self.num_sampled_nodes,
-            num_sampled_edges=self.num_sampled_edges,
-            global_num_seeds=self.global_num_seeds,
-            epoch=self.epoch,
-            step=self.step,
-        )
+        """Copy the batch to the CPU samplers' form; waits for the device."""
+        alike = {field.name: getattr(self, field.name) for field in fields(self)}
+        blocks = [block.to_host() for block in self.blocks]
+        return MiniBatch(**alike | {"blocks": blocks, "n_id": self.n_id.cpu().numpy()})
 
 
 def as_device_batch(
+    request: Request,
     blocks: list[DeviceBlock],
-    nodes: list[Tensor],
-    num_edges: list[int],
-    seeds: NDArray[np.int64],
-    when: tuple[int, int],
-    input_id: NDArray[np.int64] | None,
-    global_num_seeds: int | None,
+    n_id: Tensor,
+    edges_drawn: list[int],
     dialect: Dialect,
 ) -> DeviceBatch:
-    """A batch from its blocks, the nodes and edges that each hop added, and its epoch and step."""
-    count = int(seeds.shape[0])
-    return DeviceBatch(
-        blocks=blocks,
-        n_id=torch.cat(nodes),
-        seeds=seeds,
-        input_id=np.arange(count, dtype=np.int64) if input_id is None else input_id,
-        dialect=dialect,
-        num_sampled_nodes=[part.numel() for part in nodes],
-        num_sampled_edges=num_edges,
-        global_num_seeds=count if global_num_seeds is None else global_num_seeds,
-        epoch=when[0],
-        step=when[1],
-    )
+    """Make a batch from its blocks, outermost first, and the edges drawn per hop."""
+    alike = describe_batch(request, blocks, edges_drawn, dialect)
+    return DeviceBatch(blocks=blocks, n_id=n_id, **alike)
 
 
 def seeds_on_device(
     batches: Sequence[NDArray[np.int64]], num_nodes: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The seeds of some batches one after another, and where each batch ends: [total], [k + 1].
-
-    Raises:
-        SamplerError: a seed is out of range, or occurs twice in its batch.
-    """
+    """Check and join the seeds of some batches; return them and the ends [k + 1]."""
     for seeds in batches:
         refuse_bad_seeds(seeds, num_nodes)
     ends = np.cumsum([0, *(seeds.shape[0] for seeds in batches)])
@@ -124,38 +96,14 @@ def seeds_on_device(
     return torch.from_numpy(nodes).to(device), torch.from_numpy(ends).to(device)
 
 
-def refuse_bad_seeds(seeds: NDArray[np.int64], num_nodes: int) -> None:
-    """Check one batch's seeds.
-
-    Raises:
-        SamplerError: one is out of range, or occurs twice.
-    """
-    ordered = np.sort(seeds)
-    inside = seeds.size == 0 or (ordered[0] >= 0 and ordered[-1] < num_nodes)
-    if not inside or (ordered[1:] == ordered[:-1]).any():
-        raise _bad_seed(seeds, num_nodes)
-
-
-def _bad_seed(seeds: NDArray[np.int64], num_nodes: int) -> SamplerError:
-    """What is wrong with the first seed that is out of range or repeated."""
-    _, firsts = np.unique(seeds, return_index=True)
-    again = np.setdiff1d(np.arange(seeds.shape[0]), firsts)
-    outside = np.flatnonzero((seeds < 0) | (seeds >= num_nodes))
-    return bad_seed(seeds, int(np.concatenate([outside, again]).min()), num_nodes)
-
-
 @dataclass(slots=True)
 class Drawn:
-    """The edges of a hop."""
+    """Edges of a hop, int64; all but `row_ptr` may be longer than its last entry."""
 
     row_ptr: Tensor
-    """int64 [rows + 1]."""
     positions: Tensor
-    """int64; this and the others may be longer than row_ptr[-1]."""
     values: Tensor
-    """int64, the neighbours."""
     weight: Tensor | None = None
-    """float32, or None: the plain mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +113,7 @@ class HopDraws:
     streams: HopStreams
     hop: int
     stream: Tensor
-    """int64 [1], the hop's first stream on the device."""
+    """First stream of the hop on the device, int64 [1]."""
 
 
 @dataclass(slots=True)
@@ -179,20 +127,8 @@ class Hop:
     num_edges: int
 
 
-class AbstractDeviceHops(ABC):
-    """Draws batches of device tensors hop by hop.
-
-    Args:
-        topology: the graph.
-        fanouts: neighbours per hop, the hop next to the seeds first; -1 takes all.
-        device: where the kernels run.
-        streams: which streams the steps draw from.
-        dialect: which vertices a hop expands.
-        edge_ids: fill each block's `e_id`.
-
-    Raises:
-        SamplerError: fan-outs empty, zero or below -1.
-    """
+class AbstractDeviceHops(RequestSampler[DeviceBatch]):
+    """Draws batches of device tensors hop by hop; arguments as in `HopSampler`."""
 
     def __init__(
         self,
@@ -201,11 +137,12 @@ class AbstractDeviceHops(ABC):
         *,
         device: torch.device,
         streams: StreamPolicy,
-        dialect: Dialect,
-        edge_ids: bool,
+        dialect: Dialect = Dialect.FIRST_SEEN,
+        edge_ids: bool = False,
     ) -> None:
         self.topology = topology
         self.fanouts = check_fanouts(fanouts)
+        self.num_hops = len(self.fanouts)
         self.num_nodes = topology.num_nodes
         self.device = device
         self.streams = streams
@@ -213,51 +150,30 @@ class AbstractDeviceHops(ABC):
         self.dialect = Dialect(dialect)
         self.edge_ids = edge_ids
 
-    @property
-    def num_hops(self) -> int:
-        """Number of hops, and of blocks."""
-        return len(self.fanouts)
-
     @abstractmethod
     def _draw(self, rows: Tensor, known: list[Tensor], draws: HopDraws) -> Drawn:
-        """The edges of the rows of nodes `rows`; `known` are all nodes numbered so far."""
+        """Draw the edges of the rows of nodes `rows`; `known` are all nodes numbered so far."""
 
-    def sample(
-        self,
-        seeds: NDArray[np.int64],
-        *,
-        epoch: int,
-        step: int,
-        input_id: NDArray[np.int64] | None = None,
-        global_num_seeds: int | None = None,
-    ) -> DeviceBatch:
-        """Sample the blocks of one batch; arguments as in `NeighborSampler.sample`.
-
-        Raises:
-            SamplerError: seeds are no list of node ids, one is out of range, or occurs twice.
-        """
-        seeds = check_seeds(seeds)
+    def _sample(self, request: Request) -> DeviceBatch:
+        streams = self.streams.streams(request.epoch, request.step, self.num_hops)
         with self._alone():
-            hops, nodes = self._hops(seeds, self.streams.streams(epoch, step, self.num_hops))
-            return as_device_batch(
-                self.blocks_of(hops, nodes),
-                nodes,
-                [hop.num_edges for hop in hops],
-                seeds,
-                (epoch, step),
-                input_id,
-                global_num_seeds,
-                self.dialect,
-            )
+            return self.batch_of(request, *self._hops(request.seeds, streams))
+
+    def batch_of(self, request: Request, hops: list[Hop], nodes: list[Tensor]) -> DeviceBatch:
+        """Make a batch of its hops and of the nodes: the seeds, then what each hop added."""
+        drawn = [hop.num_edges for hop in hops]
+        return as_device_batch(
+            request, self._blocks(hops, nodes), torch.cat(nodes), drawn, self.dialect
+        )
 
     def _alone(self) -> AbstractContextManager[object]:
-        """Held while a batch is made: what hops leave in buffers of their own is copied in it."""
+        """Hold other threads off while a batch is made of buffers that hops share."""
         return nullcontext()
 
     def _hops(
         self, seeds: NDArray[np.int64], streams: HopStreams
     ) -> tuple[list[Hop], list[Tensor]]:
-        """Every hop, and the nodes: the seeds, then what each hop added."""
+        """Return every hop, and the nodes: the seeds, then what each hop added."""
         bits = torch.tensor([signed(s) for s in streams.first], device=self.device)
         relabel = DeviceRelabel(self.device)
         nodes = [self._add_seeds(seeds, relabel)]
@@ -276,51 +192,43 @@ class AbstractDeviceHops(ABC):
         relabel.num_known = held.numel()
         return held
 
-    def blocks_of(self, hops: list[Hop], nodes: list[Tensor]) -> list[DeviceBlock]:
-        """Blocks of a batch's hops and of the nodes that each added, outermost first."""
+    def _blocks(self, hops: list[Hop], nodes: list[Tensor]) -> list[DeviceBlock]:
         ends: list[int] = np.cumsum([part.numel() for part in nodes]).tolist()
         if self.dialect is Dialect.EVERY_HOP:
             return [
-                self._block(ends[h + 1], ends[h], hop.row_ptr, hop.local, hop.positions, hop.weight)
+                self._block(ends[h + 1], hop.row_ptr, hop.num_edges, hop)
                 for h, hop in reversed(list(enumerate(hops)))
             ]
         edge_ends = np.cumsum([0, *(hop.num_edges for hop in hops)]).tolist()
         parts = [hop.row_ptr[1:] + first for hop, first in zip(hops, edge_ends, strict=False)]
-        indptr = torch.cat([hops[0].row_ptr[:1], *parts])
         local = torch.cat([hop.local for hop in hops])
-        positions = torch.cat([hop.positions for hop in hops]) if self.edge_ids else local
         weights = [hop.weight for hop in hops if hop.weight is not None]
-        weight = torch.cat(weights) if weights else None
+        whole = Hop(
+            row_ptr=torch.cat([hops[0].row_ptr[:1], *parts]),
+            positions=torch.cat([hop.positions for hop in hops]) if self.edge_ids else local,
+            local=local,
+            weight=torch.cat(weights) if weights else None,
+            num_edges=edge_ends[-1],
+        )
         return [
-            self._block(
-                ends[h + 1], ends[h], indptr[: ends[h] + 1], local[: edge_ends[h + 1]],
-                positions[: edge_ends[h + 1]],
-                None if weight is None else weight[: edge_ends[h + 1]],
-            )
+            self._block(ends[h + 1], whole.row_ptr[: ends[h] + 1], edge_ends[h + 1], whole)
             for h in reversed(range(len(hops)))
-        ]  # fmt: skip
+        ]
 
-    def _block(
-        self,
-        num_src: int,
-        num_dst: int,
-        indptr: Tensor,
-        indices: Tensor,
-        positions: Tensor,
-        weight: Tensor | None,
-    ) -> DeviceBlock:
+    def _block(self, num_src: int, indptr: Tensor, num_edges: int, hop: Hop) -> DeviceBlock:
+        """Make the block of the first `num_edges` edges of a hop, or of all hops laid out."""
         return DeviceBlock(
             num_src=num_src,
-            num_dst=num_dst,
+            num_dst=indptr.numel() - 1,
             indptr=indptr,
-            indices=indices,
-            e_id=positions if self.edge_ids else None,
-            weight=weight,
+            indices=hop.local[:num_edges],
+            e_id=hop.positions[:num_edges] if self.edge_ids else None,
+            weight=None if hop.weight is None else hop.weight[:num_edges],
         )
 
 
 def _relabelled(drawn: Drawn, relabel: DeviceRelabel, known: list[Tensor]) -> tuple[Hop, Tensor]:
-    """Local ids of a hop's edges, and the nodes that are new; waits for their number."""
+    """Relabel a hop's edges; return the nodes that are new too. Waits for their number."""
     local, new, sums = relabel.add(drawn.values, drawn.row_ptr[-1:], known)
     num_new = num_edges = 0
     if drawn.values.numel():

@@ -2,18 +2,14 @@
 
 LABOR-0 by threshold scans the rows in place (`gpu.choose`). Everything else lays the hop's rows
 out: one candidate number, word and probability per vertex, the passes of the fixed point as kernels
-over rows (`gpu.segments`), exactly-k by the k-th smallest key of a row. Weights are float32 of
-sums whose order differs from the CPU's, so they agree to float32's last place.
-
-The probabilities of LABOR-i and LABOR-* are made pass by pass as `choose.labor` makes them.
-
-Rows are solved by a kernel each (`segments_triton.row_scales`), the maximum over a vertex's rows by
-an atomic maximum, which does not depend on the order. LABOR-* waits once per pass, to see whether
-the pass gained enough.
+over rows (`gpu.segments`), exactly-k by the k-th smallest key of a row. The maximum over a vertex's
+rows is an atomic maximum, which does not depend on the order. LABOR-* waits once per pass, to see
+whether it gained enough. Weights agree with the CPU's to float32's last place.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +18,7 @@ from torch import Tensor
 
 from gnnplan.runtime.sampling.checks import check_edge_weight
 from gnnplan.runtime.sampling.choose.labor import MAX_PASSES
-from gnnplan.runtime.sampling.dependent import Dependence, StreamPolicy
+from gnnplan.runtime.sampling.dependent import StreamPolicy
 from gnnplan.runtime.sampling.gpu.choose import WholeRows, row_ends, whole_rows
 from gnnplan.runtime.sampling.gpu.hops import AbstractDeviceHops, Drawn, HopDraws
 from gnnplan.runtime.sampling.gpu.neighbor import scan_rows
@@ -45,12 +41,10 @@ from gnnplan.runtime.sampling.statistics import Estimator
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Every vertex that a row of the hop may draw, numbered once; known ones come first."""
+    """Vertices that a row of the hop may draw, numbered once; known ones come first."""
 
     ids: Tensor
-    """int64, global ids by number."""
     numbers: Tensor
-    """int64, the candidate of every edge."""
     num_known: int
 
     @staticmethod
@@ -59,65 +53,46 @@ class Candidates:
         relabel = DeviceRelabel(device)
         relabel.add(known, torch.tensor([known.numel()], device=device), [])
         relabel.num_known = known.numel()
-        total = torch.tensor([whole.values.numel()], device=device)
-        local, new, sums = relabel.add(whole.values, total, [known])
-        num_new = int(sums[-1]) if whole.values.numel() else 0
-        ids = torch.cat([known, new[:num_new]])
-        return Candidates(ids, local.to(torch.int64), known.numel())
+        numbers, new = relabel.number(whole.values, [known])
+        return Candidates(torch.cat([known, new]), numbers, known.numel())
 
 
-class LaborPasses:
-    """Runs the passes of one hop.
+def _solve(
+    sampler: "DeviceLaborSampler",
+    whole: WholeRows,
+    found: Candidates,
+    weight: Tensor | None,
+    everything: Tensor,
+    fanout: int,
+) -> tuple[Tensor, Tensor]:
+    """Return c_s of every row, and what it multiplies at each edge: p_t, or A_ts before passes.
 
-    Args:
-        variant: number of passes, or "star" for as many as gain something.
-        tolerance: relative gain in expected new vertices below which LABOR-* stops.
+    The passes are those of `choose.labor.LaborSolver`; `weight` is A_ts of each edge, float64, or
+    None; `everything` marks rows that are taken whole.
     """
-
-    def __init__(self, variant: int | str, tolerance: float) -> None:
-        self._passes = MAX_PASSES if variant == "star" else int(variant)
-        self._star = variant == "star"
-        self._tolerance = tolerance
-
-    def solve(
-        self,
-        whole: WholeRows,
-        found: Candidates,
-        weight: Tensor | None,
-        everything: Tensor,
-        fanout: int,
-    ) -> tuple[Tensor, Tensor]:
-        """c_s of every row, and what it multiplies at each edge: p_t, or A_ts before any pass.
-
-        Args:
-            whole: the rows.
-            found: their candidates.
-            weight: float64, A_ts of each edge, or None.
-            everything: bool [n], rows that are taken whole.
-            fanout: k.
-        """
-        pi = torch.ones(found.ids.numel(), dtype=torch.float64, device=found.ids.device)
-        excess, squares = _excess(whole, weight, everything, fanout)
-        each = torch.ones_like(pi)[found.numbers] if weight is None else weight
+    star = sampler.variant == "star"
+    pi = torch.ones(found.ids.numel(), dtype=torch.float64, device=found.ids.device)
+    excess, squares = _excess(whole, weight, everything, fanout)
+    each = torch.ones_like(pi)[found.numbers] if weight is None else weight
+    scale = _scales(whole, each, weight, squares, excess, everything)
+    top = _highest(whole, found, scale, weight, each)
+    expected = _expected_new(top, pi, found.num_known) if star else 0.0
+    for _ in range(MAX_PASSES if star else int(sampler.variant)):
+        pi = pi * top
+        each = pi[found.numbers]
         scale = _scales(whole, each, weight, squares, excess, everything)
-        top = _highest(whole, found, scale, weight, each)
-        expected = _expected_new(top, pi, found.num_known) if self._star else 0.0
-        for _ in range(self._passes):
-            pi = pi * top
-            each = pi[found.numbers]
-            scale = _scales(whole, each, weight, squares, excess, everything)
-            top = _highest(whole, found, scale, weight, None)
-            if self._star:
-                before, expected = expected, _expected_new(top, pi, found.num_known)
-                if before - expected <= self._tolerance * before:
-                    break
-        return scale, each
+        top = _highest(whole, found, scale, weight, None)
+        if star:
+            before, expected = expected, _expected_new(top, pi, found.num_known)
+            if before - expected <= sampler.tolerance * before:
+                break
+    return scale, each
 
 
 def _excess(
     whole: WholeRows, weight: Tensor | None, everything: Tensor, fanout: int
 ) -> tuple[Tensor, Tensor | None]:
-    """a^2/k - a^2/d of each row that is not taken whole (else 0), and A^2 of each edge."""
+    """Return a^2/k - a^2/d of each row that is not taken whole (else 0), and A^2 of each edge."""
     if weight is None:
         degree = whole.rows.degrees.to(torch.float64)
         excess, squares = degree * (degree / fanout) - degree, None
@@ -150,7 +125,7 @@ def _highest(
     weight: Tensor | None,
     each: Tensor | None,
 ) -> Tensor:
-    """The maximum over the rows s of t of c_s, before any pass (`each` given) of c_s A_ts."""
+    """Return max over the rows s of t of c_s, before any pass (`each` given) of c_s A_ts."""
     value = scale[whole.row_of]
     if weight is not None:
         value = value * (each if each is not None else (weight > 0).to(torch.float64))
@@ -167,28 +142,18 @@ class _Chances:
     """What each edge of a hop's whole rows may be drawn with."""
 
     pi: Tensor
-    """float64, pi_ts, at most 1; 0 for an edge of weight 0."""
+    """pi_ts, float64, at most 1; 0 for an edge of weight 0."""
     words: Tensor
-    """int64 bits, one random number per vertex."""
     everything: Tensor
-    """bool [n], rows that are taken whole."""
     share_words: Tensor | None
-    """int64 bits [n], thresholds of rows whose edges all have chance k / d, compared as words."""
+    """Bits of thresholds [n], where all edges of a row have chance k / d and are compared as words.
+    """
 
 
 class DeviceLaborSampler(AbstractDeviceHops):
-    """LABOR-0, LABOR-i and LABOR-*, Poisson or with exactly k neighbours.
+    """Samples by LABOR-0, LABOR-i or LABOR-*, Poisson or with exactly k neighbours.
 
-    Args:
-        topology: the graph.
-        fanouts: k per hop, the hop next to the seeds first; -1 takes all.
-        device: where the kernels run.
-        edge_weight: float [E] non-negative, held in the device's memory; None: all 1.
-
-    The other arguments are `LaborSampler`'s.
-
-    Raises:
-        SamplerError: fan-outs, variant, form, kappa, tolerance or weights cannot be used.
+    Arguments are `AbstractDeviceHops`'s and `LaborSampler`'s.
     """
 
     def __init__(
@@ -200,36 +165,21 @@ class DeviceLaborSampler(AbstractDeviceHops):
         variant: int | float | str = 0,
         form: str = Form.POISSON,
         estimator: Estimator = Estimator.HAJEK,
-        dialect: Dialect = Dialect.EVERY_HOP,
-        seed: int = 0,
-        kappa: int | float = 1,
-        dependence: Dependence = Dependence.SMOOTH,
-        layer_dependent: bool = False,
-        steps_per_epoch: int | None = None,
         edge_weight: NDArray[np.floating] | None = None,
         tolerance: float = 1e-4,
+        dialect: Dialect = Dialect.EVERY_HOP,
         edge_ids: bool = False,
+        **streams: Any,
     ) -> None:
+        policy = StreamPolicy(purpose=Purpose.VERTEX, **streams)
         super().__init__(
-            topology,
-            fanouts,
-            device=device,
-            streams=StreamPolicy(
-                seed=seed,
-                purpose=Purpose.VERTEX,
-                kappa=kappa,
-                dependence=dependence,
-                layer_dependent=layer_dependent,
-                steps_per_epoch=steps_per_epoch,
-            ),
-            dialect=dialect,
-            edge_ids=edge_ids,
+            topology, fanouts, device=device, streams=policy, dialect=dialect, edge_ids=edge_ids
         )
         self.variant, self.form = check_variant(variant), check_form(form)
         self.estimator = Estimator(estimator)
         weight = check_edge_weight(edge_weight, topology.num_edges)
         self._weight = None if weight is None else torch.from_numpy(np.array(weight)).to(device)
-        self._passes = LaborPasses(self.variant, check_tolerance(tolerance))
+        self.tolerance = check_tolerance(tolerance)
 
     def _draw(self, rows: Tensor, known: list[Tensor], draws: HopDraws) -> Drawn:
         fanout = self.fanouts[draws.hop]
@@ -269,7 +219,7 @@ class DeviceLaborSampler(AbstractDeviceHops):
             words = hop_words(draws.streams, draws.hop, whole.values)
             return _Chances(pi, words, everything, _share_words(fanout, degrees))
         found = Candidates.collect(whole, torch.cat(known), self.device)
-        scale, each = self._passes.solve(whole, found, weight, everything, fanout)
+        scale, each = _solve(self, whole, found, weight, everything, fanout)
         pi = torch.clamp(scale[row_of] * each, max=1.0)
         pi = torch.where(everything[row_of], 1.0, pi)
         if weight is not None:
@@ -278,7 +228,6 @@ class DeviceLaborSampler(AbstractDeviceHops):
         return _Chances(pi, words, everything, None)
 
     def _keep(self, whole: WholeRows, chances: _Chances, fanout: int) -> Tensor:
-        """Marks of the edges drawn."""
         row_of, able = whole.row_of, chances.pi > 0
         everything = chances.everything[row_of]
         if self.form is Form.EXACT_K:
@@ -297,7 +246,7 @@ class DeviceLaborSampler(AbstractDeviceHops):
         return unit(chances.words) < chances.pi
 
     def _row_weights(self, rows: Tensor, row_ptr: Tensor, fanout: int) -> Tensor | None:
-        """Weights where all edges of a row have one probability, as `labor_choose.weigh_rows`."""
+        """Weigh edges that have one probability per row, as `choose.labor.weigh_rows`."""
         if self.estimator is Estimator.PLAIN:
             return None
         counts = row_ptr[1:] - row_ptr[:-1]
@@ -328,7 +277,7 @@ class DeviceLaborSampler(AbstractDeviceHops):
 
 
 def _share_words(fanout: int, degrees: Tensor) -> Tensor:
-    """`poisson.share_word` of each row as int64 bits; rows of at most `fanout` edges: anything."""
+    """Compute `poisson.share_word` of each row as int64 bits; undefined for rows taken whole."""
     divisor = degrees.clamp(min=1)
     first = torch.full_like(divisor, max(fanout, 0) << 32)
     quotient = torch.div(first, divisor, rounding_mode="floor")

@@ -3,7 +3,8 @@
 P = QA, NORM, SAMPLE and EXTRACT (Tripathy et al., MLSys 2024) over the stacked rows of k batches:
 one launch of every step per layer, whatever k is. A vertex of batch b is the key b N + v of one
 relabelling table per layer, which numbers the candidates; a batch's candidates lie side by side,
-in the order in which the CPU finds them. A single batch is a stack of one.
+in the order in which the CPU finds them. A single batch is a stack of one. The laws of drawing are
+`choose.layerwise`'s; factors agree to the last places of logarithms and sums.
 """
 
 from collections.abc import Sequence
@@ -14,69 +15,221 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gnnplan.runtime.sampling.checks import check_layer_sizes, check_seeds, float32_weight
-from gnnplan.runtime.sampling.choose.layerwise import Method, Norm, check_boost
+from gnnplan.runtime.sampling.checks import check_layer_sizes, float32_weight
+from gnnplan.runtime.sampling.choose.layerwise import PATIENCE, Law, Method, Norm, check_boost
 from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
 from gnnplan.runtime.sampling.gpu.choose import WholeRows, row_ends, whole_rows
-from gnnplan.runtime.sampling.gpu.hops import DeviceBatch, DeviceBlock, seeds_on_device
-from gnnplan.runtime.sampling.gpu.layerwise_draw import Candidates, draw_layers
+from gnnplan.runtime.sampling.gpu.hops import (
+    DeviceBatch,
+    DeviceBlock,
+    as_device_batch,
+    seeds_on_device,
+)
 from gnnplan.runtime.sampling.gpu.relabel import DeviceRelabel
-from gnnplan.runtime.sampling.gpu.rng import StackStreams
-from gnnplan.runtime.sampling.gpu.segments import segment_counts, segment_sums
-from gnnplan.runtime.sampling.gpu.stack import number, owners
+from gnnplan.runtime.sampling.gpu.rng import StackStreams, unit
+from gnnplan.runtime.sampling.gpu.segments import (
+    NEVER,
+    prefix_sums,
+    segment_counts,
+    segment_sums,
+    smallest,
+    upper_bounds,
+    water_levels,
+)
+from gnnplan.runtime.sampling.gpu.stack import owners
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 from gnnplan.runtime.sampling.layerwise import make_law, policy_of
-from gnnplan.runtime.sampling.minibatch import Dialect, Request
+from gnnplan.runtime.sampling.minibatch import Dialect, Request, RequestSampler
 from gnnplan.runtime.sampling.statistics import Estimator
 from gnnplan.runtime.sampling.weighted import Boost
 
 
-class Columns:
-    """Candidates with their probabilities.
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Probability rows side by side: one per batch, or one that all share."""
 
-    Args:
-        norm: of a column's entries.
-        num_nodes: N.
-        weight: float32 [E], the entries of A; None: 1.
-    """
+    ptr: Tensor
+    batch: Tensor
+    ids: Tensor
+    values: Tensor
+    shared: bool
 
-    def __init__(self, norm: Norm, num_nodes: int, weight: Tensor | None) -> None:
-        self._norm, self._num_nodes, self._weight = norm, num_nodes, weight
+    def normalised(self) -> "Candidates":
+        """Divide each row by its sum; empty rows stay."""
+        total = segment_sums(self.ptr, self.values)
+        total = torch.where(total > 0, total, 1.0)[self.batch]
+        return Candidates(self.ptr, self.batch, self.ids, self.values / total, self.shared)
 
-    def drawn_from(
-        self, whole: WholeRows, numbers: Tensor, columns: Tensor, num_batches: int
-    ) -> Candidates:
-        """P of every batch, rows normalised."""
-        count = columns.numel()
-        if self._weight is None:
-            sums = torch.bincount(numbers, minlength=count).to(torch.float64)
+    @property
+    def widest(self) -> int:
+        """Return at least the length of the longest row."""
+        return self.ids.numel()
+
+    def for_each(self, num_batches: int) -> "Candidates":
+        """Return a row per batch: the shared row repeated, or itself."""
+        if not self.shared:
+            return self
+        count = self.ids.numel()
+        numbers = torch.arange(num_batches, device=self.ids.device)
+        return Candidates(
+            torch.arange(num_batches + 1, device=self.ids.device) * count,
+            numbers.repeat_interleave(count),
+            self.ids.repeat(num_batches),
+            self.values.repeat(num_batches),
+            shared=False,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """Vertices drawn: by batch, then by node."""
+
+    batch: Tensor
+    ids: Tensor
+    factor: Tensor
+    """1 / pi, float64 (with replacement: hits / (size p))."""
+
+
+def draw_layers(found: Candidates, law: Law, streams: StackStreams, size: int) -> Picked:
+    """Draw one layer of every batch, `size` vertices each, from normalised probabilities."""
+    if law.uses_darts:
+        marks, factor, rows = _by_darts(found, law, streams, size)
+    else:
+        rows = found
+        words = streams.words(rows.batch, rows.ids)
+        if law.method is Method.LADIES:
+            marks, factor = _first(rows, -torch.log(1.0 - unit(words)) / rows.values, size)
+        elif law.replace:
+            marks, factor = _hits(rows, streams, words, size)
         else:
-            entry = self._weight[whole.positions].to(torch.float64)
-            entry = entry if self._norm is Norm.COUNT2 else entry * entry
-            # By candidate, its edges in the order of the graph: one order of adding for all runs.
-            order = torch.argsort(numbers, stable=True)
-            sums = segment_sums(row_ends(torch.bincount(numbers, minlength=count)), entry[order])
-        if self._norm is Norm.COUNT2:
-            sums = sums * sums
-        batch = torch.div(columns, self._num_nodes, rounding_mode="floor")
-        ptr = row_ends(torch.bincount(batch, minlength=num_batches))
-        ids = columns - batch * self._num_nodes
-        return Candidates(ptr, batch, ids, sums, shared=False).normalised()
+            marks, factor = _poisson(rows, words, size)
+    places = torch.nonzero(marks).flatten()
+    order = torch.argsort(rows.ids[places], stable=True)
+    places = places[order]
+    places = places[torch.argsort(rows.batch[places], stable=True)]
+    return Picked(rows.batch[places], rows.ids[places], factor[places])
 
-    def of_graph(self, topology: DeviceTopology, device: torch.device) -> Candidates:
-        """FastGCN's one row: sum_s A_ts^2 over the whole graph."""
-        indices = topology.indices.to(device, torch.int64)
-        if self._weight is None:
-            total = torch.bincount(indices, minlength=self._num_nodes).to(torch.float64)
-        else:
-            order = torch.argsort(indices, stable=True)
-            squares = self._weight[order].to(torch.float64) ** 2
-            total = segment_sums(
-                row_ends(torch.bincount(indices, minlength=self._num_nodes)), squares
-            )
-        ids = torch.nonzero(total).flatten()
-        ptr = torch.tensor([0, ids.numel()], device=device)
-        return Candidates(ptr, torch.zeros_like(ids), ids, total[ids], shared=True).normalised()
+
+def _is_whole(rows: Candidates, size: int) -> Tensor:
+    return segment_counts(rows.ptr, rows.values > 0) <= size
+
+
+def _first(rows: Candidates, times: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Mark the `size` smallest times of each row, with 1 / (1 - exp(-p tau)), tau the next one."""
+    whole = _is_whole(rows, size)
+    keys = torch.where(rows.values > 0, times.abs().view(torch.int64), NEVER)
+    wanted = torch.where(whole, 0, size + 1)
+    _, tau = smallest(rows.ptr, rows.batch, keys, wanted, rows.widest)
+    marks, _ = smallest(rows.ptr, rows.batch, keys, torch.where(whole, 0, size), rows.widest)
+    in_whole = whole[rows.batch]
+    beaten = tau.view(torch.float64)[rows.batch]
+    factor = torch.where(in_whole, 1.0, -1.0 / torch.expm1(-rows.values * beaten))
+    return (rows.values > 0) & (in_whole | marks), factor
+
+
+def _poisson(rows: Candidates, words: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    whole = _is_whole(rows, size)
+    level = water_levels(rows.ptr, rows.values, torch.where(whole, 0, size), rows.widest)
+    pi = torch.clamp(level[rows.batch] * rows.values, max=1.0)
+    pi = torch.where(whole[rows.batch], 1.0, pi)
+    return (rows.values > 0) & (unit(words) < pi), 1.0 / pi
+
+
+def _hits(
+    rows: Candidates, streams: StackStreams, words: Tensor, size: int
+) -> tuple[Tensor, Tensor]:
+    """Count points of a Poisson process in [0, size p); waits once per round of points."""
+    expected = size * rows.values
+    now = -torch.log(1.0 - unit(words))
+    hits = torch.zeros(now.shape, dtype=torch.int64, device=now.device)
+    active = torch.nonzero((now < expected) & (rows.values > 0)).flatten()
+    while active.numel():
+        hits[active] += 1
+        more = streams.words(rows.batch[active], rows.ids[active], hits[active])
+        now[active] -= torch.log(1.0 - unit(more))
+        active = active[now[active] < expected[active]]
+    return hits > 0, hits.to(torch.float64) / expected
+
+
+def _by_darts(
+    found: Candidates, law: Law, streams: StackStreams, size: int
+) -> tuple[Tensor, Tensor, Candidates]:
+    """Throw darts numbered per batch, all at once, and count up to where the CPU stops."""
+    device, num_batches = found.ids.device, streams.first.numel()
+    rows = found.for_each(num_batches)
+    able = segment_counts(rows.ptr, rows.values > 0)
+    num_darts = size if law.replace else PATIENCE * size + 64
+    sums = prefix_sums(found.ptr, found.values, found.widest)
+    sums = sums.repeat(num_batches) if found.shared else sums
+    thrower = torch.arange(num_batches, device=device).repeat_interleave(num_darts)
+    darts, row_ids = torch.arange(num_darts, device=device).repeat(num_batches), thrower * 0
+    able_dart = able[thrower] > 0
+    owner, goals = thrower[able_dart], unit(streams.words(thrower, row_ids, 2 * darts))[able_dart]
+    low, end = rows.ptr[owner], rows.ptr[owner + 1]
+    total = sums[end - 1]
+    goals = torch.minimum(goals * total, torch.nextafter(total, torch.full_like(total, -1.0)))
+    hit = upper_bounds(sums, low, end - 1, goals)
+    if law.replace:
+        counts = torch.bincount(hit, minlength=rows.ids.numel())
+        return counts > 0, counts.to(torch.float64) / (size * rows.values), rows
+    whole = able <= size
+    # Darts arrive at rate 1.
+    waits = -torch.log(1.0 - unit(streams.words(thrower, row_ids, 2 * darts + 1)))
+    arrivals = torch.cumsum(waits.view(num_batches, num_darts), 1)
+    times = arrivals.flatten()[able_dart]
+    now = torch.zeros(num_batches, dtype=torch.float64, device=device)
+    number = torch.nonzero(able_dart).flatten()
+    first = torch.full(rows.ids.shape, _LATE, dtype=torch.int64, device=device)
+    first.scatter_reduce_(0, hit, number, "amin")
+    is_first = first[hit] == number
+    ends = row_ends(torch.bincount(owner, minlength=num_batches))
+    rank = segment_rank(ends, owner, is_first)
+    enough = segment_counts(ends, is_first) > size
+    taken = is_first & (rank <= size)
+    last = is_first & (rank == size + 1)
+    now[owner[last]] = times[last]
+    marks = torch.zeros(rows.ids.shape, dtype=torch.bool, device=device)
+    marks[hit[taken]] = True
+    in_whole, patient = whole[rows.batch], enough[rows.batch]
+    factor = -1.0 / torch.expm1(-rows.values * now[rows.batch])
+    if bool((~enough & ~whole).any()):
+        hits = (hit[is_first], times[is_first])
+        raced, late = _race_on(rows, streams, arrivals[:, -1], hits, size)
+        marks, factor = torch.where(patient, marks, raced), torch.where(patient, factor, late)
+    marks = torch.where(in_whole, rows.values > 0, marks)
+    return marks, torch.where(in_whole, 1.0, factor), rows
+
+
+_LATE = (1 << 62) - 1
+
+
+def _race_on(
+    rows: Candidates,
+    streams: StackStreams,
+    ended: Tensor,
+    hits: tuple[Tensor, Tensor],
+    size: int,
+) -> tuple[Tensor, Tensor]:
+    """Let columns not yet hit race on from the last dart, where the darts found too few."""
+    words = streams.mixed().words(rows.batch, rows.ids)
+    times = ended[rows.batch] - torch.log(1.0 - unit(words)) / rows.values
+    times[hits[0]] = hits[1]
+    return _first(rows, times, size)
+
+
+def segment_rank(ends: Tensor, owner: Tensor, marks: Tensor) -> Tensor:
+    """Count the marks of its own row that each entry has up to and with itself; int64."""
+    before = torch.zeros(marks.numel() + 1, dtype=torch.int64, device=marks.device)
+    torch.cumsum(marks, 0, out=before[1:])
+    return before[1:] - before[ends[:-1]][owner]
+
+
+def _column_sums(numbers: Tensor, entries: Tensor | None, count: int) -> Tensor:
+    """Sum the entries (None: 1) of each column, in the order of the graph; float64 [count]."""
+    lengths = torch.bincount(numbers, minlength=count)
+    if entries is None:
+        return lengths.to(torch.float64)
+    return segment_sums(row_ends(lengths), entries[torch.argsort(numbers, stable=True)])
 
 
 @dataclass(slots=True)
@@ -85,11 +238,8 @@ class StackedLayer:
 
     dst_ends: Tensor
     row_ptr: Tensor
-    """int64 [destinations + 1], over the whole stack."""
     indices: Tensor
-    """int32, local to the batch."""
     ends: Tensor
-    """int64 [k + 1], of the sources."""
     e_id: Tensor
     weight: Tensor | None
 
@@ -101,75 +251,38 @@ def unstacked(
     *,
     edge_ids: bool,
 ) -> list[DeviceBatch]:
-    """The batches of a stack; their blocks are views of its layers. Waits once per layer."""
-    hops = [_Cut.of(layer) for layer in layers]
+    """Cut a stack into batches; their blocks are views of its layers. Waits once per layer."""
+    cuts = [
+        torch.stack([layer.dst_ends, layer.ends, layer.row_ptr[layer.dst_ends]]).tolist()
+        for layer in layers
+    ]
     batches: list[DeviceBatch] = []
     for b, request in enumerate(requests):
-        blocks = [hop.block(b, edge_ids=edge_ids, first=hop.edge_ends[b]) for hop in reversed(hops)]
-        first, last = hops[-1].ends[b], hops[-1].ends[b + 1]
-        count = int(request.seeds.shape[0])
-        total, input_id = request.global_num_seeds, request.input_id
-        batches.append(
-            DeviceBatch(
-                blocks=blocks,
-                n_id=nodes[first:last],
-                seeds=request.seeds,
-                input_id=np.arange(count, dtype=np.int64) if input_id is None else input_id,
-                dialect=Dialect.EVERY_HOP,
-                num_sampled_nodes=[count, *(x.num_src - x.num_dst for x in reversed(blocks))],
-                num_sampled_edges=[hop.edge_ends[b + 1] - hop.edge_ends[b] for hop in hops],
-                global_num_seeds=count if total is None else total,
-                epoch=request.epoch,
-                step=request.step,
+        blocks: list[DeviceBlock] = []
+        for layer, (dst, ends, edges) in zip(reversed(layers), reversed(cuts), strict=True):
+            part = slice(edges[b], edges[b + 1])
+            blocks.append(
+                DeviceBlock(
+                    num_src=ends[b + 1] - ends[b],
+                    num_dst=dst[b + 1] - dst[b],
+                    indptr=layer.row_ptr[dst[b] : dst[b + 1] + 1] - part.start,
+                    indices=layer.indices[part],
+                    e_id=layer.e_id[part] if edge_ids else None,
+                    weight=None if layer.weight is None else layer.weight[part],
+                )
             )
-        )
+        _, ends, _ = cuts[-1]
+        drawn = [edges[b + 1] - edges[b] for _, _, edges in cuts]
+        n_id = nodes[ends[b] : ends[b + 1]]
+        batches.append(as_device_batch(request, blocks, n_id, drawn, Dialect.EVERY_HOP))
     return batches
 
 
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """A layer with its ends on the host, to take the stack apart."""
-
-    layer: StackedLayer
-    dst_ends: list[int]
-    ends: list[int]
-    edge_ends: list[int]
-
-    @staticmethod
-    def of(layer: StackedLayer) -> "_Cut":
-        edge_ends = layer.row_ptr[layer.dst_ends]
-        found = torch.stack([layer.dst_ends, layer.ends, edge_ends]).tolist()
-        return _Cut(layer, *found)
-
-    def block(self, b: int, *, edge_ids: bool, first: int) -> DeviceBlock:
-        """The block of one batch, whose edges begin at `first`."""
-        layer, dst, edges = self.layer, self.dst_ends, slice(first, self.edge_ends[b + 1])
-        return DeviceBlock(
-            num_src=self.ends[b + 1] - self.ends[b],
-            num_dst=dst[b + 1] - dst[b],
-            indptr=layer.row_ptr[dst[b] : dst[b + 1] + 1] - first,
-            indices=layer.indices[edges],
-            e_id=layer.e_id[edges] if edge_ids else None,
-            weight=None if layer.weight is None else layer.weight[edges],
-        )
-
-
-class DeviceLayerwiseSampler:
+class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
     """Draws `sizes[h]` vertices for all destinations of hop h of a batch together.
 
-    Args:
-        topology: the graph.
-        sizes: vertices per layer, the layer next to the seeds first; 1 to N.
-        device: where the kernels run.
-        boost: multiplies the probability of some vertices (`locality`); not with FastGCN.
-        by_vertex: LADIES without replacement by a number per vertex, as `LayerwiseSampler`; False:
-            by darts, as `BulkSampler`.
-        edge_weight: float [E], the entries of A, held in the device's memory; None: 1.
-
-    The other arguments are `LayerwiseSampler`'s.
-
-    Raises:
-        SamplerError: sizes, weights or a combination that cannot be used.
+    Arguments are `LayerwiseSampler`'s; with `by_vertex` False, LADIES without replacement throws
+    darts, as `BulkSampler` does.
     """
 
     dialect = Dialect.EVERY_HOP
@@ -196,46 +309,21 @@ class DeviceLayerwiseSampler:
         self.topology, self.device = topology, device
         self.num_nodes = topology.num_nodes
         self.sizes = check_layer_sizes(sizes, self.num_nodes)
+        self.num_hops = len(self.sizes)
         self.streams = policy_of(self.law, seed, policy)
         self.edge_ids = edge_ids
         weight = float32_weight(edge_weight, topology.num_edges)
         self._weight = torch.from_numpy(np.array(weight)).to(device) if weight.size else None
         self._boost = boost
         self._ring = None if boost is None else torch.from_numpy(np.array(boost.ring)).to(device)
-        self._columns = Columns(self.law.norm, self.num_nodes, self._weight)
         fastgcn = self.law.method is Method.FASTGCN
-        self._fixed = self._columns.of_graph(topology, device) if fastgcn else None
+        self._fixed = self._whole_graph() if fastgcn else None
 
-    @property
-    def num_hops(self) -> int:
-        """Number of hops, and of blocks."""
-        return len(self.sizes)
-
-    def sample(
-        self,
-        seeds: NDArray[np.int64],
-        *,
-        epoch: int,
-        step: int,
-        input_id: NDArray[np.int64] | None = None,
-        global_num_seeds: int | None = None,
-    ) -> DeviceBatch:
-        """Sample the blocks of one batch; arguments and errors as in `NeighborSampler.sample`."""
-        request = Request(
-            seeds=check_seeds(seeds),
-            epoch=epoch,
-            step=step,
-            input_id=input_id,
-            global_num_seeds=global_num_seeds,
-        )
+    def _sample(self, request: Request) -> DeviceBatch:
         return self.sample_stack([request])[0]
 
     def sample_stack(self, requests: Sequence[Request]) -> list[DeviceBatch]:
-        """Sample several batches at once; their blocks are views of the same tensors.
-
-        Raises:
-            SamplerError: a seed is out of range, or occurs twice in its batch.
-        """
+        """Sample several batches at once; their blocks are views of the same tensors."""
         nodes, ends = seeds_on_device([r.seeds for r in requests], self.num_nodes, self.device)
         steps = [self.streams.streams(r.epoch, r.step, self.num_hops) for r in requests]
         layers: list[StackedLayer] = []
@@ -248,24 +336,24 @@ class DeviceLayerwiseSampler:
     def _layer(
         self, hop: int, nodes: Tensor, ends: Tensor, steps: Sequence[HopStreams]
     ) -> tuple[StackedLayer, Tensor]:
-        """One layer, and the nodes of the next: each batch's destinations, then the new ones."""
+        """Draw one layer; return the nodes of the next too, destinations before new ones."""
         batch_of = owners(ends)
         stream = torch.zeros(1, dtype=torch.int64, device=self.device)  # whole rows draw nothing
         whole = whole_rows(self.topology, nodes, stream)
         edge_batch = batch_of[whole.row_of]
         table, keys = DeviceRelabel(self.device), edge_batch * self.num_nodes + whole.values
-        numbers, columns = number(table, keys, [])
+        numbers, columns = table.number(keys, [])
         found = self._fixed
         if found is None:
-            found = self._columns.drawn_from(whole, numbers, columns, len(steps))
+            found = self._candidates(whole, numbers, columns, len(steps))
             found = self._prefer_local(found, hop)
         streams = StackStreams.of(steps, hop, self.device)
         picked = draw_layers(found, self.law, streams, self.sizes[hop])
-        drawn_numbers, drawn_new = number(
-            table, picked.batch * self.num_nodes + picked.ids, [columns]
+        drawn_numbers, drawn_new = table.number(
+            picked.batch * self.num_nodes + picked.ids, [columns]
         )
         known = [columns, drawn_new]
-        dst_numbers, _ = number(table, batch_of * self.num_nodes + nodes, known)
+        dst_numbers, _ = table.number(batch_of * self.num_nodes + nodes, known)
         factor = torch.zeros(table.num_known, dtype=torch.float64, device=self.device)
         factor[drawn_numbers] = picked.factor
         fresh = torch.ones(table.num_known, dtype=torch.bool, device=self.device)
@@ -298,6 +386,28 @@ class DeviceLayerwiseSampler:
         following[next_ends[new_batch] + num_dst[new_batch] + rank] = new_ids
         return layer, following
 
+    def _candidates(
+        self, whole: WholeRows, numbers: Tensor, columns: Tensor, num_batches: int
+    ) -> Candidates:
+        entries, count2 = None, self.law.norm is Norm.COUNT2
+        if self._weight is not None:
+            entries = self._weight[whole.positions].to(torch.float64)
+            entries = entries if count2 else entries * entries
+        sums = _column_sums(numbers, entries, columns.numel())
+        batch = torch.div(columns, self.num_nodes, rounding_mode="floor")
+        ptr = row_ends(torch.bincount(batch, minlength=num_batches))
+        ids, values = columns - batch * self.num_nodes, sums * sums if count2 else sums
+        return Candidates(ptr, batch, ids, values, shared=False).normalised()
+
+    def _whole_graph(self) -> Candidates:
+        """Return FastGCN's one row: sum_s A_ts^2 over the whole graph."""
+        squares = None if self._weight is None else self._weight.to(torch.float64) ** 2
+        indices = self.topology.indices.to(self.device, torch.int64)
+        total = _column_sums(indices, squares, self.num_nodes)
+        ids = torch.nonzero(total).flatten()
+        ptr = torch.tensor([0, ids.numel()], device=self.device)
+        return Candidates(ptr, torch.zeros_like(ids), ids, total[ids], shared=True).normalised()
+
     def _prefer_local(self, found: Candidates, hop: int) -> Candidates:
         if self._boost is None or self._ring is None:
             return found
@@ -310,7 +420,6 @@ class DeviceLayerwiseSampler:
     def _weights(
         self, whole: WholeRows, weight: Tensor | None, factor: Tensor, kept: Tensor, ptr: Tensor
     ) -> Tensor | None:
-        """Of the kept edges, as `bulk.product` weighs them."""
         if self.law.estimator is Estimator.PLAIN:
             return None
         raw = factor[kept] if weight is None else weight[kept] * factor[kept]

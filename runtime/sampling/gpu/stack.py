@@ -1,12 +1,8 @@
-"""What stacks of batches on a device share: one numbering of all their vertices.
+"""Draw k batches at once on a GPU: `DeviceNeighborSampler`'s batches, and what stacks share.
 
-A vertex of batch b is the key b N + v. Rows of a stack stand batch by batch, so new keys, which are
-numbered in order of first appearance, do too.
-
-Neighbour sampling of k batches at once on a GPU: `DeviceNeighborSampler`'s batches.
-
-One launch of every step per hop, whatever k is. Rows stand batch by batch; each draws from its own
-batch's stream, and one relabelling table numbers the keys of all batches.
+One launch of every step per hop, whatever k is. A vertex of batch b is the key b N + v. Rows of a
+stack stand batch by batch, each draws from its own batch's stream, and one relabelling table
+numbers the keys of all batches in order of first appearance, so new ones stand batch by batch too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,12 +20,13 @@ from gnnplan.runtime.sampling.gpu.choose import (
     choose_some,
     row_bounds,
     row_ends,
-    write_below,
+    scan_below,
 )
-from gnnplan.runtime.sampling.gpu.hops import DeviceBatch, Hop, as_device_batch, seeds_on_device
+from gnnplan.runtime.sampling.gpu.hops import DeviceBatch, Hop, seeds_on_device
 from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler, room
 from gnnplan.runtime.sampling.gpu.relabel import DeviceRelabel
 from gnnplan.runtime.sampling.gpu.rng import StackStreams
+from gnnplan.runtime.sampling.memory import StackCutter
 from gnnplan.runtime.sampling.minibatch import Dialect, Request
 
 _PASSING = 3
@@ -41,27 +38,18 @@ class DeviceStack(Protocol):
     """Draws several batches at once."""
 
     def sample_stack(self, requests: Sequence[Request]) -> list[DeviceBatch]:
-        """The batches of some requests; their tensors may be views of common ones."""
+        """Draw the batches of some requests; their tensors may be views of common ones."""
         ...
 
 
 def owners(ends: Tensor) -> Tensor:
-    """The row of each entry of rows that end at `ends`; int64."""
+    """Return the row of each entry of rows that end at `ends`; int64."""
     numbers = torch.arange(ends.numel() - 1, device=ends.device)
     return torch.repeat_interleave(numbers, ends[1:] - ends[:-1])
 
 
-def number(table: DeviceRelabel, keys: Tensor, known: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Numbers of keys in order of first appearance, and the new keys; waits for how many."""
-    total = torch.tensor([keys.numel()], device=keys.device)
-    local, new, sums = table.add(keys, total, known)
-    num_new = int(sums[-1]) if keys.numel() else 0
-    table.num_known += num_new
-    return local.to(torch.int64), new[:num_new]
-
-
 def stack_of(sampler: object) -> DeviceStack:
-    """Stacks of the batches that a sampler on a device draws one by one, equal to them.
+    """Return what draws stacks of a sampler's batches, equal to them one by one.
 
     Raises:
         SamplerError: it has no such form, as `BulkSampler.of` says for the host's.
@@ -80,90 +68,54 @@ def stack_of(sampler: object) -> DeviceStack:
 
 
 class StackedBatches:
-    """Cuts requests into stacks that stay below a bound of bytes.
-
-    Args:
-        stack: draws them.
-        budget_bytes: most bytes of a stack, what is under way included; None: all at once. The
-            first stack ever is one batch, which tells how many fit.
-        kept_batches: batches that the caller keeps beside the next stack, off the bound.
-    """
+    """Cuts requests into stacks as `StackCutter`, by bytes that include what is under way."""
 
     def __init__(self, stack: DeviceStack, budget_bytes: int | None, kept_batches: int) -> None:
-        self._stack, self._budget_bytes, self._kept = stack, budget_bytes, kept_batches
-        self._size = 1
+        self._stack, self._cutter = stack, StackCutter(budget_bytes, kept_batches)
 
     def stacks(self, requests: Sequence[Request]) -> Iterator[list[DeviceBatch]]:
-        """The batches, stack by stack; drop one before asking for the next."""
-        done = 0
-        while done < len(requests):
-            size = len(requests) if self._budget_bytes is None else self._size
-            found = self._stack.sample_stack(requests[done : done + size])
-            done += len(found)
-            if self._budget_bytes is not None:
-                each = (1 + _PASSING) * max(batch_bytes(batch) for batch in found)
-                self._size = max(self._budget_bytes // max(each, 1) - self._kept, 1)
-            yield found
-            del found
+        """Draw the batches stack by stack; drop one before asking for the next."""
+        return self._cutter.stacks(requests, self._sample_stack, lambda each, room: room // each)
+
+    def _sample_stack(self, requests: Sequence[Request]) -> tuple[list[DeviceBatch], int]:
+        """Draw one stack; also the bytes of its largest batch, what is under way included."""
+        found = self._stack.sample_stack(requests)
+        return found, max((1 + _PASSING) * max(batch_bytes(batch) for batch in found), 1)
 
 
 def batch_bytes(batch: DeviceBatch) -> int:
-    """Bytes of a batch's tensors, nested blocks counted once."""
+    """Return the bytes of a batch's tensors, nested blocks counted once."""
     nested = batch.blocks[:1] if batch.dialect is Dialect.FIRST_SEEN else batch.blocks
-    held = [batch.n_id]
-    for block in nested:
-        held += [
-            t for t in (block.indptr, block.indices, block.e_id, block.weight) if t is not None
-        ]
+    held = [batch.n_id, *(t for block in nested for t in block.tensors().values())]
     return sum(t.numel() * t.element_size() for t in held)
 
 
 def with_own_tensors(batch: DeviceBatch) -> DeviceBatch:
-    """The same batch without views of a stack's tensors; nested blocks stay parts of the first."""
-    nested = batch.dialect is Dialect.FIRST_SEEN
-    outer = replace(
-        batch.blocks[0],
-        indptr=batch.blocks[0].indptr.clone(),
-        indices=batch.blocks[0].indices.clone(),
-        e_id=_copy(batch.blocks[0].e_id),
-        weight=_copy(batch.blocks[0].weight),
-    )
-    blocks = [outer]
+    """Copy a batch out of a stack's tensors; nested blocks stay parts of the first."""
+    whole = {name: tensor.clone() for name, tensor in batch.blocks[0].tensors().items()}
+    blocks = [replace(batch.blocks[0], **whole)]
     for block in batch.blocks[1:]:
-        edges = block.indices.numel()
-        blocks.append(
-            replace(
-                block,
-                indptr=outer.indptr[: block.num_dst + 1] if nested else block.indptr.clone(),
-                indices=outer.indices[:edges] if nested else block.indices.clone(),
-                e_id=_part(outer.e_id, edges) if nested else _copy(block.e_id),
-                weight=_part(outer.weight, edges) if nested else _copy(block.weight),
-            )
-        )
+        own = {
+            name: whole[name][: tensor.numel()]
+            if batch.dialect is Dialect.FIRST_SEEN
+            else tensor.clone()
+            for name, tensor in block.tensors().items()
+        }
+        blocks.append(replace(block, **own))
     return replace(batch, blocks=blocks, n_id=batch.n_id.clone())
-
-
-def _copy(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.clone()
-
-
-def _part(tensor: Tensor | None, count: int) -> Tensor | None:
-    return None if tensor is None else tensor[:count]
 
 
 @dataclass(slots=True)
 class _Known:
-    """All vertices numbered so far, level by level: the seeds, then what each hop added."""
+    """Vertices numbered so far, level by level: the seeds, then what each hop added."""
 
     keys: list[Tensor]
-    """int64 per level, batch by batch."""
     local: Tensor
-    """int64, the id within its batch of each number."""
+    """Id within its batch of each number, int64."""
     sizes: Tensor
-    """int64 [k], vertices of each batch."""
 
     def add(self, new: Tensor, ends: Tensor) -> None:
-        """A level of new keys that end at `ends`, int64 [k + 1]."""
+        """Add a level of new keys that end at `ends`, int64 [k + 1]."""
         batch = owners(ends)
         rank = torch.arange(new.numel(), device=new.device) - ends[batch]
         self.local = torch.cat([self.local, rank + self.sizes[batch]])
@@ -171,7 +123,7 @@ class _Known:
         self.keys.append(new)
 
     def everything(self, num_nodes: int) -> tuple[Tensor, Tensor]:
-        """All keys, each batch's in the order of its local ids, and where each batch ends."""
+        """Return all keys in the order of local ids, batch by batch, and the batches' ends."""
         keys, ends = torch.cat(self.keys), row_ends(self.sizes)
         ordered = torch.empty_like(keys)
         batch = torch.div(keys, num_nodes, rounding_mode="floor")
@@ -187,13 +139,12 @@ class _Level:
     positions: Tensor
     local: Tensor
     nodes: Tensor
-    """int64, the new vertices."""
     row_ends: list[int]
     edge_ends: list[int]
     node_ends: list[int]
 
     def of(self, b: int) -> tuple[Hop, Tensor]:
-        """Batch b's part."""
+        """Return batch b's part."""
         edges = slice(self.edge_ends[b], self.edge_ends[b + 1])
         rows = slice(self.row_ends[b], self.row_ends[b + 1] + 1)
         hop = Hop(
@@ -207,28 +158,20 @@ class _Level:
 
 
 class DeviceNeighborStack:
-    """Draws several of a sampler's batches together.
-
-    Args:
-        sampler: by method `neighbor`.
-    """
+    """Draws several batches of a sampler, which is by method `neighbor`, together."""
 
     def __init__(self, sampler: DeviceNeighborSampler) -> None:
         self._sampler = sampler
         self._num_nodes, self._device = sampler.num_nodes, sampler.device
 
     def sample_stack(self, requests: Sequence[Request]) -> list[DeviceBatch]:
-        """The batches of some requests, drawn together; waits twice per hop.
-
-        Raises:
-            SamplerError: a seed is out of range, or occurs twice in its batch.
-        """
+        """Draw the batches of some requests together; waits twice per hop."""
         sampler, n = self._sampler, self._num_nodes
         batches = [check_seeds(request.seeds) for request in requests]
         seeds, ends = seeds_on_device(batches, n, self._device)
         steps = [sampler.streams.streams(r.epoch, r.step, sampler.num_hops) for r in requests]
         table, keys = DeviceRelabel(self._device), owners(ends) * n + seeds
-        number(table, keys, [])
+        table.number(keys, [])
         nothing = torch.zeros(0, dtype=torch.int64, device=self._device)
         known = _Known([], nothing, torch.zeros_like(ends[1:]))
         known.add(keys, ends)
@@ -239,11 +182,13 @@ class DeviceNeighborStack:
             level, fresh = self._hop(hop, *rows, known, table, steps)
             levels.append(level)
         starts = ends.tolist()
-        firsts = [seeds[starts[b] : starts[b + 1]] for b in range(len(requests))]
-        return [
-            self._batch(replace(request, seeds=batches[b]), firsts[b], [x.of(b) for x in levels])
-            for b, request in enumerate(requests)
-        ]
+        made: list[DeviceBatch] = []
+        for b, request in enumerate(requests):
+            parts = [level.of(b) for level in levels]
+            nodes = [seeds[starts[b] : starts[b + 1]], *(new for _, new in parts)]
+            checked = replace(request, seeds=batches[b])
+            made.append(sampler.batch_of(checked, [hop for hop, _ in parts], nodes))
+        return made
 
     def _hop(
         self,
@@ -260,7 +205,7 @@ class DeviceNeighborStack:
         counts, (positions, values) = self._draw(hop, batch_of, keys - batch_of * n, steps)
         row_ptr = row_ends(counts)
         edge_batch = torch.repeat_interleave(batch_of, counts, output_size=positions.numel())
-        numbers, new = number(table, edge_batch * n + values, known.keys)
+        numbers, new = table.number(edge_batch * n + values, known.keys)
         batch = torch.div(new, n, rounding_mode="floor")
         new_ends = row_ends(torch.bincount(batch, minlength=len(steps)))
         known.add(new, new_ends)
@@ -271,7 +216,7 @@ class DeviceNeighborStack:
     def _draw(
         self, hop: int, batch_of: Tensor, nodes: Tensor, steps: Sequence[HopStreams]
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Edges of each row, and their positions and values; waits for their number."""
+        """Draw the edges of each row: counts, positions and values; waits for their number."""
         graph, fanout = self._sampler.topology, self._sampler.fanouts[hop]
         streams = StackStreams.of(steps, hop, self._device)
         lists = row_bounds(graph, nodes, fanout, passes=1 if fanout < 0 else SAMPLED)
@@ -279,7 +224,7 @@ class DeviceNeighborStack:
         count = int(row_ptr[-1])
         edges = room(count, self._device)
         if fanout < 0:
-            write_below(streams.first, graph, lists, row_ptr, -1, edges)
+            scan_below(streams.first, graph, lists, -1, row_ptr, edges)
             return lists.counts, edges
         words = None
         if not streams.plain:
@@ -289,20 +234,3 @@ class DeviceNeighborStack:
         each = streams.first[batch_of]
         choose_some(each, graph, nodes, lists, row_ptr, fanout, edges, words=words)
         return lists.counts, edges
-
-    def _batch(
-        self, request: Request, first: Tensor, parts: list[tuple[Hop, Tensor]]
-    ) -> DeviceBatch:
-        sampler = self._sampler
-        nodes = [first, *(new for _, new in parts)]
-        hops = [hop for hop, _ in parts]
-        return as_device_batch(
-            sampler.blocks_of(hops, nodes),
-            nodes,
-            [hop.num_edges for hop in hops],
-            request.seeds,
-            (request.epoch, request.step),
-            request.input_id,
-            request.global_num_seeds,
-            sampler.dialect,
-        )

@@ -1,0 +1,182 @@
+"""Bytes that stacks of batches and captured batches take.
+
+At every moment the arrays of a stack are sums over its batches, linear in k; beside them there are
+the relabelling table and scratch as long as the longest row. So the moments of a pilot of a few
+batches tell the peak of any stack. Buffers of a captured batch hold the most that a hop can draw.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+T = TypeVar("T")
+B = TypeVar("B")
+F = TypeVar("F")
+
+HEADROOM = 1.15
+"""Factor on the prediction when k is cut to a budget: batches vary, and the first stack's buffers
+are sized by a pilot of one batch."""
+
+
+class Ledger:
+    """Allocates arrays and counts the bytes that live at once; `free` what is needed no more."""
+
+    def __init__(self) -> None:
+        self.live_bytes = 0
+        self.scratch_bytes = 0
+        self.moments: list[tuple[int, int]] = []
+        """(stack, scratch) in bytes after every allocation."""
+
+    def empty(self, size: int, dtype: Any) -> NDArray[Any]:
+        """Make an uninitialised array, part of the stack."""
+        array = np.empty(size, dtype=dtype)
+        self.note(array.nbytes)
+        return array
+
+    def note(self, num_bytes: int) -> None:
+        """Count bytes that were allocated elsewhere, or are gone where negative."""
+        self.live_bytes += num_bytes
+        self.moments.append((self.live_bytes, self.scratch_bytes))
+
+    def scratch(self, size: int, dtype: Any) -> NDArray[Any]:
+        """Make an array of zeros whose size does not grow with the stack."""
+        array = np.zeros(size, dtype=dtype)
+        self.scratch_bytes += array.nbytes
+        self.moments.append((self.live_bytes, self.scratch_bytes))
+        return array
+
+    def free_scratch(self) -> None:
+        """Count all scratch as gone; the caller drops its references."""
+        self.scratch_bytes = 0
+
+    def trim(self, array: NDArray[Any], size: int) -> NDArray[Any]:
+        """Cut an array to its first entries; the rest goes back to the allocator."""
+        self.live_bytes -= array.nbytes
+        array.resize(size, refcheck=False)
+        self.live_bytes += array.nbytes
+        return array
+
+    def free(self, *arrays: NDArray[Any] | None) -> None:
+        """Count arrays as gone; the caller drops its references."""
+        self.live_bytes -= sum(array.nbytes for array in arrays if array is not None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BulkBytes:
+    """Bytes that stacks of one sampler take."""
+
+    table_bytes: int
+    """Bytes of the thread's relabelling table and edge scratch, whatever k is."""
+    moments: tuple[tuple[float, int], ...]
+    """Bytes per batch of the stack, and bytes of scratch, at each moment of sampling."""
+
+    @staticmethod
+    def of(ledger: Ledger, table_bytes: int, num_batches: int) -> "BulkBytes":
+        """Take the bytes of a stack that has been sampled."""
+        moments = tuple((live / num_batches, scratch) for live, scratch in set(ledger.moments))
+        return BulkBytes(table_bytes=table_bytes, moments=moments)
+
+    def peak_bytes(self, num_batches: int) -> int:
+        """Predict the peak of a stack of k batches."""
+        parts = (num_batches * batch + scratch for batch, scratch in self.moments)
+        return self.table_bytes + int(max(parts))
+
+    def largest_stack(self, budget_bytes: int) -> int:
+        """Return the most batches that fit a budget with headroom; 0 where not even one does."""
+        room = budget_bytes - self.table_bytes
+        fits = ((room - scratch) / (HEADROOM * max(batch, 1)) for batch, scratch in self.moments)
+        return max(0, int(min(fits)))
+
+
+class StackCutter:
+    """Cuts a sequence into stacks that stay within a budget; the first ever is a pilot of one.
+
+    Args:
+        budget_bytes: Most bytes that a stack may take; None: everything is one stack.
+        kept_batches: Batches that the caller keeps beside the next stack, off the budget.
+    """
+
+    def __init__(self, budget_bytes: int | None, kept_batches: int) -> None:
+        self._budget_bytes, self._kept_batches = budget_bytes, kept_batches
+        self._size = 1
+
+    def stacks(
+        self,
+        items: Sequence[T],
+        sample: Callable[[Sequence[T]], tuple[list[B], F]],
+        fit: Callable[[F, int], int],
+    ) -> Iterator[list[B]]:
+        """Sample stack after stack; drop one before asking for the next, or both are held.
+
+        Args:
+            items: What batches are made of, one each.
+            sample: Function that gives a stack's batches, and what they took.
+            fit: Function from what a stack took and the budget to the batches that fit.
+        """
+        done = 0
+        while done < len(items):
+            size = len(items) if self._budget_bytes is None else self._size
+            stack, found = sample(items[done : done + size])
+            done += len(stack)
+            if self._budget_bytes is not None:
+                self._size = max(fit(found, self._budget_bytes) - self._kept_batches, 1)
+            yield stack
+            del stack  # or it would live on while the next one is drawn
+
+
+def object_bytes(num_batches: int, num_blocks: int) -> int:
+    """Return the bytes of the Python objects around the arrays, as tracemalloc counts them."""
+    return 800 * num_batches + 450 * num_blocks
+
+
+ID_BYTES = 8
+_PER_EDGE = 4 * ID_BYTES + 2 * 4
+"""Bytes of position, neighbour, slot, place among the new ones; local id and mark of a first."""
+_PER_ROW = 6 * ID_BYTES
+_PER_SLOT = 2 * ID_BYTES
+"""Bytes of key and rank in the relabelling table, whose slots are a power of two at half load."""
+
+
+def known_bounds(
+    batch_size: int, fanouts: Sequence[int], num_nodes: int, *, every_hop: bool
+) -> list[int]:
+    """Bound the nodes that are known before each hop, and after the last.
+
+    >>> known_bounds(10, [3, 2], 1000, every_hop=False)
+    [10, 40, 100]
+    >>> known_bounds(10, [3, 2], 55, every_hop=True)
+    [10, 40, 55]
+    """
+    known, fresh = [min(batch_size, num_nodes)], batch_size
+    for fanout in fanouts:
+        rows = known[-1] if every_hop else fresh
+        fresh = min(rows * fanout, num_nodes)
+        known.append(min(known[-1] + fresh, num_nodes))
+    return known
+
+
+def capture_bytes(
+    batch_size: int, fanouts: Sequence[int], num_nodes: int, *, every_hop: bool
+) -> int:
+    """Return the bytes of all buffers that a captured batch of positive fan-outs goes through.
+
+    >>> capture_bytes(10, [3, 2], 1000, every_hop=False) > 100 * 40
+    True
+    """
+    rows, total = batch_size, 0
+    known = known_bounds(batch_size, fanouts, num_nodes, every_hop=every_hop)
+    for hop, fanout in enumerate(fanouts):
+        rows = known[hop] if every_hop else rows
+        edges = rows * fanout
+        total += rows * _PER_ROW + edges * _PER_EDGE
+        rows = min(edges, num_nodes)
+    slots = 1 << (max(2 * known[-1], 64) - 1).bit_length()
+    return total + slots * _PER_SLOT + known[-1] * ID_BYTES
+
+
+def may_capture(fanouts: Sequence[int], batch_size: int) -> bool:
+    """Tell whether a batch's size has a bound: fan-outs that take all neighbours have none."""
+    return min(fanouts, default=-1) > 0 and batch_size > 0
