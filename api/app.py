@@ -1,9 +1,9 @@
-"""The REST service: resources in their final shapes, no arithmetic, no torch in this process.
+"""Build the REST service as one FastAPI application; torch is never imported here.
 
     middleware.Gate -> routes/*.py, dashboard/*.py -> service/*.py -> storage/*.py, jobs/*.py
 
-Routes hold bytes and statuses; what they do are the functions of `api.service`, which pages and
-tests call the same way.
+Routes translate bytes and statuses. The work is done by functions of `api.service`, which pages
+and tests call too.
 """
 
 import asyncio
@@ -17,17 +17,12 @@ from pathlib import Path
 from fastapi import Depends, FastAPI
 
 from gnnplan.api import errors as problems, openapi
-from gnnplan.api.dashboard import (
-    jobs as job_pages,
-    machines as machine_pages,
-    pages,
-    plans as plan_pages,
-)
+from gnnplan.api.dashboard import jobs as job_pages, pages, plans as plan_pages
 from gnnplan.api.middleware import Gate
-from gnnplan.api.routes import inputs, jobs, operations, plans, runs
+from gnnplan.api.routes import inputs, jobs, operations, plans
 from gnnplan.api.routes.common import no_other_parameters
 from gnnplan.api.service.context import Service, open_service
-from gnnplan.api.service.events import JobStates
+from gnnplan.api.service.jobs import JobStates
 from gnnplan.api.service.runs import count_error
 from gnnplan.api.settings import ServiceSettings
 
@@ -36,10 +31,10 @@ LOG = logging.getLogger("gnnplan.service")
 
 
 def create_app(settings: ServiceSettings | Path) -> FastAPI:
-    """The service over one data folder (a path: with the settings' defaults).
+    """Build the service; a path means the data folder, with all settings at their defaults.
 
     Raises:
-        InputError: the database does not answer, or its URL is none.
+        InputError: the database does not answer, or its URL is wrong.
     """
     if isinstance(settings, Path):
         settings = ServiceSettings(data_dir=settings)
@@ -74,26 +69,20 @@ def create_app(settings: ServiceSettings | Path) -> FastAPI:
         inputs.machines_router,
         inputs.profiles_router,
         plans.router,
-        runs.router,
+        jobs.runs_router,
         jobs.router,
         operations.audit_router,
     ):
         app.include_router(router, dependencies=[Depends(no_other_parameters)])
     # Fixed names before those that hold an id.
-    for router in (
-        pages.router,
-        pages.login_router,
-        plan_pages.router,
-        machine_pages.router,
-        job_pages.router,
-    ):
+    for router in (pages.router, pages.login_router, plan_pages.router, job_pages.router):
         app.include_router(router)
     app.openapi = lambda: openapi.document(app)
     return app
 
 
 async def _sweep(service: Service) -> None:
-    """Remove what is past its retention, now and every hour."""
+    """Remove expired jobs and files now and every hour."""
     while True:
         try:
             days = service.settings.retention_days

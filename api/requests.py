@@ -1,11 +1,22 @@
-"""Bodies of requests; fields mirror the flags of the command line."""
+"""Bodies of requests, whose fields mirror the flags of the commands.
 
+`request_key` says when two requests ask for the same plan.
+"""
+
+import functools
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
 from gnnplan.api.resources import Strict
+from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.settings import PlanSettings, SamplerChoice, make_settings
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.dataset import open_graph
 from gnnplan.runtime.launch.config import TrainOptions
 from gnnplan.runtime.plan.schema import MOST_FANOUT
 from gnnplan.runtime.plan.setting import SettingField, setting_fields
@@ -38,7 +49,7 @@ class SamplerRequest(Strict):
     parameters: Parameters = Field(default_factory=dict[str, float | str])
 
     def choice(self) -> SamplerChoice:
-        """The planner's own of it."""
+        """Return the planner's form of it."""
         return SamplerChoice(name=self.name, parameters=dict(self.parameters))
 
 
@@ -53,11 +64,11 @@ BY_TYPE: list[tuple[Any, Any]] = [
     (dict[str, float | str], Parameters),
     (list[SamplerChoice], Samplers),
 ]
-"""Settings' types that a request holds within limits of its own."""
+"""Types of settings, and the limited types that request bodies have in their place."""
 
 
 def with_settings(base: type[Request], settings: type) -> type[Request]:
-    """A request that holds every setting of a dataclass beside its own fields."""
+    """Add every setting of a dataclass to the fields of a request body."""
     fields: dict[str, Any] = {
         each.name: (_type_of(each), _field(each))
         for each in setting_fields(settings)
@@ -101,11 +112,7 @@ class GraphRequest(Limited):
     )
 
     def settings(self) -> PlanSettings:
-        """The planner's settings for this request.
-
-        Raises:
-            SettingsError: the fields contradict each other.
-        """
+        """Return the planner's settings of this request."""
         names = {each.name for each in setting_fields(PlanSettings)} & set(type(self).model_fields)
         return make_settings({name: getattr(self, name) for name in names}, PlanSettings)
 
@@ -165,7 +172,7 @@ class PlanOfRun(Limited):
     plan: Name = Field(description="Id of the plan.")
 
     def options(self) -> dict[str, Any]:
-        """Arguments of runtime.launch.launch.train."""
+        """Return arguments of `runtime.launch.launch.train`."""
         return self.model_dump(exclude={"plan", "time_limit_seconds"})
 
 
@@ -179,3 +186,43 @@ class NoopRequest(Limited):
     kind: Literal["noop"] = "noop"
     seconds: float = Field(default=0.0, ge=0.0, le=3600.0)
     steps: int = Field(default=1, ge=1, le=10_000)
+
+
+def request_key(
+    graph: str, machine: MachineModel, settings: PlanSettings, factors: Mapping[str, float]
+) -> str:
+    """Hash everything that decides a plan, except the profile, which follows from the same."""
+    return codec.content_hash(
+        [
+            version("gnnplan"),
+            graph,
+            [machine.fingerprint, machine.calibration, machine.name],
+            settings,
+            dict(factors),
+        ]
+    )
+
+
+def graph_fingerprint(folder: Path) -> str:
+    """Return the fingerprint of a dataset; files are hashed again only after they changed."""
+    try:
+        return _fingerprint(folder, state_of(folder))
+    except OSError as error:
+        raise DatasetError(
+            f"{folder.name}: expected files that can be read, found {error.strerror}"
+        ) from None
+
+
+def state_of(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """Return names, bytes, times and inodes of a dataset's files."""
+    found: list[tuple[str, int, int, int]] = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        stat = path.stat()
+        found.append((path.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=256)
+def _fingerprint(folder: Path, state: tuple[tuple[str, int, int, int], ...]) -> str:
+    del state
+    return open_graph(folder, validate=False).fingerprint

@@ -1,4 +1,4 @@
-"""What the service tells of itself: log lines as JSON, and what /metrics shows."""
+"""What the service reports about itself: log lines as JSON, and metrics for Prometheus."""
 
 import contextvars
 import json
@@ -20,10 +20,10 @@ _STANDARD = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "ta
 
 
 class JsonLines(logging.Formatter):
-    """A record as one line of JSON; `extra` fields stand beside the message."""
+    """Formats a log record as one line of JSON, with its `extra` fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Format a record."""
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {
             "time": f"{when}.{int(record.msecs):03d}Z",
@@ -40,15 +40,15 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def log_json(level: int = logging.INFO) -> None:
-    """Send the logs of the service, and uvicorn's, to stderr as JSON lines."""
+def log_json() -> None:
+    """Log the service and uvicorn to stderr as lines of JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     for name in ("gnnplan", "uvicorn", "uvicorn.error", "alembic"):
         logger = logging.getLogger(name)
         logger.handlers = [handler] if name != "uvicorn.error" else []
         logger.propagate = name == "uvicorn.error"
-        logger.setLevel(level if name != "alembic" else logging.WARNING)
+        logger.setLevel(logging.INFO if name != "alembic" else logging.WARNING)
 
 
 JOB_SECONDS = (0.1, 0.5, 1, 5, 15, 60, 300, 1800, 7200, 86400)
@@ -59,69 +59,59 @@ class Metrics:
     """Counters of one service."""
 
     def __init__(self, queue: JobQueue) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = here = CollectorRegistry()
+        route, job = ["method", "route"], ["kind", "state"]
         self.requests = Counter(
-            "gnnplan_requests_total",
-            "Requests answered.",
-            ["method", "route", "status"],
-            registry=self.registry,
+            "gnnplan_requests_total", "Requests answered.", [*route, "status"], registry=here
         )
         self.request_seconds = Histogram(
-            "gnnplan_request_seconds",
-            "Seconds until the answer began.",
-            ["method", "route"],
-            registry=self.registry,
+            "gnnplan_request_seconds", "Seconds until the answer began.", route, registry=here
         )
-        self.followers = Gauge(
-            "gnnplan_event_followers", "Open streams of events.", registry=self.registry
-        )
+        self.followers = Gauge("gnnplan_event_followers", "Open streams of events.", registry=here)
         self.cached_plans = Counter(
             "gnnplan_cached_plans_total",
             "Planning requests answered by a plan that was there.",
-            registry=self.registry,
+            registry=here,
         )
         self.refusals = Counter(
-            "gnnplan_refusals_total",
-            "Requests refused, by status.",
-            ["status"],
-            registry=self.registry,
+            "gnnplan_refusals_total", "Requests refused, by status.", ["status"], registry=here
         )
         self.job_seconds = Histogram(
             "gnnplan_job_seconds",
             "Seconds of a job's last attempt.",
-            ["kind", "state"],
+            job,
             buckets=JOB_SECONDS,
-            registry=self.registry,
+            registry=here,
         )
         self.step_ape = Histogram(
             "gnnplan_step_seconds_ape",
             "|predicted - measured| / measured seconds per step of finished runs.",
             buckets=APE,
-            registry=self.registry,
+            registry=here,
         )
-        self.registry.register(_JobCounts(queue))
+        here.register(_JobCounts(queue))
 
     def job_ended(self, job: JobRow, state: str, seconds: float) -> None:
-        """Count a job that has ended."""
+        """Count an ended job."""
         self.job_seconds.labels(job.kind, state).observe(seconds)
 
     def text(self) -> bytes:
-        """Everything, as Prometheus reads it."""
+        """Return all metrics in Prometheus' format."""
         return generate_latest(self.registry)
 
 
 class _JobCounts(Collector):
-    """Jobs by kind and state, counted when asked for."""
+    """Numbers of jobs by kind and state, counted when they are read."""
 
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
 
     def describe(self) -> list[Metric]:
-        """Named ahead, so that registering does not ask the database."""
+        """Return the name alone, so that registering reads no database."""
         return [self._family()]
 
     def collect(self) -> Iterator[Metric]:
-        """One sample per kind and state."""
+        """Return one sample per kind and state."""
         family = self._family()
         for (kind, state), count in sorted(self._queue.counts().items()):
             family.add_metric([kind, state], count)

@@ -1,6 +1,6 @@
-"""What every page shares: templates, headers, files, refusals that are pages too, and the login.
+"""What pages share: templates, headers, static files, refusals as pages, and the login.
 
-A browser's key is given once, and kept in a cookie that scripts and other sites cannot use.
+A browser's key is kept in a cookie that scripts and other sites cannot read.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from starlette.concurrency import run_in_threadpool
 
 from gnnplan.api.errors import ServiceError, UnauthorizedError, validation_text
-from gnnplan.api.routes.common import ServiceIn, tagged
+from gnnplan.api.routes.common import ServiceIn, answer_tagged
 from gnnplan.api.security import COOKIE, Principal, principal_of
 from gnnplan.planner.client.resources import JobState
 from gnnplan.planner.errors import PlanDoesNotFit
@@ -34,12 +34,12 @@ ASSETS = Path(__file__).parent / "assets"
 ENDED: tuple[JobState, ...] = ("succeeded", "failed", "cancelled")
 MOST_FIELDS = 100
 STOP_ASKING = 286
-"""Status at which htmx takes the answer and asks no more."""
+"""Status after which htmx asks no more."""
 
 
 @cache
 def environment() -> Environment:
-    """Our templates, and those of a plan's page; every value is escaped."""
+    """Return the templates of the dashboard and of a plan's page; all values are escaped."""
     made = Environment(
         loader=ChoiceLoader(
             [PackageLoader("gnnplan.api.dashboard"), PackageLoader("gnnplan.planner.report")]
@@ -50,14 +50,14 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     known = cast(dict[str, Any], made.filters)  # pyright: ignore[reportUnknownMemberType] - jinja2 leaves it open
-    known.update(filters(), when=when)
+    known.update(filters(), when=time_words)
     return made
 
 
-def when(seconds: float | None) -> str:
-    """A moment for people, in UTC.
+def time_words(seconds: float | None) -> str:
+    """Write a Unix time for people, in UTC.
 
-    >>> when(0.0), when(None)
+    >>> time_words(0.0), time_words(None)
     ('1970-01-01 00:00:00 UTC', '')
     """
     if seconds is None:
@@ -66,7 +66,7 @@ def when(seconds: float | None) -> str:
 
 
 def page(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
-    """A page, or the part of one that htmx asked for."""
+    """Render a page, or the part of one that htmx asked for."""
     who: Principal | None = request.scope.get("principal")
     text = (
         environment()
@@ -83,26 +83,22 @@ def page(request: Request, template: str, *, status: int = 200, **values: Any) -
 
 
 def part_status(request: Request, state: str) -> int:
-    """Status of a page that htmx may ask for again and again until its job has ended."""
+    """Return the status of a page that htmx asks for again until its job has ended."""
     return STOP_ASKING if "hx-request" in request.headers and state in ENDED else 200
 
 
 def headers() -> dict[str, str]:
-    """Of every page: nothing from outside, nothing kept by caches that others read."""
+    """Return headers of every page: no foreign content, and no shared caches."""
     return {"Content-Security-Policy": POLICY, "Cache-Control": "private, no-store"}
 
 
-def see(address: str) -> Response:
-    """Go on at another page after a form."""
+def redirect_to(address: str) -> Response:
+    """Redirect to another page after a form."""
     return RedirectResponse(address, status_code=303, headers=headers())
 
 
 async def form(request: Request) -> dict[str, str]:
-    """Fields of a form; the last of a name counts, empty ones are left out.
-
-    Raises:
-        HTTPException: it is no form.
-    """
+    """Read a form: the last value of each name, without empty values; refuse other bodies."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise HTTPException(415, "expected a form")
@@ -115,17 +111,17 @@ async def form(request: Request) -> dict[str, str]:
 
 
 class PageRoute(APIRoute):
-    """A route whose refusals are pages; who has no key is shown where to give one."""
+    """A route whose refusals are pages; without a key it leads to the login."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler, with refusals caught."""
+        """Return the handler, with refusals caught."""
         handle = super().get_route_handler()
 
         async def caught(request: Request) -> Response:
             try:
                 return await handle(request)
             except UnauthorizedError:
-                return see("/login")
+                return redirect_to("/login")
             except ServiceError as error:
                 return refusal(request, error.status, error.detail)
             except PlanDoesNotFit as error:
@@ -141,7 +137,7 @@ class PageRoute(APIRoute):
 
 
 def refusal(request: Request, status: int, detail: str) -> Response:
-    """Why there is no page."""
+    """Render why there is no page."""
     return page(request, "refusal.html", status=status, code=status, detail=detail)
 
 
@@ -156,17 +152,19 @@ FILES = {
 
 @router.get("/static/{name}")
 def get_file(request: Request, name: str) -> Response:
-    """One of them."""
+    """Answer a static file."""
     if name not in FILES:
         raise HTTPException(404, "no such file")
     body = contents(name)
     tag = hashlib.sha256(body).hexdigest()[:32]
-    return tagged(request, body, tag=tag, media_type=FILES[name], cache="public, max-age=600")
+    return answer_tagged(
+        request, body, tag=tag, media_type=FILES[name], cache="public, max-age=600"
+    )
 
 
 @cache
 def contents(name: str) -> bytes:
-    """A file's bytes."""
+    """Return the bytes of a static file."""
     return style().encode() if name == "report.css" else (ASSETS / name).read_bytes()
 
 
@@ -176,19 +174,19 @@ KEPT_SECONDS = 30 * 86400
 
 @login_router.get("/login")
 def show_login(request: Request) -> Response:
-    """Where a key is given."""
+    """Show the form that takes a key."""
     return page(request, "login.html", told="")
 
 
 @login_router.post("/login")
 async def log_in(request: Request, service: ServiceIn) -> Response:
-    """Keep a valid key in a cookie."""
+    """Store a valid key in a cookie."""
     text = (await form(request)).get("key", "").strip()
     who = await run_in_threadpool(principal_of, service.storage.access, text) if text else None
     if who is None:
         told = "Expected a valid key, found one that is unknown or revoked."
         return page(request, "login.html", status=401, told=told)
-    answer = see("/plans")
+    answer = redirect_to("/plans")
     answer.set_cookie(
         COOKIE,
         text,
@@ -202,7 +200,7 @@ async def log_in(request: Request, service: ServiceIn) -> Response:
 
 @login_router.post("/logout")
 def log_out() -> Response:
-    """Forget the key."""
-    answer = see("/login")
+    """Delete the cookie."""
+    answer = redirect_to("/login")
     answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return answer

@@ -1,6 +1,6 @@
-"""Pages of plans: the form that makes one, the list, one plan, two side by side, its file.
+"""Pages of plans and machines: lists, one of each, two plans side by side, the form of a plan.
 
-The form has the settings of a request, checked by the REST request's schema.
+The form has the settings of a REST request and is checked by its schema.
 """
 
 from typing import Annotated, Any
@@ -10,21 +10,24 @@ from fastapi.responses import HTMLResponse
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from gnnplan.api.dashboard.pages import PageRoute, form, headers, page, see
+from gnnplan.api.dashboard.pages import PageRoute, form, headers, page, redirect_to
 from gnnplan.api.errors import ServiceError
 from gnnplan.api.requests import PlanRequest
 from gnnplan.api.resources import resource_of
-from gnnplan.api.routes.common import CallerIn, ServiceIn
+from gnnplan.api.routes.common import CallerIn, Cursor, Id, ServiceIn
 from gnnplan.api.security import Planner, Reader
-from gnnplan.api.service import graphs, machines, plans, runs
+from gnnplan.api.service import inputs, plans, runs
 from gnnplan.api.service.artefacts import drawn_machine, measured_report, plan_page
 from gnnplan.api.service.context import Service
+from gnnplan.api.storage.tables import PlanRow
 from gnnplan.planner.client.resources import PlanSummary
 from gnnplan.planner.options import YES_NO, default_text, read_texts
 from gnnplan.planner.queries.explain import explain
+from gnnplan.planner.report.charts import Timeline, draw_timeline, timeline
+from gnnplan.planner.report.links import link_rows
 from gnnplan.planner.report.measured import differences, verdict
-from gnnplan.planner.report.page import sections, swatch
-from gnnplan.planner.report.timeline import Timeline, draw_timeline, timeline
+from gnnplan.planner.report.page import machine_line, sections, swatch
+from gnnplan.planner.report.topology import draw_topology
 from gnnplan.planner.settings import MODELS, POLICIES, PlanSettings
 from gnnplan.runtime import codec
 from gnnplan.runtime.device import machine_fingerprint
@@ -34,12 +37,12 @@ from gnnplan.runtime.plan.setting import SettingField, setting_fields
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 FIRST = ("devices", "model", "hidden", "fanouts", "batch_size")
-"""Settings that the form shows at once; the others stand under "More"."""
+"""Settings that the form shows at once; the others are under "More"."""
 
 
 @router.get("/plans/new")
 def show_form(request: Request, service: ServiceIn, _who: Planner) -> Response:
-    """The form."""
+    """Show the form with the defaults."""
     return _form(request, service, {_key(each): default_text(each) for each in form_fields()})
 
 
@@ -47,7 +50,7 @@ def show_form(request: Request, service: ServiceIn, _who: Planner) -> Response:
 async def create_plan(
     request: Request, service: ServiceIn, _who: Planner, caller: CallerIn
 ) -> Response:
-    """Accept the form; on at the job, or at the plan where it was there already."""
+    """Accept the form; lead to the job, or to the plan where one answers it already."""
     fields = await form(request)
     try:
         wanted = PlanRequest.model_validate(request_fields(fields))
@@ -60,27 +63,22 @@ async def create_plan(
         return await run_in_threadpool(_form, request, service, fields, [error.detail], status)
     except InputError as error:
         return await run_in_threadpool(_form, request, service, fields, [str(error)], 422)
-    return see(f"/plans/{row.subject}" if done else f"/jobs/{row.id}")
+    return redirect_to(f"/plans/{row.subject}" if done else f"/jobs/{row.id}")
 
 
 def request_fields(fields: dict[str, str]) -> dict[str, Any]:
-    """A form's fields as the REST request has them.
-
-    Raises:
-        SettingsError: a field is no number or size.
-    """
+    """Turn a form's fields into those of a REST request."""
     wanted: dict[str, Any] = {name: fields[name] for name in ("graph", "machine") if name in fields}
     given = {each.name: fields[_key(each)] for each in form_fields() if _key(each) in fields}
     return wanted | codec.to_plain(read_texts(PlanSettings, given, name_of=_label))
 
 
 def form_fields(kind: type = PlanSettings) -> list[SettingField]:
-    """Settings that the form has, in the order of the flags."""
+    """Return the settings that the form has, in the order of the flags."""
     return [each for each in setting_fields(kind) if each.setting.surface == "all"]
 
 
 def _key(field: SettingField) -> str:
-    """Name of a setting's field in the form."""
     return field.flag.removeprefix("--").replace("-", "_")
 
 
@@ -89,7 +87,6 @@ def _label(field: SettingField) -> str:
 
 
 def _choices(field: SettingField, models: list[str]) -> tuple[str, ...]:
-    """Words that the form offers of a setting; empty where it takes a text."""
     open_names = {"policy": POLICIES, "model": tuple(models)}
     yes_no = YES_NO if field.hint is bool else ()
     return field.choices or yes_no or open_names.get(field.name, ())
@@ -122,35 +119,37 @@ def _form(
         first=[shown[name] for name in FIRST],
         more=[each for name, each in shown.items() if name not in FIRST],
         told=told or [],
-        graphs=graphs.list_graphs(service),
-        machines=machines.list_machines(service, limit=200).items,
+        graphs=inputs.list_graphs(service),
+        machines=inputs.list_machines(service, limit=200).items,
     )
 
 
-PlanId = Annotated[str, Path(max_length=64)]
 Which = Annotated[str, Query(max_length=64)]
 
 
 @router.get("/")
 @router.get("/plans")
 def list_plans(
-    request: Request,
-    service: ServiceIn,
-    _who: Reader,
-    cursor: Annotated[str | None, Query(max_length=512)] = None,
+    request: Request, service: ServiceIn, _who: Reader, cursor: Cursor = None
 ) -> Response:
-    """Plans, newest first."""
-    found = plans.list_plans(service, cursor=cursor, limit=50)
-    rows = [resource_of(PlanSummary, row) for row in found.items]
-    return page(request, "plans.html", plans=rows, next_cursor=found.next_cursor)
+    """List plans, newest first."""
+    rows, next_cursor = _summaries(service, cursor=cursor)
+    return page(request, "plans.html", plans=rows, next_cursor=next_cursor)
+
+
+def _summaries(
+    service: Service, *, cursor: str | None = None, limit: int = 50
+) -> tuple[list[PlanSummary], str | None]:
+    found = service.storage.database.page(PlanRow, cursor=cursor, limit=limit)
+    return [resource_of(PlanSummary, row) for row in found.items], found.next_cursor
 
 
 @router.get("/plans/{plan}")
-def show_plan(request: Request, service: ServiceIn, _who: Reader, plan: PlanId) -> Response:
-    """One plan, as its report shows it."""
+def show_plan(request: Request, service: ServiceIn, _who: Reader, plan: Id) -> Response:
+    """Show a plan as its report does."""
     found = plans.get_plan(service, plan)
     made = runs.list_runs(service, plan=plan, limit=20).items
-    others = [resource_of(PlanSummary, row) for row in plans.list_plans(service, limit=50).items]
+    others, _ = _summaries(service)
     return page(
         request,
         "plan_page.html",
@@ -162,8 +161,8 @@ def show_plan(request: Request, service: ServiceIn, _who: Reader, plan: PlanId) 
 
 
 @router.get("/plans/{plan}/report.html")
-def take_report(service: ServiceIn, _who: Reader, plan: PlanId) -> Response:
-    """The plan's self-contained page, with a run's measurements where there are any."""
+def take_report(service: ServiceIn, _who: Reader, plan: Id) -> Response:
+    """Download the plan's self-contained page, with a run's measurements, if any."""
     found = plans.get_plan(service, plan)
     name = f'attachment; filename="plan-{found.plan_id[:12]}.html"'
     return HTMLResponse(
@@ -175,8 +174,8 @@ def take_report(service: ServiceIn, _who: Reader, plan: PlanId) -> Response:
 def compare(
     request: Request, service: ServiceIn, _who: Reader, a: Which = "", b: Which = ""
 ) -> Response:
-    """Two plans side by side."""
-    known = [resource_of(PlanSummary, row) for row in plans.list_plans(service, limit=200).items]
+    """Show two plans side by side."""
+    known, _ = _summaries(service, limit=200)
     if not a or not b:
         return page(request, "compare.html", plans=known, a=a, b=b, sides=[])
     first, second = plans.get_plan(service, a), plans.get_plan(service, b)
@@ -203,3 +202,45 @@ def _side(name: str, plan: Plan, step: Timeline, whole_seconds: float) -> dict[s
         "told": explain(plan),
         "picture": draw_timeline(step, name=f"timeline-{name}", whole_seconds=whole_seconds),
     }
+
+
+@router.get("/machines")
+def list_machines(
+    request: Request, service: ServiceIn, _who: Reader, cursor: Cursor = None
+) -> Response:
+    """List presets and uploaded machines."""
+    found = inputs.list_machines(service, cursor=cursor, limit=50)
+    lines = {each.id: _machine_line(service, each.id) for each in found.items}
+    return page(
+        request, "machines.html", machines=found.items, lines=lines, next_cursor=found.next_cursor
+    )
+
+
+@router.get("/machines/{machine}")
+def show_machine(
+    request: Request,
+    service: ServiceIn,
+    _who: Reader,
+    machine: Annotated[str, Path(max_length=128)],
+) -> Response:
+    """Show one machine with its picture."""
+    found = inputs.machine_model(service, machine)
+    links = link_rows(found, None)
+    return page(
+        request,
+        "machine_page.html",
+        machine=found,
+        machine_id=machine,
+        line=machine_line(found),
+        links=links,
+        topology_picture=draw_topology(found, links),
+        swatch=swatch,
+    )
+
+
+def _machine_line(service: Service, name: str) -> str:
+    """Describe a machine in a line, or say why its file cannot be read."""
+    try:
+        return machine_line(inputs.machine_model(service, name))
+    except InputError as error:
+        return str(error)

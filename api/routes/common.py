@@ -1,10 +1,10 @@
-"""What routes share: the service, the caller, pages, and documents with an ETag."""
+"""What routes share: the service, the caller, pages of lists, and documents with an ETag."""
 
 import hashlib
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Depends, Header, Query, Request, Response
+from fastapi import Depends, Header, Path, Query, Request, Response
 from fastapi.routing import APIRoute
 
 from gnnplan.api.errors import UnprocessableError
@@ -21,7 +21,7 @@ JSON = "application/json"
 
 
 async def service_of(request: Request) -> Service:
-    """The running service."""
+    """Return the running service."""
     return request.app.state.service
 
 
@@ -37,7 +37,7 @@ async def caller_of(
         ),
     ] = None,
 ) -> Caller:
-    """Who asks for something that makes a job."""
+    """Return who asks for something that makes a job."""
     return Caller(
         principal=principal_in(request).name,
         request_id=request.scope["request_id"],
@@ -51,16 +51,12 @@ async def page_of(
     ] = None,
     limit: Annotated[int, Query(ge=1, le=200, description="Most items of the page.")] = 50,
 ) -> dict[str, Any]:
-    """Which page is asked for."""
+    """Return which page of a list is asked for."""
     return {"cursor": cursor, "limit": limit}
 
 
 async def no_other_parameters(request: Request) -> None:
-    """Refuse query parameters that the operation does not know.
-
-    Raises:
-        UnprocessableError: the text names them and what there is.
-    """
+    """Refuse query parameters that an operation does not have."""
     if not request.query_params:
         return
     known = query_names(request.scope["route"])
@@ -73,7 +69,7 @@ async def no_other_parameters(request: Request) -> None:
 
 
 def query_names(route: APIRoute) -> list[str]:
-    """Names of the query parameters of an operation, in order."""
+    """Return the names of an operation's query parameters, sorted."""
     names, left = set[str](), [route.dependant]
     while left:
         part = left.pop()
@@ -82,25 +78,33 @@ def query_names(route: APIRoute) -> list[str]:
     return sorted(names)
 
 
+Id = Annotated[str, Path(max_length=64)]
+Cursor = Annotated[str | None, Query(max_length=512)]
+PlanFilter = Annotated[str | None, Query(max_length=64, description="Id of a plan.")]
 ServiceIn = Annotated[Service, Depends(service_of)]
 CallerIn = Annotated[Caller, Depends(caller_of)]
 PageIn = Annotated[dict[str, Any], Depends(page_of)]
 
 
-def shown(page: Page[Row], show: Callable[[Row], Shown]) -> PageOf[Shown]:
-    """A page of rows as resources."""
+def show_page(page: Page[Row], show: Callable[[Row], Shown]) -> PageOf[Shown]:
+    """Turn a page of rows into a page of resources."""
     return PageOf(items=[show(row) for row in page.items], next_cursor=page.next_cursor)
 
 
-def accepted(response: Response, row: JobRow) -> Job:
-    """202 with the job's address."""
+def answer_accepted(response: Response, row: JobRow) -> Job:
+    """Answer 202 with the address of a job."""
     response.status_code = 202
     response.headers["Location"] = f"/v1/jobs/{row.id}"
     response.headers["Retry-After"] = "1"
     return job_of(row)
 
 
-def tagged(
+def answers_text(media_type: str) -> dict[int | str, dict[str, Any]]:
+    """Describe an operation that answers a text, for the OpenAPI document."""
+    return {200: {"content": {media_type: {"schema": {"type": "string"}}}}}
+
+
+def answer_tagged(
     request: Request,
     body: bytes,
     *,
@@ -108,7 +112,7 @@ def tagged(
     media_type: str = JSON,
     cache: str = "private, no-cache",
 ) -> Response:
-    """A document with its ETag; 304 where the client has it already."""
+    """Answer a document with its ETag, or 304 where the client has it."""
     name = f'"{tag or hashlib.sha256(body).hexdigest()[:32]}"'
     headers = {"ETag": name, "Cache-Control": cache}
     known = request.headers.get("if-none-match", "")
@@ -118,6 +122,6 @@ def tagged(
     return Response(body, headers=headers, media_type=media_type)
 
 
-def tagged_resource(request: Request, resource: object) -> Response:
-    """A resource with its ETag."""
-    return tagged(request, as_json(resource))
+def answer_resource(request: Request, resource: object) -> Response:
+    """Answer a resource with its ETag."""
+    return answer_tagged(request, as_json(resource))

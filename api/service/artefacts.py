@@ -1,4 +1,4 @@
-"""Files that belong to a plan: its own, and those made when asked for, such as its page."""
+"""Files of a plan: those in its folder, and those made from it, such as its page."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,14 +18,14 @@ from gnnplan.runtime.report import RunReport
 
 
 def plan_page(service: Service, plan: Plan) -> str:
-    """The page of a plan, with what a run of it has measured, if any."""
+    """Return the page of a plan, with the measurements of its newest finished run, if any."""
     made = runs.list_runs(service, plan=plan.plan_id, limit=1).items
     report = measured_report(service, plan.plan_id)
     return report_html(plan, drawn_machine(plan), report, tried=bool(made))
 
 
 def measured_report(service: Service, plan_id: str) -> RunReport | None:
-    """The report of the newest run that has succeeded, else of the newest that has one."""
+    """Return the report of a plan's newest successful run, else of its newest run with a report."""
     done = runs.list_runs(service, plan=plan_id, state="succeeded", limit=1).items
     newest = runs.list_runs(service, plan=plan_id, limit=20).items
     for row in (*done, *newest):
@@ -37,12 +37,7 @@ def measured_report(service: Service, plan_id: str) -> RunReport | None:
 
 
 def run_page(service: Service, run_id: str) -> str:
-    """The page of a run's plan, with what that run measured.
-
-    Raises:
-        NotFoundError: there is no such run.
-        ConflictError: it has not finished an epoch, or its plan was removed.
-    """
+    """Return the page of a run's plan, with the measurements of that run."""
     row = runs.get_run(service, run_id)
     report = runs.run_report(service, run_id)
     plan = runs.plan_of_run(service, row)
@@ -50,7 +45,7 @@ def run_page(service: Service, run_id: str) -> str:
 
 
 def drawn_machine(plan: Plan) -> MachineModel | None:
-    """The machine, or None: a page without its picture is better than none."""
+    """Return a plan's machine; None where it cannot be read, since a page may do without."""
     try:
         return machine_of(plan)
     except InputError:
@@ -63,17 +58,13 @@ HTML = "text/html; charset=utf-8"
 
 
 def list_artefacts(service: Service, plan_id: str) -> list[ArtefactSummary]:
-    """Files of a plan, its arrays among them.
-
-    Raises:
-        NotFoundError: there is no such plan.
-    """
+    """List the files of a plan."""
     folder, plan = service.storage.catalogue.plan_folder(plan_id), get_plan(service, plan_id)
     stored = [
         ArtefactSummary(
             name=name, media_type=media_type(name), size_bytes=(folder / name).stat().st_size
         )
-        for name in _stored(plan)
+        for name in _stored_names(plan)
         if (folder / name).is_file()
     ]
     made = [
@@ -84,22 +75,14 @@ def list_artefacts(service: Service, plan_id: str) -> list[ArtefactSummary]:
 
 
 def stored_artefact(service: Service, plan_id: str, name: str) -> Path | None:
-    """The file of that name in the plan's folder; None where it is not one of the plan's files.
-
-    Raises:
-        NotFoundError: there is no such plan.
-    """
+    """Return the path of a file in a plan's folder; None for other names."""
     plan = get_plan(service, plan_id)
     path = service.storage.catalogue.plan_folder(plan_id) / name
-    return path if name in _stored(plan) and path.is_file() else None
+    return path if name in _stored_names(plan) and path.is_file() else None
 
 
 def made_artefact(service: Service, plan_id: str, name: str) -> tuple[bytes, str]:
-    """A file that is made from the plan, and its media type.
-
-    Raises:
-        NotFoundError: no such plan, or no such file.
-    """
+    """Make a file from a plan; return it and its media type."""
     plan = get_plan(service, plan_id)
     if name not in MADE:
         raise NotFoundError(f"plan {plan_id} has no artefact {name}")
@@ -108,11 +91,11 @@ def made_artefact(service: Service, plan_id: str, name: str) -> tuple[bytes, str
 
 
 def media_type(name: str) -> str:
-    """What a stored file is."""
+    """Return the media type of a file in a plan's folder."""
     return "application/json" if name.endswith(".json") else "application/octet-stream"
 
 
-def _stored(plan: Plan) -> list[str]:
+def _stored_names(plan: Plan) -> list[str]:
     return [PLAN_FILE, *sorted({ref.file for ref in plan.arrays.values()})]
 
 
@@ -141,4 +124,3 @@ MADE: dict[str, tuple[str, Callable[[Service, Plan], str]]] = {
     "kubernetes.yaml": ("application/yaml", _kubernetes),
     "report.html": (HTML, plan_page),
 }
-"""By name: media type, and what makes it."""

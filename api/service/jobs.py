@@ -1,20 +1,43 @@
-"""Jobs: accept, look at, cancel, and read what they left."""
+"""Accept, read, follow and cancel jobs.
 
+A follower gets a job's events and log lines as server-sent events, from any position on. An event's
+id says how far both files were read. A follower that comes back with it misses nothing and gets
+nothing twice, and the service keeps nothing but these two offsets.
+"""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gnnplan.api.errors import ConflictError, NotFoundError, TooManyError, UnprocessableError
-from gnnplan.api.jobs.events import LOG_FILE
+from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
+
+from gnnplan.api.errors import (
+    ConflictError,
+    NotFoundError,
+    TooManyError,
+    UnavailableError,
+    UnprocessableError,
+)
+from gnnplan.api.jobs.process import EVENTS_FILE, LOG_FILE, Tail, event_of
 from gnnplan.api.jobs.registry import KINDS
 from gnnplan.api.requests import NoopRequest
+from gnnplan.api.resources import job_of
 from gnnplan.api.security import Principal, check_owner, owns
-from gnnplan.api.service.context import Caller, Service
-from gnnplan.api.storage.database import Page
+from gnnplan.api.service.context import Caller, Service, as_json
 from gnnplan.api.storage.job_queue import ENDED, KeyReusedError, NewJob, PlanGoneError
 from gnnplan.api.storage.tables import AttemptRow, JobRow
 
 LONGEST_LOG_BYTES = 1 << 20
 RETRY_SECONDS = 5
+LOOK_SECONDS = 0.25
+KEEPALIVE_SECONDS = 15.0
+STATE_SECONDS = 0.5
+"""Age in seconds up to which a job's state is shown; all its followers share one query."""
 
 
 def submit(
@@ -28,14 +51,10 @@ def submit(
     result: str | None = None,
     lane: str | None = None,
 ) -> JobRow:
-    """Accept a job; with an Idempotency-Key that was used before, the job it made.
+    """Accept a job, or find the job that the caller's Idempotency-Key made.
 
-    It waits in its kind's lane where none is named.
-
-    Raises:
-        NotFoundError: the plan that it is about is gone.
-        TooManyError: too many jobs wait.
-        UnprocessableError: the key was used for another request.
+    `subject` is the plan that it is about; `result` a resource that exists already, so that nothing
+    is left to do. Time limit and lane are the kind's where none is given.
     """
     if result is None and service.storage.jobs.num_waiting() >= service.settings.max_queued_jobs:
         raise TooManyError(
@@ -82,51 +101,26 @@ def submit_noop(service: Service, caller: Caller, request: NoopRequest) -> JobRo
 
 
 def get_job(service: Service, job_id: str) -> JobRow:
-    """The job of that id.
-
-    Raises:
-        NotFoundError: there is none.
-    """
+    """Return the job of an id."""
     row = service.storage.jobs.get(job_id)
     if row is None:
         raise NotFoundError(f"no job {job_id}")
     return row
 
 
-def list_jobs(
-    service: Service,
-    *,
-    kind: str | None = None,
-    state: str | None = None,
-    subject: str | None = None,
-    cursor: str | None = None,
-    limit: int = 50,
-) -> Page[JobRow]:
-    """Jobs, newest first."""
-    return service.storage.jobs.page(
-        kind=kind, state=state, subject=subject, cursor=cursor, limit=limit
-    )
-
-
 def list_attempts(service: Service, job_id: str) -> list[AttemptRow]:
-    """What was tried for a job."""
+    """Return the attempts at a job, oldest first."""
     get_job(service, job_id)
     return service.storage.jobs.attempts(job_id)
 
 
 def may_cancel(who: Principal, row: JobRow) -> bool:
-    """Whether somebody may cancel a job; a run is a job of training, wherever it is named."""
+    """Return whether a principal may cancel a job."""
     return owns(who, KINDS[row.kind].scope, row.principal)
 
 
 def cancel_job(service: Service, who: Principal, job_id: str) -> JobRow:
-    """Cancel a job; one that runs ends soon.
-
-    Raises:
-        NotFoundError: there is none.
-        ForbiddenError: it is another key's, or of a kind that the key may not make.
-        ConflictError: it has ended already.
-    """
+    """Cancel a job; a running one ends soon."""
     before = get_job(service, job_id)
     check_owner(who, KINDS[before.kind].scope, before.principal, f"job {job_id}")
     if before.state in ENDED and before.state != "cancelled":
@@ -140,12 +134,7 @@ def cancel_job(service: Service, who: Principal, job_id: str) -> JobRow:
 
 
 def job_result(service: Service, job_id: str) -> tuple[bytes, str]:
-    """The document that a job made, and its hash.
-
-    Raises:
-        NotFoundError: no such job, or it makes no document.
-        ConflictError: it has not succeeded.
-    """
+    """Return the document that a job made, and its sha256."""
     row = get_job(service, job_id)
     if row.state != "succeeded":
         raise ConflictError(f"job {job_id} is {row.state}, there is no result", kind="no-result")
@@ -157,13 +146,13 @@ def job_result(service: Service, job_id: str) -> tuple[bytes, str]:
 
 
 def job_log(service: Service, job_id: str) -> bytes:
-    """The end of what a job's processes printed."""
+    """Return the end of what a job's processes printed."""
     get_job(service, job_id)
-    return end_of(service.storage.job_folder(job_id) / LOG_FILE)
+    return read_end(service.storage.job_folder(job_id) / LOG_FILE)
 
 
-def end_of(path: Path) -> bytes:
-    """The last mebibyte of a file; empty where there is none."""
+def read_end(path: Path) -> bytes:
+    """Return the last mebibyte of a file; empty where it cannot be read."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -171,3 +160,102 @@ def end_of(path: Path) -> bytes:
             return file.read()
     except OSError:
         return b""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """How far a follower has read: bytes of the events and of the log."""
+
+    events: int = 0
+    log: int = 0
+
+    @staticmethod
+    def parse(text: str | None) -> "Position":
+        """Read a Last-Event-ID; anything else means the beginning."""
+        match = re.fullmatch(r"(\d{1,18})\.(\d{1,18})", text or "")
+        return Position(events=int(match[1]), log=int(match[2])) if match else Position()
+
+
+class JobStates:
+    """States of followed jobs, read at most twice a second each."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.followers = 0
+        self._known: dict[str, tuple[float, asyncio.Task[JobRow | None]]] = {}
+
+    def refuse_more(self) -> None:
+        """Refuse another follower where there are too many."""
+        most = self._service.settings.max_followers
+        if self.followers >= most:
+            raise UnavailableError(f"expected fewer than {most} followers; try later")
+
+    async def get(self, job_id: str) -> JobRow | None:
+        """Return a job, at most `STATE_SECONDS` old."""
+        now = time.monotonic()
+        known = self._known.get(job_id)
+        if known is None or (now - known[0] > STATE_SECONDS and known[1].done()):
+            ask = asyncio.to_thread(self._service.storage.jobs.get, job_id)
+            known = (now, asyncio.create_task(ask))
+            self._known = {k: v for k, v in self._known.items() if now - v[0] < 60.0}
+            self._known[job_id] = known
+        return await asyncio.shield(known[1])
+
+
+async def follow(
+    service: Service, states: JobStates, job_id: str, start: Position
+) -> AsyncIterator[bytes]:
+    """Stream events and log lines of a job until it has ended, and then its end."""
+    states.followers += 1
+    service.metrics.followers.set(states.followers)
+    try:
+        async for chunk in _follow(service, states, job_id, start):
+            yield chunk
+    finally:
+        states.followers -= 1
+        service.metrics.followers.set(states.followers)
+
+
+async def _follow(
+    service: Service, states: JobStates, job_id: str, start: Position
+) -> AsyncIterator[bytes]:
+    folder = service.storage.job_folder(job_id)
+    events = Tail(folder / EVENTS_FILE, start.events)
+    log = Tail(folder / LOG_FILE, start.log)
+    said, shown = time.monotonic(), ""
+    while True:
+        row = await states.get(job_id)
+        wrote = False
+        for chunk in _new(events, log):
+            wrote = True
+            yield chunk
+        place = f"{events.offset}.{log.offset}"
+        if row is None:
+            return
+        if row.state in ENDED and not wrote:
+            yield format_sse_event(event="end", data_str=as_json(job_of(row)).decode(), id=place)
+            return
+        if row.state != shown:
+            shown, wrote = row.state, True
+            data = json.dumps({"state": shown, "attempt": row.attempt})
+            yield format_sse_event(event="state", data_str=data, id=place)
+        if wrote:
+            said = time.monotonic()
+        elif time.monotonic() - said > KEEPALIVE_SECONDS:
+            said = time.monotonic()
+            yield KEEPALIVE_COMMENT
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _new(events: Tail, log: Tail) -> list[bytes]:
+    found: list[bytes] = []
+    for offset, line in events.lines():
+        event = event_of(line)
+        if event is not None:
+            data = json.dumps({**event.get("data", {}), "attempt": event.get("attempt")})
+            name = str(event["event"])
+            found.append(format_sse_event(event=name, data_str=data, id=f"{offset}.{log.offset}"))
+    for offset, line in log.lines():
+        data = json.dumps({"line": line})
+        found.append(format_sse_event(event="log", data_str=data, id=f"{events.offset}.{offset}"))
+    return found

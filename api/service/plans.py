@@ -1,11 +1,10 @@
-"""Plans: asked for, read, explained, compared, changed in thought, and forgotten."""
+"""Make, read, explain, compare, question and remove plans."""
 
 import shutil
 from pathlib import Path
 from typing import Any
 
 from gnnplan.api.errors import ConflictError, ForbiddenError, NotFoundError, UnprocessableError
-from gnnplan.api.fingerprints import graph_fingerprint, request_key
 from gnnplan.api.jobs.registry import KINDS, PLANNING, PROBING
 from gnnplan.api.requests import (
     PlanRequest,
@@ -14,14 +13,14 @@ from gnnplan.api.requests import (
     WhatIfRequest,
     WhyNotRequest,
     WorkloadRequest,
+    graph_fingerprint,
+    request_key,
 )
 from gnnplan.api.security import Principal, check_model, check_owner
 from gnnplan.api.service.context import Caller, Service, as_json
-from gnnplan.api.service.graphs import graph_folder
+from gnnplan.api.service.inputs import graph_folder, machine_reference
 from gnnplan.api.service.jobs import submit
-from gnnplan.api.service.machines import machine_reference
 from gnnplan.api.storage.catalogue import PlanInUseError
-from gnnplan.api.storage.database import Page
 from gnnplan.api.storage.tables import JobRow, PlanRow
 from gnnplan.planner.machine.model import MachineModel, load_machine
 from gnnplan.planner.probe.presets import load_preset
@@ -38,38 +37,14 @@ from gnnplan.runtime.plan.io import PLAN_FILE, load_plan
 from gnnplan.runtime.plan.schema import Plan
 
 
-def list_plans(
-    service: Service,
-    *,
-    graph: str | None = None,
-    machine: str | None = None,
-    policy: str | None = None,
-    cursor: str | None = None,
-    limit: int = 50,
-) -> Page[PlanRow]:
-    """Plans, newest first."""
-    return service.storage.catalogue.plans(
-        graph=graph, machine=machine, policy=policy, cursor=cursor, limit=limit
-    )
-
-
 def get_plan(service: Service, plan_id: str) -> Plan:
-    """The plan of that id, checked.
-
-    Raises:
-        NotFoundError: there is none.
-        PlanError: its folder was altered.
-    """
+    """Load the plan of an id."""
     _row(service, plan_id)
     return load_plan(service.storage.catalogue.plan_folder(plan_id))
 
 
 def plan_document(service: Service, plan_id: str) -> bytes:
-    """plan.json as it was written.
-
-    Raises:
-        NotFoundError: there is no such plan.
-    """
+    """Return plan.json as it was written."""
 
     def read() -> bytes:
         _row(service, plan_id)
@@ -82,11 +57,7 @@ def plan_document(service: Service, plan_id: str) -> bytes:
 
 
 def explanation_document(service: Service, plan_id: str) -> bytes:
-    """Why a plan is what it is, as `gnnplan explain --json` prints it.
-
-    Raises:
-        NotFoundError: there is no such plan.
-    """
+    """Explain a plan, in the JSON of `gnnplan explain --json`."""
 
     def make() -> bytes:
         return as_json(explain(get_plan(service, plan_id)))
@@ -95,21 +66,12 @@ def explanation_document(service: Service, plan_id: str) -> bytes:
 
 
 def compare_plans(service: Service, plan_a: str, plan_b: str) -> PlanDiff:
-    """What two plans decide and predict differently.
-
-    Raises:
-        NotFoundError: there is no such plan.
-    """
+    """Return what two plans decide and predict differently."""
     return diff(get_plan(service, plan_a), get_plan(service, plan_b))
 
 
 def ask_why_not(service: Service, caller: Caller, plan_id: str, request: WhyNotRequest) -> JobRow:
-    """Accept the question what a policy would cost.
-
-    Raises:
-        NotFoundError: there is no such plan.
-        UnprocessableError: there is no such policy.
-    """
+    """Accept a job that prices a plan under another policy."""
     if request.policy not in POLICIES:
         raise UnprocessableError(
             f"expected a policy among {', '.join(POLICIES)}, found {request.policy!r}"
@@ -119,12 +81,7 @@ def ask_why_not(service: Service, caller: Caller, plan_id: str, request: WhyNotR
 
 
 def ask_what_if(service: Service, caller: Caller, plan_id: str, request: WhatIfRequest) -> JobRow:
-    """Accept the question what another machine or budget would give.
-
-    Raises:
-        NotFoundError: there is no such plan.
-        UnprocessableError: nothing is changed and no target is given.
-    """
+    """Accept a job that plans again with something changed."""
     if not request.changes and request.target_epoch_seconds is None:
         raise UnprocessableError("expected changes or target_epoch_seconds, found neither")
     body: dict[str, Any] = {
@@ -137,12 +94,7 @@ def ask_what_if(service: Service, caller: Caller, plan_id: str, request: WhatIfR
 def ask_simulation(
     service: Service, caller: Caller, plan_id: str, request: SimulationRequest
 ) -> JobRow:
-    """Accept a replay of the plan's batches.
-
-    Raises:
-        NotFoundError: there is no such plan.
-        UnprocessableError: there is no such machine.
-    """
+    """Accept a job that replays a plan's batches."""
     body: dict[str, Any] = {
         "machine": machine_reference(service, request.machine),
         "batches": request.batches,
@@ -151,18 +103,11 @@ def ask_simulation(
 
 
 def delete_plan(service: Service, who: Principal, plan_id: str, *, with_runs: bool = False) -> None:
-    """Remove a plan and its folder, and where asked all that its runs left.
-
-    Args:
-        service: the service.
-        who: who asks.
-        plan_id: the plan.
-        with_runs: remove its runs too; else a plan that has some is kept.
+    """Remove a plan and its folder, and with `with_runs` its runs and their files.
 
     Raises:
-        NotFoundError: there is none.
         ForbiddenError: it, or a run of it, is another key's.
-        ConflictError: a job that has not ended is about it, or it has runs.
+        ConflictError: an unfinished job uses it, or it has runs that are not removed too.
     """
     check_owner(who, KINDS["plan"].scope, _row(service, plan_id).owner, f"plan {plan_id}")
     runs = service.storage.catalogue.runs_of(plan_id) if with_runs else []
@@ -206,15 +151,15 @@ def _row(service: Service, plan_id: str) -> PlanRow:
 
 
 def create_plan(service: Service, caller: Caller, request: PlanRequest) -> tuple[JobRow, bool]:
-    """Accept a planning request; True where a plan was there already and the job is done.
+    """Accept a planning request; return its job, and whether a plan answers it already.
 
     Raises:
         ForbiddenError: the graph or the model may not be used.
         SettingsError: the fields contradict each other.
-        UnprocessableError: no such machine or graph.
+        UnprocessableError: there is no such machine or graph.
         DatasetError: the graph is damaged.
     """
-    wanted = _checked(service, request, calibrated=request.calibrated) | {
+    wanted = _check_request(service, request, calibrated=request.calibrated) | {
         "calibrated": request.calibrated
     }
     known = _known_plan(service, wanted, request)
@@ -235,12 +180,8 @@ def create_plan(service: Service, caller: Caller, request: PlanRequest) -> tuple
 
 
 def create_profile(service: Service, caller: Caller, request: ProfileRequest) -> JobRow:
-    """Accept a request to profile a graph.
-
-    Raises:
-        ForbiddenError: as for `create_plan`, and the other errors too.
-    """
-    wanted = _checked(service, request)
+    """Accept a job that profiles a graph."""
+    wanted = _check_request(service, request)
     return submit(
         service,
         caller,
@@ -252,35 +193,28 @@ def create_profile(service: Service, caller: Caller, request: ProfileRequest) ->
 
 
 def _lane(wanted: dict[str, Any]) -> str:
-    """Where the job waits: apart, where this machine has to be probed first."""
+    """Return the job's lane: a lane of its own where this machine is probed first."""
     return PROBING if _known_machine(wanted["machine"]) is None else PLANNING
 
 
-def _checked(
+def _check_request(
     service: Service, request: WorkloadRequest, *, calibrated: bool = False
 ) -> dict[str, Any]:
-    """What the job is told, once all of it may be used."""
+    """Return the request of the job, once all that it names may be used."""
     settings = request.settings()
     check_model(settings.workload.model, service.settings.allowed_models)
     machine = machine_reference(service, request.machine)
-    graph = _opened(service, request.graph)
+    graph = _open_named_graph(service, request.graph)
     check_graph(graph, settings, calibrate=calibrated)
     return {
         "graph": str(graph.path),
-        "roots": [str(root.resolve()) for root in service.graph_roots],
+        "roots": [str(root.resolve()) for root in service.settings.graph_roots],
         "machine": machine,
         "settings": codec.to_plain(settings),
     }
 
 
-def _opened(service: Service, name: str) -> Graph:
-    """The dataset of that name, which can be read.
-
-    Raises:
-        ForbiddenError: it leads out of the graph roots.
-        UnprocessableError: there is none.
-        DatasetError: it is damaged.
-    """
+def _open_named_graph(service: Service, name: str) -> Graph:
     try:
         folder = graph_folder(service, name)
     except InputError as error:
@@ -296,7 +230,7 @@ def _opened(service: Service, name: str) -> Graph:
 
 
 def _known_plan(service: Service, wanted: dict[str, Any], request: PlanRequest) -> str | None:
-    """Id of the plan that answers the request, where fingerprints are known without measuring."""
+    """Return the id of the plan that answers a request, if no measurement is needed to tell."""
     try:
         machine = _known_machine(wanted["machine"])
         if machine is None:
@@ -310,7 +244,7 @@ def _known_plan(service: Service, wanted: dict[str, Any], request: PlanRequest) 
 
 
 def _known_machine(reference: dict[str, str] | None) -> MachineModel | None:
-    """The machine, where it need not be probed."""
+    """Return the machine; None where it must be probed first."""
     if reference is None:
         return cached_machine()
     if "preset" in reference:

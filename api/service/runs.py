@@ -1,4 +1,4 @@
-"""Runs: training jobs under a plan, and what they measured."""
+"""Start runs, which are training jobs under a plan, and read what they measured."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from gnnplan.api.errors import ConflictError, NotFoundError, ServiceError, UnprocessableError
 from gnnplan.api.requests import RunRequest
 from gnnplan.api.service.context import Caller, Service
-from gnnplan.api.service.jobs import end_of, submit
+from gnnplan.api.service.jobs import read_end, submit
 from gnnplan.api.service.plans import get_plan
 from gnnplan.api.storage.database import Page
 from gnnplan.api.storage.tables import JobRow
@@ -24,12 +24,7 @@ from gnnplan.runtime.report import RunReport, load_report
 
 
 def start_run(service: Service, caller: Caller, request: RunRequest) -> JobRow:
-    """Accept a training job.
-
-    Raises:
-        NotFoundError: there is no such plan.
-        UnprocessableError: it could not begin on this machine.
-    """
+    """Accept a training job."""
     plan = get_plan(service, request.plan)
     if service.settings.ray_address is None:  # else it is the cluster's machines that count
         check_can_begin(plan, force=request.options()["force"])
@@ -54,15 +49,11 @@ def start_run(service: Service, caller: Caller, request: RunRequest) -> JobRow:
 
 
 def check_can_begin(plan: Plan, *, force: bool) -> None:
-    """Refuse at once a run that could not begin on this machine.
-
-    Args:
-        plan: the plan.
-        force: go on although graph or machine is not the plan's.
+    """Refuse a run that could not begin on this machine; `force` allows another graph or machine.
 
     Raises:
-        UnprocessableError: ranks that cannot be started here, another graph or machine, or memory
-            that may not be taken here.
+        UnprocessableError: its ranks cannot be started, graph or machine is another, or its memory
+            may not be taken here.
     """
     try:
         check_startable(own_devices(plan, Place()))
@@ -83,18 +74,14 @@ def list_runs(
     cursor: str | None = None,
     limit: int = 50,
 ) -> Page[JobRow]:
-    """Training jobs, newest first."""
-    return service.storage.jobs.page(
-        kind="train", subject=plan, state=state, cursor=cursor, limit=limit
+    """List training jobs, newest first."""
+    return service.storage.database.page(
+        JobRow, kind="train", subject=plan, state=state, cursor=cursor, limit=limit
     )
 
 
 def get_run(service: Service, run_id: str) -> JobRow:
-    """The training job of that id.
-
-    Raises:
-        NotFoundError: there is none.
-    """
+    """Return the training job of an id."""
     row = service.storage.jobs.get(run_id)
     if row is None or row.kind != "train":
         raise NotFoundError(f"no run {run_id}")
@@ -102,11 +89,7 @@ def get_run(service: Service, run_id: str) -> JobRow:
 
 
 def plan_of_run(service: Service, row: JobRow) -> Plan:
-    """The plan that a run trains under.
-
-    Raises:
-        ConflictError: it was removed.
-    """
+    """Load the plan of a run."""
     try:
         return get_plan(service, row.subject)
     except NotFoundError:
@@ -118,17 +101,14 @@ def plan_of_run(service: Service, row: JobRow) -> Plan:
 
 
 def run_report(service: Service, run_id: str) -> RunReport:
-    """What a run has measured, up to its last epoch.
-
-    Raises:
-        NotFoundError: there is no such run.
-        ConflictError: it has not finished an epoch.
-    """
+    """Return what a run has measured up to its last epoch."""
     row = get_run(service, run_id)
     digest = row.result_sha256
     data = None if digest is None else service.storage.artefacts.get(digest)
     try:
-        return load_report(_folder(service, run_id)) if data is None else _decoded(run_id, data)
+        return (
+            load_report(_folder(service, run_id)) if data is None else _decode_report(run_id, data)
+        )
     except InputError:
         raise ConflictError(
             f"run {run_id} is {row.state} and has finished no epoch", kind="no-report"
@@ -136,12 +116,7 @@ def run_report(service: Service, run_id: str) -> RunReport:
 
 
 def run_comparison(service: Service, run_id: str) -> Comparison:
-    """Predicted against measured.
-
-    Raises:
-        NotFoundError: there is no such run.
-        ConflictError: it has measured too little, or its plan was removed.
-    """
+    """Compare predicted with measured seconds."""
     row, report = get_run(service, run_id), run_report(service, run_id)
     try:
         return compare(plan_of_run(service, row), report)
@@ -150,7 +125,7 @@ def run_comparison(service: Service, run_id: str) -> Comparison:
 
 
 def count_error(service: Service, job: JobRow, state: str) -> None:
-    """Add a finished run's error to the metrics, where it has measured enough to be compared."""
+    """Add a finished run's prediction error to the metrics, if it measured enough."""
     if job.kind != "train" or state != "succeeded":
         return
     try:
@@ -161,16 +136,16 @@ def count_error(service: Service, job: JobRow, state: str) -> None:
 
 
 def run_log(service: Service, run_id: str) -> bytes:
-    """The end of what the run's ranks printed."""
+    """Return the end of what a run's ranks printed."""
     get_run(service, run_id)
-    return end_of(_folder(service, run_id) / LOG_FILE)
+    return read_end(_folder(service, run_id) / LOG_FILE)
 
 
 def _folder(service: Service, run_id: str) -> Path:
     return service.storage.run_folder(run_id)
 
 
-def _decoded(run_id: str, data: bytes) -> RunReport:
+def _decode_report(run_id: str, data: bytes) -> RunReport:
     try:
         return codec.decode(RunReport, json.loads(data))
     except codec.CodecError as error:

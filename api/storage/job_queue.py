@@ -1,6 +1,6 @@
-"""Jobs that wait and run: accepted once, claimed by one, ended once.
+"""The queue of jobs: each is accepted once, run by one worker at a time, and ended once.
 
-Every write of a running job names its attempt: a writer whose lease was lost changes nothing.
+Every write of a running job names its attempt, so a worker that lost its lease changes nothing.
 """
 
 import json
@@ -14,18 +14,18 @@ from sqlalchemy import func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from gnnplan.api.storage.database import Database, Page, page_of
+from gnnplan.api.storage.database import Database
 from gnnplan.api.storage.tables import AttemptRow, IdempotencyRow, JobRow, PlanRow
 from gnnplan.runtime import codec
 
 LEASE_SECONDS = 30.0
-"""A running job whose owner has not been heard of for so long is taken over."""
+"""Seconds without a sign from its worker after which a running job is taken over."""
 ENDED = ("succeeded", "failed", "cancelled")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewJob:
-    """What a client wants done."""
+    """A job to be accepted."""
 
     kind: str
     lane: str
@@ -36,12 +36,12 @@ class NewJob:
     request_id: str = ""
     idempotency_key: str | None = None
     result: str | None = None
-    """Of a job that is done when it is accepted: the resource that was there already."""
+    """Path of a resource that exists already; the job then counts as done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """How an attempt ended for good."""
+    """How a job ended."""
 
     state: str
     result: str | None = None
@@ -49,32 +49,29 @@ class Ending:
     problem: dict[str, Any] | None = None
     subject: str | None = None
     rows: Sequence[Any] = field(default_factory=tuple)
-    """Further rows of the same transaction, merged by their key."""
+    """Further rows of the same transaction, merged by their primary key."""
 
 
 class KeyReusedError(Exception):
-    """An Idempotency-Key came again with another request."""
+    """An Idempotency-Key was used for another request before."""
 
 
 class PlanGoneError(Exception):
-    """A job is about a plan that is not there, or is being removed."""
+    """The plan of a job does not exist, or is being removed."""
 
 
 class JobQueue:
-    """The jobs table. Every method is one short transaction."""
+    """The jobs in the database; each method is one short transaction."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def add(self, job: NewJob) -> tuple[JobRow, bool]:
-        """Accept a job, or find the one its Idempotency-Key has made.
-
-        Returns:
-            The job, and whether it was there before.
+        """Accept a job, or find the job that its Idempotency-Key made; return whether it existed.
 
         Raises:
             KeyReusedError: the key was used for another request.
-            PlanGoneError: the plan that it is about is not there.
+            PlanGoneError: the job's plan does not exist.
         """
         digest = codec.content_hash([job.kind, job.request])
         try:
@@ -110,51 +107,29 @@ class JobQueue:
         return row, False
 
     def get(self, job_id: str) -> JobRow | None:
-        """The job of that id, if there is one."""
-        with self._database.reading() as session:
-            return session.get(JobRow, job_id)
+        """Return the job of an id, or None."""
+        return self._database.get(JobRow, job_id)
 
     def attempts(self, job_id: str) -> list[AttemptRow]:
-        """What was tried for a job, first attempt first."""
+        """Return the attempts at a job, oldest first."""
         query = select(AttemptRow).where(AttemptRow.job_id == job_id).order_by(AttemptRow.id)
         with self._database.reading() as session:
             return list(session.scalars(query))
 
-    def page(
-        self,
-        *,
-        kind: str | None = None,
-        state: str | None = None,
-        subject: str | None = None,
-        cursor: str | None = None,
-        limit: int = 50,
-    ) -> Page[JobRow]:
-        """Jobs, newest first."""
-        named = {JobRow.kind: kind, JobRow.state: state, JobRow.subject: subject}
-        with self._database.reading() as session:
-            return page_of(
-                session,
-                JobRow,
-                order=(JobRow.created_seconds, JobRow.id),
-                where=[column == value for column, value in named.items() if value is not None],
-                cursor=cursor,
-                limit=limit,
-            )
-
     def counts(self) -> dict[tuple[str, str], int]:
-        """Number of jobs by kind and state."""
+        """Return the number of jobs by kind and state."""
         query = select(JobRow.kind, JobRow.state, func.count()).group_by(JobRow.kind, JobRow.state)
         with self._database.reading() as session:
             return {(kind, state): count for kind, state, count in session.execute(query)}
 
     def num_waiting(self) -> int:
-        """Jobs that are queued."""
+        """Return the number of queued jobs."""
         with self._database.reading() as session:
             query = select(func.count()).select_from(JobRow).where(JobRow.state == "queued")
             return session.execute(query).scalar_one()
 
     def claim(self, lane: str, owner: str) -> JobRow | None:
-        """Take the oldest job that waits or whose owner is gone; at most one caller gets it."""
+        """Give a service the oldest job of a lane that is queued or whose lease ran out."""
         now = time.time()
         gone = (JobRow.state == "running") & (JobRow.lease_until_seconds < now)
         oldest = (
@@ -190,24 +165,18 @@ class JobQueue:
             return row
 
     def renew(self, job: JobRow) -> bool | None:
-        """Keep a job; True where it is to be cancelled, None where another has taken it over."""
+        """Extend a job's lease; return True where it is to be cancelled, None where it is lost."""
         with self._database.writing() as session:
-            return session.execute(
-                update(JobRow)
-                .where(*_is_mine(job))
-                .values(lease_until_seconds=time.time() + LEASE_SECONDS)
-                .returning(JobRow.cancel)
-            ).scalar_one_or_none()
+            until = time.time() + LEASE_SECONDS
+            return _change(session, job, JobRow.cancel, lease_until_seconds=until)
 
     def progress(self, job: JobRow, stage: str, share: float) -> None:
-        """Write down how far a running job is."""
+        """Store how far a running job is."""
         with self._database.writing() as session:
-            session.execute(
-                update(JobRow).where(*_is_mine(job)).values(stage=stage[:200], share=share)
-            )
+            _change(session, job, stage=stage[:200], share=share)
 
     def finish(self, job: JobRow, ending: Ending) -> bool:
-        """End a job with everything it made; False where it was no longer this attempt's."""
+        """End a job and store what it made; return False where its lease is lost."""
         now = time.time()
         values: dict[str, Any] = {
             "state": ending.state,
@@ -223,10 +192,7 @@ class JobQueue:
         if ending.subject is not None:
             values["subject"] = ending.subject
         with self._database.writing() as session:
-            mine = session.execute(
-                update(JobRow).where(*_is_mine(job)).values(**values).returning(JobRow.id)
-            ).scalar_one_or_none()
-            if mine is None:
+            if _change(session, job, **values) is None:
                 return False
             _end_attempts(session, job.id, job.attempt + 1, ending.state)
             for row in ending.rows:
@@ -235,26 +201,17 @@ class JobQueue:
         return True
 
     def give_back(self, job: JobRow, outcome: str) -> bool:
-        """Queue a job again whose attempt ended without an outcome (crashed, interrupted)."""
-        crashed = 1 if outcome == "crashed" else 0
+        """Queue a job again after an attempt without an outcome: crashed or interrupted."""
+        crashes = JobRow.crashes + (1 if outcome == "crashed" else 0)
+        values = {"state": "queued", "lease_owner": None, "lease_until_seconds": None}
         with self._database.writing() as session:
-            mine = session.execute(
-                update(JobRow)
-                .where(*_is_mine(job))
-                .values(
-                    state="queued",
-                    crashes=JobRow.crashes + crashed,
-                    lease_owner=None,
-                    lease_until_seconds=None,
-                )
-                .returning(JobRow.id)
-            ).scalar_one_or_none()
+            mine = _change(session, job, crashes=crashes, **values)
             if mine is not None:
                 _end_attempts(session, job.id, job.attempt + 1, outcome)
         return mine is not None
 
     def take_over(self, owner: str) -> int:
-        """Let the running jobs of an owner that is known to be gone be claimed at once."""
+        """Let the running jobs of a service that has ended be claimed at once."""
         with self._database.writing() as session:
             ids = session.execute(
                 update(JobRow)
@@ -265,7 +222,7 @@ class JobQueue:
         return len(ids)
 
     def cancel(self, job_id: str) -> JobRow | None:
-        """Cancel a job that waits; ask a running one to end. None where there is no such job."""
+        """Cancel a queued job, or ask a running one to end; return None for an unknown id."""
         with self._database.writing() as session:
             # Locked: it may be claimed, or given back, while this decides which of both it is.
             row = session.get(JobRow, job_id, with_for_update=True)
@@ -277,22 +234,16 @@ class JobQueue:
 
 
 def _new_row(job: NewJob) -> JobRow:
-    now = time.time()
-    done = job.result is not None
+    now, done = time.time(), job.result is not None
+    columns = ("kind", "lane", "subject", "principal", "request_id", "time_limit_seconds", "result")
     return JobRow(
+        **{name: getattr(job, name) for name in columns},
         id=uuid.uuid4().hex,
-        kind=job.kind,
-        lane=job.lane,
         state="succeeded" if done else "queued",
         request=json.dumps(job.request),
-        subject=job.subject,
-        principal=job.principal,
-        request_id=job.request_id,
-        time_limit_seconds=job.time_limit_seconds,
         created_seconds=now,
         started_seconds=now if done else None,
         finished_seconds=now if done else None,
-        result=job.result,
         stage="",
         share=1.0 if done else 0.0,
         attempt=0,
@@ -301,18 +252,19 @@ def _new_row(job: NewJob) -> JobRow:
     )
 
 
-def _is_mine(job: JobRow) -> tuple[Any, ...]:
-    return (JobRow.id == job.id, JobRow.state == "running", JobRow.attempt == job.attempt)
+def _change(session: Session, job: JobRow, column: Any = JobRow.id, **values: Any) -> Any:
+    """Change a job of this very attempt and return one column; None where its lease is lost."""
+    mine = (JobRow.id == job.id, JobRow.state == "running", JobRow.attempt == job.attempt)
+    query = update(JobRow).where(*mine).values(**values).returning(column)
+    return session.execute(query).scalar_one_or_none()
 
 
 def _end_attempts(session: Session, job_id: str, before: int, outcome: str) -> None:
-    """Close the open attempts of a job below a number."""
+    """Close the open attempts at a job whose numbers are below one."""
     session.execute(
         update(AttemptRow)
         .where(
-            AttemptRow.job_id == job_id,
-            AttemptRow.attempt < before,
-            AttemptRow.outcome.is_(None),
+            AttemptRow.job_id == job_id, AttemptRow.attempt < before, AttemptRow.outcome.is_(None)
         )
         .values(outcome=outcome, ended_seconds=time.time())
     )

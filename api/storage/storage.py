@@ -1,49 +1,85 @@
-"""Everything the service keeps, opened together: rows in a database, files in the data folder.
+"""Everything the service keeps: rows in a database, files in the data folder.
 
 DATA/service.sqlite3     tables, where no other database is named
 DATA/plans/ID            plan folders
 DATA/jobs/ID             request, log, events and outcome of a job
 DATA/runs/ID             run folders of training jobs
-DATA/artefacts/ab/ab...  documents named by their content
+DATA/artefacts/ab/ab...  documents named by the sha256 of their content
 
-All of it is for its owner alone, whatever the umask: folders 0700, files 0600.
+All of it is closed to other users, whatever the umask: folders 0700, files 0600.
 """
 
 import contextlib
+import hashlib
+import os
+import re
 import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 from sqlalchemy import delete, select
 from sqlalchemy.exc import IntegrityError
 
-from gnnplan.api.storage.access import Access
-from gnnplan.api.storage.artefacts import FILE, Artefacts, make_private, open_private
-from gnnplan.api.storage.catalogue import Catalogue
+from gnnplan.api.storage.catalogue import Access, Catalogue
 from gnnplan.api.storage.database import SQLITE_FILE, Database, sqlite_url
 from gnnplan.api.storage.job_queue import ENDED, JobQueue
 from gnnplan.api.storage.tables import AuditRow, JobRow, MachineRow, ProfileRow, WrittenRow
 from gnnplan.runtime import codec
 
+FOLDER, FILE = 0o700, 0o600
 WRITTEN_FILE = ".written"
-"""Written again and again, to see whether anything can be."""
+"""File that is written to see whether the folder is writable."""
 LOCK_FILE = "service.lock"
 DAY_SECONDS = 86400.0
 GRACE_SECONDS = 3600.0
-"""Files younger than this are never swept: the row that will name them may not be written yet."""
+"""Age in seconds below which files are kept: the row that names them may not be written yet."""
+
+
+class Artefacts:
+    """A folder of files named by their content, each written whole or not at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, data: bytes) -> str:
+        """Store bytes, unless they are stored already, and return their sha256."""
+        digest = hashlib.sha256(data).hexdigest()
+        path = self.path(digest)
+        if path.is_file():
+            os.utime(path)  # a sweep that has just begun must see that it is wanted again
+            return digest
+        path.parent.mkdir(0o700, parents=True, exist_ok=True)
+        codec.write_bytes_atomically(path, data, mode=0o600)
+        return digest
+
+    def get(self, digest: str) -> bytes | None:
+        """Return the bytes of a sha256; None where they are missing or altered."""
+        try:
+            data = self.path(digest).read_bytes()
+        except OSError:
+            return None
+        return data if hashlib.sha256(data).hexdigest() == digest else None
+
+    def path(self, digest: str) -> Path:
+        """Return where the bytes of a sha256 are stored."""
+        if not re.fullmatch(r"[0-9a-f]{64}", digest):
+            raise ValueError(f"expected a sha256 in hexadecimal, found {digest!r}")
+        return self._folder / digest[:2] / digest
+
+    def sweep(self, wanted: Iterable[str], *, older_than_seconds: float) -> int:
+        """Remove unwanted files that are older than a Unix time; return their number."""
+        keep, removed = set(wanted), 0
+        for path in self._folder.glob("??/*"):
+            if path.name not in keep and path.stat().st_mtime < older_than_seconds:
+                path.unlink(missing_ok=True)
+                removed += 1
+        return removed
 
 
 class Storage:
-    """The service's state.
-
-    Args:
-        data_dir: folder of its files.
-        url: database; None: SQLite in the folder.
-
-    Raises:
-        InputError: the database is none we know, or does not answer.
-    """
+    """The database and the data folder of a service; without a URL the database is SQLite in it."""
 
     def __init__(self, data_dir: Path, url: str | None = None) -> None:
         if _is_of_services(data_dir):
@@ -61,35 +97,30 @@ class Storage:
         self.artefacts = Artefacts(data_dir / "artefacts")
 
     def job_folder(self, job_id: str) -> Path:
-        """Where a job's request, log, events and outcome lie."""
+        """Return the folder of a job's request, log, events and outcome."""
         return self.data_dir / "jobs" / job_id
 
     def run_folder(self, job_id: str) -> Path:
-        """Where a training job's checkpoints and report lie."""
+        """Return the folder of a training job's checkpoints and report."""
         return self.data_dir / "runs" / job_id
 
     def check_writable(self) -> None:
-        """Write to the folder and to the database.
-
-        Raises:
-            OSError: the disk is full or the folder cannot be written.
-            SQLAlchemyError: the database cannot be written, or does not answer.
-        """
+        """Write to the folder and the database; raise OSError or SQLAlchemyError where it fails."""
         codec.write_bytes_atomically(self.data_dir / WRITTEN_FILE, bytes(4096), mode=FILE)
         with contextlib.suppress(IntegrityError), self.database.writing() as session:
             # Another service that writes the same row at the same moment shows as much.
             session.merge(WrittenRow(id=1, time_seconds=time.time()))
 
     def remove_job_files(self, job_ids: Iterable[str]) -> None:
-        """Remove what jobs have left in their folders; documents stay until the next sweep."""
+        """Remove the folders of jobs; their documents stay until the next sweep."""
         for job_id in job_ids:
             shutil.rmtree(self.job_folder(job_id), ignore_errors=True)
             shutil.rmtree(self.run_folder(job_id), ignore_errors=True)
 
     def sweep(self, retention_days: float) -> int:
-        """Remove jobs that ended longer ago, their files, and artefacts that nobody names.
+        """Remove jobs that ended `retention_days` ago and their files; return their number.
 
-        Plans, machines and profiles stay. Returns the number of jobs removed.
+        Artefacts that no row names go too; plans, machines and profiles stay.
         """
         now = time.time()
         before = now - retention_days * DAY_SECONDS
@@ -106,12 +137,32 @@ class Storage:
         return len(ids)
 
     def close(self) -> None:
-        """Release the database."""
+        """Close the database."""
         self.database.close()
 
 
 def _is_of_services(folder: Path) -> bool:
-    """Whether a folder holds nothing but a service's data: one is here, or it is new."""
+    """Return whether a folder is missing, empty or a service's data folder."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return True
     return any((folder / name).exists() for name in (SQLITE_FILE, LOCK_FILE))
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder where it is missing, and close it to other users if we own it."""
+    folder.mkdir(FOLDER, parents=True, exist_ok=True)
+    with contextlib.suppress(PermissionError):  # a mounted volume may be another user's
+        folder.chmod(FOLDER)
+
+
+def open_private(path: Path) -> BinaryIO:
+    """Open a file to append to, and close it to other users if we own it."""
+    return os.fdopen(private_descriptor(path, os.O_WRONLY | os.O_APPEND), "ab")
+
+
+def private_descriptor(path: Path, flags: int) -> int:
+    """Open a file, made where it is missing, and close it to other users if we own it."""
+    descriptor = os.open(path, flags | os.O_CREAT, FILE)
+    with contextlib.suppress(PermissionError):
+        os.fchmod(descriptor, FILE)
+    return descriptor

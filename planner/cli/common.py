@@ -1,25 +1,32 @@
-"""What every command shares: where output goes, sizes, and progress bars."""
+"""What commands share: flags made of fields of settings, output, units and progress bars."""
 
+import functools
+import inspect
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_type_hints
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from gnnplan.planner.cost.memory import GIB
+from gnnplan.planner.options import AUTO, default_text, flag_help, is_repeated, is_text, read_texts
 from gnnplan.runtime import codec
+from gnnplan.runtime.plan.setting import SettingField, make_from, setting_fields
 
 if TYPE_CHECKING:
     from gnnplan.runtime.launch.hosts import Place
 
+Answer = TypeVar("Answer")
+Make = Callable[[Mapping[str, Any]], Any]
 ProgressCallback = Callable[[str, float], None]
-"""Called with what is being done and the share of it that is done, 0 to 1."""
+"""Called with what is being done and its share that is done, 0 to 1."""
 
 JsonFlag = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout, all else on stderr.")
@@ -28,7 +35,7 @@ JsonFlag = Annotated[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostOptions:
-    """Flags of a command that several hosts run together."""
+    """Flags of commands that several hosts run together."""
 
     node_rank: Annotated[
         int, typer.Option(help="Number of this host, from 0, where several take part.")
@@ -42,7 +49,7 @@ class HostOptions:
     ] = 300.0
 
     def place(self) -> "Place":
-        """This host's place in a job."""
+        """Return this host's place in the job."""
         from gnnplan.runtime.launch.hosts import Place
 
         return Place(
@@ -50,29 +57,117 @@ class HostOptions:
         )
 
 
+def with_options(**makers: Make | None) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
+    """Let a command take the fields of some of its parameters as options.
+
+    Args:
+        **makers: for each such parameter, what makes it of the given values; None: its class.
+    """
+
+    def decorate(command: Callable[..., Answer]) -> Callable[..., Answer]:
+        hints = get_type_hints(command, include_extras=True)
+
+        @functools.wraps(command)
+        def run(**given: Any) -> Answer:
+            for name, maker in makers.items():
+                kind = hints[name]
+                texts = {each.name: given.pop(each.name) for each in _parameters(kind)}
+                values = read_texts(kind, {k: v for k, v in texts.items() if v is not None})
+                if maker is not None:
+                    given[name] = maker(values)
+                elif setting_fields(kind):
+                    given[name] = make_from(kind, values)
+                else:
+                    given[name] = kind(**texts)
+            return command(**given)
+
+        parameters: list[inspect.Parameter] = []
+        for each in inspect.signature(command, eval_str=True).parameters.values():
+            if each.name in makers:
+                parameters += _parameters(hints[each.name])
+            else:
+                parameters.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue] - what inspect reads
+        return run
+
+    return decorate
+
+
+def option_fields(kind: type) -> Iterator[SettingField]:
+    """Return the settings of a dataclass that are flags."""
+    return (each for each in setting_fields(kind) if each.setting.surface != "service")
+
+
+def _parameters(kind: type) -> list[inspect.Parameter]:
+    """Return a command's parameters for a dataclass of settings or of typer's own options."""
+    if settings := [_parameter(each) for each in option_fields(kind)]:
+        return settings
+    declared = inspect.signature(kind, eval_str=True).parameters.values()
+    return [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in declared]
+
+
+def flag_words(options: object) -> list[str]:
+    """Return the flags that mean some settings; one that is None or False needs none.
+
+    >>> from gnnplan.runtime.launch.config import TrainOptions
+    >>> flag_words(TrainOptions(epochs=3, resume=True, eval_fanouts=[5, 3]))[:3]
+    ['--epochs=3', '--resume', '--eval-fanouts=5,3']
+    """
+    words = list[str]()
+    for field in option_fields(type(options)):
+        value = getattr(options, field.name)
+        if isinstance(value, bool):
+            words += [field.flag] * value
+        elif isinstance(value, list):
+            words.append(f"{field.flag}={','.join(map(str, cast('list[int]', value)))}")
+        elif value is not None:
+            shown = f"{value:g}" if isinstance(value, float) else value
+            words.append(f"{field.flag}={shown}")
+    return words
+
+
+def _parameter(field: SettingField) -> inspect.Parameter:
+    flag, default, hint = field.flag, field.default, field.hint
+    if is_repeated(field):
+        hint, default = list[str] | None, None
+    elif is_text(field):
+        hint = str
+        default = default_text(field) or AUTO
+    elif default is None:
+        hint = hint | None
+    elif default is True:
+        flag = f"{flag}/--no-{flag.removeprefix('--')}"
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[hint, typer.Option(flag, help=flag_help(field))],
+    )
+
+
 def console(as_json: bool = False) -> Console:
-    """Where tables go: stdout, or stderr when stdout carries JSON."""
+    """Return where tables go: stdout, or stderr when stdout carries JSON."""
     return Console(stderr=as_json, highlight=False)
 
 
 def print_text(text: str, *, as_json: bool = False) -> None:
     """Print text, its long lines broken between words at the terminal's width.
 
-    Lines go on where they began, two columns further in. Where the width is not known, in a file
-    or a pipe without $COLUMNS, lines stay whole.
+    A broken line goes on two columns further in. Lines stay whole where the width is unknown, as in
+    a file or a pipe without $COLUMNS.
     """
     screen = console(as_json)
     known = screen.is_terminal or os.environ.get("COLUMNS", "").isdecimal()
     lines = text.split("\n")
     if known:
-        lines = [part for line in lines for part in wrapped(line, screen.width)]
+        lines = [part for line in lines for part in wrap_line(line, screen.width)]
     screen.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
-def wrapped(line: str, width: int) -> list[str]:
-    """A line in parts of at most a width, broken between words; longer words stay whole.
+def wrap_line(line: str, width: int) -> list[str]:
+    """Break a line between words into parts of at most a width; longer words stay whole.
 
-    >>> wrapped("  memory: 10.0 GB of 80 GiB", 20)
+    >>> wrap_line("  memory: 10.0 GB of 80 GiB", 20)
     ['  memory: 10.0 GB of', '    80 GiB']
     """
     if len(line) <= width:
@@ -88,15 +183,31 @@ def wrapped(line: str, width: int) -> list[str]:
     )
 
 
+def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], **looks: Any) -> Table:
+    """Make a table without borders."""
+    table = Table(*columns, box=None, **looks)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def emit_json(value: Any) -> None:
     """Print one JSON document on stdout."""
     sys.stdout.write(codec.dumps(value))
     sys.stdout.flush()
 
 
+def print_answer(found: Answer, describe: Callable[[Answer], str | None], *, as_json: bool) -> None:
+    """Print an answer as JSON, or as `describe` says, which returns a text or prints it itself."""
+    if as_json:
+        emit_json(found)
+    elif (text := describe(found)) is not None:
+        print_text(text)
+
+
 @contextmanager
 def progress_bar(title: str) -> Generator[ProgressCallback, None, None]:
-    """A progress bar on stderr; silent where stderr is not a terminal."""
+    """Show a progress bar on stderr, if that is a terminal."""
     screen = Console(stderr=True, highlight=False)
     with Progress(
         TextColumn("{task.description}"),
@@ -115,7 +226,7 @@ def progress_bar(title: str) -> Generator[ProgressCallback, None, None]:
 
 
 def bytes_text(value: float) -> str:
-    """Bytes for a reader: 1.50 GB; memories of whole GiB as they are sold: 80 GiB."""
+    """Write bytes for people: 1.50 GB; whole GiB, in which memories are sold: 80 GiB."""
     if value >= GIB and value % GIB == 0:
         return f"{value // GIB:.0f} GiB"
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -125,7 +236,7 @@ def bytes_text(value: float) -> str:
 
 
 def seconds_text(value: float) -> str:
-    """Seconds for a reader: 12.3 ms."""
+    """Write seconds for people: 12.3 ms."""
     if value >= 1:
         return f"{value:.2f} s"
     if value >= 1e-3:

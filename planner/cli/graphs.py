@@ -1,9 +1,8 @@
-"""`gnnplan graph`: generate, import and look at graph datasets."""
+"""`gnnplan graph`: generate, import and inspect graph datasets."""
 
 import warnings
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import numpy as np
 import typer
@@ -11,7 +10,14 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from gnnplan.planner.cli import remote
-from gnnplan.planner.cli.common import JsonFlag, bytes_text, console, emit_json, progress_bar
+from gnnplan.planner.cli.common import (
+    JsonFlag,
+    bytes_text,
+    console,
+    print_answer,
+    progress_bar,
+    table_of,
+)
 from gnnplan.planner.cli.remote import ServerOption
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.graph_presets import generate_like
@@ -23,11 +29,10 @@ from gnnplan.runtime.graph.generate import generate_rmat, generate_sbm
 from gnnplan.runtime.graph.generate_tasks import generate_links, generate_typed
 
 EDGE_DATA = ("edge_weight", "edge_type", "edge_id")
-"""Arrays of one value per edge that a dataset may have."""
 
 
 def graph_facts(graph: Graph) -> dict[str, object]:
-    """What is known of a dataset without reading its arrays; printed after import and generate."""
+    """Return what is known of a dataset without reading its arrays."""
     return {
         "name": graph.name,
         "path": str(graph.path),
@@ -53,7 +58,7 @@ def graph_facts(graph: Graph) -> dict[str, object]:
 
 
 def all_facts(graph: Graph, findings: list[Finding]) -> dict[str, object]:
-    """`graph_facts` and what the arrays hold; what `graph info --json` prints."""
+    """Return `graph_facts` and facts of the arrays, as `graph info --json` prints them."""
     leaks = {f.array: f.count for f in findings if f.kind == "held_out_links"}
     return {
         **graph_facts(graph),
@@ -69,10 +74,7 @@ def all_facts(graph: Graph, findings: list[Finding]) -> dict[str, object]:
         "edge_weight": _range_of(graph.edge_weight),
         "edges_by_type": _by_type(graph.edge_type, graph.meta.edge_types),
         "nodes_by_type": _by_type(graph.node_type, graph.meta.node_types),
-        "held_out_links_stored": {
-            "val": leaks.get("val_idx", 0),
-            "test": leaks.get("test_idx", 0),
-        }
+        "held_out_links_stored": {"val": leaks.get("val_idx", 0), "test": leaks.get("test_idx", 0)}
         if graph.task == "link"
         else None,
         "findings": findings,
@@ -80,16 +82,15 @@ def all_facts(graph: Graph, findings: list[Finding]) -> dict[str, object]:
 
 
 def facts_table(values: dict[str, Any]) -> Table:
-    """One row per fact that there is; of the notes those that no finding repeats."""
-    table = Table(show_header=False, box=None)
+    """Make a table of one row per fact; notes that repeat a finding are left out."""
     found = {finding.note for finding in values.get("findings", [])}
-    for key, value in values.items():
-        if key == "findings":
-            continue
-        text = _text(key, [v for v in value if v not in found] if key == "notes" else value)
-        if text:
-            table.add_row(key.replace("_", " "), text)
-    return table
+    texts = {
+        key: _text(key, [v for v in value if v not in found] if key == "notes" else value)
+        for key, value in values.items()
+        if key != "findings"
+    }
+    rows = [(key.replace("_", " "), text) for key, text in texts.items() if text]
+    return table_of(("", ""), rows, show_header=False)
 
 
 def _text(key: str, value: Any) -> str:
@@ -119,7 +120,6 @@ def _feature_storage(graph: Graph) -> str:
 
 
 def _feature_tables(graph: Graph) -> dict[str, str]:
-    """Type and shape of each feature array."""
     tables = {f"x_{name}": table for name, table in graph.x_by_type.items()}
     if graph.x is not None:
         tables["x"] = graph.x
@@ -135,7 +135,7 @@ def _num_labelled(y: NDArray[np.int64] | None) -> int:
 
 
 def _range_of(weights: NDArray[np.float32] | None) -> dict[str, float] | None:
-    """Least, most and mean of the usable weights, and how many are 0."""
+    """Return least, most and mean of the usable weights, and the number of zeros."""
     if weights is None:
         return None
     low, high, total, zeros, count = np.inf, 0.0, 0.0, 0, 0
@@ -161,35 +161,15 @@ def _by_type(types: NDArray[np.int32] | None, names: list[str]) -> dict[str, int
     return dict(zip(known, counts.tolist(), strict=True))
 
 
+KINDS = ("rmat", "sbm", "links", "typed")
 PAPER_SHARE = 0.6
-"""Of a typed graph's nodes; the others are authors."""
+"""Share of papers among a typed graph's nodes; the others are authors."""
 
 Overwrite = Annotated[
-    bool,
-    typer.Option("--overwrite", help="Let an earlier dataset step aside, to DIR.previous."),
+    bool, typer.Option("--overwrite", help="Let an earlier dataset step aside, to DIR.previous.")
 ]
 
 app = typer.Typer(help="Generate, import and look at graph datasets.", no_args_is_help=True)
-
-
-class Kind(StrEnum):
-    """Generators."""
-
-    RMAT = "rmat"
-    SBM = "sbm"
-    LINKS = "links"
-    TYPED = "typed"
-
-
-class Format(StrEnum):
-    """Formats that can be imported."""
-
-    AUTO = "auto"
-    NPZ = "npz"
-    PYG = "pyg"
-    OGB = "ogb"
-    GRAPHBOLT = "graphbolt"
-    EDGELIST = "edgelist"
 
 
 @app.command()
@@ -225,19 +205,12 @@ def generate(
             graph = generate_like(folder, name, scale=scale, seed=seed, overwrite=overwrite)
         else:
             sizes = Sizes(nodes, degree, features, classes)
-            graph = _generate(_kind(kind), folder, sizes, seed=seed, overwrite=overwrite)
+            graph = _generate(kind, folder, sizes, seed=seed, overwrite=overwrite)
     _show(graph_facts(graph), as_json)
 
 
-def _kind(text: str) -> Kind:
-    if text not in [kind.value for kind in Kind]:
-        names = ", ".join(Kind)
-        raise SettingsError(f"expected a kind among {names} or like:NAME, found {text!r}")
-    return Kind(text)
-
-
 class Sizes(NamedTuple):
-    """What all kinds are asked by; each reads it in its own way."""
+    """Sizes of a generated graph; each kind reads them in its own way."""
 
     nodes: int
     degree: float
@@ -245,8 +218,11 @@ class Sizes(NamedTuple):
     classes: int
 
 
-def _generate(kind: Kind, folder: Path, sizes: Sizes, *, seed: int, overwrite: bool) -> Graph:
-    if kind is Kind.LINKS:
+def _generate(kind: str, folder: Path, sizes: Sizes, *, seed: int, overwrite: bool) -> Graph:
+    if kind not in KINDS:
+        names = ", ".join(KINDS)
+        raise SettingsError(f"expected a kind among {names} or like:NAME, found {kind!r}")
+    if kind == "links":
         return generate_links(
             folder,
             num_nodes=sizes.nodes,
@@ -256,7 +232,7 @@ def _generate(kind: Kind, folder: Path, sizes: Sizes, *, seed: int, overwrite: b
             seed=seed,
             overwrite=overwrite,
         )
-    if kind is Kind.TYPED:
+    if kind == "typed":
         papers = max(1, round(sizes.nodes * PAPER_SHARE))
         return generate_typed(
             folder,
@@ -269,7 +245,7 @@ def _generate(kind: Kind, folder: Path, sizes: Sizes, *, seed: int, overwrite: b
             seed=seed,
             overwrite=overwrite,
         )
-    make = generate_rmat if kind is Kind.RMAT else generate_sbm
+    make = generate_rmat if kind == "rmat" else generate_sbm
     return make(
         folder,
         num_nodes=sizes.nodes,
@@ -285,7 +261,10 @@ def _generate(kind: Kind, folder: Path, sizes: Sizes, *, seed: int, overwrite: b
 def import_command(
     source: Annotated[Path, typer.Argument(help="File or folder to read.")],
     folder: Annotated[Path, typer.Argument(help="Dataset folder to write.")],
-    format: Annotated[Format, typer.Option(help="auto recognises the format.")] = Format.AUTO,
+    format: Annotated[
+        Literal["auto", "npz", "pyg", "ogb", "graphbolt", "edgelist"],
+        typer.Option(help="auto recognises the format."),
+    ] = "auto",
     features: Annotated[
         str, typer.Option(help="dense | sparse | project:D (seeded random projection) | auto.")
     ] = "auto",
@@ -323,7 +302,7 @@ def import_command(
         graph = import_graph(
             source,
             folder,
-            format=format.value,
+            format=format,
             options=options,
             report=lambda text: screen.print(text, markup=False, highlight=False, soft_wrap=True),
             overwrite=overwrite,
@@ -344,7 +323,8 @@ def info(
 ) -> None:
     """Check a dataset and show what is in it; exit code 2 where no training can use it."""
     if server is not None:
-        _show(codec.to_plain(remote.graph(server, folder)), as_json)
+        with remote.service(server) as client:
+            _show(codec.to_plain(client.graphs.get(str(folder))), as_json)
         return
     graph, findings = inspect_graph(folder)
     _show(all_facts(graph, findings), as_json)
@@ -356,7 +336,4 @@ def info(
 
 
 def _show(values: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        emit_json(values)
-    else:
-        console().print(facts_table(values))
+    print_answer(values, lambda it: console().print(facts_table(it)), as_json=as_json)

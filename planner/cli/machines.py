@@ -1,10 +1,9 @@
-"""`gnnplan doctor`, `gnnplan probe` and `gnnplan machine`: what this machine is and can do."""
+"""`gnnplan doctor`, `gnnplan probe` and `gnnplan machine`: what machines are and can do."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table as Grid
 
 from gnnplan.planner.cli import remote
 from gnnplan.planner.cli.common import (
@@ -13,10 +12,12 @@ from gnnplan.planner.cli.common import (
     bytes_text,
     console,
     emit_json,
+    print_answer,
     progress_bar,
     seconds_text,
+    table_of,
+    with_options,
 )
-from gnnplan.planner.cli.options import with_options
 from gnnplan.planner.cli.remote import ServerOption
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import MachineModel, load_machine, save_machine
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from gnnplan.planner.probe.hosts import Meeting
 
 process_began: float | None = None
-"""Reading of time.monotonic() when this process was started, where it is one command's alone."""
+"""Start of this process on time.monotonic()'s clock, where it runs one command alone."""
 app = typer.Typer(help="Machines: presets and probed files.", no_args_is_help=True)
 
 
@@ -52,11 +53,9 @@ def doctor(
     if as_json:
         emit_json({"findings": findings, "ok": all(f.level != "problem" for f in findings)})
         return
-    grid = Grid("", "check", "found", "what to do", box=None)
     marks = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
-    for finding in findings:
-        grid.add_row(marks[finding.level], finding.check, finding.found, finding.advice)
-    console().print(grid)
+    rows = [(marks[f.level], f.check, f.found, f.advice) for f in findings]
+    console().print(table_of(("", "check", "found", "what to do"), rows))
 
 
 @with_options(place=None)
@@ -95,8 +94,7 @@ def probe_command(
         raise InputError(
             "--seconds: expected a probe of more than the disk, found --disk; leave one of them out"
         )
-    if output.is_dir():
-        raise IsADirectoryError(21, "expected a file name for -o, found a folder", str(output))
+    _refuse_folder(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     limit = {} if seconds is None else {"seconds": seconds}
     with progress_bar("probe") as progress:
@@ -112,21 +110,17 @@ def probe_command(
         return
     save_machine(machine, output)
     kept = hosts == 1 and keep_for_plans(machine)
-    if as_json:
-        emit_json(machine)
-        return
-    show(machine)
     used = "; plans that name no machine use it" if kept else ""
-    console().print(f"written to {output}{used}", markup=False, soft_wrap=True)
+    _print_written(machine, f"{output}{used}", as_json=as_json)
+
+
+def _refuse_folder(output: Path) -> None:
+    if output.is_dir():
+        raise IsADirectoryError(21, "expected a file name for -o, found a folder", str(output))
 
 
 def own_machine(path: Path, hosts: int) -> MachineModel:
-    """This machine's model, of which a part is to be measured anew.
-
-    Raises:
-        MachineError: there is no such file, or it is another machine's or that of several hosts.
-        InputError: several hosts are asked for.
-    """
+    """Load this machine's model, of which a part is to be measured again."""
     if hosts > 1:
         raise InputError(f"--disk: expected one host, found --hosts {hosts}; leave one of them out")
     machine, here = load_machine(path), machine_fingerprint()
@@ -139,11 +133,7 @@ def own_machine(path: Path, hosts: int) -> MachineModel:
 
 
 def meeting_of(hosts: int, place: HostOptions) -> "Meeting":
-    """This host among those that are probed together.
-
-    Raises:
-        InputError: the host's number or the endpoint is none.
-    """
+    """Return this host's place among those that are probed together."""
     from gnnplan.planner.probe.hosts import Meeting
     from gnnplan.runtime.comm.route import split_endpoint
 
@@ -167,13 +157,11 @@ def list_command(server: ServerOption = None, as_json: JsonFlag = False) -> None
     if server is None:
         names = dict.fromkeys(list_presets(), "")
     else:
-        found = remote.machines(server)
+        with remote.service(server) as client:
+            found = list(client.machines.list())
         names = {m.id: "" if m.id == m.name else f"  {m.name} ({m.origin})" for m in found}
-    if as_json:
-        emit_json(list(names))
-        return
-    for name, words in names.items():
-        console().print(f"{name}{words}", markup=False)
+    lines = [name + words for name, words in names.items()]
+    print_answer(list(names), lambda _: "\n".join(lines), as_json=as_json)
 
 
 @app.command("show")
@@ -185,19 +173,19 @@ def show_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Show a machine: processors, memories, links, measured tables."""
-    model = find_machine(machine) if server is None else remote.machine(server, machine)
-    if as_json:
-        emit_json(model)
-        return
-    show(model)
+    if server is None:
+        model = find_machine(machine)
+    else:
+        with remote.service(server) as client:
+            model = client.machines.get(machine)
+    print_answer(model, print_machine, as_json=as_json)
 
 
 @app.command("import")
 def import_command(
     source: Annotated[Path, typer.Argument(help="NCCL topology XML, or nvbandwidth -j output.")],
     onto: Annotated[
-        str,
-        typer.Option(help="Preset or machine file that supplies what the file does not say."),
+        str, typer.Option(help="Preset or machine file that supplies what the file does not say.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Machine file to write.")] = Path(
         "machine.json"
@@ -207,19 +195,20 @@ def import_command(
     """Put what other tools know of a machine onto a machine model."""
     from gnnplan.planner.probe.imports import import_machine
 
-    if output.is_dir():
-        raise IsADirectoryError(21, "expected a file name for -o, found a folder", str(output))
+    _refuse_folder(output)
     machine = import_machine(source, find_machine(onto))
     output.parent.mkdir(parents=True, exist_ok=True)
     save_machine(machine, output)
-    if as_json:
-        emit_json(machine)
-        return
-    show(machine)
-    console().print(f"written to {output}", markup=False, soft_wrap=True)
+    _print_written(machine, str(output), as_json=as_json)
 
 
-def show(machine: MachineModel) -> None:
+def _print_written(machine: MachineModel, place: str, *, as_json: bool) -> None:
+    print_answer(machine, print_machine, as_json=as_json)
+    if not as_json:
+        console().print(f"written to {place}", markup=False, soft_wrap=True)
+
+
+def print_machine(machine: MachineModel) -> None:
     """Print a machine as tables."""
     screen = console()
     screen.print(
@@ -227,13 +216,13 @@ def show(machine: MachineModel) -> None:
         f"fingerprint {machine.fingerprint[:12]}",
         markup=False,
     )
-    places = Grid("memory", "kind", "capacity", box=None)
-    for memory in machine.memories:
-        places.add_row(memory.name, memory.kind, bytes_text(float(memory.capacity_bytes)))
-    screen.print(places)
-    links = Grid("link", "from", "to", "latency", "bandwidth", "provenance", box=None)
-    for link in machine.links:
-        links.add_row(
+    memories = [
+        (memory.name, memory.kind, bytes_text(float(memory.capacity_bytes)))
+        for memory in machine.memories
+    ]
+    screen.print(table_of(("memory", "kind", "capacity"), memories))
+    links = [
+        (
             link.name,
             link.source,
             link.target,
@@ -241,18 +230,21 @@ def show(machine: MachineModel) -> None:
             bytes_text(link.bandwidth_bytes_per_second) + "/s",
             link.provenance,
         )
-    screen.print(links)
-    grid = Grid("table", "unit", "axes", "least", "largest", "spread", box=None)
-    for name, table in sorted(machine.tables.items()):
-        spread = f"{table.spread:.1%}" + (" uncertain" if table.uncertain else "")
-        grid.add_row(
+        for link in machine.links
+    ]
+    columns = ("link", "from", "to", "latency", "bandwidth", "provenance")
+    screen.print(table_of(columns, links))
+    tables = [
+        (
             name,
             table.unit,
             " x ".join(table.axes),
             f"{min(table.values):.3g}",
             f"{max(table.values):.3g}",
-            spread,
+            f"{table.spread:.1%}" + (" uncertain" if table.uncertain else ""),
         )
-    screen.print(grid)
+        for name, table in sorted(machine.tables.items())
+    ]
+    screen.print(table_of(("table", "unit", "axes", "least", "largest", "spread"), tables))
     for note in machine.notes:
         screen.print(f"note: {note}", markup=False)

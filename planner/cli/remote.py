@@ -1,4 +1,4 @@
-"""`--server URL`: a command asks the service; what it prints and writes stays the same."""
+"""`--server URL`: a service does the work of a command, whose output stays the same."""
 
 import re
 from collections.abc import Generator
@@ -17,10 +17,7 @@ from gnnplan.runtime.plan.schema import Plan
 
 if TYPE_CHECKING:
     from gnnplan.planner.client import Client, Event
-    from gnnplan.planner.client.resources import GraphDetail, MachineSummary
-    from gnnplan.planner.machine.model import MachineModel
     from gnnplan.planner.queries.compare import Comparison
-    from gnnplan.planner.queries.explain import Explanation
     from gnnplan.planner.settings import PlanSettings
     from gnnplan.runtime.launch.config import TrainOptions
     from gnnplan.runtime.report import RunReport
@@ -37,7 +34,7 @@ ServerOption = Annotated[
 
 @contextmanager
 def service(url: str) -> "Generator[Client]":
-    """A client of the service."""
+    """Open a client of the service."""
     from gnnplan.planner.client import Client
 
     with Client(url) as client:
@@ -45,23 +42,19 @@ def service(url: str) -> "Generator[Client]":
 
 
 def plan_id(plan: Path) -> str:
-    """Id of a plan that the service has: given as such, or by a folder with that plan.
-
-    Raises:
-        PlanError: it is neither.
-    """
+    """Return the id of a plan of the service, given as such or by a folder with that plan."""
     if not (plan / PLAN_FILE).is_file() and re.fullmatch(r"[0-9a-f]{32}", str(plan)):
         return str(plan)
     return load_plan(plan).plan_id
 
 
 def is_upload(machine: str) -> bool:
-    """Whether a machine is named by the id that a service gave it."""
+    """Return whether a machine is named by the id that a service gave it."""
     return re.fullmatch(r"[0-9a-f]{32}", machine) is not None
 
 
 def machine_name(client: "Client", machine: str | None) -> str | None:
-    """What the service calls a machine: a preset, a file that is uploaded, or an id of its own."""
+    """Return the service's name of a machine: a preset, or an id; a file is uploaded first."""
     from gnnplan.planner.probe.presets import find_machine, is_preset
 
     if machine is None or is_preset(machine) or is_upload(machine):
@@ -70,11 +63,7 @@ def machine_name(client: "Client", machine: str | None) -> str | None:
 
 
 def refuse_local(server: str, given: dict[str, bool]) -> None:
-    """Refuse options that mean this machine.
-
-    Raises:
-        SettingsError: one of them was given.
-    """
+    """Refuse options that concern this machine alone."""
     for option, was_given in given.items():
         if was_given:
             raise SettingsError(
@@ -105,21 +94,8 @@ def make_plan(
         return client.plans.download(made.plan_id, output)
 
 
-def explain(server: str, plan: Path) -> "Explanation":
-    """What the service says of a plan."""
-    with service(server) as client:
-        return client.plans.explain(plan_id(plan))
-
-
 def train(server: str, plan: Path, options: "TrainOptions", on_event: Any) -> "RunReport":
-    """Let the service train; its report is written into the plan's folder where there is one.
-
-    Args:
-        server: address of the service.
-        plan: folder or id of the plan.
-        options: of the run; it does not go on from a checkpoint.
-        on_event: called with each event as the ranks wrote it.
-    """
+    """Let the service train, and write its report into the plan's folder, if there is one."""
     from gnnplan.runtime.report import REPORT_FILE
 
     def relay(event: "Event") -> None:
@@ -135,13 +111,7 @@ def train(server: str, plan: Path, options: "TrainOptions", on_event: Any) -> "R
 
 
 def report_page(server: str, plan: Path, run: Path | None) -> tuple[str, str]:
-    """Id of a plan, and its page as the service draws it.
-
-    Args:
-        server: address of the service.
-        plan: folder or id of the plan.
-        run: id of the run whose measurements are shown; None: the newest that has any.
-    """
+    """Return the id and the page of a plan, with measurements of a run; None: the newest."""
     with service(server) as client:
         wanted = plan_id(plan)
         if run is None:
@@ -150,16 +120,7 @@ def report_page(server: str, plan: Path, run: Path | None) -> tuple[str, str]:
 
 
 def comparison(server: str, plan: Path, run: Path | None) -> "Comparison":
-    """Predicted against measured, of a run that the service made.
-
-    Args:
-        server: address of the service.
-        plan: folder or id of the plan.
-        run: id of the run; None: the newest of the plan that has succeeded.
-
-    Raises:
-        SettingsError: no run of the plan has succeeded there.
-    """
+    """Compare predicted with measured seconds of a run; None: the newest successful one."""
     with service(server) as client:
         if run is not None:
             return client.runs.comparison(str(run))
@@ -171,21 +132,3 @@ def comparison(server: str, plan: Path, run: Path | None) -> "Comparison":
                 "train it there first, or name a run with --run"
             )
         return client.runs.comparison(newest.id)
-
-
-def machines(server: str) -> "list[MachineSummary]":
-    """Presets and machines that were uploaded to the service."""
-    with service(server) as client:
-        return list(client.machines.list())
-
-
-def machine(server: str, name: str) -> "MachineModel":
-    """A preset, or an uploaded machine by its id, as the service has it."""
-    with service(server) as client:
-        return client.machines.get(name)
-
-
-def graph(server: str, name: Path) -> "GraphDetail":
-    """A dataset below the service's graph roots."""
-    with service(server) as client:
-        return client.graphs.get(str(name))

@@ -1,4 +1,4 @@
-"""`gnnplan train`, `launch` (a user's own script), `compare` and `tune`."""
+"""`gnnplan train`, `launch` (for a user's own script), `compare` and `tune`."""
 
 import sys
 from collections.abc import Sequence
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.table import Table as Grid
 from typer.core import TyperCommand
 
 from gnnplan.planner.cli import remote
@@ -16,11 +15,14 @@ from gnnplan.planner.cli.common import (
     JsonFlag,
     console,
     emit_json,
+    flag_words,
+    print_answer,
     print_text,
     progress_bar,
     seconds_text,
+    table_of,
+    with_options,
 )
-from gnnplan.planner.cli.options import flag_words, with_options
 from gnnplan.planner.cli.remote import ServerOption
 from gnnplan.planner.emit import JobSpec, kubernetes_job, slurm_script
 from gnnplan.planner.queries.compare import Comparison, compare
@@ -36,7 +38,7 @@ from gnnplan.runtime.report import REPORT_FILE, RunReport, load_report
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmitOptions:
-    """Flags of a job file that is written instead of running."""
+    """Flags of a job file that is written in place of running."""
 
     emit: Annotated[
         Literal["slurm", "kubernetes"] | None,
@@ -49,22 +51,13 @@ class EmitOptions:
         str, typer.Option(help="Container image with gnnplan, for --emit kubernetes.")
     ] = "gnnplan:latest"
     claim: Annotated[
-        str,
-        typer.Option(help="Volume claim that holds the job's folders, for --emit kubernetes."),
+        str, typer.Option(help="Volume claim that holds the job's folders, for --emit kubernetes.")
     ] = "gnnplan-data"
 
     def write(
         self, plan: Plan, folder: Path, *, verb: str, before: list[str], script: list[str]
     ) -> None:
-        """Write the job that runs `gnnplan VERB [before] PLAN [script]` on the plan's hosts.
-
-        Args:
-            plan: what stands in `folder`.
-            folder: of the plan.
-            verb: train or launch.
-            before: options of the command.
-            script: a user's script and its arguments; empty for `train`.
-        """
+        """Write the job that runs `gnnplan VERB [before] PLAN [script]` on the plan's hosts."""
         folder = folder.resolve()
         folders = [folder, Path(plan.graph.path)]
         if script:
@@ -177,7 +170,7 @@ def train_command(
 
 
 def event_line(event: dict[str, object]) -> str:
-    """One line per finished epoch, restart or warning; nothing for other events."""
+    """Return the line to print for an epoch, restart or warning; empty for other events."""
     if event.get("event") in ("restart", "warning"):
         return str(event["line"])
     if event.get("event") != "epoch":
@@ -191,14 +184,14 @@ def event_line(event: dict[str, object]) -> str:
 
 
 class _ScriptCommand(TyperCommand):
-    """Leaves every word after the script's name to the script, options too."""
+    """A command that leaves all words after the script's name to the script."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         place = self._script_at(args)
         return super().parse_args(ctx, [*args[:place], "--", *args[place:]])
 
     def _script_at(self, args: Sequence[str]) -> int:
-        """Position of the second word that is neither an option nor an option's value."""
+        """Return the position of the second word that is no option and no option's value."""
         flags = {name for p in self.params if getattr(p, "is_flag", False) for name in p.opts}
         words, takes_value = 0, False
         for place, word in enumerate(args):
@@ -259,15 +252,12 @@ def compare_command(
         result = remote.comparison(server, plan, run)
     else:
         found, report = load_plan(plan), load_report(plan if run is None else run)
-        result = _learnt(found, report, compare(found, report))
-    if as_json:
-        emit_json(result)
-        return
-    print_comparison(result)
+        result = _add_factors(found, report, compare(found, report))
+    print_answer(result, print_comparison, as_json=as_json)
 
 
-def _learnt(plan: Plan, report: RunReport, result: Comparison) -> Comparison:
-    """The comparison with the machine's factors after this run, and alarms among its notes."""
+def _add_factors(plan: Plan, report: RunReport, result: Comparison) -> Comparison:
+    """Add the machine's updated calibration factors, and alarms as notes."""
     if plan.strategy.mode == "full-graph":
         return result  # factors are those of mini-batches: other work under the same stages
     from gnnplan.planner.profile.cache import load_record, record_path
@@ -283,20 +273,15 @@ def _learnt(plan: Plan, report: RunReport, result: Comparison) -> Comparison:
 
 def print_comparison(result: Comparison) -> None:
     """Print predicted and measured seconds per stage, step and epoch."""
-    grid = Grid("", "predicted", "measured", "off by", box=None)
-    for name, row in result.stages.items():
-        grid.add_row(
-            name, seconds_text(row.predicted), seconds_text(row.measured), f"{row.ape:.0%}"
-        )
+    rows = [
+        (name, seconds_text(row.predicted), seconds_text(row.measured), f"{row.ape:.0%}")
+        for name, row in result.stages.items()
+    ]
     for name, total in (("step", result.step_seconds), ("epoch", result.epoch_seconds)):
         interval = f" ({seconds_text(total.low)} - {seconds_text(total.high)})"
-        grid.add_row(
-            name,
-            seconds_text(total.predicted) + interval,
-            seconds_text(total.measured),
-            f"{total.ape:.0%}",
-        )
-    console().print(grid)
+        predicted = seconds_text(total.predicted) + interval
+        rows.append((name, predicted, seconds_text(total.measured), f"{total.ape:.0%}"))
+    console().print(table_of(("", "predicted", "measured", "off by"), rows))
     if result.minor_stages:
         rows = [
             f"{name} {seconds_text(row.predicted)} / {seconds_text(row.measured)}"
@@ -332,33 +317,25 @@ def tune_command(
         top=top, steps=steps, rounds=rounds, seed=seed, target=to_accuracy, epochs=epochs
     )
     load_plan(plan)
-    check_output(plan if output is None else output)
+    output = output or plan
+    check_output(output)
     from gnnplan.planner.queries.tune import tune
 
     with progress_bar("tune") as progress:
         found = tune(plan, asked, output=output, progress=progress)
-    if as_json:
-        emit_json(found)
-        return
-    print_tuned(found, plan if output is None else output)
+    print_answer(found, lambda it: print_tuned(it, output), as_json=as_json)
 
 
 def print_tuned(found: Tuned, folder: Path) -> None:
     """Print predicted and measured seconds per candidate, and which one is kept."""
-    grid = Grid("", "predicted", "measured", "off by", "to score", box=None)
+    rows = list[tuple[str, ...]]()
     for row in found.candidates:
         way = row.to_accuracy
         reached = "" if way is None else "never" if way.seconds is None else f"{way.seconds:.1f} s"
-        kept = "* " if row.plan_id == found.plan_id else "  "
-        grid.add_row(
-            kept + row.name,
-            seconds_text(row.predicted.value),
-            seconds_text(row.measured.median),
-            f"{row.ape:.0%}",
-            reached,
-        )
-    screen = console()
-    screen.print(grid)
+        name = ("* " if row.plan_id == found.plan_id else "  ") + row.name
+        predicted, measured = seconds_text(row.predicted.value), seconds_text(row.measured.median)
+        rows.append((name, predicted, measured, f"{row.ape:.0%}", reached))
+    console().print(table_of(("", "predicted", "measured", "off by", "to score"), rows))
     print_text(f"kept, in {folder}: {found.kept}")
     regret = found.model_regret
     words = "never got to the score" if regret is None else f"measured {regret:.1%} longer"

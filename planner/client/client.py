@@ -1,4 +1,4 @@
-"""The client: one service, and a group of methods for each kind of its resources."""
+"""The client of one service, with a group of methods for each kind of resource."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from gnnplan.planner.client.connection import (
     Connection,
     ServiceUnreachableError,
 )
-from gnnplan.planner.client.jobs import Jobs, OnEvent, Progress, follow, pages, segment
+from gnnplan.planner.client.jobs import Jobs, OnEvent, Progress, follow, quote_segment, read_pages
 from gnnplan.planner.client.resources import (
     ArtefactSummary,
     Event,
@@ -27,11 +27,11 @@ from gnnplan.planner.client.resources import (
     PlanSummary,
     ProfileSummary,
     Run,
-    decoded,
+    decode_document,
     plan_body,
     profile_body,
+    read_resource,
     request_values,
-    resource,
 )
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.queries.diff import PlanDiff
@@ -46,6 +46,7 @@ from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import RunReport
 
 if TYPE_CHECKING:
+    from gnnplan.planner.queries.compare import Comparison
     from gnnplan.planner.queries.simulate import Simulation
     from gnnplan.planner.queries.whatif import Cheapest, WhatIf, WhyNot
 
@@ -59,9 +60,9 @@ class Plans:
     def list(
         self, *, graph: str | None = None, machine: str | None = None, policy: str | None = None
     ) -> Iterator[PlanSummary]:
-        """Plans, newest first; filters compare whole names."""
+        """List plans, newest first; filters compare whole names."""
         params = {"graph": graph, "machine": machine, "policy": policy}
-        return pages(self._connection, "/v1/plans", PlanSummary, params)
+        return read_pages(self._connection, "/v1/plans", PlanSummary, params)
 
     def create(
         self,
@@ -72,13 +73,13 @@ class Plans:
         calibrated: bool = False,
         idempotency_key: str | None = None,
     ) -> Job:
-        """Start planning; a job that has succeeded already where the plan is known.
+        """Start planning; the job has succeeded already where a plan answers the request.
 
         Args:
-            graph: its folder below a graph root of the service.
-            settings: what is to be trained and what may be used.
+            graph: folder of the dataset, below a graph root of the service.
+            settings: what is trained, and on what.
             machine: preset, or id of an uploaded machine; None: the service's own.
-            calibrated: scale stages by what `compare` learnt of that machine.
+            calibrated: scale stages by the machine's calibration.
             idempotency_key: makes repeated calls one job.
         """
         body = plan_body(graph, settings, machine=machine, calibrated=calibrated)
@@ -100,32 +101,28 @@ class Plans:
             RequestRefusedError: the request is wrong.
         """
         job = self.create(graph, settings, machine=machine, calibrated=calibrated)
-        done = self._jobs.wait(job, progress=progress, cancel_on_interrupt=True)
-        return self.get((done.result or "").rpartition("/")[2])
+        return self.get(self._jobs.wait_for_id(job, progress=progress))
 
     def get(self, plan: str) -> Plan:
-        """A plan, as plan.json holds it."""
-        return decoded(Plan, self._connection.get(_at(plan)))
+        """Return a plan."""
+        return decode_document(Plan, self._connection.get(_at(plan)))
 
     def delete(self, plan: str, *, with_runs: bool = False) -> None:
-        """Remove a plan of one's own that no job is about.
-
-        Args:
-            plan: its id.
-            with_runs: remove its runs too; else a plan that has some is refused.
-        """
+        """Remove a plan that no job uses; one with runs is refused unless `with_runs`."""
         self._connection.delete(_at(plan), {"with_runs": "true"} if with_runs else None)
 
     def explain(self, plan: str) -> Explanation:
-        """Where the time goes, where rows live, and why the runner-up lost."""
-        return decoded(Explanation, self._connection.get(f"{_at(plan)}/explain"))
+        """Explain where the time goes, where rows live, and why the runner-up lost."""
+        return decode_document(Explanation, self._connection.get(f"{_at(plan)}/explain"))
 
     def diff(self, plan: str, other: str) -> PlanDiff:
-        """What two plans decide and predict differently."""
-        return decoded(PlanDiff, self._connection.get(f"{_at(plan)}/diff", {"other": other}))
+        """Return what two plans decide and predict differently."""
+        return decode_document(
+            PlanDiff, self._connection.get(f"{_at(plan)}/diff", {"other": other})
+        )
 
     def why_not(self, plan: str, policy: str, *, progress: Progress | None = None) -> "WhyNot":
-        """Price the plan under another policy; waits."""
+        """Price the plan under another policy, and wait."""
         from gnnplan.planner.queries.whatif import WhyNot
 
         path = f"{_at(plan)}/why-not"
@@ -134,7 +131,7 @@ class Plans:
     def what_if(
         self, plan: str, changes: Sequence[str], *, progress: Progress | None = None
     ) -> "WhatIf":
-        """Plan again with something changed (KEY=VALUE each); waits."""
+        """Plan again with changes (KEY=VALUE each), and wait."""
         from gnnplan.planner.queries.whatif import WhatIf
 
         body = {"changes": [*changes]}
@@ -148,7 +145,7 @@ class Plans:
         *,
         progress: Progress | None = None,
     ) -> "Cheapest":
-        """Fewest devices and least memory for an epoch this short; waits."""
+        """Find the fewest devices and least memory for an epoch of given seconds, and wait."""
         from gnnplan.planner.queries.whatif import Cheapest
 
         body = {"changes": [*changes], "target_epoch_seconds": target_epoch_seconds}
@@ -162,28 +159,28 @@ class Plans:
         batches: int | None = None,
         progress: Progress | None = None,
     ) -> "Simulation":
-        """Replay the plan's batches on a machine model; waits."""
+        """Replay the plan's batches on a machine model, and wait."""
         from gnnplan.planner.queries.simulate import Simulation
 
         body = {"machine": machine, "batches": batches}
         return self._jobs.answer(f"{_at(plan)}/simulations", body, Simulation, progress=progress)
 
     def artefacts(self, plan: str) -> Iterator[ArtefactSummary]:
-        """Files of the plan, and those made from it: job files for schedulers, its page."""
-        return pages(self._connection, f"{_at(plan)}/artefacts", ArtefactSummary)
+        """List the plan's files, and those made from it, such as job files and its page."""
+        return read_pages(self._connection, f"{_at(plan)}/artefacts", ArtefactSummary)
 
     def artefact(self, plan: str, name: str) -> bytes:
-        """One file of the plan."""
-        return self._connection.get_bytes(f"{_at(plan)}/artefacts/{segment(name)}")
+        """Return one file of the plan."""
+        return self._connection.get_bytes(f"{_at(plan)}/artefacts/{quote_segment(name)}")
 
     def download(self, plan: str, folder: Path) -> Plan:
-        """Write a plan's folder as a whole or not at all; an earlier plan there is replaced.
+        """Write a plan's folder, whole or not at all; an earlier plan there is replaced.
 
         Returns:
             The plan; the hashes of its arrays were checked.
 
         Raises:
-            PlanError: the folder holds something else, or what came is damaged.
+            PlanError: the folder holds something else, or what was received is damaged.
         """
         refuse_foreign_folder(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -204,15 +201,15 @@ class Plans:
     def _save(self, plan: str, name: str, folder: Path) -> None:
         if PurePosixPath(name).name != name or name.startswith("."):
             raise ServiceUnreachableError(f"expected the name of a file, was given {name!r}")
-        self._connection.save(f"{_at(plan)}/artefacts/{segment(name)}", folder / name)
+        self._connection.save(f"{_at(plan)}/artefacts/{quote_segment(name)}", folder / name)
 
 
 def _at(plan: str) -> str:
-    return f"/v1/plans/{segment(plan)}"
+    return f"/v1/plans/{quote_segment(plan)}"
 
 
-if TYPE_CHECKING:
-    from gnnplan.planner.queries.compare import Comparison
+def _run_at(run: str) -> str:
+    return f"/v1/runs/{quote_segment(run)}"
 
 
 class Graphs:
@@ -222,12 +219,12 @@ class Graphs:
         self._connection = connection
 
     def list(self) -> Iterator[GraphSummary]:
-        """Datasets, by name."""
-        return pages(self._connection, "/v1/graphs", GraphSummary)
+        """List datasets by name."""
+        return read_pages(self._connection, "/v1/graphs", GraphSummary)
 
     def get(self, graph: str) -> GraphDetail:
-        """One dataset, by its folder below a root."""
-        return resource(GraphDetail, self._connection.get(f"/v1/graphs/{quote(graph)}"))
+        """Return one dataset, by its folder below a root."""
+        return read_resource(GraphDetail, self._connection.get(f"/v1/graphs/{quote(graph)}"))
 
 
 class Machines:
@@ -237,28 +234,30 @@ class Machines:
         self._connection = connection
 
     def list(self) -> Iterator[MachineSummary]:
-        """Presets first, then uploads, newest first."""
-        return pages(self._connection, "/v1/machines", MachineSummary)
+        """List presets, then uploaded machines, newest first."""
+        return read_pages(self._connection, "/v1/machines", MachineSummary)
 
     def get(self, machine: str) -> MachineModel:
-        """A machine by its id, or a preset by its name."""
-        return decoded(MachineModel, self._connection.get(f"/v1/machines/{segment(machine)}"))
+        """Return a preset, or an uploaded machine by its id."""
+        return decode_document(
+            MachineModel, self._connection.get(f"/v1/machines/{quote_segment(machine)}")
+        )
 
     def upload(self, machine: MachineModel) -> MachineSummary:
-        """Keep a machine; the same content again is the same machine."""
+        """Upload a machine; equal contents are one machine."""
         document = codec.to_plain(machine)
-        return resource(MachineSummary, self._connection.post("/v1/machines", document))
+        return read_resource(MachineSummary, self._connection.post("/v1/machines", document))
 
 
 class Profiles:
-    """`client.profiles`: what batches of a graph look like, and how long the model takes."""
+    """`client.profiles`: measured batches of a graph and seconds of the model."""
 
     def __init__(self, connection: Connection, jobs: Jobs) -> None:
         self._connection, self._jobs = connection, jobs
 
     def list(self, *, graph: str | None = None) -> Iterator[ProfileSummary]:
-        """Profiles that the service made, newest first."""
-        return pages(self._connection, "/v1/profiles", ProfileSummary, {"graph": graph})
+        """List the service's profiles, newest first."""
+        return read_pages(self._connection, "/v1/profiles", ProfileSummary, {"graph": graph})
 
     def create(
         self,
@@ -268,7 +267,7 @@ class Profiles:
         machine: str | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
-        """Start profiling a graph under a workload."""
+        """Start profiling a graph."""
         body = profile_body(graph, settings, machine=machine)
         return self._jobs.start("/v1/profiles", body, idempotency_key=idempotency_key)
 
@@ -282,12 +281,13 @@ class Profiles:
     ) -> WorkloadProfile:
         """Profile a graph and wait; Ctrl-C cancels the job."""
         job = self.create(graph, settings, machine=machine)
-        done = self._jobs.wait(job, progress=progress, cancel_on_interrupt=True)
-        return self.get((done.result or "").rpartition("/")[2])
+        return self.get(self._jobs.wait_for_id(job, progress=progress))
 
     def get(self, profile: str) -> WorkloadProfile:
-        """A profile's numbers."""
-        return decoded(WorkloadProfile, self._connection.get(f"/v1/profiles/{segment(profile)}"))
+        """Return a profile."""
+        return decode_document(
+            WorkloadProfile, self._connection.get(f"/v1/profiles/{quote_segment(profile)}")
+        )
 
 
 class Runs:
@@ -297,12 +297,12 @@ class Runs:
         self._connection, self._jobs = connection, jobs
 
     def list(self, *, plan: str | None = None, state: str | None = None) -> Iterator[Run]:
-        """Runs, newest first."""
-        return pages(self._connection, "/v1/runs", Run, {"plan": plan, "state": state})
+        """List runs, newest first."""
+        return read_pages(self._connection, "/v1/runs", Run, {"plan": plan, "state": state})
 
     def get(self, run: str) -> Run:
-        """A run as it stands now."""
-        return resource(Run, self._connection.get(f"/v1/runs/{segment(run)}"))
+        """Return a run."""
+        return read_resource(Run, self._connection.get(_run_at(run)))
 
     def start(
         self,
@@ -317,9 +317,9 @@ class Runs:
 
         Args:
             plan: id of the plan.
-            eval_fanouts: evaluate by sampling with these; None: with all neighbours.
+            eval_fanouts: fan-outs of evaluation; None: all neighbours.
             time_limit_seconds: longest time of an attempt; None: the service's own limit.
-            idempotency_key: makes repeated calls one.
+            idempotency_key: makes repeated calls one run.
             **options: other fields of `TrainOptions`, as the flags of `gnnplan train`.
         """
         hops = None if eval_fanouts is None else [*eval_fanouts]
@@ -328,42 +328,38 @@ class Runs:
         return self._jobs.start("/v1/runs", body, idempotency_key=idempotency_key)
 
     def follow(self, run: str, *, after: str | None = None) -> Iterator[Event]:
-        """Steps, epochs and log lines as they come; as `Jobs.follow`."""
-        return follow(self._connection, f"/v1/runs/{segment(run)}/events", after=after)
+        """Yield steps, epochs and log lines as they come; as `Jobs.follow`."""
+        return follow(self._connection, f"{_run_at(run)}/events", after=after)
 
     def wait(
-        self,
-        job: Job,
-        *,
-        on_event: OnEvent | None = None,
-        cancel_on_interrupt: bool = False,
+        self, job: Job, *, on_event: OnEvent | None = None, cancel_on_interrupt: bool = False
     ) -> RunReport:
-        """The report of a run once it has succeeded; as `Jobs.wait`."""
+        """Return the report of a run after it has succeeded; as `Jobs.wait`."""
         self._jobs.wait(job, on_event=on_event, cancel_on_interrupt=cancel_on_interrupt)
         return self.report(job.id)
 
     def cancel(self, run: str) -> Job:
-        """End a run; its checkpoints and what it measured stay."""
-        return resource(Job, self._connection.post(f"/v1/runs/{segment(run)}/cancel"))
+        """End a run; its checkpoints and report stay."""
+        return read_resource(Job, self._connection.post(f"{_run_at(run)}/cancel"))
 
     def report(self, run: str) -> RunReport:
-        """What the run has measured, up to its last epoch."""
-        return decoded(RunReport, self._connection.get(f"/v1/runs/{segment(run)}/report"))
+        """Return what the run has measured up to its last epoch."""
+        return decode_document(RunReport, self._connection.get(f"{_run_at(run)}/report"))
 
     def comparison(self, run: str) -> "Comparison":
-        """Predicted against measured, per stage."""
+        """Compare predicted with measured seconds, per stage."""
         from gnnplan.planner.queries.compare import Comparison
 
-        answer = self._connection.get(f"/v1/runs/{segment(run)}/comparison")
-        return decoded(Comparison, answer)
+        answer = self._connection.get(f"{_run_at(run)}/comparison")
+        return decode_document(Comparison, answer)
 
     def page(self, run: str) -> bytes:
-        """The plan as one HTML page, beside what the run measured."""
-        return self._connection.get_bytes(f"/v1/runs/{segment(run)}/report.html")
+        """Return the plan's HTML page, with what the run measured."""
+        return self._connection.get_bytes(f"{_run_at(run)}/report.html")
 
     def log(self, run: str) -> str:
-        """The end of what the ranks printed."""
-        return self._connection.get_bytes(f"/v1/runs/{segment(run)}/log").decode(errors="replace")
+        """Return the end of what the ranks printed."""
+        return self._connection.get_bytes(f"{_run_at(run)}/log").decode(errors="replace")
 
 
 class Client:
@@ -407,11 +403,11 @@ class Client:
         self.runs = Runs(self._connection, self.jobs)
 
     def health(self) -> dict[str, Any]:
-        """Status and version of the service."""
+        """Return status and version of the service."""
         return self._connection.get("/healthz")
 
     def close(self) -> None:
-        """Close the kept connections."""
+        """Close the connections."""
         self._connection.close()
 
     def __enter__(self) -> "Client":

@@ -1,9 +1,7 @@
-"""Jobs of the service: looked at, followed, waited for, cancelled.
+"""Start, follow, await and cancel jobs of the service.
 
-Following a job over connections that may break: no event is missed, none comes twice.
-
-Each event's id says how far the service has read; whoever comes back with it in Last-Event-ID is
-given what comes behind it.
+A job is followed over connections that may break. Each event's id says how far the service has
+read its files; sent back as Last-Event-ID, it misses no event and repeats none.
 """
 
 import contextlib
@@ -19,40 +17,34 @@ from gnnplan.planner.client.connection import (
     AGAIN,
     Connection,
     JobCancelledError,
+    Problem,
     ServiceProblemError,
     error_of,
 )
-from gnnplan.planner.client.resources import Attempt, Event, Job, decoded, problem_in, resource
+from gnnplan.planner.client.resources import Attempt, Event, Job, decode_document, read_resource
 from gnnplan.runtime.errors import GnnplanError
 
 SILENCE_SECONDS = 45.0
-"""Longest silence on an open stream: the service says something every 15 s."""
+"""Longest silence on an open stream; the service sends something every 15 s."""
 PATIENCE_SECONDS = 300.0
 LONGEST_WAIT_SECONDS = 8.0
 OPEN_SECONDS = 1.0
-"""A stream that breaks sooner than this, without an event, counts as silence."""
+"""Seconds below which a stream that breaks without an event counts as silent."""
 LARGEST_EVENT_BYTES = 16 * 2**20
 END = "end"
 
 
-def follow(
-    connection: Connection,
-    path: str,
-    *,
-    after: str | None = None,
-    patience_seconds: float = PATIENCE_SECONDS,
-) -> Iterator[Event]:
-    """Events of a job until its end, from the beginning or behind an event.
+def follow(connection: Connection, path: str, *, after: str | None = None) -> Iterator[Event]:
+    """Yield the events of a job until its end.
 
     Args:
         connection: to the service.
         path: of the events.
-        after: id of the last event that is known.
-        patience_seconds: how long a service that is away is waited for.
+        after: id of the last known event; None: begin with the first.
 
     Raises:
         ServiceProblemError: there is no such job, or the key may not read it.
-        ServiceUnreachableError: the service has been away for longer than `patience_seconds`.
+        ServiceUnreachableError: the service was away for longer than `PATIENCE_SECONDS`.
     """
     heard, wait = time.monotonic(), 0.25
     failure: Exception = httpx2.RemoteProtocolError("the stream ended before the job")
@@ -74,7 +66,7 @@ def follow(
         # A stream that was open was not silent: comments come where there are no events.
         if opened and time.monotonic() - opened[0] > OPEN_SECONDS:
             heard = time.monotonic()
-        if time.monotonic() - heard > patience_seconds:
+        if time.monotonic() - heard > PATIENCE_SECONDS:
             raise connection.unreachable(failure)
         time.sleep(wait)
         wait = min(2 * wait, LONGEST_WAIT_SECONDS)
@@ -102,24 +94,24 @@ def _object(text: str) -> dict[str, Any]:
 
 T = TypeVar("T")
 Progress = Callable[[str, float], None]
-"""Told what is being done and the share of it that is done, 0 to 1."""
+"""Called with what is being done and its share that is done, 0 to 1."""
 OnEvent = Callable[[Event], None]
 
 
-def segment(name: str) -> str:
-    """A name as one part of an address."""
+def quote_segment(name: str) -> str:
+    """Quote a name as one segment of a URL's path."""
     return quote(name, safe="")
 
 
-def pages(
+def read_pages(
     connection: Connection, path: str, cls: type[T], params: dict[str, Any] | None = None
 ) -> Iterator[T]:
-    """Every item of a list, page after page as they are read."""
+    """Yield the items of a list, reading one page after another."""
     wanted: dict[str, Any] = dict(params or {})
     while True:
         page = connection.get(path, wanted)
         for item in page["items"]:
-            yield resource(cls, item)
+            yield read_resource(cls, item)
         if page.get("next_cursor") is None:
             return
         wanted["cursor"] = page["next_cursor"]
@@ -134,18 +126,18 @@ class Jobs:
     def list(
         self, *, kind: str | None = None, state: str | None = None, plan: str | None = None
     ) -> Iterator[Job]:
-        """Jobs, newest first."""
+        """List jobs, newest first."""
         params = {"kind": kind, "state": state, "plan": plan}
-        return pages(self._connection, "/v1/jobs", Job, params)
+        return read_pages(self._connection, "/v1/jobs", Job, params)
 
     def get(self, job: str) -> Job:
-        """A job as it stands now."""
-        return resource(Job, self._connection.get(f"/v1/jobs/{segment(job)}"))
+        """Return a job."""
+        return read_resource(Job, self._connection.get(f"/v1/jobs/{quote_segment(job)}"))
 
     def start(self, path: str, body: Any, *, idempotency_key: str | None = None) -> Job:
-        """POST what makes a job."""
+        """Send a POST that makes a job."""
         answer = self._connection.post(path, body, idempotency_key=idempotency_key)
-        return resource(Job, answer)
+        return read_resource(Job, answer)
 
     def noop(
         self, *, seconds: float = 0.0, steps: int = 1, idempotency_key: str | None = None
@@ -155,13 +147,8 @@ class Jobs:
         return self.start("/v1/jobs", body, idempotency_key=idempotency_key)
 
     def follow(self, job: str, *, after: str | None = None) -> Iterator[Event]:
-        """Events and log lines as they come, `end` last; goes on after broken connections.
-
-        Args:
-            job: id of the job.
-            after: id of the last event that is known already.
-        """
-        path = f"/v1/jobs/{segment(job)}/events"
+        """Yield events and log lines behind the event `after`, whatever connections break."""
+        path = f"/v1/jobs/{quote_segment(job)}/events"
         return follow(self._connection, path, after=after)
 
     def wait(
@@ -172,69 +159,70 @@ class Jobs:
         on_event: OnEvent | None = None,
         cancel_on_interrupt: bool = False,
     ) -> Job:
-        """The job once it has succeeded.
+        """Return a job after it has succeeded.
 
         Args:
             job: as it was accepted.
-            progress: told what is being done.
-            on_event: given every event.
-            cancel_on_interrupt: Ctrl-C cancels the job too.
+            progress: called with its progress.
+            on_event: called with every event.
+            cancel_on_interrupt: let Ctrl-C cancel the job.
 
         Raises:
-            ServiceProblemError: it failed; the text is the job's own reason.
+            ServiceProblemError: it failed; the text is its reason.
             JobCancelledError: it was cancelled.
         """
         try:
-            return self._finished(self._followed(job, progress, on_event))
+            ended = self._follow_to_end(job, progress, on_event)
         except KeyboardInterrupt:
             if cancel_on_interrupt:
                 with contextlib.suppress(GnnplanError):  # it may have ended just now
                     self.cancel(job.id)
             raise
+        if ended.state == "cancelled":
+            raise JobCancelledError(f"job {job.id} was cancelled")
+        if ended.state != "succeeded":
+            reason = ended.problem or {"detail": f"job {job.id} failed without a reason"}
+            raise error_of(Problem.of(reason))
+        return ended
+
+    def wait_for_id(self, job: Job, *, progress: Progress | None = None) -> str:
+        """Wait for a job and return the id of what it made; Ctrl-C cancels the job."""
+        done = self.wait(job, progress=progress, cancel_on_interrupt=True)
+        return (done.result or "").rpartition("/")[2]
 
     def cancel(self, job: str) -> Job:
-        """Cancel a job; one that runs ends soon."""
-        return resource(Job, self._connection.post(f"/v1/jobs/{segment(job)}/cancel"))
+        """Cancel a job; a running one ends soon."""
+        return read_resource(Job, self._connection.post(f"/v1/jobs/{quote_segment(job)}/cancel"))
 
     def log(self, job: str) -> str:
-        """The end of what the job's processes printed."""
-        return self._connection.get_bytes(f"/v1/jobs/{segment(job)}/log").decode(errors="replace")
+        """Return the end of what the job's processes printed."""
+        return self._connection.get_bytes(f"/v1/jobs/{quote_segment(job)}/log").decode(
+            errors="replace"
+        )
 
     def attempts(self, job: str) -> Iterator[Attempt]:
-        """What was tried for a job."""
-        return pages(self._connection, f"/v1/jobs/{segment(job)}/attempts", Attempt)
+        """Yield the attempts at a job, oldest first."""
+        return read_pages(self._connection, f"/v1/jobs/{quote_segment(job)}/attempts", Attempt)
 
     def result(self, job: Job, cls: type[T]) -> T:
-        """The document that a job has made."""
-        return decoded(cls, self._connection.get(f"/v1/jobs/{segment(job.id)}/result"))
+        """Return the document that a job made."""
+        return decode_document(
+            cls, self._connection.get(f"/v1/jobs/{quote_segment(job.id)}/result")
+        )
 
     def answer(self, path: str, body: Any, cls: type[T], *, progress: Progress | None = None) -> T:
-        """Ask a question that a job answers, and wait; Ctrl-C cancels the job.
-
-        Raises:
-            ServiceProblemError: the request is refused or the job fails.
-        """
+        """Start a job, wait, and return its document; Ctrl-C cancels the job."""
         job = self.start(path, body)
         return self.result(self.wait(job, progress=progress, cancel_on_interrupt=True), cls)
 
-    def _followed(self, job: Job, progress: Progress | None, on_event: OnEvent | None) -> Job:
+    def _follow_to_end(self, job: Job, progress: Progress | None, on_event: OnEvent | None) -> Job:
         if job.ended:
             return job
         for event in self.follow(job.id):
             if on_event is not None:
                 on_event(event)
             if event.name == END:
-                return resource(Job, event.data)
+                return read_resource(Job, event.data)
             if event.name == "progress" and progress is not None:
                 progress(str(event.data.get("stage", "")), float(event.data.get("share", 0.0)))
         raise AssertionError("a stream ends with its end")
-
-    def _finished(self, job: Job) -> Job:
-        if job.state == "cancelled":
-            raise JobCancelledError(f"job {job.id} was cancelled")
-        if job.state != "succeeded":
-            raise self._failure(job)
-        return job
-
-    def _failure(self, job: Job) -> ServiceProblemError:
-        return error_of(problem_in(job))

@@ -1,13 +1,13 @@
-"""What the service shows and the client reads, one class for both; bodies of requests.
+"""Resources of the service, in classes that its server and its client share; bodies of requests.
 
-A client leaves out fields that it does not know, which a newer service may have.
+A client ignores fields that it does not know, which a newer service may send.
 """
 
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from gnnplan.planner.client.connection import Problem, ServiceUnreachableError
+from gnnplan.planner.client.connection import ServiceUnreachableError
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime import codec
@@ -18,12 +18,12 @@ JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 JobKind = Literal["noop", "plan", "profile", "simulate", "why-not", "what-if", "train"]
 ENDED = ("succeeded", "failed", "cancelled")
 SHAPE = {"extra": "forbid", "use_attribute_docstrings": True}
-"""How pydantic, where the service uses it, makes a schema of a class of this module."""
+"""How pydantic makes the schemas of these classes, for the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Words of this version's service; a client takes those of a newer one too."""
+    """Values that this version's service sends; a client accepts those of a newer one too."""
 
     words: tuple[str, ...]
 
@@ -65,7 +65,7 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Whether the state is final."""
+        """Return whether the state is final."""
         return self.state in ENDED
 
 
@@ -195,20 +195,20 @@ class Event:
     """Give it as `after` to go on behind this event."""
 
 
-def resource(cls: type[T], document: Any) -> T:
-    """A resource from its JSON; fields of a newer service are left out.
+def read_resource(cls: type[T], document: Any) -> T:
+    """Read a resource from JSON; unknown fields are ignored.
 
     Raises:
         ServiceUnreachableError: it is not what a gnnplan service answers.
     """
-    return decoded(cls, _known(cls, document))
+    return decode_document(cls, _drop_unknown(cls, document))
 
 
-def decoded(cls: type[T], document: Any) -> T:
-    """A document of the planner's or the runtime's own, such as a plan or a report.
+def decode_document(cls: type[T], document: Any) -> T:
+    """Read a document of the planner's or the runtime's, such as a plan or a report.
 
     Raises:
-        ServiceUnreachableError: it is of another version, or nothing of the kind.
+        ServiceUnreachableError: it is of another version, or something else.
     """
     try:
         return codec.decode(cls, document)
@@ -219,12 +219,7 @@ def decoded(cls: type[T], document: Any) -> T:
         ) from None
 
 
-def problem_in(job: Job) -> Problem:
-    """Why a job failed."""
-    return Problem.of(job.problem or {"detail": f"job {job.id} failed without a reason"})
-
-
-def _known(cls: type[Any], document: Any) -> Any:
+def _drop_unknown(cls: type[Any], document: Any) -> Any:
     if not isinstance(document, dict):
         return document
     found: dict[str, Any] = {}
@@ -232,35 +227,28 @@ def _known(cls: type[Any], document: Any) -> Any:
         if spec.name in document:
             value: Any = document[spec.name]  # pyright: ignore[reportUnknownVariableType] - JSON
             inner = Progress if spec.type is Progress else None
-            found[spec.name] = value if inner is None else _known(inner, value)
+            found[spec.name] = value if inner is None else _drop_unknown(inner, value)
     return found
 
 
 def plan_body(
     graph: str, settings: PlanSettings, *, machine: str | None = None, calibrated: bool = False
 ) -> dict[str, Any]:
-    """Body of `POST /v1/plans`.
-
-    Args:
-        graph: its folder below a graph root of the service.
-        settings: the request.
-        machine: preset, or id of an uploaded machine; None: the service's own.
-        calibrated: scale stages by what `compare` learnt of that machine.
-    """
+    """Return the body of `POST /v1/plans`; `graph` is a folder below the service's graph roots."""
     return profile_body(graph, settings, machine=machine) | {"calibrated": calibrated}
 
 
 def profile_body(
     graph: str, settings: PlanSettings, *, machine: str | None = None
 ) -> dict[str, Any]:
-    """Body of `POST /v1/profiles`; as `plan_body`."""
+    """Return the body of `POST /v1/profiles`."""
     if not graph:
         raise SettingsError("expected the name of a graph of the service, found none")
     return request_values(settings) | {"graph": graph, "machine": machine}
 
 
 def request_values(settings: object) -> dict[str, Any]:
-    """Settings that a request holds, by name."""
+    """Return the settings that a request holds, by name."""
     values, kind = flat_values(settings), type(settings)
     shown = [f.name for f in setting_fields(kind) if f.setting.surface != "flag"]
     return {name: codec.to_plain(values[name]) for name in shown}

@@ -1,4 +1,4 @@
-"""What is shown beside a plan: its run, or another plan with what is alike left out."""
+"""What is shown beside a plan: its run, or the differences of another plan."""
 
 import re
 from dataclasses import dataclass
@@ -8,8 +8,9 @@ from markupsafe import Markup
 
 from gnnplan.planner.queries.compare import Comparison, StageComparison, compare
 from gnnplan.planner.queries.diff import NumberPair, diff
-from gnnplan.planner.report.svg import element, figure, percent
+from gnnplan.planner.report.svg import element, figure, labelled_row, percent
 from gnnplan.planner.report.words import SOURCE_ORDER, share_text, time_text
+from gnnplan.planner.units import counted
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import RunReport
@@ -20,7 +21,7 @@ BAR = 9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceShare:
-    """Share of all feature rows from one source."""
+    """Predicted and measured share of one source among all feature rows."""
 
     source: str
     predicted: float
@@ -29,19 +30,19 @@ class SourceShare:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """A run held against its plan."""
+    """A run compared with its plan."""
 
     comparison: Comparison | None
     """None where the run cannot be compared; `refusal` says why."""
     refusal: str
     stages: list[tuple[str, StageComparison]]
-    """The step first, then the stages of at least 2% of it, then the rest."""
+    """The step first, then its stages, those below 2% of it last."""
     sources: list[SourceShare]
     report: RunReport
 
 
-def measured(plan: Plan, report: RunReport) -> Measured:
-    """Hold a run against its plan."""
+def compare_run(plan: Plan, report: RunReport) -> Measured:
+    """Compare a run with its plan."""
     try:
         found = compare(plan, report)
     except InputError as error:
@@ -50,16 +51,12 @@ def measured(plan: Plan, report: RunReport) -> Measured:
     whole = StageComparison(predicted=step.predicted, measured=step.measured, ape=step.ape)
     rows = [("step", whole), *found.stages.items(), *found.minor_stages.items()]
     return Measured(
-        comparison=found,
-        refusal="",
-        stages=rows,
-        sources=_sources(plan, report),
-        report=report,
+        comparison=found, refusal="", stages=rows, sources=_sources(plan, report), report=report
     )
 
 
 def _sources(plan: Plan, report: RunReport) -> list[SourceShare]:
-    """Rows by source over all ranks, as shares; a prediction weighs its ranks alike."""
+    """Return the share of each source over all ranks; predictions weigh all ranks equally."""
     counted: dict[str, int] = {}
     for rank in report.ranks:
         for source, rows in rank.rows_by_source.items():
@@ -78,8 +75,8 @@ def _sources(plan: Plan, report: RunReport) -> list[SourceShare]:
     ]
 
 
-def draw_measured(found: Measured, *, name: str = "measured") -> Markup:
-    """Two bars per stage: predicted above, measured below."""
+def draw_measured(found: Measured) -> Markup:
+    """Draw two bars per stage: predicted above, measured below."""
     whole = max((max(s.predicted, s.measured) for _, s in found.stages), default=0.0) or 1.0
     rows = [_row(stage, row, whole, i * ROW) for i, (stage, row) in enumerate(found.stages)]
     words = "; ".join(
@@ -87,7 +84,7 @@ def draw_measured(found: Measured, *, name: str = "measured") -> Markup:
         for stage, row in found.stages
     )
     return figure(
-        name,
+        "measured",
         "Seconds per step, predicted and measured",
         f"{words}.",
         *rows,
@@ -99,40 +96,29 @@ def _row(stage: str, row: StageComparison, whole: float, top: int) -> Markup:
     value = f"{time_text(row.predicted)} / {time_text(row.measured)}, off by {share_text(row.ape)}"
     bars = [
         element(
-            "rect",
-            class_=kind,
-            x=0,
-            y=top + y,
-            width=percent(seconds / whole),
-            height=BAR,
-            rx=2,
+            "rect", class_=kind, x=0, y=top + y, width=percent(seconds / whole), height=BAR, rx=2
         )
         for kind, seconds, y in (
             ("bar predicted", row.predicted, 20),
             ("bar measured", row.measured, 20 + BAR + 2),
         )
     ]
-    return element(
-        "g",
-        element("title", f"{stage}: predicted / measured {value}"),
-        element("text", stage, class_="name", x=0, y=top + 14),
-        element("text", value, class_="value", x="100%", y=top + 14, text_anchor="end"),
-        *bars,
-    )
+    title = f"{stage}: predicted / measured {value}"
+    return labelled_row(stage, value, *bars, top=top, title=title)
 
 
 CLOSE = 0.005
-"""Numbers nearer than this share are counted, not listed."""
+"""Relative difference below which numbers are counted, not listed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NumberRow:
-    """Predicted numbers of both plans; several names where the numbers are equal."""
+    """A predicted number of both plans, or several that are equal in each."""
 
     name: str
     unit: str
     a: float
-    """0 where plan A has none."""
+    """Number of plan A; 0 where it has none."""
     b: float
 
 
@@ -151,13 +137,13 @@ class Differences:
 
     numbers: list[NumberRow]
     close: int
-    """Numbers that differ by less than `CLOSE`."""
+    """How many numbers differ by less than `CLOSE`, relatively."""
     decisions: list[DecisionRow]
     arrays: list[str]
 
 
 def differences(a: Plan, b: Plan) -> Differences:
-    """What two plans decide and predict differently."""
+    """Return what two plans decide and predict differently."""
     found = diff(a, b)
     far = [pair for pair in found.numbers if abs(pair.a - pair.b) > CLOSE * max(pair.a, pair.b)]
     ranks = DecisionRow(field="ranks", a=ranks_text(a), b=ranks_text(b))
@@ -169,15 +155,15 @@ def differences(a: Plan, b: Plan) -> Differences:
         if not (told and each.field.startswith("strategy.devices."))
     ]
     return Differences(
-        numbers=_together(far),
+        numbers=_join_equal(far),
         close=len(found.numbers) - len(far),
         decisions=decisions,
-        arrays=numbered(found.arrays),
+        arrays=shorten_names(found.arrays),
     )
 
 
 def verdict(a: Plan, b: Plan) -> str:
-    """Which of two plans is predicted to be faster by epoch, and whether that is certain."""
+    """Say which of two plans is predicted to be faster by epoch, and whether that is certain."""
     if a.graph.fingerprint != b.graph.fingerprint:
         return "They are plans of different graphs: their seconds say nothing of each other."
     first, second = a.prediction.epoch_seconds, b.prediction.epoch_seconds
@@ -194,18 +180,17 @@ def verdict(a: Plan, b: Plan) -> str:
 
 
 def ranks_text(plan: Plan) -> str:
-    """The ranks and the memories that they are at.
+    """Describe the ranks and their memories.
 
-    Equal memories are named once: four ranks of one host are "4 ranks at host0", eight of GPUs
-    "8 ranks at gpu0.memory to gpu7.memory".
+    Equal memories are named once: "4 ranks at host0", "8 ranks at gpu0.memory to gpu7.memory".
     """
     devices = plan.strategy.devices
     places = list(dict.fromkeys(device.memory for device in devices))
-    return f"{len(devices)} rank{'s' if len(devices) > 1 else ''} at {', '.join(numbered(places))}"
+    return f"{counted(len(devices), 'rank')} at {', '.join(shorten_names(places))}"
 
 
 def value_text(value: Any) -> str:
-    """A plan's value in words.
+    """Write a plan's value in words.
 
     >>> value_text(None), value_text([0, 0, 0, 0]), value_text([15, 10]), value_text(True)
     ('not there', '4 times 0', '15, 10', 'yes')
@@ -222,10 +207,10 @@ def value_text(value: Any) -> str:
     return str(value)
 
 
-def numbered(names: list[str]) -> list[str]:
-    """Names that differ in one number alone, which counts up, told as one.
+def shorten_names(names: list[str]) -> list[str]:
+    """Shorten runs of names that differ in one number, which counts up.
 
-    >>> numbered(["own_4", "own_5", "own_6", "gpu0.hbm", "gpu1.hbm", "gpu2.hbm", "partition"])
+    >>> shorten_names(["own_4", "own_5", "own_6", "gpu0.hbm", "gpu1.hbm", "gpu2.hbm", "partition"])
     ['own_4 to own_6', 'gpu0.hbm to gpu2.hbm', 'partition']
     """
     runs: list[list[str]] = []
@@ -241,7 +226,7 @@ def numbered(names: list[str]) -> list[str]:
 
 
 def _counted_at(before: str, now: str) -> int | None:
-    """Which number of the first name is one more in the second, all else being equal."""
+    """Return which number of a name is one more in the next, if all else is equal."""
     parts, others = re.split(r"(\d+)", before), re.split(r"(\d+)", now)
     if len(parts) != len(others):
         return None
@@ -251,13 +236,12 @@ def _counted_at(before: str, now: str) -> int | None:
     return differ[0] if int(others[differ[0]]) == int(parts[differ[0]]) + 1 else None
 
 
-def _together(pairs: list[NumberPair]) -> list[NumberRow]:
-    """Equal numbers of one kind in one row, in the order in which they come first."""
+def _join_equal(pairs: list[NumberPair]) -> list[NumberRow]:
     rows: dict[tuple[str, str, float, float], list[str]] = {}
     for pair in pairs:
         kind, _, name = pair.name.partition(" ")
         rows.setdefault((kind, pair.unit, pair.a, pair.b), []).append(name)
     return [
-        NumberRow(name=f"{kind} {', '.join(numbered(names))}".strip(), unit=unit, a=a, b=b)
+        NumberRow(name=f"{kind} {', '.join(shorten_names(names))}".strip(), unit=unit, a=a, b=b)
         for (kind, unit, a, b), names in rows.items()
     ]

@@ -1,7 +1,6 @@
-"""One plan as one page: the parts of a plan put into templates that escape everything.
+"""A plan as one HTML page: its parts are put into templates that escape everything.
 
-`sections` gathers what the templates show, with the machine where it can still be had; the
-service's pages use the same sections.
+`sections` gathers what the templates show; the service's pages use it too.
 """
 
 import base64
@@ -21,15 +20,19 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import is_preset, load_preset
 from gnnplan.planner.profile.cache import load_record, record_path
 from gnnplan.planner.queries.explain import explain
+from gnnplan.planner.report.charts import (
+    device_rows,
+    draw_memory,
+    draw_sources,
+    draw_timeline,
+    memory_bars,
+    timeline,
+)
 from gnnplan.planner.report.links import busiest, link_rows
-from gnnplan.planner.report.measured import draw_measured, measured
-from gnnplan.planner.report.memory import draw_memory, memory_bars
-from gnnplan.planner.report.svg import element, figure, percent, plain
-from gnnplan.planner.report.timeline import draw_timeline, timeline
+from gnnplan.planner.report.measured import compare_run, draw_measured
+from gnnplan.planner.report.svg import element, plain
 from gnnplan.planner.report.topology import draw_topology
 from gnnplan.planner.report.words import (
-    SOURCE_ORDER,
-    SOURCE_WORDS,
     certificate_sentence,
     common_beginning,
     prices,
@@ -45,20 +48,20 @@ from gnnplan.runtime.report import RunReport
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """One row of the table: the plan itself, or what lost."""
+    """One row of the table of candidates: the plan itself, or an alternative."""
 
     name: str
     seconds: float | None
-    """Per step, predicted; None where it does not fit or cannot run."""
+    """Predicted seconds per step; None where it does not fit or cannot run."""
     why: str
     """Why it lost; empty for the plan itself."""
     chosen: bool = False
     alike: list[str] = field(default_factory=list[str])
-    """Names of others that take as long, to the digits shown, and lost for the same reason."""
+    """Names of others with the same seconds, as shown, and the same reason."""
 
 
 def choices(plan: Plan) -> list[Choice]:
-    """The plan and its alternatives, fastest first, those that cannot run last."""
+    """Return the plan and its alternatives, fastest first; those that cannot run are last."""
     rows = list[Choice]()
     for other in plan.alternatives:
         same = next((row for row in rows if _reads_alike(row, other)), None)
@@ -74,7 +77,7 @@ def choices(plan: Plan) -> list[Choice]:
 
 
 def _reads_alike(row: Choice, other: Alternative) -> bool:
-    """Whether somebody would read the same of both, their names apart."""
+    """Return whether a row and an alternative differ in their names alone, as shown."""
     if row.seconds is None or other.step_seconds is None:
         return False  # what would have to change to make each run is of interest
     return time_text(row.seconds) == time_text(other.step_seconds) and (
@@ -86,111 +89,12 @@ def _without_numbers(text: str) -> str:
     return re.sub(r"[0-9]+(\.[0-9]+)?", "#", text)
 
 
-ROW = 40
-BAR = 14
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
-    """One source's part of a device's rows."""
-
-    source: str
-    words: str
-    share: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceRows:
-    """Where devices that read alike get their rows."""
-
-    names: list[str]
-    shares: list[Share]
-    """Cheapest source first; together 1, or empty where no rows are read."""
-    own_rows: int
-    """Rows each keeps in its own memory."""
-
-    @property
-    def name(self) -> str:
-        """The names together."""
-        if len(self.names) <= 2:
-            return " and ".join(self.names)
-        return f"{self.names[0]} to {self.names[-1]}"
-
-
-def device_rows(plan: Plan) -> list[DeviceRows]:
-    """Expected shares by device; neighbours that read alike stand together."""
-    own = plan.strategy.features.own_rows
-    found: list[DeviceRows] = []
-    for rank in range(plan.num_ranks):
-        name = f"rank{rank}"
-        rates = plan.prediction.hit_rates.get(name, {})
-        order = sorted(rates, key=lambda s: (_place(s), s))
-        shares = [
-            Share(source=s, words=SOURCE_WORDS.get(s, s), share=rates[s])
-            for s in order
-            if rates[s] > 0
-        ]
-        kept = own[rank] if rank < len(own) else 0
-        if found and (found[-1].shares, found[-1].own_rows) == (shares, kept):
-            found[-1].names.append(name)
-        else:
-            found.append(DeviceRows(names=[name], shares=shares, own_rows=kept))
-    return found
-
-
-def _place(source: str) -> int:
-    return SOURCE_ORDER.index(source) if source in SOURCE_ORDER else len(SOURCE_ORDER)
-
-
-def draw_sources(devices: list[DeviceRows], *, name: str = "sources") -> Markup:
-    """A stacked bar per device."""
-    rows = [_row(device, i * ROW) for i, device in enumerate(devices)]
-    words = "; ".join(f"{d.name}: {shares_text(d)}" for d in devices)
-    return figure(
-        name,
-        "Predicted share of feature rows by source",
-        f"{words}.",
-        *rows,
-        height=max(1, ROW * len(devices)),
-    )
-
-
-def shares_text(device: DeviceRows) -> str:
-    """The shares in words."""
-    return ", ".join(f"{share_text(s.share)} {s.words}" for s in device.shares) or "no rows"
-
-
-def _row(device: DeviceRows, top: int) -> Markup:
-    pieces, at = list[Markup](), 0.0
-    for each in device.shares:
-        pieces.append(
-            element(
-                "rect",
-                element("title", f"{share_text(each.share)} {each.words}"),
-                class_=f"source-{each.source}",
-                x=percent(at),
-                y=top + 20,
-                width=percent(each.share),
-                height=BAR,
-            )
-        )
-        at += each.share
-    short = ", ".join(f"{each.source} {share_text(each.share)}" for each in device.shares)
-    return element(
-        "g",
-        element("text", device.name, class_="name", x=0, y=top + 14),
-        element("text", short, class_="value", x="100%", y=top + 14, text_anchor="end"),
-        element("rect", class_="track", x=0, y=top + 20, width="100%", height=BAR),
-        *pieces,
-    )
-
-
 TEMPLATES = Path(__file__).parent / "templates"
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 
 def filters() -> dict[str, Any]:
-    """Numbers for people, by the names that templates use."""
+    """Return the filters of the templates by name."""
     return {
         "seconds": time_text,
         "size": size_text,
@@ -205,7 +109,7 @@ def filters() -> dict[str, Any]:
 
 
 def breakable(name: str) -> Markup:
-    """A name that may be broken after its underscores.
+    """Let a name be broken after its underscores.
 
     >>> breakable("all_reduce")
     Markup('all_<wbr>reduce')
@@ -214,7 +118,7 @@ def breakable(name: str) -> Markup:
 
 
 def sentence(text: str) -> Markup:
-    """A sentence in which flags are not broken after their hyphens.
+    """Keep the flags of a sentence from being broken after their hyphens.
 
     >>> sentence("<b> or --allow")
     Markup('&lt;b&gt; or <span class="whole">--allow</span>')
@@ -224,7 +128,7 @@ def sentence(text: str) -> Markup:
 
 @cache
 def environment() -> Environment:
-    """Templates of a plan's page; every value is escaped, a missing one is an error."""
+    """Return the templates of a plan's page; all values are escaped, a missing one is an error."""
     made = Environment(
         loader=PackageLoader("gnnplan.planner.report"),
         autoescape=True,
@@ -237,24 +141,24 @@ def environment() -> Environment:
 
 
 def style() -> str:
-    """The page's style sheet."""
+    """Return the page's style sheet."""
     return (TEMPLATES / "style.css").read_text()
 
 
 def sections(
     plan: Plan, machine: MachineModel | None, report: RunReport | None, *, tried: bool = False
 ) -> dict[str, Any]:
-    """Everything that the sections of a plan show, by the names that templates use.
+    """Return everything that a plan's templates show, by name.
 
     Args:
         plan: the plan.
-        machine: the machine it was made for; None draws no topology.
-        report: what a run of it measured; None shows predictions alone.
-        tried: whether a run was begun at all, whatever came of it.
+        machine: the machine that it was made for; None: no topology is drawn.
+        report: what a run of it measured; None: predictions alone are shown.
+        tried: whether a run was begun at all.
     """
     laid = timeline(plan)
     bars, devices = memory_bars(plan), device_rows(plan)
-    run = None if report is None else measured(plan, report)
+    run = None if report is None else compare_run(plan, report)
     links = None if machine is None else link_rows(machine, plan)
     return {
         "plan": plan,
@@ -291,7 +195,7 @@ def _topology(plan: Plan, machine: MachineModel | None) -> Markup | None:
 
 
 def swatch(css_class: str) -> Markup:
-    """A small square in a bar's colour; the words beside it say the same."""
+    """Draw a small square in a bar's colour, to stand before words."""
     return element(
         "svg",
         element("rect", class_=css_class, width=12, height=12, rx=2),
@@ -309,14 +213,7 @@ def report_html(
     *,
     tried: bool = False,
 ) -> str:
-    """A plan's page as one HTML document that asks for nothing from outside.
-
-    Args:
-        plan: the plan.
-        machine: the machine it was made for.
-        report: what a run of it measured.
-        tried: whether a run was begun at all, whatever came of it.
-    """
+    """Return a plan's page as one HTML document that loads nothing; arguments as of `sections`."""
     css = style()
     # The page's own policy: its style and nothing else, whatever a name in the plan says.
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
@@ -333,7 +230,7 @@ def report_html(
 
 
 def machine_line(machine: MachineModel) -> str:
-    """What a machine has, in a line.
+    """Describe a machine in one line.
 
     >>> machine_line(load_preset("siton"))
     '8 GPUs (NVIDIA A100-PCIE-40GB), 4 cliques, 96 cores'
@@ -348,11 +245,7 @@ def machine_line(machine: MachineModel) -> str:
 
 
 def machine_of(plan: Plan) -> MachineModel | None:
-    """The machine kept with the planning request, or the same preset; None where neither is here.
-
-    Raises:
-        SettingsError: the kept request is damaged.
-    """
+    """Return the machine kept with the plan's request, or its preset; None without either."""
     if record_path(plan.plan_id).is_file():
         return load_record(plan).machine
     if not is_preset(plan.machine.name):
