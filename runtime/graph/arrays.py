@@ -1,74 +1,30 @@
-"""The array files of a dataset as one set: mapping, checking and hashing them.
+"""The array files of a dataset: mapping, checking and hashing them.
 
 `check_fast` looks at headers, pointer ends and the split, and runs on every open; `check_full`
-reads every array once.
-
-Content hash of a dataset: sampled blocks plus sizes, so that a huge file costs milliseconds.
-
-Files up to `BLOCKS * BLOCK_BYTES` are hashed whole; of larger ones the size and `BLOCKS` evenly
-spaced blocks (the first and the last among them). A change that falls between the blocks of a large
-file and keeps its size is not seen: the hash guards against mixing up datasets and against
-regenerated ones, not against an adversary.
+reads every array once, in chunks.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.runtime.graph.findings import (
-    check_array,
-    check_csc_ends,
-    check_labels,
-    check_monotone,
-    check_range,
-    check_split,
-)
-from gnnplan.runtime.graph.format import GraphMeta
-from gnnplan.runtime.graph.reading import map_array
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.format import GraphMeta, map_array
 
+CHUNK_BYTES = 1 << 25
 BLOCKS = 64
 BLOCK_BYTES = 16384
-
-
-def fingerprint_files(paths: Iterable[Path], facts: str = "") -> str:
-    """Hex digest (32 characters) over the files' names, sizes and sampled content.
-
-    Args:
-        paths: files; the order does not matter, the names (without folder) do.
-        facts: further text that belongs to the identity.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
-    digest = hashlib.sha256(facts.encode())
-    for path in sorted(paths, key=lambda p: p.name):
-        size = path.stat().st_size
-        digest.update(f"\n{path.name}:{size}\n".encode())
-        with path.open("rb") as file:
-            for offset in block_offsets(size):
-                file.seek(offset)
-                digest.update(file.read(BLOCK_BYTES))
-    return digest.hexdigest()[:32]
-
-
-def block_offsets(size_bytes: int) -> list[int]:
-    """Offsets of the blocks that are hashed of a file of this size."""
-    if size_bytes <= BLOCKS * BLOCK_BYTES:
-        return list(range(0, size_bytes, BLOCK_BYTES))
-    last = size_bytes - BLOCK_BYTES
-    return [last * i // (BLOCKS - 1) for i in range(BLOCKS)]
-
-
 SPLITS = ("train_idx", "val_idx", "test_idx")
 FLOATS = ("float16", "float32")
+INDEX = ("int32", "int64")
 
 
 def typed_names(meta: GraphMeta) -> list[str]:
-    """Node types that have a feature table of their own."""
+    """List the node types that have a feature table of their own."""
     return meta.node_types if meta.feature_storage == "typed" else []
 
 
@@ -89,21 +45,21 @@ def map_arrays(folder: Path, meta: GraphMeta) -> dict[str, NDArray[Any]]:
 def check_fast(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> None:
     """Check types, shapes, pointer ends and the split; raises DatasetError."""
     nodes, edges, dim = meta.num_nodes, meta.num_edges, meta.feature_dim
-    index, pair = ("int32", "int64"), (None, 2) if meta.task == "link" else (None,)
+    seeds = (None, 2) if meta.task == "link" else (None,)
     labels = (nodes, meta.num_classes) if meta.task == "multilabel" else (nodes,)
     rules: dict[str, tuple[tuple[str, ...], tuple[int | None, ...]]] = {
         "indptr": (("int64",), (nodes + 1,)),
-        "indices": (index, (edges,)),
+        "indices": (INDEX, (edges,)),
         "x": ((meta.feature_dtype,), (nodes, dim)),
         "x_indptr": (("int64",), (nodes + 1,)),
-        "x_indices": (index, (None,)),
+        "x_indices": (INDEX, (None,)),
         "x_data": ((meta.feature_dtype,), (None,)),
         "y": (("int64",), labels),
         "edge_weight": (("float32",), (edges,)),
         "edge_type": (("int32",), (edges,)),
         "edge_id": (("int64",), (edges,)),
         "node_type": (("int32",), (nodes,)),
-        **dict.fromkeys(SPLITS, (("int64",), pair)),
+        **dict.fromkeys(SPLITS, (("int64",), seeds)),
         **{f"x_{name}": (FLOATS, (None, None)) for name in typed_names(meta)},
     }
     for name, array in arrays.items():
@@ -112,15 +68,17 @@ def check_fast(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -
     if "x_indptr" in arrays:
         check_array(folder / "x_data.npy", arrays["x_data"], FLOATS, arrays["x_indices"].shape)
         check_csc_ends(folder / "x_indptr.npy", arrays["x_indptr"], len(arrays["x_indices"]))
+    if not arrays["train_idx"].size:
+        path = folder / "train_idx.npy"
+        raise DatasetError(f"{path}: expected at least one training node, found none")
     for name in SPLITS:
-        empty = name != "train_idx"
-        check_split(folder / f"{name}.npy", arrays[name], nodes, may_be_empty=empty)
+        check_range(folder / f"{name}.npy", arrays[name], 0, nodes, "node ids")
 
 
 def check_full(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> None:
-    """Check every value that others rely on; raises DatasetError. `findings` looks at the rest.
+    """Check every value that others rely on; raises DatasetError.
 
-    `edge_id` is not read: nothing here counts on its values, and it is as large as the topology.
+    `findings` looks at the rest. Values of `edge_id` are not read: nothing relies on them.
     """
     check_monotone(folder / "indptr.npy", arrays["indptr"])
     check_range(folder / "indices.npy", arrays["indices"], 0, meta.num_nodes, "node ids")
@@ -142,7 +100,118 @@ def check_full(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -
         check_range(folder / "edge_type.npy", arrays["edge_type"], 0, most, "edge types")
 
 
+def chunks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Yield slices of about `CHUNK_BYTES` along the first axis."""
+    row_bytes = max(1, array.nbytes // max(1, len(array)))
+    rows = max(1, CHUNK_BYTES // row_bytes)
+    for start in range(0, len(array), rows):
+        yield array[start : start + rows]
+
+
+def count_overflows(values: NDArray[Any], stored: NDArray[Any]) -> int:
+    """Count finite values that became infinite when they were cast to the type of `stored`."""
+    wider = values.dtype.kind == "f" and values.dtype.itemsize > stored.dtype.itemsize
+    if not wider or stored.dtype.kind != "f":
+        return 0
+    lost = np.isinf(stored)
+    return int((lost & np.isfinite(values)).sum()) if lost.any() else 0
+
+
+def check_array(
+    path: Path, array: NDArray[Any], dtypes: tuple[str, ...], shape: tuple[int | None, ...]
+) -> None:
+    """Check dtype and shape, None for any length; raises DatasetError."""
+    shape_fits = array.ndim == len(shape) and all(
+        want is None or want == have for want, have in zip(shape, array.shape, strict=True)
+    )
+    if str(array.dtype) not in dtypes or not shape_fits:
+        want = ", ".join("any" if n is None else str(n) for n in shape)
+        raise DatasetError(
+            f"{path}: expected {' or '.join(dtypes)} of shape [{want}], "
+            f"found {array.dtype} of shape {list(array.shape)}"
+        )
+
+
+def check_csc_ends(path: Path, indptr: NDArray[np.int64], num_entries: int) -> None:
+    """Check the first and last entry of a pointer array; raises DatasetError."""
+    if indptr[0] != 0 or indptr[-1] != num_entries:
+        raise DatasetError(
+            f"{path}: expected to run from 0 to the number of entries {num_entries}, "
+            f"found {indptr[0]} to {indptr[-1]}; the file is truncated or of another graph"
+        )
+
+
+def check_monotone(path: Path, indptr: NDArray[np.int64]) -> None:
+    """Check that a pointer array never falls; raises DatasetError."""
+    rows = CHUNK_BYTES // 8
+    for start in range(0, len(indptr) - 1, rows):
+        part = indptr[start : start + rows + 1]
+        falls = part[1:] < part[:-1]
+        if falls.any():
+            entry = start + int(falls.argmax())
+            raise DatasetError(
+                f"{path}: expected values that never fall, found {indptr[entry]} at {entry} "
+                f"and then {indptr[entry + 1]}"
+            )
+
+
+def check_range(path: Path, array: NDArray[Any], low: int, high: int, what: str) -> None:
+    """Check that every value lies in [low, high); raises DatasetError."""
+    for part in chunks(array):
+        least, most = int(part.min()), int(part.max())
+        if least < low or most >= high:
+            found = least if least < low else most
+            raise DatasetError(f"{path}: expected {what} from {low} to {high - 1}, found {found}")
+
+
+def check_labels(
+    path: Path, y: NDArray[np.int64], meta: GraphMeta, train_idx: NDArray[np.int64]
+) -> None:
+    """Check label values, and that training nodes have one; raises DatasetError."""
+    high = 2 if meta.task in ("multilabel", "binary") else max(meta.num_classes, 1)
+    check_range(path, y, -1, high, "labels")
+    if meta.task == "link":
+        return
+    known = y[train_idx] >= 0
+    unknown = int((~known.reshape(len(train_idx), -1).any(axis=1)).sum())
+    if unknown:
+        raise DatasetError(
+            f"{path}: expected a known label for each of {len(train_idx)} training nodes, "
+            f"found {unknown} without (-1)"
+        )
+
+
+def fingerprint_files(paths: Iterable[Path], facts: str = "") -> str:
+    """Hash the files' names, sizes and content into a hex digest of 32 characters.
+
+    Files up to `BLOCKS * BLOCK_BYTES` are hashed whole; of larger ones the size and `BLOCKS` evenly
+    spaced blocks. The hash guards against mixing up datasets and against regenerated ones: a change
+    between the blocks of a large file is not seen.
+
+    Args:
+        paths: files; the order does not matter, the names (without folder) do.
+        facts: further text that belongs to the identity.
+    """
+    digest = hashlib.sha256(facts.encode())
+    for path in sorted(paths, key=lambda p: p.name):
+        size = path.stat().st_size
+        digest.update(f"\n{path.name}:{size}\n".encode())
+        with path.open("rb") as file:
+            for offset in block_offsets(size):
+                file.seek(offset)
+                digest.update(file.read(BLOCK_BYTES))
+    return digest.hexdigest()[:32]
+
+
+def block_offsets(size_bytes: int) -> list[int]:
+    """Return the offsets of the blocks that are hashed of a file of this size."""
+    if size_bytes <= BLOCKS * BLOCK_BYTES:
+        return list(range(0, size_bytes, BLOCK_BYTES))
+    last = size_bytes - BLOCK_BYTES
+    return [last * i // (BLOCKS - 1) for i in range(BLOCKS)]
+
+
 def content_fingerprint(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> str:
-    """Hash of what the graph is: not of its name, its notes or where it lies."""
+    """Hash the graph itself: not its name, its notes or its folder."""
     facts = (meta.num_nodes, meta.num_edges, meta.feature_dim, meta.num_classes, meta.task)
     return fingerprint_files((folder / f"{name}.npy" for name in arrays), facts=str(facts))

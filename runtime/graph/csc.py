@@ -1,12 +1,9 @@
 """COO to CSC with bounded memory: count, deal the edges to buckets on disk, sort bucket by bucket.
 
-Pass 1 reads the edges once and counts in-edges per node. The nodes are then cut into ranges whose
-edges fit the memory limit; pass 2 reads the edges again and appends each to the bucket file of its
-destination's range. Each bucket is loaded, sorted by (destination, source) and appended to the
-output. With one bucket the edges never touch the disk. What stays in memory: 8 bytes per node, one
-chunk of edges, one bucket.
-
-`number_edges` lets each edge carry its position in the source through all of this.
+Pass 1 counts in-edges per node. The nodes are then cut into ranges whose edges fit the memory
+limit. Pass 2 appends each edge to the bucket file of its destination's range. Each bucket is
+loaded, sorted by (destination, source) and appended to the output; a single one never touches the
+disk. Memory holds 8 bytes per node, one chunk of edges and one bucket.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,11 +18,12 @@ from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.findings import UnusableWeights
 from gnnplan.runtime.graph.staging import Staging
 
+Chunk = dict[str, NDArray[Any]]
 SelfLoops = Literal["keep", "add", "remove"]
 MAX_BUCKETS = 512
 CHUNK_EDGES = 1 << 20
 BUCKET_BYTES_PER_EDGE = 64
-"""Memory to sort one edge: record, key, order and sorted copies."""
+"""Bytes of memory to sort one edge: record, key, order and sorted copies."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,23 +31,21 @@ class EdgeSource:
     """Edges that can be read more than once, in chunks."""
 
     num_edges: int
-    """Upper bound of the number of edges, known (or estimated) before they are read."""
-    chunks: Callable[[], Iterator[dict[str, NDArray[Any]]]]
-    """Each call starts anew; chunks have equally long arrays `src`, `dst` (node ids) and one for
+    """Upper bound of the number of edges, before they are read."""
+    chunks: Callable[[], Iterator[Chunk]]
+    """Function that reads the edges anew: equally long arrays `src`, `dst` (node ids) and one of
     each attribute."""
     attributes: Mapping[str, DTypeLike] = field(default_factory=dict)
-    """Types of the values that travel with each edge, by name (`edge_weight`, `edge_type`,
-    `edge_id`)."""
+    """Types of the edges' values by name (`edge_weight`, `edge_type`, `edge_id`)."""
 
 
 def array_edges(src: NDArray[Any], dst: NDArray[Any], **values: NDArray[Any]) -> EdgeSource:
-    """Edges that lie in equally long arrays, mapped or in memory."""
+    """Read edges from equally long arrays, mapped or in memory."""
+    arrays = {"src": src, "dst": dst, **values}
 
-    def chunks() -> Iterator[dict[str, NDArray[Any]]]:
+    def chunks() -> Iterator[Chunk]:
         for start in range(0, len(src), CHUNK_EDGES):
-            part = slice(start, start + CHUNK_EDGES)
-            extra = {name: array[part] for name, array in values.items()}
-            yield {"src": src[part], "dst": dst[part], **extra}
+            yield {name: array[start : start + CHUNK_EDGES] for name, array in arrays.items()}
 
     kinds = {name: array.dtype for name, array in values.items()}
     return EdgeSource(num_edges=len(src), chunks=chunks, attributes=kinds)
@@ -59,7 +55,7 @@ def number_edges(edges: EdgeSource) -> EdgeSource:
     """Give each edge its position in the source as the value `edge_id`."""
     kind = np.int32 if edges.num_edges <= np.iinfo(np.int32).max else np.int64
 
-    def chunks() -> Iterator[dict[str, NDArray[Any]]]:
+    def chunks() -> Iterator[Chunk]:
         start = 0
         for chunk in edges.chunks():
             stop = start + len(chunk["src"])
@@ -71,12 +67,12 @@ def number_edges(edges: EdgeSource) -> EdgeSource:
 
 
 def csc_edges(indptr: NDArray[Any], indices: NDArray[Any], **values: NDArray[Any]) -> EdgeSource:
-    """Edges of a topology that is in CSC already; the pointers must not fall."""
+    """Read edges from CSC arrays, whose pointers must not fall."""
     return _compressed(indptr, indices, ("dst", "src"), values)
 
 
 def csr_edges(indptr: NDArray[Any], indices: NDArray[Any], **values: NDArray[Any]) -> EdgeSource:
-    """Edges of a topology in CSR: those of `indices[indptr[v]:indptr[v + 1]]` leave node v."""
+    """Read edges from CSR arrays: those of `indices[indptr[v]:indptr[v + 1]]` leave node v."""
     return _compressed(indptr, indices, ("src", "dst"), values)
 
 
@@ -86,10 +82,10 @@ def _compressed(
     ends: tuple[str, str],
     values: dict[str, NDArray[Any]],
 ) -> EdgeSource:
-    """Edges whose one end (the first of `ends`) is told by pointers, the other by indices."""
+    """Read edges whose one end (the first of `ends`) is given by pointers, the other by indices."""
     owner, other = ends
 
-    def chunks() -> Iterator[dict[str, NDArray[Any]]]:
+    def chunks() -> Iterator[Chunk]:
         for start in range(0, len(indices), CHUNK_EDGES):
             part = slice(start, start + CHUNK_EDGES)
             ids = indices[part]
@@ -105,19 +101,19 @@ def _compressed(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EdgeOptions:
-    """What to do with the edges on the way."""
+    """Changes to the edges on their way into a dataset."""
 
     symmetrise: bool = False
-    """Store each edge in both directions (a self-loop once)."""
+    """Whether each edge is stored in both directions, a self-loop once."""
     self_loops: SelfLoops = "keep"
     """keep | add (each node without one gets one) | remove."""
     deduplicate: bool = False
-    """Keep the first of edges with equal source and destination."""
+    """Whether only the first of edges with equal source and destination is kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """What a conversion needs at most, said before it starts."""
+    """Memory and disk that a conversion needs at most."""
 
     memory_bytes: int
     scratch_disk_bytes: int
@@ -125,7 +121,6 @@ class Need:
     num_buckets: int
 
     def __str__(self) -> str:
-        """One line for a user."""
         megabytes = (self.memory_bytes, self.scratch_disk_bytes, self.output_disk_bytes)
         memory, scratch, output = (f"{b / 1e6:,.0f} MB" for b in megabytes)
         return (
@@ -142,15 +137,14 @@ def estimate_need(
     record_bytes: int = 8,
     memory_limit_bytes: int = 1 << 30,
 ) -> Need:
-    """Upper estimate of memory and disk for `build_csc`.
+    """Estimate the memory and disk that `build_csc` needs at most.
 
     Args:
-        num_nodes: nodes.
-        num_edges: edges of the source.
-        options: symmetrising doubles the edges, adding self-loops adds one per node.
+        num_nodes: number of nodes.
+        num_edges: number of edges of the source.
+        options: changes to the edges; symmetrising doubles them.
         record_bytes: bytes of one edge on scratch disk.
-        memory_limit_bytes: limit for one bucket. A bucket is larger where its first node has many
-            in-edges; they must be sorted together.
+        memory_limit_bytes: limit for one bucket; exceeded where one node has more in-edges.
     """
     edges = num_edges * (2 if options.symmetrise else 1)
     limit = max(1, memory_limit_bytes // BUCKET_BYTES_PER_EDGE)
@@ -177,18 +171,17 @@ def build_csc(
 ) -> int:
     """Write `indptr`, `indices` and the edge attributes of a graph into a staged dataset.
 
-    In-neighbours are sorted by id; equal edges keep the order of the source. Of numbered edges
-    (`number_edges`), `edge_id` (int64) is written unless the stored order is the source's: an edge
-    mirrored by symmetrising carries the id of the edge it mirrors, one that stands for several
-    equal ones the first's, and a self-loop that was added -1.
+    In-neighbours are sorted by id; equal edges keep the order of the source. `edge_id` of numbered
+    edges (`number_edges`) is written as int64 unless the stored order is the source's; see
+    `Graph.edge_id`.
 
     Args:
-        edges: read twice.
-        num_nodes: node ids lie in [0, num_nodes).
-        staging: the dataset being written; bucket files live in it for a while.
-        options: symmetrise, self-loops, deduplicate.
+        edges: edges, read twice.
+        num_nodes: number of nodes; ids lie in [0, num_nodes).
+        staging: the dataset being written; bucket files lie in it for a while.
+        options: changes to the edges.
         memory_limit_bytes: working memory of a bucket; see `estimate_need`.
-        report: called once with the estimated need, before anything is read.
+        report: gets a line on the estimated need before anything is read.
 
     Returns:
         The number of stored edges.
@@ -245,7 +238,7 @@ def bucket_bounds(counts: NDArray[np.int64], bucket_edges: int) -> NDArray[np.in
 
     Args:
         counts: [num_nodes] in-edges per node.
-        bucket_edges: aim; raised where it would make more than `MAX_BUCKETS` ranges.
+        bucket_edges: limit; raised where it would make more than `MAX_BUCKETS` ranges.
 
     Returns:
         [buckets + 1] rising node ids from 0 to num_nodes.
@@ -270,7 +263,7 @@ def _stored_type(name: str, record: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _count(counts: NDArray[np.int64], ids: NDArray[Any]) -> None:
-    """Add one at each id; a small chunk of a large graph does not touch all nodes."""
+    """Add one at each id, for a small chunk of a large graph without touching all nodes."""
     if len(counts) <= 4 * len(ids):
         counts += np.bincount(ids, minlength=len(counts))
     else:
@@ -280,7 +273,7 @@ def _count(counts: NDArray[np.int64], ids: NDArray[Any]) -> None:
 def _records(
     edges: EdgeSource, num_nodes: int, record: np.dtype[Any], options: EdgeOptions, target: Path
 ) -> Iterator[NDArray[Any]]:
-    """The source's edges as records, checked, with loops dropped and reverses added."""
+    """Yield the source's edges as records, checked, with loops dropped and reverses added."""
     for chunk in edges.chunks():
         for end in ("src", "dst"):
             ids = chunk[end]
@@ -304,7 +297,7 @@ def _records(
 def _buckets(
     parts: Iterator[NDArray[Any]], bounds: NDArray[np.int64], record: np.dtype[Any], folder: Path
 ) -> Iterator[tuple[int, int, NDArray[Any]]]:
-    """Deal records to destination ranges; yields (first node, end node, records)."""
+    """Deal records to destination ranges; yield (first node, end node, records)."""
     ranges = list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
     if len(ranges) == 1:
         yield (*ranges[0], np.concatenate([np.empty(0, record), *parts]))

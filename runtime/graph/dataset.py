@@ -1,10 +1,10 @@
-"""A graph dataset on disk, memory-mapped: the object every other part is given.
+"""Open and write graph datasets.
 
     graph = open_graph(Path("data/products"))
     in_neighbours = graph.indices[graph.indptr[v] : graph.indptr[v + 1]]
 
-`format.py` says what the folder holds. Arrays come back read-only and mapped: opening costs no
-memory, and processes on one host share the pages.
+`format.py` says what the folder holds. Arrays are read-only and mapped: opening costs no memory,
+and processes on one host share the pages.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class SparseFeatures:
     """CSR features: the entries of row v are `data[indptr[v]:indptr[v + 1]]`."""
 
     indptr: NDArray[np.int64]
-    """[num_nodes + 1]."""
+    """[num_nodes + 1] pointers."""
     indices: NDArray[Any]
     """Column of each entry, int32 or int64."""
     data: NDArray[Any]
@@ -53,18 +53,18 @@ class Graph:
     path: Path
     meta: GraphMeta
     fingerprint: str
-    """Hash of the content as it is now on disk."""
+    """Hash of the present content."""
     indptr: NDArray[np.int64]
-    """[num_nodes + 1]; in-neighbours of v are `indices[indptr[v]:indptr[v + 1]]`."""
+    """[num_nodes + 1] pointers; in-neighbours of v are `indices[indptr[v]:indptr[v + 1]]`."""
     indices: NDArray[Any]
-    """[num_edges], int32 or int64."""
+    """[num_edges] in-neighbours, int32 or int64."""
     x: NDArray[Any] | None = None
     """Dense features [num_nodes, feature_dim], float16 or float32."""
     x_csr: SparseFeatures | None = None
     x_by_type: dict[str, NDArray[Any]] = field(default_factory=dict)
     """Dense features per node type, rows in order of node id within the type."""
     y: NDArray[np.int64] | None = None
-    """[num_nodes], or [num_nodes, num_classes] of 0/1 for multilabel; -1 is unknown."""
+    """Labels [num_nodes], or [num_nodes, num_classes] of 0/1 for multilabel; -1 is unknown."""
     train_idx: NDArray[np.int64]
     """[k] node ids; for task link [k, 2] node pairs (source, destination)."""
     val_idx: NDArray[np.int64]
@@ -72,10 +72,9 @@ class Graph:
     edge_weight: NDArray[np.float32] | None = None
     edge_type: NDArray[np.int32] | None = None
     edge_id: NDArray[np.int64] | None = None
-    """[num_edges], mapped; `edge_id[k]` is the position, in the source's own edge order, of the
-    edge at `indices[k]`. A mirrored edge has the id of the edge it mirrors, the one left of several
-    equal edges the first's, a self-loop added on import -1. None: the order is the source's (or,
-    of a dataset written without this file, not known)."""
+    """[num_edges] position of each edge in the source's own order. A mirrored edge has the id of
+    the edge it mirrors, one that stands for several equal ones the first's, an added self-loop -1.
+    None: the order is the source's, or not known."""
     node_type: NDArray[np.int32] | None = None
 
     @property
@@ -110,12 +109,12 @@ class Graph:
 
     @property
     def task(self) -> Task:
-        """What is predicted: multiclass, multilabel, binary or link."""
+        """Kind of prediction: multiclass, multilabel, binary or link."""
         return self.meta.task
 
     @property
     def topology_only(self) -> bool:
-        """Whether the dataset has no features; `feature_dim` may still be declared."""
+        """Whether the dataset has no features; `feature_dim` may be declared all the same."""
         return self.meta.feature_storage == "none"
 
     @property
@@ -124,11 +123,7 @@ class Graph:
         return self.meta.feature_dim * np.dtype(self.meta.feature_dtype).itemsize
 
     def array_path(self, name: str) -> Path:
-        """Path of an array file that is to be opened anew.
-
-        Raises:
-            DatasetError: another graph lies in the folder by now.
-        """
+        """Return the path of an array file; raises DatasetError where the graph was replaced."""
         open_graph(self.path, validate=False, fingerprint=self.fingerprint)
         return self.path / f"{name}.npy"
 
@@ -143,17 +138,16 @@ def open_graph(folder: Path, *, validate: bool = True, fingerprint: str = "") ->
 
     Args:
         folder: the dataset.
-        validate: also read the arrays once: indptr never falls, indices and labels in range, and
-            all that `findings` looks for. Without it only shapes, types, lengths and the split's
-            range are checked, which is how a process opens what another has just validated.
-        fingerprint: of the graph that must lie there, since work on it has begun; empty: any.
+        validate: whether all arrays are read once and checked, beside their headers and the split.
+            A process that opens what another has just validated need not.
+        fingerprint: hash of the graph that must lie there; empty: any.
 
     Raises:
         DatasetError: not a dataset, damaged or inconsistent, another graph, or with a fault that
             no training can use; one line that names the file.
 
     Warns:
-        GraphWarning: what was found that is no fault, with its count.
+        GraphWarning: oddities, each with its count.
     """
     folder = Path(folder)
     meta, arrays = _open_arrays(folder)
@@ -171,7 +165,7 @@ def open_graph(folder: Path, *, validate: bool = True, fingerprint: str = "") ->
 
 
 def inspect_graph(folder: Path) -> tuple[Graph, list[Finding]]:
-    """Open and validate a dataset folder, and hand back what was found in it, faults included.
+    """Open and validate a dataset folder; return it with all findings, faults included.
 
     Raises:
         DatasetError: not a dataset, damaged or inconsistent; one line that names the file.
@@ -190,7 +184,7 @@ def _open_arrays(folder: Path) -> tuple[GraphMeta, dict[str, NDArray[Any]]]:
 
 
 def _say(folder: Path, findings: list[Finding]) -> None:
-    """Refuse a dataset with a fault, and warn of what is none."""
+    """Refuse a dataset with a fault, and warn of oddities."""
     for finding in findings:
         text = f"{folder / finding.array}.npy: {finding.text}"
         if finding.fault:
@@ -251,28 +245,28 @@ def write_graph(
         name: name of the dataset.
         indptr: [num_nodes + 1] CSC pointers.
         indices: [num_edges] in-neighbours.
-        train_idx: node ids (or [k, 2] pairs for task link); `val_idx` and `test_idx` alike.
+        train_idx: node ids (or [k, 2] pairs for task link).
         val_idx: see `train_idx`.
         test_idx: see `train_idx`.
         task: multiclass | multilabel | binary | link.
         num_classes: number of classes, 0 where there are no labels.
         x: dense features, float16 or float32.
         x_csr: sparse features, instead of `x`.
-        y: labels, -1 unknown.
+        y: labels, -1 for unknown.
         feature_dim: declared width; needed with `x_csr`, optional without features.
-        edge_weight: [num_edges].
-        edge_type: [num_edges].
+        edge_weight: [num_edges] weights of 0 or more.
+        edge_type: [num_edges] numbers of types.
         edge_id: [num_edges] position of each edge in the caller's own order; see `Graph.edge_id`.
-        node_type: [num_nodes].
+        node_type: [num_nodes] numbers of types.
         notes: one line per decision taken while making it.
-        overwrite: let an earlier dataset step aside, to `<folder>.previous`.
+        overwrite: keep an earlier dataset as `<folder>.previous`.
 
     Raises:
         DatasetError: the arrays do not fit together or hold a fault that no training can use, or
             the folder cannot be written.
 
     Warns:
-        GraphWarning: what was found that is no fault, with its count; the notes have it too.
+        GraphWarning: oddities, each with its count; the notes have them too.
     """
     table = x if x is not None else (x_csr.data if x_csr is not None else None)
     with Staging(folder, overwrite=overwrite) as staging:
@@ -326,7 +320,7 @@ def commit_dataset(staging: Staging, **facts: Any) -> Graph:
         DatasetError: the arrays do not fit together, or hold a fault that no training can use.
 
     Warns:
-        GraphWarning: what was found that is no fault, with its count; the notes have it too.
+        GraphWarning: oddities, each with its count; the notes have them too.
     """
     staging.finish_arrays()
     try:
@@ -340,7 +334,6 @@ def commit_dataset(staging: Staging, **facts: Any) -> Graph:
         found = find_all(meta, arrays)
         _say(staging.folder, [finding for finding in found if finding.fault])
     except DatasetError as error:
-        # The staging folder's name means nothing to a user, and is gone when the text is read.
         text = str(error).replace(str(staging.folder), str(staging.target))
         raise DatasetError(text) from None
     meta = dataclasses.replace(
@@ -356,22 +349,22 @@ def commit_dataset(staging: Staging, **facts: Any) -> Graph:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphTypes:
-    """What a model of typed graphs needs to know of the graph."""
+    """Types of a graph's edges and nodes, for models of typed graphs."""
 
     edge_types: list[str]
-    """Names; their order is their number."""
+    """Names in order of their numbers."""
     node_types: list[str]
     widths: list[int]
-    """Feature columns of each node type."""
+    """Number of feature columns of each node type."""
 
 
 def is_typed(workload: Workload) -> bool:
-    """Whether the model reads the types of edges, so that each type is sampled apart."""
+    """Return whether the model reads the types of edges, so that each type is sampled apart."""
     return workload.model == "rgcn"
 
 
 def types_of(graph: Graph) -> GraphTypes:
-    """The types of a dataset; one without node types has the single type `node`.
+    """Return the types of a dataset; one without node types has the single type `node`.
 
     Raises:
         DatasetError: the edges have no types, or more than there are names.
@@ -396,7 +389,7 @@ def types_of(graph: Graph) -> GraphTypes:
 
 
 def rows_within_types(node_type: NDArray[np.integer], num_types: int) -> NDArray[np.int64]:
-    """Each node's rank by id among the nodes of its type, int64 [N]: its row in the type's table.
+    """Return each node's row in the feature table of its type: its rank by id, int64 [N].
 
     >>> rows_within_types(np.array([0, 1, 0, 0, 1]), 2).tolist()
     [0, 0, 1, 2, 1]

@@ -1,138 +1,36 @@
-"""What a dataset's arrays hold that nobody can have meant: counted, then refused or said.
+"""Faults and oddities in a dataset's arrays, counted: faults are refused, the rest is reported.
 
 A fault is something that no training can use (repeated training nodes, unusable edge weights): a
-dataset with one is never written, and planning refuses it. What may be meant is said with its count
-(nodes of two splits, held-out links among the stored edges, NaN features). Every array is read in
-blocks, once; of the topology only the lists of nodes that a held-out link ends in.
-
-What must hold in a dataset: checks that cost nothing, and checks that read the arrays once.
-
-The fast ones (dtypes, shapes, lengths, ends of indptr, the split) run on every open. The full ones
-(indptr never falls, indices, types and labels in range) stream through the arrays in chunks.
+dataset with one is never written, and planning refuses it. Oddities may be meant (nodes of two
+splits, held-out links among the stored edges, NaN features). Arrays are read once, in blocks; of
+the topology only the lists of nodes that a held-out link ends in.
 """
 
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.classes import is_sparse
+from gnnplan.runtime.graph.arrays import chunks
 from gnnplan.runtime.graph.format import GraphMeta
 
-CHUNK_BYTES = 1 << 25
+CHUNK_EDGES = 1 << 22
+"""Number of stored edges that are compared with held-out links at once."""
+NAMES = {"train_idx": "training", "val_idx": "validation", "test_idx": "test"}
+FEW_CLASSES = 1000
+"""Number of outputs that cost next to nothing, whether or not a node has their class."""
 
 
 class GraphWarning(UserWarning):
-    """Something in a dataset is usable but probably not what was meant."""
-
-
-def chunks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Slices of about `CHUNK_BYTES` along the first axis."""
-    row_bytes = max(1, array.nbytes // max(1, len(array)))
-    rows = max(1, CHUNK_BYTES // row_bytes)
-    for start in range(0, len(array), rows):
-        yield array[start : start + rows]
-
-
-def count_overflows(values: NDArray[Any], stored: NDArray[Any]) -> int:
-    """How many finite values became infinite where `values` were cast to the type of `stored`."""
-    wider = values.dtype.kind == "f" and values.dtype.itemsize > stored.dtype.itemsize
-    if not wider or stored.dtype.kind != "f":
-        return 0
-    lost = np.isinf(stored)
-    return int((lost & np.isfinite(values)).sum()) if lost.any() else 0
-
-
-def check_array(
-    path: Path, array: NDArray[Any], dtypes: tuple[str, ...], shape: tuple[int | None, ...]
-) -> None:
-    """Check dtype and shape; None in `shape` stands for any length.
-
-    Raises:
-        DatasetError: with what was expected and what was found.
-    """
-    shape_fits = array.ndim == len(shape) and all(
-        want is None or want == have for want, have in zip(shape, array.shape, strict=True)
-    )
-    if str(array.dtype) not in dtypes or not shape_fits:
-        want = ", ".join("any" if n is None else str(n) for n in shape)
-        raise DatasetError(
-            f"{path}: expected {' or '.join(dtypes)} of shape [{want}], "
-            f"found {array.dtype} of shape {list(array.shape)}"
-        )
-
-
-def check_csc_ends(path: Path, indptr: NDArray[np.int64], num_entries: int) -> None:
-    """Check the first and last entry of a pointer array."""
-    if indptr[0] != 0 or indptr[-1] != num_entries:
-        raise DatasetError(
-            f"{path}: expected to run from 0 to the number of entries {num_entries}, "
-            f"found {indptr[0]} to {indptr[-1]}; the file is truncated or of another graph"
-        )
-
-
-def check_monotone(path: Path, indptr: NDArray[np.int64]) -> None:
-    """Check that a pointer array never falls."""
-    rows = CHUNK_BYTES // 8
-    for start in range(0, len(indptr) - 1, rows):
-        part = indptr[start : start + rows + 1]
-        falls = part[1:] < part[:-1]
-        if falls.any():
-            entry = start + int(falls.argmax())
-            raise DatasetError(
-                f"{path}: expected values that never fall, found {indptr[entry]} at {entry} "
-                f"and then {indptr[entry + 1]}"
-            )
-
-
-def check_range(path: Path, array: NDArray[Any], low: int, high: int, what: str) -> None:
-    """Check that every value lies in [low, high)."""
-    for part in chunks(array):
-        least, most = int(part.min()), int(part.max())
-        if least < low or most >= high:
-            found = least if least < low else most
-            raise DatasetError(f"{path}: expected {what} from {low} to {high - 1}, found {found}")
-
-
-def check_split(path: Path, ids: NDArray[np.int64], num_nodes: int, *, may_be_empty: bool) -> None:
-    """Check that a split's node ids are in range, and that there are some."""
-    if ids.size == 0:
-        if may_be_empty:
-            return
-        raise DatasetError(f"{path}: expected at least one training node, found none")
-    check_range(path, ids, 0, num_nodes, "node ids")
-
-
-def check_labels(
-    path: Path, y: NDArray[np.int64], meta: GraphMeta, train_idx: NDArray[np.int64]
-) -> None:
-    """Check label values, and that training nodes have one."""
-    high = 2 if meta.task in ("multilabel", "binary") else max(meta.num_classes, 1)
-    check_range(path, y, -1, high, "labels")
-    if meta.task == "link":
-        return
-    known = y[train_idx] >= 0
-    unknown = int((~known.reshape(len(train_idx), -1).any(axis=1)).sum())
-    if unknown:
-        raise DatasetError(
-            f"{path}: expected a known label for each of {len(train_idx)} training nodes, "
-            f"found {unknown} without (-1)"
-        )
-
-
-CHUNK_EDGES = 1 << 22
-"""Stored edges compared with held-out links at once."""
-NAMES = {"train_idx": "training", "val_idx": "validation", "test_idx": "test"}
+    """Says that something in a dataset is usable but probably not what was meant."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One kind of thing that was found in one array."""
+    """One kind of fault or oddity that was found in one array."""
 
     kind: str
     """repeated | overlap | held_out_links | edge_weight | features | unlabelled | classes."""
@@ -140,35 +38,32 @@ class Finding:
     """Name of the array file, without `.npy`."""
     count: int
     of: int
-    """How many there are of what is counted."""
+    """Number of all items among which `count` were found."""
     fault: bool
     """Whether the dataset cannot be used as it is."""
     text: str
-    """What was found, what follows from it and what to do; one line."""
+    """The finding, what follows from it and what to do, in one line."""
 
     @property
     def note(self) -> str:
-        """As the dataset's notes have it."""
+        """The line for the dataset's notes."""
         return f"warning: {self.array}: {self.text}"
 
 
 def find_all(meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> list[Finding]:
-    """Look for everything that this module knows; faults first.
+    """Find all faults and oddities of a dataset; faults come first.
 
     Args:
         meta: the dataset's description.
-        arrays: its arrays by name, of the right types and shapes, values in range.
+        arrays: its arrays by name, checked by `check_fast` and `check_full`.
     """
     found = [
         *_in_splits(meta, arrays),
         *_in_labels(meta, arrays),
-        *_in_edges(meta, arrays),
+        *_in_edges(arrays),
         *_in_features(arrays),
     ]
     return sorted(found, key=lambda finding: not finding.fault)
-
-
-# Splits.
 
 
 def _in_splits(meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> Iterator[Finding]:
@@ -184,7 +79,7 @@ def _in_splits(meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> Iterator[Fin
 
 
 def _keys(ids: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
-    """Sorted node ids; of pairs one number each, the same for both directions."""
+    """Return sorted node ids; for pairs one number each, the same for both directions."""
     if ids.ndim == 2:
         pair = np.sort(ids, axis=1)
         ids = pair[:, 0] * num_nodes + pair[:, 1]
@@ -226,12 +121,12 @@ def _overlap(
 
 
 class StoredLinks(NamedTuple):
-    """Of pairs (source, destination), how many are edges of a graph."""
+    """Number of pairs (source, destination) that are edges of a graph."""
 
     forward: int
-    """As source -> destination."""
+    """Number of pairs stored as source -> destination."""
     only_reversed: int
-    """As destination -> source alone."""
+    """Number of pairs stored as destination -> source alone."""
 
 
 def stored_links(indptr: NDArray[Any], indices: NDArray[Any], pairs: NDArray[Any]) -> StoredLinks:
@@ -250,7 +145,7 @@ def stored_links(indptr: NDArray[Any], indices: NDArray[Any], pairs: NDArray[Any
 def _are_stored(
     indptr: NDArray[Any], indices: NDArray[Any], src: NDArray[Any], dst: NDArray[Any]
 ) -> NDArray[np.bool_]:
-    """For each pair, whether `src` is among the in-neighbours of `dst`."""
+    """Return for each pair whether `src` is among the in-neighbours of `dst`."""
     num_nodes = len(indptr) - 1
     wanted, place = np.unique(dst * num_nodes + src, return_inverse=True)
     found = np.zeros(len(wanted), bool)
@@ -270,7 +165,7 @@ def _are_stored(
 
 
 def _ranges(sizes: NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """Consecutive ranges of lists that hold about `CHUNK_EDGES` entries, at least one each."""
+    """Cut lists into consecutive ranges of about `CHUNK_EDGES` entries, one list at the least."""
     if not len(sizes):
         return
     number = (np.cumsum(sizes) - sizes) // CHUNK_EDGES
@@ -294,9 +189,6 @@ def _held_out(name: str, arrays: dict[str, NDArray[Any]]) -> Iterator[Finding]:
         f"they stand, {stored.only_reversed} in the other direction only): messages pass over what "
         "is to be predicted; leave them out of the edges unless the model may know them",
     )
-
-
-# Labels.
 
 
 def _in_labels(meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> Iterator[Finding]:
@@ -333,26 +225,28 @@ def _in_labels(meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> Iterator[Fin
             )
 
 
+def is_sparse(num_classes: int, used: int) -> bool:
+    """Return whether nearly all of many classes have no node."""
+    return num_classes > max(FEW_CLASSES, 10 * used)
+
+
 def count_classes(y: NDArray[np.int64]) -> int:
-    """How many different labels of 0 or more there are."""
+    """Count the different labels of 0 or more."""
     used = np.empty(0, np.int64)
     for part in chunks(y):
         used = np.union1d(used, part)
     return int((used >= 0).sum())
 
 
-# Edges and features.
-
-
 class UnusableWeights:
-    """Counts weights that no sampler takes, over any number of blocks."""
+    """Counts the weights that no sampler takes, over any number of blocks."""
 
     def __init__(self) -> None:
         self.count = self.of = 0
         self.first: float | None = None
 
     def add(self, weights: NDArray[Any]) -> None:
-        """Count one block's."""
+        """Count the weights of one block."""
         self.of += len(weights)
         bad = ~((weights >= 0) & (weights <= np.finfo(np.float32).max))
         found = int(bad.sum())
@@ -361,7 +255,6 @@ class UnusableWeights:
         self.count += found
 
     def __str__(self) -> str:
-        """One line."""
         return (
             "expected edge weights of 0 or more that float32 holds, found "
             f"{self.count} of {self.of} that are negative, infinite or NaN (the first: "
@@ -369,8 +262,7 @@ class UnusableWeights:
         )
 
 
-def _in_edges(meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> Iterator[Finding]:
-    del meta
+def _in_edges(arrays: dict[str, NDArray[Any]]) -> Iterator[Finding]:
     if "edge_weight" not in arrays:
         return
     unusable = UnusableWeights()

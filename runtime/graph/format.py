@@ -1,4 +1,4 @@
-"""The format of a graph dataset: what `graph.json` says and which array files stand beside it.
+"""The format of a graph dataset, and reading its description with errors of one line.
 
 indptr.npy   int64 [num_nodes + 1]         in-neighbours of v: indices[indptr[v]:indptr[v + 1]]
 indices.npy  int32 or int64 [num_edges]
@@ -11,15 +11,21 @@ train_idx.npy, val_idx.npy, test_idx.npy   int64 node ids; for task link [k, 2] 
 edge_weight.npy float32, edge_type.npy int32 [num_edges]; node_type.npy int32 [num_nodes]
 edge_id.npy  int64 [num_edges]   position in the source's own edge order of the edge at indices[k];
                                  -1: a self-loop added on import. No file: the order is the source's
+graph.json   all else (`GraphMeta`)
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from numpy.typing import NDArray
 
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.npy import map_npy
 
 FORMAT_VERSION = 1
 META_FILE = "graph.json"
@@ -49,13 +55,13 @@ class GraphMeta:
     num_nodes: int
     num_edges: int
     feature_dim: int
-    """Columns of a feature row; may be declared without features (topology only)."""
+    """Columns of a feature row; may be declared where there are no features."""
     feature_dtype: Literal["float16", "float32"] = "float32"
     feature_storage: FeatureStorage = "none"
     num_classes: int = 0
     task: Task = "multiclass"
     fingerprint: str = ""
-    """Content hash when written; a reader computes its own (`fingerprint.py`)."""
+    """Hash of the content when it was written; a reader computes its own."""
     node_types: list[str] = field(default_factory=list)
     edge_types: list[str] = field(default_factory=list)
     projection: Projection | None = None
@@ -63,7 +69,6 @@ class GraphMeta:
     """One line per decision taken on import."""
 
     def __post_init__(self) -> None:
-        """Refuse what no dataset can be."""
         if self.format_version != FORMAT_VERSION:
             raise ValueError(
                 f"expected format_version {FORMAT_VERSION}, found {self.format_version}"
@@ -98,3 +103,43 @@ def read_meta(folder: Path) -> GraphMeta:
     except (OSError, ValueError) as error:
         text = str(error).splitlines()[0]
         raise DatasetError(f"{path}: not a valid dataset description ({text})") from None
+
+
+@contextmanager
+def reading(path: Path, what: str) -> Iterator[None]:
+    """Turn any failure of the wrapped reading code into a DatasetError about `path`.
+
+    A damaged file makes parsers raise nearly anything (zlib, struct, pickle, yaml, arrow).
+
+    Args:
+        path: the file being read; named in the message.
+        what: what was expected there ("a NumPy .npz archive").
+    """
+    try:
+        yield
+    except (DatasetError, ModuleNotFoundError):
+        raise
+    except FileNotFoundError:
+        raise DatasetError(f"{path}: expected {what}, found no such file") from None
+    except Exception as error:
+        raise DatasetError(
+            f"{path}: expected {what}, found a file that cannot be read ({one_line(error)}); "
+            "write or download it again"
+        ) from error
+
+
+def one_line(error: BaseException) -> str:
+    """Return the first line of an error's text, shortened; its type where it has no text."""
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else type(error).__name__
+    return text if len(text) <= 160 else text[:157] + "..."
+
+
+def map_array(path: Path) -> NDArray[Any]:
+    """Map a .npy file into memory, read-only.
+
+    Raises:
+        DatasetError: missing, truncated, or not a .npy file of plain values.
+    """
+    with reading(path, "a .npy array"):
+        return map_npy(path)

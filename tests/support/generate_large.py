@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.graph.dataset import Graph, commit_dataset
-from gnnplan.runtime.graph.generate import GRAPH500, check_sizes, split_nodes
+from gnnplan.runtime.graph.generate import check_sizes
+from gnnplan.runtime.graph.generate_draws import GRAPH500, split_nodes
 from gnnplan.runtime.graph.staging import Staging, refuse_occupied, writing
 
 BLOCK_BYTES = 1 << 30

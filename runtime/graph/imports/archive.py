@@ -1,7 +1,6 @@
-"""Members of a NumPy .npz archive as mapped arrays, without holding one in memory.
+"""Members of a NumPy .npz archive as mapped arrays, each unpacked when it is first asked for.
 
-What an archive has is listed when it is opened; a member is unpacked when it is asked for. So one
-that lacks a member is refused before a byte is written, and what nobody asks for stays packed.
+An archive that lacks a member is thus refused before a byte is written.
 """
 
 import io
@@ -14,32 +13,29 @@ from typing import Any, cast
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.format import reading
+from gnnplan.runtime.graph.imports.inventory import Inventory
 from gnnplan.runtime.graph.imports.serialized import PickledArray
-from gnnplan.runtime.graph.inventory import Inventory
-from gnnplan.runtime.graph.reading import reading
 from gnnplan.runtime.npy import map_npy, read_header
 
 PICKLED = "pickled objects are not read"
 READ_BYTES = 1 << 22
 HEAD_BYTES = 1 << 16
-"""Of a member, that hold its header: NumPy reads none that is longer."""
+"""Bytes that hold the header of any member: NumPy reads no longer one."""
 
 
 class NpzArchive(MutableMapping[str, Any]):
     """The arrays of an archive by name (without `.npy`), each unpacked and mapped on first use.
 
     Members of pickled objects are unpacked and not read. Setting and deleting change what is
-    looked up here, not the archive.
-
-    Disk full while unpacking raises OSError, as any write does; everything wrong with the archive
-    is a DatasetError.
+    looked up here, not the archive. A full disk raises OSError.
 
     Args:
         path: the archive.
         scratch: folder that members are unpacked to.
 
     Raises:
-        DatasetError: no such archive, members of other kinds, or a name twice.
+        DatasetError: the archive is missing or damaged, has other members, or a name twice.
     """
 
     def __init__(self, path: Path, scratch: Path) -> None:
@@ -59,36 +55,30 @@ class NpzArchive(MutableMapping[str, Any]):
             self._members[name] = info
 
     def __getitem__(self, name: str) -> NDArray[Any] | PickledArray:
-        """The array; raises KeyError where there is none of that name."""
         if name not in self._arrays:
             self._arrays[name] = self._map(name, self._members[name])
         return self._arrays[name]
 
     def __setitem__(self, name: str, value: NDArray[Any] | PickledArray) -> None:
-        """Put an array there."""
         self._arrays[name] = value
 
     def __delitem__(self, name: str) -> None:
-        """Forget an array; raises KeyError where there is none of that name."""
         if name not in self:
             raise KeyError(name)
         self._arrays.pop(name, None)
         self._members.pop(name, None)
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is such an array; nothing is unpacked."""
         return name in self._members or name in self._arrays
 
     def __iter__(self) -> Iterator[str]:
-        """Names, the archive's own first and in its order."""
         return iter({**self._members, **self._arrays})
 
     def __len__(self) -> int:
-        """Number of arrays."""
         return len({**self._members, **self._arrays})
 
     def pickled(self) -> list[str]:
-        """Names of the archive's members that hold pickled objects; their heads alone are read."""
+        """List the members that hold pickled objects, by their headers alone."""
         with self._opened() as archive:
             return [n for n, info in self._members.items() if self._is_pickled(archive, n, info)]
 
@@ -109,15 +99,14 @@ class NpzArchive(MutableMapping[str, Any]):
         with self._opened() as archive:
             _unpack(self.path, archive, info, target)
         with reading(self.path, f"a .npy array as member {name!r:.80}"):
-            return _pickled(target) or map_npy(target)
+            with target.open("rb") as file:
+                if read_header(file)[2].hasobject:
+                    return PickledArray(target, file.tell())
+            return map_npy(target)
 
 
 def check_room(path: Path, scratch: Path, name: str, num_bytes: int) -> None:
-    """Refuse to unpack what the disk has no room for.
-
-    Raises:
-        DatasetError: it has not.
-    """
+    """Refuse to unpack a member that the disk has no room for; raises DatasetError."""
     free = shutil.disk_usage(scratch).free
     if num_bytes > free:
         raise DatasetError(
@@ -128,7 +117,7 @@ def check_room(path: Path, scratch: Path, name: str, num_bytes: int) -> None:
 
 
 def _unpack(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path) -> None:
-    """Write one member; what it holds beyond the size it claims is not read."""
+    """Write one member, at most as many bytes as it claims to have."""
     left = info.file_size
     with target.open("wb") as file:
         with reading(path, "a NumPy .npz archive"):
@@ -152,22 +141,10 @@ def _unpack(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, target:
 def plain_members(
     path: Path, scratch: Path, inventory: Inventory, place: str = ""
 ) -> Mapping[str, NDArray[Any]]:
-    """The members of plain values, unpacked when asked for; the inventory gets all names."""
+    """Return the members of plain values, and tell the inventory all names."""
     archive = NpzArchive(path, scratch)
     for name in archive.pickled():
         inventory.leave(PICKLED, name, place=place)
         del archive[name]
     inventory.meet(archive, place)
     return cast(Mapping[str, NDArray[Any]], archive)
-
-
-def _pickled(path: Path) -> PickledArray | None:
-    """A member of pickled objects; None where it holds plain values."""
-    with path.open("rb") as file:
-        _, _, dtype = read_header(file)
-        return PickledArray(path, file.tell()) if dtype.hasobject else None
-
-
-def free_scratch(scratch: Path) -> None:
-    """Remove the scratch folder (mapped files stay readable while they are mapped)."""
-    shutil.rmtree(scratch)

@@ -1,14 +1,15 @@
 """Import of edge lists: a CSV, TSV, text or Parquet table of edges, with optional tables of nodes.
 
 A file is the table of edges; a folder holds `edges.*` (or `NAME_edges.*`) and optionally tables of
-nodes, features and labels (`node_tables.py`). Columns are found by name (`column_names.py`), else
-by position: the first two are source and destination, and of a table without a header a third one
-of fractions is the weight. What is not used is named in the inventory.
+nodes, features and labels (`node_table.py`). Columns are found by name (`inventory.py`), else by
+position: the first two are source and destination, and in a table without a header a third one of
+fractions is the weight.
 
 Without a table of nodes, ids are node numbers; where they are text, negative or have gaps, nodes
 are renumbered and `source_id.npy` keeps the source's ids.
 """
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.csc import array_edges
-from gnnplan.runtime.graph.imports.node_ids import IdIndex, close_gaps, first_seen_ids
-from gnnplan.runtime.graph.imports.node_table import NodeTable, find_tables, read_tables
-from gnnplan.runtime.graph.imports.source import ImportOptions, RawGraph
-from gnnplan.runtime.graph.imports.tables import Chunk, as_numbers, as_text, table_chunks
-from gnnplan.runtime.graph.inventory import (
+from gnnplan.runtime.graph.csc import CHUNK_EDGES, array_edges
+from gnnplan.runtime.graph.imports.inventory import (
     DST,
     EDGE_DATA,
     EDGE_ROW,
@@ -34,8 +31,14 @@ from gnnplan.runtime.graph.inventory import (
     column_named,
     plain_name,
 )
+from gnnplan.runtime.graph.imports.node_table import IdIndex, NodeTable, find_tables, read_tables
+from gnnplan.runtime.graph.imports.source import ImportOptions, RawGraph
+from gnnplan.runtime.graph.imports.tables import Chunk, as_numbers, as_text, table_chunks
 from gnnplan.runtime.graph.staging import ArrayWriter
+from gnnplan.runtime.npy import map_npy
 
+SPARSE_IDS = 8
+"""Ids are numbered by a table of one entry per id up to this many times the number of edges."""
 TYPES = {"weight": np.float32, "type": np.int32, "third": np.float32}
 NAMES = {"weight": "edge_weight", "type": "edge_type"}
 ROLES = {"src": Role.EDGES, "dst": Role.EDGES, "weight": Role.WEIGHTS, "type": Role.EDGE_TYPES}
@@ -45,7 +48,7 @@ def read_edgelist(source: Path, scratch: Path, options: ImportOptions) -> RawGra
     """Read an edge list.
 
     Raises:
-        DatasetError: no such table, damaged, or edges that name unknown nodes.
+        DatasetError: the table is missing or damaged, or edges name unknown nodes.
     """
     del options
     inventory = Inventory()
@@ -105,7 +108,7 @@ def _num_nodes(
 
 
 class _EdgeReader:
-    """Streams a table of edges to scratch files, one per column."""
+    """Streams a table of edges to scratch files, one for each column."""
 
     def __init__(
         self,
@@ -125,7 +128,7 @@ class _EdgeReader:
         self._text = False
 
     def read(self) -> tuple[dict[str, NDArray[Any]], NDArray[Any] | None]:
-        """Edge columns as mapped scratch files, and the source's ids where those are words."""
+        """Return edge columns as mapped files, and the source's ids where those are words."""
         writers: dict[str, ArrayWriter] = {}
         names: dict[str, str] | None = None
         with ExitStack() as stack:
@@ -142,7 +145,7 @@ class _EdgeReader:
                     writers[key].append(as_numbers(self.path, values, dtype))
         out: dict[str, NDArray[Any]] = {n: np.empty(0, np.int64) for n in ("src", "dst")}
         for key, writer in writers.items():
-            out[NAMES.get(key, key)] = np.asarray(np.load(writer.path, mmap_mode="r"))
+            out[NAMES.get(key, key)] = map_npy(writer.path)
         third = out.pop("third", None)
         if third is not None and names is not None:
             reason = _no_weight(third)
@@ -213,10 +216,9 @@ class _EdgeReader:
 
 
 def _no_weight(values: NDArray[Any]) -> str | None:
-    """Why a third column without a name is not the weight; None where it is."""
+    """Say why a third column without a name is not the weight; None where it is."""
     fractions = False
-    for start in range(0, len(values), 1 << 20):
-        part = np.asarray(values[start : start + (1 << 20)])
+    for part in _chunks(values):
         if not np.isfinite(part).all() or (part < 0).any():
             return "a third column with negative, infinite or empty values is no weight"
         fractions = fractions or bool((part % 1 != 0).any())
@@ -226,3 +228,58 @@ def _no_weight(values: NDArray[Any]) -> str | None:
         "a third column of whole numbers may be weights, times or types; name the columns in a "
         "first line: src,dst,weight"
     )
+
+
+def first_seen_ids(
+    src: NDArray[Any], dst: NDArray[Any], seen: dict[str, int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Number text ids in order of first appearance, those new in a chunk in sorted order.
+
+    Args:
+        src: words.
+        dst: words.
+        seen: number of each id of earlier chunks; gets the new ones.
+    """
+    both = np.concatenate([src.astype(np.str_), dst.astype(np.str_)])
+    names, inverse = np.unique(both, return_inverse=True)
+    numbers = np.array([seen.setdefault(str(n), len(seen)) for n in names], np.int64)
+    numbered = numbers[inverse]
+    return numbered[: len(src)], numbered[len(src) :]
+
+
+def close_gaps(
+    src: NDArray[Any], dst: NDArray[Any], scratch: Path
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64] | None]:
+    """Renumber integer ids without gaps from 0, keeping their order.
+
+    Returns:
+        Sources, destinations, and the old id of each node; None where the ids had no gaps.
+    """
+    low = int(min(src.min(), dst.min()))
+    high = int(max(src.max(), dst.max()))
+    number = None
+    if low < 0 or high >= SPARSE_IDS * len(src) + 1000:
+        ids = np.empty(0, np.int64)
+        for part in _chunks(src, dst):
+            ids = np.union1d(ids, part)
+    else:
+        met = np.zeros(high + 1, bool)
+        for part in _chunks(src, dst):
+            met[part] = True
+        if met.all():
+            return src, dst, None
+        ids = np.flatnonzero(met)
+        number = np.cumsum(met, dtype=np.int32 if len(ids) < 1 << 31 else np.int64) - 1
+    out: list[NDArray[np.int64]] = []
+    for name, values in (("src", src), ("dst", dst)):
+        with ArrayWriter(scratch / f"compact-{name}.npy", np.int64) as writer:
+            for part in _chunks(values):
+                writer.append(np.searchsorted(ids, part) if number is None else number[part])
+        out.append(map_npy(writer.path))
+    return out[0], out[1], ids
+
+
+def _chunks(*arrays: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    for values in arrays:
+        for start in range(0, len(values), CHUNK_EDGES):
+            yield values[start : start + CHUNK_EDGES]

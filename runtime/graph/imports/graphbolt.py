@@ -1,11 +1,13 @@
 """Import of DGL GraphBolt's on-disk layout: a folder with `metadata.yaml`, one node and edge type.
 
-Read are `dataset_name`, `graph.nodes[0].num`, `graph.edges[0]` (csv, or numpy of shape [2, E]), the
-first table of `feature_data` with domain node (numpy, torch or csv) whose name does not look like
-labels, ids or masks, and of the first task `num_classes`, `train_set`, `validation_set`, `test_set`
-with data `seeds` (or `seed_nodes`, `node_pairs`) and `labels`. Seeds of two columns make it a link
-task; pairs labelled 0 (negatives) are left out. All other entries and files are named in the
-inventory. PyYAML is imported on use.
+    dataset_name, graph.nodes[0].num
+    graph.edges[0]   csv, or numpy of shape [2, E]
+    feature_data     the first table of domain node (numpy, torch or csv) whose name does not look
+                     like labels, ids or masks
+    tasks[0]         num_classes; train_set, validation_set and test_set with data seeds (or
+                     seed_nodes, node_pairs) and labels
+
+Seeds of two columns make it a link task, without the pairs labelled 0. PyYAML is imported on use.
 """
 
 from pathlib import Path
@@ -16,16 +18,19 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.csc import array_edges
+from gnnplan.runtime.graph.format import map_array, reading
+from gnnplan.runtime.graph.imports.inventory import EDGE_DATA, LOOKS, Inventory, Role, looks_like
 from gnnplan.runtime.graph.imports.serialized import load_torch, to_numpy
 from gnnplan.runtime.graph.imports.source import (
     ImportOptions,
     RawFeatures,
     RawGraph,
     check_num_nodes,
+    check_pairs,
+    make_features,
+    note_negatives,
 )
 from gnnplan.runtime.graph.imports.tables import number_table
-from gnnplan.runtime.graph.inventory import EDGE_DATA, LOOKS, Inventory, Role, looks_like
-from gnnplan.runtime.graph.reading import map_array, reading
 
 SET_NAMES = {"train": "train_set", "val": "validation_set", "test": "test_set"}
 SEED_NAMES = ("seeds", "seed_nodes", "node_pairs")
@@ -51,19 +56,15 @@ def read_graphbolt(source: Path, scratch: Path, options: ImportOptions) -> RawGr
     if len(nodes) != 1 or len(edges) != 1 or any(kinds):
         raise DatasetError(f"{path}: expected one node and edge type, found a heterogeneous set")
     pairs = files.load(spec, np.int64)
-    pairs = pairs if spec.get("format") == "csv" else pairs.T
-    if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
-        raise DatasetError(
-            f"{path}: expected edges as two integers each, found {pairs.dtype} of shape "
-            f"{list(pairs.T.shape)}"
-        )
+    pairs = pairs.T if spec.get("format") == "csv" else pairs
+    check_pairs(path, "edges", pairs)
     with reading(path, "a dataset_name in words"):
         title = _word(meta.get("dataset_name") or path.parent.name)
     inventory.use(Role.EDGES, "graph.edges")
     graph = RawGraph(
         name=title,
         num_nodes=num_nodes,
-        edges=array_edges(pairs[:, 0], pairs[:, 1]),
+        edges=array_edges(pairs[0], pairs[1]),
         features=_features(path, meta, files, inventory),
         inventory=inventory,
     )
@@ -108,7 +109,7 @@ class _Files:
 
 
 def _word(value: Any) -> str:
-    """A word of the metadata. Others are not made words: YAML's aliases let one take gigabytes."""
+    """Return a word; nothing else becomes one, for YAML's aliases may take gigabytes."""
     if not isinstance(value, str):
         raise TypeError(f"expected a word, found {type(value).__name__}")
     return value
@@ -131,7 +132,7 @@ def _load_yaml(path: Path) -> dict[str, Any]:
 def _features(
     path: Path, meta: dict[str, Any], files: _Files, inventory: Inventory
 ) -> RawFeatures | None:
-    """The first table of node features; the others, and those of edges, are named as left."""
+    """Read the first table of node features, and name all others as left."""
     with reading(path, "feature_data as a list of tables"):
         entries = [dict(entry) for entry in meta.get("feature_data") or []]
         within = [dict(entry) for entry in dict(meta["graph"]).get("feature_data") or []]
@@ -152,16 +153,11 @@ def _features(
         inventory.leave(EDGE_DATA, "graph.feature_data")
     if chosen is None:
         return None
-    table = files.load(chosen, np.float32)
-    if table.ndim != 2:
-        raise DatasetError(
-            f"{path}: expected node features of two axes, found shape {list(table.shape)}"
-        )
-    return RawFeatures(dim=table.shape[1], dense=table)
+    return make_features(path, "node features", files.load(chosen, np.float32))
 
 
 def _unread(path: Path, meta: dict[str, Any], files: _Files) -> list[str]:
-    """Files of the folder and entries at the top of the metadata that nothing was read from."""
+    """List the files and the entries of the metadata that nothing was read from."""
     known = {"dataset_name", "graph", "feature_data", "tasks"}
     with reading(path, "metadata of entries with names in words"):
         entries = [f"entry {_word(key)}" for key in meta if key not in known]
@@ -173,7 +169,7 @@ def _unread(path: Path, meta: dict[str, Any], files: _Files) -> list[str]:
 
 
 def _paths(value: Any, depth: int = 8) -> list[str]:
-    """The paths that the metadata names anywhere."""
+    """List the paths that the metadata names anywhere."""
     if depth == 0:
         return []
     if isinstance(value, dict):
@@ -229,10 +225,7 @@ def _read_task(path: Path, meta: dict[str, Any], files: _Files, graph: RawGraph)
         elif known is not None:
             labels.append((ids, known))
         split[key] = ids
-    if negatives:
-        graph.notes.append(
-            f"{negatives} pairs labelled 0 left out: a link task draws its own negatives"
-        )
+    note_negatives(graph.notes, negatives)
     graph.split = split or None
     graph.y = _scatter(path, labels, graph.num_nodes)
 
@@ -246,7 +239,7 @@ def _set_data(path: Path, task: dict[str, Any], name: str) -> dict[str, dict[str
 def _scatter(
     path: Path, labels: list[tuple[NDArray[Any], NDArray[Any]]], num_nodes: int
 ) -> NDArray[np.float64] | None:
-    """Labels of the sets as one array over all nodes; NaN where none is known."""
+    """Join the labels of the sets in one array over all nodes; NaN where none is known."""
     if not labels:
         return None
     width = {tuple(values.shape[1:]) for _, values in labels}

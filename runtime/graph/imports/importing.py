@@ -2,9 +2,10 @@
 
     graph = import_graph(Path("cora.npz"), Path("data/cora"), options=ImportOptions())
 
-One small module per format turns the source into a `RawGraph`; everything after that is shared.
+One module per format turns the source into a `RawGraph`; everything after that is shared.
 """
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +17,9 @@ from numpy.typing import NDArray
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.csc import CHUNK_EDGES, build_csc, number_edges
 from gnnplan.runtime.graph.dataset import Graph, commit_dataset
-from gnnplan.runtime.graph.imports.archive import free_scratch
 from gnnplan.runtime.graph.imports.features import write_features
+from gnnplan.runtime.graph.imports.inventory import Role
+from gnnplan.runtime.graph.imports.labels import normalise_labels, normalise_split
 from gnnplan.runtime.graph.imports.node_table import SUFFIXES, find_tables
 from gnnplan.runtime.graph.imports.source import (
     SPLIT_KEYS,
@@ -26,8 +28,6 @@ from gnnplan.runtime.graph.imports.source import (
     check_lengths,
     check_num_nodes,
 )
-from gnnplan.runtime.graph.inventory import Role
-from gnnplan.runtime.graph.labels import normalise_labels, normalise_split
 from gnnplan.runtime.graph.staging import Staging
 from gnnplan.runtime.npy import map_npy
 
@@ -52,10 +52,10 @@ def import_graph(
         source: file or folder to read.
         folder: dataset folder to write; a dataset there, or anything else, is refused.
         format: auto | npz | pyg | ogb | graphbolt | edgelist.
-        options: what to do on the way.
+        options: choices for the conversion.
         report: gets one line before the conversion (its need of memory and disk), and one per
             decision the options left open, and per finding.
-        overwrite: let an earlier dataset step aside, to `<folder>.previous`.
+        overwrite: keep an earlier dataset as `<folder>.previous`.
 
     Raises:
         DatasetError: the source is damaged or not of the format, or the folder cannot be written.
@@ -151,16 +151,13 @@ def _convert(
     check_lengths(raw)
     y, task, num_classes = normalise_labels(raw, options)
     split = normalise_split(raw, y, task, options)
-    if y is not None:
-        staging.save("y", y)
+    for name, array in {"y": y, "source_id": raw.source_id, "class_id": raw.class_id}.items():
+        if array is not None:
+            staging.save(name, array)
     for key in SPLIT_KEYS:
         staging.save(f"{key}_idx", split[key])
     if raw.node_type is not None:
         staging.save("node_type", raw.node_type, np.int32)
-    if raw.source_id is not None:
-        staging.save("source_id", raw.source_id)
-    if raw.class_id is not None:
-        staging.save("class_id", raw.class_id)
     features = write_features(raw, staging, options)
     stored = build_csc(
         number_edges(raw.edges),
@@ -179,7 +176,7 @@ def _convert(
     if report is not None:
         for note in raw.notes:
             report(note)
-    free_scratch(scratch)
+    shutil.rmtree(scratch)  # mapped files stay readable
     graph = commit_dataset(
         staging,
         name=options.name or raw.name,
@@ -197,7 +194,7 @@ def _convert(
 
 
 def _check_choice(raw: RawGraph, options: ImportOptions) -> None:
-    """Refuse to choose where there is nothing to choose: among splits, or a width of features."""
+    """Refuse options that this source leaves nothing to: a split, or a width of features."""
     if options.feature_dim and raw.features is not None and options.features != "none":
         raise DatasetError(
             f"expected a source without features for a declared width of {options.feature_dim}, "
@@ -222,7 +219,7 @@ def _summary(
     y: NDArray[np.int64] | None,
     split: dict[str, NDArray[np.int64]],
 ) -> list[str]:
-    """What the dataset was made from, in a line for each part."""
+    """Say what the dataset was made from, in a line for each part."""
     origin = raw.inventory.origin
     lines = [f"edges: {num_edges} stored, from {origin(Role.EDGES)}"]
     for role in (Role.WEIGHTS, Role.EDGE_TYPES, Role.IDS, Role.NODE_TYPES):
@@ -251,7 +248,7 @@ def _summary(
 def _isolated(
     staging: Staging, num_nodes: int, split: dict[str, NDArray[np.int64]], task: str
 ) -> list[str]:
-    """A line on the nodes that no edge touches, where there are some."""
+    """Say in a line how many nodes no edge touches, where there are some."""
     pointers = map_npy(staging.folder / "indptr.npy")
     alone = pointers[1:] == pointers[:-1]
     indices = map_npy(staging.folder / "indices.npy")

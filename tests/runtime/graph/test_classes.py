@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.classes import is_sparse, number_classes, whole_numbers
 from gnnplan.runtime.graph.dataset import GraphWarning, open_graph, write_graph
+from gnnplan.runtime.graph.findings import is_sparse
 from gnnplan.runtime.graph.imports.importing import import_graph
+from gnnplan.runtime.graph.imports.labels import number_classes, whole_numbers
 from tests.support.fuzzing import fuzzed
 
 N = 20

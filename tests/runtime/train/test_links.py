@@ -10,7 +10,7 @@ import torch
 from gnnplan.runtime import worker
 from gnnplan.runtime.errors import GnnplanError, InputError
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.graph.generate_tasks import generate_links
+from gnnplan.runtime.graph.generate import generate_links
 from gnnplan.runtime.launch import launch
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.models.build import build_model
