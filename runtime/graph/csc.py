@@ -33,8 +33,7 @@ class EdgeSource:
     num_edges: int
     """Upper bound of the number of edges, before they are read."""
     chunks: Callable[[], Iterator[Chunk]]
-    """Function that reads the edges anew: equally long arrays `src`, `dst` (node ids) and one of
-    each attribute."""
+    """Reads the edges anew: equally long arrays `src`, `dst` (node ids) and those of attributes."""
     attributes: Mapping[str, DTypeLike] = field(default_factory=dict)
     """Types of the edges' values by name (`edge_weight`, `edge_type`, `edge_id`)."""
 
@@ -139,12 +138,8 @@ def estimate_need(
 ) -> Need:
     """Estimate the memory and disk that `build_csc` needs at most.
 
-    Args:
-        num_nodes: number of nodes.
-        num_edges: number of edges of the source.
-        options: changes to the edges; symmetrising doubles them.
-        record_bytes: bytes of one edge on scratch disk.
-        memory_limit_bytes: limit for one bucket; exceeded where one node has more in-edges.
+    `record_bytes` is the size of an edge on scratch disk, `memory_limit_bytes` the limit for one
+    bucket; it is exceeded where one node has more in-edges.
     """
     edges = num_edges * (2 if options.symmetrise else 1)
     limit = max(1, memory_limit_bytes // BUCKET_BYTES_PER_EDGE)
@@ -172,8 +167,7 @@ def build_csc(
     """Write `indptr`, `indices` and the edge attributes of a graph into a staged dataset.
 
     In-neighbours are sorted by id; equal edges keep the order of the source. `edge_id` of numbered
-    edges (`number_edges`) is written as int64 unless the stored order is the source's; see
-    `Graph.edge_id`.
+    edges (`number_edges`) is left out where the stored order is the source's; see `Graph.edge_id`.
 
     Args:
         edges: edges, read twice.
@@ -236,12 +230,8 @@ def build_csc(
 def bucket_bounds(counts: NDArray[np.int64], bucket_edges: int) -> NDArray[np.int64]:
     """Cut the nodes into ranges of at most about `bucket_edges` in-edges each.
 
-    Args:
-        counts: [num_nodes] in-edges per node.
-        bucket_edges: limit; raised where it would make more than `MAX_BUCKETS` ranges.
-
-    Returns:
-        [buckets + 1] rising node ids from 0 to num_nodes.
+    Returns rising node ids [buckets + 1] from 0 to the number of nodes; `counts` are the in-edges
+    of each. The limit is raised where it would make more than `MAX_BUCKETS` ranges.
     """
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
@@ -263,7 +253,6 @@ def _stored_type(name: str, record: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _count(counts: NDArray[np.int64], ids: NDArray[Any]) -> None:
-    """Add one at each id, for a small chunk of a large graph without touching all nodes."""
     if len(counts) <= 4 * len(ids):
         counts += np.bincount(ids, minlength=len(counts))
     else:
@@ -312,7 +301,6 @@ def _buckets(
 
 
 def _deal(part: NDArray[Any], bounds: NDArray[np.int64], paths: list[Path]) -> None:
-    """Append each record to the file of its destination's range."""
     number = np.searchsorted(bounds, part["dst"], side="right") - 1
     order = np.argsort(number, kind="stable")
     ends = np.cumsum(np.bincount(number, minlength=len(paths)))

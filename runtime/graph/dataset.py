@@ -89,7 +89,7 @@ class Graph:
 
     @property
     def num_edges(self) -> int:
-        """Number of stored (directed) edges."""
+        """Number of stored, directed edges."""
         return self.meta.num_edges
 
     @property
@@ -165,11 +165,7 @@ def open_graph(folder: Path, *, validate: bool = True, fingerprint: str = "") ->
 
 
 def inspect_graph(folder: Path) -> tuple[Graph, list[Finding]]:
-    """Open and validate a dataset folder; return it with all findings, faults included.
-
-    Raises:
-        DatasetError: not a dataset, damaged or inconsistent; one line that names the file.
-    """
+    """Open and validate a dataset folder; return it with all findings, faults included."""
     folder = Path(folder)
     meta, arrays = _open_arrays(folder)
     check_full(folder, meta, arrays)
@@ -318,9 +314,6 @@ def commit_dataset(staging: Staging, **facts: Any) -> Graph:
 
     Raises:
         DatasetError: the arrays do not fit together, or hold a fault that no training can use.
-
-    Warns:
-        GraphWarning: oddities, each with its count; the notes have them too.
     """
     staging.finish_arrays()
     try:
@@ -366,8 +359,7 @@ def is_typed(workload: Workload) -> bool:
 def types_of(graph: Graph) -> GraphTypes:
     """Return the types of a dataset; one without node types has the single type `node`.
 
-    Raises:
-        DatasetError: the edges have no types, or more than there are names.
+    Raises DatasetError where edges have no types, or more than there are names.
     """
     if graph.edge_type is None:
         raise DatasetError(

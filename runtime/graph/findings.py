@@ -51,12 +51,7 @@ class Finding:
 
 
 def find_all(meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> list[Finding]:
-    """Find all faults and oddities of a dataset; faults come first.
-
-    Args:
-        meta: the dataset's description.
-        arrays: its arrays by name, checked by `check_fast` and `check_full`.
-    """
+    """Find all faults and oddities of arrays that pass `check_full`; faults come first."""
     found = [
         *_in_splits(meta, arrays),
         *_in_labels(meta, arrays),
@@ -130,13 +125,7 @@ class StoredLinks(NamedTuple):
 
 
 def stored_links(indptr: NDArray[Any], indices: NDArray[Any], pairs: NDArray[Any]) -> StoredLinks:
-    """Count pairs that are stored edges; in-lists need not be sorted.
-
-    Args:
-        indptr: [num_nodes + 1].
-        indices: [num_edges] in-neighbours.
-        pairs: [k, 2] source and destination.
-    """
+    """Count the pairs [k, 2] that are stored edges; in-lists need not be sorted."""
     forward = _are_stored(indptr, indices, pairs[:, 0], pairs[:, 1])
     reverse = _are_stored(indptr, indices, pairs[:, 1], pairs[:, 0])
     return StoredLinks(int(forward.sum()), int((reverse & ~forward).sum()))
@@ -165,7 +154,6 @@ def _are_stored(
 
 
 def _ranges(sizes: NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """Cut lists into consecutive ranges of about `CHUNK_EDGES` entries, one list at the least."""
     if not len(sizes):
         return
     number = (np.cumsum(sizes) - sizes) // CHUNK_EDGES

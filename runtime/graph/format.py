@@ -37,7 +37,7 @@ FeatureStorage = Literal["none", "dense", "sparse", "typed"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Projection:
-    """How projected features were made from the source's, so that others can be made alike."""
+    """Making of projected features from the source's, so that others can be made alike."""
 
     source_dim: int
     target_dim: int
@@ -86,11 +86,7 @@ class GraphMeta:
 
 
 def read_meta(folder: Path) -> GraphMeta:
-    """Read and check `graph.json` of a dataset folder.
-
-    Raises:
-        DatasetError: not a dataset folder, or a damaged or inconsistent graph.json.
-    """
+    """Read and check `graph.json` of a dataset folder; raises DatasetError."""
     path = folder / META_FILE
     if not path.is_file():
         found = "no such folder" if not folder.exists() else f"no {META_FILE} in it"
@@ -136,10 +132,6 @@ def one_line(error: BaseException) -> str:
 
 
 def map_array(path: Path) -> NDArray[Any]:
-    """Map a .npy file into memory, read-only.
-
-    Raises:
-        DatasetError: missing, truncated, or not a .npy file of plain values.
-    """
+    """Map a .npy file into memory, read-only; raises DatasetError where it cannot be read."""
     with reading(path, "a .npy array"):
         return map_npy(path)

@@ -61,8 +61,7 @@ def block_model_drawer(
 def distinct_pairs(draw: Drawer, num_nodes: int, degree: float | int, rng: Rng) -> Ids:
     """Draw `num_nodes * degree / 2` distinct edges u < v as sorted keys `u * num_nodes + v`.
 
-    Raises:
-        DatasetError: so many edges that new ones are hardly found any more.
+    Raises DatasetError for so many edges that new ones are hardly found any more.
     """
     wanted = max(1, round(num_nodes * degree / 2))
     keys = np.empty(0, np.int64)
@@ -91,14 +90,10 @@ def distinct_pairs(draw: Drawer, num_nodes: int, degree: float | int, rng: Rng) 
 def signal_length(num_classes: int, feature_signal: float) -> float:
     """Return the length s of the class signal for which features alone reach the wanted accuracy.
 
-    With C orthogonal directions and unit noise the best classifier takes the largest of C
-    independent normals, one of which is shifted by s:
+    With C = `num_classes` orthogonal directions and unit noise the best classifier takes the
+    largest of C independent normals, one of which is shifted by s:
 
-        P(right) = integral phi(t - s) Phi(t)^(C - 1) dt
-
-    Args:
-        num_classes: C.
-        feature_signal: (P(right) - 1/C) / (1 - 1/C), in [0, 1).
+        P(right) = integral phi(t - s) Phi(t)^(C - 1) dt = 1/C + feature_signal (1 - 1/C)
     """
     from scipy.stats import norm  # half a second of imports, for generators alone
 

@@ -55,7 +55,7 @@ class ArrayWriter:
             self._file.write(header)
 
     def abandon(self) -> None:
-        """Close the file descriptor of a file that is to be deleted."""
+        """Close the file, which is to be deleted."""
         try:
             self._file.close()
         except OSError:
@@ -130,9 +130,6 @@ class Staging:
         """Put the folder in its place, once all of it is on the disk.
 
         An earlier dataset is kept as `<target>.previous`; who has mapped it goes on reading it.
-
-        Raises:
-            DatasetError: something else has taken the place meanwhile.
         """
         self.finish_arrays()
         refuse_occupied(self.target, overwrite=self._overwrite)
@@ -187,9 +184,7 @@ def _full_text(target: Path) -> str:
 def refuse_occupied(folder: Path, *, overwrite: bool) -> None:
     """Raise DatasetError where a dataset cannot be written to the folder without loss.
 
-    Args:
-        folder: the output.
-        overwrite: whether an earlier dataset may be renamed.
+    With `overwrite` an earlier dataset may be there.
     """
     if folder.exists() and not folder.is_dir():
         raise DatasetError(f"{folder}: expected a folder to write the dataset to, found a file")
@@ -208,7 +203,6 @@ def refuse_occupied(folder: Path, *, overwrite: bool) -> None:
 
 
 def _named(folder: Path) -> str:
-    """Name an earlier dataset in a few words."""
     try:
         meta = read_meta(folder)
     except DatasetError:

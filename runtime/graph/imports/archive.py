@@ -27,15 +27,8 @@ HEAD_BYTES = 1 << 16
 class NpzArchive(MutableMapping[str, Any]):
     """The arrays of an archive by name (without `.npy`), each unpacked and mapped on first use.
 
-    Members of pickled objects are unpacked and not read. Setting and deleting change what is
-    looked up here, not the archive. A full disk raises OSError.
-
-    Args:
-        path: the archive.
-        scratch: folder that members are unpacked to.
-
-    Raises:
-        DatasetError: the archive is missing or damaged, has other members, or a name twice.
+    Setting and deleting change this mapping, not the archive. A full disk raises OSError, anything
+    wrong with the archive DatasetError.
     """
 
     def __init__(self, path: Path, scratch: Path) -> None:
@@ -117,7 +110,7 @@ def check_room(path: Path, scratch: Path, name: str, num_bytes: int) -> None:
 
 
 def _unpack(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path) -> None:
-    """Write one member, at most as many bytes as it claims to have."""
+    """Write one member; refuse bytes beyond the size that it claims."""
     left = info.file_size
     with target.open("wb") as file:
         with reading(path, "a NumPy .npz archive"):

@@ -45,11 +45,7 @@ ROLES = {"src": Role.EDGES, "dst": Role.EDGES, "weight": Role.WEIGHTS, "type": R
 
 
 def read_edgelist(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
-    """Read an edge list.
-
-    Raises:
-        DatasetError: the table is missing or damaged, or edges name unknown nodes.
-    """
+    """Read a table of edges, or a folder of tables."""
     del options
     inventory = Inventory()
     nodes, edges = None, source
@@ -108,8 +104,6 @@ def _num_nodes(
 
 
 class _EdgeReader:
-    """Streams a table of edges to scratch files, one for each column."""
-
     def __init__(
         self,
         path: Path,
@@ -172,7 +166,6 @@ class _EdgeReader:
         return src, dst
 
     def _assign(self, chunk: Chunk) -> dict[str, str]:
-        """Decide what each column is."""
         names, place = list(chunk), self.place
         self.inventory.meet(names, place)
         if len(names) < 2:
@@ -233,13 +226,7 @@ def _no_weight(values: NDArray[Any]) -> str | None:
 def first_seen_ids(
     src: NDArray[Any], dst: NDArray[Any], seen: dict[str, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Number text ids in order of first appearance, those new in a chunk in sorted order.
-
-    Args:
-        src: words.
-        dst: words.
-        seen: number of each id of earlier chunks; gets the new ones.
-    """
+    """Number text ids by first appearance, those new in a chunk in sorted order; `seen` grows."""
     both = np.concatenate([src.astype(np.str_), dst.astype(np.str_)])
     names, inverse = np.unique(both, return_inverse=True)
     numbers = np.array([seen.setdefault(str(n), len(seen)) for n in names], np.int64)
@@ -250,11 +237,7 @@ def first_seen_ids(
 def close_gaps(
     src: NDArray[Any], dst: NDArray[Any], scratch: Path
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64] | None]:
-    """Renumber integer ids without gaps from 0, keeping their order.
-
-    Returns:
-        Sources, destinations, and the old id of each node; None where the ids had no gaps.
-    """
+    """Renumber integer ids from 0 in order; return both ends and the old ids, None if unchanged."""
     low = int(min(src.min(), dst.min()))
     high = int(max(src.max(), dst.max()))
     number = None

@@ -34,14 +34,9 @@ def write_features(
 ) -> dict[str, Any]:
     """Write the features in the chosen storage; return the graph.json fields that say so.
 
-    Args:
-        raw: the source; gets a note for each decision that was not the user's.
-        staging: the dataset being written.
-        options: storage, type and seed.
-        ram_bytes: bytes of memory to hold dense features against; None: this machine's.
-
-    Raises:
-        DatasetError: rows do not match nodes, or values do not fit the type.
+    Each decision that is not the user's adds a note to `raw`. Dense features are held against
+    `ram_bytes` of memory, None for this machine's. Raises DatasetError where rows do not match
+    nodes, or values do not fit the type.
     """
     source = raw.features
     choice, width = parse_feature_choice(options.features)
@@ -142,7 +137,6 @@ def _cast(values: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def _beyond_float32(source: RawFeatures) -> DatasetError:
-    """Make the error for a table with values beyond float32, all of them counted."""
     most = float(np.finfo(np.float32).max)
     table = np.asarray(source.dense if source.csr is None else source.csr.data)
     count = sum(int(((abs(p) > most) & np.isfinite(p)).sum()) for p in chunks(table))
@@ -198,7 +192,6 @@ def _project(source: RawFeatures, width: int, staging: Staging, seed: int) -> di
 
 
 def _refuse_sums(rows: Any, projected: NDArray[np.float32]) -> None:
-    """Raise DatasetError where sums of finite features are beyond float32."""
     lost = ~np.isfinite(projected).all(axis=1)
     if not lost.any():
         return

@@ -37,12 +37,7 @@ SEED_NAMES = ("seeds", "seed_nodes", "node_pairs")
 
 
 def read_graphbolt(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
-    """Read a folder (or its metadata.yaml).
-
-    Raises:
-        DatasetError: metadata or files are missing or damaged, types are several, or PyYAML is not
-            installed.
-    """
+    """Read a folder, or its metadata.yaml."""
     del options
     path = source / "metadata.yaml" if source.is_dir() else source
     meta = _load_yaml(path)
@@ -74,7 +69,7 @@ def read_graphbolt(source: Path, scratch: Path, options: ImportOptions) -> RawGr
 
 
 class _Files:
-    """Loads the files that metadata.yaml points to; they must lie in its folder."""
+    """Loads the files that metadata.yaml names; they must lie in its folder."""
 
     def __init__(self, path: Path, scratch: Path) -> None:
         self.path = path
@@ -169,7 +164,6 @@ def _unread(path: Path, meta: dict[str, Any], files: _Files) -> list[str]:
 
 
 def _paths(value: Any, depth: int = 8) -> list[str]:
-    """List the paths that the metadata names anywhere."""
     if depth == 0:
         return []
     if isinstance(value, dict):

@@ -34,6 +34,7 @@ from gnnplan.runtime.npy import map_npy
 __all__ = ["FORMATS", "ImportOptions", "detect_format", "import_graph"]
 
 Reader = Callable[[Path, Path, ImportOptions], RawGraph]
+"""Reads a source, with a scratch folder; raises DatasetError where it does not fit the format."""
 FORMATS = ("npz", "pyg", "ogb", "graphbolt", "edgelist")
 
 
@@ -82,7 +83,6 @@ def import_graph(
 
 @contextmanager
 def _naming(source: Path, folder: Path) -> Iterator[None]:
-    """Begin the text of every error with a path."""
     try:
         yield
     except DatasetError as error:
@@ -92,11 +92,7 @@ def _naming(source: Path, folder: Path) -> Iterator[None]:
 
 
 def detect_format(source: Path) -> str:
-    """Recognise the format of a file or folder by its names.
-
-    Raises:
-        DatasetError: none fits.
-    """
+    """Recognise the format of a file or folder by its names; raises DatasetError for others."""
     name = source.name.lower()
     if source.is_dir():
         if (source / "metadata.yaml").is_file() or (source / "preprocessed").is_dir():
@@ -248,7 +244,6 @@ def _summary(
 def _isolated(
     staging: Staging, num_nodes: int, split: dict[str, NDArray[np.int64]], task: str
 ) -> list[str]:
-    """Say in a line how many nodes no edge touches, where there are some."""
     pointers = map_npy(staging.folder / "indptr.npy")
     alone = pointers[1:] == pointers[:-1]
     indices = map_npy(staging.folder / "indices.npy")

@@ -81,7 +81,7 @@ class Inventory:
         return [name for (name, _), have in self._roles.items() if have is role]
 
     def left_at(self, place: str) -> list[str]:
-        """List the names of a table's parts that were left for a reason."""
+        """List the names of a table's parts that are left for a reason."""
         return [name for name, at in self._reasons if at == place]
 
     def origin(self, role: Role) -> str:

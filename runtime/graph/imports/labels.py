@@ -33,15 +33,13 @@ class Classes:
     class_id: NDArray[np.int64] | None = None
     """The source's own number of each class, rising, where classes were renumbered."""
     note: str = ""
-    """A line for the user where classes were renumbered, or where most have no node."""
+    """Line for the user where classes were renumbered, or where most have no node."""
 
 
 def number_classes(y: NDArray[np.int64], declared: int) -> Classes:
-    """Keep class numbers as they are, or renumber them where most would be empty outputs.
+    """Keep class numbers, or renumber them from 0 where most would be empty outputs.
 
-    Args:
-        y: [num_nodes] labels, -1 for unknown.
-        declared: number of classes that the source itself names; 0 where it names none.
+    `y` has -1 for unknown; `declared` is the source's own number of classes, 0 where it has none.
     """
     used = np.unique(y[y >= 0])
     count = max(declared, int(used[-1]) + 1) if len(used) else declared
@@ -61,8 +59,7 @@ def number_classes(y: NDArray[np.int64], declared: int) -> Classes:
 def whole_numbers(y: NDArray[Any]) -> tuple[NDArray[np.int64], list[str]]:
     """Return labels as integers, -1 where one is NaN or negative, and notes on odd ones.
 
-    Raises:
-        DatasetError: labels are infinite, fractional, too large for int64, or no numbers.
+    Raises DatasetError where a label is infinite, fractional, too large or no number.
     """
     if y.dtype.kind not in "fiub":
         raise DatasetError(f"labels: expected numbers, found values of type {y.dtype}")
@@ -96,10 +93,7 @@ def normalise_labels(
     """Return labels as int64 with -1 for unknown, the task, and the number of classes.
 
     The task is the user's, else the source's, else link where the split holds pairs, multilabel
-    where labels are a table, and multiclass.
-
-    Raises:
-        DatasetError: wrong length, values that are no labels, or a task the labels do not fit.
+    where labels are a table, and multiclass. Raises DatasetError where labels do not fit.
     """
     task = _task(raw, options)
     if raw.y is None:
@@ -134,8 +128,7 @@ def normalise_split(
 ) -> dict[str, NDArray[np.int64]]:
     """Return node ids (or pairs) of train, val and test; draw them where the source has none.
 
-    Raises:
-        DatasetError: no training nodes, or ids that are no integers.
+    Raises DatasetError where there are no training nodes, or ids are no integers.
     """
     if raw.split is not None:
         if "train" not in raw.split:
@@ -205,9 +198,6 @@ def split_ids(
         num_nodes: n.
         index: number of the split to take.
         splits_first: whether the first axis counts the splits where both are n long.
-
-    Raises:
-        DatasetError: neither, or both; one line that says what to change.
     """
     named_mask = "mask" in name.lower()
     if array.dtype.kind not in "fiub":

@@ -59,11 +59,7 @@ class IdIndex:
         self._order = np.argsort(ids, kind="stable")
 
     def find(self, path: Path, values: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the row number of each value, -1 where there is none.
-
-        Raises:
-            DatasetError: words where the table has numbers.
-        """
+        """Return the row number of each value, -1 where there is none."""
         if (values.dtype.kind == "U") != (self.ids.dtype.kind == "U"):
             if self.ids.dtype.kind != "U":
                 raise DatasetError(f"{path}: expected numbers as node ids, as in the node table")
@@ -120,15 +116,9 @@ def read_nodes(
 ) -> NodeTable:
     """Read a node table; features stream to the scratch folder.
 
-    Args:
-        path: the table.
-        scratch: folder for the features.
-        inventory: gets every column.
-        labels_only: whether it is a table of labels: other columns are no features then, and a
-            single column beside the ids is the label whatever its name.
-
-    Raises:
-        DatasetError: damaged, repeated ids, unknown split words.
+    In a table of labels (`labels_only`) other columns are no features, and a single column beside
+    the ids is the label whatever its name. Raises DatasetError for damage, repeated ids and
+    unknown split words.
     """
     kept: dict[str, list[NDArray[Any]]] = {}
     target = scratch / f"features-{path.name}.npy"
@@ -171,7 +161,7 @@ def read_nodes(
 
 
 def _assign(path: Path, chunk: Chunk, inventory: Inventory, labels_only: bool) -> _Columns:
-    """Decide what each column is, by name and by the type of its first values."""
+    """Decide what each column is, by its name and the type of its first values."""
     place = path.name
     inventory.meet(chunk, place)
     plain = {n: v for n, v in chunk.items() if v.dtype.kind in "fiubO"}
@@ -256,7 +246,6 @@ def _split(
 
 
 def _filled(flags: NDArray[Any]) -> NDArray[Any]:
-    """Replace empty cells by 0."""
     return np.nan_to_num(flags, nan=0) if flags.dtype.kind == "f" else flags
 
 
@@ -300,14 +289,9 @@ class Tables:
 
 
 def find_tables(folder: Path, inventory: Inventory | None = None) -> Tables:
-    """Recognise the tables of a folder by their names.
+    """Recognise a folder's tables by their names; raises DatasetError for two of one kind.
 
-    Args:
-        folder: to look into.
-        inventory: gets every file of the folder that is no table.
-
-    Raises:
-        DatasetError: two tables of one kind.
+    The inventory gets every file that is no table.
     """
     found: dict[str, list[Path]] = {key: [] for key in WORDS}
     for path in sorted(folder.iterdir()):
@@ -328,8 +312,7 @@ def find_tables(folder: Path, inventory: Inventory | None = None) -> Tables:
 def read_tables(tables: Tables, scratch: Path, inventory: Inventory) -> NodeTable | None:
     """Read the tables of nodes and join them; None where the folder has none.
 
-    Raises:
-        DatasetError: one is damaged, or they do not name the same nodes.
+    Raises DatasetError where one is damaged, or they do not name the same nodes.
     """
     read: list[NodeTable] = []
     if tables.nodes is not None:
@@ -358,7 +341,6 @@ def _kind(path: Path) -> str | None:
 
 
 def _join(base: NodeTable, other: NodeTable, scratch: Path, inventory: Inventory) -> NodeTable:
-    """Join two tables, with the rows and ids of the first."""
     order = _order(base, other)
     y, split, features = base.y, base.split, base.features
     place = other.path.name

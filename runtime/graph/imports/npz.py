@@ -49,17 +49,11 @@ _PARTS = ("data", "indices", "indptr", "shape")
 
 
 def read_npz(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
-    """Read a pack.
-
-    Raises:
-        DatasetError: not an archive of a known layout, or its arrays do not fit together.
-    """
+    """Read a pack of any of these layouts."""
     return _Pack(source, NpzArchive(source, scratch), options).read()
 
 
 class _Pack:
-    """The members of one archive, each taken at most once."""
-
     def __init__(self, source: Path, members: NpzArchive, options: ImportOptions) -> None:
         self.source = source
         self.members = members
@@ -69,7 +63,6 @@ class _Pack:
         self.notes: list[str] = []
 
     def read(self) -> RawGraph:
-        """Return the graph, whichever layout it has."""
         edges, num_nodes = self._edges()
         meta = self._meta()
         features, y = self._features(), self._labels()
@@ -115,7 +108,7 @@ class _Pack:
         return csc_edges(indptr, indices, **self._values("", len(indices))), len(indptr) - 1
 
     def _matrix(self, stem: str, kind: str) -> tuple[EdgeSource, int]:
-        """Edges of a square CSR or CSC matrix, which goes from row to column."""
+        """Read the edges of a square CSR or CSC matrix, which go from row to column."""
         names = self._part_names(stem)
         if kind not in ("csr", "csc"):
             raise DatasetError(

@@ -33,11 +33,7 @@ COUNTS = ("num_nodes_list", "num_edges_list")
 
 
 def read_ogb(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
-    """Read an OGB folder.
-
-    Raises:
-        DatasetError: files are missing, damaged, or of a heterogeneous or many-graph set.
-    """
+    """Read an OGB folder."""
     raw = source / "raw" if (source / "raw").is_dir() else source
     root = raw.parent if raw.name == "raw" else source
     if list(raw.glob("num-node-dict*")) or (raw / "triplet-type-list.csv.gz").exists():
@@ -58,7 +54,6 @@ def read_ogb(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
 
 
 def _files(root: Path) -> list[str]:
-    """List the files that may belong to the graph, relative to its folder."""
     folders = [root, *(root / name for name in ("raw", "split", "mapping"))]
     found = [path for folder in folders if folder.is_dir() for path in folder.iterdir()]
     found += [path for folder in (root / "split").glob("*") for path in folder.glob("*")]

@@ -54,19 +54,13 @@ REASONS = {
 
 
 def read_pyg(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
-    """Read a saved `Data`.
-
-    Raises:
-        DatasetError: damaged, of several node types, holds other classes, or has no edges.
-    """
+    """Read a file of torch.save."""
     del scratch
     parts = _parts(source, load_torch(source, _safe_classes()))
     return _Reader(source, parts[0], options).read(parts)
 
 
 class _Reader:
-    """The fields of one `Data`, each with what becomes of it."""
-
     def __init__(self, source: Path, fields: dict[str, Any], options: ImportOptions) -> None:
         self.source = source
         self.fields = {str(k): v for k, v in fields.items() if v is not None}

@@ -32,12 +32,8 @@ Columns = tuple[NDArray[np.int64], NDArray[Any], NDArray[Any] | None, tuple[int,
 def load_torch(path: Path, safe: list[Any] | None = None) -> Any:
     """Load a file of torch.save with weights_only, mapped where its layout allows.
 
-    Args:
-        path: the file.
-        safe: classes that the file may hold beside tensors and plain containers.
-
-    Raises:
-        DatasetError: the file is damaged, or holds other classes.
+    `safe` are classes that it may hold beside tensors and plain containers. Raises DatasetError
+    where it is damaged, or holds other classes.
     """
     import torch
 
@@ -93,11 +89,7 @@ def _refuse_packed(path: Path) -> None:
 
 
 def to_numpy(path: Path, name: str, value: Any) -> NDArray[Any]:
-    """Return a dense tensor or an array as an array; bfloat16 becomes float32.
-
-    Raises:
-        DatasetError: the value is neither.
-    """
+    """Return a dense tensor or an array as an array, bfloat16 as float32; raises DatasetError."""
     import torch
 
     if isinstance(value, np.ndarray):
@@ -136,16 +128,9 @@ def torch_sparse_names() -> list[tuple[Any, str]]:
 
 
 def compressed_columns(path: Path, name: str, value: Any, *, transposed: bool) -> Columns:
-    """Return a sparse matrix row by row, or column by column where `transposed`.
+    """Return a torch tensor or `TorchSparse` matrix row by row, or by column if `transposed`.
 
-    Args:
-        path: the file.
-        name: name of the matrix, for messages.
-        value: a sparse tensor of torch, or a `TorchSparse`.
-        transposed: whether columns are read as rows.
-
-    Raises:
-        DatasetError: another value, or a damaged one; the line says how to convert it.
+    Raises DatasetError for other values and damaged ones; the line says how to convert them.
     """
     import torch
 
@@ -209,8 +194,7 @@ def unpickle(
 ) -> NDArray[Any] | dict[str, NDArray[Any]]:
     """Return the one array of a member, or the four arrays of its SciPy CSR matrix by name.
 
-    Raises:
-        DatasetError: the member holds something else; the line says how to convert it.
+    Raises DatasetError where it holds something else; the line says how to convert it.
     """
     try:
         with member.path.open("rb") as file:
@@ -280,14 +264,12 @@ class _Bounded:
         file.seek(offset)
 
     def read(self, size: int) -> bytes:
-        """Read exactly `size` bytes."""
         if not 0 <= size <= self._left:
             raise pickle.UnpicklingError("truncated")
         self._left -= size
         return self._file.read(size)
 
     def readline(self) -> bytes:
-        """Read a line, at most `MOST_LINE` bytes of it."""
         line = self._file.readline(MOST_LINE)
         self._left -= len(line)
         return line
@@ -342,7 +324,6 @@ def _is_object(value: _Array) -> bool:
 
 
 def _array(value: Any) -> NDArray[Any]:
-    """Make an array from its recorded shape, type and bytes."""
     if not isinstance(value, _Array):
         raise pickle.UnpicklingError("an array was expected")
     _, shape, kind, fortran, raw = value.state

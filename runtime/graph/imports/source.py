@@ -79,11 +79,7 @@ Storage = Literal["auto", "dense", "sparse", "project", "none"]
 
 
 def parse_feature_choice(text: str) -> tuple[Storage, int]:
-    """Parse `dense`, `sparse`, `project:D`, `none` or `auto` into the kind and D (0 without).
-
-    Raises:
-        DatasetError: another text.
-    """
+    """Parse `dense`, `sparse`, `project:D`, `none` or `auto` into the kind and D (0 without)."""
     if text in ("auto", "dense", "sparse", "none"):
         return cast(Storage, text), 0
     kind, _, number = text.partition(":")
@@ -104,7 +100,7 @@ class RawFeatures:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of the table."""
+        """Number of rows."""
         if self.dense is not None:
             return len(self.dense)
         return len(self.csr.indptr) - 1 if self.csr is not None else 0
@@ -146,11 +142,7 @@ class RawGraph:
 
 
 def check_pairs(path: Path, name: str, pairs: NDArray[Any], *, by_row: bool = False) -> None:
-    """Check that an array has two integers per edge: [2, edges], or [edges, 2] where `by_row`.
-
-    Raises:
-        DatasetError: another shape or type.
-    """
+    """Check for two integers per edge: [2, edges], or [edges, 2] `by_row`; raises DatasetError."""
     form = "[edges, 2]" if by_row else "[2, edges]"
     if pairs.ndim != 2 or pairs.shape[int(by_row)] != 2 or pairs.dtype.kind not in "iu":
         raise DatasetError(
@@ -160,11 +152,7 @@ def check_pairs(path: Path, name: str, pairs: NDArray[Any], *, by_row: bool = Fa
 
 
 def make_features(path: Path, name: str, table: NDArray[Any]) -> RawFeatures:
-    """Return a dense table [nodes, columns] as features.
-
-    Raises:
-        DatasetError: the table does not have two axes.
-    """
+    """Return a dense table as features; raises DatasetError unless it is [nodes, columns]."""
     if table.ndim != 2:
         raise DatasetError(f"{path}: expected {name} of two axes, found shape {list(table.shape)}")
     return RawFeatures(dim=table.shape[1], dense=table)
@@ -185,10 +173,9 @@ def note_negatives(notes: list[str], count: int) -> None:
 
 
 def check_lengths(raw: RawGraph) -> None:
-    """Check that features, labels and node types have one row per node.
+    """Check that features, labels and node types have one row per node; raises DatasetError.
 
-    Raises:
-        DatasetError: one differs; the message names all, for the user alone knows which is wrong.
+    The message names all of them, for the user alone knows which is wrong.
     """
     rows = {
         name: len(array)
@@ -203,16 +190,12 @@ def check_lengths(raw: RawGraph) -> None:
 
 
 def memory_bytes() -> int:
-    """Return the bytes of memory that this process may use; imports and plans share the limit."""
+    """Return the bytes of memory that this process may use."""
     return usable_ram_bytes()
 
 
 def check_num_nodes(num_nodes: int) -> None:
-    """Refuse a node count, often a damaged one, whose per-node arrays exceed half of the memory.
-
-    Raises:
-        DatasetError: the arrays do not fit.
-    """
+    """Refuse a node count, often a damaged one, whose per-node arrays exceed half of the memory."""
     usable = memory_bytes() // 2
     if num_nodes * BYTES_PER_NODE > usable:
         raise DatasetError(

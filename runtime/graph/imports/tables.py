@@ -56,11 +56,7 @@ class TextLayout:
 
 
 def sniff(path: Path, header: bool | None = None) -> TextLayout | None:
-    """Find out from its first lines how a text table is written; None where it has no rows.
-
-    Raises:
-        DatasetError: unreadable, or two columns of one name.
-    """
+    """Find out from its first lines how a text table is written; None where it has no rows."""
     lines = _sample(path)
     if not lines:
         return None
@@ -89,7 +85,6 @@ class PlainLines(io.RawIOBase):
     def __init__(self, path: Path, layout: TextLayout) -> None:
         super().__init__()
         self.comments = 0
-        """Number of comment lines left out so far."""
         self._path = path
         self._blank = layout.delimiter == " "
         self._tab = layout.delimiter == "\t"
@@ -101,11 +96,11 @@ class PlainLines(io.RawIOBase):
         self._ended = False
 
     def readable(self) -> bool:
-        """Say that the stream can be read."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer as far as one block goes; return 0 at the end."""
+        """Fill the buffer as far as one block goes."""
         while not self._ready and not self._ended:
             self._ready = memoryview(self._clean(self._block()))
         count = min(len(buffer), len(self._ready))
@@ -239,18 +234,14 @@ def table_chunks(
     floats: Sequence[str] = (),
     notes: list[str] | None = None,
 ) -> Iterator[Chunk]:
-    """Yield chunks of a table's columns, in file order.
+    """Yield chunks of a table's columns, in file order; raises DatasetError for damage.
 
     Args:
         path: .parquet, or text (csv, tsv, blank separated; may be gzipped). Lines that start with
             `#` or `%` are comments: at the top, and among rows of numbers.
         header: whether the first line names the columns; None finds out by its cells.
-        floats: plain names of columns of a text table that are fractions, even where the first
-            rows are whole.
+        floats: plain names of text columns that are fractions, even where the first are whole.
         notes: gets a line where comments were left out.
-
-    Raises:
-        DatasetError: damaged or ragged.
     """
     if path.name.endswith(".parquet"):
         yield from _parquet_chunks(path)
@@ -276,9 +267,7 @@ def number_table(path: Path, target: Path, dtype: Any) -> NDArray[Any]:
     """Stream a headerless table of numbers into a .npy file and map it: [rows, columns].
 
     Integer types take whole numbers only; empty and `nan` cells become NaN of float types.
-
-    Raises:
-        DatasetError: damaged, ragged, or cells that do not fit the type.
+    Raises DatasetError for damage and other cells.
     """
     layout = sniff(path, header=False)
     if layout is None:
