@@ -1,4 +1,4 @@
-"""The plan: the contract between the planner, which writes it, and the runtime, which reads it."""
+"""The plan: contract between the planner, which writes it, and the runtime, which reads it."""
 
 from gnnplan.runtime.plan.io import (
     PLAN_FILE,
