@@ -12,6 +12,7 @@ import threading
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ BEAT_SECONDS = 0.5
 
 
 class Field(IntEnum):
-    """Columns of the table."""
+    """Columns of the table, in the order of `Beat`'s fields."""
 
     PID = 0
     RANK = 1
@@ -105,22 +106,15 @@ class HeartbeatTable:
 
     def read(self, row: int) -> Beat | None:
         """Read a row; None where no rank has written into it."""
-        values = self._rows[row].tolist()
-        if values[Field.PID] == 0:
+        numbers = self._rows[row].tolist()
+        if numbers[Field.PID] == 0:
             return None
-        return Beat(
-            pid=values[Field.PID],
-            rank=values[Field.RANK],
-            attempt=values[Field.ATTEMPT],
-            phase=Phase(values[Field.PHASE]),
-            beats=values[Field.BEATS],
-            moves=values[Field.MOVES],
-            step=values[Field.STEP],
-            stage=_stage(values[Field.STAGE]),
-            loader_step=values[Field.LOADER_STEP],
-            loader_stage=_stage(values[Field.LOADER_STAGE]),
-            loader_meets=values[Field.LOADER_MEETS] == 1,
-        )
+        values: dict[str, Any] = {field.name.lower(): numbers[field] for field in Field}
+        values["phase"] = Phase(values["phase"])
+        values["stage"] = _stage(values["stage"])
+        values["loader_stage"] = _stage(values["loader_stage"])
+        values["loader_meets"] = values["loader_meets"] == 1
+        return Beat(**values)
 
 
 class Heartbeat:

@@ -194,6 +194,7 @@ def _graph(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> Gr
         sparse = SparseFeatures(
             indptr=arrays["x_indptr"], indices=arrays["x_indices"], data=arrays["x_data"]
         )
+    optional = ("x", "y", "edge_weight", "edge_type", "edge_id", "node_type")
     return Graph(
         path=folder.resolve(),
         meta=meta,
@@ -202,13 +203,8 @@ def _graph(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> Gr
         x_by_type={name: arrays[f"x_{name}"] for name in typed_names(meta)},
         indptr=arrays["indptr"],
         indices=arrays["indices"],
-        x=arrays.get("x"),
-        y=arrays.get("y"),
         **{name: np.array(arrays[name]) for name in SPLITS},
-        edge_weight=arrays.get("edge_weight"),
-        edge_type=arrays.get("edge_type"),
-        edge_id=arrays.get("edge_id"),
-        node_type=arrays.get("node_type"),
+        **{name: arrays.get(name) for name in optional},
     )
 
 
@@ -264,37 +260,36 @@ def write_graph(
     Warns:
         GraphWarning: oddities, each with its count; the notes have them too.
     """
-    table = x if x is not None else (x_csr.data if x_csr is not None else None)
+    num_nodes = len(indptr) - 1
+    ids = np.int32 if num_nodes <= np.iinfo(np.int32).max else np.int64
+    if indices.size and (indices.min() < 0 or indices.max() > np.iinfo(ids).max):
+        raise DatasetError(f"{folder}: expected node ids from 0 to {num_nodes - 1} in indices")
+    table = x if x_csr is None or x is not None else x_csr.data
+    width = x.shape[1] if x is not None and x.ndim == 2 else feature_dim or 0
+    arrays: dict[str, tuple[NDArray[Any] | None, Any]] = {
+        "indptr": (indptr, np.int64),
+        "indices": (indices, ids),
+        "train_idx": (train_idx, np.int64),
+        "val_idx": (val_idx, np.int64),
+        "test_idx": (test_idx, np.int64),
+        "x": (x, None),
+        "y": (y, np.int64),
+        "edge_weight": (edge_weight, np.float32),
+        "edge_type": (edge_type, np.int32),
+        "edge_id": (edge_id, np.int64),
+        "node_type": (node_type, np.int32),
+    }
+    if x is None and x_csr is not None:
+        arrays["x_indptr"] = (x_csr.indptr, np.int64)
+        arrays |= {"x_indices": (x_csr.indices, None), "x_data": (x_csr.data, None)}
     with Staging(folder, overwrite=overwrite) as staging:
-        ids = np.int32 if len(indptr) - 1 <= np.iinfo(np.int32).max else np.int64
-        if indices.size and (indices.min() < 0 or indices.max() > np.iinfo(ids).max):
-            raise DatasetError(
-                f"{folder}: expected node ids from 0 to {len(indptr) - 2} in indices"
-            )
-        staging.save("indptr", indptr, np.int64)
-        staging.save("indices", indices, ids)
-        for key, array in zip(SPLITS, (train_idx, val_idx, test_idx), strict=True):
-            staging.save(key, array, np.int64)
-        if x is not None:
-            staging.save("x", x)
-        elif x_csr is not None:
-            staging.save("x_indptr", x_csr.indptr, np.int64)
-            staging.save("x_indices", x_csr.indices)
-            staging.save("x_data", x_csr.data)
-        for key, array, dtype in (
-            ("y", y, np.int64),
-            ("edge_weight", edge_weight, np.float32),
-            ("edge_type", edge_type, np.int32),
-            ("edge_id", edge_id, np.int64),
-            ("node_type", node_type, np.int32),
-        ):
+        for key, (array, dtype) in arrays.items():
             if array is not None:
                 staging.save(key, array, dtype)
-        width = x.shape[1] if x is not None and x.ndim == 2 else feature_dim or 0
         return commit_dataset(
             staging,
             name=name,
-            num_nodes=len(indptr) - 1,
+            num_nodes=num_nodes,
             num_edges=len(indices),
             feature_dim=width,
             feature_dtype="float32" if table is None else str(table.dtype),

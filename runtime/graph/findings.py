@@ -61,6 +61,13 @@ def find_all(meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> list[Finding]:
     return sorted(found, key=lambda finding: not finding.fault)
 
 
+def _found(
+    kind: str, array: str, count: int, of: int, text: str, *, fault: bool = False
+) -> Iterator[Finding]:
+    if count:
+        yield Finding(kind=kind, array=array, count=count, of=of, fault=fault, text=text)
+
+
 def _in_splits(meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> Iterator[Finding]:
     link = meta.task == "link"
     keys = {name: _keys(arrays[name], meta.num_nodes) for name in NAMES}
@@ -83,8 +90,6 @@ def _keys(ids: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
 
 def _repeated(name: str, keys: NDArray[np.int64], link: bool) -> Iterator[Finding]:
     count = int((keys[1:] == keys[:-1]).sum())
-    if not count:
-        return
     text = (
         f"{count} of {len(keys)} {NAMES[name]} links repeat another one (in either direction): "
         "they count as often as they stand there"
@@ -92,7 +97,7 @@ def _repeated(name: str, keys: NDArray[np.int64], link: bool) -> Iterator[Findin
         else f"expected distinct {NAMES[name]} nodes, found {count} repetitions among {len(keys)} "
         "ids; name each node once"
     )
-    yield Finding(kind="repeated", array=name, count=count, of=len(keys), fault=not link, text=text)
+    yield from _found("repeated", name, count, len(keys), text, fault=not link)
 
 
 def _overlap(
@@ -100,19 +105,13 @@ def _overlap(
 ) -> Iterator[Finding]:
     first, second = np.unique(keys[one]), np.unique(keys[other])
     count = len(np.intersect1d(first, second, assume_unique=True))
-    if not count:
-        return
     what, counted = ("links", " (in either direction)") if link else ("nodes", "")
-    yield Finding(
-        kind="overlap",
-        array=other,
-        count=count,
-        of=len(second),
-        fault=False,
-        text=f"{count} of {len(second)} {NAMES[other]} {what} are among the {len(first)} "
+    text = (
+        f"{count} of {len(second)} {NAMES[other]} {what} are among the {len(first)} "
         f"{NAMES[one]} {what}{counted}: scores on them say little of {what} not seen; make the "
-        "splits distinct unless that is meant",
+        "splits distinct unless that is meant"
     )
+    yield from _found("overlap", other, count, len(second), text)
 
 
 class StoredLinks(NamedTuple):
@@ -165,18 +164,12 @@ def _held_out(name: str, arrays: dict[str, NDArray[Any]]) -> Iterator[Finding]:
     pairs = np.asarray(arrays[name])
     stored = stored_links(arrays["indptr"], arrays["indices"], pairs)
     count = stored.forward + stored.only_reversed
-    if not count:
-        return
-    yield Finding(
-        kind="held_out_links",
-        array=name,
-        count=count,
-        of=len(pairs),
-        fault=False,
-        text=f"{count} of {len(pairs)} {NAMES[name]} links are stored edges ({stored.forward} as "
-        f"they stand, {stored.only_reversed} in the other direction only): messages pass over what "
-        "is to be predicted; leave them out of the edges unless the model may know them",
+    text = (
+        f"{count} of {len(pairs)} {NAMES[name]} links are stored edges ({stored.forward} as they "
+        f"stand, {stored.only_reversed} in the other direction only): messages pass over what is "
+        "to be predicted; leave them out of the edges unless the model may know them"
     )
+    yield from _found("held_out_links", name, count, len(pairs), text)
 
 
 def _in_labels(meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> Iterator[Finding]:
@@ -187,30 +180,21 @@ def _in_labels(meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> Iterator[Fin
         ids = arrays[name]
         known = np.asarray(y[ids]) >= 0
         count = len(ids) - int((known if known.ndim == 1 else known.any(axis=1)).sum())
-        if count:
-            yield Finding(
-                kind="unlabelled",
-                array=name,
-                count=count,
-                of=len(ids),
-                fault=False,
-                text=f"{count} of {len(ids)} {NAMES[name]} nodes have no known label (-1): the "
-                "score leaves them out",
-            )
+        text = (
+            f"{count} of {len(ids)} {NAMES[name]} nodes have no known label (-1): the score "
+            "leaves them out"
+        )
+        yield from _found("unlabelled", name, count, len(ids), text)
     if y.ndim == 1:
-        used = count_classes(y)
-        if is_sparse(meta.num_classes, used):
-            fault = meta.num_classes > meta.num_nodes
+        used, classes = count_classes(y), meta.num_classes
+        if is_sparse(classes, used):
+            fault = classes > meta.num_nodes
             does = "; number the classes from 0" if fault else ""
-            yield Finding(
-                kind="classes",
-                array="y",
-                count=used,
-                of=meta.num_classes,
-                fault=fault,
-                text=f"expected most classes to have a node, found {used} of {meta.num_classes} "
-                f"that do: a model has one output per class{does}",
+            text = (
+                f"expected most classes to have a node, found {used} of {classes} that do: a "
+                f"model has one output per class{does}"
             )
+            yield Finding(kind="classes", array="y", count=used, of=classes, fault=fault, text=text)
 
 
 def is_sparse(num_classes: int, used: int) -> bool:
@@ -251,20 +235,11 @@ class UnusableWeights:
 
 
 def _in_edges(arrays: dict[str, NDArray[Any]]) -> Iterator[Finding]:
-    if "edge_weight" not in arrays:
-        return
-    unusable = UnusableWeights()
-    for part in chunks(arrays["edge_weight"]):
-        unusable.add(part)
-    if unusable.count:
-        yield Finding(
-            kind="edge_weight",
-            array="edge_weight",
-            count=unusable.count,
-            of=unusable.of,
-            fault=True,
-            text=str(unusable),
-        )
+    weights = UnusableWeights()
+    for part in chunks(arrays.get("edge_weight", np.empty(0))):
+        weights.add(part)
+    name = "edge_weight"
+    yield from _found(name, name, weights.count, weights.of, str(weights), fault=True)
 
 
 def _in_features(arrays: dict[str, NDArray[Any]]) -> Iterator[Finding]:
@@ -286,17 +261,10 @@ def _not_finite(name: str, table: NDArray[Any]) -> Iterator[Finding]:
         nan += own_nan
         infinite += int(bad.sum()) - own_nan
         rows += int(bad.any(axis=1).sum()) if part.ndim == 2 else 0
-    if nan + infinite:
-        kinds = [
-            f"{n} feature values are {w}" for n, w in ((nan, "NaN"), (infinite, "infinite")) if n
-        ]
-        where = f" in {rows} of {len(table)} rows" if table.ndim == 2 else ""
-        yield Finding(
-            kind="features",
-            array=name,
-            count=nan + infinite,
-            of=table.size,
-            fault=False,
-            text=f"{' and '.join(kinds)}{where}; training on them gives NaN losses, replace them "
-            "in the source and import again",
-        )
+    kinds = [f"{n} feature values are {w}" for n, w in ((nan, "NaN"), (infinite, "infinite")) if n]
+    where = f" in {rows} of {len(table)} rows" if table.ndim == 2 else ""
+    text = (
+        f"{' and '.join(kinds)}{where}; training on them gives NaN losses, replace them in the "
+        "source and import again"
+    )
+    yield from _found("features", name, nan + infinite, table.size, text)

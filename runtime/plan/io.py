@@ -21,11 +21,7 @@ from gnnplan.runtime import codec
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.folders import free_name, make_beside, take_name
 from gnnplan.runtime.npy import map_npy
-from gnnplan.runtime.plan.schema import (
-    SCHEMA_VERSION,
-    ArrayRef,
-    Plan,
-)
+from gnnplan.runtime.plan.schema import SCHEMA_VERSION, ArrayRef, Plan
 
 PLAN_FILE = "plan.json"
 _log = logging.getLogger(__name__)

@@ -287,8 +287,8 @@ class Threads:
     """Above 0, one CUDA graph samples whole shares of a batch, where launches take longer than its
     larger buffers."""
     comm: int = 0
-    """Above 0, exchanges run beside compute: boundary rows of full-graph training, or the gradient's
-    all-reduce, in parts that follow the backward pass."""
+    """Above 0, exchanges run beside compute: boundary rows of full-graph training, or else the
+    gradient's all-reduce, in parts that follow the backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -133,14 +133,10 @@ def make_from(kind: type[T], values: Mapping[str, Any]) -> T:
     >>> make_from(Workload, {"hidden": 8, "exclude": "none"}).links.exclude
     'none'
     """
-    return _made(kind, values)
-
-
-def _made(kind: Any, values: Mapping[str, Any]) -> Any:
     fields, hints = setting_fields(kind), typing.get_type_hints(kind)
     own = {each.name: values[each.name] for each in fields if not each.path and each.name in values}
     nested = {each.path[0] for each in fields if each.path}
-    return kind(**own, **{name: _made(hints[name], values) for name in nested})
+    return kind(**own, **{name: make_from(hints[name], values) for name in nested})
 
 
 def _fields(kind: type, path: tuple[str, ...]) -> Iterator[SettingField]:

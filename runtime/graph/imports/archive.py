@@ -6,7 +6,8 @@ An archive that lacks a member is thus refused before a byte is written.
 import io
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ HEAD_BYTES = 1 << 16
 """Bytes that hold the header of any member: NumPy reads no longer one."""
 
 
-class NpzArchive(MutableMapping[str, Any]):
+class NpzArchive(UserDict[str, Any]):
     """The arrays of an archive by name (without `.npy`), each unpacked and mapped on first use.
 
     Setting and deleting change this mapping, not the archive. A full disk raises OSError, anything
@@ -32,9 +33,9 @@ class NpzArchive(MutableMapping[str, Any]):
     """
 
     def __init__(self, path: Path, scratch: Path) -> None:
+        super().__init__()
         self.path = path
         self.scratch = scratch
-        self._arrays: dict[str, NDArray[Any] | PickledArray] = {}
         self._members: dict[str, zipfile.ZipInfo] = {}
         self._unpacked = 0
         with self._opened() as archive:
@@ -45,35 +46,19 @@ class NpzArchive(MutableMapping[str, Any]):
                 raise DatasetError(f"{path}: expected members named *.npy, found {name!r:.80}")
             if name in self._members:
                 raise DatasetError(f"{path}: expected each member once, found {name!r:.80} twice")
-            self._members[name] = info
+            self._members[name] = self.data[name] = info
 
     def __getitem__(self, name: str) -> NDArray[Any] | PickledArray:
-        if name not in self._arrays:
-            self._arrays[name] = self._map(name, self._members[name])
-        return self._arrays[name]
-
-    def __setitem__(self, name: str, value: NDArray[Any] | PickledArray) -> None:
-        self._arrays[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        if name not in self:
-            raise KeyError(name)
-        self._arrays.pop(name, None)
-        self._members.pop(name, None)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._members or name in self._arrays
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({**self._members, **self._arrays})
-
-    def __len__(self) -> int:
-        return len({**self._members, **self._arrays})
+        value = self.data[name]
+        if isinstance(value, zipfile.ZipInfo):
+            value = self.data[name] = self._map(name, value)
+        return value
 
     def pickled(self) -> list[str]:
         """List the members that hold pickled objects, by their headers alone."""
+        members = [(name, info) for name, info in self._members.items() if name in self]
         with self._opened() as archive:
-            return [n for n, info in self._members.items() if self._is_pickled(archive, n, info)]
+            return [name for name, info in members if self._is_pickled(archive, name, info)]
 
     def _opened(self) -> zipfile.ZipFile:
         with reading(self.path, "a NumPy .npz archive"):
