@@ -129,11 +129,7 @@ def _weights(block: TorchBlock) -> Tensor:
 def _tiles(num_rows: int, width: int) -> tuple[tuple[int, int], dict[str, Any]]:
     columns = min(1 << (width - 1).bit_length(), _MOST_COLUMNS)
     edges = min(_ELEMENTS // columns, _MOST_EDGES)
-    return (num_rows, -(-width // columns)), {
-        "EDGES": edges,
-        "COLUMNS": columns,
-        "num_warps": 1,
-    }
+    return (num_rows, -(-width // columns)), {"EDGES": edges, "COLUMNS": columns, "num_warps": 1}
 
 
 class DeviceSums(BlockSums):

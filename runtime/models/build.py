@@ -141,12 +141,7 @@ def _from_import_path(workload: Workload, in_dim: int, num_classes: int, task: s
 
 
 def build_model(
-    workload: Workload,
-    in_dim: int,
-    num_classes: int,
-    task: str,
-    *,
-    types: GraphTypes | None = None,
+    workload: Workload, in_dim: int, num_classes: int, task: str, *, types: GraphTypes | None = None
 ) -> nn.Module:
     """Build the model of a workload, with weights drawn from `workload.seed`.
 

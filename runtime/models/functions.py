@@ -180,13 +180,7 @@ class _AggregateDense(torch.autograd.Function):
 
 
 def aggregate_dense(
-    x: Tensor,
-    weight: Tensor,
-    root: Tensor | None,
-    bias: Tensor | None,
-    sums: Sums,
-    *,
-    relu: bool,
+    x: Tensor, weight: Tensor, root: Tensor | None, bias: Tensor | None, sums: Sums, *, relu: bool
 ) -> Tensor:
     """Compute the layer of this module: (num_dst, out).
 

@@ -119,10 +119,7 @@ def _transpose(indptr, indices, weight, num_src, t_indptr, t_rows, t_weight):
 
 
 def transpose(
-    indptr: NDArray[np.int64],
-    indices: NDArray[np.int32],
-    weight: NDArray[np.float32],
-    num_src: int,
+    indptr: NDArray[np.int64], indices: NDArray[np.int32], weight: NDArray[np.float32], num_src: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
     """Sort edges by source: indptr [num_src + 1], destination rows [E], weights [E].
 

@@ -243,12 +243,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _attend_plain(
-    h: Tensor,
-    score_src: Tensor,
-    score_dst: Tensor,
-    keep: Tensor,
-    block: TorchBlock,
-    slope: float,
+    h: Tensor, score_src: Tensor, score_dst: Tensor, keep: Tensor, block: TorchBlock, slope: float
 ) -> Tensor:
     """Compute the same in torch operations, for any device and dtype."""
     heads, dtype = score_src.shape[1], h.dtype

@@ -1,15 +1,7 @@
 """The plan: contract between the planner, which writes it, and the runtime, which reads it."""
 
 from gnnplan.runtime.plan.io import PLAN_FILE, load_array, load_plan, save_plan
-from gnnplan.runtime.plan.schema import (
-    FullGraph,
-    Links,
-    Plan,
-    Sampler,
-    Strategy,
-    Threads,
-    Workload,
-)
+from gnnplan.runtime.plan.schema import FullGraph, Links, Plan, Sampler, Strategy, Threads, Workload
 
 __all__ = [
     "PLAN_FILE",

@@ -91,10 +91,7 @@ def _renumbered(source_id: NDArray[Any]) -> str:
 
 
 def _num_nodes(
-    src: NDArray[Any],
-    dst: NDArray[Any],
-    nodes: NodeTable | None,
-    source_id: NDArray[Any] | None,
+    src: NDArray[Any], dst: NDArray[Any], nodes: NodeTable | None, source_id: NDArray[Any] | None
 ) -> int:
     if nodes is not None:
         return nodes.num_nodes

@@ -447,9 +447,5 @@ def _read_entries(path: Path, scratch: Path, inventory: Inventory) -> NodeTable 
             f"{path.name}: values of {len(whole[value]) - table.nnz} repeated entries added"
         )
     return NodeTable(
-        path=path,
-        num_nodes=len(ids),
-        ids=ids,
-        features=sparse_features(table),
-        notes=notes,
+        path=path, num_nodes=len(ids), ids=ids, features=sparse_features(table), notes=notes
     )

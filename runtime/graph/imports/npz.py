@@ -41,10 +41,7 @@ LABELS = ("y", "labels", "node_labels", "label", "node_label")
 FEATURES = ("x", "features", "node_features", "attr_matrix", "node_attr", "feat")
 MATRICES = ("adj", "adj_matrix")
 ATTRIBUTES = ("attr", "attr_matrix", "node_attr")
-EDGE_VALUES = (
-    ("edge_weight", Role.WEIGHTS, np.float32),
-    ("edge_type", Role.EDGE_TYPES, np.int32),
-)
+EDGE_VALUES = (("edge_weight", Role.WEIGHTS, np.float32), ("edge_type", Role.EDGE_TYPES, np.int32))
 _PARTS = ("data", "indices", "indptr", "shape")
 
 

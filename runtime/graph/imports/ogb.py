@@ -20,12 +20,7 @@ from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.csc import array_edges
 from gnnplan.runtime.graph.imports.archive import plain_members
 from gnnplan.runtime.graph.imports.inventory import EDGE_DATA, Inventory, Role
-from gnnplan.runtime.graph.imports.source import (
-    ImportOptions,
-    RawGraph,
-    check_pairs,
-    make_features,
-)
+from gnnplan.runtime.graph.imports.source import ImportOptions, RawGraph, check_pairs, make_features
 from gnnplan.runtime.graph.imports.tables import number_table
 
 SPLIT_FILES = {"train": "train", "val": "valid", "test": "test"}
