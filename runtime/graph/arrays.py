@@ -1,7 +1,7 @@
 """The array files of a dataset: mapping, checking and hashing them.
 
 `check_fast` looks at headers, pointer ends and the split, and runs on every open; `check_full`
-reads every array once, in chunks.
+reads every array once, in chunks. All checks raise DatasetError.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ def map_arrays(folder: Path, meta: GraphMeta) -> dict[str, NDArray[Any]]:
 
 
 def check_fast(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> None:
-    """Check types, shapes, pointer ends and the split; raises DatasetError."""
+    """Check types, shapes, pointer ends and the split."""
     nodes, edges, dim = meta.num_nodes, meta.num_edges, meta.feature_dim
     seeds = (None, 2) if meta.task == "link" else (None,)
     labels = (nodes, meta.num_classes) if meta.task == "multilabel" else (nodes,)
@@ -76,10 +76,7 @@ def check_fast(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -
 
 
 def check_full(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> None:
-    """Check every value that others rely on; raises DatasetError.
-
-    `findings` looks at the rest. Values of `edge_id` are not read: nothing relies on them.
-    """
+    """Check every value that others rely on (not `edge_id`'s); `findings` looks at the rest."""
     check_monotone(folder / "indptr.npy", arrays["indptr"])
     check_range(folder / "indices.npy", arrays["indices"], 0, meta.num_nodes, "node ids")
     if "x_indptr" in arrays:
@@ -120,7 +117,7 @@ def count_overflows(values: NDArray[Any], stored: NDArray[Any]) -> int:
 def check_array(
     path: Path, array: NDArray[Any], dtypes: tuple[str, ...], shape: tuple[int | None, ...]
 ) -> None:
-    """Check dtype and shape, None for any length; raises DatasetError."""
+    """Check dtype and shape; None stands for any length."""
     shape_fits = array.ndim == len(shape) and all(
         want is None or want == have for want, have in zip(shape, array.shape, strict=True)
     )
@@ -133,7 +130,7 @@ def check_array(
 
 
 def check_csc_ends(path: Path, indptr: NDArray[np.int64], num_entries: int) -> None:
-    """Check the first and last entry of a pointer array; raises DatasetError."""
+    """Check the first and last entry of a pointer array."""
     if indptr[0] != 0 or indptr[-1] != num_entries:
         raise DatasetError(
             f"{path}: expected to run from 0 to the number of entries {num_entries}, "
@@ -142,7 +139,7 @@ def check_csc_ends(path: Path, indptr: NDArray[np.int64], num_entries: int) -> N
 
 
 def check_monotone(path: Path, indptr: NDArray[np.int64]) -> None:
-    """Check that a pointer array never falls; raises DatasetError."""
+    """Check that a pointer array never falls."""
     rows = CHUNK_BYTES // 8
     for start in range(0, len(indptr) - 1, rows):
         part = indptr[start : start + rows + 1]
@@ -156,7 +153,7 @@ def check_monotone(path: Path, indptr: NDArray[np.int64]) -> None:
 
 
 def check_range(path: Path, array: NDArray[Any], low: int, high: int, what: str) -> None:
-    """Check that every value lies in [low, high); raises DatasetError."""
+    """Check that every value lies in [low, high)."""
     for part in chunks(array):
         least, most = int(part.min()), int(part.max())
         if least < low or most >= high:
@@ -167,7 +164,7 @@ def check_range(path: Path, array: NDArray[Any], low: int, high: int, what: str)
 def check_labels(
     path: Path, y: NDArray[np.int64], meta: GraphMeta, train_idx: NDArray[np.int64]
 ) -> None:
-    """Check label values, and that training nodes have one; raises DatasetError."""
+    """Check label values, and that training nodes have one."""
     high = 2 if meta.task in ("multilabel", "binary") else max(meta.num_classes, 1)
     check_range(path, y, -1, high, "labels")
     if meta.task == "link":
@@ -182,15 +179,11 @@ def check_labels(
 
 
 def fingerprint_files(paths: Iterable[Path], facts: str = "") -> str:
-    """Hash the files' names, sizes and content into a hex digest of 32 characters.
+    """Hash files' names, sizes and content, and further facts, into 32 hex digits.
 
     Files up to `BLOCKS * BLOCK_BYTES` are hashed whole; of larger ones the size and `BLOCKS` evenly
     spaced blocks. The hash guards against mixing up datasets and against regenerated ones: a change
     between the blocks of a large file is not seen.
-
-    Args:
-        paths: files; the order does not matter, the names (without folder) do.
-        facts: further text that belongs to the identity.
     """
     digest = hashlib.sha256(facts.encode())
     for path in sorted(paths, key=lambda p: p.name):

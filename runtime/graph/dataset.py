@@ -72,9 +72,9 @@ class Graph:
     edge_weight: NDArray[np.float32] | None = None
     edge_type: NDArray[np.int32] | None = None
     edge_id: NDArray[np.int64] | None = None
-    """[num_edges] position of each edge in the source's own order. A mirrored edge has the id of
-    the edge it mirrors, one that stands for several equal ones the first's, an added self-loop -1.
-    None: the order is the source's, or not known."""
+    """[num_edges] position of each edge in the source's own order; None: the same, or not known. A
+    mirrored edge has the id of the edge it mirrors, a deduplicated one the first's, an added
+    self-loop -1."""
     node_type: NDArray[np.int32] | None = None
 
     @property
@@ -139,12 +139,11 @@ def open_graph(folder: Path, *, validate: bool = True, fingerprint: str = "") ->
     Args:
         folder: the dataset.
         validate: whether all arrays are read once and checked, beside their headers and the split.
-            A process that opens what another has just validated need not.
         fingerprint: hash of the graph that must lie there; empty: any.
 
     Raises:
-        DatasetError: not a dataset, damaged or inconsistent, another graph, or with a fault that
-            no training can use; one line that names the file.
+        DatasetError: not a dataset, damaged, another graph, or with a fault that no training can
+            use; one line that names the file.
 
     Warns:
         GraphWarning: oddities, each with its count.
@@ -303,12 +302,8 @@ def write_graph(
 def commit_dataset(staging: Staging, **facts: Any) -> Graph:
     """Validate the staged arrays, write graph.json, and put the folder in its place.
 
-    Args:
-        staging: holds the array files.
-        facts: the fields of `GraphMeta` except `fingerprint`.
-
-    Raises:
-        DatasetError: the arrays do not fit together, or hold a fault that no training can use.
+    `facts` are the fields of `GraphMeta` except `fingerprint`. Raises DatasetError where arrays do
+    not fit together, or hold a fault that no training can use.
     """
     staging.finish_arrays()
     try:
@@ -352,10 +347,7 @@ def is_typed(workload: Workload) -> bool:
 
 
 def types_of(graph: Graph) -> GraphTypes:
-    """Return the types of a dataset; one without node types has the single type `node`.
-
-    Raises DatasetError where edges have no types, or more than there are names.
-    """
+    """Return a dataset's types; one without node types has the single type `node`."""
     if graph.edge_type is None:
         raise DatasetError(
             f"{graph.name}: expected edge types (edge_type.npy) for model rgcn, found none; "

@@ -86,7 +86,7 @@ class GraphMeta:
 
 
 def read_meta(folder: Path) -> GraphMeta:
-    """Read and check `graph.json` of a dataset folder; raises DatasetError."""
+    """Read and check `graph.json` of a dataset folder."""
     path = folder / META_FILE
     if not path.is_file():
         found = "no such folder" if not folder.exists() else f"no {META_FILE} in it"
@@ -103,13 +103,9 @@ def read_meta(folder: Path) -> GraphMeta:
 
 @contextmanager
 def reading(path: Path, what: str) -> Iterator[None]:
-    """Turn any failure of the wrapped reading code into a DatasetError about `path`.
+    """Turn any failure of the wrapped code, which reads `what` at `path`, into a DatasetError.
 
     A damaged file makes parsers raise nearly anything (zlib, struct, pickle, yaml, arrow).
-
-    Args:
-        path: the file being read; named in the message.
-        what: what was expected there ("a NumPy .npz archive").
     """
     try:
         yield
@@ -132,6 +128,6 @@ def one_line(error: BaseException) -> str:
 
 
 def map_array(path: Path) -> NDArray[Any]:
-    """Map a .npy file into memory, read-only; raises DatasetError where it cannot be read."""
+    """Map a .npy file into memory, read-only."""
     with reading(path, "a .npy array"):
         return map_npy(path)

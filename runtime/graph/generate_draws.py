@@ -59,10 +59,7 @@ def block_model_drawer(
 
 
 def distinct_pairs(draw: Drawer, num_nodes: int, degree: float | int, rng: Rng) -> Ids:
-    """Draw `num_nodes * degree / 2` distinct edges u < v as sorted keys `u * num_nodes + v`.
-
-    Raises DatasetError for so many edges that new ones are hardly found any more.
-    """
+    """Draw `num_nodes * degree / 2` distinct edges u < v as sorted keys `u * num_nodes + v`."""
     wanted = max(1, round(num_nodes * degree / 2))
     keys = np.empty(0, np.int64)
     while len(keys) < wanted:

@@ -85,14 +85,9 @@ class Staging:
     """A hidden folder beside the target that becomes the target on `commit`.
 
     As a context manager it removes everything written without a commit, also on SIGTERM. The
-    leavings of a killed process are removed by the next one.
-
-    Args:
-        target: the dataset's folder.
-        overwrite: keep an earlier dataset there as `<target>.previous`.
-
-    Raises:
-        DatasetError: the target is occupied (`refuse_occupied`), or cannot be written.
+    leavings of a killed process are removed by the next one. With `overwrite` an earlier dataset is
+    kept as `<target>.previous`. Raises DatasetError where the target is occupied
+    (`refuse_occupied`), or cannot be written.
     """
 
     def __init__(self, target: Path, *, overwrite: bool = False) -> None:
@@ -127,10 +122,7 @@ class Staging:
             writer.close()
 
     def commit(self) -> None:
-        """Put the folder in its place, once all of it is on the disk.
-
-        An earlier dataset is kept as `<target>.previous`; who has mapped it goes on reading it.
-        """
+        """Put the folder in its place, once all of it is on the disk; keep an earlier dataset."""
         self.finish_arrays()
         refuse_occupied(self.target, overwrite=self._overwrite)
         self._unfinished.finish()
@@ -182,10 +174,7 @@ def _full_text(target: Path) -> str:
 
 
 def refuse_occupied(folder: Path, *, overwrite: bool) -> None:
-    """Raise DatasetError where a dataset cannot be written to the folder without loss.
-
-    With `overwrite` an earlier dataset may be there.
-    """
+    """Raise DatasetError where a dataset cannot be written to the folder without loss."""
     if folder.exists() and not folder.is_dir():
         raise DatasetError(f"{folder}: expected a folder to write the dataset to, found a file")
     if not folder.is_dir() or not any(folder.iterdir()):
@@ -212,10 +201,7 @@ def _named(folder: Path) -> str:
 
 @contextmanager
 def ending_on_sigterm() -> Generator[None]:
-    """Let SIGTERM unwind the block, so that it cleans up; the exit code is 143.
-
-    Other threads than the main one, and signals with a handler, are left alone.
-    """
+    """Let SIGTERM unwind the block in the main thread, unless it has a handler; exit with 143."""
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield

@@ -28,8 +28,7 @@ HEAD_BYTES = 1 << 16
 class NpzArchive(UserDict[str, Any]):
     """The arrays of an archive by name (without `.npy`), each unpacked and mapped on first use.
 
-    Setting and deleting change this mapping, not the archive. A full disk raises OSError, anything
-    wrong with the archive DatasetError.
+    Setting and deleting change this mapping, not the archive. A full disk raises OSError.
     """
 
     def __init__(self, path: Path, scratch: Path) -> None:
@@ -84,7 +83,7 @@ class NpzArchive(UserDict[str, Any]):
 
 
 def check_room(path: Path, scratch: Path, name: str, num_bytes: int) -> None:
-    """Refuse to unpack a member that the disk has no room for; raises DatasetError."""
+    """Refuse to unpack a member that the disk has no room for."""
     free = shutil.disk_usage(scratch).free
     if num_bytes > free:
         raise DatasetError(

@@ -35,8 +35,7 @@ def write_features(
     """Write the features in the chosen storage; return the graph.json fields that say so.
 
     Each decision that is not the user's adds a note to `raw`. Dense features are held against
-    `ram_bytes` of memory, None for this machine's. Raises DatasetError where rows do not match
-    nodes, or values do not fit the type.
+    `ram_bytes` of memory, None for this machine's.
     """
     source = raw.features
     choice, width = parse_feature_choice(options.features)

@@ -2,7 +2,8 @@
 
     graph = import_graph(Path("cora.npz"), Path("data/cora"), options=ImportOptions())
 
-One module per format turns the source into a `RawGraph`; everything after that is shared.
+One module per format turns the source into a `RawGraph`; everything after that is shared. All that
+is wrong with a source is raised as a DatasetError of one line, here and in the other modules.
 """
 
 import shutil
@@ -34,7 +35,7 @@ from gnnplan.runtime.npy import map_npy
 __all__ = ["FORMATS", "ImportOptions", "detect_format", "import_graph"]
 
 Reader = Callable[[Path, Path, ImportOptions], RawGraph]
-"""Reads a source, with a scratch folder; raises DatasetError where it does not fit the format."""
+"""Reads a source into a graph, with the help of a scratch folder."""
 FORMATS = ("npz", "pyg", "ogb", "graphbolt", "edgelist")
 
 
@@ -51,11 +52,11 @@ def import_graph(
 
     Args:
         source: file or folder to read.
-        folder: dataset folder to write; a dataset there, or anything else, is refused.
+        folder: dataset folder to write.
         format: auto | npz | pyg | ogb | graphbolt | edgelist.
         options: choices for the conversion.
-        report: gets one line before the conversion (its need of memory and disk), and one per
-            decision the options left open, and per finding.
+        report: gets a line on memory and disk before the conversion, then one for each decision
+            that the options left open, and for each finding.
         overwrite: keep an earlier dataset as `<folder>.previous`.
 
     Raises:
@@ -92,7 +93,7 @@ def _naming(source: Path, folder: Path) -> Iterator[None]:
 
 
 def detect_format(source: Path) -> str:
-    """Recognise the format of a file or folder by its names; raises DatasetError for others."""
+    """Recognise the format of a file or folder by its names."""
     name = source.name.lower()
     if source.is_dir():
         if (source / "metadata.yaml").is_file() or (source / "preprocessed").is_dir():
@@ -190,7 +191,7 @@ def _convert(
 
 
 def _check_choice(raw: RawGraph, options: ImportOptions) -> None:
-    """Refuse options that this source leaves nothing to: a split, or a width of features."""
+    """Refuse a choice of a split, or a width of features, that the source does not leave open."""
     if options.feature_dim and raw.features is not None and options.features != "none":
         raise DatasetError(
             f"expected a source without features for a declared width of {options.feature_dim}, "

@@ -57,10 +57,7 @@ def number_classes(y: NDArray[np.int64], declared: int) -> Classes:
 
 
 def whole_numbers(y: NDArray[Any]) -> tuple[NDArray[np.int64], list[str]]:
-    """Return labels as integers, -1 where one is NaN or negative, and notes on odd ones.
-
-    Raises DatasetError where a label is infinite, fractional, too large or no number.
-    """
+    """Return labels as integers, -1 where one is NaN or negative, and notes on odd ones."""
     if y.dtype.kind not in "fiub":
         raise DatasetError(f"labels: expected numbers, found values of type {y.dtype}")
     if y.dtype.kind == "f":
@@ -93,7 +90,7 @@ def normalise_labels(
     """Return labels as int64 with -1 for unknown, the task, and the number of classes.
 
     The task is the user's, else the source's, else link where the split holds pairs, multilabel
-    where labels are a table, and multiclass. Raises DatasetError where labels do not fit.
+    where labels are a table, and multiclass.
     """
     task = _task(raw, options)
     if raw.y is None:
@@ -126,10 +123,7 @@ def normalise_labels(
 def normalise_split(
     raw: RawGraph, y: NDArray[np.int64] | None, task: Task, options: ImportOptions
 ) -> dict[str, NDArray[np.int64]]:
-    """Return node ids (or pairs) of train, val and test; draw them where the source has none.
-
-    Raises DatasetError where there are no training nodes, or ids are no integers.
-    """
+    """Return node ids (or pairs) of train, val and test; draw them where the source has none."""
     if raw.split is not None:
         if "train" not in raw.split:
             raise DatasetError(

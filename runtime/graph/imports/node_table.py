@@ -70,7 +70,7 @@ class IdIndex:
         return rows
 
     def rows(self, path: Path, values: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the row number of each value; raises DatasetError where there is none."""
+        """Return the row number of each value; refuse unknown ones."""
         rows = self.find(path, values)
         missing = rows < 0
         if missing.any():
@@ -117,8 +117,7 @@ def read_nodes(
     """Read a node table; features stream to the scratch folder.
 
     In a table of labels (`labels_only`) other columns are no features, and a single column beside
-    the ids is the label whatever its name. Raises DatasetError for damage, repeated ids and
-    unknown split words.
+    the ids is the label whatever its name.
     """
     kept: dict[str, list[NDArray[Any]]] = {}
     target = scratch / f"features-{path.name}.npy"
@@ -289,10 +288,7 @@ class Tables:
 
 
 def find_tables(folder: Path, inventory: Inventory | None = None) -> Tables:
-    """Recognise a folder's tables by their names; raises DatasetError for two of one kind.
-
-    The inventory gets every file that is no table.
-    """
+    """Recognise a folder's tables by their names; the inventory gets all other files."""
     found: dict[str, list[Path]] = {key: [] for key in WORDS}
     for path in sorted(folder.iterdir()):
         key = _kind(path)
@@ -310,10 +306,7 @@ def find_tables(folder: Path, inventory: Inventory | None = None) -> Tables:
 
 
 def read_tables(tables: Tables, scratch: Path, inventory: Inventory) -> NodeTable | None:
-    """Read the tables of nodes and join them; None where the folder has none.
-
-    Raises DatasetError where one is damaged, or they do not name the same nodes.
-    """
+    """Read the tables of nodes and join them; None where the folder has none."""
     read: list[NodeTable] = []
     if tables.nodes is not None:
         read.append(read_nodes(tables.nodes, scratch, inventory))

@@ -32,8 +32,7 @@ Columns = tuple[NDArray[np.int64], NDArray[Any], NDArray[Any] | None, tuple[int,
 def load_torch(path: Path, safe: list[Any] | None = None) -> Any:
     """Load a file of torch.save with weights_only, mapped where its layout allows.
 
-    `safe` are classes that it may hold beside tensors and plain containers. Raises DatasetError
-    where it is damaged, or holds other classes.
+    `safe` are classes that it may hold beside tensors and plain containers.
     """
     import torch
 
@@ -89,7 +88,7 @@ def _refuse_packed(path: Path) -> None:
 
 
 def to_numpy(path: Path, name: str, value: Any) -> NDArray[Any]:
-    """Return a dense tensor or an array as an array, bfloat16 as float32; raises DatasetError."""
+    """Return a dense tensor or an array as an array, bfloat16 as float32."""
     import torch
 
     if isinstance(value, np.ndarray):
@@ -128,10 +127,7 @@ def torch_sparse_names() -> list[tuple[Any, str]]:
 
 
 def compressed_columns(path: Path, name: str, value: Any, *, transposed: bool) -> Columns:
-    """Return a torch tensor or `TorchSparse` matrix row by row, or by column if `transposed`.
-
-    Raises DatasetError for other values and damaged ones; the line says how to convert them.
-    """
+    """Return a torch tensor or `TorchSparse` matrix row by row, or by column if `transposed`."""
     import torch
 
     convert = "save Data.edge_index instead: torch.stack(adj_t.t().coo()[:2])"
@@ -192,10 +188,7 @@ class PickledArray:
 def unpickle(
     source: Path, name: str, member: PickledArray
 ) -> NDArray[Any] | dict[str, NDArray[Any]]:
-    """Return the one array of a member, or the four arrays of its SciPy CSR matrix by name.
-
-    Raises DatasetError where it holds something else; the line says how to convert it.
-    """
+    """Return the one array of a member, or the four arrays of its SciPy CSR matrix by name."""
     try:
         with member.path.open("rb") as file:
             value = _Recorder(_Bounded(file, member.offset), encoding="latin1").load()

@@ -142,7 +142,7 @@ class RawGraph:
 
 
 def check_pairs(path: Path, name: str, pairs: NDArray[Any], *, by_row: bool = False) -> None:
-    """Check for two integers per edge: [2, edges], or [edges, 2] `by_row`; raises DatasetError."""
+    """Check for two integers per edge: [2, edges], or [edges, 2] `by_row`."""
     form = "[edges, 2]" if by_row else "[2, edges]"
     if pairs.ndim != 2 or pairs.shape[int(by_row)] != 2 or pairs.dtype.kind not in "iu":
         raise DatasetError(
@@ -152,7 +152,7 @@ def check_pairs(path: Path, name: str, pairs: NDArray[Any], *, by_row: bool = Fa
 
 
 def make_features(path: Path, name: str, table: NDArray[Any]) -> RawFeatures:
-    """Return a dense table as features; raises DatasetError unless it is [nodes, columns]."""
+    """Return a dense table [nodes, columns] as features."""
     if table.ndim != 2:
         raise DatasetError(f"{path}: expected {name} of two axes, found shape {list(table.shape)}")
     return RawFeatures(dim=table.shape[1], dense=table)
@@ -173,10 +173,7 @@ def note_negatives(notes: list[str], count: int) -> None:
 
 
 def check_lengths(raw: RawGraph) -> None:
-    """Check that features, labels and node types have one row per node; raises DatasetError.
-
-    The message names all of them, for the user alone knows which is wrong.
-    """
+    """Check that features, labels and node types have one row per node; name all that differ."""
     rows = {
         name: len(array)
         for name, array in (("labels", raw.y), ("node types", raw.node_type))

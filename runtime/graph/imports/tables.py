@@ -228,7 +228,7 @@ def table_chunks(
     floats: Sequence[str] = (),
     notes: list[str] | None = None,
 ) -> Iterator[Chunk]:
-    """Yield chunks of a table's columns, in file order; raises DatasetError for damage.
+    """Yield chunks of a table's columns, in file order.
 
     Args:
         path: .parquet, or text (csv, tsv, blank separated; may be gzipped). Lines that start with
@@ -261,7 +261,6 @@ def number_table(path: Path, target: Path, dtype: Any) -> NDArray[Any]:
     """Stream a headerless table of numbers into a .npy file and map it: [rows, columns].
 
     Integer types take whole numbers only; empty and `nan` cells become NaN of float types.
-    Raises DatasetError for damage and other cells.
     """
     layout = sniff(path, header=False)
     if layout is None:
@@ -274,7 +273,7 @@ def number_table(path: Path, target: Path, dtype: Any) -> NDArray[Any]:
 
 
 def as_numbers(path: Path, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    """Return a column as numbers of a type; raises DatasetError where a value would change."""
+    """Return a column as numbers of a type; refuse values that the type would change."""
     wanted = np.dtype(dtype)
     if values.dtype.kind not in "fiub":
         raise DatasetError(f"{path}: expected numbers, found {values[:1]!s:.80}")
