@@ -85,6 +85,7 @@ class EndedRank:
     line: str = ""
     """Reason, where the supervisor knows it: a hang, or the out-of-memory killer."""
     final: bool = False
+    """Whether starting again cannot help."""
 
 
 def record_failure(
@@ -136,11 +137,8 @@ def failure_of(
 ) -> GnnplanError:
     """Return the one error to show for a job that failed.
 
-    Args:
-        run_folder: folder of the job.
-        log: file of what the ranks printed.
-        exit_code: torchrun's own; negative where a signal ended it.
-        since: bytes at the log's beginning that are an earlier job's.
+    `log` is what the ranks printed, beyond its first `since` bytes, an earlier job's; `exit_code`
+    is torchrun's own, negative where a signal ended it.
     """
     found = _failures(run_folder)
     ended = ended_ranks(run_folder)

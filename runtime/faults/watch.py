@@ -87,10 +87,7 @@ class Watcher:
     ) -> Hang | None:
         """Return the hang that shows now, if any.
 
-        Args:
-            now: seconds of a monotonic clock.
-            processes: the ranks' processes on this host.
-            beats: row of each process, None where it has none yet.
+        `now` is in seconds of a monotonic clock; `beats` has each process's row, perhaps None.
         """
         if self._last is not None:
             self._clock += min(max(now - self._last, 0.0), MAX_TICK_SECONDS)
@@ -260,10 +257,9 @@ class Supervisor:
         self._write()
 
     def leave(self) -> None:
-        """End this process soon, whatever torchrun waits for: all is written by now.
+        """End this process soon, for torchrun may wait for a rendezvous behind a dead link.
 
-        torchrun takes its leave of the rendezvous, which may lie behind a link that is down. Ranks
-        that are left end with their parent.
+        Ranks that are left end with their parent.
         """
         timer = threading.Timer(LEAVE_SECONDS, os._exit, [1])
         timer.daemon = True

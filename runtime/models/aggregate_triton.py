@@ -83,13 +83,8 @@ def _spread_kernel(
 def sum_rows(x: Tensor, block: TorchBlock, *, with_root: bool = False) -> Tensor:
     """Compute each destination's sum_j w_j x_j, or the mean where there are no weights.
 
-    Args:
-        x: (num_src, d) of float32, float16 or bfloat16; summed in float32.
-        block: the adjacency, where `x` is.
-        with_root: whether each destination's own row follows its sum.
-
-    Returns:
-        (num_dst, d), or (num_dst, 2 d) with the root; of x's dtype.
+    `x` is (num_src, d) of float32, float16 or bfloat16; sums are taken in float32. Returns x's
+    dtype, (num_dst, d), or (num_dst, 2 d) with each destination's own row behind its sum.
     """
     x = x if x.stride(1) == 1 else x.contiguous()
     width = x.shape[1]

@@ -33,11 +33,7 @@ def _check_blocks(convs: nn.ModuleList, blocks: Sequence[TorchBlock]) -> None:
 
 
 class BlockModel(nn.Module):
-    """Convolutions with ReLU and dropout between them.
-
-    Attributes:
-        convs: convolutions, input side first; layer l consumes block l.
-    """
+    """Convolutions, input side first, with ReLU and dropout between them; layer l takes block l."""
 
     def __init__(self, convs: Sequence[nn.Module], *, dropout: float = 0.0):
         super().__init__()
@@ -47,9 +43,8 @@ class BlockModel(nn.Module):
     def forward(self, x: Tensor, blocks: Sequence[TorchBlock]) -> Tensor:
         """Compute the logits of the seeds, (num_seeds, classes).
 
-        Args:
-            x: features of the outermost block's sources, (num_input, in).
-            blocks: one per layer, outermost first.
+        `x` are the features of the outermost block's sources, (num_input, in); one block per layer,
+        outermost first.
         """
         _check_blocks(self.convs, blocks)
         for layer, block in enumerate(blocks):
@@ -80,10 +75,8 @@ class RGCN(nn.Module):
     def forward(self, x: Tensor, blocks: Sequence[TorchBlock]) -> Tensor:
         """Compute the logits of the seeds, (num_seeds, classes).
 
-        Args:
-            x: features of the outermost block's sources, each type's in its first columns,
-                (num_input, widest type).
-            blocks: one typed block per layer, outermost first; the first has the sources' types.
+        `x` has the features of the outermost block's sources, each type's in its first columns,
+        (num_input, widest type); typed blocks stand outermost first, the first with sources' types.
         """
         _check_blocks(self.convs, blocks)
         h = self._encode(x, blocks[0].src_type).relu()

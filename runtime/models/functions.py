@@ -182,15 +182,9 @@ class _AggregateDense(torch.autograd.Function):
 def aggregate_dense(
     x: Tensor, weight: Tensor, root: Tensor | None, bias: Tensor | None, sums: Sums, *, relu: bool
 ) -> Tensor:
-    """Compute the layer of this module: (num_dst, out).
+    """Compute the layer of this module, (num_dst, out), the sum before the product.
 
-    Args:
-        x: rows of the sources, (num_src, in).
-        weight: weight of the sums, (out, in).
-        root: weight of a row's own values, (out, in), or None.
-        bias: (out,), or None.
-        sums: sums over each row's neighbours.
-        relu: whether the rectifier follows.
+    `x` is (num_src, in), `weight` and the root's weight are (out, in), `bias` is (out,).
     """
     return _AggregateDense.apply(x, weight, root, bias, sums, relu)
 
@@ -341,14 +335,7 @@ def aggregate_linear(
     """Compute agg(x) weight^T + x_dst root^T + bias, then the rectifier: (num_dst, out).
 
     The sum is linear, so it may be taken before or after the product; the cheaper order is chosen.
-
-    Args:
-        x: rows of the sources, (num_src, in).
-        weight: weight of the sums, (out, in).
-        root: weight of the destination's own row, (out, in), or None.
-        bias: (out,), or None.
-        block: the adjacency.
-        relu: whether the rectifier follows.
+    `x` is (num_src, in), `weight` and `root` are (out, in), `bias` is (out,).
     """
     trains = torch.is_grad_enabled() and weight.requires_grad
     out_width, in_width = weight.shape

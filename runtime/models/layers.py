@@ -52,9 +52,6 @@ def apply_conv(conv: nn.Module, x: Tensor, block: TorchBlock, *, relu: bool = Fa
         x: rows of the sources, (num_src, in).
         block: the adjacency.
         relu: whether the rectifier follows.
-
-    Raises:
-        InputError: another layer, a GCN block without weights, or x of another length.
     """
     if x.shape[0] != block.num_src:
         raise InputError(f"layer input: expected {block.num_src} source rows, found {x.shape[0]}")

@@ -56,7 +56,7 @@ def link_loss_sum(h: Tensor, links: Tensor) -> Tensor:
 
 
 def loss_sum(logits: Tensor, y: Tensor, task: str) -> Tensor:
-    """Sum the seeds' losses; seeds of unknown label count nothing.
+    """Sum the seeds' losses, a scalar with a gradient, also without seeds; unknown labels count 0.
 
     Args:
         logits: (num_seeds, classes); binary: (num_seeds, 1) or (num_seeds,); link: node vectors.
@@ -64,12 +64,6 @@ def loss_sum(logits: Tensor, y: Tensor, task: str) -> Tensor:
             (num_seeds, classes); a seed's loss is the mean over its known classes. binary: 0/1
             (num_seeds,) or (num_seeds, 1). link: the pairs to score, as in `pair_scores`.
         task: multiclass (cross-entropy) | multilabel, binary (binary cross-entropy) | link.
-
-    Returns:
-        A scalar that carries the gradient, also without seeds.
-
-    Raises:
-        InputError: another task.
     """
     if task == "multiclass":
         target = torch.where(y >= 0, y, -1).long() if y.is_floating_point() else y.long()
@@ -141,12 +135,8 @@ class Metric(ABC):
     def compute(self, comm: Ranks | None = None, where: str = "") -> tuple[float, int]:
         """Return the value and the number of vertices or links; NaN where there are none.
 
-        Args:
-            comm: the ranks, all of which call this; None: this process alone.
-            where: name of what was scored, for the error.
-
-        Raises:
-            GnnplanError: a score of any rank is NaN or infinite; every rank raises it.
+        All ranks of `comm` call this; None is this process alone. Where a score of any rank is NaN or
+        infinite, every rank raises a GnnplanError that begins with `where`.
         """
         not_finite, total, *counts = _sum_over_ranks(self._counts, comm).tolist()
         _refuse_not_finite(int(not_finite), int(total), where)
@@ -231,9 +221,6 @@ def _gather(scores: Tensor, labels: Tensor, comm: Ranks) -> tuple[Tensor, Tensor
 def roc_auc(scores: NDArray[np.floating[Any]], labels: NDArray[np.bool_]) -> float:
     """Compute ROC-AUC by ranks (Mann-Whitney U, ties at half); NaN with one class only.
 
-    Raises:
-        GnnplanError: a score is NaN or infinite.
-
     >>> roc_auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([False, False, True, True]))
     0.75
     """
@@ -250,8 +237,6 @@ def roc_auc(scores: NDArray[np.floating[Any]], labels: NDArray[np.bool_]) -> flo
 
 def reciprocal_ranks(scores: Tensor) -> Tensor:
     """Return 1 / rank of each link among its negatives, ties at the middle: float64 (n,).
-
-    `scores` are those of `pair_scores`. Raises GnnplanError where one is NaN or infinite.
 
     >>> reciprocal_ranks(torch.tensor([[3.0, 1.0, 5.0], [2.0, 2.0, 2.0]])).tolist()
     [0.5, 0.5]
@@ -284,7 +269,7 @@ _METRICS = {
 
 
 def metric_of(task: str) -> Metric:
-    """Return a fresh metric for a task; raises InputError for an unknown one."""
+    """Return a fresh metric for a task."""
     if task not in _METRICS:
         raise _unknown_task(task)
     return _METRICS[task]()

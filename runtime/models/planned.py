@@ -41,7 +41,7 @@ def minibatch_of(data: Any) -> MiniBatch:
     """Return the nested blocks behind a first_seen PyG batch.
 
     `data` has x, edge_index, num_sampled_nodes and num_sampled_edges as of NeighborLoader: vertices
-    and edges by hop, an edge's hop being that of its destination. Raises InputError for others.
+    and edges by hop, an edge's hop being that of its destination.
     """
     if any(
         getattr(data, name, None) is None for name in ("num_sampled_nodes", "num_sampled_edges")
@@ -267,12 +267,8 @@ def _with_more_rows(run: _Run) -> _Run:
 def planned(model: nn.Module) -> Planned:
     """Wrap a PyG model so that it runs on rectangular blocks, as model(batch).
 
-    Args:
-        model: a module with forward(x, edge_index), calling one convolution per sampled hop, in
-            order. Its parameters stay its own: an optimiser made before or after serves.
-
-    Raises:
-        InputError: the model has no convolutions.
+    `model` has forward(x, edge_index) and calls one convolution per sampled hop, in order; a model
+    without any raises InputError. Its parameters stay its own, so any optimiser of them serves.
     """
     return Planned(model)
 

@@ -158,9 +158,6 @@ def fill_weights(
         degree: full in-degree of every vertex, self-loops included, (num_nodes,); for GCN with
             `gcn_norm="full"`.
         self_loops: self-loops of every vertex (`count_self_loops`), or None where there are none.
-
-    Raises:
-        InputError: GCN with full-graph degrees and no `degree`, or GAT with estimator weights.
     """
     refuse_attention(workload, [block.weight is not None for block in batch.blocks])
     if workload.model != "gcn":
@@ -199,11 +196,8 @@ def full_degrees(
 ) -> tuple[Tensor, Tensor]:
     """Return degrees in the full graph, for gcn_norm full.
 
-    Args:
-        block: the block.
-        n_id: int64, global ids of its sources first.
-        degree: int64 [N], self-loops included.
-        loops: int32 [N], self-loops; None where the graph has none.
+    `n_id` has the global ids of the block's sources first; `degree` [N] counts self-loops, and
+    `loops` [N] those alone (None: the graph has none).
     """
     nodes = n_id[: block.num_src]
     full = degree[nodes].float()
