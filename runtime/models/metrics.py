@@ -135,7 +135,7 @@ class Metric(ABC):
     def compute(self, comm: Ranks | None = None, where: str = "") -> tuple[float, int]:
         """Return the value and the number of vertices or links; NaN where there are none.
 
-        All ranks of `comm` call this; None is this process alone. Where a score of any rank is NaN or
+        All ranks of `comm` call this, or this process alone. Where a score of any rank is NaN or
         infinite, every rank raises a GnnplanError that begins with `where`.
         """
         not_finite, total, *counts = _sum_over_ranks(self._counts, comm).tolist()

@@ -51,11 +51,11 @@ def read_edgelist(source: Path, scratch: Path, options: ImportOptions) -> RawGra
     nodes, edges = None, source
     if source.is_dir():
         tables = find_tables(source, inventory)
-        if tables.edges is None:
+        if "edges" not in tables:
             raise DatasetError(
                 f"{source}: expected a folder with edges.csv, .tsv, .txt or .parquet"
             )
-        edges = tables.edges
+        edges = tables["edges"]
         nodes = read_tables(tables, scratch, inventory)
     notes: list[str] = []
     columns, source_id = _EdgeReader(edges, scratch, nodes, inventory, notes).read()

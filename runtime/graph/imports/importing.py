@@ -101,7 +101,7 @@ def detect_format(source: Path) -> str:
         ogb = ("edge.csv.gz", "raw/edge.csv.gz", "data.npz", "raw/data.npz")
         if any((source / part).is_file() for part in ogb):
             return "ogb"
-        if find_tables(source).edges is not None:
+        if "edges" in find_tables(source):
             return "edgelist"
     elif name in ("metadata.yaml", "metadata.yml"):
         return "graphbolt"

@@ -277,17 +277,7 @@ WORDS = {
 MOST_FEATURES = 1 << 31
 
 
-@dataclass(kw_only=True, slots=True)
-class Tables:
-    """Paths of a folder's tables."""
-
-    edges: Path | None = None
-    nodes: Path | None = None
-    features: Path | None = None
-    labels: Path | None = None
-
-
-def find_tables(folder: Path, inventory: Inventory | None = None) -> Tables:
+def find_tables(folder: Path, inventory: Inventory | None = None) -> dict[str, Path]:
     """Recognise a folder's tables by their names; the inventory gets all other files."""
     found: dict[str, list[Path]] = {key: [] for key in WORDS}
     for path in sorted(folder.iterdir()):
@@ -302,19 +292,18 @@ def find_tables(folder: Path, inventory: Inventory | None = None) -> Tables:
                 f"{folder}: expected one table of {key}, found {len(paths)}: "
                 f"{', '.join(path.name for path in paths)!s:.200}"
             )
-    return Tables(**{key: paths[0] for key, paths in found.items() if paths})
+    return {key: paths[0] for key, paths in found.items() if paths}
 
 
-def read_tables(tables: Tables, scratch: Path, inventory: Inventory) -> NodeTable | None:
+def read_tables(tables: dict[str, Path], scratch: Path, inventory: Inventory) -> NodeTable | None:
     """Read the tables of nodes and join them; None where the folder has none."""
     read: list[NodeTable] = []
-    if tables.nodes is not None:
-        read.append(read_nodes(tables.nodes, scratch, inventory))
-    if tables.labels is not None:
-        read.append(read_nodes(tables.labels, scratch, inventory, labels_only=True))
-    if tables.features is not None:
-        entries = _read_entries(tables.features, scratch, inventory)
-        read.append(entries or read_nodes(tables.features, scratch, inventory))
+    for key in ("nodes", "labels", "features"):
+        if key in tables:
+            path = tables[key]
+            entries = _read_entries(path, scratch, inventory) if key == "features" else None
+            labels_only = key == "labels"
+            read.append(entries or read_nodes(path, scratch, inventory, labels_only=labels_only))
     if not read:
         return None
     base = read[0]
