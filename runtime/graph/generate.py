@@ -370,7 +370,7 @@ def _equal_communities(num_nodes: int, num_communities: int) -> Ids:
 def _draw_block_model(
     num_nodes: int,
     num_communities: int,
-    degree: float,
+    degree: float | int,
     homophily: float,
     degree_exponent: float,
     rng: Rng,
