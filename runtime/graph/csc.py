@@ -67,15 +67,15 @@ def number_edges(edges: EdgeSource) -> EdgeSource:
 
 def csc_edges(indptr: NDArray[Any], indices: NDArray[Any], **values: NDArray[Any]) -> EdgeSource:
     """Read edges from CSC arrays, whose pointers must not fall."""
-    return _compressed(indptr, indices, ("dst", "src"), values)
+    return _compressed_edges(indptr, indices, ("dst", "src"), values)
 
 
 def csr_edges(indptr: NDArray[Any], indices: NDArray[Any], **values: NDArray[Any]) -> EdgeSource:
     """Read edges from CSR arrays: those of `indices[indptr[v]:indptr[v + 1]]` leave node v."""
-    return _compressed(indptr, indices, ("src", "dst"), values)
+    return _compressed_edges(indptr, indices, ("src", "dst"), values)
 
 
-def _compressed(
+def _compressed_edges(
     indptr: NDArray[Any],
     indices: NDArray[Any],
     ends: tuple[str, str],
@@ -196,20 +196,20 @@ def build_csc(
         report(str(need))
     counts = np.zeros(num_nodes, np.int64)
     unusable = UnusableWeights()
-    for part in _records(edges, num_nodes, record, options, staging.target):
-        _count(counts, part["dst"])
+    for part in _read_records(edges, num_nodes, record, options, staging.target):
+        _add_counts(counts, part["dst"])
         if "edge_weight" in edges.attributes:
             unusable.add(part["edge_weight"])
     if unusable.count:
         raise DatasetError(str(unusable))
     bounds = bucket_bounds(counts, max(1, memory_limit_bytes // BUCKET_BYTES_PER_EDGE))
-    parts = _records(edges, num_nodes, record, options, staging.target)
+    parts = _read_records(edges, num_nodes, record, options, staging.target)
     names = ["indices", *edges.attributes]
     outputs = [staging.create(n, _stored_type(n, record)) for n in names]
     pointers = staging.create("indptr", np.int64)
     pointers.append(np.zeros(1, np.int64))
     total, in_order = 0, True
-    for low, high, bucket in _buckets(parts, bounds, record, staging.folder):
+    for low, high, bucket in _deal_buckets(parts, bounds, record, staging.folder):
         bucket = _finish_bucket(bucket, low, high, num_nodes, options)
         degrees = np.bincount(bucket["dst"] - low, minlength=high - low)
         pointers.append(total + np.cumsum(degrees))
@@ -252,14 +252,14 @@ def _stored_type(name: str, record: np.dtype[Any]) -> np.dtype[Any]:
     return record["src" if name == "indices" else name]
 
 
-def _count(counts: NDArray[np.int64], ids: NDArray[Any]) -> None:
+def _add_counts(counts: NDArray[np.int64], ids: NDArray[Any]) -> None:
     if len(counts) <= 4 * len(ids):
         counts += np.bincount(ids, minlength=len(counts))
     else:
         np.add.at(counts, ids, 1)
 
 
-def _records(
+def _read_records(
     edges: EdgeSource, num_nodes: int, record: np.dtype[Any], options: EdgeOptions, target: Path
 ) -> Iterator[NDArray[Any]]:
     """Yield the source's edges as records, checked, with loops dropped and reverses added."""
@@ -283,7 +283,7 @@ def _records(
         yield out
 
 
-def _buckets(
+def _deal_buckets(
     parts: Iterator[NDArray[Any]], bounds: NDArray[np.int64], record: np.dtype[Any], folder: Path
 ) -> Iterator[tuple[int, int, NDArray[Any]]]:
     """Deal records to destination ranges; yield (first node, end node, records)."""
@@ -293,14 +293,14 @@ def _buckets(
         return
     paths = [folder / f"bucket-{i}.tmp" for i in range(len(ranges))]
     for part in parts:
-        _deal(part, bounds, paths)
+        _append_to_buckets(part, bounds, paths)
     for path, (low, high) in zip(paths, ranges, strict=True):
         bucket = np.fromfile(path, record) if path.exists() else np.empty(0, record)
         path.unlink(missing_ok=True)
         yield low, high, bucket
 
 
-def _deal(part: NDArray[Any], bounds: NDArray[np.int64], paths: list[Path]) -> None:
+def _append_to_buckets(part: NDArray[Any], bounds: NDArray[np.int64], paths: list[Path]) -> None:
     number = np.searchsorted(bounds, part["dst"], side="right") - 1
     order = np.argsort(number, kind="stable")
     ends = np.cumsum(np.bincount(number, minlength=len(paths)))

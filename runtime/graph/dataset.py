@@ -152,7 +152,7 @@ def open_graph(folder: Path, *, validate: bool = True, fingerprint: str = "") ->
     meta, arrays = _open_arrays(folder)
     if validate:
         check_full(folder, meta, arrays)
-        _say(folder, find_all(meta, arrays))
+        _report(folder, find_all(meta, arrays))
     graph = _graph(folder, meta, arrays)
     if fingerprint and graph.fingerprint != fingerprint:
         raise DatasetError(
@@ -178,7 +178,7 @@ def _open_arrays(folder: Path) -> tuple[GraphMeta, dict[str, NDArray[Any]]]:
     return meta, arrays
 
 
-def _say(folder: Path, findings: list[Finding]) -> None:
+def _report(folder: Path, findings: list[Finding]) -> None:
     """Refuse a dataset with a fault, and warn of oddities."""
     for finding in findings:
         text = f"{folder / finding.array}.npy: {finding.text}"
@@ -315,7 +315,7 @@ def commit_dataset(staging: Staging, **facts: Any) -> Graph:
         check_fast(staging.folder, meta, arrays)
         check_full(staging.folder, meta, arrays)
         found = find_all(meta, arrays)
-        _say(staging.folder, [finding for finding in found if finding.fault])
+        _report(staging.folder, [finding for finding in found if finding.fault])
     except DatasetError as error:
         text = str(error).replace(str(staging.folder), str(staging.target))
         raise DatasetError(text) from None
@@ -325,7 +325,7 @@ def commit_dataset(staging: Staging, **facts: Any) -> Graph:
         notes=[*meta.notes, *(finding.note for finding in found)],
     )
     (staging.folder / META_FILE).write_text(codec.dumps(meta))
-    _say(staging.target, found)
+    _report(staging.target, found)
     staging.commit()
     return open_graph(staging.target, validate=False)
 

@@ -123,7 +123,9 @@ class StoredLinks(NamedTuple):
     """Number of pairs stored as destination -> source alone."""
 
 
-def stored_links(indptr: NDArray[Any], indices: NDArray[Any], pairs: NDArray[Any]) -> StoredLinks:
+def count_stored_links(
+    indptr: NDArray[Any], indices: NDArray[Any], pairs: NDArray[Any]
+) -> StoredLinks:
     """Count the pairs [k, 2] that are stored edges; in-lists need not be sorted."""
     forward = _are_stored(indptr, indices, pairs[:, 0], pairs[:, 1])
     reverse = _are_stored(indptr, indices, pairs[:, 1], pairs[:, 0])
@@ -162,7 +164,7 @@ def _ranges(sizes: NDArray[Any]) -> Iterator[tuple[int, int]]:
 
 def _held_out(name: str, arrays: dict[str, NDArray[Any]]) -> Iterator[Finding]:
     pairs = np.asarray(arrays[name])
-    stored = stored_links(arrays["indptr"], arrays["indices"], pairs)
+    stored = count_stored_links(arrays["indptr"], arrays["indices"], pairs)
     count = stored.forward + stored.only_reversed
     text = (
         f"{count} of {len(pairs)} {NAMES[name]} links are stored edges ({stored.forward} as they "

@@ -102,7 +102,7 @@ def read_meta(folder: Path) -> GraphMeta:
 
 
 @contextmanager
-def reading(path: Path, what: str) -> Iterator[None]:
+def refuse_unreadable(path: Path, what: str) -> Iterator[None]:
     """Turn any failure of the wrapped code, which reads `what` at `path`, into a DatasetError.
 
     A damaged file makes parsers raise nearly anything (zlib, struct, pickle, yaml, arrow).
@@ -129,5 +129,5 @@ def one_line(error: BaseException) -> str:
 
 def map_array(path: Path) -> NDArray[Any]:
     """Map a .npy file into memory, read-only."""
-    with reading(path, "a .npy array"):
+    with refuse_unreadable(path, "a .npy array"):
         return map_npy(path)

@@ -94,7 +94,7 @@ class Staging:
         self.target = Path(target)
         self._overwrite = overwrite
         refuse_occupied(self.target, overwrite=overwrite)
-        with writing(self.target):
+        with refuse_unwritable(self.target):
             self.target.parent.mkdir(parents=True, exist_ok=True)
             sweep_unfinished(self.target.parent)
             self._unfinished = Unfinished(self.target)
@@ -153,7 +153,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
-def writing(target: Path) -> Generator[None]:
+def refuse_unwritable(target: Path) -> Generator[None]:
     """Turn any OSError into a DatasetError that the folder cannot be written."""
     try:
         yield
@@ -186,12 +186,12 @@ def refuse_occupied(folder: Path, *, overwrite: bool) -> None:
         )
     if not overwrite:
         raise DatasetError(
-            f"{folder}: expected no dataset there yet, found {_named(folder)}; choose another "
+            f"{folder}: expected no dataset there yet, found {_describe(folder)}; choose another "
             f"folder, or overwrite (--overwrite), which keeps that one as {free_name(folder).name}"
         )
 
 
-def _named(folder: Path) -> str:
+def _describe(folder: Path) -> str:
     try:
         meta = read_meta(folder)
     except DatasetError:

@@ -136,7 +136,7 @@ class _Aggregate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, sums: Sums) -> Tensor:
         ctx.sums, ctx.dtype = sums, x.dtype
-        return _first(sums.rows(x.detach(), with_root=False), sums.num_dst)
+        return _first_rows(sums.rows(x.detach(), with_root=False), sums.num_dst)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
@@ -157,7 +157,7 @@ class _AggregateDense(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         joined = weight if root is None else torch.cat([weight, root], dim=1)
         inputs = sums.rows(x.detach(), with_root=root is not None)
-        out = _first(linear_dense(inputs, joined, bias, relu=relu), sums.num_dst)
+        out = _first_rows(linear_dense(inputs, joined, bias, relu=relu), sums.num_dst)
         ctx.sums, ctx.width, ctx.with_root = sums, x.shape[1], root is not None
         ctx.save_for_backward(inputs, joined, out if relu else None)
         return out
@@ -167,11 +167,11 @@ class _AggregateDense(torch.autograd.Function):
         (grad,) = grad_outputs
         inputs, joined, out = ctx.saved_tensors
         num_dst = grad.shape[0]
-        masked, column_sums = before_relu(grad, out, inputs.shape[0])
+        masked, column_sums = mask_gradient(grad, out, inputs.shape[0])
         grad_joined = weight_gradient(masked, inputs)
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_inputs = _first(linear_dense(masked, joined.t(), None), num_dst)
+            grad_inputs = _first_rows(linear_dense(masked, joined.t(), None), num_dst)
             del masked  # it need not lie there while other ranks' rows come and go
             grad_x = ctx.sums.gradient(grad_inputs, ctx.width, with_root=ctx.with_root)
         grad_root = grad_joined[:, ctx.width :] if ctx.with_root else None
@@ -189,7 +189,7 @@ def aggregate_dense(
     return _AggregateDense.apply(x, weight, root, bias, sums, relu)
 
 
-def before_relu(grad: Tensor, out: Tensor | None, num_rows: int) -> tuple[Tensor, Tensor]:
+def mask_gradient(grad: Tensor, out: Tensor | None, num_rows: int) -> tuple[Tensor, Tensor]:
     """Return the gradient before the rectifier, with `num_rows` rows, and its column sums.
 
     `grad` is the gradient behind it, (num_dst, d); `out` its output, None where there is none.
@@ -215,7 +215,7 @@ def before_relu(grad: Tensor, out: Tensor | None, num_rows: int) -> tuple[Tensor
     return masked, masked[:given].sum(0)
 
 
-def _first(rows: Tensor, count: int) -> Tensor:
+def _first_rows(rows: Tensor, count: int) -> Tensor:
     """Return the first rows without a copy."""
     return rows if rows.shape[0] == count else rows[:count]
 
@@ -307,7 +307,7 @@ class _Dense(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         (grad,) = grad_outputs
         inputs, weight, out = ctx.saved_tensors
-        masked, column_sums = before_relu(grad, out, padded_rows(inputs.shape[0]))
+        masked, column_sums = mask_gradient(grad, out, padded_rows(inputs.shape[0]))
         grad_x = None
         if ctx.needs_input_grad[0]:
             grad_x = linear_dense(masked, weight.t(), None)[: grad.shape[0]]

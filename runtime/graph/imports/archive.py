@@ -14,7 +14,7 @@ from typing import Any, cast
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.format import reading
+from gnnplan.runtime.graph.format import refuse_unreadable
 from gnnplan.runtime.graph.imports.inventory import Inventory
 from gnnplan.runtime.graph.imports.serialized import PickledArray
 from gnnplan.runtime.npy import map_npy, read_header
@@ -60,11 +60,11 @@ class NpzArchive(UserDict[str, Any]):
             return [name for name, info in members if self._is_pickled(archive, name, info)]
 
     def _opened(self) -> zipfile.ZipFile:
-        with reading(self.path, "a NumPy .npz archive"):
+        with refuse_unreadable(self.path, "a NumPy .npz archive"):
             return zipfile.ZipFile(self.path)
 
     def _is_pickled(self, archive: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> bool:
-        with reading(self.path, f"a .npy array as member {name!r:.80}"):
+        with refuse_unreadable(self.path, f"a .npy array as member {name!r:.80}"):
             with archive.open(info) as member:
                 head = io.BytesIO(member.read(HEAD_BYTES))
             return read_header(head)[2].hasobject
@@ -75,7 +75,7 @@ class NpzArchive(UserDict[str, Any]):
         target = self.scratch / f"{self.path.stem}-{self._unpacked}.npy"
         with self._opened() as archive:
             _unpack(self.path, archive, info, target)
-        with reading(self.path, f"a .npy array as member {name!r:.80}"):
+        with refuse_unreadable(self.path, f"a .npy array as member {name!r:.80}"):
             with target.open("rb") as file:
                 if read_header(file)[2].hasobject:
                     return PickledArray(target, file.tell())
@@ -97,11 +97,11 @@ def _unpack(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, target:
     """Write one member; refuse bytes beyond the size that it claims."""
     left = info.file_size
     with target.open("wb") as file:
-        with reading(path, "a NumPy .npz archive"):
+        with refuse_unreadable(path, "a NumPy .npz archive"):
             member = archive.open(info)
         with member:
             while left >= 0:
-                with reading(path, "a NumPy .npz archive"):
+                with refuse_unreadable(path, "a NumPy .npz archive"):
                     block = member.read(READ_BYTES)  # one beyond the end checks the sum
                 if not block:
                     return
@@ -115,7 +115,7 @@ def _unpack(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, target:
     )
 
 
-def plain_members(
+def open_plain_members(
     path: Path, scratch: Path, inventory: Inventory, place: str = ""
 ) -> Mapping[str, NDArray[Any]]:
     """Return the members of plain values, and tell the inventory all names."""

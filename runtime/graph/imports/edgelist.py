@@ -63,10 +63,10 @@ def read_edgelist(source: Path, scratch: Path, options: ImportOptions) -> RawGra
     if nodes is None and source_id is None and len(src):
         src, dst, source_id = close_gaps(src, dst, scratch)
     if source_id is not None:
-        notes.append(_renumbered(source_id))
+        notes.append(_describe_ids(source_id))
     graph = RawGraph(
         name=source.name.split(".")[0],
-        num_nodes=_num_nodes(src, dst, nodes, source_id),
+        num_nodes=_count_nodes(src, dst, nodes, source_id),
         edges=array_edges(src, dst, **columns),
         source_id=source_id,
         notes=notes,
@@ -79,7 +79,7 @@ def read_edgelist(source: Path, scratch: Path, options: ImportOptions) -> RawGra
     return graph
 
 
-def _renumbered(source_id: NDArray[Any]) -> str:
+def _describe_ids(source_id: NDArray[Any]) -> str:
     count = len(source_id)
     text = f"nodes renumbered from 0 to {count - 1}: see source_id.npy"
     if source_id.dtype.kind == "U":
@@ -90,7 +90,7 @@ def _renumbered(source_id: NDArray[Any]) -> str:
     return f"{text} (ids from {low} to {high}{gaps})"
 
 
-def _num_nodes(
+def _count_nodes(
     src: NDArray[Any], dst: NDArray[Any], nodes: NodeTable | None, source_id: NDArray[Any] | None
 ) -> int:
     if nodes is not None:
@@ -139,7 +139,7 @@ class _EdgeReader:
             out[NAMES.get(key, key)] = map_npy(writer.path)
         third = out.pop("third", None)
         if third is not None and names is not None:
-            reason = _no_weight(third)
+            reason = _refute_weight(third)
             if reason is None:
                 self.inventory.use(Role.WEIGHTS, names["third"], place=self.place)
                 out["edge_weight"] = third
@@ -157,7 +157,7 @@ class _EdgeReader:
             return self.index.rows(self.path, src), self.index.rows(self.path, dst)
         if "U" in (src.dtype.kind, dst.dtype.kind):
             self._text = True
-            return first_seen_ids(src, dst, self._seen)
+            return number_first_seen(src, dst, self._seen)
         if self._text:
             raise DatasetError(f"{self.path}: expected ids all numbers or all text, found both")
         return src, dst
@@ -205,7 +205,7 @@ class _EdgeReader:
         return {"src": src or other, "dst": dst or other}
 
 
-def _no_weight(values: NDArray[Any]) -> str | None:
+def _refute_weight(values: NDArray[Any]) -> str | None:
     """Say why a third column without a name is not the weight; None where it is."""
     fractions = False
     for part in _chunks(values):
@@ -220,7 +220,7 @@ def _no_weight(values: NDArray[Any]) -> str | None:
     )
 
 
-def first_seen_ids(
+def number_first_seen(
     src: NDArray[Any], dst: NDArray[Any], seen: dict[str, int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Number text ids by first appearance, those new in a chunk in sorted order; `seen` grows."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.csc import array_edges
-from gnnplan.runtime.graph.format import map_array, reading
+from gnnplan.runtime.graph.format import map_array, refuse_unreadable
 from gnnplan.runtime.graph.imports.inventory import EDGE_DATA, LOOKS, Inventory, Role, looks_like
 from gnnplan.runtime.graph.imports.serialized import load_torch, to_numpy
 from gnnplan.runtime.graph.imports.source import (
@@ -43,7 +43,7 @@ def read_graphbolt(source: Path, scratch: Path, options: ImportOptions) -> RawGr
     meta = _load_yaml(path)
     inventory = Inventory()
     files = _Files(path, scratch)
-    with reading(path, "GraphBolt metadata with graph.nodes and graph.edges of one type"):
+    with refuse_unreadable(path, "GraphBolt metadata with graph.nodes and graph.edges of one type"):
         nodes, edges = meta["graph"]["nodes"], meta["graph"]["edges"]
         kinds = [bool(entry.get("type")) for entry in (*nodes, *edges)]
         num_nodes = int(nodes[0]["num"])
@@ -53,7 +53,7 @@ def read_graphbolt(source: Path, scratch: Path, options: ImportOptions) -> RawGr
     pairs = files.load(spec, np.int64)
     pairs = pairs.T if spec.get("format") == "csv" else pairs
     check_pairs(path, "edges", pairs)
-    with reading(path, "a dataset_name in words"):
+    with refuse_unreadable(path, "a dataset_name in words"):
         title = _word(meta.get("dataset_name") or path.parent.name)
     inventory.use(Role.EDGES, "graph.edges")
     graph = RawGraph(
@@ -78,7 +78,7 @@ class _Files:
         self._count = 0
 
     def load(self, spec: dict[str, Any], dtype: Any) -> NDArray[Any]:
-        with reading(self.path, "entries with a format and a path"):
+        with refuse_unreadable(self.path, "entries with a format and a path"):
             kind, name = _word(spec["format"]), _word(spec["path"])
             path = (self.folder / name).resolve()
             inside = path.is_relative_to(self.folder.resolve())
@@ -117,7 +117,7 @@ def _load_yaml(path: Path) -> dict[str, Any]:
         raise DatasetError(
             f"{path}: reading GraphBolt metadata needs PyYAML; install it with pip install pyyaml"
         ) from None
-    with reading(path, "GraphBolt metadata in YAML"):
+    with refuse_unreadable(path, "GraphBolt metadata in YAML"):
         meta = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     if not isinstance(meta, dict):
         raise DatasetError(f"{path}: expected GraphBolt metadata as a mapping")
@@ -128,7 +128,7 @@ def _features(
     path: Path, meta: dict[str, Any], files: _Files, inventory: Inventory
 ) -> RawFeatures | None:
     """Read the first table of node features, and name all others as left."""
-    with reading(path, "feature_data as a list of tables"):
+    with refuse_unreadable(path, "feature_data as a list of tables"):
         entries = [dict(entry) for entry in meta.get("feature_data") or []]
         within = [dict(entry) for entry in dict(meta["graph"]).get("feature_data") or []]
         names = [_word(entry.get("name") or f"table {i}") for i, entry in enumerate(entries)]
@@ -154,7 +154,7 @@ def _features(
 def _unread(path: Path, meta: dict[str, Any], files: _Files) -> list[str]:
     """List the files and the entries of the metadata that nothing was read from."""
     known = {"dataset_name", "graph", "feature_data", "tasks"}
-    with reading(path, "metadata of entries with names in words"):
+    with refuse_unreadable(path, "metadata of entries with names in words"):
         entries = [f"entry {_word(key)}" for key in meta if key not in known]
     named = {(files.folder / name).resolve() for name in _paths(meta)} | {path.resolve()}
     there = [p for p in sorted(files.folder.rglob("*")) if p.is_file()]
@@ -176,7 +176,7 @@ def _paths(value: Any, depth: int = 8) -> list[str]:
 
 
 def _read_task(path: Path, meta: dict[str, Any], files: _Files, graph: RawGraph) -> None:
-    with reading(path, "tasks as a list"):
+    with refuse_unreadable(path, "tasks as a list"):
         tasks = [dict(task) for task in meta.get("tasks") or []]
     if not tasks:
         return
@@ -185,7 +185,7 @@ def _read_task(path: Path, meta: dict[str, Any], files: _Files, graph: RawGraph)
     split: dict[str, NDArray[Any]] = {}
     negatives = 0
     labels: list[tuple[NDArray[Any], NDArray[Any]]] = []
-    with reading(path, "num_classes as an integer"):
+    with refuse_unreadable(path, "num_classes as an integer"):
         graph.num_classes = int(tasks[0].get("num_classes") or 0)
     for key, name in SET_NAMES.items():
         data = _set_data(path, tasks[0], name)
@@ -225,7 +225,7 @@ def _read_task(path: Path, meta: dict[str, Any], files: _Files, graph: RawGraph)
 
 
 def _set_data(path: Path, task: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
-    with reading(path, f"{name} as a list with one entry of data"):
+    with refuse_unreadable(path, f"{name} as a list with one entry of data"):
         sets = task.get(name) or []
         return {_word(d["name"]): dict(d) for d in (sets[0]["data"] if sets else [])}
 

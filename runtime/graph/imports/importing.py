@@ -65,25 +65,25 @@ def import_graph(
     source, options = Path(source), options or ImportOptions()
     if not source.exists():
         raise DatasetError(f"{source}: expected a file or folder to import, found nothing there")
-    read = _reader(detect_format(source) if format == "auto" else format)
+    read = _find_reader(detect_format(source) if format == "auto" else format)
     with Staging(folder, overwrite=overwrite) as staging:
         scratch = staging.folder / "scratch"
         scratch.mkdir()
-        with _naming(source, folder):
+        with _name_source(source, folder):
             raw = read(source, scratch, options)
         if raw.num_nodes < 1 or raw.edges.num_edges < 1:
             raise DatasetError(
                 f"{source}: expected at least one node and one edge, found an empty graph of "
                 f"{raw.num_nodes} nodes and {raw.edges.num_edges} edges"
             )
-        with _naming(source, folder):
+        with _name_source(source, folder):
             check_num_nodes(raw.num_nodes)
             _check_choice(raw, options)
             return _convert(raw, staging, scratch, options, report)
 
 
 @contextmanager
-def _naming(source: Path, folder: Path) -> Iterator[None]:
+def _name_source(source: Path, folder: Path) -> Iterator[None]:
     try:
         yield
     except DatasetError as error:
@@ -118,7 +118,7 @@ def detect_format(source: Path) -> str:
     )
 
 
-def _reader(format: str) -> Reader:
+def _find_reader(format: str) -> Reader:
     # Imported on use: torch and yaml are needed by some formats only.
     if format == "npz":
         from gnnplan.runtime.graph.imports.npz import read_npz as read
@@ -166,8 +166,8 @@ def _convert(
     )
     raw.notes = [
         *raw.notes,
-        *_summary(raw, stored, features, num_classes, y, split),
-        *_isolated(staging, raw.num_nodes, split, task),
+        *_summarise(raw, stored, features, num_classes, y, split),
+        *_count_isolated(staging, raw.num_nodes, split, task),
         *raw.inventory.lines(),
     ]
     if report is not None:
@@ -208,7 +208,7 @@ def _check_choice(raw: RawGraph, options: ImportOptions) -> None:
         )
 
 
-def _summary(
+def _summarise(
     raw: RawGraph,
     num_edges: int,
     features: dict[str, Any],
@@ -242,7 +242,7 @@ def _summary(
     return lines
 
 
-def _isolated(
+def _count_isolated(
     staging: Staging, num_nodes: int, split: dict[str, NDArray[np.int64]], task: str
 ) -> list[str]:
     pointers = map_npy(staging.folder / "indptr.npy")

@@ -90,7 +90,7 @@ class Inventory:
         for (name, place), have in self._roles.items():
             if have is role:
                 places.setdefault(place, []).append(name)
-        return "; ".join(_named(names, place, SHOWN_NAMES) for place, names in places.items())
+        return "; ".join(_join_names(names, place, SHOWN_NAMES) for place, names in places.items())
 
     def lines(self) -> list[str]:
         """Write one line for each reason why parts are not used, naming all of them."""
@@ -100,19 +100,19 @@ class Inventory:
                 key = (place, self._reasons.get((name, place), UNKNOWN))
                 groups.setdefault(key, []).append(name)
         return [
-            f"not used: {_named(names, place, len(names))} ({reason})"
+            f"not used: {_join_names(names, place, len(names))} ({reason})"
             for (place, reason), names in groups.items()
         ]
 
 
-def _named(names: list[str], place: str, most: int) -> str:
-    shown = [_plain(name) for name in names]
+def _join_names(names: list[str], place: str, most: int) -> str:
+    shown = [_shorten(name) for name in names]
     if len(shown) > most:
         shown = [*shown[: most - 2], "...", shown[-1]]
     return ", ".join(shown) + (f" of {place}" if place else "")
 
 
-def _plain(name: str) -> str:
+def _shorten(name: str) -> str:
     """Make a name one word of a line: sources may hold line breaks and endless names."""
     text = name if name.isprintable() and name.strip() else repr(name)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -56,7 +56,7 @@ def number_classes(y: NDArray[np.int64], declared: int) -> Classes:
     return Classes(y=new, num_classes=len(used), class_id=used, note=note)
 
 
-def whole_numbers(y: NDArray[Any]) -> tuple[NDArray[np.int64], list[str]]:
+def make_whole_numbers(y: NDArray[Any]) -> tuple[NDArray[np.int64], list[str]]:
     """Return labels as integers, -1 where one is NaN or negative, and notes on odd ones."""
     if y.dtype.kind not in "fiub":
         raise DatasetError(f"labels: expected numbers, found values of type {y.dtype}")
@@ -107,7 +107,7 @@ def normalise_labels(
             f"labels: expected {'a table' if task == 'multilabel' else 'one number per node'} for "
             f"task {task}, found shape {list(y.shape)}"
         )
-    y, notes = whole_numbers(y)
+    y, notes = make_whole_numbers(y)
     raw.notes += notes
     if y.size == 0 or y.max() < 0:
         raw.notes.append(f"labels: none of {len(y)} nodes has a known one: left out")
@@ -130,7 +130,7 @@ def normalise_split(
                 f"split: expected training nodes beside {', '.join(raw.split)}, found none; add "
                 "train_mask (or train_idx) or leave all of them out"
             )
-        return {key: _ids(key, raw.split.get(key), task) for key in SPLIT_KEYS}
+        return {key: _check_ids(key, raw.split.get(key), task) for key in SPLIT_KEYS}
     if task == "link":
         raise DatasetError("split: expected training pairs for task link, found no split")
     known = np.arange(raw.num_nodes)
@@ -153,7 +153,7 @@ def _task(raw: RawGraph, options: ImportOptions) -> Task:
     return "link" if pairs else ("multilabel" if table else "multiclass")
 
 
-def _ids(key: str, value: NDArray[Any] | None, task: Task) -> NDArray[np.int64]:
+def _check_ids(key: str, value: NDArray[Any] | None, task: Task) -> NDArray[np.int64]:
     shape = (-1, 2) if task == "link" else (-1,)
     if value is None:
         return np.empty(0, np.int64).reshape(shape)
@@ -197,10 +197,10 @@ def split_ids(
     if array.dtype.kind not in "fiub":
         raise DatasetError(f"{name}: expected flags or node ids, found values of {array.dtype}")
     if not named_mask and array.dtype.kind != "b":
-        return _list_or_flags(name, array, num_nodes), 1
+        return _read_list_or_flags(name, array, num_nodes), 1
     flags, count = array, 1
     if array.ndim == 2:
-        flags, count = _one_split(name, array, num_nodes, index, splits_first)
+        flags, count = _take_split(name, array, num_nodes, index, splits_first)
     if flags.shape != (num_nodes,):
         hint = "" if array.dtype.kind == "b" else "; node ids are named train_idx, val_idx ..."
         raise _no_flags(name, array, num_nodes, hint)
@@ -223,7 +223,7 @@ def _no_flags(name: str, array: NDArray[Any], num_nodes: int, hint: str = "") ->
     )
 
 
-def _list_or_flags(name: str, array: NDArray[Any], num_nodes: int) -> NDArray[np.int64]:
+def _read_list_or_flags(name: str, array: NDArray[Any], num_nodes: int) -> NDArray[np.int64]:
     if array.shape == (num_nodes,) and num_nodes > 1 and are_flags(array):
         repeated = len(np.unique(array)) < len(array)
         if repeated:
@@ -238,7 +238,7 @@ def _list_or_flags(name: str, array: NDArray[Any], num_nodes: int) -> NDArray[np
     return array.astype(np.int64)
 
 
-def _one_split(
+def _take_split(
     name: str, array: NDArray[Any], num_nodes: int, index: int, splits_first: bool
 ) -> tuple[NDArray[Any], int]:
     rows, columns = array.shape

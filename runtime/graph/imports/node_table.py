@@ -151,10 +151,10 @@ def read_nodes(
     return NodeTable(
         path=path,
         num_nodes=rows,
-        ids=None if columns.id is None else _ids(path, whole[columns.id]),
+        ids=None if columns.id is None else _unique_ids(path, whole[columns.id]),
         features=features,
-        y=None if columns.label is None else _labels(whole[columns.label], notes),
-        split=_split(path, columns, whole, rows, inventory),
+        y=None if columns.label is None else _number_labels(whole[columns.label], notes),
+        split=_read_split(path, columns, whole, rows, inventory),
         notes=notes,
     )
 
@@ -207,14 +207,14 @@ def _assign(path: Path, chunk: Chunk, inventory: Inventory, labels_only: bool) -
     return out
 
 
-def _ids(path: Path, ids: NDArray[Any]) -> NDArray[Any]:
+def _unique_ids(path: Path, ids: NDArray[Any]) -> NDArray[Any]:
     ids = ids if ids.dtype.kind == "U" else as_numbers(path, ids, np.int64)
     if len(np.unique(ids)) != len(ids):
         raise DatasetError(f"{path}: expected a different id in each row, found repeated ids")
     return ids
 
 
-def _labels(labels: NDArray[Any], notes: list[str]) -> NDArray[Any]:
+def _number_labels(labels: NDArray[Any], notes: list[str]) -> NDArray[Any]:
     if labels.dtype.kind != "U":
         return labels
     names = np.unique(labels[labels != ""])
@@ -222,14 +222,14 @@ def _labels(labels: NDArray[Any], notes: list[str]) -> NDArray[Any]:
     return np.where(labels == "", -1, np.searchsorted(names, labels))
 
 
-def _split(
+def _read_split(
     path: Path, columns: _Columns, whole: dict[str, NDArray[Any]], rows: int, inventory: Inventory
 ) -> dict[str, NDArray[Any]] | None:
     if columns.split is not None:
         return _split_words(path, columns.split, whole[columns.split], inventory)
     named = any("mask" in plain_name(name) for name in columns.masks.values())
     flags = all(
-        whole[name].dtype.kind in "fiub" and are_flags(_filled(whole[name]))
+        whole[name].dtype.kind in "fiub" and are_flags(_fill_empty(whole[name]))
         for name in columns.masks.values()
     )
     if not columns.masks:
@@ -239,12 +239,12 @@ def _split(
         inventory.leave(LOOKS.format("a mask"), *names, place=path.name)
         return None
     return {
-        key: split_ids(f"mask {name}", _filled(whole[name]), rows)[0]
+        key: split_ids(f"mask {name}", _fill_empty(whole[name]), rows)[0]
         for key, name in columns.masks.items()
     }
 
 
-def _filled(flags: NDArray[Any]) -> NDArray[Any]:
+def _fill_empty(flags: NDArray[Any]) -> NDArray[Any]:
     return np.nan_to_num(flags, nan=0) if flags.dtype.kind == "f" else flags
 
 
@@ -378,7 +378,7 @@ def _join_features(
                 f"{other.path}: expected all features in one table, found others in "
                 f"{base.path.name}"
             )
-        return _reordered(new.csr, new.dim, order)
+        return _reorder_rows(new.csr, new.dim, order)
     if missing or new.dense is None:
         raise DatasetError(
             f"{other.path}: expected features of each node of {base.path.name}, found none of "
@@ -394,7 +394,7 @@ def _join_features(
     return RawFeatures(dim=width, dense=map_npy(writer.path))
 
 
-def _reordered(csr: SparseFeatures, dim: int, order: NDArray[np.int64]) -> RawFeatures:
+def _reorder_rows(csr: SparseFeatures, dim: int, order: NDArray[np.int64]) -> RawFeatures:
     """Put rows in another order; -1 is a row without entries."""
     rows = len(csr.indptr) - 1
     indptr = np.append(csr.indptr, csr.indptr[-1])  # one more row, empty

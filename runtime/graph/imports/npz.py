@@ -23,7 +23,7 @@ from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.arrays import check_csc_ends, check_monotone, check_range
 from gnnplan.runtime.graph.csc import EdgeSource, array_edges, csc_edges, csr_edges
 from gnnplan.runtime.graph.dataset import SparseFeatures
-from gnnplan.runtime.graph.format import reading
+from gnnplan.runtime.graph.format import refuse_unreadable
 from gnnplan.runtime.graph.imports.archive import PICKLED, NpzArchive
 from gnnplan.runtime.graph.imports.inventory import Inventory, Role
 from gnnplan.runtime.graph.imports.labels import split_fields, split_ids
@@ -204,7 +204,7 @@ class _Pack:
         return make_features(self.source, name, self._array(name))
 
     def _sparse(self, names: dict[str, str]) -> RawFeatures:
-        with reading(self.source, f"{', '.join(names.values())} of one matrix"):
+        with refuse_unreadable(self.source, f"{', '.join(names.values())} of one matrix"):
             data = self._array(names["data"])
             rows, dim = self._shape(names["shape"])
         indptr, indices = self._pointers(names["indptr"], names["indices"])
@@ -249,7 +249,7 @@ class _Pack:
         if "meta" not in self.members:
             return {}
         self.inventory.use(Role.DESCRIPTION, "meta")
-        with reading(self.source, "JSON text as member 'meta'"):
+        with refuse_unreadable(self.source, "JSON text as member 'meta'"):
             meta = json.loads(str(self._array("meta")).removeprefix("\ufeff"))
         if not isinstance(meta, dict):
             raise DatasetError(f"{self.source}: expected member 'meta' to be a JSON object")

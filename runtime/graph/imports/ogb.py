@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.csc import array_edges
-from gnnplan.runtime.graph.imports.archive import plain_members
+from gnnplan.runtime.graph.imports.archive import open_plain_members
 from gnnplan.runtime.graph.imports.inventory import EDGE_DATA, Inventory, Role
 from gnnplan.runtime.graph.imports.source import ImportOptions, RawGraph, check_pairs, make_features
 from gnnplan.runtime.graph.imports.tables import number_table
@@ -88,7 +88,7 @@ def _read_csv(raw: Path, scratch: Path, inventory: Inventory) -> RawGraph:
 def _read_npz(raw: Path, scratch: Path, inventory: Inventory) -> RawGraph:
     path = raw / "data.npz"
     prefix = "raw/" if raw.name == "raw" else ""
-    arrays = plain_members(path, scratch, inventory, path.name)
+    arrays = open_plain_members(path, scratch, inventory, path.name)
     inventory.use(Role.EDGES, f"{prefix}{path.name}")
     for key in ("edge_index", "num_nodes_list"):
         if key not in arrays:
@@ -105,7 +105,7 @@ def _read_npz(raw: Path, scratch: Path, inventory: Inventory) -> RawGraph:
         inventory.use(Role.FEATURES, "node_feat", place=path.name)
     labels = raw / "node-label.npz"
     if labels.is_file():
-        y = plain_members(labels, scratch, inventory, labels.name).get("node_label")
+        y = open_plain_members(labels, scratch, inventory, labels.name).get("node_label")
         if y is not None:
             inventory.use(Role.LABELS, "node_label", place=labels.name)
             inventory.use(Role.LABELS, f"{prefix}{labels.name}")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.arrays import check_csc_ends, check_monotone, check_range
 from gnnplan.runtime.graph.csc import EdgeSource, array_edges, csc_edges
-from gnnplan.runtime.graph.format import reading
+from gnnplan.runtime.graph.format import refuse_unreadable
 from gnnplan.runtime.graph.imports.inventory import EDGE_DATA, Inventory, Role, looks_like
 from gnnplan.runtime.graph.imports.labels import split_fields, split_ids
 from gnnplan.runtime.graph.imports.serialized import (
@@ -172,7 +172,7 @@ class _Reader:
         named = self.fields.get("num_nodes")
         if named is not None:
             self.inventory.use(Role.DESCRIPTION, "num_nodes")
-            with reading(self.source, "num_nodes as an integer"):
+            with refuse_unreadable(self.source, "num_nodes as an integer"):
                 return int(named)
         if features is not None:
             return features.num_rows
@@ -275,7 +275,7 @@ def _fields(source: Path, value: Any) -> dict[str, Any]:
         )
     if isinstance(value, dict):
         return value
-    with reading(source, "a torch_geometric Data object"):
+    with refuse_unreadable(source, "a torch_geometric Data object"):
         if hasattr(value, "to_dict"):
             return value.to_dict()
     raise DatasetError(
@@ -292,7 +292,7 @@ def _features(source: Path, x: Any) -> RawFeatures:
     import torch
 
     if isinstance(x, torch.Tensor) and x.layout in (torch.sparse_coo, torch.sparse_csr):
-        with reading(source, "x as a sparse tensor of two axes"):
+        with refuse_unreadable(source, "x as a sparse tensor of two axes"):
             import scipy.sparse as sp
 
             check_num_nodes(int(x.shape[0]))

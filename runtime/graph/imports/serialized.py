@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.arrays import check_range
-from gnnplan.runtime.graph.format import one_line, reading
+from gnnplan.runtime.graph.format import one_line, refuse_unreadable
 from gnnplan.runtime.graph.imports.source import check_num_nodes
 
 Columns = tuple[NDArray[np.int64], NDArray[Any], NDArray[Any] | None, tuple[int, int]]
@@ -36,11 +36,11 @@ def load_torch(path: Path, safe: list[Any] | None = None) -> Any:
     """
     import torch
 
-    with reading(path, "a file written by torch.save with tensors and plain containers"):
+    with refuse_unreadable(path, "a file written by torch.save with tensors and plain containers"):
         mapped = zipfile.is_zipfile(path)
         if mapped:
             _refuse_packed(path)
-        with _allowed(safe or []), warnings.catch_warnings():
+        with _allow_classes(safe or []), warnings.catch_warnings():
             # torch says once per process that sparse CSR tensors are in beta.
             warnings.filterwarnings("ignore", message="Sparse CSR")
             try:
@@ -56,7 +56,7 @@ def load_torch(path: Path, safe: list[Any] | None = None) -> Any:
 
 
 @contextmanager
-def _allowed(safe: list[Any]) -> Iterator[None]:
+def _allow_classes(safe: list[Any]) -> Iterator[None]:
     """Let files name these classes, beside those that torch_geometric allows."""
     import torch.serialization as serialization
 
@@ -94,15 +94,15 @@ def to_numpy(path: Path, name: str, value: Any) -> NDArray[Any]:
     if isinstance(value, np.ndarray):
         return value
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-        raise DatasetError(f"{path}: expected {name} as a dense tensor, found {_kind(value)}")
-    with reading(path, f"{name} as a tensor of numbers"):
+        raise DatasetError(f"{path}: expected {name} as a dense tensor, found {_describe(value)}")
+    with refuse_unreadable(path, f"{name} as a tensor of numbers"):
         plain = value.detach()
         if plain.dtype == torch.bfloat16:
             plain = plain.float()
         return plain.numpy()
 
 
-def _kind(value: Any) -> str:
+def _describe(value: Any) -> str:
     layout = getattr(value, "layout", None)
     return type(value).__name__ if layout is None else f"a tensor of layout {layout}"
 
@@ -132,13 +132,13 @@ def compressed_columns(path: Path, name: str, value: Any, *, transposed: bool) -
 
     convert = "save Data.edge_index instead: torch.stack(adj_t.t().coo()[:2])"
     if isinstance(value, TorchSparse) and not transposed:
-        with reading(path, f"{name} as torch_sparse's SparseTensor ({convert})"):
+        with refuse_unreadable(path, f"{name} as torch_sparse's SparseTensor ({convert})"):
             return _torch_sparse(path, value.storage)
     if not isinstance(value, torch.Tensor) or value.layout == torch.strided or value.ndim != 2:
         raise DatasetError(
-            f"{path}: expected {name} as a sparse matrix, found {_kind(value)}; {convert}"
+            f"{path}: expected {name} as a sparse matrix, found {_describe(value)}; {convert}"
         )
-    with reading(path, f"{name} as a sparse matrix"), warnings.catch_warnings():
+    with refuse_unreadable(path, f"{name} as a sparse matrix"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CS")
         rows, columns = (int(n) for n in value.shape)
         check_num_nodes(max(rows, columns))
@@ -192,7 +192,7 @@ def unpickle(
     try:
         with member.path.open("rb") as file:
             value = _Recorder(_Bounded(file, member.offset), encoding="latin1").load()
-        return _converted(value)
+        return _convert(value)
     except Exception as error:
         raise DatasetError(
             f"{source}: expected member {name!r:.60} as plain arrays or a pickled SciPy CSR "
@@ -294,7 +294,7 @@ class _Recorder(pickle._Unpickler):
         raise pickle.UnpicklingError("a reference to something outside the file")
 
 
-def _converted(value: Any) -> NDArray[Any] | dict[str, NDArray[Any]]:
+def _convert(value: Any) -> NDArray[Any] | dict[str, NDArray[Any]]:
     if isinstance(value, _Array) and _is_object(value):
         _, shape, _, _, values = value.state
         if shape != () or not isinstance(values, list) or len(values) != 1:

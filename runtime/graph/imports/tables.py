@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.arrays import check_range, count_overflows
-from gnnplan.runtime.graph.format import reading
+from gnnplan.runtime.graph.format import refuse_unreadable
 from gnnplan.runtime.graph.imports.inventory import DST, HEADER_WORDS, SRC, column_named, plain_name
 from gnnplan.runtime.graph.staging import ArrayWriter
 from gnnplan.runtime.npy import map_npy
@@ -51,11 +51,11 @@ class TextLayout:
 
 def sniff(path: Path, header: bool | None = None) -> TextLayout | None:
     """Find out from its first lines how a text table is written; None where it has no rows."""
-    lines = _sample(path)
+    lines = _sample_lines(path)
     if not lines:
         return None
-    delimiter = _delimiter(lines)
-    rows = [_cells(line, delimiter) for line in lines]
+    delimiter = _find_delimiter(lines)
+    rows = [_split_cells(line, delimiter) for line in lines]
     first = rows[0]
     named = _looks_named(first, rows[1] if len(rows) > 1 else []) if header is None else header
     names = first if named else [f"c{i}" for i in range(len(first))]
@@ -128,7 +128,7 @@ class PlainLines(io.RawIOBase):
         if b"#" in block or b"%" in block:
             block = self._without_comments(block)
         if self._blank:
-            return _collapsed(block)
+            return _collapse_blanks(block)
         if self._tab and self._numeric and b" " in block:
             block = re.sub(rb" *\t *", b"\t", block)
             block = re.sub(rb"(?m)^ +| +(?=\r?$)", b"", block)
@@ -160,9 +160,9 @@ def open_bytes(path: Path) -> Any:
     return pa.input_stream(str(path), compression="gzip" if path.name.endswith(".gz") else None)
 
 
-def _sample(path: Path) -> list[str]:
+def _sample_lines(path: Path) -> list[str]:
     """Read the first lines that are neither empty nor comments."""
-    with reading(path, "a text table"), open_bytes(path) as stream:
+    with refuse_unreadable(path, "a text table"), open_bytes(path) as stream:
         head = bytes(stream.read(2))
         if head in (b"\xff\xfe", b"\xfe\xff"):
             raise DatasetError(f"{path}: expected text in UTF-8, found UTF-16; save it as UTF-8")
@@ -179,10 +179,10 @@ def _sample(path: Path) -> list[str]:
         return [line.rstrip("\r") for line in lines[:SAMPLE_LINES]]
 
 
-def _delimiter(lines: list[str]) -> str:
+def _find_delimiter(lines: list[str]) -> str:
     found = next((d for d in (",", "\t", ";") if d in lines[0]), " ")
     if found == "\t":
-        by_tab = [_cells(line, "\t") for line in lines]
+        by_tab = [_split_cells(line, "\t") for line in lines]
         by_blank = [line.split() for line in lines]
         uneven = len({len(row) for row in by_tab}) > 1 or any("" in row for row in by_tab)
         numbers = all(_is_number(cell) for row in by_blank[1:] or by_blank for cell in row)
@@ -191,12 +191,12 @@ def _delimiter(lines: list[str]) -> str:
     return found
 
 
-def _cells(line: str, delimiter: str) -> list[str]:
+def _split_cells(line: str, delimiter: str) -> list[str]:
     parts = line.split() if delimiter == " " else line.strip(" ").split(delimiter)
     return [cell.strip().strip('"').strip() for cell in parts]
 
 
-def _collapsed(block: bytes) -> bytes:
+def _collapse_blanks(block: bytes) -> bytes:
     """Leave one blank between cells and none at the ends of lines."""
     block = block.replace(b"\t", b" ").replace(b"\r", b"")
     while b"  " in block:
@@ -243,12 +243,12 @@ def table_chunks(
     layout = sniff(path, header)
     if layout is None:
         return
-    with reading(path, "a text table"):
+    with refuse_unreadable(path, "a text table"):
         lines = PlainLines(path, layout)
     with lines:
         iterator = _csv_chunks(lines, layout, floats)
         while True:
-            with reading(path, f"a table of {len(layout.columns)} columns"):
+            with refuse_unreadable(path, f"a table of {len(layout.columns)} columns"):
                 chunk = next(iterator, None)
             if chunk is None:
                 break
@@ -323,28 +323,28 @@ def _csv_chunks(lines: PlainLines, layout: TextLayout, floats: Sequence[str]) ->
         stream, read_options=read, parse_options=parse, convert_options=convert
     ) as reader:
         for batch in reader:
-            yield {name: _plain(name, batch.column(name)) for name in layout.columns}
+            yield {name: _read_column(name, batch.column(name)) for name in layout.columns}
 
 
 def _parquet_chunks(path: Path) -> Iterator[Chunk]:
     import pyarrow.parquet as pq
 
-    with reading(path, "a Parquet table"):
+    with refuse_unreadable(path, "a Parquet table"):
         file = pq.ParquetFile(path)
     with file:
         batches = file.iter_batches(ROWS_PER_CHUNK, use_threads=False)
         while True:
-            with reading(path, "a Parquet table"):
+            with refuse_unreadable(path, "a Parquet table"):
                 batch = next(batches, None)
                 if batch is None:
                     return
                 names = batch.schema.names
                 columns = {name: batch.column(i) for i, name in enumerate(names)}
-                chunk = {name: _plain(name, column) for name, column in columns.items()}
+                chunk = {name: _read_column(name, column) for name, column in columns.items()}
             yield chunk
 
 
-def _plain(name: str, column: Any) -> NDArray[Any]:
+def _read_column(name: str, column: Any) -> NDArray[Any]:
     """Return an arrow column as `Chunk` holds it; empty cells of numbers become NaN."""
     import pyarrow as pa
 
@@ -355,7 +355,7 @@ def _plain(name: str, column: Any) -> NDArray[Any]:
     if pa.types.is_null(kind) or (column.null_count == len(column) and len(column)):
         return np.full(len(column), np.nan)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return _lists(name, column)
+        return _read_lists(name, column)
     if pa.types.is_boolean(kind) and column.null_count:
         column = column.cast(pa.int8())
     elif pa.types.is_decimal(kind):
@@ -366,7 +366,7 @@ def _plain(name: str, column: Any) -> NDArray[Any]:
     return np.zeros(len(column), "V1")
 
 
-def _lists(name: str, column: Any) -> NDArray[Any]:
+def _read_lists(name: str, column: Any) -> NDArray[Any]:
     """Return a column of lists of numbers as a table [rows, width]; empty rows are NaN."""
     import pyarrow.compute as pc
 
