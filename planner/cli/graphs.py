@@ -17,9 +17,9 @@ from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.graph_presets import generate_like
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.arrays import chunks
 from gnnplan.runtime.graph.dataset import Graph, GraphWarning, inspect_graph
 from gnnplan.runtime.graph.findings import Finding, count_classes
+from gnnplan.runtime.graph.format import chunks
 from gnnplan.runtime.graph.generate import (
     generate_links,
     generate_rmat,

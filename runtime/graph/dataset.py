@@ -18,16 +18,19 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.arrays import (
+from gnnplan.runtime.graph.findings import Finding, GraphWarning, find_all
+from gnnplan.runtime.graph.format import (
+    META_FILE,
     SPLITS,
+    GraphMeta,
+    Task,
     check_fast,
     check_full,
     content_fingerprint,
     map_arrays,
+    read_meta,
     typed_names,
 )
-from gnnplan.runtime.graph.findings import Finding, GraphWarning, find_all
-from gnnplan.runtime.graph.format import META_FILE, GraphMeta, Task, read_meta
 from gnnplan.runtime.graph.staging import Staging
 from gnnplan.runtime.plan.schema import Workload
 

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.runtime.graph.arrays import chunks
-from gnnplan.runtime.graph.format import GraphMeta
+from gnnplan.runtime.graph.format import GraphMeta, chunks
 
 CHUNK_EDGES = 1 << 22
 """Number of stored edges that are compared with held-out links at once."""

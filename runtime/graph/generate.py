@@ -36,9 +36,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.arrays import SPLITS
 from gnnplan.runtime.graph.csc import EdgeOptions, array_edges, build_csc
 from gnnplan.runtime.graph.dataset import Graph, commit_dataset
+from gnnplan.runtime.graph.format import SPLITS
 from gnnplan.runtime.graph.generate_draws import (
     Ids,
     Rng,

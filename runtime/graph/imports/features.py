@@ -15,8 +15,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.arrays import CHUNK_BYTES, chunks, count_overflows
-from gnnplan.runtime.graph.format import Projection
+from gnnplan.runtime.graph.format import CHUNK_BYTES, Projection, chunks, count_overflows
 from gnnplan.runtime.graph.imports.source import (
     ImportOptions,
     RawFeatures,

@@ -21,8 +21,8 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.arrays import check_range
 from gnnplan.runtime.graph.dataset import SparseFeatures
+from gnnplan.runtime.graph.format import check_range
 from gnnplan.runtime.graph.imports.inventory import (
     FEATURE_ID,
     FEATURE_VALUE,

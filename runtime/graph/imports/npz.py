@@ -20,10 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.arrays import check_csc_ends, check_monotone, check_range
 from gnnplan.runtime.graph.csc import EdgeSource, array_edges, csc_edges, csr_edges
 from gnnplan.runtime.graph.dataset import SparseFeatures
-from gnnplan.runtime.graph.format import refuse_unreadable
+from gnnplan.runtime.graph.format import (
+    check_csc_ends,
+    check_monotone,
+    check_range,
+    refuse_unreadable,
+)
 from gnnplan.runtime.graph.imports.archive import PICKLED, NpzArchive
 from gnnplan.runtime.graph.imports.inventory import Inventory, Role
 from gnnplan.runtime.graph.imports.labels import split_fields, split_ids

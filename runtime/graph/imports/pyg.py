@@ -15,9 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.arrays import check_csc_ends, check_monotone, check_range
 from gnnplan.runtime.graph.csc import EdgeSource, array_edges, csc_edges
-from gnnplan.runtime.graph.format import refuse_unreadable
+from gnnplan.runtime.graph.format import (
+    check_csc_ends,
+    check_monotone,
+    check_range,
+    refuse_unreadable,
+)
 from gnnplan.runtime.graph.imports.inventory import EDGE_DATA, Inventory, Role, looks_like
 from gnnplan.runtime.graph.imports.labels import split_fields, split_ids
 from gnnplan.runtime.graph.imports.serialized import (

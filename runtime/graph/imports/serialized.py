@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.arrays import check_range
-from gnnplan.runtime.graph.format import one_line, refuse_unreadable
+from gnnplan.runtime.graph.format import check_range, one_line, refuse_unreadable
 from gnnplan.runtime.graph.imports.source import check_num_nodes
 
 Columns = tuple[NDArray[np.int64], NDArray[Any], NDArray[Any] | None, tuple[int, int]]

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.arrays import check_range, count_overflows
-from gnnplan.runtime.graph.format import refuse_unreadable
+from gnnplan.runtime.graph.format import check_range, count_overflows, refuse_unreadable
 from gnnplan.runtime.graph.imports.inventory import DST, HEADER_WORDS, SRC, column_named, plain_name
 from gnnplan.runtime.graph.staging import ArrayWriter
 from gnnplan.runtime.npy import map_npy

@@ -182,7 +182,7 @@ def test_blocks_do_not_change_what_is_found(tmp_path: Path, monkeypatch: pytest.
     write(tmp_path / "g", LINK | {"x": x, "val_idx": np.array([[6, 5], [0, 3], [2, 3]])})
     whole = inspect_graph(tmp_path / "g")[1]
     monkeypatch.setattr(module, "CHUNK_EDGES", 1)
-    monkeypatch.setattr("gnnplan.runtime.graph.arrays.CHUNK_BYTES", 16)
+    monkeypatch.setattr("gnnplan.runtime.graph.format.CHUNK_BYTES", 16)
     assert len(whole) == 2
     assert inspect_graph(tmp_path / "g")[1] == whole
 
