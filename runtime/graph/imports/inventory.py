@@ -76,10 +76,6 @@ class Inventory:
         names = [name for (name, at), have in self._roles.items() if have is role and at == place]
         self.leave(reason, *names, place=place)
 
-    def used(self, role: Role) -> list[str]:
-        """List the names of parts with a role, in the order they were met."""
-        return [name for (name, _), have in self._roles.items() if have is role]
-
     def left_at(self, place: str) -> list[str]:
         """List the names of a table's parts that are left for a reason."""
         return [name for name, at in self._reasons if at == place]
