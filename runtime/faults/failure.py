@@ -1,8 +1,8 @@
-"""Record a failed rank's error in a small file, and choose the one error to show for a job.
+"""Record each failed rank's error in a small file, and choose the one to show for a job.
 
 When one rank fails, the others soon fail too, in a collective it never joined. Shown is the rank
-that failed first for a reason of its own; its traceback stays in the run folder. A job may be
-started again several times (attempts, from 0), of which the last counts.
+that failed first for a reason of its own. A job may be started again several times (attempts, from
+0), of which the last counts.
 """
 
 import re

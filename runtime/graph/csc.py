@@ -164,24 +164,15 @@ def build_csc(
     memory_limit_bytes: int = 1 << 30,
     report: Callable[[str], None] | None = None,
 ) -> int:
-    """Write `indptr`, `indices` and the edge attributes of a graph into a staged dataset.
+    """Write `indptr`, `indices` and the edges' attributes to a staged dataset; count the stored edges.
 
     In-neighbours are sorted by id; equal edges keep the order of the source. `edge_id` of numbered
     edges (`number_edges`) is left out where the stored order is the source's; see `Graph.edge_id`.
-
-    Args:
-        edges: edges, read twice.
-        num_nodes: number of nodes; ids lie in [0, num_nodes).
-        staging: the dataset being written; bucket files lie in it for a while.
-        options: changes to the edges.
-        memory_limit_bytes: working memory of a bucket; see `estimate_need`.
-        report: gets a line on the estimated need before anything is read.
-
-    Returns:
-        The number of stored edges.
+    Edges are read twice; bucket files lie in the staged folder for a while. `memory_limit_bytes`
+    is the working memory of a bucket, and `report` gets a line on the need before anything is read.
 
     Raises:
-        DatasetError: a node id is out of range, or a weight (float32) cannot be used.
+        DatasetError: a node id is not in [0, num_nodes), or a weight (float32) cannot be used.
     """
     options = options or EdgeOptions()
     record = _record_type(edges, num_nodes)

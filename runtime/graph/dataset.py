@@ -234,26 +234,9 @@ def write_graph(
 ) -> Graph:
     """Write arrays as a dataset folder, whole or not at all, and open it (validated).
 
-    Args:
-        folder: output; a dataset there, or anything else, is refused.
-        name: name of the dataset.
-        indptr: [num_nodes + 1] CSC pointers.
-        indices: [num_edges] in-neighbours.
-        train_idx: node ids (or [k, 2] pairs for task link).
-        val_idx: see `train_idx`.
-        test_idx: see `train_idx`.
-        task: multiclass | multilabel | binary | link.
-        num_classes: number of classes, 0 where there are no labels.
-        x: dense features, float16 or float32.
-        x_csr: sparse features, instead of `x`.
-        y: labels, -1 for unknown.
-        feature_dim: declared width; needed with `x_csr`, optional without features.
-        edge_weight: [num_edges] weights of 0 or more.
-        edge_type: [num_edges] numbers of types.
-        edge_id: [num_edges] position of each edge in the caller's own order; see `Graph.edge_id`.
-        node_type: [num_nodes] numbers of types.
-        notes: one line per decision taken while making it.
-        overwrite: keep an earlier dataset as `<folder>.previous`.
+    Arrays are those of `Graph`'s fields of the same names. `feature_dim` declares the width where
+    there is no `x`, `num_classes` is 0 where there are no labels, and `notes` has a line for each
+    decision taken. With `overwrite` an earlier dataset is kept as `<folder>.previous`.
 
     Raises:
         DatasetError: the arrays do not fit together or hold a fault that no training can use, or

@@ -1,8 +1,4 @@
-"""The objects that plan.json holds, from the graph to the alternatives.
-
-`plan.io` writes and reads them. This module imports nothing but how settings are declared: it must
-load anywhere.
-"""
+"""The objects that plan.json holds. This module must load anywhere: it imports `setting` alone."""
 
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, TypeGuard
@@ -21,7 +17,7 @@ class GraphRef:
 
     name: str
     path: str
-    """Absolute path of the dataset's folder."""
+    """Absolute path of the dataset."""
     fingerprint: str
     num_nodes: int
     num_edges: int
@@ -220,9 +216,9 @@ class DynamicCache:
 class FeaturePlacement:
     """Places of feature rows.
 
-    Each rank g has the arrays `feature_location_<g>` (num_nodes codes: slot << 8 | source number)
-    and `feature_own_ids_<g>` (global id of each own slot). Ranks with equal tables share a file.
-    Where host h holds only some rows, array `host_rows_<h>` has their ids.
+    Rank g has arrays `feature_location_<g>` (num_nodes codes: slot << 8 | source number) and
+    `feature_own_ids_<g>` (global id of each own slot); equal tables share a file. Where host h
+    holds only some rows, array `host_rows_<h>` has their ids.
     """
 
     policy: str
@@ -242,9 +238,8 @@ class FeaturePlacement:
 class TopologyPlacement:
     """Places of adjacency lists.
 
-    `cached` has the arrays `topology_location_<g>` (source 0 own, 1 host, 2 disk) and
-    `topology_own_ids_<g>`, as for features; `partitioned` contiguous ranges of rows over the
-    process rows of a 1.5D grid.
+    `cached` has arrays `topology_location_<g>` (source 0 own, 1 host, 2 disk) and
+    `topology_own_ids_<g>`, as for features; `partitioned` ranges of rows over a 1.5D grid.
     """
 
     policy: Literal["host", "replicated", "cached", "partitioned"] = "host"
@@ -328,7 +323,7 @@ class Strategy:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks (processes)."""
+        """Number of ranks."""
         return len(self.devices)
 
     @property
@@ -389,11 +384,7 @@ class Strategy:
 
 
 def is_dynamic(policy: str) -> TypeGuard[DynamicPolicy]:
-    """Return whether a placement is a cache that fills itself.
-
-    >>> is_dynamic("lru"), is_dynamic("joint")
-    (True, False)
-    """
+    """Return whether a placement is a cache that fills itself."""
     return policy in DYNAMIC
 
 
@@ -493,5 +484,5 @@ class Plan:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks (processes)."""
+        """Number of ranks."""
         return len(self.strategy.devices)

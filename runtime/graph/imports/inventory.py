@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 SHOWN_NAMES = 8
-"""Names of used columns that a line lists before it shortens them."""
+"""Most names of used columns that a line lists."""
 
 
 class Role(StrEnum):
@@ -40,8 +40,7 @@ EDGE_DATA = (
 class Inventory:
     """The parts of one source, each with its role or the reason why it is not used.
 
-    A part is known by its name and its place: the table of which it is a column, where a source
-    has several, else "".
+    A part is known by its name and its place: its table, where a source has several, else "".
     """
 
     def __init__(self) -> None:
@@ -109,7 +108,7 @@ def _join_names(names: list[str], place: str, most: int) -> str:
 
 
 def _shorten(name: str) -> str:
-    """Make a name one word of a line: sources may hold line breaks and endless names."""
+    """Make a name one word of a line, for sources may hold line breaks and endless names."""
     text = name if name.isprintable() and name.strip() else repr(name)
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -139,7 +138,7 @@ DST = (
 WEIGHT = ("weight", "edgeweight", "weights", "edgeweights")
 EDGE_TYPE = ("type", "edgetype")
 EDGE_ROW = ("id", "edgeid", "eid", *ROW_NAMES)
-"""Names of a first column that numbers the edges themselves."""
+"""Names of a first column that numbers the edges."""
 FEATURE_ID = ("featureid", "feature", "featid", "featureindex", "col", "column")
 FEATURE_VALUE = ("value", "val", "featurevalue")
 

@@ -3,9 +3,9 @@
 A model has one output per class. Hashed or coded classes (0 and 2,000,000,000) therefore become 0
 to k - 1 in rising order, and their own numbers are kept.
 
-A split is a mask (one 0/1 flag per node, of any numeric type) or a list of node ids. An array that
-is named a mask must be one. Another array is a mask only if its values cannot be ids: one value per
-node, all 0 or 1, so that ids would be repeated.
+A split is a mask (a 0/1 flag per node, of any numeric type) or a list of node ids. An array that is
+named a mask must be one. Another one is a mask only if its values cannot be ids: one per node, all
+0 or 1, so that ids would be repeated.
 """
 
 from collections.abc import Container
@@ -89,8 +89,8 @@ def normalise_labels(
 ) -> tuple[NDArray[np.int64] | None, Task, int]:
     """Return labels as int64 with -1 for unknown, the task, and the number of classes.
 
-    The task is the user's, else the source's, else link where the split holds pairs, multilabel
-    where labels are a table, and multiclass.
+    The task is the user's, else the source's, else link for pairs, multilabel for a table of
+    labels, and multiclass.
     """
     task = _task(raw, options)
     if raw.y is None:

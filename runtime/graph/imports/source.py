@@ -46,7 +46,6 @@ class ImportOptions:
     feature_dim: int = 0
     """Declared number of feature columns, where the source has no features."""
     memory_limit_bytes: int = 1 << 30
-    """Working memory for sorting edges."""
     name: str = ""
     """Name of the dataset; empty takes the source's own."""
 
@@ -67,7 +66,7 @@ class ImportOptions:
 
     @property
     def edges(self) -> EdgeOptions:
-        """The options that concern edges."""
+        """Options that concern edges."""
         return EdgeOptions(
             symmetrise=self.symmetrise,
             self_loops=cast(SelfLoops, self.self_loops),
@@ -107,7 +106,7 @@ class RawFeatures:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of the values."""
+        """Type of values."""
         table = self.dense if self.dense is not None else self.csr.data if self.csr else None
         return np.dtype(np.float32) if table is None else table.dtype
 

@@ -22,8 +22,8 @@ from gnnplan.runtime.graph.staging import ArrayWriter
 from gnnplan.runtime.npy import map_npy
 
 Chunk = dict[str, NDArray[Any]]
-"""Columns by name: numbers [rows], lists of numbers [rows, width], words as Python objects (kind O,
-see `as_text`), and for other types a void (kind V) that nothing reads."""
+"""Columns by name: numbers [rows], lists of numbers [rows, width], words (kind O, see `as_text`),
+and for other types a void (kind V) that nothing reads."""
 ROWS_PER_CHUNK = 1 << 18
 BLOCK_BYTES = 1 << 24
 SAMPLE_LINES = 50
