@@ -236,14 +236,10 @@ class Supervisor:
         """
         killed = self._killed_for_memory(exit_codes)
         for rank, code in exit_codes.items():
-            hang = self._hangs.get(rank)
-            line = (
-                killed if killed and code == -signal.SIGKILL else "" if hang is None else hang.line
-            )
-            ended = EndedRank(
-                attempt=attempt, rank=rank, exit_code=code, line=line, final=bool(killed)
-            )
-            self._ended.append(ended)
+            line = self._hangs[rank].line if rank in self._hangs else ""
+            if killed and code == -signal.SIGKILL:
+                line = killed
+            self._add(attempt, rank, code, line, final=bool(killed))
             sys.stderr.write(f"attempt {attempt}: rank {rank} ended with {code} {line}\n")
         self._hangs.clear()
         self._failed, self._waited_seconds = True, 0.0
@@ -253,7 +249,7 @@ class Supervisor:
     def refuse(self, line: str) -> None:
         """Write down why the job never began."""
         sys.stderr.write(f"{line}\n")
-        self._ended.append(EndedRank(attempt=0, rank=-1, exit_code=1, line=line, final=True))
+        self._add(0, -1, 1, line, final=True)
         self._write()
 
     def leave(self) -> None:
@@ -274,6 +270,10 @@ class Supervisor:
         if self._config is None:
             return f"rank {victims[0]}: ended by the out-of-memory killer"
         return killed_text(load_plan(Path(self._config.plan_folder)), victims[0], group)
+
+    def _add(self, attempt: int, rank: int, code: int, line: str, *, final: bool) -> None:
+        ended = EndedRank(attempt=attempt, rank=rank, exit_code=code, line=line, final=final)
+        self._ended.append(ended)
 
     def _write(self) -> None:
         known = [each for each in ended_ranks(self._run_folder) if each not in self._ended]
@@ -326,9 +326,7 @@ class Supervisor:
             self._give_up(attempt, -1, reason)
 
     def _give_up(self, attempt: int, rank: int, line: str) -> None:
-        code = -int(signal.SIGKILL)
-        ended = EndedRank(attempt=attempt, rank=rank, exit_code=code, line=line, final=True)
-        self._ended.append(ended)
+        self._add(attempt, rank, -int(signal.SIGKILL), line, final=True)
         self._write()
         sys.stderr.write(f"{line}; torchrun is stuck and left\n")
         os._exit(1)

@@ -164,7 +164,7 @@ def build_csc(
     memory_limit_bytes: int = 1 << 30,
     report: Callable[[str], None] | None = None,
 ) -> int:
-    """Write `indptr`, `indices` and the edges' attributes to a staged dataset; count the stored edges.
+    """Write `indptr`, `indices` and edge attributes to a staged dataset; return the edge count.
 
     In-neighbours are sorted by id; equal edges keep the order of the source. `edge_id` of numbered
     edges (`number_edges`) is left out where the stored order is the source's; see `Graph.edge_id`.
