@@ -50,13 +50,10 @@ def write_features(
         )
     if choice == "auto":
         ram = memory_bytes() if ram_bytes is None else ram_bytes
-        choice, width = _choose(raw, source, ram)
-    try:
-        if choice == "project":
-            return _project(source, width, staging, options.seed)
-        return _store(source, choice, staging, _stored_type(source, options))
-    except _BeyondFloat32Error:
-        raise _beyond_float32(source) from None
+        choice, width = _choose_storage(raw, source, ram)
+    if choice == "project":
+        return _project(source, width, staging, options.seed)
+    return _store(source, choice, staging, _stored_type(source, options))
 
 
 def _store(source: RawFeatures, choice: str, staging: Staging, dtype: str) -> dict[str, Any]:
@@ -65,7 +62,7 @@ def _store(source: RawFeatures, choice: str, staging: Staging, dtype: str) -> di
     else:
         table = staging.create("x", dtype, (source.dim,))
         for rows in _row_chunks(source, source.dim):
-            table.append(_cast(rows.toarray() if sp.issparse(rows) else rows, dtype))
+            table.append(_cast(source, rows.toarray() if sp.issparse(rows) else rows, dtype))
         table.close()
     return {"feature_dim": source.dim, "feature_storage": choice, "feature_dtype": dtype}
 
@@ -97,7 +94,7 @@ def _row_chunks(source: RawFeatures, width: int) -> Iterator[Any]:
             yield _csr_rows(source, start, start + step)
 
 
-def _choose(raw: RawGraph, source: RawFeatures, ram: int) -> tuple[Any, int]:
+def _choose_storage(raw: RawGraph, source: RawFeatures, ram: int) -> tuple[Any, int]:
     dense = 4 * source.num_rows * source.dim
     if 4 * dense <= ram or source.dim <= DEFAULT_PROJECTION:
         return "dense", 0
@@ -115,11 +112,7 @@ def _stored_type(source: RawFeatures, options: ImportOptions) -> str:
     return options.feature_dtype
 
 
-class _BeyondFloat32Error(Exception):
-    """A finite value of the source would become infinite."""
-
-
-def _cast(values: NDArray[Any], dtype: str) -> NDArray[Any]:
+def _cast(source: RawFeatures, values: NDArray[Any], dtype: str) -> NDArray[Any]:
     with np.errstate(over="ignore", invalid="ignore"):
         out = values.astype(dtype, copy=False)
     if dtype == "float16" and not np.array_equal(
@@ -130,7 +123,7 @@ def _cast(values: NDArray[Any], dtype: str) -> NDArray[Any]:
             "import with feature type float32"
         )
     if dtype == "float32" and count_overflows(values, out):
-        raise _BeyondFloat32Error
+        raise _beyond_float32(source)
     return out
 
 
@@ -164,10 +157,10 @@ def _write_sparse(source: RawFeatures, staging: Staging, dtype: str) -> None:
     total = 0
     for rows in _row_chunks(source, source.dim):
         if not sp.issparse(rows):
-            rows = sp.csr_matrix(_cast(rows, dtype))
+            rows = sp.csr_matrix(_cast(source, rows, dtype))
         pointers.append(total + rows.indptr[1:].astype(np.int64))
         columns.append(rows.indices)
-        values.append(_cast(rows.data, dtype))
+        values.append(_cast(source, rows.data, dtype))
         total += int(rows.indptr[-1])
     for writer in (pointers, columns, values):
         writer.close()
@@ -178,10 +171,10 @@ def _project(source: RawFeatures, width: int, staging: Staging, seed: int) -> di
     table = staging.create("x", np.float32, (width,))
     for rows in _row_chunks(source, max(width, source.dim if source.csr is None else width)):
         if sp.issparse(rows):
-            rows.data = _cast(rows.data, "float32")
+            rows.data = _cast(source, rows.data, "float32")
             out = (rows @ R).toarray()
         else:
-            rows = np.ascontiguousarray(_cast(rows, "float32"))
+            rows = np.ascontiguousarray(_cast(source, rows, "float32"))
             out = (R.T @ rows.T).T
         _refuse_sums(rows, out)
         table.append(out)
