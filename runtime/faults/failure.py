@@ -119,7 +119,7 @@ def record_failure(
         folder.mkdir(parents=True, exist_ok=True)
         codec.write_text_atomically(folder / f"rank{rank}.json", codec.dumps(failure))
         codec.write_text_atomically(folder / f"rank{rank}.txt", text)
-    except OSError as full:  # what must be said is said in the log
+    except OSError as full:  # the log says it then
         sys.stderr.write(f"rank {rank}: {failure.kind}: {line} (not recorded: {full})\n{text}")
 
 

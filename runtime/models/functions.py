@@ -94,7 +94,7 @@ HALVES = (torch.float16, torch.bfloat16)
 def runs_on_kernels(x: Tensor) -> bool:
     """Return whether the numba loops apply to this tensor."""
     on_host = x.device.type == "cpu" and x.dtype == torch.float32
-    # Mixed precision is torch's: the loops know float32 alone.
+    # Mixed precision is left to torch: the loops take float32 alone.
     return on_host and not torch.is_autocast_enabled("cpu")
 
 
@@ -102,7 +102,7 @@ def runs_on_device(x: Tensor) -> bool:
     """Return whether the GPU's kernels apply to this tensor."""
     if x.device.type != "cuda" or x.dtype not in (torch.float32, *HALVES):
         return False
-    # Atomic additions have no order: who asks torch for one gets torch's own sums.
+    # Atomic additions have no fixed order, which deterministic algorithms must have.
     return _has_triton() and not torch.are_deterministic_algorithms_enabled()
 
 
@@ -172,7 +172,7 @@ class _AggregateDense(torch.autograd.Function):
         grad_x = None
         if ctx.needs_input_grad[0]:
             grad_inputs = _first_rows(linear_dense(masked, joined.t(), None), num_dst)
-            del masked  # it need not lie there while other ranks' rows come and go
+            del masked  # its memory serves the exchange of rows with other ranks
             grad_x = ctx.sums.gradient(grad_inputs, ctx.width, with_root=ctx.with_root)
         grad_root = grad_joined[:, ctx.width :] if ctx.with_root else None
         grad_bias = column_sums if ctx.needs_input_grad[3] else None

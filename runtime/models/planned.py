@@ -212,7 +212,7 @@ class Planned(nn.Module):
     def _check(self, run: _Run) -> bool | None:
         """Return whether blocks give the model's own outputs in both modes; None: not known yet."""
         if any(is_lazy(parameter) for parameter in self.model.parameters()):
-            return None  # the first run makes them, with the draws it would make unwrapped
+            return None  # the first run makes them, with the same draws as unwrapped
         why = None
         if any(isinstance(module, nn.SyncBatchNorm) for module in self.model.modules()):
             why = "SyncBatchNorm takes its statistics from all rows of all ranks"

@@ -201,7 +201,7 @@ def full_degrees(
     """
     nodes = n_id[: block.num_src]
     full = degree[nodes].float()
-    # numpy takes float32 less int32 in float64: so here, or roots would be rounded differently.
+    # In float64, as numpy subtracts int32 from float32: else roots would be rounded differently.
     neighbours = full if loops is None else full.double() - loops[nodes].double()
     return full, _inverse_root(neighbours)
 

@@ -76,7 +76,7 @@ def save_plan(plan: Plan, arrays: dict[str, NDArray[Any]], folder: Path) -> Plan
                 dtype=str(arrays[name].dtype),
                 shape=list(arrays[name].shape),
             )
-        # As a reader will see it: where a number's type allows both, 4 is written but 4.0 is read.
+        # As a reader decodes it: where a field is a float, 4 is written and 4.0 is read.
         plan = codec.decode(Plan, codec.parse(codec.dumps(replace(plan, arrays=refs))))
         plan = with_identity(plan)
         (staging / PLAN_FILE).write_text(codec.dumps(plan))

@@ -354,7 +354,7 @@ def _order(base: NodeTable, other: NodeTable) -> NDArray[np.int64]:
     mine = np.arange(base.num_nodes) if base.ids is None else base.ids
     theirs = np.arange(other.num_nodes) if other.ids is None else other.ids
     if other.ids is None and base.ids is not None and base.num_nodes == other.num_nodes:
-        return np.arange(base.num_nodes)  # rows in order, as there is nothing else to go by
+        return np.arange(base.num_nodes)  # without ids, rows are in order
     order = IdIndex(theirs).find(base.path, mine)
     known = int((order >= 0).sum())
     if known != len(theirs):

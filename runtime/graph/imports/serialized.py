@@ -267,7 +267,7 @@ class _Bounded:
         return line
 
 
-# The interpreter's pure implementation: the compiled one allocates what a pickle claims.
+# The unpickler in Python: the compiled one allocates as much as a pickle claims to hold.
 class _Recorder(pickle._Unpickler):
     """Answers the names of arrays and matrices with recorders, and no others."""
 

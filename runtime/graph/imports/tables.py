@@ -141,7 +141,7 @@ class PlainLines(io.RawIOBase):
             block, count = _COMMENT.subn(b"", block)
             self.comments += count
             return block
-        # Ids that are words may begin with either sign; a blank behind it makes it a remark.
+        # Ids that are words may begin with # or %; with a blank behind it, it is a comment.
         remark = _REMARK.search(block)
         if remark:
             line = block[remark.start() :].split(b"\n", 1)[0][:60].decode(errors="replace").strip()
