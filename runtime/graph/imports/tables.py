@@ -26,6 +26,7 @@ Chunk = dict[str, NDArray[Any]]
 and for other types a void (kind V) that nothing reads."""
 ROWS_PER_CHUNK = 1 << 18
 BLOCK_BYTES = 1 << 24
+PARSER_BLOCK_BYTES = 1 << 24
 SAMPLE_LINES = 50
 _BOM = b"\xef\xbb\xbf"
 _COMMENT = re.compile(rb"(?m)^[ \t]*[#%][^\n]*(?:\n|\Z)")
@@ -306,7 +307,7 @@ def _csv_chunks(lines: PlainLines, layout: TextLayout, floats: Sequence[str]) ->
 
     read = pc.ReadOptions(
         use_threads=False,
-        block_size=BLOCK_BYTES,
+        block_size=PARSER_BLOCK_BYTES,
         skip_rows=int(layout.has_header),
         column_names=layout.columns,
     )
