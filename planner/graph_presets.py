@@ -15,8 +15,7 @@ import yaml
 from gnnplan.planner.errors import SettingsError
 from gnnplan.runtime import codec
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.graph.generate import generate_rmat
-from gnnplan.runtime.graph.generate_tasks import generate_links
+from gnnplan.runtime.graph.generate import generate_links, generate_rmat
 
 FILE = Path(__file__).with_name("graph_presets.yaml")
 LEAST_NODES = 100

@@ -24,9 +24,14 @@ from gnnplan.planner.graph_presets import generate_like
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.dataset import Graph, GraphWarning, inspect_graph
-from gnnplan.runtime.graph.findings import Finding, chunks, count_classes
-from gnnplan.runtime.graph.generate import generate_rmat, generate_sbm
-from gnnplan.runtime.graph.generate_tasks import generate_links, generate_typed
+from gnnplan.runtime.graph.findings import Finding, count_classes
+from gnnplan.runtime.graph.format import chunks
+from gnnplan.runtime.graph.generate import (
+    generate_links,
+    generate_rmat,
+    generate_sbm,
+    generate_typed,
+)
 
 EDGE_DATA = ("edge_weight", "edge_type", "edge_id")
 

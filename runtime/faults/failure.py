@@ -1,8 +1,8 @@
-"""How a rank's error reaches the user: a small file per failed rank, and which of them to show.
+"""Record each failed rank's error in a small file, and choose the one to show for a job.
 
 When one rank fails, the others soon fail too, in a collective it never joined. Shown is the rank
-that failed first for a reason of its own; its traceback stays in the run folder. A job may be
-started again several times (attempts, from 0): what ended it is that of the last attempt.
+that failed first for a reason of its own. A job may be started again several times (attempts, from
+0), of which the last counts.
 """
 
 import re
@@ -17,7 +17,7 @@ from gnnplan.runtime import codec, errors
 from gnnplan.runtime.errors import GnnplanError, WorkerFailed
 
 MOST_BYTES = 1 << 16
-"""Of an output's end, which are looked at."""
+"""Bytes at the end of an output in which an error is looked for."""
 MOST_LETTERS = 300
 _ERROR = re.compile(r"^(?:\[?rank\d+\]?:\s*)?(?:E\s+)?((?:\w+\.)*\w*(?:Error|Exception)\b.*)$")
 _OF_TORCHRUN = ("ChildFailedError", "SignalException", "Error:", "Exception:")
@@ -25,7 +25,7 @@ _OF_TORCHRUN = ("ChildFailedError", "SignalException", "Error:", "Exception:")
 
 
 def last_error_line(text: str) -> str:
-    r"""The last line that names an error, as a traceback ends with; empty where there is none.
+    r"""Return the last line that names an error, as a traceback ends with; empty without any.
 
     >>> last_error_line("Traceback:\n  f()\nruntime.errors.PlanError: no plan\nbye")
     'runtime.errors.PlanError: no plan'
@@ -40,12 +40,7 @@ def last_error_line(text: str) -> str:
 
 
 def last_error_of(log: Path, since: int = 0) -> str:
-    """As `last_error_line`, of the end of a log; empty where it cannot be read.
-
-    Args:
-        log: what processes printed.
-        since: bytes at its beginning that are an earlier job's.
-    """
+    """Return the `last_error_line` of a log, beyond its first `since` bytes, an earlier job's."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, 2)
@@ -66,17 +61,17 @@ class RankFailure:
 
     rank: int
     time: float
-    """Seconds of the host's monotonic clock: an order that no change of the clock disturbs."""
+    """Seconds of the host's monotonic clock."""
     kind: str
     """Class of the exception."""
     line: str
     consequence: bool
-    """True where it only says that another rank is gone."""
+    """Whether it only says that another rank is gone."""
     attempt: int = 0
     final: bool = False
-    """True where starting again cannot help."""
+    """Whether starting again cannot help."""
     progress: str = ""
-    """Name of the newest checkpoint when it failed."""
+    """Name of the newest checkpoint at the failure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,10 +81,11 @@ class EndedRank:
     attempt: int
     rank: int
     exit_code: int
-    """Negative: the number of the signal that ended it."""
+    """Exit code, or the negative number of the signal that ended it."""
     line: str = ""
-    """Why, where the supervisor knows: it hung, or the out-of-memory killer ended it."""
+    """Reason, where the supervisor knows it: a hang, or the out-of-memory killer."""
     final: bool = False
+    """Whether starting again cannot help."""
 
 
 def record_failure(
@@ -97,8 +93,8 @@ def record_failure(
 ) -> None:
     """Write a failed rank's error and its traceback into the run folder.
 
-    An error on purpose (`GnnplanError`) is final: the same input would bring it again. So is the
-    same error twice without a newer checkpoint between.
+    A `GnnplanError` is final: the same input would bring it again. So is the same error twice
+    without a newer checkpoint between.
     """
     folder = run_folder / ERRORS_FOLDER
     line = " ".join(str(error).split()) or type(error).__name__
@@ -123,12 +119,12 @@ def record_failure(
         folder.mkdir(parents=True, exist_ok=True)
         codec.write_text_atomically(folder / f"rank{rank}.json", codec.dumps(failure))
         codec.write_text_atomically(folder / f"rank{rank}.txt", text)
-    except OSError as full:  # what must be said is said in the log
+    except OSError as full:  # the log says it then
         sys.stderr.write(f"rank {rank}: {failure.kind}: {line} (not recorded: {full})\n{text}")
 
 
 def clear_failures(run_folder: Path) -> None:
-    """Remove what an earlier run left."""
+    """Remove the records of an earlier run."""
     folder = run_folder / ERRORS_FOLDER
     if folder.is_dir():
         for pattern in ("rank*.json", "rank*.txt", LAUNCH_FAILURE):
@@ -139,13 +135,10 @@ def clear_failures(run_folder: Path) -> None:
 def failure_of(
     run_folder: Path, log: Path, exit_code: int | None = None, *, since: int = 0
 ) -> GnnplanError:
-    """The one error to show for a job that failed.
+    """Return the one error to show for a job that failed.
 
-    Args:
-        run_folder: of the job.
-        log: what the ranks printed.
-        exit_code: torchrun's own; negative where a signal ended it.
-        since: bytes at the log's beginning that are an earlier job's.
+    `log` is what the ranks printed, beyond its first `since` bytes, an earlier job's; `exit_code`
+    is torchrun's own, negative where a signal ended it.
     """
     found = _failures(run_folder)
     ended = ended_ranks(run_folder)
@@ -165,23 +158,23 @@ def failure_of(
 
 
 def attempt_line(run_folder: Path, attempt: int) -> str:
-    """Why an attempt ended, in one line, for the notes of the one after it."""
+    """Say in one line why an attempt ended, for the notes of the next one."""
     error = _error_of(run_folder, attempt, None)
     return "a rank ended without a word" if error is None else str(error)
 
 
 def has_failure(run_folder: Path, attempt: int) -> bool:
-    """True where a rank wrote down its own error in this attempt."""
+    """Return whether a rank recorded its own error in this attempt."""
     return any(each.attempt == attempt for each in _failures(run_folder))
 
 
 def is_final(run_folder: Path, attempt: int) -> bool:
-    """True where a rank's own error of this attempt says that starting again cannot help."""
+    """Return whether a rank's own error of this attempt says that starting again cannot help."""
     return any(each.final and each.attempt == attempt for each in _failures(run_folder))
 
 
 def ended_ranks(run_folder: Path) -> list[EndedRank]:
-    """What torchrun's supervisors wrote down, in their order."""
+    """Read the ends that torchrun's supervisors wrote down, in their order."""
     try:
         document = codec.parse((run_folder / ERRORS_FOLDER / LAUNCH_FAILURE).read_bytes())
         ends: list[object] = document if isinstance(document, list) else []

@@ -1,9 +1,9 @@
 """Signs of life of a host's ranks, in memory that they share with the process that watches them.
 
 Each rank has a row of 64-bit numbers in a table without a file name (memfd): nothing is left behind
-whoever is killed, and no full disk stops it. A thread of the rank counts `BEATS`, which says that
-the process runs; entering a stage counts `MOVES`, which says that the training gets on. Both are
-counters, never times: no clock of one process is compared with another's.
+whoever is killed, and no full disk stops it. A thread of the rank counts `BEATS`: the process runs.
+Entering a stage counts `MOVES`: the training gets on. Both are counters, not times, so no clock of
+one process is compared with another's.
 """
 
 import mmap
@@ -12,6 +12,7 @@ import threading
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ BEAT_SECONDS = 0.5
 
 
 class Field(IntEnum):
-    """Columns of the table."""
+    """Columns of the table, in the order of `Beat`'s fields."""
 
     PID = 0
     RANK = 1
@@ -48,7 +49,7 @@ MEETINGS = (Stage.ALL_REDUCE, Stage.HALO_EXCHANGE)
 
 
 class Phase(IntEnum):
-    """What a rank is about; only in `TRAINING` do stages follow each other without end."""
+    """Phases of a rank; in `TRAINING` alone stages follow each other without end."""
 
     STARTING = 0
     TRAINING = 1
@@ -75,17 +76,17 @@ class Beat:
 
     @property
     def place(self) -> tuple[int, int]:
-        """How far the training thread is: its step, and the stage's position in a step."""
+        """Progress of the training thread: its step, and the stage's position in a step."""
         return self.step, STAGES.index(Stage(self.stage)) if self.stage else -1
 
     @property
     def meeting(self) -> bool:
-        """True where the training thread waits for other ranks, itself or through the loader."""
+        """Whether the training thread waits for other ranks, itself or through the loader."""
         return self.stage in MEETINGS or (self.stage == Stage.WAIT and self.loader_meets)
 
     @property
     def where(self) -> str:
-        """The same in words."""
+        """Stage and step, or phase, in words."""
         if self.phase is not Phase.TRAINING or not self.stage:
             return self.phase.name.lower()
         if self.stage == Stage.WAIT and self.loader_stage:
@@ -97,48 +98,37 @@ class HeartbeatTable:
     """The rows of one host's ranks, as their watcher holds them."""
 
     def __init__(self, num_rows: int) -> None:
-        """Make an empty table."""
         self._descriptor = os.memfd_create("gnnplan-heartbeat")
         size = num_rows * NUM_FIELDS * 8
         os.ftruncate(self._descriptor, size)
         self.name = f"/proc/{os.getpid()}/fd/{self._descriptor}"
-        """What ranks find in `VARIABLE`."""
         self._rows = _rows(mmap.mmap(self._descriptor, size))
 
     def read(self, row: int) -> Beat | None:
-        """A row; None where no rank has written into it."""
-        values = self._rows[row].tolist()
-        if values[Field.PID] == 0:
+        """Read a row; None where no rank has written into it."""
+        numbers = self._rows[row].tolist()
+        if numbers[Field.PID] == 0:
             return None
-        return Beat(
-            pid=values[Field.PID],
-            rank=values[Field.RANK],
-            attempt=values[Field.ATTEMPT],
-            phase=Phase(values[Field.PHASE]),
-            beats=values[Field.BEATS],
-            moves=values[Field.MOVES],
-            step=values[Field.STEP],
-            stage=_stage(values[Field.STAGE]),
-            loader_step=values[Field.LOADER_STEP],
-            loader_stage=_stage(values[Field.LOADER_STAGE]),
-            loader_meets=values[Field.LOADER_MEETS] == 1,
-        )
+        values: dict[str, Any] = {field.name.lower(): numbers[field] for field in Field}
+        values["phase"] = Phase(values["phase"])
+        values["stage"] = _stage(values["stage"])
+        values["loader_stage"] = _stage(values["loader_stage"])
+        values["loader_meets"] = values["loader_meets"] == 1
+        return Beat(**values)
 
 
 class Heartbeat:
-    """A rank's own row. Without a watcher the same calls write into private memory."""
+    """A rank's own row; without a watcher it lies in private memory."""
 
     def __init__(self, row: NDArray[np.int64] | None = None) -> None:
-        """Write into a row of a table, or, without one, into nothing anybody reads."""
         self._row = np.zeros(NUM_FIELDS, np.int64) if row is None else row
         self._ended = threading.Event()
 
     @classmethod
     def join(cls) -> "Heartbeat":
-        """This rank's row of the table that torchrun's environment names, and its beating thread.
+        """Take this rank's row of the table that the environment names, and start to beat.
 
-        Raises:
-            OSError: the table is gone, and with it the process that watches.
+        Raises OSError where the table is gone, and with it the process that watches.
         """
         name = os.environ.get(VARIABLE, "")
         if not name:
@@ -157,14 +147,14 @@ class Heartbeat:
 
     @property
     def moves(self) -> int:
-        """Stages entered and phases begun so far."""
+        """Number of stages entered and phases begun so far."""
         return int(self._row[Field.MOVES])
 
     def enter(self, stage: str, step: int, meets: bool = False) -> None:
-        """A thread of this rank enters a stage of a step of this process.
+        """Record that a thread of this rank enters a stage of a step of this process.
 
-        Of several loader threads, the one where ranks meet is shown, until its batch goes on: the
-        others cannot get far without it.
+        Of several loader threads, the one where ranks meet is shown until its batch goes on: others
+        cannot get far without it.
         """
         row, loader = self._row, stage in LOADER_STAGES
         row[Field.MOVES] += 1
@@ -176,12 +166,12 @@ class Heartbeat:
             row[Field.LOADER_MEETS] = meets
 
     def begin(self, phase: Phase) -> None:
-        """This rank begins a phase."""
+        """Record that this rank begins a phase."""
         self._row[Field.PHASE] = int(phase)
         self._row[Field.MOVES] += 1
 
     def close(self) -> None:
-        """Say that the rank has finished, and stop beating."""
+        """Record that the rank has finished, and stop beating."""
         self.begin(Phase.FINISHED)
         self._ended.set()
 
@@ -191,7 +181,7 @@ class Heartbeat:
 
 
 def attempt() -> int:
-    """How often torchrun has restarted the job."""
+    """Return how often torchrun has restarted the job."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 

@@ -1,19 +1,14 @@
-"""Which rank hangs: judged from heartbeats, by counters and the watcher's own monotonic clock.
+"""Watch a host's ranks from torchrun's process: name and end a hung one, and record what ended.
 
 A rank is hung when it gives no sign of life for `limit_seconds` (stopped, or stuck with the
 interpreter's lock), or when no rank of the host enters another stage of training for
 `STALL_SHARE * limit_seconds`, or `PATIENCE` times the longest stage so far where that is longer.
-Named is then the rank that is furthest behind: the others wait for it where ranks meet. Where that
-rank itself waits in a collective, it is a link (or another host's watcher names the rank).
+The rank furthest behind is named: others wait for it where ranks meet. Where it waits in a
+collective itself, a link is at fault, or another host's rank. Each look advances the watcher's
+clock by at most `MAX_TICK_SECONDS`, so a pause of the whole machine is held against nobody.
 
-The watcher's clock advances by at most `MAX_TICK_SECONDS` per look: a pause of the whole machine,
-or a jump of its clock, is not held against anyone.
-
-What torchrun's process does beside starting ranks: watch them, end a hung one, say what ended.
-
-A hung rank is ended by SIGKILL, which turns it into a failed one: torchrun then ends the others
-and starts all again from the last checkpoint, as often as it may. What ended an attempt is written
-to the run folder at once. An error that starting again cannot cure uses up the restarts.
+A hung rank is ended by SIGKILL: torchrun then ends the others and starts all again from the last
+checkpoint, as often as it may. An error that starting again cannot cure uses up the restarts.
 """
 
 import os
@@ -37,10 +32,10 @@ from gnnplan.runtime.plan.io import load_plan
 LOOK_SECONDS = 0.25
 MAX_TICK_SECONDS = 1.0
 STALL_SHARE = 1.25
-"""A stall is judged a little later than silence: a silent rank elsewhere is the better name."""
+"""Share of the limit: later than silence, for a silent rank elsewhere is the better name."""
 PATIENCE = 10.0
 START_SECONDS = 120.0
-"""Longest that a rank may take from its process's start to its first sign of life (imports)."""
+"""Most seconds from a rank's start to its first sign of life (imports)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,12 +46,12 @@ class Process:
     rank: int
     local_rank: int
     stopped: bool
-    """True where it is stopped by a signal."""
+    """Whether a signal has stopped it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hang:
-    """What is wrong, and whose process to end."""
+    """A hung rank, with its process and a line for the user."""
 
     rank: int
     pid: int
@@ -66,7 +61,7 @@ class Hang:
 
 @dataclass(kw_only=True, slots=True)
 class _Seen:
-    """What was last seen of one process, and when by the watcher's clock."""
+    """Last signs of one process, in seconds of the watcher's clock."""
 
     since: float
     beats: int = -1
@@ -90,12 +85,9 @@ class Watcher:
     def look(
         self, now: float, processes: Sequence[Process], beats: Sequence[Beat | None]
     ) -> Hang | None:
-        """The hang that shows now, if any.
+        """Return the hang that shows now, if any.
 
-        Args:
-            now: Seconds of a monotonic clock.
-            processes: The ranks' processes on this host.
-            beats: The row of each, None where it is not (yet) that process's.
+        `now` is in seconds of a monotonic clock; `beats` has each process's row, perhaps None.
         """
         if self._last is not None:
             self._clock += min(max(now - self._last, 0.0), MAX_TICK_SECONDS)
@@ -166,7 +158,7 @@ def _hang(process: Process, beat: Beat | None, where: str, seconds: float) -> Ha
 
 
 def rank_processes() -> list[Process]:
-    """The ranks that this process (torchrun) has started and that still run."""
+    """List the ranks that this process (torchrun) has started and that still run."""
     found = []
     for task in Path("/proc/self/task").iterdir():
         try:
@@ -196,7 +188,7 @@ def _process(pid: int) -> Process | None:
 
 
 def is_own_child(pid: int) -> bool:
-    """True where the process is still a child of this one: its number was not given away."""
+    """Return whether the process is still a child of this one, its number not given away."""
     try:
         stat = (Path("/proc") / str(pid) / "stat").read_text()
     except OSError:
@@ -206,35 +198,29 @@ def is_own_child(pid: int) -> bool:
 
 CONFIG_FILE = "run.json"
 NO_RANKS_SECONDS = 60.0
-"""Longest time without any rank after the first ones were started: the rendezvous is stuck."""
+"""Most seconds without any rank after the first ones; the rendezvous is stuck then."""
 
 LEAVE_SECONDS = 20.0
-"""Longest time that torchrun may take to notice a rank's end, and to end after the last one."""
+"""Most seconds for torchrun to notice a rank's end, and to end after the last one."""
 
 
 class Supervisor:
-    """Watches one host's ranks of one job.
-
-    Args:
-        failure_file: launch.json in the errors folder of the run.
-    """
+    """Watches one host's ranks of one job; `failure_file` is launch.json in its errors folder."""
 
     def __init__(self, failure_file: Path) -> None:
         self._file = failure_file
         self._run_folder = failure_file.parent.parent
         self._ended: list[EndedRank] = []
         self._hangs: dict[int, Hang] = {}
-        self._failed = False
-        """An attempt has ended and the next one has not begun."""
+        self._failed = False  # an attempt has ended and the next one has not begun
         self._pids: set[int] = set()
-        self._waited_seconds = 0.0
-        """For torchrun to see an end, or to start the next attempt."""
+        self._waited_seconds = 0.0  # for torchrun to see an end, or to start the next attempt
         group = memory_group()
         self._oom_kills = 0 if group is None else group.oom_kills
         self._config = _config_of(self._run_folder)
 
     def start(self) -> None:
-        """Watch from now on, where the job is one of `runtime.worker`; else only note ends."""
+        """Begin to watch, where `launch` started the job; a user's own script is not watched."""
         if self._config is None or not hasattr(os, "memfd_create"):
             return
         plan = load_plan(Path(self._config.plan_folder))
@@ -244,22 +230,16 @@ class Supervisor:
         threading.Thread(target=self._watch, args=(table, watcher), daemon=True).start()
 
     def note(self, attempt: int, exit_codes: Mapping[int, int]) -> bool:
-        """Write down which ranks ended an attempt, and how; True where it was the last one.
+        """Write down which ranks ended an attempt, and how; return whether it was the last one.
 
-        Args:
-            attempt: restarts before it.
-            exit_codes: by rank, the first that ended first.
+        `exit_codes` stand by rank, in the order of their ends.
         """
         killed = self._killed_for_memory(exit_codes)
         for rank, code in exit_codes.items():
-            hang = self._hangs.get(rank)
-            line = (
-                killed if killed and code == -signal.SIGKILL else "" if hang is None else hang.line
-            )
-            ended = EndedRank(
-                attempt=attempt, rank=rank, exit_code=code, line=line, final=bool(killed)
-            )
-            self._ended.append(ended)
+            line = self._hangs[rank].line if rank in self._hangs else ""
+            if killed and code == -signal.SIGKILL:
+                line = killed
+            self._add(attempt, rank, code, line, final=bool(killed))
             sys.stderr.write(f"attempt {attempt}: rank {rank} ended with {code} {line}\n")
         self._hangs.clear()
         self._failed, self._waited_seconds = True, 0.0
@@ -269,21 +249,20 @@ class Supervisor:
     def refuse(self, line: str) -> None:
         """Write down why the job never began."""
         sys.stderr.write(f"{line}\n")
-        self._ended.append(EndedRank(attempt=0, rank=-1, exit_code=1, line=line, final=True))
+        self._add(0, -1, 1, line, final=True)
         self._write()
 
     def leave(self) -> None:
-        """End this process soon, whatever torchrun waits for: all that is to be said is written.
+        """End this process soon, for torchrun may wait for a rendezvous behind a dead link.
 
-        It takes its leave of the rendezvous, which may lie behind a link that is down. Ranks that
-        are left end with their parent.
+        Ranks that are left end with their parent.
         """
         timer = threading.Timer(LEAVE_SECONDS, os._exit, [1])
         timer.daemon = True
         timer.start()
 
     def _killed_for_memory(self, exit_codes: Mapping[int, int]) -> str:
-        """The out-of-memory killer's victim and the plan's sum; empty where it killed nobody."""
+        """Name the out-of-memory killer's victim with the plan's sum; empty without one."""
         group = memory_group()
         victims = [r for r, c in exit_codes.items() if c == -signal.SIGKILL]
         if group is None or not victims or group.oom_kills <= self._oom_kills:
@@ -291,6 +270,10 @@ class Supervisor:
         if self._config is None:
             return f"rank {victims[0]}: ended by the out-of-memory killer"
         return killed_text(load_plan(Path(self._config.plan_folder)), victims[0], group)
+
+    def _add(self, attempt: int, rank: int, code: int, line: str, *, final: bool) -> None:
+        ended = EndedRank(attempt=attempt, rank=rank, exit_code=code, line=line, final=final)
+        self._ended.append(ended)
 
     def _write(self) -> None:
         known = [each for each in ended_ranks(self._run_folder) if each not in self._ended]
@@ -326,7 +309,7 @@ class Supervisor:
             os.kill(hang.pid, signal.SIGKILL)
 
     def _hurry_torchrun(self, pids: set[int], seconds: float) -> None:
-        """Leave in its place where torchrun itself is stuck, as behind a link that is down."""
+        """End this process where torchrun itself is stuck, as behind a link that is down."""
         if pids - self._pids:
             self._pids |= pids
             self._failed = False  # the next attempt has begun
@@ -343,9 +326,7 @@ class Supervisor:
             self._give_up(attempt, -1, reason)
 
     def _give_up(self, attempt: int, rank: int, line: str) -> None:
-        code = -int(signal.SIGKILL)
-        ended = EndedRank(attempt=attempt, rank=rank, exit_code=code, line=line, final=True)
-        self._ended.append(ended)
+        self._add(attempt, rank, -int(signal.SIGKILL), line, final=True)
         self._write()
         sys.stderr.write(f"{line}; torchrun is stuck and left\n")
         os._exit(1)
@@ -375,7 +356,7 @@ def supervise(supervisor: Supervisor) -> None:
 
 
 def _config_of(run_folder: Path) -> RunConfig | None:
-    """The run's configuration; None where `launch` wrote none (a user's own script)."""
+    """Read the run's configuration; None where `launch` wrote none (a user's own script)."""
     try:
         return codec.decode(RunConfig, codec.parse((run_folder / CONFIG_FILE).read_bytes()))
     except (OSError, ValueError):

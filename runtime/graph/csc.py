@@ -1,12 +1,9 @@
 """COO to CSC with bounded memory: count, deal the edges to buckets on disk, sort bucket by bucket.
 
-Pass 1 reads the edges once and counts in-edges per node. The nodes are then cut into ranges whose
-edges fit the memory limit; pass 2 reads the edges again and appends each to the bucket file of its
-destination's range. Each bucket is loaded, sorted by (destination, source) and appended to the
-output. With one bucket the edges never touch the disk. What stays in memory: 8 bytes per node, one
-chunk of edges, one bucket.
-
-`number_edges` lets each edge carry its position in the source through all of this.
+Pass 1 counts in-edges per node. The nodes are then cut into ranges whose edges fit the memory
+limit. Pass 2 appends each edge to the bucket file of its destination's range. Each bucket is
+loaded, sorted by (destination, source) and appended to the output; a single one never touches the
+disk. Memory holds 8 bytes per node, one chunk of edges and one bucket.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,11 +18,12 @@ from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.findings import UnusableWeights
 from gnnplan.runtime.graph.staging import Staging
 
+Chunk = dict[str, NDArray[Any]]
 SelfLoops = Literal["keep", "add", "remove"]
 MAX_BUCKETS = 512
 CHUNK_EDGES = 1 << 20
 BUCKET_BYTES_PER_EDGE = 64
-"""Memory to sort one edge: record, key, order and sorted copies."""
+"""Bytes of memory to sort one edge: record, key, order and sorted copies."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,23 +31,20 @@ class EdgeSource:
     """Edges that can be read more than once, in chunks."""
 
     num_edges: int
-    """Upper bound of the number of edges, known (or estimated) before they are read."""
-    chunks: Callable[[], Iterator[dict[str, NDArray[Any]]]]
-    """Each call starts anew; chunks have equally long arrays `src`, `dst` (node ids) and one for
-    each attribute."""
+    """Upper bound of the number of edges, before they are read."""
+    chunks: Callable[[], Iterator[Chunk]]
+    """Reads the edges anew: equally long arrays `src`, `dst` (node ids) and those of attributes."""
     attributes: Mapping[str, DTypeLike] = field(default_factory=dict)
-    """Types of the values that travel with each edge, by name (`edge_weight`, `edge_type`,
-    `edge_id`)."""
+    """Types of the edges' values by name (`edge_weight`, `edge_type`, `edge_id`)."""
 
 
 def array_edges(src: NDArray[Any], dst: NDArray[Any], **values: NDArray[Any]) -> EdgeSource:
-    """Edges that lie in equally long arrays, mapped or in memory."""
+    """Read edges from equally long arrays, mapped or in memory."""
+    arrays = {"src": src, "dst": dst, **values}
 
-    def chunks() -> Iterator[dict[str, NDArray[Any]]]:
+    def chunks() -> Iterator[Chunk]:
         for start in range(0, len(src), CHUNK_EDGES):
-            part = slice(start, start + CHUNK_EDGES)
-            extra = {name: array[part] for name, array in values.items()}
-            yield {"src": src[part], "dst": dst[part], **extra}
+            yield {name: array[start : start + CHUNK_EDGES] for name, array in arrays.items()}
 
     kinds = {name: array.dtype for name, array in values.items()}
     return EdgeSource(num_edges=len(src), chunks=chunks, attributes=kinds)
@@ -59,7 +54,7 @@ def number_edges(edges: EdgeSource) -> EdgeSource:
     """Give each edge its position in the source as the value `edge_id`."""
     kind = np.int32 if edges.num_edges <= np.iinfo(np.int32).max else np.int64
 
-    def chunks() -> Iterator[dict[str, NDArray[Any]]]:
+    def chunks() -> Iterator[Chunk]:
         start = 0
         for chunk in edges.chunks():
             stop = start + len(chunk["src"])
@@ -71,25 +66,25 @@ def number_edges(edges: EdgeSource) -> EdgeSource:
 
 
 def csc_edges(indptr: NDArray[Any], indices: NDArray[Any], **values: NDArray[Any]) -> EdgeSource:
-    """Edges of a topology that is in CSC already; the pointers must not fall."""
-    return _compressed(indptr, indices, ("dst", "src"), values)
+    """Read edges from CSC arrays, whose pointers must not fall."""
+    return _compressed_edges(indptr, indices, ("dst", "src"), values)
 
 
 def csr_edges(indptr: NDArray[Any], indices: NDArray[Any], **values: NDArray[Any]) -> EdgeSource:
-    """Edges of a topology in CSR: those of `indices[indptr[v]:indptr[v + 1]]` leave node v."""
-    return _compressed(indptr, indices, ("src", "dst"), values)
+    """Read edges from CSR arrays: those of `indices[indptr[v]:indptr[v + 1]]` leave node v."""
+    return _compressed_edges(indptr, indices, ("src", "dst"), values)
 
 
-def _compressed(
+def _compressed_edges(
     indptr: NDArray[Any],
     indices: NDArray[Any],
     ends: tuple[str, str],
     values: dict[str, NDArray[Any]],
 ) -> EdgeSource:
-    """Edges whose one end (the first of `ends`) is told by pointers, the other by indices."""
+    """Read edges whose one end (the first of `ends`) is given by pointers, the other by indices."""
     owner, other = ends
 
-    def chunks() -> Iterator[dict[str, NDArray[Any]]]:
+    def chunks() -> Iterator[Chunk]:
         for start in range(0, len(indices), CHUNK_EDGES):
             part = slice(start, start + CHUNK_EDGES)
             ids = indices[part]
@@ -105,19 +100,19 @@ def _compressed(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EdgeOptions:
-    """What to do with the edges on the way."""
+    """Changes to the edges on their way into a dataset."""
 
     symmetrise: bool = False
-    """Store each edge in both directions (a self-loop once)."""
+    """Whether each edge is stored in both directions, a self-loop once."""
     self_loops: SelfLoops = "keep"
     """keep | add (each node without one gets one) | remove."""
     deduplicate: bool = False
-    """Keep the first of edges with equal source and destination."""
+    """Whether only the first of edges with equal source and destination is kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """What a conversion needs at most, said before it starts."""
+    """Memory and disk that a conversion needs at most."""
 
     memory_bytes: int
     scratch_disk_bytes: int
@@ -125,7 +120,6 @@ class Need:
     num_buckets: int
 
     def __str__(self) -> str:
-        """One line for a user."""
         megabytes = (self.memory_bytes, self.scratch_disk_bytes, self.output_disk_bytes)
         memory, scratch, output = (f"{b / 1e6:,.0f} MB" for b in megabytes)
         return (
@@ -142,15 +136,10 @@ def estimate_need(
     record_bytes: int = 8,
     memory_limit_bytes: int = 1 << 30,
 ) -> Need:
-    """Upper estimate of memory and disk for `build_csc`.
+    """Estimate the memory and disk that `build_csc` needs at most.
 
-    Args:
-        num_nodes: nodes.
-        num_edges: edges of the source.
-        options: symmetrising doubles the edges, adding self-loops adds one per node.
-        record_bytes: bytes of one edge on scratch disk.
-        memory_limit_bytes: limit for one bucket. A bucket is larger where its first node has many
-            in-edges; they must be sorted together.
+    `record_bytes` is the size of an edge on scratch disk, `memory_limit_bytes` the limit for one
+    bucket; it is exceeded where one node has more in-edges.
     """
     edges = num_edges * (2 if options.symmetrise else 1)
     limit = max(1, memory_limit_bytes // BUCKET_BYTES_PER_EDGE)
@@ -175,26 +164,15 @@ def build_csc(
     memory_limit_bytes: int = 1 << 30,
     report: Callable[[str], None] | None = None,
 ) -> int:
-    """Write `indptr`, `indices` and the edge attributes of a graph into a staged dataset.
+    """Write `indptr`, `indices` and edge attributes to a staged dataset; return the edge count.
 
-    In-neighbours are sorted by id; equal edges keep the order of the source. Of numbered edges
-    (`number_edges`), `edge_id` (int64) is written unless the stored order is the source's: an edge
-    mirrored by symmetrising carries the id of the edge it mirrors, one that stands for several
-    equal ones the first's, and a self-loop that was added -1.
-
-    Args:
-        edges: read twice.
-        num_nodes: node ids lie in [0, num_nodes).
-        staging: the dataset being written; bucket files live in it for a while.
-        options: symmetrise, self-loops, deduplicate.
-        memory_limit_bytes: working memory of a bucket; see `estimate_need`.
-        report: called once with the estimated need, before anything is read.
-
-    Returns:
-        The number of stored edges.
+    In-neighbours are sorted by id; equal edges keep the order of the source. `edge_id` of numbered
+    edges (`number_edges`) is left out where the stored order is the source's; see `Graph.edge_id`.
+    Edges are read twice; bucket files lie in the staged folder for a while. `memory_limit_bytes`
+    is the working memory of a bucket, and `report` gets a line on the need before anything is read.
 
     Raises:
-        DatasetError: a node id is out of range, or a weight (float32) cannot be used.
+        DatasetError: a node id is not in [0, num_nodes), or a weight (float32) cannot be used.
     """
     options = options or EdgeOptions()
     record = _record_type(edges, num_nodes)
@@ -209,20 +187,20 @@ def build_csc(
         report(str(need))
     counts = np.zeros(num_nodes, np.int64)
     unusable = UnusableWeights()
-    for part in _records(edges, num_nodes, record, options, staging.target):
-        _count(counts, part["dst"])
+    for part in _read_records(edges, num_nodes, record, options, staging.target):
+        _add_counts(counts, part["dst"])
         if "edge_weight" in edges.attributes:
             unusable.add(part["edge_weight"])
     if unusable.count:
         raise DatasetError(str(unusable))
     bounds = bucket_bounds(counts, max(1, memory_limit_bytes // BUCKET_BYTES_PER_EDGE))
-    parts = _records(edges, num_nodes, record, options, staging.target)
+    parts = _read_records(edges, num_nodes, record, options, staging.target)
     names = ["indices", *edges.attributes]
     outputs = [staging.create(n, _stored_type(n, record)) for n in names]
     pointers = staging.create("indptr", np.int64)
     pointers.append(np.zeros(1, np.int64))
     total, in_order = 0, True
-    for low, high, bucket in _buckets(parts, bounds, record, staging.folder):
+    for low, high, bucket in _deal_buckets(parts, bounds, record, staging.folder):
         bucket = _finish_bucket(bucket, low, high, num_nodes, options)
         degrees = np.bincount(bucket["dst"] - low, minlength=high - low)
         pointers.append(total + np.cumsum(degrees))
@@ -243,12 +221,8 @@ def build_csc(
 def bucket_bounds(counts: NDArray[np.int64], bucket_edges: int) -> NDArray[np.int64]:
     """Cut the nodes into ranges of at most about `bucket_edges` in-edges each.
 
-    Args:
-        counts: [num_nodes] in-edges per node.
-        bucket_edges: aim; raised where it would make more than `MAX_BUCKETS` ranges.
-
-    Returns:
-        [buckets + 1] rising node ids from 0 to num_nodes.
+    Returns rising node ids [buckets + 1] from 0 to the number of nodes; `counts` are the in-edges
+    of each. The limit is raised where it would make more than `MAX_BUCKETS` ranges.
     """
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
@@ -269,18 +243,17 @@ def _stored_type(name: str, record: np.dtype[Any]) -> np.dtype[Any]:
     return record["src" if name == "indices" else name]
 
 
-def _count(counts: NDArray[np.int64], ids: NDArray[Any]) -> None:
-    """Add one at each id; a small chunk of a large graph does not touch all nodes."""
+def _add_counts(counts: NDArray[np.int64], ids: NDArray[Any]) -> None:
     if len(counts) <= 4 * len(ids):
         counts += np.bincount(ids, minlength=len(counts))
     else:
         np.add.at(counts, ids, 1)
 
 
-def _records(
+def _read_records(
     edges: EdgeSource, num_nodes: int, record: np.dtype[Any], options: EdgeOptions, target: Path
 ) -> Iterator[NDArray[Any]]:
-    """The source's edges as records, checked, with loops dropped and reverses added."""
+    """Yield the source's edges as records, checked, with loops dropped and reverses added."""
     for chunk in edges.chunks():
         for end in ("src", "dst"):
             ids = chunk[end]
@@ -301,25 +274,24 @@ def _records(
         yield out
 
 
-def _buckets(
+def _deal_buckets(
     parts: Iterator[NDArray[Any]], bounds: NDArray[np.int64], record: np.dtype[Any], folder: Path
 ) -> Iterator[tuple[int, int, NDArray[Any]]]:
-    """Deal records to destination ranges; yields (first node, end node, records)."""
+    """Deal records to destination ranges; yield (first node, end node, records)."""
     ranges = list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
     if len(ranges) == 1:
         yield (*ranges[0], np.concatenate([np.empty(0, record), *parts]))
         return
     paths = [folder / f"bucket-{i}.tmp" for i in range(len(ranges))]
     for part in parts:
-        _deal(part, bounds, paths)
+        _append_to_buckets(part, bounds, paths)
     for path, (low, high) in zip(paths, ranges, strict=True):
         bucket = np.fromfile(path, record) if path.exists() else np.empty(0, record)
         path.unlink(missing_ok=True)
         yield low, high, bucket
 
 
-def _deal(part: NDArray[Any], bounds: NDArray[np.int64], paths: list[Path]) -> None:
-    """Append each record to the file of its destination's range."""
+def _append_to_buckets(part: NDArray[Any], bounds: NDArray[np.int64], paths: list[Path]) -> None:
     number = np.searchsorted(bounds, part["dst"], side="right") - 1
     order = np.argsort(number, kind="stable")
     ends = np.cumsum(np.bincount(number, minlength=len(paths)))

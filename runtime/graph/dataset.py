@@ -1,10 +1,10 @@
-"""A graph dataset on disk, memory-mapped: the object every other part is given.
+"""Open and write graph datasets.
 
     graph = open_graph(Path("data/products"))
     in_neighbours = graph.indices[graph.indptr[v] : graph.indptr[v + 1]]
 
-`format.py` says what the folder holds. Arrays come back read-only and mapped: opening costs no
-memory, and processes on one host share the pages.
+`format.py` says what the folder holds. Arrays are read-only and mapped: opening costs no memory,
+and processes on one host share the pages.
 """
 
 import dataclasses
@@ -18,16 +18,19 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.arrays import (
+from gnnplan.runtime.graph.findings import Finding, GraphWarning, find_all
+from gnnplan.runtime.graph.format import (
+    META_FILE,
     SPLITS,
+    GraphMeta,
+    Task,
     check_fast,
     check_full,
     content_fingerprint,
     map_arrays,
+    read_meta,
     typed_names,
 )
-from gnnplan.runtime.graph.findings import Finding, GraphWarning, find_all
-from gnnplan.runtime.graph.format import META_FILE, GraphMeta, Task, read_meta
 from gnnplan.runtime.graph.staging import Staging
 from gnnplan.runtime.plan.schema import Workload
 
@@ -39,7 +42,7 @@ class SparseFeatures:
     """CSR features: the entries of row v are `data[indptr[v]:indptr[v + 1]]`."""
 
     indptr: NDArray[np.int64]
-    """[num_nodes + 1]."""
+    """[num_nodes + 1] pointers."""
     indices: NDArray[Any]
     """Column of each entry, int32 or int64."""
     data: NDArray[Any]
@@ -53,18 +56,18 @@ class Graph:
     path: Path
     meta: GraphMeta
     fingerprint: str
-    """Hash of the content as it is now on disk."""
+    """Hash of the present content."""
     indptr: NDArray[np.int64]
-    """[num_nodes + 1]; in-neighbours of v are `indices[indptr[v]:indptr[v + 1]]`."""
+    """[num_nodes + 1] pointers; in-neighbours of v are `indices[indptr[v]:indptr[v + 1]]`."""
     indices: NDArray[Any]
-    """[num_edges], int32 or int64."""
+    """[num_edges] in-neighbours, int32 or int64."""
     x: NDArray[Any] | None = None
     """Dense features [num_nodes, feature_dim], float16 or float32."""
     x_csr: SparseFeatures | None = None
     x_by_type: dict[str, NDArray[Any]] = field(default_factory=dict)
     """Dense features per node type, rows in order of node id within the type."""
     y: NDArray[np.int64] | None = None
-    """[num_nodes], or [num_nodes, num_classes] of 0/1 for multilabel; -1 is unknown."""
+    """Labels [num_nodes], or [num_nodes, num_classes] of 0/1 for multilabel; -1 is unknown."""
     train_idx: NDArray[np.int64]
     """[k] node ids; for task link [k, 2] node pairs (source, destination)."""
     val_idx: NDArray[np.int64]
@@ -72,10 +75,9 @@ class Graph:
     edge_weight: NDArray[np.float32] | None = None
     edge_type: NDArray[np.int32] | None = None
     edge_id: NDArray[np.int64] | None = None
-    """[num_edges], mapped; `edge_id[k]` is the position, in the source's own edge order, of the
-    edge at `indices[k]`. A mirrored edge has the id of the edge it mirrors, the one left of several
-    equal edges the first's, a self-loop added on import -1. None: the order is the source's (or,
-    of a dataset written without this file, not known)."""
+    """[num_edges] position of each edge in the source's own order; None: the same, or not known. A
+    mirrored edge has the id of the edge it mirrors, a deduplicated one the first's, an added
+    self-loop -1."""
     node_type: NDArray[np.int32] | None = None
 
     @property
@@ -90,7 +92,7 @@ class Graph:
 
     @property
     def num_edges(self) -> int:
-        """Number of stored (directed) edges."""
+        """Number of stored, directed edges."""
         return self.meta.num_edges
 
     @property
@@ -110,12 +112,12 @@ class Graph:
 
     @property
     def task(self) -> Task:
-        """What is predicted: multiclass, multilabel, binary or link."""
+        """Kind of prediction: multiclass, multilabel, binary or link."""
         return self.meta.task
 
     @property
     def topology_only(self) -> bool:
-        """Whether the dataset has no features; `feature_dim` may still be declared."""
+        """Whether the dataset has no features; `feature_dim` may be declared all the same."""
         return self.meta.feature_storage == "none"
 
     @property
@@ -124,11 +126,7 @@ class Graph:
         return self.meta.feature_dim * np.dtype(self.meta.feature_dtype).itemsize
 
     def array_path(self, name: str) -> Path:
-        """Path of an array file that is to be opened anew.
-
-        Raises:
-            DatasetError: another graph lies in the folder by now.
-        """
+        """Return the path of an array file; raises DatasetError where the graph was replaced."""
         open_graph(self.path, validate=False, fingerprint=self.fingerprint)
         return self.path / f"{name}.npy"
 
@@ -143,23 +141,21 @@ def open_graph(folder: Path, *, validate: bool = True, fingerprint: str = "") ->
 
     Args:
         folder: the dataset.
-        validate: also read the arrays once: indptr never falls, indices and labels in range, and
-            all that `findings` looks for. Without it only shapes, types, lengths and the split's
-            range are checked, which is how a process opens what another has just validated.
-        fingerprint: of the graph that must lie there, since work on it has begun; empty: any.
+        validate: whether all arrays are read once and checked, beside their headers and the split.
+        fingerprint: hash of the graph that must lie there; empty: any.
 
     Raises:
-        DatasetError: not a dataset, damaged or inconsistent, another graph, or with a fault that
-            no training can use; one line that names the file.
+        DatasetError: not a dataset, damaged, another graph, or with a fault that no training can
+            use; one line that names the file.
 
     Warns:
-        GraphWarning: what was found that is no fault, with its count.
+        GraphWarning: oddities, each with its count.
     """
     folder = Path(folder)
     meta, arrays = _open_arrays(folder)
     if validate:
         check_full(folder, meta, arrays)
-        _say(folder, find_all(meta, arrays))
+        _report(folder, find_all(meta, arrays))
     graph = _graph(folder, meta, arrays)
     if fingerprint and graph.fingerprint != fingerprint:
         raise DatasetError(
@@ -171,11 +167,7 @@ def open_graph(folder: Path, *, validate: bool = True, fingerprint: str = "") ->
 
 
 def inspect_graph(folder: Path) -> tuple[Graph, list[Finding]]:
-    """Open and validate a dataset folder, and hand back what was found in it, faults included.
-
-    Raises:
-        DatasetError: not a dataset, damaged or inconsistent; one line that names the file.
-    """
+    """Open and validate a dataset folder; return it with all findings, faults included."""
     folder = Path(folder)
     meta, arrays = _open_arrays(folder)
     check_full(folder, meta, arrays)
@@ -189,8 +181,8 @@ def _open_arrays(folder: Path) -> tuple[GraphMeta, dict[str, NDArray[Any]]]:
     return meta, arrays
 
 
-def _say(folder: Path, findings: list[Finding]) -> None:
-    """Refuse a dataset with a fault, and warn of what is none."""
+def _report(folder: Path, findings: list[Finding]) -> None:
+    """Refuse a dataset with a fault, and warn of oddities."""
     for finding in findings:
         text = f"{folder / finding.array}.npy: {finding.text}"
         if finding.fault:
@@ -204,6 +196,7 @@ def _graph(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> Gr
         sparse = SparseFeatures(
             indptr=arrays["x_indptr"], indices=arrays["x_indices"], data=arrays["x_data"]
         )
+    optional = ("x", "y", "edge_weight", "edge_type", "edge_id", "node_type")
     return Graph(
         path=folder.resolve(),
         meta=meta,
@@ -212,13 +205,8 @@ def _graph(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> Gr
         x_by_type={name: arrays[f"x_{name}"] for name in typed_names(meta)},
         indptr=arrays["indptr"],
         indices=arrays["indices"],
-        x=arrays.get("x"),
-        y=arrays.get("y"),
         **{name: np.array(arrays[name]) for name in SPLITS},
-        edge_weight=arrays.get("edge_weight"),
-        edge_type=arrays.get("edge_type"),
-        edge_id=arrays.get("edge_id"),
-        node_type=arrays.get("node_type"),
+        **{name: arrays.get(name) for name in optional},
     )
 
 
@@ -246,65 +234,47 @@ def write_graph(
 ) -> Graph:
     """Write arrays as a dataset folder, whole or not at all, and open it (validated).
 
-    Args:
-        folder: output; a dataset there, or anything else, is refused.
-        name: name of the dataset.
-        indptr: [num_nodes + 1] CSC pointers.
-        indices: [num_edges] in-neighbours.
-        train_idx: node ids (or [k, 2] pairs for task link); `val_idx` and `test_idx` alike.
-        val_idx: see `train_idx`.
-        test_idx: see `train_idx`.
-        task: multiclass | multilabel | binary | link.
-        num_classes: number of classes, 0 where there are no labels.
-        x: dense features, float16 or float32.
-        x_csr: sparse features, instead of `x`.
-        y: labels, -1 unknown.
-        feature_dim: declared width; needed with `x_csr`, optional without features.
-        edge_weight: [num_edges].
-        edge_type: [num_edges].
-        edge_id: [num_edges] position of each edge in the caller's own order; see `Graph.edge_id`.
-        node_type: [num_nodes].
-        notes: one line per decision taken while making it.
-        overwrite: let an earlier dataset step aside, to `<folder>.previous`.
+    Arrays are those of `Graph`'s fields of the same names. `feature_dim` declares the width where
+    there is no `x`, `num_classes` is 0 where there are no labels, and `notes` has a line for each
+    decision taken. With `overwrite` an earlier dataset is kept as `<folder>.previous`.
 
     Raises:
         DatasetError: the arrays do not fit together or hold a fault that no training can use, or
             the folder cannot be written.
 
     Warns:
-        GraphWarning: what was found that is no fault, with its count; the notes have it too.
+        GraphWarning: oddities, each with its count; the notes have them too.
     """
-    table = x if x is not None else (x_csr.data if x_csr is not None else None)
+    num_nodes = len(indptr) - 1
+    ids = np.int32 if num_nodes <= np.iinfo(np.int32).max else np.int64
+    if indices.size and (indices.min() < 0 or indices.max() > np.iinfo(ids).max):
+        raise DatasetError(f"{folder}: expected node ids from 0 to {num_nodes - 1} in indices")
+    table = x if x_csr is None or x is not None else x_csr.data
+    width = x.shape[1] if x is not None and x.ndim == 2 else feature_dim or 0
+    arrays: dict[str, tuple[NDArray[Any] | None, Any]] = {
+        "indptr": (indptr, np.int64),
+        "indices": (indices, ids),
+        "train_idx": (train_idx, np.int64),
+        "val_idx": (val_idx, np.int64),
+        "test_idx": (test_idx, np.int64),
+        "x": (x, None),
+        "y": (y, np.int64),
+        "edge_weight": (edge_weight, np.float32),
+        "edge_type": (edge_type, np.int32),
+        "edge_id": (edge_id, np.int64),
+        "node_type": (node_type, np.int32),
+    }
+    if x is None and x_csr is not None:
+        arrays["x_indptr"] = (x_csr.indptr, np.int64)
+        arrays |= {"x_indices": (x_csr.indices, None), "x_data": (x_csr.data, None)}
     with Staging(folder, overwrite=overwrite) as staging:
-        ids = np.int32 if len(indptr) - 1 <= np.iinfo(np.int32).max else np.int64
-        if indices.size and (indices.min() < 0 or indices.max() > np.iinfo(ids).max):
-            raise DatasetError(
-                f"{folder}: expected node ids from 0 to {len(indptr) - 2} in indices"
-            )
-        staging.save("indptr", indptr, np.int64)
-        staging.save("indices", indices, ids)
-        for key, array in zip(SPLITS, (train_idx, val_idx, test_idx), strict=True):
-            staging.save(key, array, np.int64)
-        if x is not None:
-            staging.save("x", x)
-        elif x_csr is not None:
-            staging.save("x_indptr", x_csr.indptr, np.int64)
-            staging.save("x_indices", x_csr.indices)
-            staging.save("x_data", x_csr.data)
-        for key, array, dtype in (
-            ("y", y, np.int64),
-            ("edge_weight", edge_weight, np.float32),
-            ("edge_type", edge_type, np.int32),
-            ("edge_id", edge_id, np.int64),
-            ("node_type", node_type, np.int32),
-        ):
+        for key, (array, dtype) in arrays.items():
             if array is not None:
                 staging.save(key, array, dtype)
-        width = x.shape[1] if x is not None and x.ndim == 2 else feature_dim or 0
         return commit_dataset(
             staging,
             name=name,
-            num_nodes=len(indptr) - 1,
+            num_nodes=num_nodes,
             num_edges=len(indices),
             feature_dim=width,
             feature_dtype="float32" if table is None else str(table.dtype),
@@ -318,15 +288,8 @@ def write_graph(
 def commit_dataset(staging: Staging, **facts: Any) -> Graph:
     """Validate the staged arrays, write graph.json, and put the folder in its place.
 
-    Args:
-        staging: holds the array files.
-        facts: the fields of `GraphMeta` except `fingerprint`.
-
-    Raises:
-        DatasetError: the arrays do not fit together, or hold a fault that no training can use.
-
-    Warns:
-        GraphWarning: what was found that is no fault, with its count; the notes have it too.
+    `facts` are the fields of `GraphMeta` except `fingerprint`. Raises DatasetError where arrays do
+    not fit together, or hold a fault that no training can use.
     """
     staging.finish_arrays()
     try:
@@ -338,9 +301,8 @@ def commit_dataset(staging: Staging, **facts: Any) -> Graph:
         check_fast(staging.folder, meta, arrays)
         check_full(staging.folder, meta, arrays)
         found = find_all(meta, arrays)
-        _say(staging.folder, [finding for finding in found if finding.fault])
+        _report(staging.folder, [finding for finding in found if finding.fault])
     except DatasetError as error:
-        # The staging folder's name means nothing to a user, and is gone when the text is read.
         text = str(error).replace(str(staging.folder), str(staging.target))
         raise DatasetError(text) from None
     meta = dataclasses.replace(
@@ -349,33 +311,29 @@ def commit_dataset(staging: Staging, **facts: Any) -> Graph:
         notes=[*meta.notes, *(finding.note for finding in found)],
     )
     (staging.folder / META_FILE).write_text(codec.dumps(meta))
-    _say(staging.target, found)
+    _report(staging.target, found)
     staging.commit()
     return open_graph(staging.target, validate=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphTypes:
-    """What a model of typed graphs needs to know of the graph."""
+    """Types of a graph's edges and nodes, for models of typed graphs."""
 
     edge_types: list[str]
-    """Names; their order is their number."""
+    """Names in order of their numbers."""
     node_types: list[str]
     widths: list[int]
-    """Feature columns of each node type."""
+    """Number of feature columns of each node type."""
 
 
 def is_typed(workload: Workload) -> bool:
-    """Whether the model reads the types of edges, so that each type is sampled apart."""
+    """Return whether the model reads the types of edges, so that each type is sampled apart."""
     return workload.model == "rgcn"
 
 
 def types_of(graph: Graph) -> GraphTypes:
-    """The types of a dataset; one without node types has the single type `node`.
-
-    Raises:
-        DatasetError: the edges have no types, or more than there are names.
-    """
+    """Return a dataset's types; one without node types has the single type `node`."""
     if graph.edge_type is None:
         raise DatasetError(
             f"{graph.name}: expected edge types (edge_type.npy) for model rgcn, found none; "
@@ -396,7 +354,7 @@ def types_of(graph: Graph) -> GraphTypes:
 
 
 def rows_within_types(node_type: NDArray[np.integer], num_types: int) -> NDArray[np.int64]:
-    """Each node's rank by id among the nodes of its type, int64 [N]: its row in the type's table.
+    """Return each node's row in the feature table of its type: its rank by id, int64 [N].
 
     >>> rows_within_types(np.array([0, 1, 0, 0, 1]), 2).tolist()
     [0, 0, 1, 2, 1]

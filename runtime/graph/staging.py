@@ -1,7 +1,7 @@
 """Write a dataset folder as a whole or not at all, array by array, without holding one in memory.
 
-Arrays are appended with plain writes, never through a memory map: on a full disk a write fails with
-an error that can be told, where a mapped page would kill the process.
+Arrays are appended with plain writes, not through a memory map: on a full disk a write fails with
+an error, where a mapped page would kill the process.
 """
 
 import errno
@@ -12,7 +12,6 @@ import threading
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ class ArrayWriter:
         self._header_bytes = self._file.write(self._header())
 
     def append(self, chunk: NDArray[Any]) -> None:
-        """Append rows; the chunk is cast to the file's dtype."""
+        """Append rows, cast to the file's dtype."""
         if tuple(chunk.shape[1:]) != self.row_shape:
             raise ValueError(f"expected rows of shape {self.row_shape}, found {chunk.shape[1:]}")
         data = np.ascontiguousarray(chunk, dtype=self.dtype)
@@ -45,7 +44,7 @@ class ArrayWriter:
         self.rows += len(chunk)
 
     def close(self) -> None:
-        """Write the final length into the header and close; safe to call twice."""
+        """Write the final length into the header and close the file; may be called twice."""
         if self._file.closed:
             return
         with self._file:
@@ -56,22 +55,16 @@ class ArrayWriter:
             self._file.write(header)
 
     def abandon(self) -> None:
-        """Close the file descriptor of a file that is to be deleted."""
+        """Close the file, which is to be deleted."""
         try:
             self._file.close()
         except OSError:
-            # The buffered rest did not fit on the disk; the file is deleted next.
-            self._file.raw.close()
+            self._file.raw.close()  # the buffered rest does not fit on the disk
 
     def __enter__(self) -> "ArrayWriter":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is None:
             self.close()
         else:
@@ -91,23 +84,17 @@ class ArrayWriter:
 class Staging:
     """A hidden folder beside the target that becomes the target on `commit`.
 
-    Used as a context manager: leaving it without a commit removes everything written, also where
-    the process is asked to end (SIGTERM). What a killed process leaves, the next one removes.
-
-    Args:
-        target: the dataset's folder.
-        overwrite: let an earlier dataset there step aside, to `<target>.previous`.
-
-    Raises:
-        DatasetError: the target holds something else, or a dataset and `overwrite` is not set; or
-            it cannot be written.
+    As a context manager it removes everything written without a commit, also on SIGTERM. The
+    leavings of a killed process are removed by the next one. With `overwrite` an earlier dataset is
+    kept as `<target>.previous`. Raises DatasetError where the target is occupied
+    (`refuse_occupied`), or cannot be written.
     """
 
     def __init__(self, target: Path, *, overwrite: bool = False) -> None:
         self.target = Path(target)
         self._overwrite = overwrite
         refuse_occupied(self.target, overwrite=overwrite)
-        with writing(self.target):
+        with refuse_unwritable(self.target):
             self.target.parent.mkdir(parents=True, exist_ok=True)
             sweep_unfinished(self.target.parent)
             self._unfinished = Unfinished(self.target)
@@ -116,7 +103,7 @@ class Staging:
         self._ends: AbstractContextManager[None] = ending_on_sigterm()
 
     def create(self, name: str, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> ArrayWriter:
-        """Open `<name>.npy` for appending; closed by `close` or at the latest by `commit`."""
+        """Open `<name>.npy` for appending; `commit` closes it at the latest."""
         writer = ArrayWriter(self.folder / f"{name}.npy", dtype, row_shape)
         self._arrays.append(writer)
         return writer
@@ -135,15 +122,7 @@ class Staging:
             writer.close()
 
     def commit(self) -> None:
-        """Put the folder in its place; an earlier dataset there is kept as `<target>.previous`.
-
-        All of it is on the disk before, so that no name stands for half of it, and what is timed
-        next on this disk does not meet its writing. Who has mapped the earlier dataset goes on
-        reading it.
-
-        Raises:
-            DatasetError: something else has taken the place meanwhile.
-        """
+        """Put the folder in its place, once all of it is on the disk; keep an earlier dataset."""
         self.finish_arrays()
         refuse_occupied(self.target, overwrite=self._overwrite)
         self._unfinished.finish()
@@ -159,12 +138,7 @@ class Staging:
         self._ends.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         for writer in self._arrays:
             writer.abandon()
         if self.folder.exists() and not self._unfinished.is_ours:
@@ -179,8 +153,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
-def writing(target: Path) -> Generator[None]:
-    """Say in one line that a folder cannot be written."""
+def refuse_unwritable(target: Path) -> Generator[None]:
+    """Turn any OSError into a DatasetError that the folder cannot be written."""
     try:
         yield
     except OSError as error:
@@ -200,12 +174,7 @@ def _full_text(target: Path) -> str:
 
 
 def refuse_occupied(folder: Path, *, overwrite: bool) -> None:
-    """Raise DatasetError where a dataset cannot be written to the folder without loss.
-
-    Args:
-        folder: the output.
-        overwrite: whether an earlier dataset may step aside.
-    """
+    """Raise DatasetError where a dataset cannot be written to the folder without loss."""
     if folder.exists() and not folder.is_dir():
         raise DatasetError(f"{folder}: expected a folder to write the dataset to, found a file")
     if not folder.is_dir() or not any(folder.iterdir()):
@@ -217,13 +186,12 @@ def refuse_occupied(folder: Path, *, overwrite: bool) -> None:
         )
     if not overwrite:
         raise DatasetError(
-            f"{folder}: expected no dataset there yet, found {_named(folder)}; choose another "
+            f"{folder}: expected no dataset there yet, found {_describe(folder)}; choose another "
             f"folder, or overwrite (--overwrite), which keeps that one as {free_name(folder).name}"
         )
 
 
-def _named(folder: Path) -> str:
-    """An earlier dataset in a few words."""
+def _describe(folder: Path) -> str:
     try:
         meta = read_meta(folder)
     except DatasetError:
@@ -233,10 +201,7 @@ def _named(folder: Path) -> str:
 
 @contextmanager
 def ending_on_sigterm() -> Generator[None]:
-    """Let SIGTERM unwind the block, so that what it holds is cleaned up; the exit code is 143.
-
-    Only in the main thread, and only where nobody has asked for another answer to the signal.
-    """
+    """Let SIGTERM unwind the block in the main thread, unless it has a handler; exit with 143."""
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield

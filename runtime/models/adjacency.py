@@ -1,6 +1,8 @@
 """Blocks as torch tensors, sharing the sampler's memory."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,21 +18,21 @@ class TorchBlock:
     """One layer's rectangular adjacency in CSR: rows are destinations, columns sources.
 
     Destinations are the first `num_dst` of the `num_src` sources. With `weight` the layer computes
-    sum_j weight_j x_j; without, the plain mean over the row's edges.
+    sum_j weight_j x_j; without, the mean over the row's edges.
     """
 
     num_src: int
     num_dst: int
     indptr: Tensor
-    """int64, shape (num_dst + 1,)."""
+    """int64, (num_dst + 1,)."""
     indices: Tensor
-    """int32, shape (num_edges,)."""
+    """int32, (num_edges,)."""
     weight: Tensor | None = None
-    """float32, shape (num_edges,)."""
+    """float32, (num_edges,)."""
     relation_ptr: Tensor | None = None
-    """Typed blocks, int64: ends of the edges of each destination and type (`minibatch.Block`)."""
+    """Ends of the edges of each destination and type, int64; of typed blocks alone."""
     src_type: Tensor | None = None
-    """Typed graphs, outermost block: int32, type of each source."""
+    """Type of each source, int32; of typed graphs' outermost blocks alone."""
     _transposed: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]] | None = field(
         default=None, repr=False
     )
@@ -42,7 +44,7 @@ class TorchBlock:
         return self.indices.shape[0]
 
     def transposed(self) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
-        """Edges by source for the backward pass, made once: (indptr, rows, weights)."""
+        """Return edges by source for the backward pass, made once: (indptr, rows, weights)."""
         if self._transposed is None:
             weight = np.empty(0, np.float32) if self.weight is None else self.weight.numpy()
             self._transposed = transpose(
@@ -51,7 +53,7 @@ class TorchBlock:
         return self._transposed
 
     def self_looped(self) -> "TorchBlock":
-        """The unweighted block with exactly one self-loop per destination, made once."""
+        """Return the unweighted block with exactly one self-loop per destination, made once."""
         if self._self_looped is None and self.indptr.device.type != "cpu":
             self._self_looped = insert_self_loops(self).block
         elif self._self_looped is None:
@@ -65,52 +67,43 @@ class TorchBlock:
         return self._self_looped
 
     def row_of_edge(self) -> Tensor:
-        """Destination of each edge: int64, shape (num_edges,)."""
+        """Return the destination of each edge: int64, (num_edges,)."""
         rows = torch.arange(self.num_dst, device=self.indptr.device)
         return torch.repeat_interleave(rows, self.indptr.diff(), output_size=self.num_edges)
 
     def edge_index(self) -> Tensor:
-        """COO in PyG's order, (source, destination): int64, shape (2, num_edges)."""
+        """Return COO in PyG's order, (source, destination): int64, (2, num_edges)."""
         return torch.stack([self.indices.long(), self.row_of_edge()])
 
+    def map_tensors(self, move: Callable[[Tensor], Tensor]) -> "TorchBlock":
+        """Return the block with each of its tensors replaced."""
+        names = ("indptr", "indices", "weight", "relation_ptr", "src_type")
+        tensors: dict[str, Tensor | None] = {name: getattr(self, name) for name in names}
+        moved: dict[str, Any] = {n: None if t is None else move(t) for n, t in tensors.items()}
+        return TorchBlock(num_src=self.num_src, num_dst=self.num_dst, **moved)
+
     def to(self, device: torch.device, *, non_blocking: bool = False) -> "TorchBlock":
-        """The block on another device."""
-        return TorchBlock(
-            num_src=self.num_src,
-            num_dst=self.num_dst,
-            indptr=self.indptr.to(device, non_blocking=non_blocking),
-            indices=self.indices.to(device, non_blocking=non_blocking),
-            weight=None
-            if self.weight is None
-            else self.weight.to(device, non_blocking=non_blocking),
-            relation_ptr=None
-            if self.relation_ptr is None
-            else self.relation_ptr.to(device, non_blocking=non_blocking),
-            src_type=None
-            if self.src_type is None
-            else self.src_type.to(device, non_blocking=non_blocking),
-        )
+        """Copy the block to another device."""
+        return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
 
 @dataclass(frozen=True, slots=True)
 class SelfLooped:
-    """A block with one self-loop per row, and where its edges came from."""
+    """A block with one self-loop per row, and where its edges come from."""
 
     block: TorchBlock
     kept: Tensor | None
-    """int64; positions of the edges that stayed. None: all did."""
+    """int64 positions of the edges that stayed; None: all did."""
     edges: Tensor
-    """int64; where each of them is now."""
+    """int64 positions of those edges in the new block."""
     loops: Tensor
-    """int64, shape (num_dst,); where each row's self-loop is."""
+    """int64 (num_dst,), positions of the self-loops."""
 
 
 def insert_self_loops(block: TorchBlock, *, may_loop: bool = True) -> SelfLooped:
-    """`kernels.with_self_loops` in torch operations, on any device.
+    """Compute `kernels.with_self_loops` in torch operations on any device, without weights.
 
-    Args:
-        block: its weights are left out.
-        may_loop: whether there may be self-loops, to be taken out; finding out waits for a GPU.
+    `may_loop=False` says that no drawn edge is a self-loop, which spares a wait for the GPU.
     """
     row = block.row_of_edge()
     kept = None
@@ -140,7 +133,7 @@ def _shared(array: NDArray[np.generic]) -> Tensor:
 
 
 def torch_block(block: Block) -> TorchBlock:
-    """A block's arrays as tensors, without a copy."""
+    """Return a block's arrays as tensors, without a copy."""
     num_edges = block.num_edges
     indptr = block.indptr[: block.num_dst + 1]
     return TorchBlock(
@@ -155,15 +148,15 @@ def torch_block(block: Block) -> TorchBlock:
 
 
 def torch_blocks(batch: MiniBatch) -> list[TorchBlock]:
-    """The batch's blocks as tensors, outermost first; they share the sampler's memory."""
+    """Return the batch's blocks as tensors that share the sampler's memory, outermost first."""
     return [torch_block(block) for block in batch.blocks]
 
 
 def device_blocks(batch: MiniBatch, device: torch.device) -> list[TorchBlock]:
-    """The batch's blocks on a device, outermost first.
+    """Copy the batch's blocks to a device, outermost first.
 
-    Nested blocks (`first_seen`) are prefixes of the outermost one's arrays: those cross the bus
-    once. To a GPU they go through page-locked memory, and the copies run beside what follows.
+    Nested blocks (`first_seen`) are prefixes of the outermost one's arrays, which cross the bus
+    once. To a GPU they go through page-locked memory, beside what follows.
     """
     held: dict[int, Tensor] = {}
 
@@ -175,18 +168,4 @@ def device_blocks(batch: MiniBatch, device: torch.device) -> list[TorchBlock]:
             found = held[tensor.data_ptr()] = source.to(device, non_blocking=True)
         return found[: tensor.numel()]
 
-    def moved_or_none(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else moved(tensor)
-
-    return [
-        TorchBlock(
-            num_src=block.num_src,
-            num_dst=block.num_dst,
-            indptr=moved(block.indptr),
-            indices=moved(block.indices),
-            weight=moved_or_none(block.weight),
-            relation_ptr=moved_or_none(block.relation_ptr),
-            src_type=moved_or_none(block.src_type),
-        )
-        for block in torch_blocks(batch)
-    ]
+    return [block.map_tensors(moved) for block in torch_blocks(batch)]

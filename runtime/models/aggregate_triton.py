@@ -1,9 +1,8 @@
 """Sums of neighbours' rows over a block's edges, and their gradient, as kernels of a GPU.
 
-One warp sums one destination's rows, several edges at a time, and reads every row once: nothing of
-the size of the edges is written. Forward, sums are taken in a fixed order. Back, each destination
-adds its gradient to its sources' by atomic additions, whose order is the device's: gradients of two
-runs may differ in their last bits.
+One warp sums one destination's rows, several edges at a time, and reads every row once. Forward
+sums have a fixed order. Gradients are spread by atomic additions in the device's order, so those of
+two runs may differ in their last bits.
 """
 
 from typing import Any, no_type_check
@@ -82,15 +81,10 @@ def _spread_kernel(
 
 
 def sum_rows(x: Tensor, block: TorchBlock, *, with_root: bool = False) -> Tensor:
-    """sum_j w_j x_j over each destination's edges, or their mean where the block has no weights.
+    """Compute each destination's sum_j w_j x_j, or the mean where there are no weights.
 
-    Args:
-        x: (num_src, d) of float32, float16 or bfloat16; summed in float32.
-        block: the adjacency, where `x` is.
-        with_root: put each destination's own row behind its sum.
-
-    Returns:
-        (num_dst, d), or (num_dst, 2 d) with the root; of x's dtype.
+    `x` is (num_src, d) of float32, float16 or bfloat16; sums are taken in float32. Returns x's
+    dtype, (num_dst, d), or (num_dst, 2 d) with each destination's own row behind its sum.
     """
     x = x if x.stride(1) == 1 else x.contiguous()
     width = x.shape[1]
@@ -106,16 +100,9 @@ def sum_rows(x: Tensor, block: TorchBlock, *, with_root: bool = False) -> Tensor
 
 
 def spread_rows(grad: Tensor, block: TorchBlock, width: int, *, with_root: bool = False) -> Tensor:
-    """The gradient of `sum_rows` with respect to x, from that of its result.
+    """Return the gradient of `sum_rows` with respect to x, float32 (num_src, width).
 
-    Args:
-        grad: (num_dst, width), or (num_dst, 2 width) with the root.
-        block: the adjacency.
-        width: columns of x.
-        with_root: as given to `sum_rows`.
-
-    Returns:
-        float32 (num_src, width).
+    `grad` is that of its result: (num_dst, width), or (num_dst, 2 width) with the root.
     """
     grad = grad if grad.stride(1) == 1 else grad.contiguous()
     out = torch.zeros((block.num_src, width), dtype=torch.float32, device=grad.device)
@@ -130,27 +117,23 @@ def spread_rows(grad: Tensor, block: TorchBlock, width: int, *, with_root: bool 
 
 
 def _weights(block: TorchBlock) -> Tensor:
-    """The block's weights; where it has none, anything: they are not read."""
+    """Return the block's weights, or any tensor where it has none: it is not read."""
     return block.indptr if block.weight is None else block.weight
 
 
 def _tiles(num_rows: int, width: int) -> tuple[tuple[int, int], dict[str, Any]]:
     columns = min(1 << (width - 1).bit_length(), _MOST_COLUMNS)
     edges = min(_ELEMENTS // columns, _MOST_EDGES)
-    return (num_rows, -(-width // columns)), {
-        "EDGES": edges,
-        "COLUMNS": columns,
-        "num_warps": 1,
-    }
+    return (num_rows, -(-width // columns)), {"EDGES": edges, "COLUMNS": columns, "num_warps": 1}
 
 
 class DeviceSums(BlockSums):
-    """Rows of float32, float16 or bfloat16, summed in float32."""
+    """Sums of float32, float16 or bfloat16 rows, taken in float32."""
 
     def rows(self, x: Tensor, *, with_root: bool) -> Tensor:
-        """No more than there are."""
+        """Sum with the GPU's kernel."""
         return sum_rows(x, self.block, with_root=with_root)
 
     def gradient(self, grad: Tensor, width: int, *, with_root: bool) -> Tensor:
-        """By atomic additions, in float32."""
+        """Spread by atomic additions, in float32."""
         return spread_rows(grad, self.block, width, with_root=with_root)

@@ -1,33 +1,39 @@
-"""Build the model a workload names: SAGE, GCN, GAT or R-GCN on blocks, or a user's own factory.
+"""Build the model that a workload names: SAGE, GCN, GAT or R-GCN on blocks, or a user's own.
 
-The built-in models are those of torch_geometric.nn.models (GraphSAGE, GCN, GAT) with ReLU: same
-layers, same parameter names, so a state dictionary moves either way.
+SAGE, GCN and GAT are those of torch_geometric.nn.models with ReLU: same layers, same parameter
+names, so a state dictionary moves either way.
 """
 
 import importlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.nn import GATConv, GCNConv, RGCNConv, SAGEConv
 
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import GraphTypes
+from gnnplan.runtime.graph.format import TASKS
 from gnnplan.runtime.models.adjacency import TorchBlock
-from gnnplan.runtime.models.layers import build_rgcn
+from gnnplan.runtime.models.layers import apply_conv, apply_rgcn
 from gnnplan.runtime.plan.schema import Workload
 
-# The generator the weights come from is the process's: ranks that are threads take turns at it. A
-# user's factory may build one of our models inside its own turn.
+# Weights are drawn from the process's generator: ranks that are threads take turns at it. A user's
+# factory may build one of these models inside its own turn.
 _drawing = threading.RLock()
 
 
-class BlockModel(nn.Module):
-    """L convolutions with ReLU and dropout between them.
+def _check_blocks(convs: nn.ModuleList, blocks: Sequence[TorchBlock]) -> None:
+    if len(blocks) != len(convs):
+        raise InputError(
+            f"model of {len(convs)} layers: expected as many blocks, found {len(blocks)}; "
+            "give one fan-out per layer"
+        )
 
-    Attributes:
-        convs: The convolutions, input side first; layer l consumes block l.
-    """
+
+class BlockModel(nn.Module):
+    """Convolutions, input side first, with ReLU and dropout between them; layer l takes block l."""
 
     def __init__(self, convs: Sequence[nn.Module], *, dropout: float = 0.0):
         super().__init__()
@@ -35,31 +41,18 @@ class BlockModel(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor, blocks: Sequence[TorchBlock]) -> Tensor:
-        """Logits of the seeds.
+        """Compute the logits of the seeds, (num_seeds, classes).
 
-        Args:
-            x: Features of the outermost block's sources, shape (num_input, in).
-            blocks: One per layer, outermost first.
-
-        Returns:
-            Shape (num_seeds, classes).
+        `x` are the features of the outermost block's sources, (num_input, in); one block per layer,
+        outermost first.
         """
-        if len(blocks) != len(self.convs):
-            raise InputError(
-                f"model of {len(self.convs)} layers: expected as many blocks, found {len(blocks)}; "
-                "give one fan-out per layer"
-            )
+        _check_blocks(self.convs, blocks)
         for layer, block in enumerate(blocks):
             x = self.forward_layer(layer, x, block)
         return x
 
     def forward_layer(self, layer: int, x: Tensor, block: TorchBlock) -> Tensor:
-        """One layer with its activation: (num_src, in) to (num_dst, out).
-
-        What layer-wise inference calls, and `forward` is made of.
-        """
-        from gnnplan.runtime.models.layers import apply_conv
-
+        """Compute one layer with its activation: (num_src, in) to (num_dst, out)."""
         last = layer == len(self.convs) - 1
         x = apply_conv(self.convs[layer], x, block, relu=not last)
         if self.dropout > 0 and not last:
@@ -67,43 +60,60 @@ class BlockModel(nn.Module):
         return x
 
 
-def _widths(workload: Workload, in_dim: int, num_classes: int) -> list[tuple[int, int]]:
+class RGCN(nn.Module):
+    """A linear map per node type, then R-GCN layers with ReLU and dropout between them."""
+
+    def __init__(self, workload: Workload, types: GraphTypes, num_outputs: int) -> None:
+        super().__init__()
+        hidden = workload.hidden
+        self.widths = list(types.widths)
+        self.dropout = workload.dropout
+        self.inputs = nn.ModuleList(nn.Linear(width, hidden) for width in self.widths)
+        outs = [hidden] * (workload.num_layers - 1) + [num_outputs]
+        self.convs = nn.ModuleList(RGCNConv(hidden, out, len(types.edge_types)) for out in outs)
+
+    def forward(self, x: Tensor, blocks: Sequence[TorchBlock]) -> Tensor:
+        """Compute the logits of the seeds, (num_seeds, classes).
+
+        `x` has the features of the outermost block's sources, each type's in its first columns,
+        (num_input, widest type); typed blocks stand outermost first, the first with sources' types.
+        """
+        _check_blocks(self.convs, blocks)
+        h = self._encode(x, blocks[0].src_type).relu()
+        for layer, (conv, block) in enumerate(zip(self.convs, blocks, strict=True)):
+            h = apply_rgcn(conv, h, block)
+            if layer < len(self.convs) - 1:
+                h = nn.functional.dropout(h.relu(), self.dropout, training=self.training)
+        return h
+
+    def _encode(self, x: Tensor, src_type: Tensor | None) -> Tensor:
+        if len(self.widths) == 1:
+            return self.inputs[0](x)
+        if src_type is None:
+            raise InputError("model rgcn: expected the type of each source, found none")
+        order, parts = [], []
+        for number, (width, to_hidden) in enumerate(zip(self.widths, self.inputs, strict=True)):
+            own = (src_type == number).nonzero().view(-1)
+            order.append(own)
+            parts.append(to_hidden(x[own, :width]))
+        # The inverse of the order by type puts the rows back where they were.
+        return torch.cat(parts)[torch.cat(order).argsort()]
+
+
+def _make_convs(workload: Workload, in_dim: int, num_classes: int) -> list[nn.Module]:
     inner = [workload.hidden] * (workload.num_layers - 1)
-    return list(zip([in_dim, *inner], [*inner, num_classes], strict=True))
-
-
-def _sage(workload: Workload, in_dim: int, num_classes: int) -> list[nn.Module]:
-    from torch_geometric.nn import SAGEConv
-
-    return [SAGEConv(a, b) for a, b in _widths(workload, in_dim, num_classes)]
-
-
-def _gcn(workload: Workload, in_dim: int, num_classes: int) -> list[nn.Module]:
-    from torch_geometric.nn import GCNConv
-
-    return [GCNConv(a, b) for a, b in _widths(workload, in_dim, num_classes)]
-
-
-def _gat(workload: Workload, in_dim: int, num_classes: int) -> list[nn.Module]:
-    from torch_geometric.nn import GATConv
-
-    heads = workload.heads
+    widths = list(zip([in_dim, *inner], [*inner, num_classes], strict=True))
+    if workload.model != "gat":
+        kind = {"sage": SAGEConv, "gcn": GCNConv}[workload.model]
+        return [kind(a, b) for a, b in widths]
+    heads, dropout = workload.heads, workload.dropout
     if heads < 1 or (workload.num_layers > 1 and workload.hidden % heads):
         raise InputError(
             f"model gat: expected hidden ({workload.hidden}) divisible by heads ({heads}); "
             "change --hidden or --heads"
         )
-    widths = _widths(workload, in_dim, num_classes)
-    inner = [GATConv(a, b // heads, heads=heads, dropout=workload.dropout) for a, b in widths[:-1]]
-    a, b = widths[-1]
-    return [*inner, GATConv(a, b, heads=heads, concat=False, dropout=workload.dropout)]
-
-
-_BUILDERS: dict[str, Callable[[Workload, int, int], list[nn.Module]]] = {
-    "sage": _sage,
-    "gcn": _gcn,
-    "gat": _gat,
-}
+    convs = [GATConv(a, b // heads, heads=heads, dropout=dropout) for a, b in widths[:-1]]
+    return [*convs, GATConv(*widths[-1], heads=heads, concat=False, dropout=dropout)]
 
 
 def _from_import_path(workload: Workload, in_dim: int, num_classes: int, task: str) -> nn.Module:
@@ -124,29 +134,24 @@ def _from_import_path(workload: Workload, in_dim: int, num_classes: int, task: s
 
 
 def build_model(
-    workload: Workload,
-    in_dim: int,
-    num_classes: int,
-    task: str,
-    *,
-    types: GraphTypes | None = None,
+    workload: Workload, in_dim: int, num_classes: int, task: str, *, types: GraphTypes | None = None
 ) -> nn.Module:
-    """The model of a workload, freshly initialised from `workload.seed`.
+    """Build the model of a workload, with weights drawn from `workload.seed`.
 
     Args:
         workload: `model` is sage, gcn, gat, rgcn or module:factory. A factory is called as
             factory(workload, in_dim, num_classes, task) and returns a torch.nn.Module with
-            forward(x, blocks) -> logits of the seeds; with a forward_layer(layer, x, block) as
+            forward(x, blocks) -> logits of the seeds. With a forward_layer(layer, x, block) as
             BlockModel's it is also evaluated layer by layer.
-        in_dim: Columns of the features.
-        num_classes: Columns of the logits (binary: 1; link: `workload.hidden`).
-        task: multiclass | multilabel | binary | link, for which the model is the encoder of `link`.
-        types: The graph's types (`types_of`), needed by rgcn alone.
+        in_dim: number of feature columns.
+        num_classes: number of logits (binary: 1; link: `workload.hidden`).
+        task: multiclass | multilabel | binary | link, for which the model is the encoder.
+        types: types of the graph (`types_of`), needed by rgcn alone.
 
     Raises:
         InputError: unknown model or task, or settings that do not fit each other.
     """
-    if task not in ("multiclass", "multilabel", "binary", "link"):
+    if task not in TASKS:
         raise InputError(f"task: expected multiclass, multilabel, binary or link, found {task!r}")
     if workload.num_layers < 1 or len(workload.fanouts) != workload.num_layers:
         raise InputError(
@@ -159,31 +164,12 @@ def build_model(
         if ":" in workload.model:
             return _from_import_path(workload, in_dim, num_outputs, task)
         if workload.model == "rgcn":
-            return build_rgcn(workload, types, num_outputs)
-        if workload.model not in _BUILDERS:
-            names = ", ".join([*_BUILDERS, "rgcn"])
-            raise InputError(f"model: expected {names} or module:factory, found {workload.model!r}")
-        convs = _BUILDERS[workload.model](workload, in_dim, num_outputs)
+            if types is None:
+                raise InputError("model rgcn: expected the graph's types, found none; pass types")
+            return RGCN(workload, types, num_outputs)
+        if workload.model not in ("sage", "gcn", "gat"):
+            raise InputError(
+                f"model: expected sage, gcn, gat, rgcn or module:factory, found {workload.model!r}"
+            )
+        convs = _make_convs(workload, in_dim, num_outputs)
         return BlockModel(convs, dropout=workload.dropout)
-
-
-def flatten_gradients(model: nn.Module) -> Tensor:
-    """One flat tensor whose views are the `.grad` of the model's parameters, zeroed.
-
-    The gradient all-reduce then needs no copy. Zero it with `flat.zero_()` between steps;
-    `zero_grad(set_to_none=True)` would detach it. Padding keeps each view 64-byte aligned.
-
-    Raises:
-        InputError: parameters of more than one dtype or device.
-    """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    kinds = {(p.dtype, p.device) for p in parameters}
-    if len(kinds) != 1:
-        raise InputError(f"model: expected parameters of one dtype and device, found {kinds}")
-    dtype, device = kinds.pop()
-    step = max(64 // dtype.itemsize, 1)
-    sizes = [-(-p.numel() // step) * step for p in parameters]
-    flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
-    for parameter, part in zip(parameters, flat.split(sizes), strict=True):
-        parameter.grad = part[: parameter.numel()].view_as(parameter)
-    return flat

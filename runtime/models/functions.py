@@ -2,10 +2,10 @@
 
     relu([agg(x), x_dst] [W, W_root]^T + b)
 
-CPU tensors of float32 take the numba loops of `kernels`, a GPU's the kernels of `aggregate_triton`;
-anything else (float64, a GPU without Triton or asked for one order of all sums) takes the same
-formula in torch operations, which is also what the tests compare with. Where rows are summed (over
-a block, or over a part whose neighbours other ranks hold) is for a `Sums` to know.
+float32 on a CPU takes the numba loops of `kernels`, a GPU the kernels of `aggregate_triton`. All
+else (float64, a GPU without Triton or asked for deterministic sums) takes the same formula in torch
+operations. A `Sums` knows which rows are summed: those of a block, or of a part whose neighbours
+other ranks hold.
 """
 
 import functools
@@ -22,20 +22,20 @@ from gnnplan.runtime.models.adjacency import TorchBlock
 from gnnplan.runtime.models.kernels import aggregate_rows, mask_and_column_sums, source_gradient
 
 ROW_MULTIPLE = 512
-"""Rows are padded to this: few distinct shapes, so oneDNN's kernels are made once."""
+"""Multiple to which rows are padded: few distinct shapes, so oneDNN makes its kernels once."""
 _SLAB_ROWS = 4096
 """Rows per slab of a weight gradient: both operands of a slab stay in the L2/L3 cache."""
 _SMALL_PRODUCT = 1 << 24
-"""Multiply-adds below which the call overhead outweighs the faster kernel."""
+"""Multiply-adds below which a call's overhead outweighs the faster kernel."""
 
 
 def padded_rows(num_rows: int) -> int:
-    """The next multiple of ROW_MULTIPLE."""
+    """Round a number of rows up to a multiple of ROW_MULTIPLE."""
     return -(-num_rows // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
 def with_padding(x: Tensor) -> Tensor:
-    """The rows of x followed by zero rows up to `padded_rows`; x itself where none is missing."""
+    """Pad x with zero rows up to `padded_rows`."""
     padding = padded_rows(x.shape[0]) - x.shape[0]
     return nn.functional.pad(x, (0, 0, 0, padding)) if padding else x
 
@@ -56,17 +56,7 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> 
 
 
 def linear_dense(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> Tensor:
-    """The product x weight^T + bias, then max(y, 0) with `relu`; records no gradient.
-
-    Args:
-        x: Shape (rows, in).
-        weight: Shape (out, in).
-        bias: Shape (out,), or None.
-        relu: Apply the rectifier in the same pass.
-
-    Returns:
-        Shape (rows, out), freshly allocated.
-    """
+    """Compute x weight^T + bias, then the rectifier with `relu`; no gradient is recorded."""
     num_rows = x.shape[0]
     if not _onednn_applies(x, num_rows * weight.numel()):
         y = nn.functional.linear(x, weight, bias)
@@ -81,12 +71,7 @@ def linear_dense(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool =
 
 
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    """grad^T x, shape (out, in).
-
-    Args:
-        grad: Shape (rows or more, out); rows beyond those of x must be zero.
-        x: Shape (rows, in). Only the last rows are copied, to pad them.
-    """
+    """Compute grad^T x, (out, in); rows of `grad` beyond those of x must be zero."""
     num_rows = x.shape[0]
     if not _onednn_applies(x, num_rows * x.shape[1] * grad.shape[1]):
         return grad[:num_rows].t() @ x
@@ -103,21 +88,21 @@ def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
 
 
 HALVES = (torch.float16, torch.bfloat16)
-"""Summed in float32."""
+"""Types of 16 bits, whose sums are taken in float32."""
 
 
 def runs_on_kernels(x: Tensor) -> bool:
-    """Whether the numba loops apply to this tensor."""
+    """Return whether the numba loops apply to this tensor."""
     on_host = x.device.type == "cpu" and x.dtype == torch.float32
-    # Mixed precision is torch's: the loops know float32 alone.
+    # Mixed precision is left to torch: the loops take float32 alone.
     return on_host and not torch.is_autocast_enabled("cpu")
 
 
 def runs_on_device(x: Tensor) -> bool:
-    """Whether the GPU's kernels apply to this tensor."""
+    """Return whether the GPU's kernels apply to this tensor."""
     if x.device.type != "cuda" or x.dtype not in (torch.float32, *HALVES):
         return False
-    # Atomic additions have no order: who asks torch for one gets torch's own sums.
+    # Atomic additions have no fixed order, which deterministic algorithms must have.
     return _has_triton() and not torch.are_deterministic_algorithms_enabled()
 
 
@@ -130,28 +115,20 @@ class Sums(ABC):
     @property
     @abstractmethod
     def num_dst(self) -> int:
-        """Rows that are summed for."""
+        """Number of rows that are summed for."""
 
     @abstractmethod
     def rows(self, x: Tensor, *, with_root: bool) -> Tensor:
-        """The sums, behind each of them the row's own values with a root.
+        """Sum the rows of x, (num_src, d), and put x[i] behind the sum of row i with a root.
 
-        Args:
-            x: shape (num_src, d).
-            with_root: put x[i] behind the sum of row i.
-
-        Returns:
-            Shape (num_dst or more, d or 2 d); rows from `num_dst` on are zero.
+        Returns (num_dst or more, d or 2 d); rows from `num_dst` on are zero.
         """
 
     @abstractmethod
     def gradient(self, grad: Tensor, width: int, *, with_root: bool) -> Tensor:
-        """Gradient of x, from that of `rows`; shape (num_src, width).
+        """Return the gradient of x, (num_src, width).
 
-        Args:
-            grad: shape (num_dst, width or 2 width).
-            width: d.
-            with_root: as given to `rows`.
+        `grad` is that of `rows`: (num_dst, width or 2 width).
         """
 
 
@@ -159,7 +136,7 @@ class _Aggregate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, sums: Sums) -> Tensor:
         ctx.sums, ctx.dtype = sums, x.dtype
-        return _first(sums.rows(x.detach(), with_root=False), sums.num_dst)
+        return _first_rows(sums.rows(x.detach(), with_root=False), sums.num_dst)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
@@ -168,7 +145,7 @@ class _Aggregate(torch.autograd.Function):
 
 
 def aggregate_sums(x: Tensor, sums: Sums) -> Tensor:
-    """The sums alone, shape (num_dst, d), in the dtype of x."""
+    """Return the sums alone, (num_dst, d), in the dtype of x."""
     return _Aggregate.apply(x, sums)
 
 
@@ -180,7 +157,7 @@ class _AggregateDense(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         joined = weight if root is None else torch.cat([weight, root], dim=1)
         inputs = sums.rows(x.detach(), with_root=root is not None)
-        out = _first(linear_dense(inputs, joined, bias, relu=relu), sums.num_dst)
+        out = _first_rows(linear_dense(inputs, joined, bias, relu=relu), sums.num_dst)
         ctx.sums, ctx.width, ctx.with_root = sums, x.shape[1], root is not None
         ctx.save_for_backward(inputs, joined, out if relu else None)
         return out
@@ -190,12 +167,12 @@ class _AggregateDense(torch.autograd.Function):
         (grad,) = grad_outputs
         inputs, joined, out = ctx.saved_tensors
         num_dst = grad.shape[0]
-        masked, column_sums = before_relu(grad, out, inputs.shape[0])
+        masked, column_sums = mask_gradient(grad, out, inputs.shape[0])
         grad_joined = weight_gradient(masked, inputs)
         grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_inputs = _first(linear_dense(masked, joined.t(), None), num_dst)
-            del masked  # it need not lie there while other ranks' rows come and go
+            grad_inputs = _first_rows(linear_dense(masked, joined.t(), None), num_dst)
+            del masked  # its memory serves the exchange of rows with other ranks
             grad_x = ctx.sums.gradient(grad_inputs, ctx.width, with_root=ctx.with_root)
         grad_root = grad_joined[:, ctx.width :] if ctx.with_root else None
         grad_bias = column_sums if ctx.needs_input_grad[3] else None
@@ -203,37 +180,20 @@ class _AggregateDense(torch.autograd.Function):
 
 
 def aggregate_dense(
-    x: Tensor,
-    weight: Tensor,
-    root: Tensor | None,
-    bias: Tensor | None,
-    sums: Sums,
-    *,
-    relu: bool,
+    x: Tensor, weight: Tensor, root: Tensor | None, bias: Tensor | None, sums: Sums, *, relu: bool
 ) -> Tensor:
-    """The layer of this module.
+    """Compute the layer of this module, (num_dst, out), the sum before the product.
 
-    Args:
-        x: shape (num_src, in).
-        weight: shape (out, in).
-        root: weight of a row's own values, shape (out, in), or None.
-        bias: shape (out,), or None.
-        sums: where its neighbours are.
-        relu: apply the rectifier.
-
-    Returns:
-        Shape (num_dst, out).
+    `x` is (num_src, in), `weight` and the root's weight are (out, in), `bias` is (out,).
     """
     return _AggregateDense.apply(x, weight, root, bias, sums, relu)
 
 
-def before_relu(grad: Tensor, out: Tensor | None, num_rows: int) -> tuple[Tensor, Tensor]:
-    """The gradient before the rectifier, `num_rows` rows of it, and its column sums.
+def mask_gradient(grad: Tensor, out: Tensor | None, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Return the gradient before the rectifier, with `num_rows` rows, and its column sums.
 
-    Args:
-        grad: behind the rectifier, shape (num_dst, d).
-        out: what the rectifier gave; None: there was none.
-        num_rows: at least num_dst; rows beyond are zero.
+    `grad` is the gradient behind it, (num_dst, d); `out` its output, None where there is none.
+    Rows beyond num_dst are zero.
     """
     given = grad.shape[0]
     if num_rows == given and (out is None or not runs_on_kernels(grad)):
@@ -255,8 +215,8 @@ def before_relu(grad: Tensor, out: Tensor | None, num_rows: int) -> tuple[Tensor
     return masked, masked[:given].sum(0)
 
 
-def _first(rows: Tensor, count: int) -> Tensor:
-    """The first rows: the tensor itself where it has no more."""
+def _first_rows(rows: Tensor, count: int) -> Tensor:
+    """Return the first rows without a copy."""
     return rows if rows.shape[0] == count else rows[:count]
 
 
@@ -264,22 +224,22 @@ _NO_WEIGHT: NDArray[np.float32] = np.empty(0, np.float32)
 
 
 class BlockSums(Sums):
-    """Over a block whose rows one rank has, wherever they lie."""
+    """Sums over a block whose rows one rank has."""
 
     def __init__(self, block: TorchBlock) -> None:
         self.block = block
 
     @property
     def num_dst(self) -> int:
-        """Destinations of the block."""
+        """Number of destinations."""
         return self.block.num_dst
 
 
 class HostSums(BlockSums):
-    """float32 rows in host memory."""
+    """Sums of float32 rows in host memory."""
 
     def rows(self, x: Tensor, *, with_root: bool) -> Tensor:
-        """With rows of zeros up to `dense.padded_rows`."""
+        """Sum with the numba loops; rows of zeros follow up to `padded_rows`."""
         block = self.block
         out = torch.empty(padded_rows(block.num_dst), (2 if with_root else 1) * x.shape[1])
         out[block.num_dst :].zero_()
@@ -289,7 +249,7 @@ class HostSums(BlockSums):
         return out
 
     def gradient(self, grad: Tensor, width: int, *, with_root: bool) -> Tensor:
-        """Every source's row is written once."""
+        """Sum over the transposed block, so that every source's row is written once."""
         indptr, rows, weight = self.block.transposed()
         out = torch.empty(self.block.num_src, width)
         given = grad.contiguous().numpy()
@@ -298,22 +258,11 @@ class HostSums(BlockSums):
 
 
 PER_ELEMENT = {"cpu": 14, "cuda": 28}
-"""Multiply-adds of a product that take as long as summing one element of a row, by device.
-
-Measured on cores, derived from a data sheet for GPUs (DEC-68).
-"""
+"""Multiply-adds that take as long as summing one element of a row, by device (DEC-68)."""
 
 
 def aggregate_plain(x: Tensor, block: TorchBlock) -> Tensor:
-    """sum_j w_j x_j (or the mean) in torch operations; any device and dtype.
-
-    Args:
-        x: Shape (num_src, d).
-        block: The adjacency.
-
-    Returns:
-        Shape (num_dst, d).
-    """
+    """Compute sum_j w_j x_j, or the mean, in torch operations, for any device: (num_dst, d)."""
     row = block.row_of_edge()
     messages = wide(x.index_select(0, block.indices))
     if block.weight is not None:
@@ -325,12 +274,12 @@ def aggregate_plain(x: Tensor, block: TorchBlock) -> Tensor:
 
 
 def wide(x: Tensor) -> Tensor:
-    """The tensor in float32 where it has half of it: sums over many edges are taken so."""
+    """Return 16-bit values in float32, in which sums over many edges are taken."""
     return x.float() if x.dtype in HALVES else x
 
 
 def _sums(block: TorchBlock, x: Tensor) -> Sums | None:
-    """The block's sums by the loops that apply to those rows; None: torch's own operations."""
+    """Return the block's sums by the loops that apply to x; None: torch's own operations."""
     if runs_on_kernels(x):
         return HostSums(block)
     if runs_on_device(x):
@@ -341,15 +290,7 @@ def _sums(block: TorchBlock, x: Tensor) -> Sums | None:
 
 
 def aggregate(x: Tensor, block: TorchBlock) -> Tensor:
-    """sum_j w_j x_j over each destination's edges, or their mean where the block has no weights.
-
-    Args:
-        x: Shape (num_src, d).
-        block: The adjacency.
-
-    Returns:
-        Shape (num_dst, d).
-    """
+    """Compute each destination's sum_j w_j x_j, or the mean without weights: (num_dst, d)."""
     sums = _sums(block, x)
     return aggregate_plain(x, block) if sums is None else aggregate_sums(x, sums)
 
@@ -366,7 +307,7 @@ class _Dense(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         (grad,) = grad_outputs
         inputs, weight, out = ctx.saved_tensors
-        masked, column_sums = before_relu(grad, out, padded_rows(inputs.shape[0]))
+        masked, column_sums = mask_gradient(grad, out, padded_rows(inputs.shape[0]))
         grad_x = None
         if ctx.needs_input_grad[0]:
             grad_x = linear_dense(masked, weight.t(), None)[: grad.shape[0]]
@@ -375,7 +316,7 @@ class _Dense(torch.autograd.Function):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool = False) -> Tensor:
-    """The product x weight^T + bias, then the rectifier with `relu`; as `dense.linear`."""
+    """Compute x weight^T + bias, then the rectifier with `relu`."""
     if not runs_on_kernels(x):
         y = torch.nn.functional.linear(x, weight, bias)
         return y.relu() if relu else y
@@ -391,20 +332,10 @@ def aggregate_linear(
     *,
     relu: bool = False,
 ) -> Tensor:
-    """agg(x) weight^T + x_dst root^T + bias, then the rectifier with `relu`.
+    """Compute agg(x) weight^T + x_dst root^T + bias, then the rectifier: (num_dst, out).
 
     The sum is linear, so it may be taken before or after the product; the cheaper order is chosen.
-
-    Args:
-        x: Shape (num_src, in).
-        weight: Shape (out, in).
-        root: Weight of the destination's own row, shape (out, in), or None.
-        bias: Shape (out,), or None.
-        block: The adjacency.
-        relu: Apply the rectifier.
-
-    Returns:
-        Shape (num_dst, out).
+    `x` is (num_src, in), `weight` and `root` are (out, in), `bias` is (out,).
     """
     trains = torch.is_grad_enabled() and weight.requires_grad
     out_width, in_width = weight.shape
@@ -426,20 +357,12 @@ def aggregate_linear(
 def transforms_first(
     block: TorchBlock, in_width: int, out_width: int, *, trains: bool, inner: bool
 ) -> bool:
-    """Whether transforming all sources before the sum costs less than the sum before.
+    """Return whether the product of all sources before the sum costs less than the sum before it.
 
-    Counted in multiply-adds, forward and back. Back, each order takes one product as large as its
-    forward one for the weights, and another where the rows before need a gradient; sums go back
-    over the transformed rows in any case, over rows before the product only where those need it.
-
-    What a summed element costs in multiply-adds is `PER_ELEMENT`.
-
-    Args:
-        block: the adjacency.
-        in_width: of a row before the product.
-        out_width: and after it.
-        trains: gradients are taken.
-        inner: the rows themselves need one: not those of the first layer.
+    Costs are multiply-adds, forward and, where it `trains`, back; a summed element counts as
+    `PER_ELEMENT`. Back, each order takes one product for the weights, and another where the rows
+    need a gradient (`inner`: not those of the first layer). Sums go back over the transformed rows
+    in any case, over rows before the product only where those need it.
     """
     products, sums = 1, 1
     if trains:

@@ -1,7 +1,7 @@
-"""Loops over CSR blocks that numpy and torch lack: gather-add forward, transposed gather backward.
+"""Loops over CSR blocks that numpy and torch lack.
 
-All loops run without the GIL on one thread; rows are contiguous float32. The backward pass reads a
-transposed block, so every gradient row is written once and needs no zero fill and no atomics.
+Loops run on one thread without the GIL; rows are contiguous float32. The backward pass reads a
+transposed block, so every gradient row is written once.
 """
 
 from collections.abc import Iterator
@@ -79,7 +79,7 @@ def aggregate_rows(indptr, indices, weight, x, out, with_root):
 def source_gradient(indptr, rows, weight, grad, out, width, with_root):
     """out[j] = sum_e w_e grad[rows[e], :width], plus grad[j, width:] where j is a destination.
 
-    `indptr`, `rows` and `weight` are the block transposed: edges by source.
+    `indptr`, `rows` and `weight` are the transposed block: edges by source.
     """
     num_dst = grad.shape[0]
     for j in range(indptr.shape[0] - 1):
@@ -119,15 +119,12 @@ def _transpose(indptr, indices, weight, num_src, t_indptr, t_rows, t_weight):
 
 
 def transpose(
-    indptr: NDArray[np.int64],
-    indices: NDArray[np.int32],
-    weight: NDArray[np.float32],
-    num_src: int,
+    indptr: NDArray[np.int64], indices: NDArray[np.int32], weight: NDArray[np.float32], num_src: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
-    """Edges by source: (indptr [num_src + 1], destination rows [E], weights [E]).
+    """Sort edges by source: indptr [num_src + 1], destination rows [E], weights [E].
 
-    An empty `weight` stands for the plain mean, 1 / (edges of the destination). Counting sort,
-    stable: the edges of a source keep their order.
+    An empty `weight` stands for the mean, 1 / (edges of the destination). The edges of a source
+    keep their order.
     """
     num_edges = int(indptr[-1])
     t_indptr = np.empty(num_src + 1, np.int64)
@@ -140,7 +137,7 @@ def transpose(
 @_jit
 @no_type_check
 def mask_and_column_sums(grad, out, masked, sums):
-    """The gradient where out > 0, zero elsewhere, and its column sums, in one pass."""
+    """Write the gradient where out > 0, zero elsewhere, and its column sums, in one pass."""
     sums[:] = 0
     for i in range(out.shape[0]):
         g, o, m = grad[i], out[i], masked[i]
@@ -169,7 +166,7 @@ def _with_self_loops(indptr, indices, out_indptr, out_indices):
 def with_self_loops(
     indptr: NDArray[np.int64], indices: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """The block with drawn self-loops removed and exactly one per destination, last in its row."""
+    """Replace drawn self-loops by exactly one per destination, last in its row."""
     out_indptr = np.empty_like(indptr)
     out_indices = np.empty(int(indptr[-1]) + indptr.shape[0] - 1, np.int32)
     length = _with_self_loops(indptr, indices, out_indptr, out_indices)
@@ -191,10 +188,9 @@ def _mark_sources(indptr, indices, rows, marked):
 def vertices_per_layer(
     indptr: NDArray[Any], indices: NDArray[Any], ids: NDArray[np.int64], num_layers: int
 ) -> list[NDArray[np.int64]]:
-    """Vertices whose output each layer must give so that the last one gives that of `ids`.
+    """Return the vertices whose output each layer must give for the outputs of `ids` at the end.
 
-    Returns:
-        Per layer, input side first, sorted distinct ids; the last is `ids` sorted.
+    One sorted array of distinct ids per layer, input side first.
     """
     layers = [np.unique(ids)]
     for _ in range(num_layers - 1):
@@ -242,19 +238,14 @@ def _relabel(indptr, indices, rows, local, n_id, block_indptr, block_indices):
 
 
 class FullNeighbourhoods:
-    """Blocks of one layer with all in-neighbours of given vertices.
-
-    Args:
-        indptr: int64 [N + 1].
-        indices: int32 or int64 [E].
-    """
+    """Makes blocks of one layer with all in-neighbours of given vertices of a CSC graph."""
 
     def __init__(self, indptr: NDArray[Any], indices: NDArray[Any]):
         self.indptr, self.indices = indptr, indices
         self._local = np.full(indptr.shape[0] - 1, -1, np.int32)
 
     def batch(self, rows: NDArray[np.int64]) -> MiniBatch:
-        """A batch of one block whose destinations are `rows` (distinct ids)."""
+        """Return a batch of one block whose destinations are `rows` (distinct ids)."""
         num_edges = int((self.indptr[rows + 1] - self.indptr[rows]).sum())
         n_id = np.empty(rows.shape[0] + num_edges, np.int64)
         indptr = np.empty(rows.shape[0] + 1, np.int64)

@@ -1,25 +1,17 @@
-"""PyG's convolutions computed on rectangular CSR blocks, with the convolution's own parameters.
+"""Convolutions on rectangular CSR blocks, with the parameters of PyG's modules.
 
 | layer    | formula, for destination i                                        | source           |
 |----------|-------------------------------------------------------------------|------------------|
 | SAGEConv | W_l sum_j w_ij x_j + b + W_r x_i (w_ij = 1/k_i where none given)  | arXiv:1706.02216 |
 | GCNConv  | sum_j w_ij W x_j + b, j over the neighbours and i itself          | arXiv:1609.02907 |
 | GATConv  | concat or mean over heads of sum_j alpha_ij W x_j, + b            | arXiv:1710.10903 |
+| RGCNConv | W_root x_i + b + sum_r mean of W_r x_j over j in N_r(i)           | arXiv:1703.06103 |
 
-x is (num_src, in), the result (num_dst, out). The modules hold parameters and options only: their
-state dictionaries are PyG's, and so is the result up to rounding.
-
-R-GCN on typed blocks, with the parameters of PyG's RGCNConv.
-
-For destination i, with N_r(i) its drawn in-neighbours of relation r:
-
-    W_root x_i + b + sum_r 1/|N_r(i)| sum_{j in N_r(i)} W_r x_j
-
-Source: Schlichtkrull et al., arXiv:1703.06103, formula 2 with c_{i,r} = |N_r(i)|. Before the first
-layer every node type has a linear map of its own from its feature columns to the hidden width.
+alpha_ij = softmax_j(leaky_relu(a_src . h_j + a_dst . h_i)) over i's edges with one self-loop, and
+N_r(i) are the drawn in-neighbours of relation r. x is (num_src, in), the result (num_dst, out).
+State dictionaries are PyG's, and so is the result up to rounding.
 """
 
-from collections.abc import Sequence
 from typing import Any, no_type_check
 
 import numba
@@ -29,15 +21,12 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 from gnnplan.runtime.errors import InputError
-from gnnplan.runtime.graph.dataset import GraphTypes
 from gnnplan.runtime.models.adjacency import TorchBlock
-from gnnplan.runtime.models.attention import attention
-from gnnplan.runtime.models.functions import aggregate_linear, linear
-from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.models.functions import aggregate_linear, linear, runs_on_kernels, wide
 
 
 def supports(conv: nn.Module) -> bool:
-    """Whether `apply_conv` computes exactly what this convolution does."""
+    """Return whether `apply_conv` computes exactly what this convolution does."""
     if getattr(conv, "flow", None) != "source_to_target" or getattr(conv, "explain", None):
         return False
     if type(conv) is SAGEConv:
@@ -55,20 +44,14 @@ def _is_textbook_gcn(conv: GCNConv) -> bool:
 
 
 def apply_conv(conv: nn.Module, x: Tensor, block: TorchBlock, *, relu: bool = False) -> Tensor:
-    """The convolution on one block, then the rectifier with `relu`.
+    """Compute a convolution on one block, then the rectifier with `relu`: (num_dst, out).
 
     Args:
         conv: SAGEConv, GCNConv or GATConv for which `supports` holds. GCN reads the block's weights
-            (`weights.fill_weights`), which include the self-loop.
-        x: Shape (num_src, in).
-        block: The adjacency.
-        relu: Apply the rectifier.
-
-    Returns:
-        Shape (num_dst, out).
-
-    Raises:
-        InputError: a layer of another kind, a GCN block without weights, or x of another length.
+            (`fill_weights`), which include the self-loop.
+        x: rows of the sources, (num_src, in).
+        block: the adjacency.
+        relu: whether the rectifier follows.
     """
     if x.shape[0] != block.num_src:
         raise InputError(f"layer input: expected {block.num_src} source rows, found {x.shape[0]}")
@@ -119,11 +102,7 @@ def _edges_of_relation(relation_ptr, indices, relation, num_relations, out_ptr, 
 
 
 def relation_blocks(block: TorchBlock, num_relations: int) -> list[TorchBlock]:
-    """A typed block as one block per relation.
-
-    Raises:
-        InputError: the block is not typed, or has another number of relations.
-    """
+    """Split a typed block into one block per relation; raises InputError where it has others."""
     rows = block.num_dst * num_relations + 1
     if block.relation_ptr is None or block.relation_ptr.shape[0] != rows:
         raise InputError(
@@ -150,16 +129,7 @@ def relation_blocks(block: TorchBlock, num_relations: int) -> list[TorchBlock]:
 
 
 def apply_rgcn(conv: Any, x: Tensor, block: TorchBlock) -> Tensor:
-    """An RGCNConv (mean, no bases or blocks) on one typed block.
-
-    Args:
-        conv: Its `weight` is (num_relations, in, out), `root` (in, out), `bias` (out,).
-        x: Shape (num_src, in).
-        block: The adjacency, with `relation_ptr`.
-
-    Returns:
-        Shape (num_dst, out).
-    """
+    """Compute an RGCNConv (mean, no bases or blocks) on one typed block: (num_dst, out)."""
     out = linear(x[: block.num_dst], conv.root.t(), conv.bias)
     for weight, part in zip(conv.weight, relation_blocks(block, conv.num_relations), strict=True):
         if part.num_edges:
@@ -167,63 +137,152 @@ def apply_rgcn(conv: Any, x: Tensor, block: TorchBlock) -> Tensor:
     return out
 
 
-class RGCN(nn.Module):
-    """An input map per node type, then R-GCN layers with ReLU and dropout between them."""
-
-    def __init__(self, workload: Workload, types: GraphTypes, num_outputs: int) -> None:
-        from torch_geometric.nn import RGCNConv
-
-        super().__init__()
-        hidden = workload.hidden
-        self.widths = list(types.widths)
-        self.dropout = workload.dropout
-        self.inputs = nn.ModuleList(nn.Linear(width, hidden) for width in self.widths)
-        outs = [hidden] * (workload.num_layers - 1) + [num_outputs]
-        self.convs = nn.ModuleList(RGCNConv(hidden, out, len(types.edge_types)) for out in outs)
-
-    def forward(self, x: Tensor, blocks: Sequence[TorchBlock]) -> Tensor:
-        """Logits of the seeds.
-
-        Args:
-            x: Features of the outermost block's sources, each type's in its first columns; shape
-                (num_input, widest type).
-            blocks: One per layer, outermost first, typed; the first says the sources' types.
-
-        Returns:
-            Shape (num_seeds, classes).
-        """
-        if len(blocks) != len(self.convs):
-            raise InputError(
-                f"model of {len(self.convs)} layers: expected as many blocks, found {len(blocks)}; "
-                "give one fan-out per layer"
-            )
-        h = self._encode(x, blocks[0].src_type).relu()
-        for layer, (conv, block) in enumerate(zip(self.convs, blocks, strict=True)):
-            h = apply_rgcn(conv, h, block)
-            if layer < len(self.convs) - 1:
-                h = nn.functional.dropout(h.relu(), self.dropout, training=self.training)
-        return h
-
-    def _encode(self, x: Tensor, src_type: Tensor | None) -> Tensor:
-        if len(self.widths) == 1:
-            return self.inputs[0](x)
-        if src_type is None:
-            raise InputError("model rgcn: expected the type of each source, found none")
-        order, parts = [], []
-        for number, (width, to_hidden) in enumerate(zip(self.widths, self.inputs, strict=True)):
-            own = (src_type == number).nonzero().view(-1)
-            order.append(own)
-            parts.append(to_hidden(x[own, :width]))
-        # The inverse of the order by type puts the rows back where they were.
-        return torch.cat(parts)[torch.cat(order).argsort()]
+_fast_jit: Any = numba.njit(
+    cache=True, nogil=True, fastmath={"contract", "reassoc"}, error_model="numpy"
+)
 
 
-def build_rgcn(workload: Workload, types: GraphTypes | None, num_outputs: int) -> RGCN:
-    """The R-GCN of a workload.
+@_fast_jit
+@no_type_check
+def _attend(indptr, indices, h, score_src, score_dst, slope, keep, alpha, out):
+    heads = score_src.shape[1]
+    width = h.shape[1] // heads
+    kept = keep.shape[0] > 0
+    for i in range(indptr.shape[0] - 1):
+        first, last = indptr[i], indptr[i + 1]
+        out[i, :] = 0
+        for k in range(heads):
+            largest = np.float32(-np.inf)
+            for e in range(first, last):
+                score = score_src[indices[e], k] + score_dst[i, k]
+                score = score if score > 0 else slope * score
+                alpha[e, k] = score
+                largest = max(largest, score)
+            total = np.float32(0)
+            for e in range(first, last):
+                alpha[e, k] = np.exp(alpha[e, k] - largest)
+                total += alpha[e, k]
+            for e in range(first, last):
+                alpha[e, k] /= total
+        for e in range(first, last):
+            source = h[indices[e]]
+            for k in range(heads):
+                a = alpha[e, k] * keep[e, k] if kept else alpha[e, k]
+                for c in range(k * width, (k + 1) * width):
+                    out[i, c] += a * source[c]
 
-    Raises:
-        InputError: the graph's types are not given.
+
+@_fast_jit
+@no_type_check
+def _attend_gradient(
+    indptr, indices, h, score_src, score_dst, slope, keep, alpha, grad, dh, d_src, d_dst
+):
+    heads = score_src.shape[1]
+    width = h.shape[1] // heads
+    kept = keep.shape[0] > 0
+    widest = 0
+    for i in range(indptr.shape[0] - 1):
+        widest = max(widest, indptr[i + 1] - indptr[i])
+    d_alpha = np.empty(widest, np.float32)
+    for i in range(indptr.shape[0] - 1):
+        first, last = indptr[i], indptr[i + 1]
+        for k in range(heads):
+            start, stop = k * width, (k + 1) * width
+            mean = np.float32(0)
+            for e in range(first, last):
+                j = indices[e]
+                factor = keep[e, k] if kept else np.float32(1)
+                a = alpha[e, k] * factor
+                dot = np.float32(0)
+                for c in range(start, stop):
+                    dot += grad[i, c] * h[j, c]
+                    dh[j, c] += a * grad[i, c]
+                d_alpha[e - first] = dot * factor
+                mean += alpha[e, k] * dot * factor
+            for e in range(first, last):
+                j = indices[e]
+                d_score = alpha[e, k] * (d_alpha[e - first] - mean)
+                if score_src[j, k] + score_dst[i, k] <= 0:
+                    d_score *= slope
+                d_src[j, k] += d_score
+                d_dst[i, k] += d_score
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        h: Tensor,
+        score_src: Tensor,
+        score_dst: Tensor,
+        keep: Tensor,
+        block: TorchBlock,
+        slope: float,
+    ) -> Tensor:
+        alpha = torch.empty(block.num_edges, score_src.shape[1])
+        out = torch.empty(block.num_dst, h.shape[1])
+        ctx.block, ctx.slope = block, np.float32(slope)
+        ctx.save_for_backward(h, score_src, score_dst, keep, alpha)
+        arrays = [t.detach().contiguous().numpy() for t in (h, score_src, score_dst)]
+        edges = (block.indptr.numpy(), block.indices.numpy())
+        _attend(*edges, *arrays, ctx.slope, keep.numpy(), alpha.numpy(), out.numpy())
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        h, score_src, score_dst, keep, alpha = ctx.saved_tensors
+        d_h, d_src, d_dst = (torch.zeros_like(t) for t in (h, score_src, score_dst))
+        arrays = [t.detach().contiguous().numpy() for t in (h, score_src, score_dst)]
+        edges = (ctx.block.indptr.numpy(), ctx.block.indices.numpy())
+        rest = [t.contiguous().numpy() for t in (keep, alpha, grad_outputs[0], d_h, d_src, d_dst)]
+        _attend_gradient(*edges, *arrays, ctx.slope, *rest)
+        return d_h, d_src, d_dst, None, None, None
+
+
+def _attend_plain(
+    h: Tensor, score_src: Tensor, score_dst: Tensor, keep: Tensor, block: TorchBlock, slope: float
+) -> Tensor:
+    """Compute the same in torch operations, for any device and dtype."""
+    heads, dtype = score_src.shape[1], h.dtype
+    h, score_src, score_dst, keep = (wide(each) for each in (h, score_src, score_dst, keep))
+    row, source = block.row_of_edge(), block.indices.long()
+    score = torch.nn.functional.leaky_relu(score_src[source] + score_dst[row], slope)
+    index = row.unsqueeze(1).expand(-1, heads)
+    largest = score.new_zeros(block.num_dst, heads).scatter_reduce(
+        0, index, score.detach(), "amax", include_self=False
+    )
+    weight = (score - largest[row]).exp()
+    total = weight.new_zeros(block.num_dst, heads).index_add(0, row, weight)
+    alpha = weight / total[row]
+    alpha = alpha * keep if keep.shape[0] else alpha
+    messages = h.view(h.shape[0], heads, -1)[source] * alpha.unsqueeze(2)
+    out = h.new_zeros(block.num_dst, h.shape[1]).index_add(0, row, messages.flatten(1))
+    return out.to(dtype)
+
+
+def attention(
+    h: Tensor,
+    score_src: Tensor,
+    score_dst: Tensor,
+    block: TorchBlock,
+    *,
+    slope: float,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Sum over each destination's edges, weighted by attention: (num_dst, heads * width).
+
+    Args:
+        h: transformed sources, heads side by side, (num_src, heads * width).
+        score_src: a_src . h_j, (num_src, heads).
+        score_dst: a_dst . h_i, (num_dst, heads).
+        block: the adjacency, with self-loops where the model wants them.
+        slope: negative slope of the leaky rectifier.
+        dropout: probability with which a coefficient is dropped (training only).
     """
-    if types is None:
-        raise InputError("model rgcn: expected the graph's types, found none; pass types")
-    return RGCN(workload, types, num_outputs)
+    keep = h.new_empty(0, score_src.shape[1])
+    if dropout > 0:
+        ones = h.new_ones(block.num_edges, score_src.shape[1])
+        keep = torch.nn.functional.dropout(ones, dropout)
+    if not runs_on_kernels(h):
+        return _attend_plain(h, score_src, score_dst, keep, block, slope)
+    return _Attention.apply(h, score_src, score_dst, keep, block, slope)

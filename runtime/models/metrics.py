@@ -1,11 +1,15 @@
-"""The metric of each task, streamed over chunks and summed over ranks.
+"""Losses and metrics of each task.
 
-multiclass: accuracy. multilabel: micro-F1 = 2 TP / (2 TP + FP + FN). binary: ROC-AUC, the
-probability that a positive scores above a negative (ties count one half), from all scores.
-link: mean reciprocal rank of the true destination among drawn ones.
+A loss is a sum over the local seeds; the caller divides by the step's global seed count. A metric
+is fed chunk by chunk and summed over the ranks:
 
-Scores that are NaN or infinite are counted like all else and summed over the ranks, so that
-`compute` raises the same error on every rank and none waits for another.
+    multiclass   accuracy
+    multilabel   micro-F1 = 2 TP / (2 TP + FP + FN)
+    binary       ROC-AUC, the probability that a positive scores above a negative, ties at half
+    link         mean reciprocal rank of the true destination among drawn ones
+
+Scores that are NaN or infinite are counted and summed over the ranks, so that `compute` raises the
+same error on every rank and none waits for another.
 """
 
 from abc import ABC, abstractmethod
@@ -15,26 +19,85 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
-from gnnplan.runtime.errors import InputError
-from gnnplan.runtime.models.loss import (
-    count_not_finite,
-    pair_scores,
-    reciprocal_ranks,
-    refuse_not_finite,
-)
+from gnnplan.runtime.errors import GnnplanError, InputError
+
+
+def _count_not_finite(scores: Tensor) -> int:
+    return scores.numel() - int(scores.isfinite().sum())
+
+
+def _refuse_not_finite(count: int, total: int, where: str = "") -> None:
+    """Raise GnnplanError where `count` of the scores is not 0; its text begins with `where`."""
+    if count:
+        raise GnnplanError(
+            f"{where}{': ' if where else ''}expected finite scores, found {count} of {total} that "
+            "are NaN or infinite; lower the learning rate, or look for NaN and infinite values in "
+            "the features with `gnnplan graph info`"
+        )
+
+
+def pair_scores(h: Tensor, links: Tensor) -> Tensor:
+    """Score links and their negatives: (n, 1 + Q), the link's own score first.
+
+    Args:
+        h: node vectors, (num_nodes, width).
+        links: int64 rows of h: source, destination, negative destinations, (n, 2 + Q).
+    """
+    return torch.einsum("nd,nkd->nk", h[links[:, 0]], h[links[:, 1:]])
+
+
+def link_loss_sum(h: Tensor, links: Tensor) -> Tensor:
+    """Sum the links' losses; arguments as in `pair_scores`, with at least one negative."""
+    scores = pair_scores(h, links)
+    negative = functional.softplus(scores[:, 1:]).mean(dim=1)
+    return (functional.softplus(-scores[:, 0]) + negative).sum()
+
+
+def loss_sum(logits: Tensor, y: Tensor, task: str) -> Tensor:
+    """Sum the seeds' losses, a scalar with a gradient, also without seeds; unknown labels count 0.
+
+    Args:
+        logits: (num_seeds, classes); binary: (num_seeds, 1) or (num_seeds,); link: node vectors.
+        y: multiclass: class numbers (num_seeds,), negative or NaN where unknown. multilabel: 0/1
+            (num_seeds, classes); a seed's loss is the mean over its known classes. binary: 0/1
+            (num_seeds,) or (num_seeds, 1). link: the pairs to score, as in `pair_scores`.
+        task: multiclass (cross-entropy) | multilabel, binary (binary cross-entropy) | link.
+    """
+    if task == "multiclass":
+        target = torch.where(y >= 0, y, -1).long() if y.is_floating_point() else y.long()
+        target = target.clamp(min=-1)
+        return functional.cross_entropy(logits, target, ignore_index=-1, reduction="sum")
+    if task in ("multilabel", "binary"):
+        target = y.to(logits.dtype).view_as(logits)
+        known = target >= 0  # false for NaN too
+        each = functional.binary_cross_entropy_with_logits(
+            logits, torch.where(known, target, 0.0), reduction="none"
+        )
+        each = each * known
+        if task == "binary":
+            return each.sum()
+        return (each.sum(1) / known.sum(1).clamp(min=1)).sum()
+    if task == "link":
+        return link_loss_sum(logits, y)
+    raise _unknown_task(task)
+
+
+def _unknown_task(task: str) -> InputError:
+    return InputError(f"task: expected multiclass, multilabel, binary or link, found {task!r}")
 
 
 @runtime_checkable
 class Ranks(Protocol):
-    """What a metric needs of a communicator."""
+    """A communicator, as far as metrics need it."""
 
     rank: int
     size: int
 
     @property
     def device(self) -> torch.device:
-        """Where tensors must lie to be sent."""
+        """Device on which tensors must lie to be sent."""
         ...
 
     def all_reduce_sum(self, tensor: Tensor) -> Any:
@@ -42,7 +105,7 @@ class Ranks(Protocol):
         ...
 
 
-def _over_ranks(counts: Tensor, comm: Ranks | None) -> Tensor:
+def _sum_over_ranks(counts: Tensor, comm: Ranks | None) -> Tensor:
     if comm is None or comm.size == 1:
         return counts
     summed = counts.to(comm.device, copy=True)
@@ -55,34 +118,32 @@ class Metric(ABC):
 
     name: str
 
-    def __init__(self, num_counts: int = 0):
+    def __init__(self, num_counts: int = 2):
+        # Scores that are not finite, all scores, then the metric's own counts.
         self._counts = torch.zeros(2 + num_counts, dtype=torch.float64)
-        """Scores that are not finite, all scores, then what the metric counts."""
 
     @abstractmethod
     def update(self, outputs: Tensor, y: Tensor) -> None:
-        """Add a chunk of outputs and what is known of them."""
+        """Add a chunk of outputs and their labels."""
 
-    @abstractmethod
     def _value(self, counts: list[float], comm: Ranks | None) -> tuple[float, int]:
-        """See `compute`; `counts` are those of all ranks."""
+        """Compute the value and its count from the counts of all ranks: by default a mean."""
+        del comm
+        total, count = counts
+        return (total / count if count else float("nan")), int(count)
 
     def compute(self, comm: Ranks | None = None, where: str = "") -> tuple[float, int]:
-        """(value, vertices or links counted) over all ranks; NaN where nothing was counted.
+        """Return the value and the number of vertices or links; NaN where there are none.
 
-        Args:
-            comm: the ranks, all of which call this; None: this process alone.
-            where: what was scored, for the error.
-
-        Raises:
-            GnnplanError: a score of any rank is NaN or infinite; every rank raises it.
+        All ranks of `comm` call this, or this process alone. Where a score of any rank is NaN or
+        infinite, every rank raises a GnnplanError that begins with `where`.
         """
-        not_finite, total, *counts = _over_ranks(self._counts, comm).tolist()
-        refuse_not_finite(int(not_finite), int(total), where)
+        not_finite, total, *counts = _sum_over_ranks(self._counts, comm).tolist()
+        _refuse_not_finite(int(not_finite), int(total), where)
         return self._value(counts, comm)
 
     def _add(self, scores: Tensor, *counts: float) -> None:
-        new = [count_not_finite(scores), scores.numel(), *counts]
+        new = [_count_not_finite(scores), scores.numel(), *counts]
         self._counts += torch.tensor(new, dtype=torch.float64)
 
 
@@ -91,18 +152,11 @@ class Accuracy(Metric):
 
     name = "accuracy"
 
-    def __init__(self):
-        super().__init__(2)
-
     def update(self, outputs: Tensor, y: Tensor) -> None:
         """Add a chunk: logits (n, classes), y (n,)."""
         known = y >= 0
         hits = (outputs.argmax(1) == y) & known
         self._add(outputs, float(hits.sum()), float(known.sum()))
-
-    def _value(self, counts: list[float], comm: Ranks | None) -> tuple[float, int]:
-        hits, count = counts
-        return (hits / count if count else float("nan")), int(count)
 
 
 class MicroF1(Metric):
@@ -131,7 +185,7 @@ class RocAuc(Metric):
     name = "roc_auc"
 
     def __init__(self):
-        super().__init__()
+        super().__init__(0)
         self._scores: list[Tensor] = []
         self._labels: list[Tensor] = []
 
@@ -147,33 +201,30 @@ class RocAuc(Metric):
         scores = torch.cat([*self._scores, torch.empty(0)])
         labels = torch.cat([*self._labels, torch.empty(0, dtype=torch.bool)])
         if comm is not None and comm.size > 1:
-            scores, labels = _gathered(scores, labels, comm)
+            scores, labels = _gather(scores, labels, comm)
         return roc_auc(scores.numpy(), labels.numpy()), int(labels.shape[0])
 
 
-def _gathered(scores: Tensor, labels: Tensor, comm: Ranks) -> tuple[Tensor, Tensor]:
-    """All ranks' scores and labels, by summing a buffer in which each rank fills its part."""
+def _gather(scores: Tensor, labels: Tensor, comm: Ranks) -> tuple[Tensor, Tensor]:
+    """Gather all ranks' scores and labels by summing a buffer of which each rank fills a part."""
     counts = torch.zeros(comm.size, dtype=torch.float64)
     counts[comm.rank] = scores.shape[0]
-    counts = _over_ranks(counts, comm)
+    counts = _sum_over_ranks(counts, comm)
     total, first = int(counts.sum()), int(counts[: comm.rank].sum())
     flat = torch.zeros(2 * total, dtype=torch.float32)
     flat[first : first + scores.shape[0]] = scores
     flat[total + first : total + first + scores.shape[0]] = labels.float()
-    flat = _over_ranks(flat, comm)
+    flat = _sum_over_ranks(flat, comm)
     return flat[:total], flat[total:] > 0
 
 
 def roc_auc(scores: NDArray[np.floating[Any]], labels: NDArray[np.bool_]) -> float:
-    """ROC-AUC by ranks (Mann-Whitney U, ties at half); NaN with one class only.
-
-    Raises:
-        GnnplanError: a score is NaN or infinite.
+    """Compute ROC-AUC by ranks (Mann-Whitney U, ties at half); NaN with one class only.
 
     >>> roc_auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([False, False, True, True]))
     0.75
     """
-    refuse_not_finite(scores.size - int(np.isfinite(scores).sum()), scores.size)
+    _refuse_not_finite(scores.size - int(np.isfinite(scores).sum()), scores.size)
     positives = int(labels.sum())
     negatives = labels.shape[0] - positives
     if positives == 0 or negatives == 0:
@@ -184,13 +235,23 @@ def roc_auc(scores: NDArray[np.floating[Any]], labels: NDArray[np.bool_]) -> flo
     return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
 
 
+def reciprocal_ranks(scores: Tensor) -> Tensor:
+    """Return 1 / rank of each link among its negatives, ties at the middle: float64 (n,).
+
+    >>> reciprocal_ranks(torch.tensor([[3.0, 1.0, 5.0], [2.0, 2.0, 2.0]])).tolist()
+    [0.5, 0.5]
+    """
+    _refuse_not_finite(_count_not_finite(scores), scores.numel())
+    own, others = scores[:, :1], scores[:, 1:]
+    above = (others > own).sum(1).double()
+    level = (others == own).sum(1).double()
+    return 1 / (1 + above + level / 2)
+
+
 class MeanReciprocalRank(Metric):
     """Mean over links of 1 / rank of the link's score among those of its negatives."""
 
     name = "mrr"
-
-    def __init__(self):
-        super().__init__(2)
 
     def update(self, outputs: Tensor, y: Tensor) -> None:
         """Add a chunk: node vectors (num_nodes, width), links (n, 2 + Q) as in `pair_scores`."""
@@ -198,23 +259,17 @@ class MeanReciprocalRank(Metric):
         finite = scores[scores.isfinite().all(1)]
         self._add(scores, float(reciprocal_ranks(finite).sum()), y.shape[0])
 
-    def _value(self, counts: list[float], comm: Ranks | None) -> tuple[float, int]:
-        total, count = counts
-        return (total / count if count else float("nan")), int(count)
+
+_METRICS = {
+    "multiclass": Accuracy,
+    "multilabel": MicroF1,
+    "binary": RocAuc,
+    "link": MeanReciprocalRank,
+}
 
 
 def metric_of(task: str) -> Metric:
-    """A fresh metric for a task.
-
-    Raises:
-        InputError: another task.
-    """
-    if task == "multiclass":
-        return Accuracy()
-    if task == "multilabel":
-        return MicroF1()
-    if task == "binary":
-        return RocAuc()
-    if task == "link":
-        return MeanReciprocalRank()
-    raise InputError(f"task: expected multiclass, multilabel, binary or link, found {task!r}")
+    """Return a fresh metric for a task."""
+    if task not in _METRICS:
+        raise _unknown_task(task)
+    return _METRICS[task]()

@@ -8,14 +8,13 @@
 
 A model with forward(x, edge_index) computes every layer for every vertex of the batch, although
 layer l is needed only for those within L - l hops of the seeds. Here each convolution, in the order
-of calls, gets the block of its layer instead: SAGEConv, GCNConv and GATConv in their plain forms
-run on the kernels of `layers`, any other convolution as conv((x, x[:num_dst]), edge_index).
+of calls, gets the block of its layer: SAGEConv, GCNConv and GATConv in their plain forms run on the
+kernels of `layers`, any other as conv((x, x[:num_dst]), edge_index).
 
-What happens between the convolutions is the model's own, and may not survive: batch norm sees fewer
-rows, a residual x + conv(x) meets two lengths. So the first batch runs both ways, in evaluation
-mode and as in training without dropout, whatever mode the model is in, and where outputs differ the
-model keeps running unchanged, with one warning. every_hop batches have no edge_index for an
-unchanged run, hence no check.
+What the model does between convolutions may depend on all rows, as batch norm and residuals do. So
+the first batch runs both ways, in evaluation mode and in training mode without dropout. Where
+outputs differ, the model keeps running unchanged, with one warning. every_hop batches have no
+edge_index for an unchanged run, hence no check.
 """
 
 import random
@@ -39,14 +38,10 @@ from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 
 
 def minibatch_of(data: Any) -> MiniBatch:
-    """The nested blocks behind a first_seen PyG batch.
+    """Return the nested blocks behind a first_seen PyG batch.
 
-    Args:
-        data: x, edge_index, num_sampled_nodes and num_sampled_edges as NeighborLoader gives them:
-            vertices and edges by hop, an edge's hop that of its destination.
-
-    Raises:
-        InputError: the batch has no sampled counts, or its edges are not ordered by hop.
+    `data` has x, edge_index, num_sampled_nodes and num_sampled_edges as of NeighborLoader: vertices
+    and edges by hop, an edge's hop being that of its destination.
     """
     if any(
         getattr(data, name, None) is None for name in ("num_sampled_nodes", "num_sampled_edges")
@@ -95,11 +90,11 @@ def minibatch_of(data: Any) -> MiniBatch:
 TOLERANCE = 1e-4
 """Largest difference between both ways, relative to 1 + the largest output."""
 _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, InputError)
-"""What a model raises that meets rows or arguments it was not written for."""
+"""Errors of a model that meets rows or arguments that it was not written for."""
 
 
 class _UnusualError(InputError):
-    """The model calls its convolutions in a way that blocks cannot follow."""
+    """Says that blocks cannot follow the way in which the model calls its convolutions."""
 
 
 @dataclass(kw_only=True)
@@ -110,7 +105,7 @@ class _Run:
     edge_index: Tensor
     blocks: list[TorchBlock]
     gcn_blocks: list[TorchBlock]
-    """The same with PyG's weights of the sampled subgraph; empty where no layer needs them."""
+    """Blocks with PyG's weights of the sampled subgraph; empty where no layer needs them."""
     calls: int = 0
 
 
@@ -118,7 +113,7 @@ class Planned(nn.Module):
     """A PyG model on rectangular blocks; made by `planned`.
 
     Attributes:
-        model: The wrapped model; the parameters and the state dictionary are its own.
+        model: the wrapped model, which owns the parameters and the state dictionary.
         uses_blocks: True or False once the first batch has decided, None before.
     """
 
@@ -126,8 +121,7 @@ class Planned(nn.Module):
         super().__init__()
         self.model = model
         self.uses_blocks: bool | None = None
-        self._says_unused = False
-        """Whether edge weights were said to be unused."""
+        self._warned_of_weights = False
         self._convs = list(_convolutions(model))
         if not self._convs:
             raise InputError(
@@ -135,30 +129,27 @@ class Planned(nn.Module):
             )
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped model's, so that checkpoints move either way."""
+        """Return the wrapped model's state."""
         return self.model.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Into the wrapped model."""
+        """Load the wrapped model's state."""
         return self.model.load_state_dict(*args, **kwargs)
 
     def forward(self, batch: Any) -> Tensor:
-        """Outputs of the seeds.
+        """Compute the outputs of the seeds, (num_seeds, out).
 
         Args:
-            batch: A MiniBatch whose `x` is filled, or PyG Data as NeighborLoader and PlannedLoader
+            batch: a MiniBatch whose `x` is filled, or PyG Data as NeighborLoader and PlannedLoader
                 give it (x, edge_index, num_sampled_nodes, num_sampled_edges).
 
-        Returns:
-            Shape (num_seeds, out).
-
         Raises:
-            InputError: weighted blocks, a batch that ranks share, a batch without sampled counts,
-                or an every_hop batch with a model that blocks cannot follow.
+            InputError: weighted blocks, a batch that ranks share or without sampled counts, or an
+                every_hop batch with a model that blocks cannot follow.
         """
         sampled = batch if isinstance(batch, MiniBatch) else minibatch_of(batch)
-        if getattr(batch, "edge_weight", None) is not None and not self._says_unused:
-            self._says_unused = True
+        if getattr(batch, "edge_weight", None) is not None and not self._warned_of_weights:
+            self._warned_of_weights = True
             warnings.warn(
                 "planned: the batch's edge_weight is not used: forward(x, edge_index) is called "
                 "without it; leave the model unwrapped to give it edge weights",
@@ -219,12 +210,9 @@ class Planned(nn.Module):
             ) from None
 
     def _check(self, run: _Run) -> bool | None:
-        """Whether blocks give the model's own outputs in both modes; None: ask the next batch.
-
-        Warns once where they do not.
-        """
+        """Return whether blocks give the model's own outputs in both modes; None: not known yet."""
         if any(is_lazy(parameter) for parameter in self.model.parameters()):
-            return None  # the first run makes them, with the draws it would make unwrapped
+            return None  # the first run makes them, with the same draws as unwrapped
         why = None
         if any(isinstance(module, nn.SyncBatchNorm) for module in self.model.modules()):
             why = "SyncBatchNorm takes its statistics from all rows of all ranks"
@@ -246,7 +234,7 @@ class Planned(nn.Module):
         return why is None
 
     def _tried(self, forward: Callable[[_Run], Tensor], run: _Run, training: bool) -> Tensor:
-        """Outputs in a mode; the model and all random draws are afterwards as before."""
+        """Run in a mode without a trace in the model or in any random state."""
         with torch.no_grad(), _as_it_was(self.model, run.x.device), _NoDropout():
             self.model.train(training)
             return forward(run)
@@ -266,11 +254,7 @@ class Planned(nn.Module):
 
 
 def _with_more_rows(run: _Run) -> _Run:
-    """The same batch with a quarter more sources that no edge leads to or from.
-
-    Every layer's block then leaves out rows, also where all that was sampled are seeds: what
-    depends on rows that blocks do not have cannot pass unseen.
-    """
+    """Add a quarter more sources without edges, so that every layer's block leaves out rows."""
     more = run.x.shape[0] // 4 + 1
     x = torch.cat([run.x, run.x[:1].expand(more, *run.x.shape[1:])])
 
@@ -281,23 +265,16 @@ def _with_more_rows(run: _Run) -> _Run:
 
 
 def planned(model: nn.Module) -> Planned:
-    """Wrap a PyG model so that it runs on rectangular blocks; see the module's first lines.
+    """Wrap a PyG model so that it runs on rectangular blocks, as model(batch).
 
-    Args:
-        model: forward(x, edge_index), calling one convolution per sampled hop, in order. Its
-            parameters stay its own: an optimiser made before or after serves.
-
-    Returns:
-        A module called as model(batch), which returns the rows of the seeds.
-
-    Raises:
-        InputError: the model has no convolutions.
+    `model` has forward(x, edge_index) and calls one convolution per sampled hop, in order; a model
+    without any raises InputError. Its parameters stay its own, so any optimiser of them serves.
     """
     return Planned(model)
 
 
 def _convolutions(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost message-passing layers, in order of definition."""
+    """List the outermost message-passing layers, in order of definition."""
     from torch_geometric.nn import MessagePassing
 
     if isinstance(module, MessagePassing):
@@ -309,7 +286,7 @@ def _convolutions(module: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def _swapped_forward(conv: nn.Module, run: _Run) -> Iterator[None]:
-    """Let the convolution compute its layer's block for the time of one forward pass."""
+    """Let the convolution compute its layer's block for one forward pass."""
     original = conv.forward
 
     def forward(x: Any, edge_index: Any = None, *args: Any, **kwargs: Any) -> Tensor:
@@ -352,11 +329,7 @@ def _convolve(
 
 @contextmanager
 def _as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Put back every module's mode and statistics, and all random states, afterwards.
-
-    Statistics are buffers and tensors kept as plain attributes; a module may write into one or put
-    another in its place.
-    """
+    """Put back every module's mode, buffers and tensor attributes, and all random states."""
     modes = [(module, module.training) for module in model.modules()]
     kept = [
         (holder, name, value, value.clone())
@@ -380,7 +353,7 @@ def _as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 class _NoDropout(TorchFunctionMode):
-    """Dropout keeps everything, so that two runs in training mode can be compared."""
+    """Makes dropout keep everything, so that two runs in training mode can be compared."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -12,10 +12,8 @@ GCN, full     D_i w_ij / sqrt(d_i d_j) and the self term 1 / d_i, where d counts
 GCN, sampled  the same with degrees counted in the sampled subgraph: what PyG's GCNConv does to a
               sampled edge_index.
 
-Edge weights of blocks where they lie, in torch operations: `weights` for a GPU, bit for bit.
-
-Products are taken in the order of the loops there, and roots and quotients are correctly rounded
-on both, so the weights are the same numbers.
+A GPU's blocks are weighted by torch operations with the same numbers: products are taken in the
+order of the loops, and roots and quotients are correctly rounded on both.
 """
 
 from typing import Any, no_type_check
@@ -47,7 +45,7 @@ def _count_self_loops(indptr, indices, loops):
 
 
 def count_self_loops(indptr: NDArray[Any], indices: NDArray[Any]) -> NDArray[np.int32] | None:
-    """Self-loops of each vertex of a CSC graph, shape (num_nodes,); None where there are none."""
+    """Count each vertex's self-loops in a CSC graph, (num_nodes,); None where there are none."""
     loops = np.zeros(indptr.shape[0] - 1, np.int32)
     return loops if _count_self_loops(indptr, indices, loops) else None
 
@@ -137,11 +135,7 @@ def _full_degrees(
 
 
 def refuse_attention(workload: Workload, weighted: list[bool]) -> None:
-    """Refuse GAT over blocks some of which hold an estimator's weights.
-
-    Raises:
-        InputError: as said.
-    """
+    """Raise InputError for GAT over blocks some of which hold an estimator's weights."""
     if workload.model == "gat" and any(weighted):
         raise InputError(
             "model gat: expected a sampler without edge weights (attention has no unbiased "
@@ -156,17 +150,14 @@ def fill_weights(
     *,
     self_loops: NDArray[Any] | None = None,
 ) -> MiniBatch:
-    """Replace the batch's blocks by blocks that hold the model's edge weights; returns the batch.
+    """Replace the batch's blocks by blocks that hold the model's edge weights; return the batch.
 
     Args:
-        batch: A sampled batch whose `n_id` starts with each block's sources.
-        workload: Names the model and `gcn_norm`.
-        degree: Full in-degree of every vertex, self-loops included; shape (num_nodes,). Needed for
-            GCN with `gcn_norm="full"`.
-        self_loops: Self-loops of every vertex (`count_self_loops`), or None where there are none.
-
-    Raises:
-        InputError: GCN with full-graph degrees and no `degree`, or GAT with estimator weights.
+        batch: a sampled batch whose `n_id` starts with each block's sources.
+        workload: names the model and `gcn_norm`.
+        degree: full in-degree of every vertex, self-loops included, (num_nodes,); for GCN with
+            `gcn_norm="full"`.
+        self_loops: self-loops of every vertex (`count_self_loops`), or None where there are none.
     """
     refuse_attention(workload, [block.weight is not None for block in batch.blocks])
     if workload.model != "gcn":
@@ -189,13 +180,10 @@ def fill_weights(
 def gcn_blocks(
     blocks: list[TorchBlock], degrees: list[tuple[Tensor, Tensor]], *, may_loop: bool = True
 ) -> list[TorchBlock]:
-    """GCN's blocks: one self-loop per row, last in it, and the weights of `weights._gcn_block`.
+    """Give blocks of torch tensors, outermost first, one self-loop per row and GCN's weights.
 
-    Args:
-        blocks: as drawn, outermost first.
-        degrees: of each: full in-degrees of its destinations, and 1 / sqrt(d) of its sources, both
-            float32 (`full_degrees` or `sampled_degrees`).
-        may_loop: whether drawn edges may be self-loops; False spares a wait for the device.
+    `degrees` has for each block the full in-degrees of its destinations and 1 / sqrt(d) of its
+    sources, both float32. `may_loop=False` says that no drawn edge is a self-loop.
     """
     return [
         _gcn_block_device(block, full, inverse_root, may_loop=may_loop)
@@ -206,27 +194,22 @@ def gcn_blocks(
 def full_degrees(
     block: TorchBlock, n_id: Tensor, degree: Tensor, loops: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Degrees in the full graph, for gcn_norm full.
+    """Return degrees in the full graph, for gcn_norm full.
 
-    Args:
-        block: the block.
-        n_id: int64, global ids of its sources first.
-        degree: int64 [N], self-loops included.
-        loops: int32 [N], self-loops; None where the graph has none.
+    `n_id` has the global ids of the block's sources first; `degree` [N] counts self-loops, and
+    `loops` [N] those alone (None: the graph has none).
     """
     nodes = n_id[: block.num_src]
     full = degree[nodes].float()
-    # numpy takes float32 less int32 in float64: so here, or roots would be rounded differently.
+    # In float64, as numpy subtracts int32 from float32: else roots would be rounded differently.
     neighbours = full if loops is None else full.double() - loops[nodes].double()
     return full, _inverse_root(neighbours)
 
 
 def sampled_degrees(block: TorchBlock, outermost: TorchBlock | None) -> tuple[Tensor, Tensor]:
-    """Degrees in the sampled subgraph, for gcn_norm sampled.
+    """Return degrees in the sampled subgraph, for gcn_norm sampled.
 
-    Args:
-        block: the block.
-        outermost: the block that holds the whole subgraph (dialect first_seen); None: `block`.
+    `outermost` is the block that holds the whole subgraph (dialect first_seen); None: `block`.
     """
     reference = block if outermost is None else outermost
     row = reference.row_of_edge()

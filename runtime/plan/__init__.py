@@ -1,65 +1,18 @@
-"""The plan: the contract between the planner, which writes it, and the runtime, which reads it."""
+"""The plan: contract between the planner, which writes it, and the runtime, which reads it."""
 
-from gnnplan.runtime.plan.io import (
-    PLAN_FILE,
-    load_array,
-    load_plan,
-    put_in_place,
-    refuse_foreign_folder,
-    save_plan,
-    with_identity,
-)
-from gnnplan.runtime.plan.schema import (
-    SCHEMA_VERSION,
-    Alternative,
-    ArrayRef,
-    Certificate,
-    Device,
-    DynamicCache,
-    FeaturePlacement,
-    FullGraph,
-    GraphRef,
-    Interval,
-    Links,
-    MachineRef,
-    MemoryUse,
-    Plan,
-    Prediction,
-    Sampler,
-    Source,
-    Strategy,
-    Threads,
-    TopologyPlacement,
-    Workload,
-)
+from gnnplan.runtime.plan.io import PLAN_FILE, load_array, load_plan, save_plan
+from gnnplan.runtime.plan.schema import FullGraph, Links, Plan, Sampler, Strategy, Threads, Workload
 
 __all__ = [
     "PLAN_FILE",
-    "SCHEMA_VERSION",
-    "Alternative",
-    "ArrayRef",
-    "Certificate",
-    "Device",
-    "DynamicCache",
-    "FeaturePlacement",
     "FullGraph",
-    "GraphRef",
-    "Interval",
     "Links",
-    "MachineRef",
-    "MemoryUse",
     "Plan",
-    "Prediction",
     "Sampler",
-    "Source",
     "Strategy",
     "Threads",
-    "TopologyPlacement",
     "Workload",
     "load_array",
     "load_plan",
-    "put_in_place",
-    "refuse_foreign_folder",
     "save_plan",
-    "with_identity",
 ]

@@ -1,11 +1,8 @@
-"""The plan: the contract between the planner, which writes it, and the runtime, which reads it.
+"""Write and read plan folders.
 
-A plan is a folder: `plan.json` (`plan_schema.Plan`) and one memory-mapped `.npy` file per array,
-whose sha256 stand in plan.json. `plan_id` is the hash of the content; the time of creation is not
-part of it, so equal inputs give byte-identical folders.
-
-This module imports nothing of the runtime but the codec, the errors, the reader of .npy files and
-the renaming of folders: it must load anywhere.
+A plan is a folder: `plan.json` (`schema.Plan`) and one memory-mapped `.npy` file per array, whose
+sha256 stand in plan.json. `plan_id` is the hash of the content; the time of creation is not part of
+it, so equal inputs give byte-identical folders.
 """
 
 import filecmp
@@ -24,18 +21,14 @@ from gnnplan.runtime import codec
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.folders import free_name, make_beside, take_name
 from gnnplan.runtime.npy import map_npy
-from gnnplan.runtime.plan.schema import (
-    SCHEMA_VERSION,
-    ArrayRef,
-    Plan,
-)
+from gnnplan.runtime.plan.schema import SCHEMA_VERSION, ArrayRef, Plan
 
 PLAN_FILE = "plan.json"
 _log = logging.getLogger(__name__)
 
 
 def _npy_parts(array: NDArray[Any]) -> tuple[bytes, memoryview]:
-    """A .npy file's header and values, these without a copy."""
+    """Return a .npy file's header and values, these without a copy."""
     values = np.ascontiguousarray(array)
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(values))
@@ -50,19 +43,15 @@ def _sha256(parts: tuple[bytes, memoryview]) -> str:
 
 
 def with_identity(plan: Plan) -> Plan:
-    """The same plan with `plan_id` set to the hash of its content."""
+    """Return the plan with `plan_id` set to the hash of its content."""
     return replace(plan, plan_id=codec.content_hash(replace(plan, plan_id=""))[:32])
 
 
 def save_plan(plan: Plan, arrays: dict[str, NDArray[Any]], folder: Path) -> Plan:
-    """Write a plan folder as a whole or not at all; returns the plan with hashes and identity.
+    """Write a plan folder as a whole or not at all; return the plan with hashes and identity.
 
-    An existing plan folder is replaced (`put_in_place`); a folder that holds anything else is
-    refused.
-
-    Raises:
-        PlanError: the folder holds something that is not a plan.
-        OSError: it cannot be written; nothing is left behind.
+    An existing plan folder is replaced (`put_in_place`). Raises PlanError where the folder holds
+    something else, OSError where it cannot be written.
     """
     folder = Path(folder)
     refuse_foreign_folder(folder)
@@ -87,7 +76,7 @@ def save_plan(plan: Plan, arrays: dict[str, NDArray[Any]], folder: Path) -> Plan
                 dtype=str(arrays[name].dtype),
                 shape=list(arrays[name].shape),
             )
-        # As a reader will see it: where a number's type allows both, 4 is written but 4.0 is read.
+        # As a reader decodes it: where a field is a float, 4 is written and 4.0 is read.
         plan = codec.decode(Plan, codec.parse(codec.dumps(replace(plan, arrays=refs))))
         plan = with_identity(plan)
         (staging / PLAN_FILE).write_text(codec.dumps(plan))
@@ -99,14 +88,11 @@ def save_plan(plan: Plan, arrays: dict[str, NDArray[Any]], folder: Path) -> Plan
 
 
 def put_in_place(made: Path, folder: Path) -> None:
-    """Give a finished plan folder its name.
+    """Give a finished plan folder its name; raises OSError where it cannot be renamed.
 
     An earlier plan there is deleted, unless it was trained: a folder with anything beside a plan's
-    own files (a run with its checkpoints, a report) is kept whole as `<folder>.previous`, and the
-    same plan made again stays where it is, with its run.
-
-    Raises:
-        OSError: it cannot be renamed; nothing has changed then.
+    own files (a run with its checkpoints, a report) is kept as `<folder>.previous`. The same plan
+    made again leaves it in its place.
     """
     if _is_trained(folder) and _same_files(made, folder):
         shutil.rmtree(made, ignore_errors=True)
@@ -122,7 +108,7 @@ def put_in_place(made: Path, folder: Path) -> None:
 
 
 def _is_trained(folder: Path) -> bool:
-    """Whether a plan's folder holds more than the plan."""
+    """Return whether a plan's folder holds more than the plan."""
     return folder.is_dir() and any(not _is_of_plan(each) for each in folder.iterdir())
 
 
@@ -131,13 +117,13 @@ def _is_of_plan(path: Path) -> bool:
 
 
 def _same_files(made: Path, folder: Path) -> bool:
-    """Whether the folder has the same plan, to the byte."""
+    """Return whether the folder has the same plan, to the byte."""
     names = [each.name for each in made.iterdir()]
     return not any(filecmp.cmpfiles(made, folder, names, shallow=False)[1:])
 
 
 def refuse_foreign_folder(folder: Path) -> None:
-    """Raise PlanError where an output folder exists and holds something other than a plan."""
+    """Raise PlanError where an output folder holds something other than a plan."""
     if folder.is_file():
         raise PlanError(f"{folder}: expected a folder to write the plan to, found a file")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / PLAN_FILE).is_file():
@@ -150,8 +136,7 @@ def refuse_foreign_folder(folder: Path) -> None:
 def load_plan(folder: Path, *, verify_arrays: bool = False) -> Plan:
     """Read and check plan.json; with `verify_arrays`, re-hash every array file too.
 
-    Raises:
-        PlanError: missing, damaged, altered, or of another schema version.
+    Raises PlanError where it is missing, damaged, altered, or of another schema version.
     """
     path = Path(folder) / PLAN_FILE
     if not path.is_file():
@@ -183,11 +168,7 @@ def load_plan(folder: Path, *, verify_arrays: bool = False) -> Plan:
 
 
 def load_array(plan: Plan, folder: Path, name: str) -> NDArray[Any]:
-    """Memory-map one array of a plan, checking its dtype and shape.
-
-    Raises:
-        PlanError: the plan has no such array, or its file is missing or damaged.
-    """
+    """Map one array of a plan into memory; raises PlanError where it is missing or damaged."""
     if name not in plan.arrays:
         raise PlanError(f"{folder}: the plan has no array {name!r}")
     ref = plan.arrays[name]

@@ -1,8 +1,4 @@
-"""What a plan says: the objects that plan.json holds, from the graph to the alternatives.
-
-`runtime.plan` writes and reads them. This module imports nothing but how settings are declared: it
-must load anywhere.
-"""
+"""The objects that plan.json holds. This module must load anywhere: it imports `setting` alone."""
 
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, TypeGuard
@@ -12,7 +8,7 @@ from gnnplan.runtime.plan.setting import Range, Setting
 SCHEMA_VERSION = 1
 DynamicPolicy = Literal["lru", "clock"]
 DYNAMIC: tuple[DynamicPolicy, ...] = ("lru", "clock")
-"""Placements that keep no fixed rows but a cache that fills itself while training."""
+"""Policies that keep no fixed rows but a cache that fills itself while training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +17,7 @@ class GraphRef:
 
     name: str
     path: str
-    """Folder of the dataset, as given when planning (absolute)."""
+    """Absolute path of the dataset."""
     fingerprint: str
     num_nodes: int
     num_edges: int
@@ -39,21 +35,21 @@ class MachineRef:
 
     name: str
     fingerprint: str
-    """Hash of what the machine is (processors, memory, devices, versions)."""
+    """Hash of processors, memory, devices and versions."""
     calibration: str
-    """Hash of what was measured on it, or of the preset's numbers."""
+    """Hash of the measurements, or of the preset's numbers."""
     provenance: str
     """measured | preset."""
 
 
 MOST_FANOUT = 1_000_000
-"""Neighbours per hop; -1 takes all, however many."""
+"""Most neighbours per hop; -1 takes all, however many."""
 _FANOUTS = Range(least=-1, most=MOST_FANOUT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Links:
-    """What link prediction (task link) wants beside a model; other tasks ignore it."""
+    """Settings of link prediction (task link); other tasks ignore them."""
 
     negatives: Annotated[
         Literal["uniform", "in-batch"],
@@ -83,7 +79,7 @@ class Links:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """What is to be trained: fixed by the user, never changed by the planner."""
+    """The training to be done: fixed by the user, never changed by the planner."""
 
     model: Annotated[
         str, Setting(help="sage, gcn, gat, rgcn (typed graphs) or module:factory.")
@@ -174,12 +170,12 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampler:
-    """How neighbours are drawn."""
+    """Choice of how neighbours are drawn."""
 
     name: str = "neighbor"
     dialect: Literal["first_seen", "every_hop"] = "first_seen"
     parameters: dict[str, float | str] = field(default_factory=dict)
-    """Of the named sampler; runtime.sampling.registry lists them with their defaults."""
+    """Parameters of the named sampler; sampling.registry lists them with their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,75 +187,71 @@ class Device:
     host: int = 0
     clique: int = 0
     memory: str = "host0"
-    """Name of the memory in the machine model that this rank's own rows live in."""
+    """Name, in the machine model, of the memory that holds this rank's own rows."""
     index: int = 0
-    """Device index on its host."""
+    """Number of the device on its host."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """Where a location table may point to; its position in `sources` is its number."""
+    """A place where rows are read from; its position in `sources` is its number."""
 
     kind: Literal["own", "peer", "host", "remote", "disk"]
     """own: this rank's rows; peer: rows of another rank; host: this host's shared mapping; remote:
-    another host's mapping, read through the rank named; disk: the dataset's file."""
+    another host's mapping, read through a rank; disk: the dataset's file."""
     rank: int = -1
-    """The rank that serves the rows, for kinds peer and remote."""
+    """Rank that serves the rows, for kinds peer and remote."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DynamicCache:
-    """A cache that fills itself while training, in front of everything but a rank's own rows."""
+    """A cache that fills itself while training, in front of all but a rank's own rows."""
 
     policy: Literal["none", "lru", "clock"] = "none"
     rows: list[int] = field(default_factory=list)
-    """Slots per rank."""
+    """Number of slots of each rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeaturePlacement:
-    """Where feature rows live.
+    """Places of feature rows.
 
-    For each rank g, array `feature_location_<g>` (num_nodes codes: slot << 8 | source number) and
-    `feature_own_ids_<g>` (global id of each own slot). Ranks with equal tables share a file. Where
-    host h holds only some rows, array `host_rows_<h>` has their ids.
+    Rank g has arrays `feature_location_<g>` (num_nodes codes: slot << 8 | source number) and
+    `feature_own_ids_<g>` (global id of each own slot); equal tables share a file. Where host h
+    holds only some rows, array `host_rows_<h>` has their ids.
     """
 
     policy: str
     sources: list[Source]
     own_rows: list[int]
-    """Own slots per rank."""
+    """Number of own slots of each rank."""
     row_bytes: int
     storage_dtype: str
     disk_budget_bytes: int = 0
-    """Most bytes the disk tier may hold in flight and staged, per rank."""
+    """Most bytes that a rank's disk tier may hold in flight and staged."""
     cache: DynamicCache = field(default_factory=DynamicCache)
     peer_way: Literal["mapped", "exchange"] = "mapped"
-    """How GPUs of one host read each other's rows: in place, or by all-to-all."""
+    """Way in which GPUs of one host read each other's rows: in place, or by all-to-all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopologyPlacement:
-    """Where adjacency lists live; same scheme as features.
+    """Places of adjacency lists.
 
-    For `cached`: arrays `topology_location_<g>` (source 0 own, 1 host, 2 disk) and
-    `topology_own_ids_<g>`, as for features. For
-    `partitioned`: contiguous ranges of rows over the process rows of a 1.5D grid.
+    `cached` has arrays `topology_location_<g>` (source 0 own, 1 host, 2 disk) and
+    `topology_own_ids_<g>`, as for features; `partitioned` ranges of rows over a 1.5D grid.
     """
 
     policy: Literal["host", "replicated", "cached", "partitioned"] = "host"
     own_rows: list[int] = field(default_factory=list)
-    """Adjacency lists that each rank keeps, for `cached`."""
+    """Number of adjacency lists that each rank keeps, for `cached`."""
     replication: int = 1
     """Copies c of the partitioned topology: ranks form a grid of (ranks / c) x c."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FullGraph:
-    """How full-graph training runs; mini-batch training ignores it.
-
-    The parts stand in the array `partition`: the rank that owns each node.
-    """
+    """Settings of full-graph training; array `partition` has the rank that owns each node."""
 
     exchange: Literal["boundary", "broadcast"] = "boundary"
     """boundary: each rank gets the outside neighbours of its nodes; broadcast: whole slices."""
@@ -272,48 +264,45 @@ class FullGraph:
     rounding: Literal["bernoulli", "stochastic"] = "bernoulli"
     """Independent draws, or exactly floor or ceil of p times the boundary of each pair of parts."""
     precompute_first_layer: bool = False
-    """Aggregate the unsampled inputs of the first layer once, before training."""
+    """Whether the unsampled inputs of the first layer are aggregated once, before training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Threads:
-    """Thread budget of each rank."""
+    """Numbers of threads of each rank."""
 
     compute: int = 1
     sample: int = 0
     """Prefetch threads that run the loader's stages; 0 runs them on the training thread."""
     gather: int = 1
-    """Threads one gather call uses."""
+    """Threads of one gather call."""
     gather_programs: int = 0
-    """On a GPU: most programs of one gather's grid, so that compute runs beside it; 0: as many as
-    fill the device."""
+    """Most programs of one gather's grid on a GPU, so that compute runs beside it; 0: no limit."""
     capture: int = 0
-    """On a GPU, above 0: whole shares of a batch are sampled by one CUDA graph, not kernel by
-    kernel, where launches take longer than the graph's larger buffers."""
+    """Above 0, one CUDA graph samples whole shares of a batch, where launches take longer than its
+    larger buffers."""
     comm: int = 0
-    """Above 0, exchanges are under way beside compute: boundary rows in full-graph training, and
-    the gradient's all-reduce in mini-batches, in parts that follow the backward pass."""
+    """Above 0, exchanges run beside compute: boundary rows of full-graph training, or else the
+    gradient's all-reduce, in parts that follow the backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strategy:
-    """How the training runs.
+    """One way to train; a candidate of the search is one whose rows are not placed yet.
 
-    The search makes and prices strategies whose rows are not placed yet, and calls them candidates:
-    their `features` name the policy alone, and their `sampler` holds only what the planner chose
-    itself. `planner.assemble` fills in the rest. Nobody changes the lists after it is made.
+    A candidate's `features` name the policy alone, and its `sampler` holds only the planner's own
+    choices; `planner.assemble` fills in the rest. Nobody changes the lists after it is made.
     """
 
     mode: Literal["minibatch", "full-graph"] = "minibatch"
     sampler: Sampler = field(default_factory=Sampler)
     batching: Literal["independent", "cooperative"] = "independent"
     owner: Literal["hash", "partition"] = "hash"
-    """Cooperative batching: a vertex belongs to the rank of its hash, or of array `partition`."""
+    """Owner of a vertex in cooperative batches: the rank of its hash, or of array `partition`."""
     bulk_batches: int = 1
-    """Batches that one call of a matrix sampler draws together."""
+    """Number of batches that one call of a matrix sampler draws together."""
     bulk_bytes: int = 0
-    """Most bytes that those batches may take on a rank; fewer are drawn where more do not fit. 0:
-    no bound."""
+    """Most bytes that those batches may take on a rank, where fewer are drawn then; 0: no limit."""
     partition: str = "none"
     """Name of the partitioner; array `partition` (int32) holds each node's part."""
     full_graph: FullGraph = field(default_factory=FullGraph)
@@ -322,7 +311,7 @@ class Strategy:
     pipeline: list[str] = field(default_factory=lambda: ["seeds", "sample", "gather", "batch"])
     """The loader's stages, in order."""
     prefetch_depth: int = 2
-    """Batches that may be ready or under way ahead of the training thread."""
+    """Most batches that are ready or under way ahead of the training thread."""
     devices: list[Device]
     threads: Threads = field(default_factory=Threads)
 
@@ -334,12 +323,12 @@ class Strategy:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks (processes)."""
+        """Number of ranks."""
         return len(self.devices)
 
     @property
     def kind(self) -> Literal["cpu", "cuda"]:
-        """What the ranks compute on."""
+        """Kind of processor that the ranks compute on."""
         return self.devices[0].kind
 
     @property
@@ -351,7 +340,7 @@ class Strategy:
 
     @property
     def hosts(self) -> int:
-        """Number of hosts that ranks on cores are spread over; 1 for GPUs, wherever they are."""
+        """Number of hosts that ranks on cores are spread over; 1 for GPUs."""
         return 1 if self.kind == "cuda" else len({device.host for device in self.devices})
 
     @property
@@ -374,12 +363,12 @@ class Strategy:
 
     @property
     def cache(self) -> DynamicPolicy | None:
-        """The cache that fills itself while training, where the placement is one."""
+        """Policy of the cache that fills itself while training; None where rows are fixed."""
         return self.policy if is_dynamic(self.policy) else None
 
     @property
     def kappa(self) -> int | None:
-        """Number of batches that share random draws; None where the sampler does not say."""
+        """Number of batches that share random draws; None where the sampler has none."""
         found = self.sampler.parameters.get("kappa")
         return None if found is None else int(found)
 
@@ -395,17 +384,13 @@ class Strategy:
 
 
 def is_dynamic(policy: str) -> TypeGuard[DynamicPolicy]:
-    """Return whether a placement is a cache that fills itself.
-
-    >>> is_dynamic("lru"), is_dynamic("joint")
-    (True, False)
-    """
+    """Return whether a placement is a cache that fills itself."""
     return policy in DYNAMIC
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """A predicted value with its interval (90%)."""
+    """A predicted value with its 90% interval."""
 
     value: float
     low: float
@@ -426,7 +411,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """What the planner expects; every number is a prediction, never a measurement."""
+    """The planner's expectation; every number is a prediction, never a measurement."""
 
     step_seconds: Interval
     epoch_seconds: Interval
@@ -448,7 +433,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Certificate:
-    """How good the plan is known to be, within its model."""
+    """Bounds on how good the plan is, within its model."""
 
     objective: float
     lower_bound: float
@@ -463,7 +448,7 @@ class Alternative:
 
     name: str
     step_seconds: float | None
-    """None where it does not fit or cannot run."""
+    """Predicted seconds; None where it does not fit or cannot run."""
     why: str
 
 
@@ -484,7 +469,7 @@ class Plan:
     schema_version: int = SCHEMA_VERSION
     plan_id: str = ""
     version: str
-    """Version of gnnplan that wrote it."""
+    """Version of gnnplan that wrote the plan."""
     graph: GraphRef
     machine: MachineRef
     workload: Workload
@@ -499,5 +484,5 @@ class Plan:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks (processes) the plan runs on."""
+        """Number of ranks."""
         return len(self.strategy.devices)

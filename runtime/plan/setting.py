@@ -1,11 +1,11 @@
-"""How a field that users set is declared once: its words, its range, the name of its flag.
+"""Declare a field that users set once: its words, its range, the name of its flag.
 
 A dataclass's field carries a `Setting` in its annotation:
 
     hidden: Annotated[int, Setting(help="Hidden columns.", range=Range(least=1, most=9))] = 256
 
-Flags of the command line, bodies of the service, the client, the dashboard's form and the page of
-commands are made of these fields.
+Command-line flags, bodies of the service, the client, the dashboard's form and the page of commands
+are made of these fields.
 """
 
 import dataclasses
@@ -29,12 +29,12 @@ class Range:
     most: float
     whole: bool = True
     above_least: bool = False
-    """Whether the least is not one of them."""
+    """Whether the least itself is excluded."""
     below_most: bool = False
-    """Whether the largest is not one of them."""
+    """Whether the largest itself is excluded."""
 
     def has(self, value: Any) -> bool:
-        """Whether a value is a number of this range; NaN is none."""
+        """Return whether a value is a number of this range; NaN is not."""
         kind = numbers.Integral if self.whole else numbers.Real
         if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
             return False
@@ -51,44 +51,42 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """What every surface says of one field that users set."""
+    """Words and limits of one field that users set, the same everywhere."""
 
     help: str
-    """What it is, in a sentence."""
+    """The field in a sentence."""
     how: str = ""
-    """How a flag spells its value, where its type does not say it."""
+    """Spelling of a flag's value, where its type does not say it."""
     more: str = ""
-    """What the page of commands adds."""
+    """Further text on the page of commands."""
     range: Range | None = None
-    """Of its number, or of each number of its lists."""
+    """Range of the number, or of each number of the lists."""
     flag: str = ""
-    """Its flag without dashes; empty: made of the field's name."""
+    """Flag without dashes; empty: made of the field's name."""
     label: str = ""
-    """Its name in the dashboard's form; empty: made of the flag."""
+    """Name in the dashboard's form; empty: made of the flag."""
     unset: str = ""
-    """What is done where it is None."""
+    """What is done where the value is None."""
     default: Any = ...
-    """What flags and requests have without it, where that is not the field's own default."""
+    """Default of flags and requests, where it is not the field's own."""
     surface: Literal["all", "flag", "service"] = "all"
-    """Where it can be set: everywhere, as a flag alone, or by the service's requests alone."""
+    """Where the field can be set: everywhere, as a flag alone, or in requests alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettingField:
-    """A field with its setting, and where it stands in the dataclass that was asked for."""
+    """A field with its setting, and its place in the dataclass that was asked for."""
 
     name: str
     hint: Any
-    """Its type, without the setting."""
     default: Any
-    """Of flags and requests."""
     path: tuple[str, ...]
-    """Fields that lead to the dataclass which declares it."""
+    """Names of the fields that lead to the dataclass which declares it."""
     setting: Setting
 
     @property
     def flag(self) -> str:
-        """Its option of the command line.
+        """Option of the command line.
 
         >>> from gnnplan.runtime.plan.schema import Links
         >>> [each.flag for each in setting_fields(Links)][1:3]
@@ -99,7 +97,7 @@ class SettingField:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Words that it is one of; empty where it is something else."""
+        """Words of which it takes one; empty for other types."""
         return typing.get_args(self.hint) if typing.get_origin(self.hint) is Literal else ()
 
     @property
@@ -110,17 +108,17 @@ class SettingField:
 
 @functools.cache
 def setting_fields(kind: type) -> tuple[SettingField, ...]:
-    """The fields that users set, in order, those of nested dataclasses among them."""
+    """List the fields that users set, in order, with those of nested dataclasses."""
     return tuple(_fields(kind, ()))
 
 
 def own_fields(kind: type) -> Iterator[SettingField]:
-    """The fields that users set and the class itself declares."""
+    """List the fields that users set and the class itself declares."""
     return (each for each in setting_fields(kind) if not each.path)
 
 
 def flat_values(owner: Any) -> dict[str, Any]:
-    """Values of the fields that users set, by name."""
+    """Return the values of the fields that users set, by name."""
     kind: type = type(owner)
     return {
         each.name: getattr(functools.reduce(getattr, each.path, owner), each.name)
@@ -129,20 +127,16 @@ def flat_values(owner: Any) -> dict[str, Any]:
 
 
 def make_from(kind: type[T], values: Mapping[str, Any]) -> T:
-    """An object from values by name, the inverse of `flat_values`; what is missing has its default.
+    """Make an object from values by name, as of `flat_values`; missing ones have their default.
 
     >>> from gnnplan.runtime.plan.schema import Workload
     >>> make_from(Workload, {"hidden": 8, "exclude": "none"}).links.exclude
     'none'
     """
-    return _made(kind, values)
-
-
-def _made(kind: Any, values: Mapping[str, Any]) -> Any:
     fields, hints = setting_fields(kind), typing.get_type_hints(kind)
     own = {each.name: values[each.name] for each in fields if not each.path and each.name in values}
     nested = {each.path[0] for each in fields if each.path}
-    return kind(**own, **{name: _made(hints[name], values) for name in nested})
+    return kind(**own, **{name: make_from(hints[name], values) for name in nested})
 
 
 def _fields(kind: type, path: tuple[str, ...]) -> Iterator[SettingField]:

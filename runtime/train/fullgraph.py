@@ -26,7 +26,7 @@ from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.loader.pipeline import Position
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.build import BlockModel, build_model
-from gnnplan.runtime.models.loss import loss_sum
+from gnnplan.runtime.models.metrics import loss_sum
 from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.sampling.minibatch import MiniBatch

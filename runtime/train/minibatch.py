@@ -20,7 +20,7 @@ from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import GnnplanError, InputError
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.adjacency import torch_block, torch_blocks
-from gnnplan.runtime.models.loss import loss_sum
+from gnnplan.runtime.models.metrics import loss_sum
 from gnnplan.runtime.sampling.minibatch import MiniBatch, RowExchange
 from gnnplan.runtime.sampling.rng import Purpose, stream
 from gnnplan.runtime.stages import Stage

@@ -33,7 +33,7 @@ from gnnplan.runtime import codec
 from gnnplan.runtime.errors import InputError, PlanError
 from gnnplan.runtime.faults.failure import attempt_line
 from gnnplan.runtime.faults.heartbeat import Phase, attempt
-from gnnplan.runtime.graph.reading import one_line
+from gnnplan.runtime.graph.format import one_line
 from gnnplan.runtime.report import EpochReport
 from gnnplan.runtime.train.checkpoint_files import CHECKPOINTS, NAME, list_checkpoints, set_aside
 

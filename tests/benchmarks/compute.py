@@ -28,7 +28,7 @@ from torch_geometric.nn.models import GraphSAGE
 
 from gnnplan.runtime.models.adjacency import torch_blocks
 from gnnplan.runtime.models.build import build_model
-from gnnplan.runtime.models.loss import loss_sum
+from gnnplan.runtime.models.metrics import loss_sum
 from gnnplan.runtime.models.planned import planned
 from gnnplan.runtime.plan.schema import Workload
 from gnnplan.runtime.process import keep_freed_memory

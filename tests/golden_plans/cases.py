@@ -17,8 +17,12 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.settings import POLICIES, PlanSettings
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.graph.generate import generate_rmat, generate_sbm
-from gnnplan.runtime.graph.generate_tasks import generate_links, generate_typed
+from gnnplan.runtime.graph.generate import (
+    generate_links,
+    generate_rmat,
+    generate_sbm,
+    generate_typed,
+)
 from gnnplan.runtime.plan.schema import Workload
 from gnnplan.runtime.sampling.registry import SAMPLERS as SPECS, is_layerwise
 from tests.support.generate_large import generate_rmat_topology

@@ -10,7 +10,7 @@ from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.task_checks import check_kind, sampler_words, settled
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.graph.generate_tasks import generate_links, generate_typed
+from gnnplan.runtime.graph.generate import generate_links, generate_typed
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Links, Workload
 

@@ -19,7 +19,7 @@ from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.graph.generate import generate_rmat
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.models.build import build_model
-from gnnplan.runtime.models.loss import loss_sum
+from gnnplan.runtime.models.metrics import loss_sum
 from gnnplan.runtime.plan.schema import TopologyPlacement
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 from gnnplan.runtime.train.gradients import GradientBuffer

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.graph.dataset import Graph, commit_dataset
-from gnnplan.runtime.graph.generate import GRAPH500, check_sizes, split_nodes
-from gnnplan.runtime.graph.staging import Staging, refuse_occupied, writing
+from gnnplan.runtime.graph.generate import check_sizes
+from gnnplan.runtime.graph.generate_draws import GRAPH500, split_nodes
+from gnnplan.runtime.graph.staging import Staging, refuse_occupied, refuse_unwritable
 
 BLOCK_BYTES = 1 << 30
 """Bytes of one range's lists, about."""
@@ -75,7 +76,7 @@ def generate_rmat_topology(
     size = -(-num_nodes // blocks)
     blocks = -(-num_nodes // size)
     say = progress or _silent
-    with writing(parts):
+    with refuse_unwritable(parts):
         _begin(parts, json.dumps([num_nodes, num_pairs, seed, size]))
         _spill(parts, num_nodes, num_pairs, seed, size, say)
         for number in range(blocks):

@@ -1,51 +1,40 @@
-"""Members of a NumPy .npz archive as mapped arrays, without holding one in memory.
+"""Members of a NumPy .npz archive as mapped arrays, each unpacked when it is first asked for.
 
-What an archive has is listed when it is opened; a member is unpacked when it is asked for. So one
-that lacks a member is refused before a byte is written, and what nobody asks for stays packed.
+An archive that lacks a member is thus refused before a byte is written.
 """
 
 import io
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.format import refuse_unreadable
+from gnnplan.runtime.graph.imports.inventory import Inventory
 from gnnplan.runtime.graph.imports.serialized import PickledArray
-from gnnplan.runtime.graph.inventory import Inventory
-from gnnplan.runtime.graph.reading import reading
 from gnnplan.runtime.npy import map_npy, read_header
 
 PICKLED = "pickled objects are not read"
 READ_BYTES = 1 << 22
 HEAD_BYTES = 1 << 16
-"""Of a member, that hold its header: NumPy reads none that is longer."""
+"""Bytes that hold the header of any member: NumPy reads no longer one."""
 
 
-class NpzArchive(MutableMapping[str, Any]):
+class NpzArchive(UserDict[str, Any]):
     """The arrays of an archive by name (without `.npy`), each unpacked and mapped on first use.
 
-    Members of pickled objects are unpacked and not read. Setting and deleting change what is
-    looked up here, not the archive.
-
-    Disk full while unpacking raises OSError, as any write does; everything wrong with the archive
-    is a DatasetError.
-
-    Args:
-        path: the archive.
-        scratch: folder that members are unpacked to.
-
-    Raises:
-        DatasetError: no such archive, members of other kinds, or a name twice.
+    Setting and deleting change this mapping, not the archive. A full disk raises OSError.
     """
 
     def __init__(self, path: Path, scratch: Path) -> None:
+        super().__init__()
         self.path = path
         self.scratch = scratch
-        self._arrays: dict[str, NDArray[Any] | PickledArray] = {}
         self._members: dict[str, zipfile.ZipInfo] = {}
         self._unpacked = 0
         with self._opened() as archive:
@@ -56,48 +45,26 @@ class NpzArchive(MutableMapping[str, Any]):
                 raise DatasetError(f"{path}: expected members named *.npy, found {name!r:.80}")
             if name in self._members:
                 raise DatasetError(f"{path}: expected each member once, found {name!r:.80} twice")
-            self._members[name] = info
+            self._members[name] = self.data[name] = info
 
     def __getitem__(self, name: str) -> NDArray[Any] | PickledArray:
-        """The array; raises KeyError where there is none of that name."""
-        if name not in self._arrays:
-            self._arrays[name] = self._map(name, self._members[name])
-        return self._arrays[name]
-
-    def __setitem__(self, name: str, value: NDArray[Any] | PickledArray) -> None:
-        """Put an array there."""
-        self._arrays[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        """Forget an array; raises KeyError where there is none of that name."""
-        if name not in self:
-            raise KeyError(name)
-        self._arrays.pop(name, None)
-        self._members.pop(name, None)
-
-    def __contains__(self, name: object) -> bool:
-        """Whether there is such an array; nothing is unpacked."""
-        return name in self._members or name in self._arrays
-
-    def __iter__(self) -> Iterator[str]:
-        """Names, the archive's own first and in its order."""
-        return iter({**self._members, **self._arrays})
-
-    def __len__(self) -> int:
-        """Number of arrays."""
-        return len({**self._members, **self._arrays})
+        value = self.data[name]
+        if isinstance(value, zipfile.ZipInfo):
+            value = self.data[name] = self._map(name, value)
+        return value
 
     def pickled(self) -> list[str]:
-        """Names of the archive's members that hold pickled objects; their heads alone are read."""
+        """List the members that hold pickled objects, by their headers alone."""
+        members = [(name, info) for name, info in self._members.items() if name in self]
         with self._opened() as archive:
-            return [n for n, info in self._members.items() if self._is_pickled(archive, n, info)]
+            return [name for name, info in members if self._is_pickled(archive, name, info)]
 
     def _opened(self) -> zipfile.ZipFile:
-        with reading(self.path, "a NumPy .npz archive"):
+        with refuse_unreadable(self.path, "a NumPy .npz archive"):
             return zipfile.ZipFile(self.path)
 
     def _is_pickled(self, archive: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> bool:
-        with reading(self.path, f"a .npy array as member {name!r:.80}"):
+        with refuse_unreadable(self.path, f"a .npy array as member {name!r:.80}"):
             with archive.open(info) as member:
                 head = io.BytesIO(member.read(HEAD_BYTES))
             return read_header(head)[2].hasobject
@@ -108,16 +75,15 @@ class NpzArchive(MutableMapping[str, Any]):
         target = self.scratch / f"{self.path.stem}-{self._unpacked}.npy"
         with self._opened() as archive:
             _unpack(self.path, archive, info, target)
-        with reading(self.path, f"a .npy array as member {name!r:.80}"):
-            return _pickled(target) or map_npy(target)
+        with refuse_unreadable(self.path, f"a .npy array as member {name!r:.80}"):
+            with target.open("rb") as file:
+                if read_header(file)[2].hasobject:
+                    return PickledArray(target, file.tell())
+            return map_npy(target)
 
 
 def check_room(path: Path, scratch: Path, name: str, num_bytes: int) -> None:
-    """Refuse to unpack what the disk has no room for.
-
-    Raises:
-        DatasetError: it has not.
-    """
+    """Refuse to unpack a member that the disk has no room for."""
     free = shutil.disk_usage(scratch).free
     if num_bytes > free:
         raise DatasetError(
@@ -128,14 +94,14 @@ def check_room(path: Path, scratch: Path, name: str, num_bytes: int) -> None:
 
 
 def _unpack(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path) -> None:
-    """Write one member; what it holds beyond the size it claims is not read."""
+    """Write one member; refuse bytes beyond the size that it claims."""
     left = info.file_size
     with target.open("wb") as file:
-        with reading(path, "a NumPy .npz archive"):
+        with refuse_unreadable(path, "a NumPy .npz archive"):
             member = archive.open(info)
         with member:
             while left >= 0:
-                with reading(path, "a NumPy .npz archive"):
+                with refuse_unreadable(path, "a NumPy .npz archive"):
                     block = member.read(READ_BYTES)  # one beyond the end checks the sum
                 if not block:
                     return
@@ -149,25 +115,13 @@ def _unpack(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, target:
     )
 
 
-def plain_members(
+def open_plain_members(
     path: Path, scratch: Path, inventory: Inventory, place: str = ""
 ) -> Mapping[str, NDArray[Any]]:
-    """The members of plain values, unpacked when asked for; the inventory gets all names."""
+    """Return the members of plain values, and tell the inventory all names."""
     archive = NpzArchive(path, scratch)
     for name in archive.pickled():
         inventory.leave(PICKLED, name, place=place)
         del archive[name]
     inventory.meet(archive, place)
     return cast(Mapping[str, NDArray[Any]], archive)
-
-
-def _pickled(path: Path) -> PickledArray | None:
-    """A member of pickled objects; None where it holds plain values."""
-    with path.open("rb") as file:
-        _, _, dtype = read_header(file)
-        return PickledArray(path, file.tell()) if dtype.hasobject else None
-
-
-def free_scratch(scratch: Path) -> None:
-    """Remove the scratch folder (mapped files stay readable while they are mapped)."""
-    shutil.rmtree(scratch)

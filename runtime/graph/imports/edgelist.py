@@ -1,14 +1,15 @@
 """Import of edge lists: a CSV, TSV, text or Parquet table of edges, with optional tables of nodes.
 
 A file is the table of edges; a folder holds `edges.*` (or `NAME_edges.*`) and optionally tables of
-nodes, features and labels (`node_tables.py`). Columns are found by name (`column_names.py`), else
-by position: the first two are source and destination, and of a table without a header a third one
-of fractions is the weight. What is not used is named in the inventory.
+nodes, features and labels (`node_table.py`). Columns are found by name (`inventory.py`), else by
+position: the first two are source and destination, and in a table without a header a third one of
+fractions is the weight.
 
 Without a table of nodes, ids are node numbers; where they are text, negative or have gaps, nodes
 are renumbered and `source_id.npy` keeps the source's ids.
 """
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.csc import array_edges
-from gnnplan.runtime.graph.imports.node_ids import IdIndex, close_gaps, first_seen_ids
-from gnnplan.runtime.graph.imports.node_table import NodeTable, find_tables, read_tables
-from gnnplan.runtime.graph.imports.source import ImportOptions, RawGraph
-from gnnplan.runtime.graph.imports.tables import Chunk, as_numbers, as_text, table_chunks
-from gnnplan.runtime.graph.inventory import (
+from gnnplan.runtime.graph.csc import CHUNK_EDGES, array_edges
+from gnnplan.runtime.graph.imports.inventory import (
     DST,
     EDGE_DATA,
     EDGE_ROW,
@@ -34,29 +31,31 @@ from gnnplan.runtime.graph.inventory import (
     column_named,
     plain_name,
 )
+from gnnplan.runtime.graph.imports.node_table import IdIndex, NodeTable, find_tables, read_tables
+from gnnplan.runtime.graph.imports.source import ImportOptions, RawGraph
+from gnnplan.runtime.graph.imports.tables import Chunk, as_numbers, as_text, table_chunks
 from gnnplan.runtime.graph.staging import ArrayWriter
+from gnnplan.runtime.npy import map_npy
 
+SPARSE_IDS = 8
+"""Ids are numbered by a table of one entry per id up to this many times the number of edges."""
 TYPES = {"weight": np.float32, "type": np.int32, "third": np.float32}
 NAMES = {"weight": "edge_weight", "type": "edge_type"}
 ROLES = {"src": Role.EDGES, "dst": Role.EDGES, "weight": Role.WEIGHTS, "type": Role.EDGE_TYPES}
 
 
 def read_edgelist(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
-    """Read an edge list.
-
-    Raises:
-        DatasetError: no such table, damaged, or edges that name unknown nodes.
-    """
+    """Read a table of edges, or a folder of tables."""
     del options
     inventory = Inventory()
     nodes, edges = None, source
     if source.is_dir():
         tables = find_tables(source, inventory)
-        if tables.edges is None:
+        if "edges" not in tables:
             raise DatasetError(
                 f"{source}: expected a folder with edges.csv, .tsv, .txt or .parquet"
             )
-        edges = tables.edges
+        edges = tables["edges"]
         nodes = read_tables(tables, scratch, inventory)
     notes: list[str] = []
     columns, source_id = _EdgeReader(edges, scratch, nodes, inventory, notes).read()
@@ -64,10 +63,10 @@ def read_edgelist(source: Path, scratch: Path, options: ImportOptions) -> RawGra
     if nodes is None and source_id is None and len(src):
         src, dst, source_id = close_gaps(src, dst, scratch)
     if source_id is not None:
-        notes.append(_renumbered(source_id))
+        notes.append(_describe_ids(source_id))
     graph = RawGraph(
         name=source.name.split(".")[0],
-        num_nodes=_num_nodes(src, dst, nodes, source_id),
+        num_nodes=_count_nodes(src, dst, nodes, source_id),
         edges=array_edges(src, dst, **columns),
         source_id=source_id,
         notes=notes,
@@ -80,7 +79,7 @@ def read_edgelist(source: Path, scratch: Path, options: ImportOptions) -> RawGra
     return graph
 
 
-def _renumbered(source_id: NDArray[Any]) -> str:
+def _describe_ids(source_id: NDArray[Any]) -> str:
     count = len(source_id)
     text = f"nodes renumbered from 0 to {count - 1}: see source_id.npy"
     if source_id.dtype.kind == "U":
@@ -91,11 +90,8 @@ def _renumbered(source_id: NDArray[Any]) -> str:
     return f"{text} (ids from {low} to {high}{gaps})"
 
 
-def _num_nodes(
-    src: NDArray[Any],
-    dst: NDArray[Any],
-    nodes: NodeTable | None,
-    source_id: NDArray[Any] | None,
+def _count_nodes(
+    src: NDArray[Any], dst: NDArray[Any], nodes: NodeTable | None, source_id: NDArray[Any] | None
 ) -> int:
     if nodes is not None:
         return nodes.num_nodes
@@ -105,8 +101,6 @@ def _num_nodes(
 
 
 class _EdgeReader:
-    """Streams a table of edges to scratch files, one per column."""
-
     def __init__(
         self,
         path: Path,
@@ -125,7 +119,7 @@ class _EdgeReader:
         self._text = False
 
     def read(self) -> tuple[dict[str, NDArray[Any]], NDArray[Any] | None]:
-        """Edge columns as mapped scratch files, and the source's ids where those are words."""
+        """Return edge columns as mapped files, and the source's ids where those are words."""
         writers: dict[str, ArrayWriter] = {}
         names: dict[str, str] | None = None
         with ExitStack() as stack:
@@ -142,10 +136,10 @@ class _EdgeReader:
                     writers[key].append(as_numbers(self.path, values, dtype))
         out: dict[str, NDArray[Any]] = {n: np.empty(0, np.int64) for n in ("src", "dst")}
         for key, writer in writers.items():
-            out[NAMES.get(key, key)] = np.asarray(np.load(writer.path, mmap_mode="r"))
+            out[NAMES.get(key, key)] = map_npy(writer.path)
         third = out.pop("third", None)
         if third is not None and names is not None:
-            reason = _no_weight(third)
+            reason = _refute_weight(third)
             if reason is None:
                 self.inventory.use(Role.WEIGHTS, names["third"], place=self.place)
                 out["edge_weight"] = third
@@ -163,13 +157,12 @@ class _EdgeReader:
             return self.index.rows(self.path, src), self.index.rows(self.path, dst)
         if "U" in (src.dtype.kind, dst.dtype.kind):
             self._text = True
-            return first_seen_ids(src, dst, self._seen)
+            return number_first_seen(src, dst, self._seen)
         if self._text:
             raise DatasetError(f"{self.path}: expected ids all numbers or all text, found both")
         return src, dst
 
     def _assign(self, chunk: Chunk) -> dict[str, str]:
-        """Decide what each column is."""
         names, place = list(chunk), self.place
         self.inventory.meet(names, place)
         if len(names) < 2:
@@ -212,11 +205,10 @@ class _EdgeReader:
         return {"src": src or other, "dst": dst or other}
 
 
-def _no_weight(values: NDArray[Any]) -> str | None:
-    """Why a third column without a name is not the weight; None where it is."""
+def _refute_weight(values: NDArray[Any]) -> str | None:
+    """Say why a third column without a name is not the weight; None where it is."""
     fractions = False
-    for start in range(0, len(values), 1 << 20):
-        part = np.asarray(values[start : start + (1 << 20)])
+    for part in _chunks(values):
         if not np.isfinite(part).all() or (part < 0).any():
             return "a third column with negative, infinite or empty values is no weight"
         fractions = fractions or bool((part % 1 != 0).any())
@@ -226,3 +218,48 @@ def _no_weight(values: NDArray[Any]) -> str | None:
         "a third column of whole numbers may be weights, times or types; name the columns in a "
         "first line: src,dst,weight"
     )
+
+
+def number_first_seen(
+    src: NDArray[Any], dst: NDArray[Any], seen: dict[str, int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Number text ids by first appearance, those new in a chunk in sorted order; `seen` grows."""
+    both = np.concatenate([src.astype(np.str_), dst.astype(np.str_)])
+    names, inverse = np.unique(both, return_inverse=True)
+    numbers = np.array([seen.setdefault(str(n), len(seen)) for n in names], np.int64)
+    numbered = numbers[inverse]
+    return numbered[: len(src)], numbered[len(src) :]
+
+
+def close_gaps(
+    src: NDArray[Any], dst: NDArray[Any], scratch: Path
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64] | None]:
+    """Renumber integer ids from 0 in order; return both ends and the old ids, None if unchanged."""
+    low = int(min(src.min(), dst.min()))
+    high = int(max(src.max(), dst.max()))
+    number = None
+    if low < 0 or high >= SPARSE_IDS * len(src) + 1000:
+        ids = np.empty(0, np.int64)
+        for part in _chunks(src, dst):
+            ids = np.union1d(ids, part)
+    else:
+        met = np.zeros(high + 1, bool)
+        for part in _chunks(src, dst):
+            met[part] = True
+        if met.all():
+            return src, dst, None
+        ids = np.flatnonzero(met)
+        number = np.cumsum(met, dtype=np.int32 if len(ids) < 1 << 31 else np.int64) - 1
+    out: list[NDArray[np.int64]] = []
+    for name, values in (("src", src), ("dst", dst)):
+        with ArrayWriter(scratch / f"compact-{name}.npy", np.int64) as writer:
+            for part in _chunks(values):
+                writer.append(np.searchsorted(ids, part) if number is None else number[part])
+        out.append(map_npy(writer.path))
+    return out[0], out[1], ids
+
+
+def _chunks(*arrays: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    for values in arrays:
+        for start in range(0, len(values), CHUNK_EDGES):
+            yield values[start : start + CHUNK_EDGES]

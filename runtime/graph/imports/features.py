@@ -1,4 +1,4 @@
-"""How features are stored: dense, CSR, or projected onto fewer columns.
+"""Storing features: dense, CSR, or projected onto fewer columns.
 
 The projection is the very sparse random projection of Li, Hastie and Church, "Very sparse random
 projections" (KDD 2006): x' = x R with R of shape [source_dim, D], entries independently
@@ -15,8 +15,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.findings import CHUNK_BYTES, chunks, count_overflows
-from gnnplan.runtime.graph.format import Projection
+from gnnplan.runtime.graph.format import CHUNK_BYTES, Projection, chunks, count_overflows
 from gnnplan.runtime.graph.imports.source import (
     ImportOptions,
     RawFeatures,
@@ -32,16 +31,10 @@ DEFAULT_PROJECTION = 256
 def write_features(
     raw: RawGraph, staging: Staging, options: ImportOptions, ram_bytes: int | None = None
 ) -> dict[str, Any]:
-    """Write the features in the chosen storage; returns the graph.json fields that say so.
+    """Write the features in the chosen storage; return the graph.json fields that say so.
 
-    Args:
-        raw: the source; gets a note for each decision that was not the user's.
-        staging: the dataset being written.
-        options: storage, type and seed.
-        ram_bytes: memory to hold `dense` against; this machine's if None.
-
-    Raises:
-        DatasetError: rows do not match nodes, or values do not fit the type.
+    Each decision that is not the user's adds a note to `raw`. Dense features are held against
+    `ram_bytes` of memory, None for this machine's.
     """
     source = raw.features
     choice, width = parse_feature_choice(options.features)
@@ -57,13 +50,10 @@ def write_features(
         )
     if choice == "auto":
         ram = memory_bytes() if ram_bytes is None else ram_bytes
-        choice, width = _choose(raw, source, ram)
-    try:
-        if choice == "project":
-            return _project(source, width, staging, options.seed)
-        return _store(source, choice, staging, _stored_type(source, options))
-    except _BeyondFloat32Error:
-        raise _beyond_float32(source) from None
+        choice, width = _choose_storage(raw, source, ram)
+    if choice == "project":
+        return _project(source, width, staging, options.seed)
+    return _store(source, choice, staging, _stored_type(source, options))
 
 
 def _store(source: RawFeatures, choice: str, staging: Staging, dtype: str) -> dict[str, Any]:
@@ -71,14 +61,14 @@ def _store(source: RawFeatures, choice: str, staging: Staging, dtype: str) -> di
         _write_sparse(source, staging, dtype)
     else:
         table = staging.create("x", dtype, (source.dim,))
-        for rows in dense_rows(source):
-            table.append(_cast(rows, dtype))
+        for rows in _row_chunks(source, source.dim):
+            table.append(_cast(source, rows.toarray() if sp.issparse(rows) else rows, dtype))
         table.close()
     return {"feature_dim": source.dim, "feature_storage": choice, "feature_dtype": dtype}
 
 
 def projection_matrix(source_dim: int, target_dim: int, seed: int) -> tuple[Any, Projection]:
-    """The CSR matrix R (float32 [source_dim, target_dim]) and the record of how it was made."""
+    """Return R, a CSR matrix of float32 [source_dim, target_dim], and the record of its making."""
     density = 1 / math.sqrt(source_dim)
     rng = np.random.default_rng([seed, source_dim, target_dim])
     scale = np.float32(1 / math.sqrt(density * target_dim))
@@ -94,17 +84,17 @@ def projection_matrix(source_dim: int, target_dim: int, seed: int) -> tuple[Any,
     return sp.vstack(parts, format="csr"), record
 
 
-def dense_rows(source: RawFeatures) -> Iterator[NDArray[Any]]:
-    """Chunks of dense rows of the source."""
-    step = max(1, CHUNK_BYTES // (4 * source.dim))
+def _row_chunks(source: RawFeatures, width: int) -> Iterator[Any]:
+    """Yield the source's rows, dense or as CSR matrices, as many as fit `width` columns."""
+    step = max(1, CHUNK_BYTES // (4 * width))
     for start in range(0, source.num_rows, step):
         if source.dense is not None:
             yield source.dense[start : start + step]
         else:
-            yield _csr_rows(source, start, start + step).toarray()
+            yield _csr_rows(source, start, start + step)
 
 
-def _choose(raw: RawGraph, source: RawFeatures, ram: int) -> tuple[Any, int]:
+def _choose_storage(raw: RawGraph, source: RawFeatures, ram: int) -> tuple[Any, int]:
     dense = 4 * source.num_rows * source.dim
     if 4 * dense <= ram or source.dim <= DEFAULT_PROJECTION:
         return "dense", 0
@@ -122,11 +112,7 @@ def _stored_type(source: RawFeatures, options: ImportOptions) -> str:
     return options.feature_dtype
 
 
-class _BeyondFloat32Error(Exception):
-    """A finite value of the source would become infinite."""
-
-
-def _cast(values: NDArray[Any], dtype: str) -> NDArray[Any]:
+def _cast(source: RawFeatures, values: NDArray[Any], dtype: str) -> NDArray[Any]:
     with np.errstate(over="ignore", invalid="ignore"):
         out = values.astype(dtype, copy=False)
     if dtype == "float16" and not np.array_equal(
@@ -137,12 +123,11 @@ def _cast(values: NDArray[Any], dtype: str) -> NDArray[Any]:
             "import with feature type float32"
         )
     if dtype == "float32" and count_overflows(values, out):
-        raise _BeyondFloat32Error
+        raise _beyond_float32(source)
     return out
 
 
 def _beyond_float32(source: RawFeatures) -> DatasetError:
-    """The refusal of a table with such values, all of them counted."""
     most = float(np.finfo(np.float32).max)
     table = np.asarray(source.dense if source.csr is None else source.csr.data)
     count = sum(int(((abs(p) > most) & np.isfinite(p)).sum()) for p in chunks(table))
@@ -170,15 +155,12 @@ def _write_sparse(source: RawFeatures, staging: Staging, dtype: str) -> None:
     values = staging.create("x_data", dtype)
     pointers.append(np.zeros(1, np.int64))
     total = 0
-    step = max(1, CHUNK_BYTES // (4 * source.dim))
-    for start in range(0, source.num_rows, step):
-        if source.dense is not None:
-            rows = sp.csr_matrix(_cast(source.dense[start : start + step], dtype))
-        else:
-            rows = _csr_rows(source, start, start + step)
+    for rows in _row_chunks(source, source.dim):
+        if not sp.issparse(rows):
+            rows = sp.csr_matrix(_cast(source, rows, dtype))
         pointers.append(total + rows.indptr[1:].astype(np.int64))
         columns.append(rows.indices)
-        values.append(_cast(rows.data, dtype))
+        values.append(_cast(source, rows.data, dtype))
         total += int(rows.indptr[-1])
     for writer in (pointers, columns, values):
         writer.close()
@@ -187,15 +169,13 @@ def _write_sparse(source: RawFeatures, staging: Staging, dtype: str) -> None:
 def _project(source: RawFeatures, width: int, staging: Staging, seed: int) -> dict[str, Any]:
     R, record = projection_matrix(source.dim, width, seed)
     table = staging.create("x", np.float32, (width,))
-    step = max(1, CHUNK_BYTES // (4 * max(width, source.dim if source.csr is None else width)))
-    for start in range(0, source.num_rows, step):
-        if source.dense is not None:
-            rows = np.ascontiguousarray(_cast(source.dense[start : start + step], "float32"))
-            out = (R.T @ rows.T).T
-        else:
-            rows = _csr_rows(source, start, start + step)
-            rows.data = _cast(rows.data, "float32")
+    for rows in _row_chunks(source, max(width, source.dim if source.csr is None else width)):
+        if sp.issparse(rows):
+            rows.data = _cast(source, rows.data, "float32")
             out = (rows @ R).toarray()
+        else:
+            rows = np.ascontiguousarray(_cast(source, rows, "float32"))
+            out = (R.T @ rows.T).T
         _refuse_sums(rows, out)
         table.append(out)
     table.close()
@@ -203,7 +183,6 @@ def _project(source: RawFeatures, width: int, staging: Staging, seed: int) -> di
 
 
 def _refuse_sums(rows: Any, projected: NDArray[np.float32]) -> None:
-    """Raise DatasetError where sums of finite features are beyond float32."""
     lost = ~np.isfinite(projected).all(axis=1)
     if not lost.any():
         return

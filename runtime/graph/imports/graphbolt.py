@@ -1,11 +1,13 @@
 """Import of DGL GraphBolt's on-disk layout: a folder with `metadata.yaml`, one node and edge type.
 
-Read are `dataset_name`, `graph.nodes[0].num`, `graph.edges[0]` (csv, or numpy of shape [2, E]), the
-first table of `feature_data` with domain node (numpy, torch or csv) whose name does not look like
-labels, ids or masks, and of the first task `num_classes`, `train_set`, `validation_set`, `test_set`
-with data `seeds` (or `seed_nodes`, `node_pairs`) and `labels`. Seeds of two columns make it a link
-task; pairs labelled 0 (negatives) are left out. All other entries and files are named in the
-inventory. PyYAML is imported on use.
+    dataset_name, graph.nodes[0].num
+    graph.edges[0]   csv, or numpy of shape [2, E]
+    feature_data     the first table of domain node (numpy, torch or csv) whose name does not look
+                     like labels, ids or masks
+    tasks[0]         num_classes; train_set, validation_set and test_set with data seeds (or
+                     seed_nodes, node_pairs) and labels
+
+Seeds of two columns make it a link task, without the pairs labelled 0. PyYAML is imported on use.
 """
 
 from pathlib import Path
@@ -16,34 +18,32 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.csc import array_edges
+from gnnplan.runtime.graph.format import map_array, refuse_unreadable
+from gnnplan.runtime.graph.imports.inventory import EDGE_DATA, LOOKS, Inventory, Role, looks_like
 from gnnplan.runtime.graph.imports.serialized import load_torch, to_numpy
 from gnnplan.runtime.graph.imports.source import (
     ImportOptions,
     RawFeatures,
     RawGraph,
     check_num_nodes,
+    check_pairs,
+    make_features,
+    note_negatives,
 )
 from gnnplan.runtime.graph.imports.tables import number_table
-from gnnplan.runtime.graph.inventory import EDGE_DATA, LOOKS, Inventory, Role, looks_like
-from gnnplan.runtime.graph.reading import map_array, reading
 
 SET_NAMES = {"train": "train_set", "val": "validation_set", "test": "test_set"}
 SEED_NAMES = ("seeds", "seed_nodes", "node_pairs")
 
 
 def read_graphbolt(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
-    """Read a folder (or its metadata.yaml).
-
-    Raises:
-        DatasetError: metadata or files are missing or damaged, types are several, or PyYAML is not
-            installed.
-    """
+    """Read a folder, or its metadata.yaml."""
     del options
     path = source / "metadata.yaml" if source.is_dir() else source
     meta = _load_yaml(path)
     inventory = Inventory()
     files = _Files(path, scratch)
-    with reading(path, "GraphBolt metadata with graph.nodes and graph.edges of one type"):
+    with refuse_unreadable(path, "GraphBolt metadata with graph.nodes and graph.edges of one type"):
         nodes, edges = meta["graph"]["nodes"], meta["graph"]["edges"]
         kinds = [bool(entry.get("type")) for entry in (*nodes, *edges)]
         num_nodes = int(nodes[0]["num"])
@@ -51,19 +51,15 @@ def read_graphbolt(source: Path, scratch: Path, options: ImportOptions) -> RawGr
     if len(nodes) != 1 or len(edges) != 1 or any(kinds):
         raise DatasetError(f"{path}: expected one node and edge type, found a heterogeneous set")
     pairs = files.load(spec, np.int64)
-    pairs = pairs if spec.get("format") == "csv" else pairs.T
-    if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
-        raise DatasetError(
-            f"{path}: expected edges as two integers each, found {pairs.dtype} of shape "
-            f"{list(pairs.T.shape)}"
-        )
-    with reading(path, "a dataset_name in words"):
+    pairs = pairs.T if spec.get("format") == "csv" else pairs
+    check_pairs(path, "edges", pairs)
+    with refuse_unreadable(path, "a dataset_name in words"):
         title = _word(meta.get("dataset_name") or path.parent.name)
     inventory.use(Role.EDGES, "graph.edges")
     graph = RawGraph(
         name=title,
         num_nodes=num_nodes,
-        edges=array_edges(pairs[:, 0], pairs[:, 1]),
+        edges=array_edges(pairs[0], pairs[1]),
         features=_features(path, meta, files, inventory),
         inventory=inventory,
     )
@@ -73,7 +69,7 @@ def read_graphbolt(source: Path, scratch: Path, options: ImportOptions) -> RawGr
 
 
 class _Files:
-    """Loads the files that metadata.yaml points to; they must lie in its folder."""
+    """Loads the files that metadata.yaml names; they must lie in its folder."""
 
     def __init__(self, path: Path, scratch: Path) -> None:
         self.path = path
@@ -82,7 +78,7 @@ class _Files:
         self._count = 0
 
     def load(self, spec: dict[str, Any], dtype: Any) -> NDArray[Any]:
-        with reading(self.path, "entries with a format and a path"):
+        with refuse_unreadable(self.path, "entries with a format and a path"):
             kind, name = _word(spec["format"]), _word(spec["path"])
             path = (self.folder / name).resolve()
             inside = path.is_relative_to(self.folder.resolve())
@@ -108,7 +104,7 @@ class _Files:
 
 
 def _word(value: Any) -> str:
-    """A word of the metadata. Others are not made words: YAML's aliases let one take gigabytes."""
+    """Return a word; nothing else becomes one, for YAML's aliases may take gigabytes."""
     if not isinstance(value, str):
         raise TypeError(f"expected a word, found {type(value).__name__}")
     return value
@@ -121,7 +117,7 @@ def _load_yaml(path: Path) -> dict[str, Any]:
         raise DatasetError(
             f"{path}: reading GraphBolt metadata needs PyYAML; install it with pip install pyyaml"
         ) from None
-    with reading(path, "GraphBolt metadata in YAML"):
+    with refuse_unreadable(path, "GraphBolt metadata in YAML"):
         meta = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     if not isinstance(meta, dict):
         raise DatasetError(f"{path}: expected GraphBolt metadata as a mapping")
@@ -131,8 +127,8 @@ def _load_yaml(path: Path) -> dict[str, Any]:
 def _features(
     path: Path, meta: dict[str, Any], files: _Files, inventory: Inventory
 ) -> RawFeatures | None:
-    """The first table of node features; the others, and those of edges, are named as left."""
-    with reading(path, "feature_data as a list of tables"):
+    """Read the first table of node features, and name all others as left."""
+    with refuse_unreadable(path, "feature_data as a list of tables"):
         entries = [dict(entry) for entry in meta.get("feature_data") or []]
         within = [dict(entry) for entry in dict(meta["graph"]).get("feature_data") or []]
         names = [_word(entry.get("name") or f"table {i}") for i, entry in enumerate(entries)]
@@ -152,18 +148,13 @@ def _features(
         inventory.leave(EDGE_DATA, "graph.feature_data")
     if chosen is None:
         return None
-    table = files.load(chosen, np.float32)
-    if table.ndim != 2:
-        raise DatasetError(
-            f"{path}: expected node features of two axes, found shape {list(table.shape)}"
-        )
-    return RawFeatures(dim=table.shape[1], dense=table)
+    return make_features(path, "node features", files.load(chosen, np.float32))
 
 
 def _unread(path: Path, meta: dict[str, Any], files: _Files) -> list[str]:
-    """Files of the folder and entries at the top of the metadata that nothing was read from."""
+    """List the files and the entries of the metadata that nothing was read from."""
     known = {"dataset_name", "graph", "feature_data", "tasks"}
-    with reading(path, "metadata of entries with names in words"):
+    with refuse_unreadable(path, "metadata of entries with names in words"):
         entries = [f"entry {_word(key)}" for key in meta if key not in known]
     named = {(files.folder / name).resolve() for name in _paths(meta)} | {path.resolve()}
     there = [p for p in sorted(files.folder.rglob("*")) if p.is_file()]
@@ -173,7 +164,6 @@ def _unread(path: Path, meta: dict[str, Any], files: _Files) -> list[str]:
 
 
 def _paths(value: Any, depth: int = 8) -> list[str]:
-    """The paths that the metadata names anywhere."""
     if depth == 0:
         return []
     if isinstance(value, dict):
@@ -186,7 +176,7 @@ def _paths(value: Any, depth: int = 8) -> list[str]:
 
 
 def _read_task(path: Path, meta: dict[str, Any], files: _Files, graph: RawGraph) -> None:
-    with reading(path, "tasks as a list"):
+    with refuse_unreadable(path, "tasks as a list"):
         tasks = [dict(task) for task in meta.get("tasks") or []]
     if not tasks:
         return
@@ -195,7 +185,7 @@ def _read_task(path: Path, meta: dict[str, Any], files: _Files, graph: RawGraph)
     split: dict[str, NDArray[Any]] = {}
     negatives = 0
     labels: list[tuple[NDArray[Any], NDArray[Any]]] = []
-    with reading(path, "num_classes as an integer"):
+    with refuse_unreadable(path, "num_classes as an integer"):
         graph.num_classes = int(tasks[0].get("num_classes") or 0)
     for key, name in SET_NAMES.items():
         data = _set_data(path, tasks[0], name)
@@ -229,16 +219,13 @@ def _read_task(path: Path, meta: dict[str, Any], files: _Files, graph: RawGraph)
         elif known is not None:
             labels.append((ids, known))
         split[key] = ids
-    if negatives:
-        graph.notes.append(
-            f"{negatives} pairs labelled 0 left out: a link task draws its own negatives"
-        )
+    note_negatives(graph.notes, negatives)
     graph.split = split or None
     graph.y = _scatter(path, labels, graph.num_nodes)
 
 
 def _set_data(path: Path, task: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
-    with reading(path, f"{name} as a list with one entry of data"):
+    with refuse_unreadable(path, f"{name} as a list with one entry of data"):
         sets = task.get(name) or []
         return {_word(d["name"]): dict(d) for d in (sets[0]["data"] if sets else [])}
 
@@ -246,7 +233,7 @@ def _set_data(path: Path, task: dict[str, Any], name: str) -> dict[str, dict[str
 def _scatter(
     path: Path, labels: list[tuple[NDArray[Any], NDArray[Any]]], num_nodes: int
 ) -> NDArray[np.float64] | None:
-    """Labels of the sets as one array over all nodes; NaN where none is known."""
+    """Join the labels of the sets in one array over all nodes; NaN where none is known."""
     if not labels:
         return None
     width = {tuple(values.shape[1:]) for _, values in labels}

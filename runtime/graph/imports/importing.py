@@ -2,9 +2,11 @@
 
     graph = import_graph(Path("cora.npz"), Path("data/cora"), options=ImportOptions())
 
-One small module per format turns the source into a `RawGraph`; everything after that is shared.
+One module per format turns the source into a `RawGraph`; everything after that is shared. All that
+is wrong with a source is raised as a DatasetError of one line, here and in the other modules.
 """
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +18,9 @@ from numpy.typing import NDArray
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.csc import CHUNK_EDGES, build_csc, number_edges
 from gnnplan.runtime.graph.dataset import Graph, commit_dataset
-from gnnplan.runtime.graph.imports.archive import free_scratch
 from gnnplan.runtime.graph.imports.features import write_features
+from gnnplan.runtime.graph.imports.inventory import Role
+from gnnplan.runtime.graph.imports.labels import normalise_labels, normalise_split
 from gnnplan.runtime.graph.imports.node_table import SUFFIXES, find_tables
 from gnnplan.runtime.graph.imports.source import (
     SPLIT_KEYS,
@@ -26,14 +29,13 @@ from gnnplan.runtime.graph.imports.source import (
     check_lengths,
     check_num_nodes,
 )
-from gnnplan.runtime.graph.inventory import Role
-from gnnplan.runtime.graph.labels import normalise_labels, normalise_split
 from gnnplan.runtime.graph.staging import Staging
 from gnnplan.runtime.npy import map_npy
 
 __all__ = ["FORMATS", "ImportOptions", "detect_format", "import_graph"]
 
 Reader = Callable[[Path, Path, ImportOptions], RawGraph]
+"""Reads a source into a graph, with the help of a scratch folder."""
 FORMATS = ("npz", "pyg", "ogb", "graphbolt", "edgelist")
 
 
@@ -50,12 +52,12 @@ def import_graph(
 
     Args:
         source: file or folder to read.
-        folder: dataset folder to write; a dataset there, or anything else, is refused.
+        folder: dataset folder to write.
         format: auto | npz | pyg | ogb | graphbolt | edgelist.
-        options: what to do on the way.
-        report: gets one line before the conversion (its need of memory and disk), and one per
-            decision the options left open, and per finding.
-        overwrite: let an earlier dataset step aside, to `<folder>.previous`.
+        options: choices for the conversion.
+        report: gets a line on memory and disk before the conversion, then one for each decision
+            that the options left open, and for each finding.
+        overwrite: keep an earlier dataset as `<folder>.previous`.
 
     Raises:
         DatasetError: the source is damaged or not of the format, or the folder cannot be written.
@@ -63,26 +65,25 @@ def import_graph(
     source, options = Path(source), options or ImportOptions()
     if not source.exists():
         raise DatasetError(f"{source}: expected a file or folder to import, found nothing there")
-    read = _reader(detect_format(source) if format == "auto" else format)
+    read = _find_reader(detect_format(source) if format == "auto" else format)
     with Staging(folder, overwrite=overwrite) as staging:
         scratch = staging.folder / "scratch"
         scratch.mkdir()
-        with _naming(source, folder):
+        with _name_source(source, folder):
             raw = read(source, scratch, options)
         if raw.num_nodes < 1 or raw.edges.num_edges < 1:
             raise DatasetError(
                 f"{source}: expected at least one node and one edge, found an empty graph of "
                 f"{raw.num_nodes} nodes and {raw.edges.num_edges} edges"
             )
-        with _naming(source, folder):
+        with _name_source(source, folder):
             check_num_nodes(raw.num_nodes)
             _check_choice(raw, options)
             return _convert(raw, staging, scratch, options, report)
 
 
 @contextmanager
-def _naming(source: Path, folder: Path) -> Iterator[None]:
-    """Begin the text of every error with a path."""
+def _name_source(source: Path, folder: Path) -> Iterator[None]:
     try:
         yield
     except DatasetError as error:
@@ -92,11 +93,7 @@ def _naming(source: Path, folder: Path) -> Iterator[None]:
 
 
 def detect_format(source: Path) -> str:
-    """Recognise the format of a file or folder by its names.
-
-    Raises:
-        DatasetError: none fits.
-    """
+    """Recognise the format of a file or folder by its names."""
     name = source.name.lower()
     if source.is_dir():
         if (source / "metadata.yaml").is_file() or (source / "preprocessed").is_dir():
@@ -104,7 +101,7 @@ def detect_format(source: Path) -> str:
         ogb = ("edge.csv.gz", "raw/edge.csv.gz", "data.npz", "raw/data.npz")
         if any((source / part).is_file() for part in ogb):
             return "ogb"
-        if find_tables(source).edges is not None:
+        if "edges" in find_tables(source):
             return "edgelist"
     elif name in ("metadata.yaml", "metadata.yml"):
         return "graphbolt"
@@ -121,7 +118,7 @@ def detect_format(source: Path) -> str:
     )
 
 
-def _reader(format: str) -> Reader:
+def _find_reader(format: str) -> Reader:
     # Imported on use: torch and yaml are needed by some formats only.
     if format == "npz":
         from gnnplan.runtime.graph.imports.npz import read_npz as read
@@ -151,16 +148,13 @@ def _convert(
     check_lengths(raw)
     y, task, num_classes = normalise_labels(raw, options)
     split = normalise_split(raw, y, task, options)
-    if y is not None:
-        staging.save("y", y)
+    for name, array in {"y": y, "source_id": raw.source_id, "class_id": raw.class_id}.items():
+        if array is not None:
+            staging.save(name, array)
     for key in SPLIT_KEYS:
         staging.save(f"{key}_idx", split[key])
     if raw.node_type is not None:
         staging.save("node_type", raw.node_type, np.int32)
-    if raw.source_id is not None:
-        staging.save("source_id", raw.source_id)
-    if raw.class_id is not None:
-        staging.save("class_id", raw.class_id)
     features = write_features(raw, staging, options)
     stored = build_csc(
         number_edges(raw.edges),
@@ -172,14 +166,14 @@ def _convert(
     )
     raw.notes = [
         *raw.notes,
-        *_summary(raw, stored, features, num_classes, y, split),
-        *_isolated(staging, raw.num_nodes, split, task),
+        *_summarise(raw, stored, features, num_classes, y, split),
+        *_count_isolated(staging, raw.num_nodes, split, task),
         *raw.inventory.lines(),
     ]
     if report is not None:
         for note in raw.notes:
             report(note)
-    free_scratch(scratch)
+    shutil.rmtree(scratch)  # mapped files stay readable
     graph = commit_dataset(
         staging,
         name=options.name or raw.name,
@@ -197,7 +191,7 @@ def _convert(
 
 
 def _check_choice(raw: RawGraph, options: ImportOptions) -> None:
-    """Refuse to choose where there is nothing to choose: among splits, or a width of features."""
+    """Refuse a choice of a split, or a width of features, that the source does not leave open."""
     if options.feature_dim and raw.features is not None and options.features != "none":
         raise DatasetError(
             f"expected a source without features for a declared width of {options.feature_dim}, "
@@ -214,7 +208,7 @@ def _check_choice(raw: RawGraph, options: ImportOptions) -> None:
         )
 
 
-def _summary(
+def _summarise(
     raw: RawGraph,
     num_edges: int,
     features: dict[str, Any],
@@ -222,7 +216,7 @@ def _summary(
     y: NDArray[np.int64] | None,
     split: dict[str, NDArray[np.int64]],
 ) -> list[str]:
-    """What the dataset was made from, in a line for each part."""
+    """Say what the dataset was made from, in a line for each part."""
     origin = raw.inventory.origin
     lines = [f"edges: {num_edges} stored, from {origin(Role.EDGES)}"]
     for role in (Role.WEIGHTS, Role.EDGE_TYPES, Role.IDS, Role.NODE_TYPES):
@@ -248,10 +242,9 @@ def _summary(
     return lines
 
 
-def _isolated(
+def _count_isolated(
     staging: Staging, num_nodes: int, split: dict[str, NDArray[np.int64]], task: str
 ) -> list[str]:
-    """A line on the nodes that no edge touches, where there are some."""
     pointers = map_npy(staging.folder / "indptr.npy")
     alone = pointers[1:] == pointers[:-1]
     indices = map_npy(staging.folder / "indices.npy")

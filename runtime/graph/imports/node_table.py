@@ -1,6 +1,4 @@
-"""A table of nodes: ids, labels, split and feature columns, told apart by name and type.
-
-The tables of a folder: edges, nodes, features and labels, found by name and joined by id.
+"""Tables of nodes: ids, labels, split and features, told apart by name and type, joined by id.
 
     edges.csv     NAME_edges.*                 the edges
     nodes.csv     NAME_nodes.*                 anything of nodes
@@ -8,8 +6,8 @@ The tables of a folder: edges, nodes, features and labels, found by name and joi
                                                value
     target.csv    labels.*, NAME_target.* ...  labels
 
-Each is .csv, .tsv, .txt, .edges (perhaps with .gz) or .parquet. Tables without a column of ids have
-a row per node, in order.
+Each is .csv, .tsv, .txt, .edges (perhaps with .gz) or .parquet. A table without a column of ids has
+one row per node, in order.
 """
 
 import itertools
@@ -24,11 +22,8 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.dataset import SparseFeatures
-from gnnplan.runtime.graph.findings import check_range
-from gnnplan.runtime.graph.imports.node_ids import IdIndex
-from gnnplan.runtime.graph.imports.source import RawFeatures
-from gnnplan.runtime.graph.imports.tables import Chunk, as_numbers, as_text, table_chunks
-from gnnplan.runtime.graph.inventory import (
+from gnnplan.runtime.graph.format import check_range
+from gnnplan.runtime.graph.imports.inventory import (
     FEATURE_ID,
     FEATURE_VALUE,
     LABEL,
@@ -43,8 +38,11 @@ from gnnplan.runtime.graph.inventory import (
     looks_like,
     plain_name,
 )
-from gnnplan.runtime.graph.labels import are_flags, split_ids
+from gnnplan.runtime.graph.imports.labels import are_flags, split_ids
+from gnnplan.runtime.graph.imports.source import RawFeatures, sparse_features
+from gnnplan.runtime.graph.imports.tables import Chunk, as_numbers, as_text, table_chunks
 from gnnplan.runtime.graph.staging import ArrayWriter
+from gnnplan.runtime.npy import map_npy
 
 SPLIT_WORDS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",
@@ -53,22 +51,52 @@ SPLIT_WORDS = {
 NO_SPLIT = ("", "none", "nan", "null")
 
 
+class IdIndex:
+    """Finds the row of each id of a node table."""
+
+    def __init__(self, ids: NDArray[Any]) -> None:
+        self.ids = ids
+        self._order = np.argsort(ids, kind="stable")
+
+    def find(self, path: Path, values: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the row number of each value, -1 where there is none."""
+        if (values.dtype.kind == "U") != (self.ids.dtype.kind == "U"):
+            if self.ids.dtype.kind != "U":
+                raise DatasetError(f"{path}: expected numbers as node ids, as in the node table")
+            values = values.astype(np.str_)
+        place = np.searchsorted(self.ids, values, sorter=self._order)
+        rows = self._order[np.minimum(place, len(self.ids) - 1)].astype(np.int64)
+        rows[self.ids[rows] != values] = -1
+        return rows
+
+    def rows(self, path: Path, values: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the row number of each value; refuse unknown ones."""
+        rows = self.find(path, values)
+        missing = rows < 0
+        if missing.any():
+            raise DatasetError(
+                f"{path}: expected ends named in the node table, found "
+                f"{str(values[missing][0])!r:.60}"
+            )
+        return rows
+
+
 @dataclass(kw_only=True, slots=True, eq=False)
 class NodeTable:
-    """What a node table says; row order is node order."""
+    """The content of a node table; the order of rows is that of nodes."""
 
     path: Path
     num_nodes: int
     ids: NDArray[Any] | None
     features: RawFeatures | None
-    y: NDArray[Any] | None
-    split: dict[str, NDArray[Any]] | None
+    y: NDArray[Any] | None = None
+    split: dict[str, NDArray[Any]] | None = None
     notes: list[str] = field(default_factory=list)
 
 
 @dataclass(kw_only=True, slots=True)
 class _Columns:
-    """Which column is what."""
+    """Names of columns by what they hold."""
 
     id: str | None
     label: str | None
@@ -78,7 +106,7 @@ class _Columns:
 
     @property
     def kept(self) -> list[str]:
-        """Columns that are held in memory."""
+        """Names of columns that are held in memory."""
         names = (self.id, self.label, self.split, *self.masks.values())
         return [name for name in names if name is not None]
 
@@ -88,15 +116,8 @@ def read_nodes(
 ) -> NodeTable:
     """Read a node table; features stream to the scratch folder.
 
-    Args:
-        path: the table.
-        scratch: folder for the features.
-        inventory: gets every column.
-        labels_only: of a table of labels, other columns are no features, and a single column
-            beside the ids is the label whatever its name.
-
-    Raises:
-        DatasetError: damaged, repeated ids, unknown split words.
+    In a table of labels (`labels_only`) other columns are no features, and a single column beside
+    the ids is the label whatever its name.
     """
     kept: dict[str, list[NDArray[Any]]] = {}
     target = scratch / f"features-{path.name}.npy"
@@ -111,7 +132,8 @@ def read_nodes(
             for name in columns.kept:
                 kept.setdefault(name, []).append(as_text(chunk[name]))
             if columns.features:
-                table = _feature_rows(path, chunk, columns.features)
+                parts = [as_numbers(path, chunk[name], np.float32) for name in columns.features]
+                table = np.column_stack(parts)
                 if writer is None:
                     writer = ArrayWriter(target, np.float32, table.shape[1:])
                     stack.enter_context(writer)
@@ -124,21 +146,21 @@ def read_nodes(
     whole = {name: np.concatenate(parts) for name, parts in kept.items()}
     features = None
     if writer is not None:
-        dense = np.asarray(np.load(target, mmap_mode="r"))
+        dense = map_npy(target)
         features = RawFeatures(dim=dense.shape[1], dense=dense)
     return NodeTable(
         path=path,
         num_nodes=rows,
-        ids=None if columns.id is None else _ids(path, whole[columns.id]),
+        ids=None if columns.id is None else _unique_ids(path, whole[columns.id]),
         features=features,
-        y=None if columns.label is None else _labels(whole[columns.label], notes),
-        split=_split(path, columns, whole, rows, inventory),
+        y=None if columns.label is None else _number_labels(whole[columns.label], notes),
+        split=_read_split(path, columns, whole, rows, inventory),
         notes=notes,
     )
 
 
 def _assign(path: Path, chunk: Chunk, inventory: Inventory, labels_only: bool) -> _Columns:
-    """Decide what each column is, by name and by the type of its first values."""
+    """Decide what each column is, by its name and the type of its first values."""
     place = path.name
     inventory.meet(chunk, place)
     plain = {n: v for n, v in chunk.items() if v.dtype.kind in "fiubO"}
@@ -185,19 +207,14 @@ def _assign(path: Path, chunk: Chunk, inventory: Inventory, labels_only: bool) -
     return out
 
 
-def _feature_rows(path: Path, chunk: Chunk, names: list[str]) -> NDArray[np.float32]:
-    parts = [as_numbers(path, chunk[name], np.float32) for name in names]
-    return np.column_stack(parts)
-
-
-def _ids(path: Path, ids: NDArray[Any]) -> NDArray[Any]:
+def _unique_ids(path: Path, ids: NDArray[Any]) -> NDArray[Any]:
     ids = ids if ids.dtype.kind == "U" else as_numbers(path, ids, np.int64)
     if len(np.unique(ids)) != len(ids):
         raise DatasetError(f"{path}: expected a different id in each row, found repeated ids")
     return ids
 
 
-def _labels(labels: NDArray[Any], notes: list[str]) -> NDArray[Any]:
+def _number_labels(labels: NDArray[Any], notes: list[str]) -> NDArray[Any]:
     if labels.dtype.kind != "U":
         return labels
     names = np.unique(labels[labels != ""])
@@ -205,14 +222,14 @@ def _labels(labels: NDArray[Any], notes: list[str]) -> NDArray[Any]:
     return np.where(labels == "", -1, np.searchsorted(names, labels))
 
 
-def _split(
+def _read_split(
     path: Path, columns: _Columns, whole: dict[str, NDArray[Any]], rows: int, inventory: Inventory
 ) -> dict[str, NDArray[Any]] | None:
     if columns.split is not None:
         return _split_words(path, columns.split, whole[columns.split], inventory)
     named = any("mask" in plain_name(name) for name in columns.masks.values())
     flags = all(
-        whole[name].dtype.kind in "fiub" and are_flags(_filled(whole[name]))
+        whole[name].dtype.kind in "fiub" and are_flags(_fill_empty(whole[name]))
         for name in columns.masks.values()
     )
     if not columns.masks:
@@ -222,13 +239,12 @@ def _split(
         inventory.leave(LOOKS.format("a mask"), *names, place=path.name)
         return None
     return {
-        key: split_ids(f"mask {name}", _filled(whole[name]), rows)[0]
+        key: split_ids(f"mask {name}", _fill_empty(whole[name]), rows)[0]
         for key, name in columns.masks.items()
     }
 
 
-def _filled(flags: NDArray[Any]) -> NDArray[Any]:
-    """Flags whose empty cells are 0."""
+def _fill_empty(flags: NDArray[Any]) -> NDArray[Any]:
     return np.nan_to_num(flags, nan=0) if flags.dtype.kind == "f" else flags
 
 
@@ -261,26 +277,8 @@ WORDS = {
 MOST_FEATURES = 1 << 31
 
 
-@dataclass(kw_only=True, slots=True)
-class Tables:
-    """Paths of a folder's tables."""
-
-    edges: Path | None = None
-    nodes: Path | None = None
-    features: Path | None = None
-    labels: Path | None = None
-
-
-def find_tables(folder: Path, inventory: Inventory | None = None) -> Tables:
-    """Recognise the tables of a folder by their names.
-
-    Args:
-        folder: to look into.
-        inventory: gets every file of the folder that is no table.
-
-    Raises:
-        DatasetError: two tables of one kind.
-    """
+def find_tables(folder: Path, inventory: Inventory | None = None) -> dict[str, Path]:
+    """Recognise a folder's tables by their names; the inventory gets all other files."""
     found: dict[str, list[Path]] = {key: [] for key in WORDS}
     for path in sorted(folder.iterdir()):
         key = _kind(path)
@@ -294,23 +292,18 @@ def find_tables(folder: Path, inventory: Inventory | None = None) -> Tables:
                 f"{folder}: expected one table of {key}, found {len(paths)}: "
                 f"{', '.join(path.name for path in paths)!s:.200}"
             )
-    return Tables(**{key: paths[0] for key, paths in found.items() if paths})
+    return {key: paths[0] for key, paths in found.items() if paths}
 
 
-def read_tables(tables: Tables, scratch: Path, inventory: Inventory) -> NodeTable | None:
-    """Read the tables of nodes and join them; None where the folder has none.
-
-    Raises:
-        DatasetError: one is damaged, or they do not name the same nodes.
-    """
+def read_tables(tables: dict[str, Path], scratch: Path, inventory: Inventory) -> NodeTable | None:
+    """Read the tables of nodes and join them; None where the folder has none."""
     read: list[NodeTable] = []
-    if tables.nodes is not None:
-        read.append(read_nodes(tables.nodes, scratch, inventory))
-    if tables.labels is not None:
-        read.append(read_nodes(tables.labels, scratch, inventory, labels_only=True))
-    if tables.features is not None:
-        entries = _read_entries(tables.features, scratch, inventory)
-        read.append(entries or read_nodes(tables.features, scratch, inventory))
+    for key in ("nodes", "labels", "features"):
+        if key in tables:
+            path = tables[key]
+            entries = _read_entries(path, scratch, inventory) if key == "features" else None
+            labels_only = key == "labels"
+            read.append(entries or read_nodes(path, scratch, inventory, labels_only=labels_only))
     if not read:
         return None
     base = read[0]
@@ -330,7 +323,6 @@ def _kind(path: Path) -> str | None:
 
 
 def _join(base: NodeTable, other: NodeTable, scratch: Path, inventory: Inventory) -> NodeTable:
-    """Two tables as one, with the rows and ids of the first."""
     order = _order(base, other)
     y, split, features = base.y, base.split, base.features
     place = other.path.name
@@ -353,7 +345,7 @@ def _join(base: NodeTable, other: NodeTable, scratch: Path, inventory: Inventory
 
 
 def _order(base: NodeTable, other: NodeTable) -> NDArray[np.int64]:
-    """Row of the other table for each node of the base, -1 where it has none."""
+    """Return the other table's row of each node of the base, -1 where it has none."""
     if base.ids is None and other.ids is None and base.num_nodes != other.num_nodes:
         raise DatasetError(
             f"{other.path}: expected a row per node ({base.num_nodes} in {base.path.name}), found "
@@ -362,7 +354,7 @@ def _order(base: NodeTable, other: NodeTable) -> NDArray[np.int64]:
     mine = np.arange(base.num_nodes) if base.ids is None else base.ids
     theirs = np.arange(other.num_nodes) if other.ids is None else other.ids
     if other.ids is None and base.ids is not None and base.num_nodes == other.num_nodes:
-        return np.arange(base.num_nodes)  # rows in order, as there is nothing else to go by
+        return np.arange(base.num_nodes)  # without ids, rows are in order
     order = IdIndex(theirs).find(base.path, mine)
     known = int((order >= 0).sum())
     if known != len(theirs):
@@ -386,7 +378,7 @@ def _join_features(
                 f"{other.path}: expected all features in one table, found others in "
                 f"{base.path.name}"
             )
-        return RawFeatures(dim=new.dim, csr=_reordered(new.csr, new.dim, order))
+        return _reorder_rows(new.csr, new.dim, order)
     if missing or new.dense is None:
         raise DatasetError(
             f"{other.path}: expected features of each node of {base.path.name}, found none of "
@@ -399,26 +391,19 @@ def _join_features(
             part = slice(start, start + (1 << 14))
             rows = [new.dense[order[part]]]
             writer.append(np.column_stack(rows if left is None else [left[part], *rows]))
-    dense = np.asarray(np.load(writer.path, mmap_mode="r"))
-    return RawFeatures(dim=width, dense=dense)
+    return RawFeatures(dim=width, dense=map_npy(writer.path))
 
 
-def _reordered(csr: SparseFeatures, dim: int, order: NDArray[np.int64]) -> SparseFeatures:
-    """Rows in another order; -1 is a row without entries."""
+def _reorder_rows(csr: SparseFeatures, dim: int, order: NDArray[np.int64]) -> RawFeatures:
+    """Put rows in another order; -1 is a row without entries."""
     rows = len(csr.indptr) - 1
     indptr = np.append(csr.indptr, csr.indptr[-1])  # one more row, empty
     table = sp.csr_matrix((csr.data, csr.indices, indptr), (rows + 1, dim))
-    return _sparse(table[np.where(order < 0, rows, order)])
-
-
-def _sparse(table: Any) -> SparseFeatures:
-    return SparseFeatures(
-        indptr=table.indptr.astype(np.int64), indices=table.indices, data=table.data
-    )
+    return sparse_features(table[np.where(order < 0, rows, order)])
 
 
 def _read_entries(path: Path, scratch: Path, inventory: Inventory) -> NodeTable | None:
-    """A table of one row per entry (node, feature, value); None where it is no such table."""
+    """Read a table of one row per entry (node, feature, value); None where it is another table."""
     chunks = table_chunks(path)
     first = next(chunks, None)
     names = list(first or {})
@@ -444,11 +429,5 @@ def _read_entries(path: Path, scratch: Path, inventory: Inventory) -> NodeTable 
             f"{path.name}: values of {len(whole[value]) - table.nnz} repeated entries added"
         )
     return NodeTable(
-        path=path,
-        num_nodes=len(ids),
-        ids=ids,
-        features=RawFeatures(dim=dim, csr=_sparse(table)),
-        y=None,
-        split=None,
-        notes=notes,
+        path=path, num_nodes=len(ids), ids=ids, features=sparse_features(table), notes=notes
     )

@@ -5,12 +5,11 @@
                    edge_weight, edge_type, node_type; meta (JSON)
     GNN-benchmark  adj_data, adj_indices, adj_indptr, adj_shape (or adj_matrix.data ...), the same
                    of attr; labels. Others keep a pickled SciPy matrix as adj_matrix and
-                   attr_matrix: its arrays are taken without running the pickle (`pickled.py`).
+                   attr_matrix: its arrays are taken without running the pickle (`serialized.py`).
     heterophilous  edges [E, 2], node_features, node_labels, train_masks, val_masks, test_masks
     SciPy          what scipy.sparse.save_npz writes, csr, csc or coo
 
-A matrix has an edge from its row to its column. Members that have no place are named in the
-inventory.
+A matrix has an edge from its row to its column.
 """
 
 import json
@@ -23,38 +22,39 @@ from numpy.typing import NDArray
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.csc import EdgeSource, array_edges, csc_edges, csr_edges
 from gnnplan.runtime.graph.dataset import SparseFeatures
-from gnnplan.runtime.graph.findings import check_csc_ends, check_monotone, check_range
+from gnnplan.runtime.graph.format import (
+    check_csc_ends,
+    check_monotone,
+    check_range,
+    refuse_unreadable,
+)
 from gnnplan.runtime.graph.imports.archive import PICKLED, NpzArchive
+from gnnplan.runtime.graph.imports.inventory import Inventory, Role
+from gnnplan.runtime.graph.imports.labels import split_fields, split_ids
 from gnnplan.runtime.graph.imports.serialized import PickledArray, unpickle
-from gnnplan.runtime.graph.imports.source import ImportOptions, RawFeatures, RawGraph
+from gnnplan.runtime.graph.imports.source import (
+    ImportOptions,
+    RawFeatures,
+    RawGraph,
+    check_pairs,
+    make_features,
+)
 from gnnplan.runtime.graph.imports.tables import as_numbers
-from gnnplan.runtime.graph.inventory import Inventory, Role
-from gnnplan.runtime.graph.labels import split_fields, split_ids
-from gnnplan.runtime.graph.reading import reading
 
 LABELS = ("y", "labels", "node_labels", "label", "node_label")
 FEATURES = ("x", "features", "node_features", "attr_matrix", "node_attr", "feat")
 MATRICES = ("adj", "adj_matrix")
 ATTRIBUTES = ("attr", "attr_matrix", "node_attr")
-EDGE_VALUES = (
-    ("edge_weight", Role.WEIGHTS, np.float32),
-    ("edge_type", Role.EDGE_TYPES, np.int32),
-)
+EDGE_VALUES = (("edge_weight", Role.WEIGHTS, np.float32), ("edge_type", Role.EDGE_TYPES, np.int32))
 _PARTS = ("data", "indices", "indptr", "shape")
 
 
 def read_npz(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
-    """Read a pack.
-
-    Raises:
-        DatasetError: not such an archive, or its arrays do not fit together.
-    """
+    """Read a pack of any of these layouts."""
     return _Pack(source, NpzArchive(source, scratch), options).read()
 
 
 class _Pack:
-    """The members of one archive, each taken at most once."""
-
     def __init__(self, source: Path, members: NpzArchive, options: ImportOptions) -> None:
         self.source = source
         self.members = members
@@ -64,7 +64,6 @@ class _Pack:
         self.notes: list[str] = []
 
     def read(self) -> RawGraph:
-        """The graph of whichever layout it is."""
         edges, num_nodes = self._edges()
         meta = self._meta()
         features, y = self._features(), self._labels()
@@ -110,7 +109,7 @@ class _Pack:
         return csc_edges(indptr, indices, **self._values("", len(indices))), len(indptr) - 1
 
     def _matrix(self, stem: str, kind: str) -> tuple[EdgeSource, int]:
-        """Edges of a square CSR or CSC matrix, which goes from row to column."""
+        """Read the edges of a square CSR or CSC matrix, which go from row to column."""
         names = self._part_names(stem)
         if kind not in ("csr", "csc"):
             raise DatasetError(
@@ -123,34 +122,37 @@ class _Pack:
                 f"{self.source}: expected a square matrix of edges, found {rows} by {columns} and "
                 f"{len(indptr) - 1} pointers"
             )
-        self.inventory.use(Role.EDGES, names["indptr"], names["indices"], names["shape"])
-        self.inventory.use(Role.EDGES, *[n for n in ("format",) if n in self.members])
+        self._use_edges(names["indptr"], names["indices"], names["shape"])
         values = self._values(names["data"], len(indices))
         make = csr_edges if kind == "csr" else csc_edges
         return make(indptr, indices, **values), rows
 
     def _coo(self) -> tuple[EdgeSource, int]:
         src, dst = self._array("row"), self._array("col")
-        _check_pairs(self.source, np.dtype(np.result_type(src, dst)), src.shape, dst.shape)
+        both = np.result_type(src, dst)
+        if both.kind not in "iu" or src.ndim != 1 or src.shape != dst.shape:
+            raise DatasetError(
+                f"{self.source}: expected row and col as equally long rows of integers, found "
+                f"shapes {list(src.shape)} and {list(dst.shape)}"
+            )
         rows, columns = self._shape("shape")
         if rows != columns:
             raise DatasetError(
                 f"{self.source}: expected a square matrix, found {rows} by {columns}"
             )
-        self.inventory.use(Role.EDGES, "row", "col", "shape")
-        self.inventory.use(Role.EDGES, *[n for n in ("format",) if n in self.members])
+        self._use_edges("row", "col", "shape")
         return array_edges(src, dst, **self._values("data", len(src))), rows
 
+    def _use_edges(self, *names: str) -> None:
+        present = [name for name in ("format",) if name in self.members]
+        self.inventory.use(Role.EDGES, *names, *present)
+
     def _pairs(self) -> tuple[EdgeSource, int]:
-        """Edges as rows of two node numbers; nodes are counted by features or labels."""
+        """Read edges as rows of two node numbers; count nodes by features or labels."""
         pairs = self._array("edges")
         if pairs.ndim == 2 and pairs.shape[1] != 2 and pairs.shape[0] == 2:
             pairs = pairs.T
-        if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
-            raise DatasetError(
-                f"{self.source}: expected edges as rows of two integers, found {pairs.dtype} of "
-                f"shape {list(pairs.shape)}"
-            )
+        check_pairs(self.source, "edges", pairs, by_row=True)
         self.inventory.use(Role.EDGES, "edges")
         tables = [self.members[n] for n in (*FEATURES, *LABELS) if n in self.members]
         sizes = [len(t) for t in tables if isinstance(t, np.ndarray) and t.ndim]
@@ -163,7 +165,7 @@ class _Pack:
         return array_edges(pairs[:, 0], pairs[:, 1], **self._values("", len(pairs))), count
 
     def _values(self, data: str, count: int) -> dict[str, NDArray[Any]]:
-        """Weights and types of the edges, the weights perhaps the values of their matrix."""
+        """Read weights and types of the edges; weights may be the values of their matrix."""
         out: dict[str, NDArray[Any]] = {}
         for name, role, dtype in EDGE_VALUES:
             if name in self.members:
@@ -202,16 +204,11 @@ class _Pack:
         name = next((n for n in FEATURES if n in self.members), None)
         if name is None:
             return None
-        x = self._array(name)
-        if x.ndim != 2:
-            raise DatasetError(
-                f"{self.source}: expected {name} of two axes, found shape {list(x.shape)}"
-            )
         self.inventory.use(Role.FEATURES, name)
-        return RawFeatures(dim=x.shape[1], dense=x)
+        return make_features(self.source, name, self._array(name))
 
     def _sparse(self, names: dict[str, str]) -> RawFeatures:
-        with reading(self.source, f"{', '.join(names.values())} of one matrix"):
+        with refuse_unreadable(self.source, f"{', '.join(names.values())} of one matrix"):
             data = self._array(names["data"])
             rows, dim = self._shape(names["shape"])
         indptr, indices = self._pointers(names["indptr"], names["indices"])
@@ -235,7 +232,7 @@ class _Pack:
         return self._array(name)
 
     def _split(self, num_nodes: int) -> tuple[dict[str, NDArray[Any]] | None, int]:
-        """Node ids of the chosen split: of the single masks or ids, or one of several masks."""
+        """Read the chosen split: of the single masks or ids, or one of several masks."""
         single = split_fields(self.members, "mask", "idx", "index")
         many = split_fields(self.members, "masks")
         index = self.options.split_index
@@ -256,14 +253,14 @@ class _Pack:
         if "meta" not in self.members:
             return {}
         self.inventory.use(Role.DESCRIPTION, "meta")
-        with reading(self.source, "JSON text as member 'meta'"):
+        with refuse_unreadable(self.source, "JSON text as member 'meta'"):
             meta = json.loads(str(self._array("meta")).removeprefix("\ufeff"))
         if not isinstance(meta, dict):
             raise DatasetError(f"{self.source}: expected member 'meta' to be a JSON object")
         return meta
 
     def _part_names(self, stem: str) -> dict[str, str]:
-        """Names of a compressed matrix's members: adj_data or adj.data, or data without a stem."""
+        """Name a compressed matrix's members: adj_data or adj.data, or data without a stem."""
         for joint in ("_", ".") if stem else ("",):
             if f"{stem}{joint}indptr" in self.members:
                 return {part: f"{stem}{joint}{part}" for part in _PARTS}
@@ -274,7 +271,7 @@ class _Pack:
         return self._part_names(stem)["indptr"] in self.members
 
     def _open_pickled(self, stem: str) -> None:
-        """Put the parts of a pickled matrix beside it, as if they had been written so."""
+        """Put the parts of a pickled matrix beside it, as if they were members."""
         value = self.members.get(stem)
         if not isinstance(value, PickledArray):
             return
@@ -313,7 +310,7 @@ class _Pack:
         return rows, columns
 
     def _pointers(self, indptr: str, indices: str) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        """Pointer and index arrays in this machine's integers, checked against each other."""
+        """Read pointers and indices in this machine's integers, checked against each other."""
         pointers, entries = self._array(indptr), self._array(indices)
         for name, array in ((indices, entries), (indptr, pointers)):
             if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -328,16 +325,6 @@ class _Pack:
         check_csc_ends(path, pointers, len(entries))
         check_monotone(path, pointers)
         return pointers, entries
-
-
-def _check_pairs(
-    source: Path, dtype: np.dtype[Any], src: tuple[int, ...], dst: tuple[int, ...]
-) -> None:
-    if dtype.kind not in "iu" or len(src) != 1 or src != dst:
-        raise DatasetError(
-            f"{source}: expected row and col as equally long rows of integers, found shapes "
-            f"{list(src)} and {list(dst)}"
-        )
 
 
 def _task(meta: dict[str, Any], y: NDArray[Any] | None) -> str:

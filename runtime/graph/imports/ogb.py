@@ -6,9 +6,8 @@
     raw/node-label.csv.gz     optional                         or  raw/node-label.npz (node_label)
     split/<name>/{train,valid,test}.csv.gz                     node ids
 
-The `raw/` folder may also be given itself. Edges are taken as stored; OGB's own loader adds the
-inverse edges for some sets (ogbn-products), which is `symmetrise` here. Other files and arrays,
-such as edge-feat and node_year, are named in the inventory.
+The source is the folder that holds `raw/`, or `raw/` itself. Edges are taken as stored; OGB's own
+loader adds the inverse edges for some sets (ogbn-products), which is the option `symmetrise`.
 """
 
 from pathlib import Path
@@ -19,32 +18,26 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.csc import array_edges
-from gnnplan.runtime.graph.imports.archive import plain_members
-from gnnplan.runtime.graph.imports.source import ImportOptions, RawFeatures, RawGraph
+from gnnplan.runtime.graph.imports.archive import open_plain_members
+from gnnplan.runtime.graph.imports.inventory import EDGE_DATA, Inventory, Role
+from gnnplan.runtime.graph.imports.source import ImportOptions, RawGraph, check_pairs, make_features
 from gnnplan.runtime.graph.imports.tables import number_table
-from gnnplan.runtime.graph.inventory import EDGE_DATA, Inventory, Role
 
 SPLIT_FILES = {"train": "train", "val": "valid", "test": "test"}
 COUNTS = ("num_nodes_list", "num_edges_list")
 
 
 def read_ogb(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
-    """Read an OGB folder.
-
-    Raises:
-        DatasetError: files are missing, damaged, or of a heterogeneous or many-graph set.
-    """
+    """Read an OGB folder."""
     raw = source / "raw" if (source / "raw").is_dir() else source
     root = raw.parent if raw.name == "raw" else source
     if list(raw.glob("num-node-dict*")) or (raw / "triplet-type-list.csv.gz").exists():
         raise DatasetError(f"{source}: expected one node and edge type, found a heterogeneous set")
     inventory = Inventory()
     inventory.meet(_files(root))
-    binary = (raw / "data.npz").is_file()
-    read = _read_npz if binary else _read_csv
+    read = _read_npz if (raw / "data.npz").is_file() else _read_csv
     graph = read(raw, scratch, inventory)
     graph.name = root.name
-    graph.inventory = inventory
     graph.split, graph.split_names = _split(root, scratch, options.split_name, inventory)
     for path in raw.glob("edge-feat*"):
         inventory.leave_unused(EDGE_DATA, path.relative_to(root).as_posix())
@@ -56,7 +49,6 @@ def read_ogb(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
 
 
 def _files(root: Path) -> list[str]:
-    """Files beside the graph that may belong to it, relative to its folder."""
     folders = [root, *(root / name for name in ("raw", "split", "mapping"))]
     found = [path for folder in folders if folder.is_dir() for path in folder.iterdir()]
     found += [path for folder in (root / "split").glob("*") for path in folder.glob("*")]
@@ -64,57 +56,56 @@ def _files(root: Path) -> list[str]:
 
 
 def _read_csv(raw: Path, scratch: Path, inventory: Inventory) -> RawGraph:
-    counts = number_table(_file(raw, "num-node-list"), scratch / "count.npy", np.int64)
-    pairs = number_table(_file(raw, "edge"), scratch / "edge.npy", np.int64)
-    _check_pairs(raw / "edge.csv.gz", pairs.T)
     place = "raw/" if raw.name == "raw" else ""
-    inventory.use(Role.EDGES, f"{place}edge.csv.gz")
-    inventory.use(Role.DESCRIPTION, f"{place}num-node-list.csv.gz")
+
+    def read(stem: str, role: Role, dtype: Any, *, optional: bool = False) -> Any:
+        path = raw / f"{stem}.csv.gz"
+        if not path.is_file():
+            if optional:
+                return None
+            raise DatasetError(
+                f"{raw}: expected {path.name} of OGB's raw layout, found no such file"
+            )
+        inventory.use(role, place + path.name)
+        return number_table(path, scratch / f"{stem}.npy", dtype)
+
+    counts = read("num-node-list", Role.DESCRIPTION, np.int64)
+    pairs = read("edge", Role.EDGES, np.int64)
+    check_pairs(raw / "edge.csv.gz", "edges", pairs, by_row=True)
     if (raw / "num-edge-list.csv.gz").is_file():
         inventory.use(Role.DESCRIPTION, f"{place}num-edge-list.csv.gz")
-    features = y = None
-    if (raw / "node-feat.csv.gz").is_file():
-        table = number_table(raw / "node-feat.csv.gz", scratch / "feat.npy", np.float32)
-        features = RawFeatures(dim=table.shape[1], dense=table)
-        inventory.use(Role.FEATURES, f"{place}node-feat.csv.gz")
-    if (raw / "node-label.csv.gz").is_file():
-        y = number_table(raw / "node-label.csv.gz", scratch / "label.npy", np.float64)
-        inventory.use(Role.LABELS, f"{place}node-label.csv.gz")
+    table = read("node-feat", Role.FEATURES, np.float32, optional=True)
     return RawGraph(
         name="",
         num_nodes=_single_count(raw / "num-node-list.csv.gz", counts),
         edges=array_edges(pairs[:, 0], pairs[:, 1]),
-        features=features,
-        y=y,
+        features=None if table is None else make_features(raw, "node-feat", table),
+        y=read("node-label", Role.LABELS, np.float64, optional=True),
+        inventory=inventory,
     )
 
 
 def _read_npz(raw: Path, scratch: Path, inventory: Inventory) -> RawGraph:
     path = raw / "data.npz"
     prefix = "raw/" if raw.name == "raw" else ""
-    arrays = plain_members(path, scratch, inventory, path.name)
+    arrays = open_plain_members(path, scratch, inventory, path.name)
     inventory.use(Role.EDGES, f"{prefix}{path.name}")
     for key in ("edge_index", "num_nodes_list"):
         if key not in arrays:
             raise DatasetError(f"{path}: expected an array {key!r}, found none")
     pairs = arrays["edge_index"]
-    _check_pairs(path, pairs)
+    check_pairs(path, "edge_index", pairs)
     inventory.use(Role.EDGES, "edge_index", place=path.name)
     inventory.use(Role.DESCRIPTION, *(n for n in COUNTS if n in arrays), place=path.name)
     if "edge_feat" in arrays:
         inventory.leave(EDGE_DATA, "edge_feat", place=path.name)
     features = y = None
     if "node_feat" in arrays:
-        table = arrays["node_feat"]
-        if table.ndim != 2:
-            raise DatasetError(
-                f"{path}: expected node_feat of two axes, found shape {list(table.shape)}"
-            )
-        features = RawFeatures(dim=table.shape[1], dense=table)
+        features = make_features(path, "node_feat", arrays["node_feat"])
         inventory.use(Role.FEATURES, "node_feat", place=path.name)
     labels = raw / "node-label.npz"
     if labels.is_file():
-        y = plain_members(labels, scratch, inventory, labels.name).get("node_label")
+        y = open_plain_members(labels, scratch, inventory, labels.name).get("node_label")
         if y is not None:
             inventory.use(Role.LABELS, "node_label", place=labels.name)
             inventory.use(Role.LABELS, f"{prefix}{labels.name}")
@@ -124,22 +115,8 @@ def _read_npz(raw: Path, scratch: Path, inventory: Inventory) -> RawGraph:
         edges=array_edges(pairs[0], pairs[1]),
         features=features,
         y=y,
+        inventory=inventory,
     )
-
-
-def _file(raw: Path, stem: str) -> Path:
-    path = raw / f"{stem}.csv.gz"
-    if not path.is_file():
-        raise DatasetError(f"{raw}: expected {path.name} of OGB's raw layout, found no such file")
-    return path
-
-
-def _check_pairs(path: Path, pairs: NDArray[Any]) -> None:
-    if pairs.ndim != 2 or pairs.shape[0] != 2 or pairs.dtype.kind not in "iu":
-        raise DatasetError(
-            f"{path}: expected edges as two integers each, found {pairs.dtype} of shape "
-            f"{list(pairs.shape)}"
-        )
 
 
 def _single_count(path: Path, counts: NDArray[Any]) -> int:
@@ -151,7 +128,7 @@ def _single_count(path: Path, counts: NDArray[Any]) -> int:
 def _split(
     root: Path, scratch: Path, name: str, inventory: Inventory
 ) -> tuple[dict[str, NDArray[Any]] | None, list[str]]:
-    """Node ids of the split of this name (the only one if empty), and the names there are."""
+    """Read the node ids of the split of this name, the only one if empty; list all names."""
     folders = sorted(p for p in (root / "split").glob("*") if p.is_dir())
     names = [folder.name for folder in folders]
     if name:

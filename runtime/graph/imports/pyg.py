@@ -1,11 +1,11 @@
 """Import of a PyTorch Geometric `Data` saved with torch.save, read with weights_only=True.
 
-Accepted: a `Data` object, its `to_dict()`, the tuple an `InMemoryDataset` of one graph saves
-(`(dict or Data, slices, ...)`), and the three `Data` of RandomLinkSplit (training, validation,
-test), which make a link task. Read are `edge_index` or `adj_t`, `x` (dense, sparse COO or sparse
-CSR), `y`, `num_nodes`, `edge_weight` (or `edge_attr` of one column), `edge_type`, `node_type`, and
-the split as `train_mask`, `val_mask`, `test_mask` ([n], or [n, splits]) or `train_idx` ... . Every
-other field is named in the inventory. `HeteroData` is refused.
+Accepted are a `Data`, its `to_dict()`, the tuple that an `InMemoryDataset` of one graph saves
+(`(dict or Data, slices, ...)`), and the three `Data` of RandomLinkSplit, which make a link task.
+
+    edge_index or adj_t; edge_weight (or edge_attr of one column); edge_type; num_nodes
+    x (dense, sparse COO or sparse CSR); y; node_type
+    train_mask, val_mask, test_mask ([n], or [n, splits]) or train_idx ...
 """
 
 from pathlib import Path
@@ -16,8 +16,14 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.csc import EdgeSource, array_edges, csc_edges
-from gnnplan.runtime.graph.dataset import SparseFeatures
-from gnnplan.runtime.graph.findings import check_csc_ends, check_monotone, check_range
+from gnnplan.runtime.graph.format import (
+    check_csc_ends,
+    check_monotone,
+    check_range,
+    refuse_unreadable,
+)
+from gnnplan.runtime.graph.imports.inventory import EDGE_DATA, Inventory, Role, looks_like
+from gnnplan.runtime.graph.imports.labels import split_fields, split_ids
 from gnnplan.runtime.graph.imports.serialized import (
     compressed_columns,
     load_torch,
@@ -30,11 +36,12 @@ from gnnplan.runtime.graph.imports.source import (
     RawFeatures,
     RawGraph,
     check_num_nodes,
+    check_pairs,
+    make_features,
+    note_negatives,
+    sparse_features,
 )
 from gnnplan.runtime.graph.imports.tables import as_numbers
-from gnnplan.runtime.graph.inventory import EDGE_DATA, Inventory, Role, looks_like
-from gnnplan.runtime.graph.labels import split_fields, split_ids
-from gnnplan.runtime.graph.reading import reading
 
 LINKS = ("edge_label_index", "edge_label")
 REASONS = {
@@ -51,19 +58,13 @@ REASONS = {
 
 
 def read_pyg(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
-    """Read a saved `Data`.
-
-    Raises:
-        DatasetError: damaged, holds other classes, or has no edge_index.
-    """
+    """Read a file of torch.save."""
     del scratch
     parts = _parts(source, load_torch(source, _safe_classes()))
     return _Reader(source, parts[0], options).read(parts)
 
 
 class _Reader:
-    """The fields of one `Data`, each with what becomes of it."""
-
     def __init__(self, source: Path, fields: dict[str, Any], options: ImportOptions) -> None:
         self.source = source
         self.fields = {str(k): v for k, v in fields.items() if v is not None}
@@ -73,7 +74,7 @@ class _Reader:
         self.notes: list[str] = []
 
     def read(self, parts: list[dict[str, Any]]) -> RawGraph:
-        """The graph; the further parts are those of a split of links."""
+        """Return the graph; further parts are those of a split of links."""
         features = self._features()
         y = self._take(Role.LABELS, "y")
         edges, implied = self._edges()
@@ -110,7 +111,7 @@ class _Reader:
         return to_numpy(self.source, name, self.fields[name])
 
     def _edges(self) -> tuple[EdgeSource, int]:
-        """The edges, and how many nodes they imply."""
+        """Return the edges, and how many nodes they imply."""
         if "edge_index" not in self.fields:
             name = next((n for n in ("adj_t", "adj") if n in self.fields), None)
             if name is not None:
@@ -121,7 +122,7 @@ class _Reader:
                 f"{found!s:.200}"
             )
         pairs = to_numpy(self.source, "edge_index", self.fields["edge_index"])
-        _check_pairs(self.source, "edge_index", pairs)
+        check_pairs(self.source, "edge_index", pairs)
         self.inventory.use(Role.EDGES, "edge_index")
         for name in ("adj_t", "adj"):
             if name in self.fields:
@@ -130,7 +131,7 @@ class _Reader:
         return array_edges(pairs[0], pairs[1], **values), int(pairs.max(initial=-1)) + 1
 
     def _adjacency(self, name: str) -> tuple[EdgeSource, int]:
-        """Edges of a sparse square matrix: row v of adj_t holds the in-neighbours of v."""
+        """Return the edges of a square matrix: row v of adj_t holds the in-neighbours of v."""
         indptr, indices, weights, shape = compressed_columns(
             self.source, name, self.fields[name], transposed=name == "adj"
         )
@@ -175,7 +176,7 @@ class _Reader:
         named = self.fields.get("num_nodes")
         if named is not None:
             self.inventory.use(Role.DESCRIPTION, "num_nodes")
-            with reading(self.source, "num_nodes as an integer"):
+            with refuse_unreadable(self.source, "num_nodes as an integer"):
                 return int(named)
         if features is not None:
             return features.num_rows
@@ -201,14 +202,14 @@ class _Reader:
         return out or None, count
 
     def _links(self, parts: list[dict[str, Any]]) -> dict[str, NDArray[Any]] | None:
-        """Pairs that are edges, of each part of a split of links."""
+        """Return the positive pairs of each part of a split of links."""
         out: dict[str, NDArray[Any]] = {}
         negatives = 0
         for key, fields in zip(SPLIT_KEYS, parts, strict=False):
             if fields.get("edge_label_index") is None:
                 continue
             pairs = to_numpy(self.source, "edge_label_index", fields["edge_label_index"])
-            _check_pairs(self.source, "edge_label_index", pairs)
+            check_pairs(self.source, "edge_label_index", pairs)
             pairs = pairs.T
             if fields.get("edge_label") is not None:
                 label = to_numpy(self.source, "edge_label", fields["edge_label"])
@@ -222,10 +223,7 @@ class _Reader:
                 self.inventory.use(Role.SPLIT, "edge_label")
             out[key] = pairs
             self.inventory.use(Role.SPLIT, "edge_label_index")
-        if negatives:
-            self.notes.append(
-                f"{negatives} pairs labelled 0 left out: a link task draws its own negatives"
-            )
+        note_negatives(self.notes, negatives)
         return out or None
 
     def _leave_rest(self) -> None:
@@ -237,32 +235,16 @@ class _Reader:
 
 
 def _safe_classes() -> list[Any]:
-    from torch_geometric.data import Data, HeteroData
+    from torch_geometric.data import Data, HeteroData, storage
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-    from torch_geometric.data.storage import (
-        AttrType,
-        BaseStorage,
-        EdgeStorage,
-        GlobalStorage,
-        NodeStorage,
-    )
 
-    return [
-        Data,
-        HeteroData,
-        DataEdgeAttr,
-        DataTensorAttr,
-        AttrType,
-        BaseStorage,
-        EdgeStorage,
-        GlobalStorage,
-        NodeStorage,
-        *torch_sparse_names(),
-    ]
+    parts = ("AttrType", "BaseStorage", "EdgeStorage", "GlobalStorage", "NodeStorage")
+    stored = [getattr(storage, name) for name in parts]
+    return [Data, HeteroData, DataEdgeAttr, DataTensorAttr, *stored, *torch_sparse_names()]
 
 
 def _parts(source: Path, saved: Any) -> list[dict[str, Any]]:
-    """The fields of the one graph, or of the three parts of a split of its links."""
+    """Return the fields of the one graph, or of the three parts of a split of its links."""
     value = saved
     several = isinstance(saved, list | tuple) and all(hasattr(v, "edge_index") for v in saved)
     if several and len(saved) > 1:
@@ -297,21 +279,13 @@ def _fields(source: Path, value: Any) -> dict[str, Any]:
         )
     if isinstance(value, dict):
         return value
-    with reading(source, "a torch_geometric Data object"):
+    with refuse_unreadable(source, "a torch_geometric Data object"):
         if hasattr(value, "to_dict"):
             return value.to_dict()
     raise DatasetError(
         f"{source}: expected a torch_geometric Data object or a dict of tensors, "
         f"found {type(value).__name__}"
     )
-
-
-def _check_pairs(source: Path, name: str, pairs: NDArray[Any]) -> None:
-    if pairs.ndim != 2 or pairs.shape[0] != 2 or pairs.dtype.kind not in "iu":
-        raise DatasetError(
-            f"{source}: expected {name} of integers [2, edges], found {pairs.dtype} of shape "
-            f"{list(pairs.shape)}"
-        )
 
 
 def _one_hot(y: NDArray[Any]) -> bool:
@@ -322,7 +296,7 @@ def _features(source: Path, x: Any) -> RawFeatures:
     import torch
 
     if isinstance(x, torch.Tensor) and x.layout in (torch.sparse_coo, torch.sparse_csr):
-        with reading(source, "x as a sparse tensor of two axes"):
+        with refuse_unreadable(source, "x as a sparse tensor of two axes"):
             import scipy.sparse as sp
 
             check_num_nodes(int(x.shape[0]))
@@ -331,13 +305,5 @@ def _features(source: Path, x: Any) -> RawFeatures:
             for axis in (0, 1):
                 check_range(source / "x", place[axis], 0, shape[axis], "sparse positions")
             csr = sp.csr_matrix((coo.values().numpy(), (place[0], place[1])), shape)
-        return RawFeatures(
-            dim=shape[1],
-            csr=SparseFeatures(
-                indptr=csr.indptr.astype(np.int64), indices=csr.indices, data=csr.data
-            ),
-        )
-    table = to_numpy(source, "x", x)
-    if table.ndim != 2:
-        raise DatasetError(f"{source}: expected x of two axes, found shape {list(table.shape)}")
-    return RawFeatures(dim=table.shape[1], dense=table)
+        return sparse_features(csr)
+    return make_features(source, "x", to_numpy(source, "x", x))

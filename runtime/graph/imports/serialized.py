@@ -1,12 +1,8 @@
-"""Files written by torch.save, as NumPy arrays, without running code from the file.
+"""Arrays out of files of torch.save and out of pickled .npy members, running no code from them.
 
-torch is imported here on use: the other formats must import without it.
-
-Arrays and SciPy matrices out of pickled .npy members, without running anything they name.
-
-A pickle is a programme that calls what it names. Here every name is answered by a recorder of ours
-that keeps its arguments, and only names that arrays and matrices consist of are answered at all;
-the arrays are then made from the recorded bytes. Object arrays inside stay unread.
+A pickle is a program that calls what it names. For .npy members every name is answered by a
+recorder that keeps its arguments, and only names of arrays and SciPy matrices are answered at all.
+Arrays are then made from the recorded bytes. torch is imported on use.
 """
 
 import io
@@ -25,28 +21,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.findings import check_range
+from gnnplan.runtime.graph.format import check_range, one_line, refuse_unreadable
 from gnnplan.runtime.graph.imports.source import check_num_nodes
-from gnnplan.runtime.graph.reading import one_line, reading
+
+Columns = tuple[NDArray[np.int64], NDArray[Any], NDArray[Any] | None, tuple[int, int]]
+"""Pointers, indices, values (None: all are 1) and shape of a sparse matrix."""
 
 
 def load_torch(path: Path, safe: list[Any] | None = None) -> Any:
-    """torch.load with weights_only, mapped where the file's layout allows.
+    """Load a file of torch.save with weights_only, mapped where its layout allows.
 
-    Args:
-        path: the file.
-        safe: classes the file may hold besides tensors and plain containers.
-
-    Raises:
-        DatasetError: damaged, or it holds other classes.
+    `safe` are classes that it may hold beside tensors and plain containers.
     """
     import torch
 
-    with reading(path, "a file written by torch.save with tensors and plain containers"):
+    with refuse_unreadable(path, "a file written by torch.save with tensors and plain containers"):
         mapped = zipfile.is_zipfile(path)
         if mapped:
             _refuse_packed(path)
-        with _allowed(safe or []), warnings.catch_warnings():
+        with _allow_classes(safe or []), warnings.catch_warnings():
             # torch says once per process that sparse CSR tensors are in beta.
             warnings.filterwarnings("ignore", message="Sparse CSR")
             try:
@@ -62,8 +55,8 @@ def load_torch(path: Path, safe: list[Any] | None = None) -> Any:
 
 
 @contextmanager
-def _allowed(safe: list[Any]) -> Iterator[None]:
-    """Let files name these classes, and those that torch_geometric allows for its own."""
+def _allow_classes(safe: list[Any]) -> Iterator[None]:
+    """Let files name these classes, beside those that torch_geometric allows."""
     import torch.serialization as serialization
 
     earlier = serialization.get_safe_globals()
@@ -78,12 +71,12 @@ def _allowed(safe: list[Any]) -> Iterator[None]:
 
 
 def _plain_dict(*_factory: Any) -> dict[Any, Any]:
-    """Stands for defaultdict, which torch does not fill: PyG keeps what it looked up in one."""
+    """Stand for defaultdict, in which PyG keeps look-ups, and which torch does not fill."""
     return {}
 
 
 def _refuse_packed(path: Path) -> None:
-    """Refuse compressed members: torch.save writes none, and a small one may hold endless bytes."""
+    """Refuse compressed members: torch.save writes none, and a small one may unpack endlessly."""
     with zipfile.ZipFile(path) as archive:
         packed = [m.filename for m in archive.infolist() if m.compress_type != zipfile.ZIP_STORED]
     if packed:
@@ -94,34 +87,27 @@ def _refuse_packed(path: Path) -> None:
 
 
 def to_numpy(path: Path, name: str, value: Any) -> NDArray[Any]:
-    """A dense tensor (or an array) as an array; bfloat16 becomes float32.
-
-    Raises:
-        DatasetError: anything else.
-    """
+    """Return a dense tensor or an array as an array, bfloat16 as float32."""
     import torch
 
     if isinstance(value, np.ndarray):
         return value
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-        raise DatasetError(f"{path}: expected {name} as a dense tensor, found {_kind(value)}")
-    with reading(path, f"{name} as a tensor of numbers"):
+        raise DatasetError(f"{path}: expected {name} as a dense tensor, found {_describe(value)}")
+    with refuse_unreadable(path, f"{name} as a tensor of numbers"):
         plain = value.detach()
         if plain.dtype == torch.bfloat16:
             plain = plain.float()
         return plain.numpy()
 
 
-def _kind(value: Any) -> str:
+def _describe(value: Any) -> str:
     layout = getattr(value, "layout", None)
     return type(value).__name__ if layout is None else f"a tensor of layout {layout}"
 
 
 class TorchSparse:
-    """Stands for torch_sparse's SparseTensor and its storage in a saved file, as their fields.
-
-    The package need not be installed, and nothing of it is run.
-    """
+    """Stands for torch_sparse's SparseTensor and its storage, which need not be installed."""
 
     storage: "TorchSparse"
     _row: Any
@@ -132,38 +118,26 @@ class TorchSparse:
 
 
 def torch_sparse_names() -> list[tuple[Any, str]]:
-    """What a file of `load_torch` may name besides classes: torch_sparse's, read as fields."""
+    """Return the names of torch_sparse's classes with what stands for them, for `load_torch`."""
     return [
         (TorchSparse, "torch_sparse.tensor.SparseTensor"),
         (TorchSparse, "torch_sparse.storage.SparseStorage"),
     ]
 
 
-def compressed_columns(
-    path: Path, name: str, value: Any, *, transposed: bool
-) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any] | None, tuple[int, int]]:
-    """Pointers, indices, values and shape of a sparse matrix, row by row.
-
-    Args:
-        path: the file.
-        name: of the matrix.
-        value: a sparse tensor of torch, or a SparseTensor as `TorchSparse`.
-        transposed: read it column by column instead.
-
-    Raises:
-        DatasetError: anything else, or damaged; the line says how to convert it.
-    """
+def compressed_columns(path: Path, name: str, value: Any, *, transposed: bool) -> Columns:
+    """Return a torch tensor or `TorchSparse` matrix row by row, or by column if `transposed`."""
     import torch
 
     convert = "save Data.edge_index instead: torch.stack(adj_t.t().coo()[:2])"
     if isinstance(value, TorchSparse) and not transposed:
-        with reading(path, f"{name} as torch_sparse's SparseTensor ({convert})"):
+        with refuse_unreadable(path, f"{name} as torch_sparse's SparseTensor ({convert})"):
             return _torch_sparse(path, value.storage)
     if not isinstance(value, torch.Tensor) or value.layout == torch.strided or value.ndim != 2:
         raise DatasetError(
-            f"{path}: expected {name} as a sparse matrix, found {_kind(value)}; {convert}"
+            f"{path}: expected {name} as a sparse matrix, found {_describe(value)}; {convert}"
         )
-    with reading(path, f"{name} as a sparse matrix"), warnings.catch_warnings():
+    with refuse_unreadable(path, f"{name} as a sparse matrix"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CS")
         rows, columns = (int(n) for n in value.shape)
         check_num_nodes(max(rows, columns))
@@ -177,9 +151,7 @@ def compressed_columns(
         return pointers.numpy().astype(np.int64), indices.numpy(), table.values().numpy(), shape
 
 
-def _torch_sparse(
-    path: Path, storage: TorchSparse
-) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any] | None, tuple[int, int]]:
+def _torch_sparse(path: Path, storage: TorchSparse) -> Columns:
     rows, columns = (int(n) for n in storage._sparse_sizes)
     check_num_nodes(max(rows, columns))
     indices = to_numpy(path, "col", storage._col)
@@ -205,7 +177,7 @@ _CODECS = ("latin1", "latin-1", "bytes")
 
 @dataclass(frozen=True, slots=True)
 class PickledArray:
-    """A .npy member whose values are pickled objects, unread."""
+    """A .npy member whose values are pickled objects, not read yet."""
 
     path: Path
     offset: int
@@ -215,23 +187,11 @@ class PickledArray:
 def unpickle(
     source: Path, name: str, member: PickledArray
 ) -> NDArray[Any] | dict[str, NDArray[Any]]:
-    """The one array or compressed SciPy matrix that a member holds.
-
-    Args:
-        source: the archive, for messages.
-        name: of the member.
-        member: the member.
-
-    Returns:
-        The array, or `data`, `indices`, `indptr` and `shape` of a CSR matrix.
-
-    Raises:
-        DatasetError: it holds something else; the line says how to convert it.
-    """
+    """Return the one array of a member, or the four arrays of its SciPy CSR matrix by name."""
     try:
         with member.path.open("rb") as file:
             value = _Recorder(_Bounded(file, member.offset), encoding="latin1").load()
-        return _converted(value)
+        return _convert(value)
     except Exception as error:
         raise DatasetError(
             f"{source}: expected member {name!r:.60} as plain arrays or a pickled SciPy CSR "
@@ -242,7 +202,7 @@ def unpickle(
 
 
 class _Recorded:
-    """Stands for an object of a pickle: what it was made from, and its state."""
+    """Stands for an object of a pickle, with its arguments and its state."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -253,31 +213,31 @@ class _Recorded:
 
 
 class _Array(_Recorded):
-    """numpy.ndarray."""
+    """Stands for numpy.ndarray."""
 
 
 class _Type(_Recorded):
-    """numpy.dtype."""
+    """Stands for numpy.dtype."""
 
 
 class _Matrix(_Recorded):
-    """A SciPy CSR matrix."""
+    """Stands for a SciPy CSR matrix."""
 
 
 def _new_array(*_arguments: Any) -> _Array:
-    """Stands for NumPy's function that makes an empty array for its state."""
+    """Stand for NumPy's function that makes an empty array."""
     return _Array()
 
 
 def _encode(text: Any, codec: Any = "latin1") -> bytes:
-    """Bytes as old pickles write them."""
+    """Stand for the function by which old pickles write bytes."""
     if not isinstance(text, str) or codec not in _CODECS:
         raise pickle.UnpicklingError("bytes in an unknown encoding")
     return text.encode("latin1")
 
 
 def _reconstruct(kind: Any, *_arguments: Any) -> Any:
-    """Stands for copyreg's function that makes an object of a class."""
+    """Stand for copyreg's function that makes an object of a class."""
     if kind is not _Matrix:
         raise pickle.UnpicklingError("an object of an unknown class")
     return _Matrix()
@@ -288,7 +248,7 @@ class _Object:
 
 
 class _Bounded:
-    """A file that refuses to read more than it has, as a damaged pickle may ask."""
+    """A file that refuses to read more than it has, for a damaged pickle may ask for it."""
 
     def __init__(self, file: BinaryIO, offset: int) -> None:
         self._file = file
@@ -296,25 +256,23 @@ class _Bounded:
         file.seek(offset)
 
     def read(self, size: int) -> bytes:
-        """Exactly `size` bytes."""
         if not 0 <= size <= self._left:
             raise pickle.UnpicklingError("truncated")
         self._left -= size
         return self._file.read(size)
 
     def readline(self) -> bytes:
-        """A short line."""
         line = self._file.readline(MOST_LINE)
         self._left -= len(line)
         return line
 
 
-# The interpreter's pure implementation: the compiled one allocates what a pickle claims.
+# The unpickler in Python: the compiled one allocates as much as a pickle claims to hold.
 class _Recorder(pickle._Unpickler):
     """Answers the names of arrays and matrices with recorders, and no others."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """The recorder that stands for a name."""
+        """Return the recorder that stands for a name."""
         numpy_core = module in ("numpy.core.multiarray", "numpy._core.multiarray")
         if numpy_core and name == "_reconstruct":
             return _new_array
@@ -331,12 +289,11 @@ class _Recorder(pickle._Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name}"[:80])
 
     def persistent_load(self, pid: Any) -> Never:
-        """Refuse references to something outside."""
+        """Refuse references to something outside the file."""
         raise pickle.UnpicklingError("a reference to something outside the file")
 
 
-def _converted(value: Any) -> NDArray[Any] | dict[str, NDArray[Any]]:
-    """Recorders as arrays."""
+def _convert(value: Any) -> NDArray[Any] | dict[str, NDArray[Any]]:
     if isinstance(value, _Array) and _is_object(value):
         _, shape, _, _, values = value.state
         if shape != () or not isinstance(values, list) or len(values) != 1:
@@ -359,7 +316,6 @@ def _is_object(value: _Array) -> bool:
 
 
 def _array(value: Any) -> NDArray[Any]:
-    """An array from its recorded shape, type and bytes."""
     if not isinstance(value, _Array):
         raise pickle.UnpicklingError("an array was expected")
     _, shape, kind, fortran, raw = value.state

@@ -1,10 +1,14 @@
-"""CSV and Parquet tables in chunks of columns, with bounded memory.
+"""Text and Parquet tables in chunks of columns, with bounded memory.
 
-Both are read by pyarrow, which is imported on use: the other formats do without it.
+Text is read as its writers leave it: perhaps gzipped, with a byte order mark, comment lines, lines
+that begin or end with blanks, columns padded by runs of blanks, and blanks among tabs. Files that
+have none of it pass through untouched. pyarrow is imported on use.
 """
 
 import io
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +16,209 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.findings import check_range, count_overflows
-from gnnplan.runtime.graph.imports.text_lines import BLOCK_BYTES, PlainLines, TextLayout, sniff
-from gnnplan.runtime.graph.inventory import plain_name
-from gnnplan.runtime.graph.reading import reading
+from gnnplan.runtime.graph.format import check_range, count_overflows, refuse_unreadable
+from gnnplan.runtime.graph.imports.inventory import DST, HEADER_WORDS, SRC, column_named, plain_name
 from gnnplan.runtime.graph.staging import ArrayWriter
+from gnnplan.runtime.npy import map_npy
 
 Chunk = dict[str, NDArray[Any]]
-"""Columns by name: numbers [rows], lists of numbers [rows, width], words as Python objects (kind O;
-`as_text` makes them an array of text), and of other types a void (kind V), which nothing reads."""
+"""Columns by name: numbers [rows], lists of numbers [rows, width], words (kind O, see `as_text`),
+and for other types a void (kind V) that nothing reads."""
 ROWS_PER_CHUNK = 1 << 18
+BLOCK_BYTES = 1 << 24
+PARSER_BLOCK_BYTES = 1 << 24
+SAMPLE_LINES = 50
+_BOM = b"\xef\xbb\xbf"
+_COMMENT = re.compile(rb"(?m)^[ \t]*[#%][^\n]*(?:\n|\Z)")
+_TOP = re.compile(rb"\A(?:[ \t]*(?:[#%][^\n]*)?\r?\n)+")
+_EMPTY = re.compile(rb"(?m)^[ \t]+\r?(?:\n|\Z)")
+_REMARK = re.compile(rb"(?m)^[ \t]*[#%][ \t]")
+_NO_TAB = re.compile(rb"(?m)^[^\t\n]+$")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextLayout:
+    """How a text table is written."""
+
+    delimiter: str
+    """Comma, tab, semicolon, or a blank for any run of blanks and tabs."""
+    columns: list[str]
+    """Names from the header, or c0, c1 ..."""
+    has_header: bool
+    numbers: list[bool]
+    """Whether the first rows of each column are numbers alone."""
+
+
+def sniff(path: Path, header: bool | None = None) -> TextLayout | None:
+    """Find out from its first lines how a text table is written; None where it has no rows."""
+    lines = _sample_lines(path)
+    if not lines:
+        return None
+    delimiter = _find_delimiter(lines)
+    rows = [_split_cells(line, delimiter) for line in lines]
+    first = rows[0]
+    named = _looks_named(first, rows[1] if len(rows) > 1 else []) if header is None else header
+    names = first if named else [f"c{i}" for i in range(len(first))]
+    if len(set(names)) != len(names):
+        raise DatasetError(f"{path}: expected different column names, found {names!s:.120}")
+    data = rows[1:] if named else rows
+    return TextLayout(
+        delimiter=delimiter,
+        columns=names,
+        has_header=named,
+        numbers=[
+            all(i >= len(row) or not row[i] or _is_number(row[i]) for row in data)
+            for i in range(len(names))
+        ],
+    )
+
+
+class PlainLines(io.RawIOBase):
+    """The bytes of a text table without comments and stray blanks."""
+
+    def __init__(self, path: Path, layout: TextLayout) -> None:
+        super().__init__()
+        self.comments = 0
+        self._path = path
+        self._blank = layout.delimiter == " "
+        self._tab = layout.delimiter == "\t"
+        self._numeric = all(layout.numbers[:2])
+        self._stream = open_bytes(path)
+        self._rest = b""
+        self._ready = memoryview(b"")
+        self._first = True
+        self._ended = False
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer as far as one block goes."""
+        while not self._ready and not self._ended:
+            self._ready = memoryview(self._clean(self._block()))
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+        super().close()
+
+    def _block(self) -> bytes:
+        read = self._stream.read(BLOCK_BYTES)
+        if not read:
+            self._ended = True
+            block, self._rest = self._rest, b""
+            return block
+        head, newline, tail = (self._rest + read).rpartition(b"\n")
+        self._rest = tail
+        return head + newline
+
+    def _clean(self, block: bytes) -> bytes:
+        if self._first and block:
+            self._first = False
+            block = block.removeprefix(_BOM)
+            top = _TOP.match(block)
+            if top:
+                self.comments += len(_COMMENT.findall(top[0]))
+                block = block[top.end() :]
+        if b"#" in block or b"%" in block:
+            block = self._without_comments(block)
+        if self._blank:
+            return _collapse_blanks(block)
+        if self._tab and self._numeric and b" " in block:
+            block = re.sub(rb" *\t *", b"\t", block)
+            block = re.sub(rb"(?m)^ +| +(?=\r?$)", b"", block)
+            block = _NO_TAB.sub(lambda line: re.sub(rb" +", b"\t", line[0]), block)
+        if b" \n" in block or b"\t\n" in block or b" \r" in block:
+            block = _EMPTY.sub(b"", block)
+        return block
+
+    def _without_comments(self, block: bytes) -> bytes:
+        if self._numeric:
+            block, count = _COMMENT.subn(b"", block)
+            self.comments += count
+            return block
+        # Ids that are words may begin with # or %; with a blank behind it, it is a comment.
+        remark = _REMARK.search(block)
+        if remark:
+            line = block[remark.start() :].split(b"\n", 1)[0][:60].decode(errors="replace").strip()
+            raise DatasetError(
+                f"{self._path}: expected comments at the top of a table of words, found the line "
+                f"{line!r} further down; remove it"
+            )
+        return block
+
+
+def open_bytes(path: Path) -> Any:
+    """Open a file, unpacked if its name ends in .gz, as a stream of bytes."""
+    import pyarrow as pa
+
+    return pa.input_stream(str(path), compression="gzip" if path.name.endswith(".gz") else None)
+
+
+def _sample_lines(path: Path) -> list[str]:
+    """Read the first lines that are neither empty nor comments."""
+    with refuse_unreadable(path, "a text table"), open_bytes(path) as stream:
+        head = bytes(stream.read(2))
+        if head in (b"\xff\xfe", b"\xfe\xff"):
+            raise DatasetError(f"{path}: expected text in UTF-8, found UTF-16; save it as UTF-8")
+        lines: list[str] = []
+        ended = False
+        block = head
+        while not ended and len(lines) <= SAMPLE_LINES:
+            read = bytes(stream.read(1 << 16))
+            ended = not read
+            block += read
+            whole, newline, block = (block, b"", b"") if ended else block.rpartition(b"\n")
+            text = (whole + newline).removeprefix(_BOM).decode("utf-8")
+            lines += [t for t in text.split("\n") if t.strip() and t.strip()[0] not in "#%"]
+        return [line.rstrip("\r") for line in lines[:SAMPLE_LINES]]
+
+
+def _find_delimiter(lines: list[str]) -> str:
+    found = next((d for d in (",", "\t", ";") if d in lines[0]), " ")
+    if found == "\t":
+        by_tab = [_split_cells(line, "\t") for line in lines]
+        by_blank = [line.split() for line in lines]
+        uneven = len({len(row) for row in by_tab}) > 1 or any("" in row for row in by_tab)
+        numbers = all(_is_number(cell) for row in by_blank[1:] or by_blank for cell in row)
+        if uneven and numbers and len({len(row) for row in by_blank}) == 1:
+            return " "
+    return found
+
+
+def _split_cells(line: str, delimiter: str) -> list[str]:
+    parts = line.split() if delimiter == " " else line.strip(" ").split(delimiter)
+    return [cell.strip().strip('"').strip() for cell in parts]
+
+
+def _collapse_blanks(block: bytes) -> bytes:
+    """Leave one blank between cells and none at the ends of lines."""
+    block = block.replace(b"\t", b" ").replace(b"\r", b"")
+    while b"  " in block:
+        block = block.replace(b"  ", b" ")
+    return block.replace(b" \n", b"\n").replace(b"\n ", b"\n").removeprefix(b" ").removesuffix(b" ")
+
+
+def _looks_named(first: list[str], second: list[str]) -> bool:
+    """Return whether the first line names columns: all text, either known words or over numbers."""
+    if any(_is_number(cell) for cell in first):
+        return False
+    ends = column_named(first, SRC) is not None and column_named(first, DST) is not None
+    known = any(plain_name(cell) in HEADER_WORDS for cell in first)
+    return ends or known or any(_is_number(cell) for cell in second)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def table_chunks(
@@ -31,18 +228,14 @@ def table_chunks(
     floats: Sequence[str] = (),
     notes: list[str] | None = None,
 ) -> Iterator[Chunk]:
-    """Chunks of the columns of a table, in file order.
+    """Yield chunks of a table's columns, in file order.
 
     Args:
         path: .parquet, or text (csv, tsv, blank separated; may be gzipped). Lines that start with
             `#` or `%` are comments: at the top, and among rows of numbers.
-        header: whether the first line names the columns; found out by looking if None.
-        floats: plain names of columns of a text table that are fractions even where the first rows
-            are whole.
+        header: whether the first line names the columns; None finds out by its cells.
+        floats: plain names of text columns that are fractions, even where the first are whole.
         notes: gets a line where comments were left out.
-
-    Raises:
-        DatasetError: damaged or ragged.
     """
     if path.name.endswith(".parquet"):
         yield from _parquet_chunks(path)
@@ -50,12 +243,12 @@ def table_chunks(
     layout = sniff(path, header)
     if layout is None:
         return
-    with reading(path, "a text table"):
+    with refuse_unreadable(path, "a text table"):
         lines = PlainLines(path, layout)
     with lines:
         iterator = _csv_chunks(lines, layout, floats)
         while True:
-            with reading(path, f"a table of {len(layout.columns)} columns"):
+            with refuse_unreadable(path, f"a table of {len(layout.columns)} columns"):
                 chunk = next(iterator, None)
             if chunk is None:
                 break
@@ -68,9 +261,6 @@ def number_table(path: Path, target: Path, dtype: Any) -> NDArray[Any]:
     """Stream a headerless table of numbers into a .npy file and map it: [rows, columns].
 
     Integer types take whole numbers only; empty and `nan` cells become NaN of float types.
-
-    Raises:
-        DatasetError: damaged, ragged, or cells that are no such numbers.
     """
     layout = sniff(path, header=False)
     if layout is None:
@@ -79,11 +269,11 @@ def number_table(path: Path, target: Path, dtype: Any) -> NDArray[Any]:
         for chunk in table_chunks(path, header=False):
             columns = [as_numbers(path, values, dtype) for values in chunk.values()]
             writer.append(np.stack(columns, axis=1))
-    return np.asarray(np.load(target, mmap_mode="r"))
+    return map_npy(target)
 
 
 def as_numbers(path: Path, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    """A column as numbers of a type, refusing what would be changed silently."""
+    """Return a column as numbers of a type; refuse values that the type would change."""
     wanted = np.dtype(dtype)
     if values.dtype.kind not in "fiub":
         raise DatasetError(f"{path}: expected numbers, found {values[:1]!s:.80}")
@@ -104,7 +294,7 @@ def as_numbers(path: Path, values: NDArray[Any], dtype: Any) -> NDArray[Any]:
 
 
 def as_text(values: NDArray[Any]) -> NDArray[Any]:
-    """Words as an array of text without blanks around them; empty cells are empty words."""
+    """Return words as an array of text without blanks around them; empty cells are empty words."""
     if values.dtype.kind != "O":
         return values
     words = ["" if value is None else str(value).strip() for value in values.tolist()]
@@ -117,7 +307,7 @@ def _csv_chunks(lines: PlainLines, layout: TextLayout, floats: Sequence[str]) ->
 
     read = pc.ReadOptions(
         use_threads=False,
-        block_size=BLOCK_BYTES,
+        block_size=PARSER_BLOCK_BYTES,
         skip_rows=int(layout.has_header),
         column_names=layout.columns,
     )
@@ -133,29 +323,29 @@ def _csv_chunks(lines: PlainLines, layout: TextLayout, floats: Sequence[str]) ->
         stream, read_options=read, parse_options=parse, convert_options=convert
     ) as reader:
         for batch in reader:
-            yield {name: _plain(name, batch.column(name)) for name in layout.columns}
+            yield {name: _read_column(name, batch.column(name)) for name in layout.columns}
 
 
 def _parquet_chunks(path: Path) -> Iterator[Chunk]:
     import pyarrow.parquet as pq
 
-    with reading(path, "a Parquet table"):
+    with refuse_unreadable(path, "a Parquet table"):
         file = pq.ParquetFile(path)
     with file:
         batches = file.iter_batches(ROWS_PER_CHUNK, use_threads=False)
         while True:
-            with reading(path, "a Parquet table"):
+            with refuse_unreadable(path, "a Parquet table"):
                 batch = next(batches, None)
                 if batch is None:
                     return
                 names = batch.schema.names
                 columns = {name: batch.column(i) for i, name in enumerate(names)}
-                chunk = {name: _plain(name, column) for name, column in columns.items()}
+                chunk = {name: _read_column(name, column) for name, column in columns.items()}
             yield chunk
 
 
-def _plain(name: str, column: Any) -> NDArray[Any]:
-    """An arrow column as `Chunk` holds it; empty cells of numbers become NaN."""
+def _read_column(name: str, column: Any) -> NDArray[Any]:
+    """Return an arrow column as `Chunk` holds it; empty cells of numbers become NaN."""
     import pyarrow as pa
 
     kind = column.type
@@ -165,20 +355,19 @@ def _plain(name: str, column: Any) -> NDArray[Any]:
     if pa.types.is_null(kind) or (column.null_count == len(column) and len(column)):
         return np.full(len(column), np.nan)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return _lists(name, column)
+        return _read_lists(name, column)
     if pa.types.is_boolean(kind) and column.null_count:
         column = column.cast(pa.int8())
     elif pa.types.is_decimal(kind):
         column = column.cast(pa.float64())
-    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return column.to_numpy(zero_copy_only=False)
-    if pa.types.is_primitive(column.type) and not pa.types.is_temporal(column.type):
+    words = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    if words or (pa.types.is_primitive(column.type) and not pa.types.is_temporal(column.type)):
         return column.to_numpy(zero_copy_only=False)
     return np.zeros(len(column), "V1")
 
 
-def _lists(name: str, column: Any) -> NDArray[Any]:
-    """A column of lists of numbers as a table [rows, width]; empty rows are NaN."""
+def _read_lists(name: str, column: Any) -> NDArray[Any]:
+    """Return a column of lists of numbers as a table [rows, width]; empty rows are NaN."""
     import pyarrow.compute as pc
 
     counted = pc.call_function("list_value_length", [column])

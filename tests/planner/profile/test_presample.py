@@ -15,7 +15,7 @@ from gnnplan.planner.profile.presample import MOST_BATCHES, interpolated, presam
 from gnnplan.planner.profile.protocol import BatchShape
 from gnnplan.planner.profile.synthetic import synthetic_batch, synthetic_links
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.graph.generate_tasks import generate_links, generate_typed
+from gnnplan.runtime.graph.generate import generate_links, generate_typed
 from gnnplan.runtime.loader.tasks import typed_sampler
 from gnnplan.runtime.plan.schema import Links, Sampler, Workload
 from gnnplan.runtime.sampling.minibatch import Dialect

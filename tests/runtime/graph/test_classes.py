@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.classes import is_sparse, number_classes, whole_numbers
 from gnnplan.runtime.graph.dataset import GraphWarning, open_graph, write_graph
+from gnnplan.runtime.graph.findings import is_sparse
 from gnnplan.runtime.graph.imports.importing import import_graph
+from gnnplan.runtime.graph.imports.labels import make_whole_numbers, number_classes
 from tests.support.fuzzing import fuzzed
 
 N = 20
@@ -123,7 +124,7 @@ def test_negative_numbers_are_counted_and_no_label_at_all_is_said(tmp_path: Path
 )
 def test_what_is_no_label_is_refused_with_its_count(y: np.ndarray, words: str):
     with pytest.raises(DatasetError, match=words):
-        whole_numbers(y)
+        make_whole_numbers(y)
 
 
 def test_unknown_training_labels_are_refused_with_their_count(tmp_path: Path):

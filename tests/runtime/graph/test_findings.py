@@ -20,7 +20,7 @@ from gnnplan.runtime.graph.dataset import (
     open_graph,
     write_graph,
 )
-from gnnplan.runtime.graph.findings import Finding, stored_links
+from gnnplan.runtime.graph.findings import Finding, count_stored_links
 from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
 from tests.support.fuzzing import fuzzed
 
@@ -182,7 +182,7 @@ def test_blocks_do_not_change_what_is_found(tmp_path: Path, monkeypatch: pytest.
     write(tmp_path / "g", LINK | {"x": x, "val_idx": np.array([[6, 5], [0, 3], [2, 3]])})
     whole = inspect_graph(tmp_path / "g")[1]
     monkeypatch.setattr(module, "CHUNK_EDGES", 1)
-    monkeypatch.setattr("gnnplan.runtime.graph.findings.CHUNK_BYTES", 16)
+    monkeypatch.setattr("gnnplan.runtime.graph.format.CHUNK_BYTES", 16)
     assert len(whole) == 2
     assert inspect_graph(tmp_path / "g")[1] == whole
 
@@ -200,7 +200,7 @@ def test_links_are_counted_as_by_looking_each_up(data: st.DataObject):
     size = data.draw(st.integers(1, 9))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CHUNK_EDGES", size)
-        found = stored_links(indptr, indices, pairs)
+        found = count_stored_links(indptr, indices, pairs)
     forward = [(u, v) in edges for u, v in pairs.tolist()]
     reverse = [(v, u) in edges for u, v in pairs.tolist()]
     assert found.forward == sum(forward)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gnnplan.runtime.graph.arrays import BLOCK_BYTES, BLOCKS, block_offsets, fingerprint_files
+from gnnplan.runtime.graph.format import BLOCK_BYTES, BLOCKS, block_offsets, fingerprint_files
 
 
 def test_order_does_not_matter_but_names_sizes_content_and_facts_do(tmp_path: Path):

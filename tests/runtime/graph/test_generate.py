@@ -11,7 +11,8 @@ from sklearn.linear_model import LogisticRegression
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.graph.generate import generate_rmat, generate_sbm, noisy_labels, signal_length
+from gnnplan.runtime.graph.generate import generate_rmat, generate_sbm
+from gnnplan.runtime.graph.generate_draws import noisy_labels, signal_length
 
 
 def matrix(graph: Graph) -> sp.csr_matrix:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.graph.generate_tasks import generate_links
+from gnnplan.runtime.graph.generate import generate_links
 
 
 def make(folder: Path, **settings: float) -> Graph:

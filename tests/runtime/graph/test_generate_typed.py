@@ -8,7 +8,7 @@ import pytest
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.dataset import Graph, rows_within_types, types_of
-from gnnplan.runtime.graph.generate_tasks import EDGE_TYPES, NODE_TYPES, generate_typed
+from gnnplan.runtime.graph.generate import EDGE_TYPES, NODE_TYPES, generate_typed
 
 
 def make(folder: Path, **settings: Any) -> Graph:

@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 from gnnplan.runtime.graph.imports import importing
 from gnnplan.runtime.graph.imports.importing import import_graph
-from gnnplan.runtime.graph.inventory import DST, SRC, Inventory, Role, plain_name
+from gnnplan.runtime.graph.imports.inventory import DST, SRC, Inventory, Role, plain_name
 from tests.runtime.graph.conftest import write_graphbolt, write_gz, write_ogb
 
 PAGE = Path(importing.__file__).parents[1] / "IMPORTS.md"

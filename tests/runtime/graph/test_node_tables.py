@@ -10,7 +10,7 @@ import pytest
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.imports.importing import import_graph
-from gnnplan.runtime.graph.inventory import looks_like
+from gnnplan.runtime.graph.imports.inventory import looks_like
 
 RING = "src,dst\n0,1\n1,2\n2,3\n3,0\n"
 

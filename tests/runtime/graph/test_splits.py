@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
-from gnnplan.runtime.graph.labels import split_ids
+from gnnplan.runtime.graph.imports.labels import split_ids
 
 N = 12
 FLAGS = np.arange(N) % 3 == 0

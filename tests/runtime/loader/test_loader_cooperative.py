@@ -9,7 +9,7 @@ import pytest
 
 from gnnplan.runtime.errors import PlanError, SamplerError
 from gnnplan.runtime.graph.dataset import Graph, write_graph
-from gnnplan.runtime.graph.generate_tasks import generate_links
+from gnnplan.runtime.graph.generate import generate_links
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.plan.schema import DynamicCache, Sampler
 from gnnplan.runtime.sampling.minibatch import MiniBatch

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.graph.generate_tasks import generate_links
+from gnnplan.runtime.graph.generate import generate_links
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 from tests.support.plans import make_plan

@@ -11,7 +11,7 @@ from torch_geometric.nn import HeteroConv, SAGEConv
 from gnnplan.runtime.errors import DatasetError, InputError, PlanError
 from gnnplan.runtime.features.store import TypedFeatureStore
 from gnnplan.runtime.graph.dataset import Graph, rows_within_types, types_of
-from gnnplan.runtime.graph.generate_tasks import EDGE_TYPES, NODE_TYPES, generate_typed
+from gnnplan.runtime.graph.generate import EDGE_TYPES, NODE_TYPES, generate_typed
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.sampling.pyg import HeteroView
 from gnnplan.runtime.sampling.typed import TypedSampler

@@ -9,8 +9,8 @@ from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.models.adjacency import torch_blocks
-from gnnplan.runtime.models.build import build_model, flatten_gradients
-from gnnplan.runtime.models.loss import loss_sum
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.models.metrics import loss_sum
 from gnnplan.runtime.models.weights import fill_weights
 from gnnplan.runtime.plan.schema import Workload
 
@@ -186,19 +186,6 @@ def test_dropout_acts_in_training_only(make_csc, make_batch):
     assert not torch.equal(model(x, blocks), model(x, blocks))
     model.eval()
     assert torch.equal(model(x, blocks), model(x, blocks))
-
-
-def test_backward_writes_into_the_flat_gradient(make_csc, make_batch):
-    settings = workload("sage", [4, 3])
-    batch = make_batch(make_csc(100, 6, 1), list(range(20)), [4, 3], 1)
-    model = build_model(settings, 12, 5, "multiclass")
-    flat = flatten_gradients(model)
-    model(torch.randn(len(batch.n_id), 12), torch_blocks(batch)).square().sum().backward()
-    total = sum(float(grad.double().square().sum()) for grad in gradients(model))
-    assert total > 0
-    assert float(flat.double().square().sum()) == pytest.approx(total)
-    for grad in gradients(model):
-        assert grad.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
 
 
 def test_a_model_can_come_from_an_import_path():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gnnplan.runtime.models.build import build_model
-from gnnplan.runtime.models.loss import link_loss_sum, loss_sum, pair_scores, reciprocal_ranks
+from gnnplan.runtime.models.metrics import link_loss_sum, loss_sum, pair_scores, reciprocal_ranks
 from gnnplan.runtime.plan.schema import Workload
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gnnplan.runtime.errors import InputError
-from gnnplan.runtime.models.loss import loss_sum
+from gnnplan.runtime.models.metrics import loss_sum
 
 
 def test_cross_entropy_is_a_sum_and_skips_unknown_labels():

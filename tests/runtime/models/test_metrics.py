@@ -4,8 +4,7 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
 from gnnplan.runtime.errors import GnnplanError, InputError
-from gnnplan.runtime.models.loss import reciprocal_ranks
-from gnnplan.runtime.models.metrics import metric_of, roc_auc
+from gnnplan.runtime.models.metrics import metric_of, reciprocal_ranks, roc_auc
 from tests.support.inprocess import run_in_process
 
 OUTPUTS = {

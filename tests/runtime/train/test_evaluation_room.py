@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.graph.generate_tasks import generate_links
+from gnnplan.runtime.graph.generate import generate_links
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.plan.schema import Links, MemoryUse, Plan, Workload
 from gnnplan.runtime.train.evaluate import (

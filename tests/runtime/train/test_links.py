@@ -10,11 +10,11 @@ import torch
 from gnnplan.runtime import worker
 from gnnplan.runtime.errors import GnnplanError, InputError
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.graph.generate_tasks import generate_links
+from gnnplan.runtime.graph.generate import generate_links
 from gnnplan.runtime.launch import launch
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.models.build import build_model
-from gnnplan.runtime.models.loss import pair_scores, reciprocal_ranks
+from gnnplan.runtime.models.metrics import pair_scores, reciprocal_ranks
 from gnnplan.runtime.plan.schema import Links, Workload
 from gnnplan.runtime.report import RunReport
 from gnnplan.runtime.sampling.negative import NegativeSampler

@@ -9,7 +9,7 @@ import torch
 
 from gnnplan.runtime import worker
 from gnnplan.runtime.graph.dataset import Graph, types_of
-from gnnplan.runtime.graph.generate_tasks import generate_typed
+from gnnplan.runtime.graph.generate import generate_typed
 from gnnplan.runtime.launch import launch
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.loader.tasks import typed_sampler

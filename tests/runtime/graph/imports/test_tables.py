@@ -8,7 +8,7 @@ import pytest
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.graph.imports import text_lines
+from gnnplan.runtime.graph.imports import tables
 from gnnplan.runtime.graph.imports.importing import import_graph
 
 RING = [(0, 1), (1, 2), (2, 0)]
@@ -49,7 +49,7 @@ def test_what_is_between_the_cells_changes_nothing(text: str, name: str, tmp_pat
 
 @pytest.mark.parametrize("block", [4, 7, 16])
 def test_blocks_may_end_anywhere(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(text_lines, "BLOCK_BYTES", block)
+    monkeypatch.setattr(tables, "BLOCK_BYTES", block)
     text = "# top\n" + "".join(f"  {i}   {(i + 1) % 50} \n# remark {i}\n" for i in range(50))
     graph = load(tmp_path, text)
     assert pairs(graph) == sorted((i, (i + 1) % 50) for i in range(50))

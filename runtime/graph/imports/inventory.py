@@ -1,25 +1,22 @@
-"""What an importer met in a source and what became of it, so that nothing is lost without a word.
+"""Inventory of a source: its columns, fields, members and files, and what becomes of each.
 
-A reader says `meet` of every column, field, member or file it finds, then `use` or `leave`. What it
-says neither of is left all the same, by `lines`, as unknown to the format.
+A reader calls `meet` for every part that it finds, then `use` or `leave`. Parts with neither are
+reported by `lines` as unknown to the format, so that nothing is lost without a word.
 
-What the names of columns and fields say of what they hold, in any of their usual spellings.
-
-Names are compared without case and without anything but letters and digits, so `Node ID`,
-`node_id` and `nodeId` are one.
+What a part holds is told by its name, in any usual spelling: names are compared in lower case, by
+letters and digits alone, so `Node ID`, `node_id` and `nodeId` are one.
 """
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 SHOWN_NAMES = 8
-"""Names of used columns that a line lists before it shortens them."""
+"""Most names of used columns that a line lists."""
 
 
 class Role(StrEnum):
-    """What a part of a source becomes in a dataset."""
+    """Parts of a dataset that a part of a source can become."""
 
     EDGES = "edges"
     WEIGHTS = "edge weights"
@@ -40,96 +37,85 @@ EDGE_DATA = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    name: str
-    place: str
-    """The table it is a column of, where a source has several."""
-
-
 class Inventory:
-    """The parts of one source, each with its role or the reason why it is not used."""
+    """The parts of one source, each with its role or the reason why it is not used.
+
+    A part is known by its name and its place: its table, where a source has several, else "".
+    """
 
     def __init__(self) -> None:
-        self._roles: dict[_Part, Role | None] = {}
-        self._reasons: dict[_Part, str] = {}
+        self._roles: dict[tuple[str, str], Role | None] = {}
+        self._reasons: dict[tuple[str, str], str] = {}
 
     def meet(self, names: Iterable[str], place: str = "") -> None:
         """Note that the source has these parts."""
         for name in names:
-            self._roles.setdefault(_Part(name, place), None)
+            self._roles.setdefault((name, place), None)
 
     def use(self, role: Role, *names: str, place: str = "") -> None:
-        """Note what parts become."""
+        """Note the role of parts."""
         for name in names:
-            part = _Part(name, place)
-            self._roles[part] = role
-            self._reasons.pop(part, None)
+            self._roles[name, place] = role
+            self._reasons.pop((name, place), None)
 
     def leave(self, reason: str, *names: str, place: str = "") -> None:
         """Note why parts are not used."""
         for name in names:
-            part = _Part(name, place)
-            self._roles[part] = None
-            self._reasons[part] = reason
+            self._roles[name, place] = None
+            self._reasons[name, place] = reason
 
     def leave_unused(self, reason: str, *names: str) -> None:
-        """Note why those of the parts that have no role and no reason yet are not used."""
+        """Note a reason for those parts that have neither a role nor a reason yet."""
         for name in names:
-            part = _Part(name, "")
-            if self._roles.get(part) is None and part not in self._reasons:
+            if self._roles.get((name, "")) is None and (name, "") not in self._reasons:
                 self.leave(reason, name)
 
     def leave_role(self, role: Role, reason: str, place: str) -> None:
         """Note why a table's parts with a role are not used after all."""
-        names = [p.name for p, have in self._roles.items() if have is role and p.place == place]
+        names = [name for (name, at), have in self._roles.items() if have is role and at == place]
         self.leave(reason, *names, place=place)
 
-    def used(self, role: Role) -> list[str]:
-        """Names of the parts with a role, in the order they were met."""
-        return [part.name for part, have in self._roles.items() if have is role]
-
     def left_at(self, place: str) -> list[str]:
-        """Names of the parts of a table that were left for a reason."""
-        return [part.name for part in self._reasons if part.place == place]
+        """List the names of a table's parts that are left for a reason."""
+        return [name for name, at in self._reasons if at == place]
 
     def origin(self, role: Role) -> str:
-        """The parts with a role in words: their names, shortened where many, and their table."""
+        """Name the parts with a role and their tables, shortened where there are many."""
         places: dict[str, list[str]] = {}
-        for part, have in self._roles.items():
+        for (name, place), have in self._roles.items():
             if have is role:
-                places.setdefault(part.place, []).append(part.name)
-        return "; ".join(_named(names, place, SHOWN_NAMES) for place, names in places.items())
+                places.setdefault(place, []).append(name)
+        return "; ".join(_join_names(names, place, SHOWN_NAMES) for place, names in places.items())
 
     def lines(self) -> list[str]:
-        """One line for each reason why parts are not used, naming all of them."""
+        """Write one line for each reason why parts are not used, naming all of them."""
         groups: dict[tuple[str, str], list[str]] = {}
-        for part, role in self._roles.items():
+        for (name, place), role in self._roles.items():
             if role is None:
-                key = (part.place, self._reasons.get(part, UNKNOWN))
-                groups.setdefault(key, []).append(part.name)
+                key = (place, self._reasons.get((name, place), UNKNOWN))
+                groups.setdefault(key, []).append(name)
         return [
-            f"not used: {_named(names, place, len(names))} ({reason})"
+            f"not used: {_join_names(names, place, len(names))} ({reason})"
             for (place, reason), names in groups.items()
         ]
 
 
-def _named(names: list[str], place: str, most: int) -> str:
-    shown = [_plain(name) for name in names]
+def _join_names(names: list[str], place: str, most: int) -> str:
+    shown = [_shorten(name) for name in names]
     if len(shown) > most:
         shown = [*shown[: most - 2], "...", shown[-1]]
     return ", ".join(shown) + (f" of {place}" if place else "")
 
 
-def _plain(name: str) -> str:
-    """A name as one word of a line: others' files may hold line breaks and endless names."""
+def _shorten(name: str) -> str:
+    """Make a name one word of a line, for sources may hold line breaks and endless names."""
     text = name if name.isprintable() and name.strip() else repr(name)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 NODE_ID = ("id", "nodeid", "node", "ids", "nodeids", "nodes", "vertex", "vertexid")
 ROW_NAMES = ("", "index", "unnamed0", "indexlevel0")
-"""What a saved data frame calls the names of its rows."""
+"""Names that saved data frames give to the column of their rows' names."""
 LABEL = (
     "label", "y", "class", "labels", "target", "targets", "classes", "category", "categories",
     "nodelabel", "nodelabels", "groundtruth", "truelabel", "mltarget", "ytrue",
@@ -152,7 +138,7 @@ DST = (
 WEIGHT = ("weight", "edgeweight", "weights", "edgeweights")
 EDGE_TYPE = ("type", "edgetype")
 EDGE_ROW = ("id", "edgeid", "eid", *ROW_NAMES)
-"""Names of a first column that numbers the edges themselves."""
+"""Names of a first column that numbers the edges."""
 FEATURE_ID = ("featureid", "feature", "featid", "featureindex", "col", "column")
 FEATURE_VALUE = ("value", "val", "featurevalue")
 
@@ -188,12 +174,12 @@ _JOINED = {
 
 
 def plain_name(name: str) -> str:
-    """A name in lower case, of letters and digits alone."""
+    """Return a name in lower case, of letters and digits alone."""
     return "".join(c for c in name.lower() if c.isalnum())
 
 
 def column_named(names: Iterable[str], known: Sequence[str]) -> str | None:
-    """The first name that is known; what is known first comes first."""
+    """Return the name whose plain form stands first among the known ones; None without any."""
     plain = {}
     for name in names:
         plain.setdefault(plain_name(name), name)
@@ -201,7 +187,7 @@ def column_named(names: Iterable[str], known: Sequence[str]) -> str | None:
 
 
 def looks_like(name: str) -> str | None:
-    """What a column that must not be a feature unasked looks like: a mask, labels, a split, ids.
+    """Say what a column looks like that must not become a feature: a mask, labels, a split, ids.
 
     >>> looks_like("TrainMask2"), looks_like("user_id"), looks_like("age")
     ('a mask', 'ids', None)

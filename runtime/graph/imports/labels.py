@@ -1,34 +1,96 @@
 """Labels and splits of any source, brought to the dataset's form.
 
-Masks and lists of node ids, told apart by name and values.
+A model has one output per class. Hashed or coded classes (0 and 2,000,000,000) therefore become 0
+to k - 1 in rising order, and their own numbers are kept.
 
-A mask is an array of one 0/1 flag per node of any numeric type; a list holds node ids. What is
-named a mask must be one. Another array is a mask only if its values cannot be ids: one value per
-node, all 0 or 1, so that ids would be repeated.
+A split is a mask (a 0/1 flag per node, of any numeric type) or a list of node ids. An array that is
+named a mask must be one. Another one is a mask only if its values cannot be ids: one per node, all
+0 or 1, so that ids would be repeated.
 """
 
 from collections.abc import Container
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.classes import number_classes, whole_numbers
-from gnnplan.runtime.graph.format import Task
+from gnnplan.runtime.graph.findings import is_sparse
+from gnnplan.runtime.graph.format import TASKS, Task
 from gnnplan.runtime.graph.imports.source import SPLIT_KEYS, ImportOptions, RawGraph
+
+UNKNOWN = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Classes:
+    """Labels of one class per node."""
+
+    y: NDArray[np.int64]
+    """[num_nodes] class numbers from 0; -1 is unknown."""
+    num_classes: int
+    class_id: NDArray[np.int64] | None = None
+    """The source's own number of each class, rising, where classes were renumbered."""
+    note: str = ""
+    """Line for the user where classes were renumbered, or where most have no node."""
+
+
+def number_classes(y: NDArray[np.int64], declared: int) -> Classes:
+    """Keep class numbers, or renumber them from 0 where most would be empty outputs.
+
+    `y` has -1 for unknown; `declared` is the source's own number of classes, 0 where it has none.
+    """
+    used = np.unique(y[y >= 0])
+    count = max(declared, int(used[-1]) + 1) if len(used) else declared
+    if not is_sparse(count, len(used)) or (count == declared and declared <= len(y)):
+        note = ""
+        if count > 2 * len(used):
+            note = f"labels: {len(used)} of the classes 0 to {count - 1} have a node"
+        return Classes(y=y, num_classes=count, note=note)
+    new = np.where(y >= 0, np.searchsorted(used, y), UNKNOWN)
+    note = (
+        f"labels: {len(used)} classes with numbers from {used[0]} to {used[-1]} became 0 to "
+        f"{len(used) - 1}; class_id.npy has their own numbers"
+    )
+    return Classes(y=new, num_classes=len(used), class_id=used, note=note)
+
+
+def make_whole_numbers(y: NDArray[Any]) -> tuple[NDArray[np.int64], list[str]]:
+    """Return labels as integers, -1 where one is NaN or negative, and notes on odd ones."""
+    if y.dtype.kind not in "fiub":
+        raise DatasetError(f"labels: expected numbers, found values of type {y.dtype}")
+    if y.dtype.kind == "f":
+        unusable = np.isinf(y)
+        with np.errstate(invalid="ignore"):
+            unusable |= (y != np.round(y)) & ~np.isnan(y)
+            unusable |= np.abs(y) > 2**53
+        y = np.where(np.isnan(y), UNKNOWN, y)
+    else:
+        unusable = y > np.iinfo(np.int64).max if y.dtype.kind == "u" else np.zeros(1, bool)
+    if unusable.any():
+        raise DatasetError(
+            f"labels: expected whole numbers, found {int(unusable.sum())} of {y.size} that are "
+            f"fractions, infinite or huge (the first: {y[unusable][0]}); leave unknown ones empty"
+        )
+    out = y.astype(np.int64)
+    odd = out < UNKNOWN
+    notes: list[str] = []
+    if odd.any():
+        notes = [
+            f"labels: {int(odd.sum())} of {out.size} are negative and not -1 (the least: "
+            f"{out.min()}): taken as unknown"
+        ]
+    return np.where(out < 0, UNKNOWN, out), notes
 
 
 def normalise_labels(
     raw: RawGraph, options: ImportOptions
 ) -> tuple[NDArray[np.int64] | None, Task, int]:
-    """Labels as int64 with -1 for unknown, the task, and the number of classes.
+    """Return labels as int64 with -1 for unknown, the task, and the number of classes.
 
-    The task is the user's, else the source's, else link where the split holds pairs, multilabel
-    where labels are a table, and multiclass.
-
-    Raises:
-        DatasetError: wrong length, values that are no labels, or a task the labels do not fit.
+    The task is the user's, else the source's, else link for pairs, multilabel for a table of
+    labels, and multiclass.
     """
     task = _task(raw, options)
     if raw.y is None:
@@ -45,7 +107,7 @@ def normalise_labels(
             f"labels: expected {'a table' if task == 'multilabel' else 'one number per node'} for "
             f"task {task}, found shape {list(y.shape)}"
         )
-    y, notes = whole_numbers(y)
+    y, notes = make_whole_numbers(y)
     raw.notes += notes
     if y.size == 0 or y.max() < 0:
         raw.notes.append(f"labels: none of {len(y)} nodes has a known one: left out")
@@ -61,26 +123,22 @@ def normalise_labels(
 def normalise_split(
     raw: RawGraph, y: NDArray[np.int64] | None, task: Task, options: ImportOptions
 ) -> dict[str, NDArray[np.int64]]:
-    """Node ids (or pairs) of train, val and test; drawn at random where the source has none.
-
-    Raises:
-        DatasetError: no training nodes, or ids that are no integers.
-    """
+    """Return node ids (or pairs) of train, val and test; draw them where the source has none."""
     if raw.split is not None:
         if "train" not in raw.split:
             raise DatasetError(
                 f"split: expected training nodes beside {', '.join(raw.split)}, found none; add "
                 "train_mask (or train_idx) or leave all of them out"
             )
-        return {key: _ids(key, raw.split.get(key), task) for key in SPLIT_KEYS}
+        return {key: _check_ids(key, raw.split.get(key), task) for key in SPLIT_KEYS}
     if task == "link":
         raise DatasetError("split: expected training pairs for task link, found no split")
     known = np.arange(raw.num_nodes)
     if y is not None:
         known = np.flatnonzero((y if y.ndim == 1 else y.max(axis=1)) >= 0)
     shuffled = np.random.default_rng([options.seed, 3]).permutation(known)
-    first, second, third = (np.cumsum(options.random_split) * len(known)).round().astype(int)
-    parts = (shuffled[:first], shuffled[first:second], shuffled[second:third])
+    ends = (np.cumsum(options.random_split) * len(known)).round().astype(int)
+    parts = np.split(shuffled, ends)[:3]
     shares = "/".join(f"{100 * share:g}" for share in options.random_split)
     raw.notes.append(f"no split in the source: drew {shares} % at random, seed {options.seed}")
     return {key: np.sort(ids) for key, ids in zip(SPLIT_KEYS, parts, strict=True)}
@@ -88,25 +146,19 @@ def normalise_split(
 
 def _task(raw: RawGraph, options: ImportOptions) -> Task:
     named = options.task if options.task != "auto" else raw.task
-    known: dict[str, Task] = {
-        "multiclass": "multiclass",
-        "multilabel": "multilabel",
-        "binary": "binary",
-        "link": "link",
-    }
-    if named in known:
-        return known[named]
+    if named in TASKS:
+        return cast(Task, named)
     pairs = raw.split is not None and raw.split.get("train", np.empty(0)).ndim == 2
     table = raw.y is not None and raw.y.ndim == 2 and raw.y.shape[1] > 1
     return "link" if pairs else ("multilabel" if table else "multiclass")
 
 
-def _ids(key: str, value: NDArray[Any] | None, task: Task) -> NDArray[np.int64]:
+def _check_ids(key: str, value: NDArray[Any] | None, task: Task) -> NDArray[np.int64]:
+    shape = (-1, 2) if task == "link" else (-1,)
     if value is None:
-        return np.empty((0, 2) if task == "link" else 0, np.int64)
+        return np.empty(0, np.int64).reshape(shape)
     if value.dtype.kind not in "iu":
         raise DatasetError(f"{key} split: expected integer node ids, found {value.dtype}")
-    shape = (-1, 2) if task == "link" else -1
     if task == "link" and (value.ndim != 2 or value.shape[1] != 2):
         raise DatasetError(f"{key} split: expected [k, 2] pairs, found shape {list(value.shape)}")
     return value.astype(np.int64).reshape(shape)
@@ -116,7 +168,11 @@ _STEMS = {"train": ("train",), "val": ("val", "valid"), "test": ("test",)}
 
 
 def split_fields(names: Container[str], *kinds: str) -> dict[str, list[str]]:
-    """Names of arrays of train, val and test: each stem with each kind, such as `train_mask`."""
+    """Find the arrays of train, val and test among names: each stem with each kind.
+
+    >>> split_fields(["train_mask", "valid_mask", "x"], "mask")
+    {'train': ['train_mask'], 'val': ['valid_mask']}
+    """
     found = {
         key: [f"{stem}_{kind}" for stem in stems for kind in kinds if f"{stem}_{kind}" in names]
         for key, stems in _STEMS.items()
@@ -127,33 +183,27 @@ def split_fields(names: Container[str], *kinds: str) -> dict[str, list[str]]:
 def split_ids(
     name: str, array: NDArray[Any], num_nodes: int, *, index: int = 0, splits_first: bool = False
 ) -> tuple[NDArray[np.int64], int]:
-    """Node ids that a mask or a list of ids stands for, and how many splits the array holds.
+    """Return the node ids that a mask or a list of ids stands for, and how many splits there are.
 
     Args:
-        name: of the array in its source; decides whether it must be a mask.
+        name: name of the array in its source; decides whether it must be a mask.
         array: flags [n], flags of several splits [n, splits] or [splits, n], ids [k], or pairs
             [k, 2] of a link task.
         num_nodes: n.
-        index: which of several splits.
-        splits_first: which axis counts the splits where both are n long.
-
-    Raises:
-        DatasetError: neither, or both; one line that says what to change.
+        index: number of the split to take.
+        splits_first: whether the first axis counts the splits where both are n long.
     """
     named_mask = "mask" in name.lower()
     if array.dtype.kind not in "fiub":
         raise DatasetError(f"{name}: expected flags or node ids, found values of {array.dtype}")
     if not named_mask and array.dtype.kind != "b":
-        return _list_or_flags(name, array, num_nodes), 1
+        return _read_list_or_flags(name, array, num_nodes), 1
+    flags, count = array, 1
     if array.ndim == 2:
-        flags, count = _one_split(name, array, num_nodes, index, splits_first)
-    else:
-        flags, count = array, 1
+        flags, count = _take_split(name, array, num_nodes, index, splits_first)
     if flags.shape != (num_nodes,):
-        raise DatasetError(
-            f"{name}: expected one flag per node ({num_nodes}), found shape {list(array.shape)}"
-            + ("" if array.dtype.kind == "b" else "; node ids are named train_idx, val_idx ...")
-        )
+        hint = "" if array.dtype.kind == "b" else "; node ids are named train_idx, val_idx ..."
+        raise _no_flags(name, array, num_nodes, hint)
     if not are_flags(flags):
         raise DatasetError(
             f"{name}: expected one flag of 0 or 1 per node, found other values; name it "
@@ -163,11 +213,17 @@ def split_ids(
 
 
 def are_flags(values: NDArray[Any]) -> bool:
-    """Whether all values are 0 or 1 (or boolean)."""
+    """Return whether all values are 0 or 1 (or boolean)."""
     return values.dtype.kind == "b" or bool(np.isin(values, (0, 1)).all())
 
 
-def _list_or_flags(name: str, array: NDArray[Any], num_nodes: int) -> NDArray[np.int64]:
+def _no_flags(name: str, array: NDArray[Any], num_nodes: int, hint: str = "") -> DatasetError:
+    return DatasetError(
+        f"{name}: expected one flag per node ({num_nodes}), found shape {list(array.shape)}{hint}"
+    )
+
+
+def _read_list_or_flags(name: str, array: NDArray[Any], num_nodes: int) -> NDArray[np.int64]:
     if array.shape == (num_nodes,) and num_nodes > 1 and are_flags(array):
         repeated = len(np.unique(array)) < len(array)
         if repeated:
@@ -182,15 +238,13 @@ def _list_or_flags(name: str, array: NDArray[Any], num_nodes: int) -> NDArray[np
     return array.astype(np.int64)
 
 
-def _one_split(
+def _take_split(
     name: str, array: NDArray[Any], num_nodes: int, index: int, splits_first: bool
 ) -> tuple[NDArray[Any], int]:
     rows, columns = array.shape
     by_row = columns == num_nodes and (splits_first or rows != num_nodes)
     if not by_row and rows != num_nodes:
-        raise DatasetError(
-            f"{name}: expected one flag per node ({num_nodes}), found shape {list(array.shape)}"
-        )
+        raise _no_flags(name, array, num_nodes)
     count = rows if by_row else columns
     if not 0 <= index < count:
         raise DatasetError(f"{name}: expected a split from 0 to {count - 1}, found {index}")

@@ -1,0 +1,146 @@
+"""Random edges, features, labels and splits of synthetic graphs."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnnplan.runtime.errors import DatasetError
+
+Ids = NDArray[np.int64]
+Rng = np.random.Generator
+Drawer = Callable[[int], tuple[Ids, Ids]]
+"""Draws up to that many edges: two equally long arrays of node ids."""
+
+DRAW_EDGES = 1 << 21
+GRAPH500 = (0.57, 0.19, 0.19)
+"""Probabilities a, b, c of the quadrants; d is the rest (0.05)."""
+
+
+def rmat_drawer(num_nodes: int, rng: Rng) -> Drawer:
+    """Draw R-MAT edges: each bit level of (u, v) falls into one of four quadrants."""
+    levels = max(1, (num_nodes - 1).bit_length())
+    a, b, c = (np.float32(p) for p in GRAPH500)
+
+    def draw(count: int) -> tuple[Ids, Ids]:
+        u = np.zeros(count, np.int64)
+        v = np.zeros(count, np.int64)
+        for _ in range(levels):
+            r = rng.random(count, dtype=np.float32)
+            lower = r >= a + b
+            u <<= 1
+            u |= lower
+            v <<= 1
+            v |= np.where(lower, r >= a + b + c, r >= a)
+        inside = (u < num_nodes) & (v < num_nodes)
+        return u[inside], v[inside]
+
+    return draw
+
+
+def block_model_drawer(
+    weights: NDArray[np.float64], communities: Ids, homophily: float, rng: Rng
+) -> Drawer:
+    """Draw edges of a degree-corrected block model, by weights and rising communities of nodes."""
+    ends = np.cumsum(weights)
+    first = np.searchsorted(communities, communities, side="left")
+    last = np.searchsorted(communities, communities, side="right") - 1
+    low, high = (ends - weights)[first], ends[last]
+
+    def draw(count: int) -> tuple[Ids, Ids]:
+        u = np.searchsorted(ends, rng.random(count) * ends[-1], side="right")
+        inside = rng.random(count) < homophily
+        start, stop = np.where(inside, low[u], 0.0), np.where(inside, high[u], ends[-1])
+        v = np.searchsorted(ends, start + rng.random(count) * (stop - start), side="right")
+        most = len(ends) - 1  # rounding may land on the total itself
+        return np.minimum(u, most), np.minimum(v, most)
+
+    return draw
+
+
+def distinct_pairs(draw: Drawer, num_nodes: int, degree: float | int, rng: Rng) -> Ids:
+    """Draw `num_nodes * degree / 2` distinct edges u < v as sorted keys `u * num_nodes + v`."""
+    wanted = max(1, round(num_nodes * degree / 2))
+    keys = np.empty(0, np.int64)
+    while len(keys) < wanted:
+        have = len(keys)
+        missing = wanted - have
+        fresh: list[Ids] = [keys]
+        for start in range(0, int(missing * 1.1) + 1024, DRAW_EDGES):
+            u, v = draw(min(DRAW_EDGES, int(missing * 1.1) + 1024 - start))
+            key = np.minimum(u, v) * num_nodes + np.maximum(u, v)
+            fresh.append(key[u != v])
+        keys = np.concatenate(fresh)
+        keys.sort()
+        keys = keys[np.concatenate([[True], keys[1:] != keys[:-1]])]
+        if len(keys) - have < min(missing, max(64, missing // 100)):
+            raise DatasetError(
+                f"found only {len(keys)} distinct edges of {wanted} among {num_nodes} nodes; "
+                "lower the degree or raise the number of nodes"
+            )
+    if len(keys) > wanted:
+        surplus = rng.choice(len(keys), len(keys) - wanted, replace=False, shuffle=False)
+        keys = np.delete(keys, surplus)
+    return keys
+
+
+def signal_length(num_classes: int, feature_signal: float) -> float:
+    """Return the length s of the class signal for which features alone reach the wanted accuracy.
+
+    With C = `num_classes` orthogonal directions and unit noise the best classifier takes the
+    largest of C independent normals, one of which is shifted by s:
+
+        P(right) = integral phi(t - s) Phi(t)^(C - 1) dt = 1/C + feature_signal (1 - 1/C)
+    """
+    from scipy.stats import norm  # half a second of imports, for generators alone
+
+    if num_classes == 1 or feature_signal <= 0:
+        return 0.0
+    goal = 1 / num_classes + min(feature_signal, 0.999) * (1 - 1 / num_classes)
+    grid = np.linspace(-8.0, 28.0, 4001)
+    others = norm.cdf(grid) ** (num_classes - 1)
+
+    low, high = 0.0, 20.0
+    for _ in range(60):  # bisection: the probability rises with s
+        middle = (low + high) / 2
+        right = np.trapezoid(norm.pdf(grid - middle) * others, grid)
+        low, high = (middle, high) if right < goal else (low, middle)
+    return low
+
+
+def noisy_labels(communities: Ids, num_classes: int, share: float, rng: Rng) -> Ids:
+    """Return each node's community, but a random other class for a share of the nodes."""
+    if num_classes == 1:
+        return communities
+    wrong = rng.random(len(communities)) < share
+    shift = rng.integers(1, num_classes, len(communities))
+    return np.where(wrong, (communities + shift) % num_classes, communities)
+
+
+def split_nodes(candidates: Ids, fractions: tuple[float, float, float], rng: Rng) -> list[Ids]:
+    """Draw disjoint sorted id sets of the wanted shares, each with at least one node."""
+    if min(fractions) < 0 or sum(fractions) > 1 + 1e-9 or fractions[0] <= 0:
+        raise DatasetError(
+            "expected split fractions of 0 or more that add up to at most 1, with a training "
+            f"share above 0, found {', '.join(f'{f:g}' for f in fractions)}"
+        )
+    shuffled = rng.permutation(candidates)
+    sizes = [max(1, int(f * len(candidates))) if f > 0 else 0 for f in fractions]
+    ends = np.cumsum(sizes)
+    return [np.sort(shuffled[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+
+
+def split_pairs(
+    pairs: Ids, fractions: tuple[float, float, float], rng: Rng
+) -> tuple[Ids, list[Ids]]:
+    """Split pairs [k, 2] at random; return the stored ones, and those of train, val and test."""
+    train, val, test = fractions
+    if min(fractions) < 0 or train <= 0 or val + test >= 1 or train > 1 - val - test + 1e-9:
+        raise DatasetError(
+            "expected a training share above 0 and validation and test shares of 0 or more that "
+            f"add up to at most 1, found {', '.join(f'{f:g}' for f in fractions)}"
+        )
+    shuffled = pairs[rng.permutation(len(pairs))]
+    ends = np.cumsum([int(val * len(pairs)), int(test * len(pairs))])
+    held_val, held_test, stored = np.split(shuffled, ends)
+    return stored, [stored[: max(1, int(train * len(pairs)))], held_val, held_test]
