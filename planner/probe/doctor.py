@@ -302,11 +302,11 @@ def _kernels(gpus: int) -> Finding:
 def _locking() -> Finding:
     import torch
 
-    from gnnplan.runtime.features.host_memory import PinError, lock, unlock
+    from gnnplan.runtime.features.device_rows import PinError, lock_pages, unlock_pages
 
     memory = torch.empty(TRIED_BYTES, dtype=torch.uint8)
     try:
-        lock(memory, torch.device("cuda"))
+        lock_pages(memory, torch.device("cuda"))
     except PinError as error:
         return Finding(
             check="page-locked memory",
@@ -314,7 +314,7 @@ def _locking() -> Finding:
             found=str(error),
             advice="until then the processor gathers rows and copies them: several times slower",
         )
-    unlock(memory)
+    unlock_pages(memory)
     found = f"{TRIED_BYTES >> 20} MiB can be locked"
     return Finding(check="page-locked memory", level="ok", found=found)
 

@@ -164,10 +164,7 @@ class Communicator:
         ranks = dist.get_process_group_ranks(self._group or dist.group.WORLD)
         (group,) = self._new_groups([ranks])
         twin = Communicator(
-            group,
-            meter=self._meter,
-            between_hosts=self._between_hosts,
-            give_way=self._give_way,
+            group, meter=self._meter, between_hosts=self._between_hosts, give_way=self._give_way
         )
         twin._owned = True
         return twin

@@ -82,11 +82,7 @@ class Exchange:
         self.exposed_seconds, self.rows, self.bytes = 0.0, 0, 0
 
     def start(
-        self,
-        x: Tensor,
-        send: Tensor | None,
-        counts: Sequence[int],
-        received_counts: Sequence[int],
+        self, x: Tensor, send: Tensor | None, counts: Sequence[int], received_counts: Sequence[int]
     ) -> Pending:
         """Send rows and return at once (with a thread) or when they have arrived (without).
 

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.features.gather import gather_rows
-from gnnplan.runtime.features.store import BufferRing
 from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.loader.stages import AbstractStage, SampleStage
+from gnnplan.runtime.loader.stages import AbstractStage, BufferRing, SampleStage
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.weights import fill_weights
 from gnnplan.runtime.plan.schema import Plan, Workload

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.features.gather import take_labels
-from gnnplan.runtime.features.tier import Counters, total
+from gnnplan.runtime.features.tier import Counters, sum_counters
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.loader.bulk import BulkSampleStage, bulk_request, refuse_lists
 from gnnplan.runtime.loader.device_place import launching
@@ -187,7 +187,7 @@ class DeviceGatherStage(AbstractStage):
                 elif not each.mark.done():
                     return
                 self._counted.popleft()
-                found = total([self._store.named(each.counts.tolist()), each.fetched])
+                found = sum_counters([self._store.named(each.counts.tolist()), each.fetched])
                 self._meter.count(each.index, found.rows, found.bytes)
 
 

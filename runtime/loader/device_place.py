@@ -19,8 +19,8 @@ import torch
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.fallback import has_triton, warn_once
+from gnnplan.runtime.features.device_rows import PinError
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
-from gnnplan.runtime.features.host_memory import PinError
 from gnnplan.runtime.features.tier import AbstractFeatureStore
 from gnnplan.runtime.graph.dataset import Graph, is_typed
 from gnnplan.runtime.plan.io import load_array
@@ -174,12 +174,7 @@ def _has_form(sampler: str) -> bool:
 
 
 def try_device_store(
-    place: DevicePlace,
-    graph: Graph,
-    plan: Plan,
-    folder: Path,
-    rank: int,
-    comm: Communicator | None,
+    place: DevicePlace, graph: Graph, plan: Plan, folder: Path, rank: int, comm: Communicator | None
 ) -> DeviceFeatureStore | None:
     """The plan's store on the device; None, with a warning, where memory cannot be page-locked.
 

@@ -11,14 +11,10 @@ import torch
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import DatasetError, PlanError
+from gnnplan.runtime.features.device_rows import PinError
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
-from gnnplan.runtime.features.host_memory import PinError
-from gnnplan.runtime.features.store import (
-    AbstractFeatureStore,
-    BufferRing,
-    TypedFeatureStore,
-    open_store,
-)
+from gnnplan.runtime.features.store import TypedFeatureStore, open_store
+from gnnplan.runtime.features.tier import AbstractFeatureStore
 from gnnplan.runtime.graph.dataset import Graph, is_typed
 from gnnplan.runtime.loader.bulk import bulk_stage, grid_stage, refuse_bulk
 from gnnplan.runtime.loader.cooperative import (
@@ -44,6 +40,7 @@ from gnnplan.runtime.loader.device_place import (
 from gnnplan.runtime.loader.stages import (
     AbstractStage,
     BatchStage,
+    BufferRing,
     CopyStage,
     GatherStage,
     SampleStage,

@@ -12,16 +12,18 @@ they are metered and planned apart from the rest of the gather.
 """
 
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from gnnplan.runtime.features.gather import take_labels
-from gnnplan.runtime.features.store import BufferRing
+from gnnplan.runtime.features.tier import AbstractFeatureStore
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.adjacency import device_blocks
@@ -31,9 +33,6 @@ from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.seeds import SeedSchedule
 from gnnplan.runtime.stages import Stage
 from gnnplan.runtime.train.streams import AbstractMark, AbstractStreams
-
-if TYPE_CHECKING:
-    from gnnplan.runtime.features.store import AbstractFeatureStore
 
 
 class AbstractStage(ABC):
@@ -95,13 +94,67 @@ class SampleStage(AbstractStage):
         )
 
 
+SPARE_FRACTION = 0.125
+"""Share of rows added when a buffer grows, so that a slightly larger batch fits as well."""
+
+
+class BufferRing:
+    """Growing float32 buffers of rows of one width, each used again once nobody holds its rows.
+
+    Fresh arrays of megabytes would cost page faults. Any thread may take a buffer.
+
+    Args:
+        count: Number of buffers.
+        width: Columns of a row.
+        pinned: Whether the memory is page-locked, for copies to a GPU.
+    """
+
+    def __init__(self, count: int, width: int, *, pinned: bool = False) -> None:
+        self._width = width
+        self._pinned = pinned
+        self._buffers = [self._allocate(0) for _ in range(count)]
+        # Popping and appending a deque are atomic; a weak reference's callback may run anywhere.
+        self._free: deque[int] = deque(range(count))  # a stack
+        self._in_use: dict[int, weakref.ref[NDArray[np.float32]]] = {}
+        self.overflows = 0
+
+    def take(self, rows: int) -> NDArray[np.float32]:
+        """Return a C-contiguous array (rows, width) of undefined content."""
+        try:
+            slot = self._free.pop()  # the latest returned: no more are ever touched than needed
+        except IndexError:
+            self.overflows += 1
+            return self._allocate(rows)
+        if self._buffers[slot].shape[0] < rows:
+            self._buffers[slot] = self._allocate(rows + int(rows * SPARE_FRACTION))
+        view = self._buffers[slot][:rows]
+
+        def release(gone: Any, slot: int = slot) -> None:
+            del gone
+            self._in_use.pop(slot, None)
+            self._free.append(slot)
+
+        self._in_use[slot] = weakref.ref(view, release)
+        return view
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the ring holds now."""
+        return sum(buffer.nbytes for buffer in self._buffers)
+
+    def _allocate(self, rows: int) -> NDArray[np.float32]:
+        if self._pinned:
+            return torch.empty((rows, self._width), dtype=torch.float32, pin_memory=True).numpy()
+        return np.empty((rows, self._width), np.float32)  # numpy's large arrays get huge pages
+
+
 class GatherStage(AbstractStage):
     """Reads the feature rows of all input vertices into a re-used buffer."""
 
     name = Stage.GATHER
 
     def __init__(
-        self, store: "AbstractFeatureStore", ring: BufferRing, meter: StageMeter, *, ordered: bool
+        self, store: AbstractFeatureStore, ring: BufferRing, meter: StageMeter, *, ordered: bool
     ) -> None:
         self._store = store
         self._ring = ring

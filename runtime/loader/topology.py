@@ -141,11 +141,7 @@ class CountedSampler:
     ) -> MiniBatch:
         """See `BatchSampler.sample`; fills the counts by source too."""
         batch = self.sampler.sample(
-            seeds,
-            epoch=epoch,
-            step=step,
-            input_id=input_id,
-            global_num_seeds=global_num_seeds,
+            seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=global_num_seeds
         )
         counts = self._topology.count(batch, chosen_only=self._chosen_only)
         batch.lists_by_source, batch.list_bytes_by_source = counts

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.features.gather import gather_rows
-from gnnplan.runtime.features.sparse import SparseHost
 from gnnplan.runtime.features.store import AbstractFeatureStore, TypedFeatureStore
-from gnnplan.runtime.features.tier import Counters
+from gnnplan.runtime.features.tier import Counters, SparseHost
 from gnnplan.runtime.graph.dataset import Graph, is_typed
 from gnnplan.runtime.loader.tasks import typed_sampler
 from gnnplan.runtime.models.adjacency import TorchBlock, torch_block, torch_blocks
@@ -336,11 +335,7 @@ class Evaluation:
         if is_typed(workload):
             return typed_sampler(graph, workload, fanouts, purpose=Purpose.CALIBRATION)
         return NeighborSampler(
-            graph.indptr,
-            graph.indices,
-            fanouts,
-            seed=workload.seed,
-            purpose=Purpose.CALIBRATION,
+            graph.indptr, graph.indices, fanouts, seed=workload.seed, purpose=Purpose.CALIBRATION
         )
 
     def layer_by_layer(self, ids: NDArray[np.int64]) -> None:

@@ -186,12 +186,7 @@ class Job:
             self.loader.set_factor(self.factor.after_epoch(self.loop.comm))
         save(self)
         self.events.emit(
-            "epoch",
-            epoch=epoch,
-            loss=report.loss,
-            val=val,
-            seconds=report.seconds,
-            share=1.0,
+            "epoch", epoch=epoch, loss=report.loss, val=val, seconds=report.seconds, share=1.0
         )
 
     def _score(self, where: str, ids: NDArray[np.int64]) -> tuple[float | None, int]:

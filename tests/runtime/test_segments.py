@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gnnplan.runtime import segments
-from gnnplan.runtime.features.shared_rows import attach_segment, create_segment
+from gnnplan.runtime.features.device_rows import attach_segment, create_segment
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.launch.launch import running
 from gnnplan.runtime.segments import Segment, sweep_segments
