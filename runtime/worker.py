@@ -37,13 +37,12 @@ from gnnplan.runtime.process import (
     use_threads,
 )
 from gnnplan.runtime.report import RunReport
-from gnnplan.runtime.train.checkpoint_files import CHECKPOINTS, newest_name
 from gnnplan.runtime.train.fullgraph import FullGraphEpochs, open_full_graph
 from gnnplan.runtime.train.gradients import GradientBuffer, overlapped
 from gnnplan.runtime.train.job import Events, Job
 from gnnplan.runtime.train.minibatch import TrainLoop, make_optimizer, share_parameters
 from gnnplan.runtime.train.precision import Precision
-from gnnplan.runtime.train.recovery import begin
+from gnnplan.runtime.train.recovery import CHECKPOINTS, begin, newest_name
 
 
 def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:

@@ -46,7 +46,7 @@ from gnnplan.runtime.plan.schema import Device, Plan
 from gnnplan.runtime.process import with_huge_pages
 from gnnplan.runtime.report import RunReport, load_report
 from gnnplan.runtime.segments import sweep_segments
-from gnnplan.runtime.train.checkpoint_files import CHECKPOINTS, set_aside
+from gnnplan.runtime.train.recovery import CHECKPOINTS, set_aside
 
 POLL_SECONDS = 0.05
 

@@ -15,8 +15,7 @@ from gnnplan.runtime.errors import GnnplanError
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.report import RunReport
-from gnnplan.runtime.train.checkpoint_files import list_checkpoints
-from gnnplan.runtime.train.recovery import EPOCHS_FILE
+from gnnplan.runtime.train.recovery import EPOCHS_FILE, list_checkpoints
 from tests.support.faults import EPOCHS, INTERVAL, SAVED, STEPS, plan_to_disturb
 
 

@@ -20,7 +20,7 @@ from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.report import RunReport
 from gnnplan.runtime.sampling.locality import FactorSchedule
 from gnnplan.runtime.stages import Stage
-from gnnplan.runtime.train.locality import FactorControl, factor_control
+from gnnplan.runtime.train.job import FactorControl, factor_control
 from gnnplan.runtime.train.minibatch import STEP
 from tests.support.plans import make_plan
 
