@@ -1,17 +1,21 @@
 """Machine instructions that numba has no name for, as LLVM intrinsics or plain LLVM code.
 
-Every backend lowers them to what its processor has, so no compiler is needed at install time. With
-plain addresses (`intp` numbers) one compiled kernel serves every dtype, row width and mapping; the
-callers (`runtime.features.gather`) check every bound before an address reaches one of these.
-Instructions on arrays stand in `runtime.sampling.placed_indices`.
+Every backend lowers them to what its processor has: no compiler is needed at install time. With
+plain addresses (`intp`) one compiled kernel serves every dtype, row width and mapping; callers
+(`features.gather`) check bounds beforehand. Instructions on arrays stand in
+`sampling.placed_indices`.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+if TYPE_CHECKING:
+    import torch
 
 _BYTE_POINTER = ir.IntType(8).as_pointer()
 _INT32 = ir.IntType(32)
@@ -68,7 +72,7 @@ def mulhi(_context: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def copy_bytes(_context: Any, target: Any, source: Any, num_bytes: Any) -> Any:
-    """Copy `num_bytes` between two addresses that do not overlap; no alignment is needed."""
+    """Copy `num_bytes` between two addresses that do not overlap, aligned or not."""
     del target, source, num_bytes
 
     def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -81,7 +85,7 @@ def copy_bytes(_context: Any, target: Any, source: Any, num_bytes: Any) -> Any:
 
 @intrinsic
 def stream_16_bytes(_context: Any, target: Any, source: Any) -> Any:
-    """Copy 16 bytes past the caches; the target must be 16-byte aligned, the source need not."""
+    """Copy 16 bytes past the caches to a 16-byte aligned target."""
     del target, source
 
     def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -109,7 +113,7 @@ def fence(_context: Any) -> Any:
 
 
 def _widen(lanes: int) -> Any:
-    """An intrinsic that turns `lanes` float16 at one address into float32 at another."""
+    """Make an intrinsic that turns `lanes` float16 at one address into float32 at another."""
 
     def typing_of(_context: Any, target: Any, source: Any) -> Any:
         del target, source
@@ -131,6 +135,16 @@ def _widen(lanes: int) -> Any:
 
 
 widen_8 = _widen(8)
-"""widen_8(target, source): eight float16 to eight float32."""
+"""widen_8(target, source): eight float16 become float32."""
 widen_1 = _widen(1)
-"""widen_1(target, source): one float16 to one float32."""
+"""widen_1(target, source): one float16 becomes float32."""
+
+
+def root(x: "torch.Tensor") -> "torch.Tensor":
+    """Return correctly rounded square roots of floating-point x, the same bits everywhere.
+
+    IEEE 754 asks for them; numpy, numba and CUDA give them. torch on a CPU does not (DEC-71).
+    """
+    import torch
+
+    return torch.sqrt(x) if x.is_cuda else torch.from_numpy(np.sqrt(x.numpy()))

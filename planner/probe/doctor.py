@@ -1,7 +1,7 @@
 """`gnnplan doctor`: what this machine can do, what is missing, and what to change.
 
 Looks, never changes anything. Each finding is one line; a problem names its remedy. What a GPU's
-data path lacks names the slower way that a plan takes then (`runtime.fallback` warns of the same).
+data path lacks names the slower way that a plan takes then (`SlowerPathWarning` says the same).
 """
 
 import os

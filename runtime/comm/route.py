@@ -1,7 +1,7 @@
-"""Which network interface leads to another host: what gloo and NCCL must use between hosts.
+"""Network interface towards another host, for gloo and NCCL.
 
-Left alone, gloo binds to the address that this host's own name resolves to, which on many systems
-is the loopback and on others a card that the other hosts do not reach.
+Left alone, gloo binds to the address of this host's own name, often the loopback or a card that
+other hosts do not reach.
 """
 
 import ipaddress
@@ -20,10 +20,10 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT, or of [IPV6]:PORT.
+    """Split HOST:PORT or [IPV6]:PORT into host and port.
 
     Raises:
-        InputError: it is none.
+        InputError: It is neither.
     """
     host, _, port = endpoint.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -38,7 +38,7 @@ def check_loopback() -> None:
     Ranks meet there; without it they would wait for each other for minutes.
 
     Raises:
-        WorkerFailed: names the cause and what to do.
+        WorkerFailed: Names the cause and what to do.
     """
     try:
         with socket.create_server((LOOPBACK_ADDRESS, 0)) as server:
@@ -53,10 +53,10 @@ def check_loopback() -> None:
 
 
 def address_towards(host: str) -> str:
-    """This host's own address on the way to another one (or to itself).
+    """Return this host's own address on the way to another one (or to itself).
 
     Raises:
-        InputError: the name is not known here, or no route leads there.
+        InputError: The name is not known here, or no route leads there.
     """
     try:
         family, kind, _, _, there = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
@@ -70,7 +70,7 @@ def address_towards(host: str) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """Name of the interface that has an address; None where none has it."""
+    """Return the name of the interface that has an address; None where none has it."""
     wanted = ipaddress.ip_address(address.partition("%")[0])
     if wanted.is_loopback:
         return LOOPBACK
@@ -85,8 +85,7 @@ def interface_of(address: str) -> str | None:
 def use_route_to(host: str) -> str | None:
     """Make gloo and NCCL use the interface towards a host; variables that are set stay.
 
-    Returns:
-        The interface; None where it was not found, and nothing was set.
+    Returns None, with nothing set, where the interface was not found.
     """
     try:
         interface = interface_of(address_towards(host))

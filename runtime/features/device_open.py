@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.errors import BudgetExceeded, PlanError
-from gnnplan.runtime.fallback import warn_once
+from gnnplan.runtime.errors import BudgetExceeded, PlanError, warn_once
 from gnnplan.runtime.features.device_rows import (
     DeviceRows,
     NotSharedError,
@@ -34,7 +33,7 @@ from gnnplan.runtime.features.peer import DeviceExchange, Peer, ServedArray
 from gnnplan.runtime.features.store import build_tiers, read_location
 from gnnplan.runtime.features.tier import Dense
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.memory_sum import planned_sum, sum_text
+from gnnplan.runtime.limits import planned_sum, sum_text
 from gnnplan.runtime.plan.schema import Plan, Source
 
 T = TypeVar("T")

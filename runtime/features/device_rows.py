@@ -25,7 +25,7 @@ from torch import Tensor
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import GnnplanError
-from gnnplan.runtime.segments import Segment
+from gnnplan.runtime.folders import Segment
 
 
 class PinError(GnnplanError):

@@ -1,17 +1,16 @@
 """One host's part in a job on several: its ranks, and how its torchrun finds the others.
 
 Every host runs the same command with a `--node-rank` of its own. The plan's folder may be shared or
-a copy: each host writes its logs and failures to a folder of its own, and only host 0, which has
-rank 0, writes events, checkpoints and the plan's report.
+copied: each host writes logs and failures to its own folder, and host 0, which has rank 0, alone
+writes events, checkpoints and the plan's report.
 
-Before torchrun's rendezvous, the hosts of a job call the roll: who is there, and with what.
+Before torchrun's rendezvous the hosts call the roll. Host 0 serves a small store at the endpoint,
+where every host writes its plan, options and number of ranks and waits for the others. A host that
+never comes is so named, and hosts that differ stop with one line instead of hanging in a
+collective.
 
-Host 0 serves a small store at the endpoint; every host writes down its plan, its options and its
-number of ranks, and waits for all others. So a host that never comes is named, and two hosts that
-were started with different plans or options stop with one line instead of hanging in a collective.
-
-torchrun orders hosts by their addresses; a plan orders them by their numbers. `place_ranks` gives
-the ranks to the hosts as the plan does, also after a restart.
+torchrun orders hosts by their addresses. `place_ranks` numbers the ranks as the plan does, also
+after a restart.
 """
 
 import json
@@ -44,13 +43,13 @@ class Roll:
     ranks_by_host: list[int]
     plan_id: str
     options: str
-    """What every host must have been started with alike, as text."""
+    """Text of the options that all hosts must share."""
     wait_seconds: float
     """Longest wait for the other hosts."""
 
 
 def read_roll() -> Roll | None:
-    """The roll that `launch` left in the environment; None for a job on one host."""
+    """Read the roll that `launch` left in the environment; None for a job on one host."""
     text = os.environ.get(VARIABLE, "")
     return codec.decode(Roll, json.loads(text)) if text else None
 
@@ -59,10 +58,10 @@ def call_roll(roll: Roll) -> Any:
     """Wait until every host is here with the same plan and options.
 
     Returns:
-        The store; on host 0 it must be kept for as long as the job runs.
+        Store, which host 0 must keep for as long as the job runs.
 
     Raises:
-        WorkerFailed: a host did not come, or is not alike; the text names it.
+        WorkerFailed: A host did not come, or differs; the text names it.
     """
     end = time.monotonic() + roll.wait_seconds
     store = _open_store(roll)
@@ -172,9 +171,8 @@ def place_ranks(roll: Roll) -> None:
 
 
 WAIT_SECONDS = 300.0
-"""Longest wait for the other hosts."""
 _OF_ONE_HOST = ("plan_folder", "run_folder", "pin")
-"""Fields of the run's configuration that hosts may differ in."""
+"""Fields of the run's configuration that may differ between hosts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,14 +184,14 @@ class Place:
     endpoint: str = ""
     """HOST:PORT on host 0, the same text on every host; empty for a job on one host."""
     wait_seconds: float = WAIT_SECONDS
+    """Longest wait for the other hosts."""
 
 
 def ranks_by_host(plan: Plan) -> list[list[Device]]:
-    """The plan's devices by host, hosts in the order of their numbers.
+    """Return the plan's devices by host, in the order of the hosts' numbers.
 
     Raises:
-        InputError: the ranks of a host do not follow one another, so that torchrun cannot number
-            them.
+        InputError: The ranks of a host do not follow one another: torchrun cannot number them.
     """
     devices = plan.strategy.devices
     hosts = sorted({device.host for device in devices})
@@ -207,10 +205,10 @@ def ranks_by_host(plan: Plan) -> list[list[Device]]:
 
 
 def own_devices(plan: Plan, place: Place) -> list[Device]:
-    """The devices that this host starts.
+    """Return the devices that this host starts.
 
     Raises:
-        InputError: the host's number or the endpoint does not fit the plan.
+        InputError: The host's number or the endpoint does not fit the plan.
     """
     hosts = ranks_by_host(plan)
     if not 0 <= place.node_rank < len(hosts):
@@ -228,15 +226,15 @@ def own_devices(plan: Plan, place: Place) -> list[Device]:
 
 
 def run_folder_of(run_folder: Path, place: Place) -> Path:
-    """Folder of this host's logs; host 0 has the job's own, which the others may share."""
+    """Return the folder of this host's logs; host 0 has the job's own, perhaps a shared one."""
     return run_folder if place.node_rank == 0 else run_folder / f"host{place.node_rank}"
 
 
 def torchrun_arguments(plan: Plan, place: Place) -> list[str]:
-    """How torchrun on this host starts its ranks and meets the other hosts.
+    """Return the arguments by which torchrun here starts its ranks and meets the other hosts.
 
     Raises:
-        InputError: the endpoint is none, cannot be reached, or is this machine's loopback.
+        InputError: The endpoint is none, cannot be reached, or is this machine's loopback.
     """
     hosts = ranks_by_host(plan)
     processes = f"--nproc-per-node={len(hosts[place.node_rank])}"
@@ -260,7 +258,7 @@ def torchrun_arguments(plan: Plan, place: Place) -> list[str]:
 
 
 def roll_environment(plan: Plan, place: Place, config: RunConfig) -> dict[str, str]:
-    """What this host's torchrun tells the others before anything starts; nothing on one host."""
+    """Return the variables that bring the roll to this host's torchrun; empty on one host."""
     hosts = ranks_by_host(plan)
     if len(hosts) == 1:
         return {VARIABLE: ""}

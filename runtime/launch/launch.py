@@ -1,17 +1,12 @@
-"""Start a plan's ranks under torchrun, follow them, and end them all together.
+"""Starting a plan's ranks under torchrun, following them, and ending them all together.
 
-    train -> check -> torchrun (a session of its own) -> one `runtime.worker` per rank
+  train -> check -> torchrun (a session of its own) -> one `runtime.worker` per rank
 
 The ranks write events to a file that is followed here, so that a caller can draw bars; what they
-print goes to a log. A rank that fails or hangs ends the others, and torchrun starts all of them
-again from the last checkpoint, at most `max_restarts` times. Whatever ends the job (the last
-failure, Ctrl-C, this process being killed) ends every process of it: torchrun stops its ranks, the
-kernel stops torchrun and ranks without parents.
-
-torchrun with a host's ranks as one job: whatever ends the block ends every process of it.
-
-torchrun runs in a session of its own and on a leash (`torchrun.py`): it stops its ranks when it is
-asked to, and the kernel ends it, and ranks without parents, when the launcher is gone.
+print goes to a log. A rank that fails or hangs ends the others, and torchrun starts all again from
+the last checkpoint, at most `max_restarts` times. Whatever ends the job (the last failure, Ctrl-C,
+a kill) ends every process of it: torchrun stops its ranks when asked, and the kernel stops torchrun
+and ranks without parents.
 """
 
 import json
@@ -26,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from gnnplan.runtime import codec
-from gnnplan.runtime.cgroup import memory_group
 from gnnplan.runtime.comm.route import check_loopback
 from gnnplan.runtime.device import machine_facts, usable_cores
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.faults.failure import ERRORS_FOLDER, LAUNCH_FAILURE, clear_failures, failure_of
+from gnnplan.runtime.folders import sweep_segments
 from gnnplan.runtime.identity import check_identity
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.launch.hosts import (
@@ -40,12 +35,11 @@ from gnnplan.runtime.launch.hosts import (
     run_folder_of,
     torchrun_arguments,
 )
-from gnnplan.runtime.memory_sum import check_limit
+from gnnplan.runtime.limits import check_limit, memory_group
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Device, Plan
 from gnnplan.runtime.process import with_huge_pages
 from gnnplan.runtime.report import RunReport, load_report
-from gnnplan.runtime.segments import sweep_segments
 from gnnplan.runtime.train.recovery import CHECKPOINTS, set_aside
 
 POLL_SECONDS = 0.05
@@ -70,7 +64,7 @@ def follow(events: Path, ended: Callable[[], bool], progress: Progress | None) -
 
 
 def _event_of(line: str) -> dict[str, Any] | None:
-    """An event; None for a line that was cut short when its rank was killed or the disk full."""
+    """Parse an event; None for a line that was cut short by a kill or a full disk."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -83,12 +77,12 @@ STOP_SECONDS = 10.0
 
 
 def torchrun_command(arguments: list[str], run_path: Path, entry: list[str]) -> list[str]:
-    """Command line of torchrun on a leash.
+    """Return the command line of torchrun on a leash.
 
     Args:
-        arguments: how it starts ranks and meets other hosts.
-        run_path: where it writes what ended an attempt.
-        entry: what each rank runs: `-m MODULE` and its arguments.
+        arguments: How it starts ranks and meets other hosts.
+        run_path: Folder where it writes what ended an attempt.
+        entry: What each rank runs: `-m MODULE` and its arguments.
     """
     failure_file = run_path / ERRORS_FOLDER / LAUNCH_FAILURE
     leash = ["-m", "gnnplan.runtime.launch.torchrun", str(os.getpid()), str(failure_file)]
@@ -104,13 +98,13 @@ def running(
     Shared memory that killed jobs have left is freed first.
 
     Args:
-        command: what `torchrun_command` gave.
-        plan: says how many threads a rank computes with.
-        environment: variables added to the ranks' environment.
-        output: where the ranks print to; None: where this process does.
+        command: Result of `torchrun_command`.
+        plan: Plan with the threads of a rank.
+        environment: Variables added to the ranks' environment.
+        output: File that the ranks print to; None: where this process does.
 
     Raises:
-        WorkerFailed: this host's processes cannot reach each other.
+        WorkerFailed: This host's processes cannot reach each other.
     """
     check_loopback()
     sweep_segments()
@@ -169,29 +163,29 @@ def train(
     """Train under a plan on all its ranks, or on those of this host.
 
     Args:
-        plan_folder: the plan; report.json is written into it (and into the run folder).
-        epochs: epochs in all.
-        eval_every: epochs between validations; 0 evaluates nothing.
-        eval_fanouts: evaluate by sampling; None: full neighbourhoods.
-        resume: continue from the run folder's newest whole checkpoint.
-        verify: re-hash the plan's arrays first.
-        force: go on although graph or machine is not the plan's.
-        max_steps: stop after this many steps.
-        run_folder: where logs, events and checkpoints go; default `run` in the plan's folder.
-        oversubscribe: start more ranks than there are cores.
-        max_restarts: times that failed or hung ranks are started again from the last checkpoint;
-            an error that would only come again ends the job at once.
-        place: this host among several; every one of them calls this. Default: the only host.
-        progress: called with each event: {"event": "start" | "step" | "epoch" | "end", ...}.
-        environment: variables added to the ranks' environment.
-        **options: other fields of `RunConfig`.
+        plan_folder: Plan; report.json is written into it (and into the run folder).
+        epochs: Epochs in all.
+        eval_every: Epochs between validations; 0 evaluates nothing.
+        eval_fanouts: Fan-outs of sampled evaluation; None: full neighbourhoods.
+        resume: Whether to continue from the run folder's newest whole checkpoint.
+        verify: Whether to hash the plan's arrays first.
+        force: Whether to go on although graph or machine is not the plan's.
+        max_steps: Most optimiser steps.
+        run_folder: Folder of logs, events and checkpoints; None: `run` in the plan's folder.
+        oversubscribe: Whether more ranks than cores may start.
+        max_restarts: Times that failed or hung ranks start again from the last checkpoint; an error
+            that would only come again ends the job at once.
+        place: This host among several, each of which calls this; None: the only host.
+        progress: Callable that gets each event: {"event": "start" | "step" | "epoch" | "end", ...}.
+        environment: Variables added to the ranks' environment.
+        **options: Other fields of `RunConfig`.
 
     Raises:
-        PlanError: the plan is damaged, or names another graph or machine (without `force`).
-        InputError: more ranks than can be started here, or a place that is not the plan's.
-        BudgetExceeded: the plan's memory passes this process's control group; the text is the sum.
-        WorkerFailed: a rank failed or hung, or ranks cannot meet here; the text names the cause.
-        KeyboardInterrupt: after Ctrl-C, when every process has ended.
+        PlanError: The plan is damaged, or names another graph or machine (without `force`).
+        InputError: More ranks than can be started here, or a place that is not the plan's.
+        BudgetExceeded: The plan's memory passes this process's control group; the text is the sum.
+        WorkerFailed: A rank failed or hung, or ranks cannot meet here; the text names the cause.
+        KeyboardInterrupt: After Ctrl-C, when every process has ended.
     """
     plan_folder = Path(plan_folder).resolve()
     plan = load_plan(plan_folder)
@@ -236,7 +230,7 @@ def check_startable(devices: list[Device], *, oversubscribe: bool = False) -> No
     """Refuse ranks that this host cannot start.
 
     Raises:
-        InputError: the text names ranks, cores or GPUs, and what to do.
+        InputError: Names ranks, cores or GPUs, and what to do.
     """
     needed = max((device.index + 1 for device in devices if device.kind == "cuda"), default=0)
     if needed:
@@ -256,10 +250,10 @@ def check_startable(devices: list[Device], *, oversubscribe: bool = False) -> No
 
 
 def prepare(run_path: Path, config: RunConfig) -> None:
-    """Make a run's folder and files, without what an earlier run left of its failures.
+    """Make a run's folder and files, without an earlier run's failures and checkpoints.
 
     Raises:
-        InputError: something else stands there.
+        InputError: Something else stands there.
     """
     if run_path.is_file():
         raise InputError(f"{run_path}: expected a folder for the run, found a file")

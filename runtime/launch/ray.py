@@ -1,11 +1,11 @@
-"""The same training job through Ray Train: one Ray worker per rank of the plan, no torchrun.
+"""Training through Ray Train: one Ray worker per rank of the plan, no torchrun.
 
-Ray places the workers and sets up the process group; each of them is `runtime.worker.run`, which
-uses the group that it finds. After a failure all workers start again from the last checkpoint, as
-under torchrun; Ray itself looks after workers and nodes that are lost.
+Ray places the workers and sets up the process group; each runs `runtime.worker.run`, which uses
+that group. After a failure all workers start again from the last checkpoint, as under torchrun; Ray
+itself looks after workers and nodes that are lost.
 
-The plan's folder and the dataset must be seen by every node under the same path, as Ray's own
-storage must. Ray is an optional extra: `pip install gnnplan[ray]`.
+Every node must see the plan's folder, the dataset and Ray's own storage under the same path. Ray is
+an optional extra: `pip install gnnplan[ray]`.
 """
 
 import importlib
@@ -48,17 +48,17 @@ def train_on_ray(
     """Train under a plan on a Ray cluster.
 
     Args:
-        plan_folder: the plan; report.json is written into it.
-        address: of a cluster (as in ray.init); None: the one that is connected, or a local one.
-        run_folder: where events, logs and checkpoints go; default `run` in the plan's folder.
-        max_restarts: times that all ranks are started again from the last checkpoint.
-        progress: called with each event, as in `launch.train`.
-        **options: fields of `RunConfig`.
+        plan_folder: Plan; report.json is written into it.
+        address: Cluster's address as in ray.init; None: the connected one, or a local one.
+        run_folder: Folder of events, logs and checkpoints; None: `run` in the plan's folder.
+        max_restarts: Times that all ranks start again from the last checkpoint.
+        progress: Callable that gets each event, as in `launch.train`.
+        **options: Fields of `RunConfig`.
 
     Raises:
         InputError: Ray is not installed.
-        PlanError: the plan is damaged, or Ray's nodes are not placed as its hosts are.
-        WorkerFailed: a rank failed; the text names it and its error.
+        PlanError: The plan is damaged, or Ray's nodes are not placed as its hosts are.
+        WorkerFailed: A rank failed; the text names it and its error.
     """
     if any(importlib.util.find_spec(name) is None for name in ("ray", "pyarrow", "pandas")):
         raise InputError("expected Ray Train, found none; pip install 'gnnplan[ray]'")
@@ -132,7 +132,7 @@ def _trainer(plan: Plan, run_path: Path, config: RunConfig, attempt: int) -> Any
 
 
 def _rank(settings: dict[str, Any]) -> None:
-    """One worker: a rank of the plan, in the process group that Ray has set up."""
+    """Run one worker: a rank of the plan, in the process group that Ray has set up."""
     config = read_config(Path(settings["config"]))
     os.environ[RESTARTS_VARIABLE] = str(settings["attempt"])
     try:

@@ -1,8 +1,8 @@
-"""Entry of a job that was submitted to a Ray cluster: `python -m runtime.launch.ray_job REQUEST`.
+"""Entry of a job submitted to Ray: `python -m gnnplan.runtime.launch.ray_job REQUEST`.
 
-REQUEST is a JSON file with plan_folder, run_folder and options (of `train_on_ray`). Exit codes
-are those of `gnnplan`: 0 trained, 2 the input is wrong, 1 anything else that has a name; the last
-line on stderr then begins with "gnnplan: ".
+REQUEST is a JSON file with plan_folder, run_folder and options (of `train_on_ray`). Exit codes are
+those of `gnnplan`: 0 trained, 2 the input is wrong, 1 any other error with a name, whose line on
+stderr begins with "gnnplan: ".
 """
 
 import json

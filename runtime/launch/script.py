@@ -1,11 +1,12 @@
-"""Run a user's own training script on a plan's ranks: `gnnplan launch PLAN script.py [args...]`.
+"""Running a user's own training script on a plan's ranks: `gnnplan launch PLAN script.py
+[args...]`.
 
-    launch_script -> torchrun -> one `python -m runtime.launch.script_rank script.py args` per rank
+  launch_script -> torchrun -> one `launch.script_rank script.py args` per rank
 
-The ranks print where the launcher does, their exit code becomes the job's, and whatever ends the
-launcher ends them all. A rank finds the plan in $GNNPLAN_PLAN, and has the plan's cores and threads
-before the script's first line. What a script does between two batches is its own, so only silence
-counts as hanging: a process that is stopped, or holds the interpreter's lock for too long.
+The ranks print where the launcher does, their exit code becomes the job's, and the launcher's end
+is theirs. A rank finds the plan in $GNNPLAN_PLAN, and has the plan's cores and threads before the
+script's first line. A script may do anything between two batches, so only silence counts as
+hanging: a process that is stopped, or holds the interpreter's lock for too long.
 """
 
 import json
@@ -16,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from gnnplan.runtime import codec
-from gnnplan.runtime.cgroup import memory_group
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.faults.failure import EndedRank, clear_failures, ended_ranks
 from gnnplan.runtime.identity import FORCE_VARIABLE, check_identity
@@ -31,8 +31,8 @@ from gnnplan.runtime.launch.hosts import (
     torchrun_arguments,
 )
 from gnnplan.runtime.launch.launch import CONFIG_FILE, check_startable, running, torchrun_command
+from gnnplan.runtime.limits import check_limit, memory_group
 from gnnplan.runtime.loader.loader import PLAN_VARIABLE
-from gnnplan.runtime.memory_sum import check_limit
 from gnnplan.runtime.plan.io import load_plan
 
 RUN_FOLDER = "launch"
@@ -53,24 +53,24 @@ def launch_script(
     """Run a script under a plan, on all its ranks or on those of this host.
 
     Args:
-        plan_folder: the plan; what ended a rank is written into its folder `launch`.
-        script: Python file; it finds itself as `__main__`, with its arguments in sys.argv.
-        arguments: of the script.
-        force: go on although graph or machine is not the plan's.
-        oversubscribe: start more ranks than there are cores.
-        max_restarts: times that all ranks are started again after one failed; what they did until
-            then is the script's to keep.
-        hang_seconds: a rank that gives no sign of life for this long is ended; 0: never.
-        place: this host among several; every one of them calls this. Default: the only host.
+        plan_folder: Plan; its folder `launch` gets what ended a rank.
+        script: Python file, run as `__main__` with its arguments in sys.argv.
+        arguments: Arguments of the script.
+        force: Whether to go on although graph or machine is not the plan's.
+        oversubscribe: Whether more ranks than cores may start.
+        max_restarts: Times that all ranks start again after one failed; the script keeps its own
+            progress.
+        hang_seconds: Seconds without a sign of life after which a rank is ended; 0: never.
+        place: This host among several, each of which calls this; None: the only host.
 
     Returns:
         0, or the exit code of the rank that failed first (128 + its number for a signal).
 
     Raises:
-        PlanError: the plan is damaged, or names another graph or machine (without `force`).
-        InputError: no such script, or a number out of range, or a place that is not the plan's.
-        BudgetExceeded: the plan's memory passes this process's control group; the text is the sum.
-        KeyboardInterrupt: after Ctrl-C, when every process has ended.
+        PlanError: The plan is damaged, or names another graph or machine (without `force`).
+        InputError: No such script, a number out of range, or a place that is not the plan's.
+        BudgetExceeded: The plan's memory passes this process's control group.
+        WorkerFailed: Ranks cannot meet on this host.
     """
     plan_folder, script = Path(plan_folder).resolve(), Path(script).resolve()
     plan = load_plan(plan_folder)
@@ -110,7 +110,7 @@ def launch_script(
 
 
 def _roll_of_script(text: str, script: Path, arguments: Sequence[str]) -> str:
-    """Hosts must run one script with the same arguments; its folder may differ."""
+    """Demand one script with the same arguments on all hosts; its folder may differ."""
     if not text:
         return text
     roll = codec.decode(Roll, json.loads(text))
@@ -118,7 +118,7 @@ def _roll_of_script(text: str, script: Path, arguments: Sequence[str]) -> str:
 
 
 def _exit_code(ended: list[EndedRank], torchrun_code: int) -> int:
-    """The code of the rank that failed first in the last attempt, and one line that names it."""
+    """Return the code of the rank that failed first in the last attempt; print a line on it."""
     last = max((each.attempt for each in ended), default=0)
     failed = [e for e in ended if e.attempt == last and e.exit_code != -signal.SIGTERM]
     if not failed:  # nothing started, or torchrun itself was ended
@@ -135,5 +135,5 @@ def _exit_code(ended: list[EndedRank], torchrun_code: int) -> int:
 
 
 def _shell_code(code: int) -> int:
-    """What a shell shows for a process: 128 and the number of the signal that ended it."""
+    """Return what a shell shows for a process: 128 and its number for a signal."""
     return 128 - code if code < 0 else code

@@ -1,15 +1,13 @@
-"""`python -m runtime.launch.script_rank SCRIPT [args]`: a rank of a user's script under a plan.
+"""A rank of a user's script: `python -m gnnplan.runtime.launch.script_rank SCRIPT [args]`.
 
-Before the script's first line the rank gets the plan's cores and threads, a heartbeat that its
-watcher sees, and the promise that it does not outlive torchrun.
+Before the script's first line the rank gets the plan's cores and threads, a heartbeat for its
+watcher, and a tie to torchrun's life.
 
-Leaving process groups while everything that uses them is still whole.
-
-torch 2.13 notes Python's context in every collective that a backward pass starts, and gloo's thread
-keeps the last of them until the group is gone. DistributedDataParallel's reducer is freed with the
-interpreter's lock held. Where it is the group's last owner, since a script left the group first and
-dropped its model after, it joins gloo's thread, which waits for that lock: both wait for ever.
-Groups that Python itself drops last give the lock away first.
+Process groups are left last. torch 2.13 notes Python's context in every collective that a backward
+pass starts, and gloo's thread keeps the last one until the group is gone. If a script leaves its
+group before it drops its model, DistributedDataParallel's reducer is the group's last owner: freed
+with the interpreter's lock held, it joins gloo's thread, which waits for that lock, for ever.
+Groups that Python itself drops last release the lock first.
 """
 
 import gc
@@ -34,10 +32,10 @@ from gnnplan.runtime.process import die_first, keep_freed_memory, use_threads
 
 @contextmanager
 def groups_left_last() -> Iterator[None]:
-    """Inside, groups that are left live on; at the end all are left, after what was made inside.
+    """Keep groups alive inside that are left; leave all at the end, after what was made inside.
 
-    A group that is still there at the end is left too: at the interpreter's own end its thread
-    would ask for a lock that is no more.
+    A group that is still there at the end is left too: later its thread would ask for a lock that
+    is no more.
     """
     kept: list[Any] = []
     leave: Callable[..., None] = dist.destroy_process_group

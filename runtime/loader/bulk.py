@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.comm.grid import open_grid
+from gnnplan.runtime.comm.mesh import open_grid
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.loader.stages import AbstractStage

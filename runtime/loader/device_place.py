@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.fallback import has_triton, warn_once
+from gnnplan.runtime.device import has_triton
+from gnnplan.runtime.errors import SamplerError, warn_once
 from gnnplan.runtime.features.device_rows import PinError
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.features.tier import AbstractFeatureStore

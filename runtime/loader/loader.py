@@ -17,19 +17,18 @@ import numpy as np
 import torch
 
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.cores import GLOO_THREADS, cores_beside_training, make_batch
+from gnnplan.runtime.comm.mesh import rank_and_size
 from gnnplan.runtime.errors import DatasetError, PlanError
-from gnnplan.runtime.fallback import unused_weights
 from gnnplan.runtime.graph.dataset import Graph, is_typed, types_of
-from gnnplan.runtime.identity import open_planned_graph
+from gnnplan.runtime.identity import open_planned_graph, unused_weights
 from gnnplan.runtime.loader.device import DeviceSampleStage
 from gnnplan.runtime.loader.factory import LoaderParts
 from gnnplan.runtime.loader.pipeline import Position, pass_through, taken
 from gnnplan.runtime.loader.stages import SampleStage, seed_batch
-from gnnplan.runtime.mesh import rank_and_size
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan, Workload
+from gnnplan.runtime.process import GLOO_THREADS, cores_beside_training, make_batch
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 from gnnplan.runtime.train.overlap import Prefetcher, Turns, Workers
 from gnnplan.runtime.train.streams import AbstractMark, AbstractStreams, streams_of

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
-from gnnplan.runtime.cores import keep_thread_to
+from gnnplan.runtime.process import keep_thread_to
 
 T = TypeVar("T")
 JOIN_SECONDS = 5.0

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gnnplan.runtime.comm.grid import ProcessGrid
+from gnnplan.runtime.comm.mesh import ProcessGrid
 from gnnplan.runtime.errors import BudgetExceeded, SamplerError
 from gnnplan.runtime.sampling.build import BatchSampler
 from gnnplan.runtime.sampling.bulk.memory import BulkBytes, Ledger, object_bytes

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gnnplan.runtime.errors import BudgetExceeded
-from gnnplan.runtime.fallback import SlowerPathWarning, forget_warnings
+from gnnplan.runtime.errors import BudgetExceeded, SlowerPathWarning, forget_warnings
 from gnnplan.runtime.features.cache import CachedFeatureStore
 from gnnplan.runtime.features.store import open_store
 from gnnplan.runtime.plan.schema import DynamicCache, Source

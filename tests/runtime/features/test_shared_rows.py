@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gnnplan.runtime import segments
+from gnnplan.runtime import folders
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.features import device_rows
 from gnnplan.runtime.features.device_rows import (
@@ -26,7 +26,7 @@ RANKS = 3
 @pytest.fixture(autouse=True)
 def own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of this test's own in the place of /dev/shm, where others leave files."""
-    monkeypatch.setattr(segments, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(folders, "SHARED_MEMORY", tmp_path)
     return tmp_path
 
 

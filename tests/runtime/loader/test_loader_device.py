@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.errors import InputError
-from gnnplan.runtime.fallback import SlowerPathWarning, forget_warnings
+from gnnplan.runtime.errors import InputError, SlowerPathWarning, forget_warnings
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_sbm
 from gnnplan.runtime.loader.loader import PlannedLoader
