@@ -1,5 +1,4 @@
-"""Running a user's own training script on a plan's ranks: `gnnplan launch PLAN script.py
-[args...]`.
+"""Running a user's script on a plan's ranks: `gnnplan launch PLAN script.py [args...]`.
 
   launch_script -> torchrun -> one `launch.script_rank script.py args` per rank
 
@@ -69,8 +68,8 @@ def launch_script(
     Raises:
         PlanError: The plan is damaged, or names another graph or machine (without `force`).
         InputError: No such script, a number out of range, or a place that is not the plan's.
-        BudgetExceeded: The plan's memory passes this process's control group.
-        WorkerFailed: Ranks cannot meet on this host.
+        BudgetExceeded: The plan's memory passes this process's control group; the text is the sum.
+        KeyboardInterrupt: After Ctrl-C, when every process has ended.
     """
     plan_folder, script = Path(plan_folder).resolve(), Path(script).resolve()
     plan = load_plan(plan_folder)

@@ -1,6 +1,6 @@
-"""What a plan's loader is put together from: schedule, store, topology, sampler, stages.
+"""Assembly of a plan's loader: schedule, store, topology, sampler and stages.
 
-One object per loader, used once when it opens and again where a sampler changes while training.
+One object serves a loader when it opens, and again where a sampler changes while training.
 """
 
 import functools
@@ -63,24 +63,24 @@ IN_READ = ("exchange_ids", "exchange_rows")
 
 
 class LoaderParts:
-    """The parts of one rank's loader under a plan.
+    """Parts of one rank's loader under a plan.
 
     Args:
-        plan: the plan.
-        folder: its folder, for the arrays.
-        graph: its dataset.
-        rank: this rank.
-        size: number of ranks.
-        comm: exchanges with peers; None makes one on the default group where a rank has peers.
-        meter: records stage seconds.
-        blocks: whether batches are handed out as blocks, not as PyG `Data`.
-        device: where the model runs.
-        on_device: what `device_place` is asked for.
-        streams: the device's.
+        plan: Plan of the loader.
+        folder: Folder of the plan's arrays.
+        graph: The plan's dataset.
+        rank: This rank.
+        size: Number of ranks.
+        comm: Communicator for exchanges with peers; None makes one where a rank has peers.
+        meter: Meter of stage seconds.
+        blocks: Whether batches are handed out as blocks, not as PyG `Data`.
+        device: Device of the model.
+        on_device: Request to `device_place`.
+        streams: Streams of the device.
 
     Raises:
-        PlanError: the plan names what cannot be combined.
-        DatasetError: the dataset lacks what the model needs.
+        PlanError: The plan names what cannot be combined.
+        DatasetError: The dataset lacks what the model needs.
     """
 
     def __init__(
@@ -116,21 +116,21 @@ class LoaderParts:
 
     @functools.cached_property
     def _host_topology(self) -> Topology:
-        """Where the host's samplers read adjacency lists."""
+        """Adjacency lists that the host's samplers read."""
         return Topology(self.graph, self.plan, self._folder, self.rank)
 
     @property
     def topology(self) -> Topology | DeviceSampleStage:
-        """Who holds the adjacency lists that batches are drawn from."""
+        """Holder of the adjacency lists that batches are drawn from."""
         return self._host_topology if self._drawing is None else self._drawing
 
     @property
     def num_threads(self) -> int:
-        """Prefetch threads, as far as exchanges may run beside the training thread's."""
+        """Number of prefetch threads that may exchange beside the training thread."""
         return threads_ahead(self.plan, self.store, self._comm, self.size)
 
     def stages(self) -> list[AbstractStage]:
-        """The plan's pipeline, as stages for a training thread on the loader's device."""
+        """Build the plan's pipeline for the loader's device."""
         strategy, device = self.plan.strategy, self.place.device
         exchanges = any(s.kind in ("peer", "remote") for s in strategy.features.sources)
         # A dynamic cache too takes its batches in order, so that what it hits can be repeated.
@@ -176,7 +176,7 @@ class LoaderParts:
         return BatchStage(graph, workload, device, self._weights())
 
     def _first_stages(self) -> tuple[AbstractStage, AbstractStage]:
-        """The stages `seeds` and `sample`, for nodes or for links."""
+        """Build the stages `seeds` and `sample`, for nodes or for links."""
         if self.cooperation is not None:
             shared = self.cooperation.sampler(self._host_topology.graph, self.schedule.num_steps)
             counted = self._host_topology.counted(shared, self.plan.strategy.sampler.name)
@@ -210,7 +210,7 @@ class LoaderParts:
         return SeedsStage(self.schedule, self.dialect), self._sample_stage(self.schedule)
 
     def _sample_stage(self, schedule: SeedSchedule) -> AbstractStage:
-        """Step by step, in bulk, or from the other ranks' rows of the graph, as the plan says."""
+        """Build the stage that draws step by step, in bulk, or over the ranks' grid."""
         strategy, in_flight = self.plan.strategy, self.plan.strategy.prefetch_depth + 1
         if self.place.samples:
             try:
@@ -232,10 +232,9 @@ class LoaderParts:
         return bulk_stage(self.plan, schedule, sampler, in_flight=in_flight)
 
     def _device_stage(self, schedule: SeedSchedule) -> DeviceSampleStage:
-        """Draws on the device, over the topology where the plan places it.
+        """Build the stage that draws on the device, over the topology where the plan places it.
 
-        Raises:
-            RuntimeError: the host refuses to page-lock it.
+        A host that refuses to page-lock it raises RuntimeError.
         """
         device = self.place.device
         sampler = open_device_sampler(
@@ -246,7 +245,7 @@ class LoaderParts:
         return DeviceSampleStage(sampler, device, self.meter, counted=counted)
 
     def sampler(self, named: Sampler) -> BatchSampler:
-        """A sampler for nodes of one type, by the plan's name and parameters."""
+        """Build a sampler for nodes of one type, by the plan's name and parameters."""
         local = None
         if find_sampler(named.name).prefers_local:
             local = load_array(self.plan, self._folder, f"feature_own_ids_{self.rank}")
@@ -264,7 +263,7 @@ class LoaderParts:
         return self._host_topology.counted(sampler, named.name)
 
     def _weights(self) -> Any:
-        """What fills a batch's edge weights: GCN needs the full graph's degrees."""
+        """Build the function that fills a batch's edge weights, from full degrees for GCN."""
         workload, graph = self.plan.workload, self.graph
         degree = loops = None
         if workload.model == "gcn" and self._as_blocks and workload.gcn_norm == "full":
@@ -281,7 +280,7 @@ class LoaderParts:
         return fill
 
     def _cooperate(self, comm: Communicator | None) -> Cooperation | None:
-        """What the ranks share work by, where the plan's batches are cooperative."""
+        """Set up the ranks' shared work where the plan's batches are cooperative."""
         strategy = self.plan.strategy
         if strategy.batching != "cooperative":
             return None

@@ -1,8 +1,8 @@
 """Batches under a plan: `for batch in PlannedLoader("plan")`, in one process or in each rank.
 
-Which batches come depends on graph, workload and (epoch, step) alone; the plan's pipeline, tiers
-and threads change only when they are ready. Stages are objects in a list (`loader_stages.py`), each
-timed by the meter; `train/overlap.py` runs the list ahead of the training thread.
+Graph, workload and (epoch, step) alone decide which batches come; the plan's pipeline, tiers and
+threads decide when they are ready. Stages are objects in a list (`stages`), each timed by the
+meter; `train.overlap` runs the list ahead of the training thread.
 """
 
 import logging
@@ -54,12 +54,12 @@ _DECIDED = {
 
 
 def refuse_others(names: Iterable[str]) -> None:
-    """Raise TypeError for keywords that PlannedLoader does not have.
+    r"""Raise TypeError for keywords that PlannedLoader does not have.
 
     >>> refuse_others(["shuffle", "batch_size"])
     Traceback (most recent call last):
     TypeError: PlannedLoader: batch_size, shuffle: the plan decides that; leave it out, or plan \
-again (gnnplan plan --batch-size)
+    again (gnnplan plan --batch-size)
     """
     names = sorted(names)
     unknown = [name for name in names if name not in _DECIDED]
@@ -75,11 +75,11 @@ again (gnnplan plan --batch-size)
 
 
 def plan_folder(plan: object) -> Path:
-    """The folder that is named, or the one that `gnnplan launch` left in the environment.
+    """Return the named folder, or the one that `gnnplan launch` left in the environment.
 
     Raises:
-        TypeError: something else than a folder's name.
-        PlanError: neither is there.
+        TypeError: Something else than a folder's name.
+        PlanError: Neither is there.
     """
     named = os.environ.get(PLAN_VARIABLE, "") if plan is None else plan
     if not isinstance(named, str | os.PathLike):
@@ -96,21 +96,19 @@ def plan_folder(plan: object) -> Path:
 
 
 NO_EDGE = np.iinfo(np.int64).min
-"""`e_id` of a self-loop that import added: no edge of the source. As an index it is an error, where
--1 would take the last edge's row."""
+"""`e_id` of a self-loop that import added, which is no edge of the source.
+
+It is an error as an index, where -1 would take the last edge's row.
+"""
 
 
 class PygView:
-    """Turns a loader's batches into PyG's `Data`, or `HeteroData` of a typed graph.
+    """View of a loader's batches as PyG's `Data`, or `HeteroData` of a typed graph.
 
-    Samplers count edges by their place in the dataset's `indices`. In a batch `e_id` is the edge's
-    place in the source that was imported, so that `data.edge_attr[batch.e_id]` are its edges' rows;
-    `edge_weight` are the dataset's, unless the sampler gives weights of its own. Both are read here
-    and nowhere else, from mapped files.
-
-    Args:
-        graph: The dataset.
-        workload: Says whether the graph is typed.
+    Samplers count edges by their place in the dataset's `indices`. In a view `e_id` is the edge's
+    place in the imported source, for `data.edge_attr[batch.e_id]`; `edge_weight` holds the
+    dataset's weights, unless the sampler gives its own. Both are read here alone, from mapped
+    files.
     """
 
     def __init__(self, graph: Graph, workload: Workload) -> None:
@@ -123,10 +121,10 @@ class PygView:
             self._hetero = HeteroView(graph, types_of(graph))
 
     def __call__(self, batch: MiniBatch) -> Any:
-        """The batch with x and y of all its nodes.
+        """Return the batch with x and y of all its nodes.
 
         Raises:
-            SamplerError: the batch has no such view.
+            SamplerError: The batch has no such view.
         """
         if self._hetero is not None:
             typed = self._hetero(batch, batch.x)
@@ -141,7 +139,7 @@ class PygView:
         return data
 
     def _fill_edges(self, edges: Any) -> None:
-        """Give edges, whose `e_id` are places in `indices`, the source's places and weights."""
+        """Give the source's places and weights to edges, whose `e_id` are places in `indices`."""
         if "e_id" not in edges:
             return
         places = edges.e_id.numpy()
@@ -153,42 +151,42 @@ class PygView:
 
 
 _Made = tuple[MiniBatch, AbstractMark | None]
-"""A batch, and the point in the device's work at which it is whole; None: nothing is under way."""
+"""Batch and the mark at which it is whole; None: nothing is under way."""
 
 _log = logging.getLogger(__name__)
 
 
 class PlannedLoader:
-    """The batches of this rank, as the plan says they are to be made.
+    """Batches of this rank, made as the plan says.
 
     Each iteration gives the batches of one epoch, and the next iteration those of the next epoch,
-    also after a `break`: with several ranks all leave at the same batch. Training goes on in the
-    middle of an epoch where `load_state_dict` was given what `state_dict` said there.
+    also after a `break`: with several ranks all must leave at the same batch. `load_state_dict`
+    goes on in the middle of an epoch.
 
-    A batch is a `MiniBatch` whose `x` is the float32 tensor of all its vertices' rows and whose `y`
-    holds the seeds' labels; with `blocks=False` it is PyG `Data` with NeighborLoader's fields:
-    `e_id` counts edges as the imported source does, `edge_weight` holds the dataset's weights (or
-    those that the sampler gives). A loader that is dropped closes itself.
+    A batch is a `MiniBatch`: `x` is the float32 tensor of all its vertices' rows, `y` holds the
+    seeds' labels. With `blocks=False` it is PyG `Data` with NeighborLoader's fields: `e_id` counts
+    edges as the imported source does, `edge_weight` holds the dataset's weights, or the sampler's
+    own. A dropped loader closes itself.
 
     Args:
-        plan: plan folder; None takes that of `gnnplan launch`, from $GNNPLAN_PLAN.
-        graph: the plan's dataset where it is open already; None opens it.
-        rank: this rank; None asks torch.distributed, then torchrun's environment.
-        size: number of ranks; as `rank`.
-        device: where `x` and `y` go.
+        plan: Plan folder; None takes that of `gnnplan launch`, from $GNNPLAN_PLAN.
+        graph: The plan's dataset where it is open already; None opens it.
+        rank: This rank; None asks torch.distributed, then torchrun's environment.
+        size: Number of ranks; as `rank`.
+        device: Device of `x` and `y`.
         blocks: False gives PyG `Data` (sampler dialect first_seen only).
-        epoch: first epoch.
-        comm: exchanges with peers; None makes one on the default group where a rank has peers.
-        meter: records stage seconds; None makes one.
-        on_device: whether the device draws and gathers by its own kernels, as far as it can; None:
+        epoch: First epoch.
+        comm: Communicator for exchanges with peers; None makes one where a rank has peers.
+        meter: Meter of stage seconds; None makes one.
+        on_device: Whether the device draws and gathers by its own kernels, as far as it can; None:
             where it is a GPU. True on the CPU runs them in Triton's interpreter (tests).
-        streams: the device's; None makes them.
-        others: none; of NeighborLoader's keywords the error says that the plan decides them.
+        streams: Streams of the device; None makes them.
+        others: Refused; for NeighborLoader's keywords the error says that the plan decides them.
 
     Raises:
-        PlanError: the plan is damaged, or for another dataset or number of ranks.
-        DatasetError: the dataset has no features.
-        TypeError: other keywords, or something else than a folder as the plan.
+        PlanError: The plan is damaged, or for another dataset or number of ranks.
+        DatasetError: The dataset has no features.
+        TypeError: Other keywords, or something else than a folder as the plan.
     """
 
     def __init__(
@@ -250,25 +248,25 @@ class PlannedLoader:
             for line in unused_weights(self.plan, self.graph):
                 _log.warning("%s", line)
         self.position = Position(self.plan.plan_id, len(self), epoch)
-        """The epoch and step of the next batch."""
+        """Epoch and step of the next batch."""
         self._factor = self.plan.strategy.sampler.parameters.get("factor")
         self.handed_out = 0
-        """Batches given so far by this process, over epochs."""
+        """Number of batches given so far by this process, over epochs."""
 
     def __len__(self) -> int:
-        """Optimiser steps per epoch, the same on every rank."""
+        """Return the optimiser steps per epoch, the same on every rank."""
         return self._parts.schedule.num_steps
 
     def __iter__(self) -> Iterator[Any]:
-        """An epoch's batches: all of them, or the rest after `load_state_dict`."""
+        """Yield an epoch's batches: all of them, or the rest after `load_state_dict`."""
         self._end_iteration()
         self.position.begin_epoch()
         yield from self.batches()
 
     def batches(self, most: int | None = None) -> Iterator[Any]:
-        """At most `most` of this epoch's remaining batches, and no batch is made beyond them.
+        """Yield at most `most` of this epoch's remaining batches; make none beyond them.
 
-        An iteration that is left before its end goes on here where it was left.
+        An iteration that is left early goes on here.
         """
         self._end_iteration()
         epoch, first, base = self.position.epoch, self.position.step, self.handed_out
@@ -295,7 +293,7 @@ class PlannedLoader:
                 self._ready = None  # whoever drops the loader now ends its threads
 
     def _end_iteration(self) -> None:
-        """Wait until nothing of an iteration before this one is under way."""
+        """Wait until nothing of an earlier iteration is under way."""
         if self._ready is not None:
             self._ready.close(patience_s=None)
             self._ready = None
@@ -307,10 +305,10 @@ class PlannedLoader:
     def set_factor(self, factor: float) -> None:
         """Sample with another locality factor (sampler las) from the next batch on.
 
-        Call between two iterations; one pass over the graph where the factor is a new one.
+        Call it between two iterations; a new factor takes one pass over the graph.
 
         Raises:
-            SamplerError: the plan's sampler has no factor, or it is below 1.
+            SamplerError: The plan's sampler has no factor, or it is below 1.
         """
         named = self.plan.strategy.sampler
         wanted = replace(named, parameters=named.parameters | {"factor": factor})
@@ -325,7 +323,7 @@ class PlannedLoader:
         self._factor = factor
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next batch comes from: plain values, for a checkpoint; alike on all ranks."""
+        """Return the position as plain values for a checkpoint, alike on all ranks."""
         state = self.position.state_dict()
         return state if self._factor is None else state | {"factor": self._factor}
 
@@ -333,8 +331,8 @@ class PlannedLoader:
         """Go on where `state_dict` was called: the next iteration gives the rest of that epoch.
 
         Raises:
-            InputError: it is no loader's state.
-            PlanError: it is of another plan.
+            InputError: It is no loader's state.
+            PlanError: It is of another plan.
         """
         self.position.load_state_dict(state)
         if "factor" in state:
@@ -348,12 +346,12 @@ class PlannedLoader:
         self._give_back()
 
     def _finish(self) -> None:
-        """Meter what stages left open; the iteration's last batch is made."""
+        """Meter what stages left open, after the iteration's last batch."""
         for stage in self.stages:
             stage.finish()
 
     def _make(self, epoch: int, step: int, index: int, turn: int, turns: Turns) -> _Made:
-        """Pass one batch through all stages, timing each."""
+        """Pass one batch through all stages."""
         batch = seed_batch(epoch, step, self._parts.dialect)
         batch, mark = pass_through(
             batch, self.stages, self.meter, self._streams, index, turn, turns
@@ -364,7 +362,7 @@ class PlannedLoader:
 
 
 def _give_back(workers: Workers, parts: LoaderParts) -> None:
-    """End a loader's threads; what one that is stuck may be reading stays."""
+    """End a loader's threads; what a stuck one may be reading stays."""
     if workers.close():
         parts.close()
 

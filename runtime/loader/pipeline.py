@@ -1,4 +1,4 @@
-"""A batch's way through the loader: stages entered, metered and, where ranks meet, in turn."""
+"""A batch's way through the loader's stages, and the position of the next batch."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -23,19 +23,16 @@ def pass_through(
     turn: int,
     turns: Turns,
 ) -> tuple[MiniBatch, AbstractMark | None]:
-    """The batch after all stages, and the point in a device's work at which it is whole.
+    """Pass a batch through all stages; return it with the mark at which it is whole, or None.
 
     Args:
-        batch: knows its epoch and step.
-        stages: in order.
-        meter: records each stage's seconds.
-        streams: of the device.
-        index: numbers this process's steps, for the meter.
-        turn: numbers this iteration's steps, for `turns`.
-        turns: lets ordered stages of other batches go first.
-
-    Returns:
-        None in place of the point where nothing is under way.
+        batch: Batch that knows its epoch and step.
+        stages: Stages in order.
+        meter: Meter of each stage's seconds.
+        streams: Streams of the device.
+        index: Number of the step in this process, for the meter.
+        turn: Number of the step in this iteration, for `turns`.
+        turns: Order in which batches enter ordered stages.
     """
     seconds: dict[str, float] = {}
     mark, lane = None, ""
@@ -62,12 +59,7 @@ def pass_through(
 
 
 def taken(made: tuple[MiniBatch, AbstractMark | None], streams: AbstractStreams) -> MiniBatch:
-    """A batch as training takes it: what its lane does from here on comes after the batch is made.
-
-    Args:
-        made: as `pass_through` returns it.
-        streams: of the device.
-    """
+    """Let the training lane's further work come after a batch is made; return the batch."""
     batch, mark = made
     if mark is not None:
         streams.wait(mark)
@@ -76,19 +68,19 @@ def taken(made: tuple[MiniBatch, AbstractMark | None], streams: AbstractStreams)
 
 
 def _exchanged(batch: MiniBatch) -> float:
-    """Seconds that the batch spent in exchanges so far: they are metered apart from the stages."""
+    """Return the batch's seconds in exchanges so far, which are metered apart."""
     if not batch.seconds:
         return 0.0
     return sum(batch.seconds.get(name, 0.0) for name in IN_READ)
 
 
 class Position:
-    """The epoch and step of the batch that comes next.
+    """Epoch and step of the next batch.
 
     Args:
-        plan_id: of the plan whose batches these are.
-        num_steps: steps of an epoch.
-        epoch: the first one.
+        plan_id: Plan of the batches.
+        num_steps: Steps of an epoch.
+        epoch: First epoch.
     """
 
     def __init__(self, plan_id: str, num_steps: int, epoch: int = 0) -> None:
@@ -98,36 +90,36 @@ class Position:
         self._taken = False
 
     def advance(self) -> None:
-        """A batch was taken."""
+        """Count a batch as taken."""
         self._taken = True
         self.step += 1
         if self.step == self._num_steps:
             self.epoch, self.step = self.epoch + 1, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Start `epoch`; where a place in it was just loaded, that stays the place to go on from.
+        """Start `epoch`, or stay at a place in it that was just loaded.
 
-        So a script may call this before each epoch, as it does for a DistributedSampler, also
-        before the one it goes on in.
+        A script may so call this before each epoch, like a DistributedSampler's, also before the
+        one that it goes on in.
         """
         if self._taken or epoch != self.epoch:
             self.epoch, self.step, self._taken = epoch, 0, False
 
     def begin_epoch(self) -> None:
-        """Start the next epoch where batches of this one were taken, and not all."""
+        """Start the next epoch where some, not all, batches of this one were taken."""
         if self._taken and self.step:
             self.set_epoch(self.epoch + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values, for a checkpoint."""
+        """Return plain values for a checkpoint."""
         return {"plan_id": self._plan_id, "epoch": self.epoch, "step": self.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called.
 
         Raises:
-            InputError: it is no such state.
-            PlanError: it is of another plan.
+            InputError: It is no such state.
+            PlanError: It is of another plan.
         """
         try:
             plan_id, epoch, step = str(state["plan_id"]), int(state["epoch"]), int(state["step"])

@@ -1,14 +1,11 @@
 """The loader's stages: what each does to a batch on its way to the training thread.
 
-    seeds -> sample -> [exchange_ids] -> gather -> [exchange_rows] -> copy -> batch
+  seeds -> sample -> [exchange_ids] -> gather -> [exchange_rows] -> copy -> batch
 
-A stage takes a batch in `submit` and gives it back in `wait`; a stage that works in the background
-(a copy to a GPU) starts in the one and ends in the other. Stages are final and hold no batch, so
-several threads may be in one stage with different batches, except where `ordered` says that every
-rank must enter it in the same order.
-
-The exchanges with other ranks happen inside the feature store's read; they have names here because
-they are metered and planned apart from the rest of the gather.
+A stage takes a batch in `submit` and gives it back in `wait`; background work (a copy to a GPU)
+starts in the one and ends in the other. Stages are final and hold no batch: several threads may be
+in one stage with different batches, unless it is `ordered`. Exchanges with other ranks happen
+inside the feature store's read, and are metered and planned apart from the gather.
 """
 
 import threading
@@ -40,24 +37,24 @@ class AbstractStage(ABC):
 
     name: str
     ordered: bool = False
-    """True where batches must pass in order, because all ranks meet in the stage."""
+    """Whether batches must pass in order, because all ranks meet in the stage."""
     lane: str = ""
-    """On a GPU, the stream that the stage's work goes to; "": the calling thread's."""
+    """Name of the GPU's stream for the stage's work; "": the calling thread's."""
 
     @abstractmethod
     def submit(self, batch: MiniBatch, index: int) -> Any:
-        """Start the stage; returns a ticket for `wait`."""
+        """Start the stage; return a ticket for `wait`."""
 
     def wait(self, ticket: Any) -> MiniBatch:
-        """The batch with the stage's work done."""
+        """Return the batch with the stage's work done."""
         return ticket
 
     def finish(self) -> None:  # noqa: B027 - most stages leave nothing open
-        """Called where an iteration ends: meter what came late."""
+        """Meter what came late, at the end of an iteration."""
 
 
 class SeedsStage(AbstractStage):
-    """Chooses this rank's share of the global batch."""
+    """Stage that chooses this rank's share of the global batch."""
 
     name = Stage.SEEDS
 
@@ -75,7 +72,7 @@ class SeedsStage(AbstractStage):
 
 
 class SampleStage(AbstractStage):
-    """Draws neighbours and relabels them into blocks."""
+    """Stage that draws neighbours and relabels them into blocks."""
 
     name = Stage.SAMPLE
 
@@ -149,7 +146,7 @@ class BufferRing:
 
 
 class GatherStage(AbstractStage):
-    """Reads the feature rows of all input vertices into a re-used buffer."""
+    """Stage that reads the feature rows of all input vertices into a re-used buffer."""
 
     name = Stage.GATHER
 
@@ -175,7 +172,7 @@ class GatherStage(AbstractStage):
 
 
 class CopyStage(AbstractStage):
-    """Starts the copy of the feature rows to the device."""
+    """Stage that starts the copy of the feature rows to the device."""
 
     name = Stage.COPY
     lane = "copy"
@@ -200,7 +197,7 @@ class CopyStage(AbstractStage):
 
 
 class BatchStage(AbstractStage):
-    """Adds what the model wants beside the rows: labels, edge weights, blocks on its device."""
+    """Stage that adds labels, edge weights, and blocks on the model's device."""
 
     name = Stage.BATCH
     lane = "copy"
@@ -222,7 +219,7 @@ class BatchStage(AbstractStage):
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
         """Fill `y` (labels of the seeds, or the links to score) and the blocks' weights.
 
-        The blocks go to the device here, not with the rows, because the weights are theirs.
+        The blocks go to the device after their weights are made, so not with the rows.
         """
         del index
         batch = self._fill_weights(batch)
@@ -237,7 +234,7 @@ class BatchStage(AbstractStage):
 
 
 def seed_batch(epoch: int, step: int, dialect: Dialect) -> MiniBatch:
-    """The batch that enters the first stage: it only knows its epoch and step."""
+    """Make the batch that enters the first stage, which knows only its epoch and step."""
     none = np.empty(0, np.int64)
     return MiniBatch(
         blocks=[],
