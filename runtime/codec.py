@@ -49,11 +49,7 @@ def content_hash(value: Any) -> str:
 
 
 def parse(text: str | bytes) -> Any:
-    """Read JSON text as plain values.
-
-    Raises:
-        CodecError: Not UTF-8, not JSON, nested too deeply, or with numbers of thousands of digits.
-    """
+    """Read JSON text as plain values, or raise CodecError."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -177,13 +173,7 @@ def _expect(value: Any, kind: type, words: str, path: str) -> None:
 def write_text_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
     """Write a file so that a reader, or a crash, sees the old content or the new, never half.
 
-    Args:
-        path: Path of the file.
-        text: Content, written as UTF-8.
-        mode: Permissions, less what the umask takes away.
-
-    Raises:
-        OSError: The disk is full or the folder cannot be written; nothing is left behind.
+    The umask reduces `mode`. On a full disk it raises OSError, and nothing is left behind.
     """
     write_bytes_atomically(path, text.encode(), mode=mode)
 

@@ -48,15 +48,11 @@ class Shown:
 def shown_gpus(
     listed: Sequence[Listed], environment: Mapping[str, str] | None = None
 ) -> list[Shown]:
-    """Return the devices that CUDA shows, in its order.
+    """Return the devices that CUDA shows, in its order, of the driver's by PCI address.
 
     Indices, and beginnings of UUIDs that fit one device alone, are read as CUDA reads them: the
     list ends before the first word that names none, and a device named twice leaves none. CUDA
     shows a process only the first slice, and no whole GPU beside it.
-
-    Args:
-        listed: The driver's GPUs, by PCI address as NVML lists them.
-        environment: Variables; None: those of this process.
     """
     text = (os.environ if environment is None else environment).get(VARIABLE)
     found = _all_of(listed) if text is None else _named(text, listed)
@@ -66,9 +62,7 @@ def shown_gpus(
 def read_slices(nvml: Any, handle: Any) -> list[Any] | None:
     """Return handles of a divided GPU's slices; None where the driver does not tell.
 
-    Args:
-        nvml: Module like pynvml.
-        handle: Handle of the GPU.
+    `nvml` is a module like pynvml.
     """
     count = getattr(nvml, "nvmlDeviceGetMaxMigDeviceCount", None)
     get = getattr(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", None)

@@ -69,9 +69,7 @@ class SlowerPathWarning(RuntimeWarning):
 def warn_once(key: str, text: str) -> None:
     """Warn the first time that `key` comes in this process, with a `SlowerPathWarning`.
 
-    Args:
-        key: Subject of the warning.
-        text: What happens instead, why, and what to do.
+    The text says what happens instead, why, and what to do.
     """
     with _lock:
         if key in _warned:

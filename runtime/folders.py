@@ -38,11 +38,7 @@ _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
 
 
 def make_beside(target: Path) -> Path:
-    """Make an empty folder under a hidden name beside `target`, open to whom the umask lets in.
-
-    Raises:
-        OSError: The folder that holds both cannot be written.
-    """
+    """Make an empty folder under a hidden name beside `target`, open to whom the umask lets in."""
     made = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
     made.mkdir()
     return made
@@ -51,15 +47,8 @@ def make_beside(target: Path) -> Path:
 def take_name(made: Path, target: Path) -> Path | None:
     """Put a finished folder, flushed to the disk, in the place of `target`.
 
-    Args:
-        made: New folder, beside the target.
-        target: Its name from now on; absent, an empty folder, or a folder that is replaced.
-
-    Returns:
-        Hidden name of the earlier folder beside the target, to delete or keep; None without one.
-
-    Raises:
-        OSError: It cannot be renamed; an earlier folder then keeps its name.
+    Returns the hidden name of an earlier folder beside the target, to delete or keep; None without
+    one. A folder that cannot be renamed raises OSError, and the earlier one keeps its name.
     """
     flush(made)
     earlier = None
@@ -256,11 +245,7 @@ _NAME = re.compile(PREFIX + "[a-z0-9_]{8}")
 
 
 class Segment:
-    """File in shared memory that this process owns until `remove`, with all its bytes taken.
-
-    Raises:
-        OSError: There is not so much shared memory.
-    """
+    """File in shared memory that this process owns until `remove`, with all its bytes taken."""
 
     def __init__(self, num_bytes: int) -> None:
         self.handle, self.path = _create_locked()

@@ -13,12 +13,7 @@ FORCE_VARIABLE = "GNNPLAN_FORCE"
 
 
 def open_planned_graph(plan: Plan) -> Graph:
-    """Open the dataset that a plan was made for.
-
-    Raises:
-        PlanError: Another dataset is there, and nobody asked to take it all the same.
-        DatasetError: The dataset is gone or damaged.
-    """
+    """Open the dataset that a plan was made for; refuse another one unless it is forced."""
     graph = open_graph(Path(plan.graph.path))
     why = _other_graph(plan, graph.fingerprint)
     if why and not os.environ.get(FORCE_VARIABLE):
@@ -30,18 +25,8 @@ def check_identity(plan: Plan, *, force: bool = False) -> list[str]:
     """Compare the fingerprints in a plan with those of its dataset and of this machine.
 
     A machine of several hosts has their fingerprints, joined by "+"; any of them will do. Call
-    before the process is pinned to cores: its cores are part of the machine.
-
-    Args:
-        plan: Plan to check.
-        force: Whether to go on with a note instead of raising.
-
-    Returns:
-        A note for each mismatch (only with `force`).
-
-    Raises:
-        PlanError: The graph or the machine is another one.
-        DatasetError: The dataset is gone or damaged.
+    before the process is pinned to cores: its cores are part of the machine. A mismatch raises
+    PlanError or, with `force`, becomes a note.
     """
     notes: list[str] = []
     found_graph = open_graph(Path(plan.graph.path), validate=False).fingerprint

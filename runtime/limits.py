@@ -34,9 +34,7 @@ class MemoryGroup:
 def memory_group(sys: Path | None = None, proc: Path | None = None) -> MemoryGroup | None:
     """Return this process's group; None where control groups do not account memory.
 
-    Args:
-        sys: Path of /sys.
-        proc: Path of /proc.
+    `sys` and `proc` are the paths of /sys and /proc.
     """
     first = _first_version("memory", sys, proc)
     if first and (first[0] / "memory.limit_in_bytes").exists():
@@ -167,11 +165,7 @@ def planned_sum(plan: Plan, rank: int | None = None) -> str:
 
 
 def check_limit(plan: Plan, group: MemoryGroup | None) -> None:
-    """Refuse a plan whose host memory passes the control group's limit.
-
-    Raises:
-        BudgetExceeded: The text is the sum and the limit.
-    """
+    """Refuse a plan whose host memory passes the control group's limit, with the sum."""
     if group is None or group.limit_bytes is None:
         return
     for name, use in plan.prediction.memory_bytes.items():

@@ -37,9 +37,7 @@ class _Layout(NamedTuple):
 def map_npy(path: Path) -> NDArray[Any]:
     """Map a .npy file of plain values read-only; read scalars and empty arrays.
 
-    Raises:
-        OSError: It cannot be opened.
-        ValueError: Truncated, or not a .npy file of plain values.
+    It raises OSError, or ValueError for a truncated file or one that holds no plain values.
     """
     with path.open("rb") as file:
         shape, order, dtype, offset, values_bytes = _layout(file)
@@ -60,11 +58,7 @@ def release_pages(array: NDArray[Any]) -> None:
 
 
 def npy_of(data: bytes) -> NDArray[Any]:
-    """Return the array of a .npy file in memory, read-only, without a copy.
-
-    Raises:
-        ValueError: Truncated, or not a .npy file of plain values.
-    """
+    """Return the array of a .npy file in memory, read-only, without a copy; else ValueError."""
     shape, order, dtype, offset, values_bytes = _layout(io.BytesIO(data))
     if not values_bytes:
         return np.empty(shape, dtype, order)
@@ -77,9 +71,6 @@ def read_header(file: io.BufferedIOBase) -> tuple[tuple[int, ...], bool, np.dtyp
     Python 3.11 counts the depth of syntax trees over all threads (python/cpython#106905), and NumPy
     reads a header by one. A whole header may therefore fail with a SystemError while another thread
     makes a tree: it is read again.
-
-    Raises:
-        ValueError: It is no header.
     """
     begin = file.tell()
     for _ in range(HEADER_TRIES - 1):

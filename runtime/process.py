@@ -108,11 +108,6 @@ def use_threads(plan: Plan, rank: int, *, pin: bool) -> list[int]:
 
     Ranks on one host get disjoint cores, `compute + sample` each, if the host has that many, else
     the operating system places them.
-
-    Args:
-        plan: Plan with the thread budget.
-        rank: This rank.
-        pin: False leaves the cores alone.
     """
     threads, devices = plan.strategy.threads, plan.strategy.devices
     here = [device for device in devices if device.host == devices[rank].host]

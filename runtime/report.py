@@ -151,14 +151,9 @@ def quantiles(values: Sequence[float]) -> Quantiles:
 
 
 def measured_steps(seconds: Sequence[float], *, discard: int = WARMUP_STEPS) -> StepSeconds:
-    """Return the median step of one process, over epochs, without its first steps.
+    """Return the median step of one process, over epochs; all zero where no step was taken.
 
-    Args:
-        seconds: Elapsed seconds of every step, in order.
-        discard: Steps to leave out at the start; a run too short for that leaves out half.
-
-    Returns:
-        All zero where no step was taken.
+    `seconds` has every step in order. A run too short for `discard` steps leaves out half.
     """
     discard = min(discard, len(seconds) // 2)
     kept = list(seconds[discard:])
@@ -170,17 +165,11 @@ def measured_steps(seconds: Sequence[float], *, discard: int = WARMUP_STEPS) -> 
 
 
 def over_ranks(seconds: Sequence[Sequence[float]], num_ranks: int) -> NDArray[np.float64]:
-    """Return a stage's seconds by step, the mean over the ranks of each step.
+    """Return a stage's seconds by step, the mean over all ranks of each step.
 
-    Whoever is first in a step waits in a collective for the last. The mean over one step's ranks
-    shows it; the median of one rank does not, as either of two is last in half of the steps.
-
-    Args:
-        seconds: Seconds in order of step, of each rank that has the stage, at least one.
-        num_ranks: Number of all ranks: the others spend none.
-
-    Returns:
-        float64 (steps,), as many steps as all of them have.
+    `seconds` has the ranks that have the stage; the others spend none. Whoever is first in a step
+    waits in a collective for the last. The mean over one step's ranks shows it; the median of one
+    rank does not, as either of two is last in half of the steps.
 
     >>> over_ranks([[2.0, 0.0, 2.0], [0.0, 2.0, 0.0]], 2).tolist()
     [1.0, 1.0, 1.0]
@@ -211,11 +200,7 @@ def save_report(report: RunReport, folder: Path) -> Path:
 
 
 def load_report(folder: Path) -> RunReport:
-    """Read report.json from a plan's or a run's folder, or the named file itself.
-
-    Raises:
-        InputError: There is none, or it is damaged.
-    """
+    """Read report.json from a plan's or a run's folder, or the named file itself."""
     path = folder if folder.name == REPORT_FILE else folder / REPORT_FILE
     if not path.is_file():
         raise InputError(f"{folder}: expected {REPORT_FILE}, found none; train first")

@@ -52,8 +52,7 @@ def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:
 
     Raises:
         PlanError: The plan is damaged, or for another graph, machine or number of ranks.
-        DatasetError: The dataset is damaged or has no features.
-        GnnplanError: The loss is not finite.
+        GnnplanError: The dataset is damaged, or the loss is not finite.
     """
     before = host_state()
     plan = load_plan(Path(config.plan_folder), verify_arrays=config.verify)
@@ -134,11 +133,7 @@ def make_loop(plan: Plan, graph: Graph, mesh: Mesh, loader: PlannedLoader) -> Tr
 
 
 def read_config(path: Path) -> RunConfig:
-    """Read the configuration that `launch` wrote.
-
-    Raises:
-        InputError: It is not a run configuration.
-    """
+    """Read the configuration that `launch` wrote."""
     try:
         return codec.decode(RunConfig, codec.parse(path.read_bytes()))
     except (OSError, ValueError) as error:

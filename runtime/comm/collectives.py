@@ -39,12 +39,7 @@ def exchange_pairwise(
 ) -> None:
     """Fill `received` as `all_to_all_single` does; every rank of the group calls it.
 
-    Args:
-        received: Contiguous on the host, (sum(received_counts), ...).
-        sent: Likewise (sum(counts), ...), rows for rank 0 first.
-        received_counts: Rows from each rank.
-        counts: Rows for each rank.
-        group: A gloo group, None for the default one.
+    Both tensors are contiguous on the host, rows for or from rank 0 first; the group is gloo's.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     incoming = torch.split(received, list(received_counts))
@@ -112,12 +107,8 @@ class Communicator:
     ) -> None:
         """Wrap a process group; None is the default group, or one rank alone where none exists.
 
-        Args:
-            group: Group of torch.distributed.
-            meter: Hook that is told of every collective.
-            between_hosts: Whether ranks are on several hosts, so that rows go pair by pair.
-            give_way: Whether network threads of further groups push nobody off a core
-                (`batch_threads`).
+        `between_hosts` makes rows go pair by pair. With `give_way`, network threads of further
+        groups push nobody off a core (`batch_threads`).
         """
         self._group = group
         self._between_hosts = between_hosts
@@ -215,13 +206,7 @@ class Communicator:
     ) -> tuple[torch.Tensor, list[int]]:
         """Send `counts[r]` ids to each rank r, and learn how many each rank sent here.
 
-        Args:
-            ids: int64 (sum(counts),), those for rank 0 first.
-            counts: Ids for each rank.
-            stage: Stage of the meter.
-
-        Returns:
-            Received ids, those of rank 0 first, and their number by rank.
+        Returns the received ids and their number by rank; ids for or from rank 0 come first.
         """
         sizes = torch.tensor(counts, dtype=torch.int64)
         if sizes.shape != (self.size,) or int(sizes.sum()) != ids.shape[0]:
@@ -248,12 +233,8 @@ class Communicator:
     ) -> torch.Tensor:
         """Send `counts[r]` rows to each rank r and receive `received_counts[r]` from it.
 
-        Args:
-            rows: (sum(counts), ...), those for rank 0 first.
-            counts: Rows for each rank.
-            received_counts: Rows from each rank.
-            out: (sum(received_counts), ...), filled and returned; None allocates it.
-            stage: Stage of the meter.
+        Rows for or from rank 0 come first. `out` (sum(received_counts), ...) is filled and
+        returned; None allocates it.
         """
         if out is None:
             out = rows.new_empty((sum(received_counts), *rows.shape[1:]))

@@ -112,9 +112,6 @@ def check_place(devices: list[Device], rank: int) -> None:
     """Refuse ranks that torchrun placed on other hosts than the plan did.
 
     All ranks on one machine are accepted: tests and trials play several hosts there.
-
-    Raises:
-        PlanError: This rank is planned at another place of its host.
     """
     here = os.environ.get("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE")
     if None in here or here[1] == str(len(devices)):
@@ -141,11 +138,7 @@ def _store_of_attempt(timeout: timedelta) -> Store:
 
 
 def torch_device(planned: Device) -> torch.device:
-    """Return the torch device of a planned rank; make a GPU the current one.
-
-    Raises:
-        InputError: That GPU is not there.
-    """
+    """Return the torch device of a planned rank; make a GPU the current one."""
     if planned.kind == "cpu":
         return torch.device("cpu")
     found = torch.cuda.device_count()
@@ -220,15 +213,7 @@ class ProcessGrid:
 
 
 def open_grid(comm: Communicator, replication: int) -> ProcessGrid:
-    """Arrange the ranks of a communicator in a grid; collective.
-
-    Args:
-        comm: All p ranks.
-        replication: c, a divisor of p.
-
-    Raises:
-        PlanError: c does not divide p.
-    """
+    """Arrange p ranks in a grid with c = `replication`, a divisor of p; collective."""
     ranks, c = comm.size, replication
     if c < 1 or ranks % c != 0:
         raise PlanError(

@@ -20,11 +20,7 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """Split HOST:PORT or [IPV6]:PORT into host and port.
-
-    Raises:
-        InputError: It is neither.
-    """
+    """Split HOST:PORT or [IPV6]:PORT into host and port."""
     host, _, port = endpoint.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdigit() or not 0 < int(port) < 2**16:
@@ -36,9 +32,6 @@ def check_loopback() -> None:
     """Refuse a host whose processes cannot reach each other over its loopback interface.
 
     Ranks meet there; without it they would wait for each other for minutes.
-
-    Raises:
-        WorkerFailed: Names the cause and what to do.
     """
     try:
         with socket.create_server((LOOPBACK_ADDRESS, 0)) as server:
@@ -53,11 +46,7 @@ def check_loopback() -> None:
 
 
 def address_towards(host: str) -> str:
-    """Return this host's own address on the way to another one (or to itself).
-
-    Raises:
-        InputError: The name is not known here, or no route leads there.
-    """
+    """Return this host's own address on the way to another one (or to itself)."""
     try:
         family, kind, _, _, there = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:

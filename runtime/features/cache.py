@@ -260,14 +260,8 @@ class CachedFeatureStore(AbstractFeatureStore):
     ) -> None:
         """Put an empty cache in front of a store, which is closed with it.
 
-        Args:
-            below: Store to read from.
-            location: Table of that store, which says what this rank owns.
-            rank: This rank.
-            policy: "lru" or "clock".
-            num_slots: Number of rows to keep.
-            dtype: float32, or float16 where every row below holds float16 values.
-            threads: Threads of one copy.
+        The location table says what this rank owns. Rows are kept as float32, or float16 where
+        every row below holds float16 values.
         """
         if policy not in POLICIES:
             raise PlanError(f"expected a cache policy among {', '.join(POLICIES)}, found {policy}")

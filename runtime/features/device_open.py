@@ -122,20 +122,9 @@ def open_device_store(
 ) -> DeviceFeatureStore:
     """Open a plan's sources where the device reads them; collective where ranks read each other's.
 
-    Args:
-        graph: Dataset with dense features.
-        plan: Plan of the store.
-        plan_folder: Folder of the plan's arrays.
-        rank: This rank.
-        device: Device of the gathers; on the CPU (tests) nothing is page-locked.
-        comm: All ranks of the plan; None takes the default group.
-        max_programs: Cap of the gather's grid; None takes the plan's, or four per multiprocessor.
-        threads: Threads of one copy of the tiers that the host reads.
-
-    Raises:
-        PlanError: The plan's arrays do not fit, or the graph's features are sparse.
-        PinError: The host's rows cannot be page-locked.
-        BudgetExceeded: Own rows do not fit and are nowhere else.
+    On the CPU (tests) nothing is page-locked. `max_programs` caps the gather's grid; None takes the
+    plan's, or four per multiprocessor. Raises PinError where the host's rows cannot be page-locked,
+    BudgetExceeded where own rows do not fit and are nowhere else.
     """
     if graph.x is None:
         raise PlanError(

@@ -80,15 +80,9 @@ class DeviceCache:
     ) -> None:
         """Make an empty cache.
 
-        Args:
-            codes: Location table without the cache.
-            bypass: bool (256,), sources whose rows never enter the cache.
-            width: Columns of a row.
-            dtype: float32, or float16 where all sources hold that.
-            device: Device of the cache.
-            policy: "lru" or "clock".
-            num_slots: Number of rows to keep.
-            number: Source number of the kept rows.
+        `codes` is the location table without the cache, `number` the kept rows' source number in
+        it. Rows of the sources in `bypass` (256,) never enter. `dtype` is float16 where all sources
+        hold that.
         """
         self.num_slots, self.number, self.device = num_slots, number, device
         self.num_nodes = int(codes.shape[0])
@@ -239,9 +233,6 @@ class Staged:
             slots: int64 (n,) on the device.
             wanted: bool (n,), rows to fill; None fills all.
             out: (n, feature_dim) on the device; rows of other sources stay as they are.
-
-        Returns:
-            Counters of the tiers.
         """
         mine = self.holds[numbers] if wanted is None else self.holds[numbers] & wanted
         places = mine.nonzero().squeeze(1)
@@ -287,12 +278,8 @@ class DeviceFeatureStore(AbstractFeatureStore):
     ) -> None:
         """Wrap a table, whose codes are the cache's where there is one.
 
-        Args:
-            table: Codes, and the sources that the kernel reads.
-            max_programs: Cap of the gather's grid; None as in `DeviceTable.gather`.
-            others: Readers of the rows of all other sources.
-            cache: Dynamic cache in front of all but own rows.
-            release: Callable that is called last when the store is closed.
+        `others` read the rows of all sources that the kernel does not; `release` is called last
+        when the store is closed.
         """
         self.feature_dim = table.feature_dim
         self.device = table.device
@@ -324,16 +311,13 @@ class DeviceFeatureStore(AbstractFeatureStore):
     def gather(self, ids: Tensor, out: Tensor, counts: Tensor) -> Counters:
         """Write the features of node `ids[i]` to `out[i]`, on the current stream.
 
-        The call waits for the device only where rows must be fetched. Ids outside the graph leave
-        their rows as they are, and `named` reports them.
+        The call waits for the device only where the host must fetch rows, whose counters it
+        returns. Ids outside the graph leave their rows as they are, and `named` reports them.
 
         Args:
             ids: int64 (n,) on the device.
             out: float32, float16 or bfloat16 (n, feature_dim) on the device, as from `empty`.
             counts: From `new_counts`; the device adds to it.
-
-        Returns:
-            Counters of the rows that the host fetched.
         """
         with self._lock:
             return self._gather(ids, out, counts)

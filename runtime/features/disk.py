@@ -237,14 +237,10 @@ class Disk(AbstractTier):
     kind = "disk"
 
     def __init__(self, path: Path, *, budget_bytes: int, queue_depth: int = DEFAULT_DEPTH) -> None:
-        """Open the file; nothing is read yet.
+        """Open a .npy file in C order, float32 or float16; nothing is read yet.
 
-        Args:
-            path: .npy file in C order, float32 or float16.
-            budget_bytes: Most bytes that the tier may hold; BudgetExceeded where it holds no
-                buffer.
-            queue_depth: Most requests in flight; fewer where their buffers would take more than
-                three quarters of the budget.
+        Fewer requests than `queue_depth` are in flight where their buffers would take more than
+        three quarters of the budget. BudgetExceeded says that it holds no buffer.
         """
         self.rows = direct.read_header(path)
         self.budget = ByteBudget(budget_bytes, "disk tier")

@@ -246,15 +246,7 @@ def _take(values, ids, out):
 
 
 def take_labels(labels: NDArray[Any], ids: NDArray[np.int64]) -> NDArray[Any]:
-    """Return labels[ids] as a new array.
-
-    Args:
-        labels: (num_nodes,), or (num_nodes, num_classes) where nodes have several.
-        ids: Node ids (n,).
-
-    Raises:
-        IndexError: An id is outside the graph.
-    """
+    """Return labels[ids] as a new array; labels are (num_nodes,) or (num_nodes, num_classes)."""
     if labels.ndim != 1:
         return np.ascontiguousarray(labels[ids])
     out = np.empty(ids.size, labels.dtype)

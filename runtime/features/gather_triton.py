@@ -139,15 +139,9 @@ class _Group:
 
 
 class DeviceTable:
-    """Location table and its sources, ready for the kernel.
+    """Location table and its sources by number, ready for the kernel.
 
-    Args:
-        codes: The rank's location codes (N,), uint32 or uint64.
-        sources: Rows by source number; the caller serves numbers without an entry.
-        device: Device of the kernel.
-
-    Raises:
-        ValueError: Sources of unequal width, of another dtype, or with gaps inside rows.
+    Sources have one width and no gaps inside rows; the caller serves numbers without an entry.
     """
 
     def __init__(
@@ -184,9 +178,6 @@ class DeviceTable:
             counts: From `new_counts`; rows by source are added. Entry 256 counts ids outside the
                 graph and slots outside their source, whose rows are not written.
             max_programs: Most programs of the grid; None: four per multiprocessor.
-
-        Raises:
-            ValueError: Shapes, dtypes or devices do not fit.
         """
         self._check_call(ids, out, counts)
         if ids.numel() == 0 or self.feature_dim == 0:

@@ -62,12 +62,8 @@ class LocationTable:
     def check(self, own_ids: Mapping[int, NDArray[np.int64]], rank: int) -> None:
         """Check that every code addresses a slot that holds that very node (formulas 1.2, Test).
 
-        Args:
-            own_ids: Node id in each own slot, by rank: this rank's and every peer's.
-            rank: Rank that the table belongs to.
-
-        Raises:
-            PlanError: A node is located wrongly; the text names the first one.
+        `own_ids` has the node in each own slot of this rank and every peer. PlanError names the
+        first node that is located wrongly.
         """
         numbers = np.flatnonzero(self.count())
         if numbers.size and numbers[-1] >= len(self.sources):

@@ -84,12 +84,8 @@ class Peer(AbstractTier):
     ) -> None:
         """Serve this rank's rows to the others, and read theirs.
 
-        Args:
-            served: Rows that others may ask of this rank.
-            ranks: Rank of each of the tier's sources, ascending.
-            comm: Communicator that nothing else uses; closed with the tier.
-            kind: Name of the tier in the counters.
-            threads: Threads of one copy.
+        `ranks` has the rank of each of the tier's sources, ascending. Nothing else uses the
+        communicator, which is closed with the tier.
         """
         self.kind = kind
         self.served = served

@@ -196,7 +196,6 @@ def open_store(
 
     Raises:
         PlanError: The plan's arrays are missing or point to wrong rows.
-        DatasetError: The dataset has no features, or its file is damaged.
         BudgetExceeded: The plan's disk budget does not hold one buffer.
     """
     location, own_ids = read_location(graph, plan, plan_folder, rank)

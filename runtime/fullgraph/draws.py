@@ -59,21 +59,17 @@ def kept_nodes(
     keep: float,
     rounding: Rounding = "bernoulli",
 ) -> NDArray[np.bool_]:
-    """Draw the nodes that part `owner` sends to part `receiver`.
+    """Draw the nodes that part `owner` sends to part `receiver`, each with probability p.
 
     Args:
         stream: Stream of the epoch and layer (`rng.stream`, purpose BOUNDARY).
         ids: Global ids (b,) of all the pair's boundary nodes.
         owner: Sending part.
-        receiver: Receiving part; its draws are its own.
+        receiver: Receiving part.
         size: Number of parts.
         keep: p in [0, 1].
-        rounding: bernoulli keeps each node by itself with probability p. stochastic keeps exactly
-            floor(p b) or floor(p b) + 1 of them, p b on average, all sets of that size equally
-            likely.
-
-    Returns:
-        bool (b,); every node is kept with probability p.
+        rounding: bernoulli keeps each node by itself. stochastic keeps exactly floor(p b) or
+            floor(p b) + 1 of them, p b on average, all sets of that size equally likely.
     """
     if keep >= 1 or ids.size == 0:
         return np.ones(ids.shape[0], np.bool_)
@@ -102,15 +98,10 @@ def rounded_size(
 
 
 def kept_edges(stream: np.uint64, edges: NDArray[np.int64], keep: float) -> NDArray[np.bool_]:
-    """Draw the kept edges, each with probability p.
+    """Draw the kept edges, each with probability `keep`; negative ids always stay.
 
-    Args:
-        stream: Stream of the epoch and layer (`rng.stream`, purpose EDGE).
-        edges: Global edge ids (e,); negative ones (self-loops that a layer adds) stay.
-        keep: p in [0, 1].
-
-    Returns:
-        bool (e,).
+    A layer adds self-loops with negative ids. The stream is the epoch's and layer's, of purpose
+    EDGE.
     """
     if keep >= 1:
         return np.ones(edges.shape[0], np.bool_)
@@ -163,15 +154,9 @@ class SeededMasks(AbstractMasks):
 class EpochDraws:
     """Maker of an epoch's crossings; every rank calls it in the same order.
 
-    Args:
-        part: Connected part of this rank, with edge ids where edges are sampled.
-        weights: Weights of its inner and halo edges (`edge_weights`); empty for attention.
-        settings: Settings of the plan.
-        seed: Seed of the workload.
-        num_layers: Layers of the model.
-        comm: Communicator that sends the ids of sampled edges' nodes.
-        attention: Whether the layers compute their own weights.
-        masks: Source of draws; None: `SeededMasks`.
+    The part is connected, with edge ids where edges are sampled. `weights` are of its inner and
+    halo edges, empty for attention, whose layers compute their own. `masks` None takes
+    `SeededMasks`.
     """
 
     def __init__(

@@ -44,9 +44,8 @@ class Pending:
 class Exchange:
     """Sender and counter of rows between ranks.
 
-    Args:
-        comm: All ranks. With `overlap` every rank must make its exchange at the same point.
-        overlap: Whether to send on a thread and a process group of their own.
+    With `overlap` it sends on a thread and a process group of its own: every rank makes its
+    exchange at the same point.
     """
 
     def __init__(self, comm: Communicator, *, overlap: bool = False) -> None:
@@ -86,11 +85,7 @@ class Exchange:
     ) -> Pending:
         """Send rows and return at once (with a thread) or when they have arrived (without).
 
-        Args:
-            x: (n, d); records no gradient.
-            send: Rows of x to send, by receiver; None sends all of x in order.
-            counts: Rows for each rank.
-            received_counts: Rows from each rank.
+        `send` are rows of x (n, d) by receiver, None for all in order. No gradient is recorded.
         """
         started = time.perf_counter()
         rows = x.detach() if send is None else x.detach().index_select(0, send.to(x.device))
@@ -182,16 +177,10 @@ def kept_block(
     mask: NDArray[np.bool_] = _NO_MASK,
     scale: float = 1.0,
 ) -> TorchBlock:
-    """Return the block of the edges that remain.
+    """Return the block of the edges that remain, their weights times `scale`.
 
-    Args:
-        lists: (indptr, columns, edge ids).
-        weight: Weight of each edge; empty without weights.
-        slot: New column of each old one, negative where it is dropped.
-        num_src: Number of new columns.
-        weighted: False for a block without weights.
-        mask: Kept edges; empty keeps all.
-        scale: Factor of the weights.
+    `slot` is the new column of each old one, negative where it is dropped; an empty `mask` keeps
+    all edges of the other columns.
     """
     indptr, columns, _ = lists
     out_ptr = np.zeros_like(indptr)

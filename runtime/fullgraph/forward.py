@@ -87,13 +87,9 @@ class AbstractOutside(Sums):
 
     @abstractmethod
     def aggregate(self, x: Tensor, out: Tensor, *, with_root: bool) -> None:
-        """Set out[i, :d] to sum_v a_iv h_v over kept neighbours v; with a root out[i, d:2d] to
-        x[i].
+        """Set out[i, :d] to sum_v a_iv h_v over kept neighbours; with a root, out[i, d:] to x[i].
 
-        Args:
-            x: Inner rows (n_in, d).
-            out: (at least n_in, d or 2 d).
-            with_root: Whether to copy the node's own row too.
+        `x` is (n_in, d), `out` has at least n_in rows of d or 2 d columns.
         """
 
 
@@ -211,15 +207,10 @@ def attend(
     conv: GATConv, x: Tensor, crossing: Crossing, exchange: Exchange, *, relu: bool,
     known: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Apply a GAT layer to the inner rows; its softmax runs over the neighbours here, unscaled.
+    """Apply a GAT layer to the inner rows (n_in, in); its softmax runs over the neighbours here.
 
-    Args:
-        conv: Layer.
-        x: Inner rows (n_in, in).
-        crossing: Crossing with its joined block.
-        exchange: Exchange of the other rows; inner rows are transformed meanwhile.
-        relu: Whether to apply the rectifier.
-        known: Outside rows, where they were kept from before: nothing crosses.
+    Inner rows are transformed while the exchange brings the others; `known` rows were kept from
+    before. The crossing has its joined block.
     """
     assert crossing.joined is not None
     weight: Tensor = conv.lin.weight  # pyright: ignore[reportOptionalMemberAccess]
@@ -344,18 +335,9 @@ def check_settings(settings: FullGraph, model: str, task: str) -> None:
 class FullGraphModel:
     """This rank's inner nodes under the plan's model and settings; made collectively.
 
-    Args:
-        model: SAGE, GCN or GAT as `build_model` makes it.
-        name: "sage", "gcn" or "gat".
-        indptr: CSC of the whole graph.
-        indices: In-neighbours of the whole graph.
-        partition: Owner of each node.
-        settings: Settings of the plan.
-        comm: All ranks.
-        seed: Seed of the draws.
-        device: Device of the model; draws are made on the host.
-        overlap: Whether to exchange on a thread of its own.
-        masks: Source of draws, for tests that enumerate them.
+    `indptr` and `indices` are the whole graph's CSC, `partition` has each node's owner. Draws are
+    made on the host, from `masks` in tests that enumerate them. With `overlap`, rows travel on a
+    thread of their own.
     """
 
     def __init__(
@@ -419,12 +401,7 @@ class FullGraphModel:
         return [self._whole if c is whole else c.to(self._device) for c in drawn]
 
     def forward(self, x: Tensor, layers: list[Crossing]) -> Tensor:
-        """Return logits (n_in, classes) of the inner nodes; collective, and so is its backward.
-
-        Args:
-            x: Input rows (n_in, d_0) of the inner nodes.
-            layers: Draws from `layers`.
-        """
+        """Return logits (n_in, classes) of input rows (n_in, d_0); collective both ways."""
         model = self.model
         last = len(model.convs) - 1
         for number, (conv, crossing) in enumerate(zip(model.convs, layers, strict=True)):

@@ -123,9 +123,6 @@ def build_part(
         size: Number of parts; some may own nothing.
         loops: Whether to replace a node's self-loops by exactly one, last in its row (GCN, GAT).
         edge_ids: Whether to keep each edge's global id (8 bytes), which edge sampling draws by.
-
-    Raises:
-        PlanError: The partition does not fit the graph.
     """
     check_partition(partition, indptr.shape[0] - 1, size)
     inner = np.flatnonzero(partition == rank).astype(np.int64)

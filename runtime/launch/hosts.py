@@ -57,11 +57,8 @@ def read_roll() -> Roll | None:
 def call_roll(roll: Roll) -> Any:
     """Wait until every host is here with the same plan and options.
 
-    Returns:
-        Store, which host 0 must keep for as long as the job runs.
-
-    Raises:
-        WorkerFailed: A host did not come, or differs; the text names it.
+    Host 0 must keep the returned store for as long as the job runs. WorkerFailed names a host that
+    did not come, or differs.
     """
     end = time.monotonic() + roll.wait_seconds
     store = _open_store(roll)
@@ -190,8 +187,7 @@ class Place:
 def ranks_by_host(plan: Plan) -> list[list[Device]]:
     """Return the plan's devices by host, in the order of the hosts' numbers.
 
-    Raises:
-        InputError: The ranks of a host do not follow one another: torchrun cannot number them.
+    torchrun cannot number ranks of a host that do not follow one another: InputError.
     """
     devices = plan.strategy.devices
     hosts = sorted({device.host for device in devices})
@@ -205,11 +201,7 @@ def ranks_by_host(plan: Plan) -> list[list[Device]]:
 
 
 def own_devices(plan: Plan, place: Place) -> list[Device]:
-    """Return the devices that this host starts.
-
-    Raises:
-        InputError: The host's number or the endpoint does not fit the plan.
-    """
+    """Return the devices that this host starts."""
     hosts = ranks_by_host(plan)
     if not 0 <= place.node_rank < len(hosts):
         raise InputError(
@@ -231,11 +223,7 @@ def run_folder_of(run_folder: Path, place: Place) -> Path:
 
 
 def torchrun_arguments(plan: Plan, place: Place) -> list[str]:
-    """Return the arguments by which torchrun here starts its ranks and meets the other hosts.
-
-    Raises:
-        InputError: The endpoint is none, cannot be reached, or is this machine's loopback.
-    """
+    """Return the arguments by which torchrun here starts its ranks and meets the other hosts."""
     hosts = ranks_by_host(plan)
     processes = f"--nproc-per-node={len(hosts[place.node_rank])}"
     if len(hosts) == 1:

@@ -79,10 +79,7 @@ STOP_SECONDS = 10.0
 def torchrun_command(arguments: list[str], run_path: Path, entry: list[str]) -> list[str]:
     """Return the command line of torchrun on a leash.
 
-    Args:
-        arguments: How it starts ranks and meets other hosts.
-        run_path: Folder where it writes what ended an attempt.
-        entry: What each rank runs: `-m MODULE` and its arguments.
+    `arguments` say how it starts ranks and meets other hosts; `entry` is what each rank runs.
     """
     failure_file = run_path / ERRORS_FOLDER / LAUNCH_FAILURE
     leash = ["-m", "gnnplan.runtime.launch.torchrun", str(os.getpid()), str(failure_file)]
@@ -95,16 +92,8 @@ def running(
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Start torchrun with all ranks; nothing of it is alive after the block, however it is left.
 
-    Shared memory that killed jobs have left is freed first.
-
-    Args:
-        command: Result of `torchrun_command`.
-        plan: Plan with the threads of a rank.
-        environment: Variables added to the ranks' environment.
-        output: File that the ranks print to; None: where this process does.
-
-    Raises:
-        WorkerFailed: This host's processes cannot reach each other.
+    Shared memory that killed jobs have left is freed first. `output` is the ranks' file, None where
+    this process prints. WorkerFailed says that this host's processes cannot reach each other.
     """
     check_loopback()
     sweep_segments()
@@ -227,11 +216,7 @@ def train(
 
 
 def check_startable(devices: list[Device], *, oversubscribe: bool = False) -> None:
-    """Refuse ranks that this host cannot start.
-
-    Raises:
-        InputError: Names ranks, cores or GPUs, and what to do.
-    """
+    """Refuse ranks that this host cannot start, for want of cores or GPUs."""
     needed = max((device.index + 1 for device in devices if device.kind == "cuda"), default=0)
     if needed:
         there = len(machine_facts()["gpus"])
@@ -250,11 +235,7 @@ def check_startable(devices: list[Device], *, oversubscribe: bool = False) -> No
 
 
 def prepare(run_path: Path, config: RunConfig) -> None:
-    """Make a run's folder and files, without an earlier run's failures and checkpoints.
-
-    Raises:
-        InputError: Something else stands there.
-    """
+    """Make a run's folder and files, without an earlier run's failures and checkpoints."""
     if run_path.is_file():
         raise InputError(f"{run_path}: expected a folder for the run, found a file")
     run_path.mkdir(parents=True, exist_ok=True)

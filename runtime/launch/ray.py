@@ -45,7 +45,7 @@ def train_on_ray(
     progress: Progress | None = None,
     **options: Any,
 ) -> RunReport:
-    """Train under a plan on a Ray cluster.
+    """Train under a plan on a Ray cluster; other options are fields of `RunConfig`.
 
     Args:
         plan_folder: Plan; report.json is written into it.
@@ -54,11 +54,6 @@ def train_on_ray(
         max_restarts: Times that all ranks start again from the last checkpoint.
         progress: Callable that gets each event, as in `launch.train`.
         **options: Fields of `RunConfig`.
-
-    Raises:
-        InputError: Ray is not installed.
-        PlanError: The plan is damaged, or Ray's nodes are not placed as its hosts are.
-        WorkerFailed: A rank failed; the text names it and its error.
     """
     if any(importlib.util.find_spec(name) is None for name in ("ray", "pyarrow", "pandas")):
         raise InputError("expected Ray Train, found none; pip install 'gnnplan[ray]'")

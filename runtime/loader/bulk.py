@@ -33,12 +33,9 @@ Draw = Callable[[int, range], Iterator[list[MiniBatch]]]
 class BulkSampleStage(AbstractStage):
     """Stage that hands out the batches of a stack and draws the next stack when it is empty.
 
-    Args:
-        draw: Function that draws steps; collective where the topology is partitioned.
-        num_steps: Steps per epoch; a bulk ends with its epoch.
-        bulk_batches: k; bulks begin at steps 0, k, 2k, ... of an epoch.
-        in_flight: Batches that may be in use when the next one is asked for. The last ones of a
-            stack get arrays of their own, which do not keep the whole stack alive.
+    Bulks of k steps begin at steps 0, k, 2k, ... and end with their epoch. `in_flight` batches may
+    be in use when the next one is asked for: the last ones of a stack get arrays of their own,
+    which do not keep the whole stack alive.
     """
 
     name = Stage.SAMPLE

@@ -33,16 +33,8 @@ from gnnplan.runtime.stages import Stage
 class Cooperation:
     """Owners and communicators of one rank's loader; made collectively.
 
-    Args:
-        plan: Plan with batching cooperative.
-        graph: The plan's dataset.
-        partition: Array `partition` where the plan's owner is partition.
-        rank: This rank.
-        comm: All ranks; None takes the default group.
-
-    Raises:
-        PlanError: The plan cannot run cooperatively, or the ranks are not there.
-        SamplerError: Its sampler does not cooperate.
+    `partition` is the plan's array where its owner is partition. PlanError or SamplerError says
+    what does not cooperate.
     """
 
     def __init__(

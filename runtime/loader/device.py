@@ -199,14 +199,10 @@ class DeviceBatchStage(AbstractStage):
         *,
         weighted: bool,
     ) -> None:
-        """Put what the model needs of the graph on the device.
+        """Put labels, and what the model needs of degrees, on the device.
 
-        Args:
-            graph: Dataset, for labels and degrees.
-            workload: Workload that names the model.
-            device: Device of the model.
-            fill_on_host: Function that fills weights of batches that the host drew.
-            weighted: Whether batches are handed out as blocks, which have weights.
+        `fill_on_host` fills weights of batches that the host drew; `weighted` says that batches are
+        handed out as blocks.
         """
         self._labels = None if graph.y is None else np.asarray(graph.y)
         self._device, self._fill_on_host = device, fill_on_host

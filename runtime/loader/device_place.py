@@ -57,21 +57,9 @@ def open_device_sampler(
     """Open the plan's sampler over the graph where the plan places it.
 
     Topology `host` lies in page-locked memory, `replicated` in the device's, `cached` with the
-    rank's own lists there and the others on the host.
-
-    Args:
-        plan: Plan that `refusal` lets through.
-        folder: Folder of the plan's arrays.
-        graph: Dataset.
-        rank: This rank.
-        device: Device of the kernels.
-        edge_ids: Whether to fill each block's `e_id`.
-        num_steps: Steps of an epoch, for dependent batches.
-        share: Seeds of this rank in a whole batch, for plans that sample by a CUDA graph.
-
-    Raises:
-        SamplerError: A parameter cannot be used.
-        RuntimeError: The host refuses to page-lock the topology.
+    rank's own lists there and the others on the host. `share` is this rank's number of seeds in a
+    whole batch, for plans that sample by a CUDA graph. A host that refuses to page-lock raises
+    RuntimeError.
     """
     from gnnplan.runtime.sampling.build import build_device_sampler
     from gnnplan.runtime.sampling.gpu.topology import DeviceTopology

@@ -63,24 +63,11 @@ IN_READ = ("exchange_ids", "exchange_rows")
 
 
 class LoaderParts:
-    """Parts of one rank's loader under a plan.
+    """Parts of one rank's loader under a plan; arguments as in `PlannedLoader`.
 
-    Args:
-        plan: Plan of the loader.
-        folder: Folder of the plan's arrays.
-        graph: The plan's dataset.
-        rank: This rank.
-        size: Number of ranks.
-        comm: Communicator for exchanges with peers; None makes one where a rank has peers.
-        meter: Meter of stage seconds.
-        blocks: Whether batches are handed out as blocks, not as PyG `Data`.
-        device: Device of the model.
-        on_device: Request to `device_place`.
-        streams: Streams of the device.
-
-    Raises:
-        PlanError: The plan names what cannot be combined.
-        DatasetError: The dataset lacks what the model needs.
+    `blocks` says that batches are handed out as blocks, not as PyG `Data`; `on_device` is the
+    request to `device_place`. PlanError says what cannot be combined, DatasetError what the dataset
+    lacks.
     """
 
     def __init__(

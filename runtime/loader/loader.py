@@ -75,12 +75,7 @@ def refuse_others(names: Iterable[str]) -> None:
 
 
 def plan_folder(plan: object) -> Path:
-    """Return the named folder, or the one that `gnnplan launch` left in the environment.
-
-    Raises:
-        TypeError: Something else than a folder's name.
-        PlanError: Neither is there.
-    """
+    """Return the named folder, or the one that `gnnplan launch` left in the environment."""
     named = os.environ.get(PLAN_VARIABLE, "") if plan is None else plan
     if not isinstance(named, str | os.PathLike):
         raise TypeError(
@@ -121,11 +116,7 @@ class PygView:
             self._hetero = HeteroView(graph, types_of(graph))
 
     def __call__(self, batch: MiniBatch) -> Any:
-        """Return the batch with x and y of all its nodes.
-
-        Raises:
-            SamplerError: The batch has no such view.
-        """
+        """Return the batch with x and y of all its nodes."""
         if self._hetero is not None:
             typed = self._hetero(batch, batch.x)
             for store in typed.edge_stores:

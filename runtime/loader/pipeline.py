@@ -25,14 +25,7 @@ def pass_through(
 ) -> tuple[MiniBatch, AbstractMark | None]:
     """Pass a batch through all stages; return it with the mark at which it is whole, or None.
 
-    Args:
-        batch: Batch that knows its epoch and step.
-        stages: Stages in order.
-        meter: Meter of each stage's seconds.
-        streams: Streams of the device.
-        index: Number of the step in this process, for the meter.
-        turn: Number of the step in this iteration, for `turns`.
-        turns: Order in which batches enter ordered stages.
+    `index` numbers this process's steps, for the meter; `turn` this iteration's, for `turns`.
     """
     seconds: dict[str, float] = {}
     mark, lane = None, ""
@@ -75,13 +68,7 @@ def _exchanged(batch: MiniBatch) -> float:
 
 
 class Position:
-    """Epoch and step of the next batch.
-
-    Args:
-        plan_id: Plan of the batches.
-        num_steps: Steps of an epoch.
-        epoch: First epoch.
-    """
+    """Epoch and step of the next batch."""
 
     def __init__(self, plan_id: str, num_steps: int, epoch: int = 0) -> None:
         self._plan_id, self._num_steps = plan_id, num_steps
@@ -117,9 +104,7 @@ class Position:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called.
 
-        Raises:
-            InputError: It is no such state.
-            PlanError: It is of another plan.
+        InputError says that it is no such state, PlanError that it is another plan's.
         """
         try:
             plan_id, epoch, step = str(state["plan_id"]), int(state["epoch"]), int(state["step"])

@@ -98,12 +98,8 @@ SPARE_FRACTION = 0.125
 class BufferRing:
     """Growing float32 buffers of rows of one width, each used again once nobody holds its rows.
 
-    Fresh arrays of megabytes would cost page faults. Any thread may take a buffer.
-
-    Args:
-        count: Number of buffers.
-        width: Columns of a row.
-        pinned: Whether the memory is page-locked, for copies to a GPU.
+    Fresh arrays of megabytes would cost page faults. Any thread may take a buffer. Pinned memory is
+    page-locked, for copies to a GPU.
     """
 
     def __init__(self, count: int, width: int, *, pinned: bool = False) -> None:

@@ -92,15 +92,8 @@ def typed_sampler(
 ) -> TypedSampler:
     """Make the sampler of a typed graph.
 
-    Args:
-        graph: Dataset with edge types.
-        workload: `fanouts` for all edge types but those that `type_fanouts` names.
-        fanouts: Fan-outs of evaluation, for all types instead.
-        settings: Settings of `TypedSampler`.
-
-    Raises:
-        DatasetError: The dataset has no edge types.
-        InputError: Fan-outs for an edge type that the dataset does not have.
+    `fanouts` replaces the workload's for all types, in evaluation. InputError names an edge type
+    that the dataset does not have.
     """
     names = types_of(graph).edge_types
     unknown = sorted(set(workload.type_fanouts) - set(names))

@@ -41,11 +41,7 @@ class Topology:
     """Graph to sample from, and the places of one rank's adjacency lists."""
 
     def __init__(self, graph: Graph, plan: Plan, folder: Path, rank: int) -> None:
-        """Read the plan's arrays and copy the lists that this rank holds.
-
-        Raises:
-            PlanError: An array is missing or points to the wrong list.
-        """
+        """Read the plan's arrays and copy the lists that this rank holds."""
         self.policy = plan.strategy.topology.policy
         self.graph = graph
         self._bulk = plan.strategy.bulk_batches > 1
@@ -89,8 +85,7 @@ class Topology:
     def counted(self, sampler: BatchSampler, name: str) -> BatchSampler:
         """Wrap a sampler so that it counts what it reads of each source.
 
-        It is returned as it is where all lists are the host's, and in bulk, where batches are drawn
-        together.
+        It is returned as it is where all lists are the host's, and in bulk.
         """
         if self.policy not in ("replicated", "cached") or self._bulk:
             return sampler

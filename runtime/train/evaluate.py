@@ -44,13 +44,8 @@ from gnnplan.runtime.sampling.rng import Purpose
 class LayerTable:
     """Output of a layer, float32 (num_nodes, width); rows never written cost no memory.
 
-    Args:
-        num_nodes: Number of rows.
-        width: Number of columns.
-        comm: All ranks, which make the table at the same point; None: this process alone.
-        folder: Folder of files, which are unlinked at once; None: the system's temporary one.
-        most_bytes: Most bytes of a table in this process's own memory. A larger one is a file,
-            where the folder's disk has room for two; None: any.
+    All ranks of `comm` make it at the same point. A table of more than `most_bytes` in this
+    process's own memory becomes an unlinked file in `folder`, where the disk has room for two.
     """
 
     def __init__(
@@ -463,21 +458,9 @@ def evaluate_links(
 ) -> Score:
     """Return the MRR of links among `workload.links.eval_negatives` uniform negatives each.
 
-    Every rank calls it with the same `pairs`. Stored edges of the graph are not drawn as negatives.
-    Other arguments and errors are those of `evaluate`.
-
-    Args:
-        model: forward(x, blocks) -> node vectors of the workload's hidden width.
-        graph: Dataset; the links are none of its stored edges, or are known to the model.
-        store: See `evaluate`.
-        pairs: int64 (n, 2), source and destination.
-        workload: The model's weights, layers, seed and links.
-        fanouts: Fan-outs of a sampled encoder; None: full neighbourhoods.
-        comm: See `evaluate`.
-        chunk_bytes: See `evaluate`.
-        table_bytes: See `evaluate`.
-        scratch: See `evaluate`.
-        where: See `evaluate`.
+    Every rank calls it with the same `pairs`, int64 (n, 2) of source and destination. Stored edges
+    of the graph are not drawn as negatives. The model gives node vectors of the workload's hidden
+    width. All else is as in `evaluate`.
     """
     sampler = NegativeSampler(
         graph.indptr, graph.indices, workload.links.eval_negatives, seed=workload.seed

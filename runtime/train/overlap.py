@@ -47,12 +47,7 @@ class _ConsumerGone(Exception):  # noqa: N818  unwinds a thread, is never an err
 
 
 class Workers:
-    """Daemon threads that outlive an epoch, with what they keep (workspaces).
-
-    Args:
-        count: Number of threads.
-        cores: Cores that the threads keep to; none leaves them to the system.
-    """
+    """Daemon threads that outlive an epoch with their workspaces, kept to given cores."""
 
     def __init__(self, count: int, *, cores: Sequence[int] = ()) -> None:
         self.count = count
@@ -97,8 +92,8 @@ class Prefetcher(Generic[T]):
         count: Number of items.
         workers: Threads that make items; without any, items are made when asked for.
         depth: Most items that are ready or under way ahead of the consumer.
-        meets: Whether ranks meet in the making of an item. After a consumer that leaves early, all
-            items are made that may be under way on some rank: `depth`, the same on every rank.
+        meets: Whether ranks meet in the making of an item. After a consumer that leaves early,
+            `depth` items are then made, which may be under way on some rank.
     """
 
     def __init__(

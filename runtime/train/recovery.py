@@ -68,14 +68,8 @@ def set_aside(folder: Path) -> Path | None:
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any], *, keep: int) -> Path:
     """Write `state` as the checkpoint of optimiser step `step` and remove all but the last `keep`.
 
-    Args:
-        folder: Folder, made where it is missing.
-        step: Optimiser steps so far, over all epochs.
-        state: Tensors, numbers, strings, and dicts and lists of them.
-        keep: Checkpoints to keep, at least 1.
-
-    Raises:
-        OSError: The disk is full; older checkpoints are untouched.
+    `state` holds tensors, numbers, strings, and dicts and lists of them. On a full disk it raises
+    OSError, and older checkpoints are untouched.
     """
     import torch
 
