@@ -22,7 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gnnplan.runtime.limits import cpu_quota, memory_limit_bytes
+from gnnplan.runtime.limits import cpu_quota, memory_limit_bytes, read_small
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 MOST_SLICES = 64
@@ -218,7 +218,7 @@ def available_ram_bytes() -> int:
 def meminfo() -> dict[str, int]:
     """Read /proc/meminfo in bytes; empty where there is none."""
     out: dict[str, int] = {}
-    for line in _read(PROC / "meminfo").splitlines():
+    for line in read_small(PROC / "meminfo").splitlines():
         name, _, rest = line.partition(":")
         words = rest.split()
         if words and words[0].isdigit():
@@ -256,7 +256,7 @@ def has_triton() -> bool:
 
 
 def _cpu_model() -> str:
-    for line in _read(PROC / "cpuinfo").splitlines():
+    for line in read_small(PROC / "cpuinfo").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("model name", "Model", "cpu model"):
             return value.strip()
@@ -264,7 +264,7 @@ def _cpu_model() -> str:
 
 
 def _huge_pages() -> str:
-    text = _read(SYS / "kernel/mm/transparent_hugepage/enabled")
+    text = read_small(SYS / "kernel/mm/transparent_hugepage/enabled")
     _, opened, rest = text.partition("[")
     return rest.partition("]")[0] if opened else "unknown"
 
@@ -331,11 +331,3 @@ def _is_divided(nvml: Any, handle: Any) -> bool:
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _read(path: Path) -> str:
-    """Read a small file; return an empty text where it is missing or may not be read."""
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return ""

@@ -275,13 +275,12 @@ def sweep_segments() -> int:
 def _remove_unlocked(path: Path) -> bool:
     handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink()
-    except BlockingIOError:  # its owner lives
-        return False
+        dead = _lock(handle) is True
+        if dead:
+            path.unlink()
     finally:
         os.close(handle)
-    return True
+    return dead
 
 
 def _create_locked() -> tuple[int, str]:

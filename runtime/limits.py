@@ -47,7 +47,7 @@ def memory_group(sys: Path | None = None, proc: Path | None = None) -> MemoryGro
     return MemoryGroup(
         folder=folder,
         limit_bytes=memory_limit_bytes(sys, proc),
-        usage_bytes=_number(_read(folder / usage)) or 0,
+        usage_bytes=_number(read_small(folder / usage)) or 0,
         oom_kills=_number(_fields(folder / events).get("oom_kill", "")) or 0,
     )
 
@@ -55,9 +55,9 @@ def memory_group(sys: Path | None = None, proc: Path | None = None) -> MemoryGro
 def memory_limit_bytes(sys: Path | None = None, proc: Path | None = None) -> int | None:
     """Return the lowest memory limit of this process's groups in bytes; None: there is none."""
     first, second = _first_version("memory", sys, proc), _second_version(sys, proc)
-    texts = [_read(each / "memory.max") for each in second]
+    texts = [read_small(each / "memory.max") for each in second]
     for each in first:
-        texts.append(_read(each / "memory.limit_in_bytes"))
+        texts.append(read_small(each / "memory.limit_in_bytes"))
         # Says what groups above allow where a container hides their folders.
         texts.append(_fields(each / "memory.stat").get("hierarchical_memory_limit", ""))
     limits = [n for text in texts if (n := _number(text)) is not None and n < UNLIMITED]
@@ -66,9 +66,9 @@ def memory_limit_bytes(sys: Path | None = None, proc: Path | None = None) -> int
 
 def cpu_quota(sys: Path | None = None, proc: Path | None = None) -> float | None:
     """Return the lowest quota of this process's groups in cores; None: there is none."""
-    pairs = [_read(each / "cpu.max").split() for each in _second_version(sys, proc)]
+    pairs = [read_small(each / "cpu.max").split() for each in _second_version(sys, proc)]
     pairs += [
-        [_read(each / "cpu.cfs_quota_us"), _read(each / "cpu.cfs_period_us")]
+        [read_small(each / "cpu.cfs_quota_us"), read_small(each / "cpu.cfs_period_us")]
         for each in _first_version("cpu", sys, proc)
     ]
     quotas = [_quotient(*pair) for pair in pairs if len(pair) == 2]
@@ -113,7 +113,7 @@ def _upwards(mount: Path, path: str) -> list[Path]:
 
 def _memberships(proc: Path | None) -> list[tuple[str, str]]:
     """Return (controllers, path) of each hierarchy that this process has a group in."""
-    text = _read((PROC if proc is None else proc) / "self/cgroup")
+    text = read_small((PROC if proc is None else proc) / "self/cgroup")
     parts = [line.split(":", 2) for line in text.splitlines()]
     return [(each[1], each[2]) for each in parts if len(each) == 3]
 
@@ -122,7 +122,7 @@ def _fields(path: Path) -> dict[str, str]:
     """Read lines of "name value"."""
     return {
         line.split()[0]: line.split()[1]
-        for line in _read(path).splitlines()
+        for line in read_small(path).splitlines()
         if len(line.split()) == 2
     }
 
@@ -131,10 +131,11 @@ def _number(text: str) -> int | None:
     return int(text) if text.strip().isdecimal() else None
 
 
-def _read(path: Path) -> str:
+def read_small(path: Path) -> str:
+    """Read a small file; return an empty text where it is missing or may not be read."""
     try:
-        return path.read_text()
-    except OSError:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
         return ""
 
 

@@ -86,7 +86,7 @@ STATE_FILE = "ray.json"
 REQUEST_FILE = "ray-request.json"
 EVENTS_FILE = "events.jsonl"
 """As runtime.launch names it; importing that would bring torch into this process."""
-ENTRY = "gnnplan.runtime.launch.ray_job"
+ENTRY = "gnnplan.runtime.launch.ray"
 LOOK_SECONDS = 1.0
 PATIENCE_SECONDS = 120.0
 """A cluster that does not answer for so long is given up."""

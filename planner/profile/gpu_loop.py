@@ -18,7 +18,7 @@ from gnnplan.planner.profile.protocol import half_range, half_width
 from gnnplan.planner.workload import GpuLoop
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.loader.device import DeviceBatchStage, DeviceGatherStage, DeviceSampleStage
-from gnnplan.runtime.loader.pipeline import pass_through, taken
+from gnnplan.runtime.loader.loader import pass_through, taken
 from gnnplan.runtime.loader.stages import AbstractStage, CopyStage, SeedsStage, seed_batch
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.process import process_on, usable_core_ids

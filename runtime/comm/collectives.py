@@ -137,6 +137,11 @@ class Communicator:
                 for stage, each in self._traffic.items()
             }
 
+    def stage_seconds(self, stage: Stage) -> float:
+        """Return the elapsed seconds of a stage's collectives so far."""
+        with self._lock:
+            return self._traffic[stage].seconds if stage in self._traffic else 0.0
+
     def duplicate(self) -> "Communicator":
         """Make a communicator of the same ranks on a process group of its own; collective.
 

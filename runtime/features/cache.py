@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.features.gather import check_output, check_storage, copy_from_addresses
-from gnnplan.runtime.features.location import MAX_SOURCES, SOURCE_MASK, Codes, LocationTable
+from gnnplan.runtime.features.location import SOURCE_MASK, Codes, LocationTable
 from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters
 
 USED, NEXT, OLDEST, HAND, STATE_LENGTH = 0, 1, 2, 3, 4
@@ -271,10 +271,7 @@ class CachedFeatureStore(AbstractFeatureStore):
         self.feature_dim = below.feature_dim
         self.below = below
         self._codes = np.asarray(location.codes).view(np.ndarray)
-        self._bypass = np.zeros(MAX_SOURCES, np.bool_)
-        for number, source in enumerate(location.sources):
-            own = source.kind == "own" or (source.kind == "peer" and source.rank == rank)
-            self._bypass[number] = own
+        self._bypass = location.own_sources(rank)
         num_slots = min(num_slots, location.num_nodes)
         self._slots = Slots(location.num_nodes, num_slots, clock=policy == "clock")
         self._table = np.empty((num_slots, self.feature_dim), dtype)

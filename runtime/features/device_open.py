@@ -28,7 +28,7 @@ from gnnplan.runtime.features.device_rows import (
 )
 from gnnplan.runtime.features.device_store import DeviceCache, DeviceFeatureStore, Staged
 from gnnplan.runtime.features.gather_triton import DeviceTable
-from gnnplan.runtime.features.location import MAX_SOURCES, LocationTable, encode
+from gnnplan.runtime.features.location import LocationTable, encode
 from gnnplan.runtime.features.peer import DeviceExchange, Peer, ServedArray
 from gnnplan.runtime.features.store import build_tiers, read_location
 from gnnplan.runtime.features.tier import Dense
@@ -294,10 +294,7 @@ class _Opening:
             return None
         assert self.graph.x is not None
         dtype = torch.from_numpy(np.empty(0, self.graph.x.dtype)).dtype
-        bypass = np.zeros(MAX_SOURCES, np.bool_)
-        for place, source in enumerate(self.location.sources):
-            own = source.kind == "own" or (source.kind == "peer" and source.rank == self.rank)
-            bypass[place] = own
+        bypass = self.location.own_sources(self.rank)
         planned = min(settings.rows[self.rank], self.graph.num_nodes)
         width = self.graph.feature_dim
 

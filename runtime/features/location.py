@@ -59,6 +59,13 @@ class LocationTable:
         """Return the number of nodes of each source, int64 (256,)."""
         return _count_sources(self.codes)
 
+    def own_sources(self, rank: int) -> NDArray[np.bool_]:
+        """Return which sources, of 256 numbers, are the rank's own rows."""
+        found = np.zeros(MAX_SOURCES, np.bool_)
+        for number, source in enumerate(self.sources):
+            found[number] = source.kind == "own" or (source.kind == "peer" and source.rank == rank)
+        return found
+
     def check(self, own_ids: Mapping[int, NDArray[np.int64]], rank: int) -> None:
         """Check that every code addresses a slot that holds that very node (formulas 1.2, Test).
 

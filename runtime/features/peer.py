@@ -31,6 +31,8 @@ from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.stages import Stage
 
+_STAGES = (Stage.EXCHANGE_IDS, Stage.EXCHANGE_ROWS)
+
 
 class AbstractServed(ABC):
     """Rows that a rank serves to the others by slot, of one dtype and width on all ranks."""
@@ -109,7 +111,7 @@ class Peer(AbstractTier):
         for rank, count in zip(self._ranks, counts.tolist(), strict=True):
             to_rank[rank] += count
         with self._lock:
-            before = self._comm.traffic
+            before = [self._comm.stage_seconds(stage) for stage in _STAGES]
             asked, from_rank = self._comm.all_to_all_ids(torch.from_numpy(slots), to_rank)
             self._sent = _grown(self._sent, asked.shape[0])
             self._received = _grown(self._received, slots.size)
@@ -123,14 +125,9 @@ class Peer(AbstractTier):
             copy_from_addresses(
                 addresses, rows.dtype, out, positions=positions, threads=self._threads
             )
-            self._count_seconds(before, counters)
+            for stage, seconds in zip(_STAGES, before, strict=True):
+                counters.add_seconds(stage.value, self._comm.stage_seconds(stage) - seconds)
         counters.add_rows(self.kind, slots.size, slots.size * self._row_bytes)
-
-    def _count_seconds(self, before: dict[Stage, Any], counters: Counters) -> None:
-        after = self._comm.traffic
-        for stage in (Stage.EXCHANGE_IDS, Stage.EXCHANGE_ROWS):
-            earlier = before[stage].seconds if stage in before else 0.0
-            counters.add_seconds(stage.value, after[stage].seconds - earlier)
 
     def close(self) -> None:
         """Give back the buffers and the process group."""

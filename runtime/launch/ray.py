@@ -10,12 +10,14 @@ an optional extra: `pip install gnnplan[ray]`.
 
 import importlib
 import importlib.util
+import json
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-from gnnplan.runtime.errors import InputError, WorkerFailed
+from gnnplan.runtime.errors import GnnplanError, InputError, WorkerFailed
 from gnnplan.runtime.faults.failure import failure_of, has_failure, is_final
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.launch.hosts import ranks_by_host
@@ -135,3 +137,27 @@ def _rank(settings: dict[str, Any]) -> None:
     except Exception as error:
         record_end(config, error)
         raise
+
+
+def main(arguments: list[str]) -> int:
+    """Train as the request says, on the cluster that this process belongs to."""
+    try:
+        request = json.loads(Path(arguments[0]).read_text())
+        train_on_ray(
+            Path(request["plan_folder"]),
+            run_folder=Path(request["run_folder"]),
+            **request["options"],
+        )
+    except GnnplanError as error:
+        sys.stderr.write(f"gnnplan: {' '.join(str(error).split())}\n")
+        return 2 if isinstance(error, InputError) else 1
+    except OSError as error:
+        sys.stderr.write(f"gnnplan: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    from gnnplan.runtime.launch import ray
+
+    sys.exit(ray.main(sys.argv[1:]))  # of the imported module: Ray pickles its functions by name

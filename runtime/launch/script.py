@@ -1,23 +1,38 @@
 """Running a user's script on a plan's ranks: `gnnplan launch PLAN script.py [args...]`.
 
-  launch_script -> torchrun -> one `launch.script_rank script.py args` per rank
+  launch_script -> torchrun -> one `python -m gnnplan.runtime.launch.script script.py args` per rank
 
 The ranks print where the launcher does, their exit code becomes the job's, and the launcher's end
 is theirs. A rank finds the plan in $GNNPLAN_PLAN, and has the plan's cores and threads before the
-script's first line. A script may do anything between two batches, so only silence counts as
-hanging: a process that is stopped, or holds the interpreter's lock for too long.
+script's first line, a heartbeat, and a tie to torchrun's life. A script may do anything between two
+batches, so only silence counts as hanging: a process that is stopped, or holds the interpreter's
+lock for too long.
+
+A rank leaves process groups last (DEC-85). gloo's thread keeps the context of the last collective
+of a backward pass until the group is gone. If a script leaves its group before it drops its model,
+DistributedDataParallel's reducer is the group's last owner. Freed with the interpreter's lock held,
+it waits for gloo's thread, which waits for that lock, for ever.
 """
 
+import gc
 import json
+import os
+import runpy
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
 
 from gnnplan.runtime import codec
+from gnnplan.runtime.device import flush_denormals
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.faults.failure import EndedRank, clear_failures, ended_ranks
+from gnnplan.runtime.faults.heartbeat import Heartbeat
 from gnnplan.runtime.identity import FORCE_VARIABLE, check_identity
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.launch.hosts import (
@@ -30,9 +45,11 @@ from gnnplan.runtime.launch.hosts import (
     torchrun_arguments,
 )
 from gnnplan.runtime.launch.launch import CONFIG_FILE, check_startable, running, torchrun_command
+from gnnplan.runtime.launch.torchrun import die_with
 from gnnplan.runtime.limits import check_limit, memory_group
 from gnnplan.runtime.loader.loader import PLAN_VARIABLE
 from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.process import die_first, keep_freed_memory, use_threads
 
 RUN_FOLDER = "launch"
 HANG_SECONDS = 60.0
@@ -100,7 +117,7 @@ def launch_script(
     command = torchrun_command(
         [*torchrun_arguments(plan, place), f"--max-restarts={max_restarts}"],
         run_path,
-        ["-m", "gnnplan.runtime.launch.script_rank", str(script), *arguments],
+        ["-m", "gnnplan.runtime.launch.script", str(script), *arguments],
     )
     variables |= {PLAN_VARIABLE: str(plan_folder), FORCE_VARIABLE: "1" if force else ""}
     with running(command, plan, variables) as job:
@@ -136,3 +153,50 @@ def _exit_code(ended: list[EndedRank], torchrun_code: int) -> int:
 def _shell_code(code: int) -> int:
     """Return what a shell shows for a process: 128 and its number for a signal."""
     return 128 - code if code < 0 else code
+
+
+@contextmanager
+def groups_left_last() -> Iterator[None]:
+    """Keep groups alive inside that are left; leave all at the end, after what was made inside.
+
+    A group that is still there at the end is left too: later its thread would ask for a lock that
+    is no more.
+    """
+    kept: list[Any] = []
+    leave: Callable[..., None] = dist.destroy_process_group
+
+    def leave_later(group: Any = None) -> None:
+        if dist.is_initialized():
+            kept.append(dist.group.WORLD if group is None else group)
+        leave(group)
+
+    dist.destroy_process_group = leave_later
+    try:
+        yield
+    finally:
+        dist.destroy_process_group = leave
+    gc.collect()
+    if dist.is_initialized():
+        leave()
+    kept.clear()
+
+
+def main(arguments: list[str]) -> None:
+    """Run the script as `__main__`; its exit code is this process's."""
+    die_with(os.getppid(), signal.SIGKILL)
+    keep_freed_memory()
+    flush_denormals()
+    die_first()
+    plan = load_plan(Path(os.environ[PLAN_VARIABLE]))
+    use_threads(plan, int(os.environ["RANK"]), pin=True)
+    heartbeat = Heartbeat.join()
+    script = arguments[0]
+    sys.argv = list(arguments)
+    sys.path[0] = str(Path(script).parent)  # as `python script.py` has it
+    with groups_left_last():
+        runpy.run_path(script, run_name="__main__")
+    heartbeat.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -143,9 +143,9 @@ class CooperativeSampleStage(SampleStage):
 
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
         """Sample like `SampleStage`, and meter the exchanges apart."""
-        before = seconds_of(self._comm, Stage.EXCHANGE_IDS)
+        before = self._comm.stage_seconds(Stage.EXCHANGE_IDS)
         batch = super().submit(batch, index)
-        seconds = seconds_of(self._comm, Stage.EXCHANGE_IDS) - before
+        seconds = self._comm.stage_seconds(Stage.EXCHANGE_IDS) - before
         batch.seconds[Stage.EXCHANGE_IDS] = seconds
         self._meter.add(Stage.EXCHANGE_IDS, index, seconds)
         return batch
@@ -186,7 +186,7 @@ class CooperativeGatherStage(AbstractStage):
         rows = self._ring.take(exchange.ids.shape[0])
         own, remote = rows[: exchange.num_own], rows[exchange.num_own :]
         counters = self._store.read(exchange.ids[: exchange.num_own], own)
-        before = seconds_of(self._comm, Stage.EXCHANGE_ROWS)
+        before = self._comm.stage_seconds(Stage.EXCHANGE_ROWS)
         sent = self._room(exchange.send_rows.shape[0], rows.shape[1])
         gather_rows(own, exchange.send_rows, sent)
         received = self._comm.all_to_all_rows(
@@ -198,7 +198,7 @@ class CooperativeGatherStage(AbstractStage):
         if self._wire_dtype != np.float32:
             remote[...] = received.numpy()
         batch.x = torch.from_numpy(rows)
-        seconds = seconds_of(self._comm, Stage.EXCHANGE_ROWS) - before
+        seconds = self._comm.stage_seconds(Stage.EXCHANGE_ROWS) - before
         self._record(batch, index, counters, seconds + sum(counters.seconds.values()))
         return batch
 
@@ -213,12 +213,6 @@ class CooperativeGatherStage(AbstractStage):
         batch.seconds[Stage.EXCHANGE_ROWS] = seconds
         self._meter.add(Stage.EXCHANGE_ROWS, index, seconds)
         self._meter.count(index, counters.rows, counters.bytes)
-
-
-def seconds_of(comm: Communicator, stage: Stage) -> float:
-    """Return the elapsed seconds of a stage's collectives so far."""
-    traffic = comm.traffic
-    return traffic[stage].seconds if stage in traffic else 0.0
 
 
 def fill_cooperative_weights(

@@ -170,23 +170,13 @@ class LoaderParts:
             sample = CooperativeSampleStage(counted, self.cooperation.ids, self.meter)
             return SeedsStage(self.cooperation.schedule(), self.dialect), sample
         workload, edge_ids = self.plan.workload, not self._as_blocks
-        graph, named = self._host_topology.graph, self.plan.strategy.sampler
+        graph = self._host_topology.graph
         if isinstance(self.schedule, LinkSchedule):
-            refuse_bulk(self.plan, "task link")
-            if not is_default(named.name, named.parameters):
-                raise PlanError(
-                    f"task link: expected sampler {DEFAULT_SAMPLER} without parameters, found "
-                    f"{named.name}; plan again"
-                )
+            self._refuse_variants("task link")
             settings = {"dialect": self.dialect, "seed": workload.seed, "edge_ids": edge_ids}
             return link_stages(graph, workload, self.schedule, settings)
         if is_typed(workload):
-            refuse_bulk(self.plan, "model rgcn")
-            if not is_default(named.name, named.parameters):
-                raise PlanError(
-                    f"model rgcn: expected sampler {DEFAULT_SAMPLER} without parameters, found "
-                    f"{named.name}; plan again"
-                )
+            self._refuse_variants("model rgcn")
             if self._host_topology.policy not in ("host", "replicated"):
                 raise PlanError(
                     f"model rgcn: expected topology host or replicated, found "
@@ -195,6 +185,16 @@ class LoaderParts:
             typed = typed_sampler(graph, workload, dialect=self.dialect, edge_ids=edge_ids)
             return SeedsStage(self.schedule, self.dialect), SampleStage(typed)
         return SeedsStage(self.schedule, self.dialect), self._sample_stage(self.schedule)
+
+    def _refuse_variants(self, what: str) -> None:
+        """Refuse all but the default sampler, drawn step by step over a whole topology."""
+        refuse_bulk(self.plan, what)
+        named = self.plan.strategy.sampler
+        if not is_default(named.name, named.parameters):
+            raise PlanError(
+                f"{what}: expected sampler {DEFAULT_SAMPLER} without parameters, found "
+                f"{named.name}; plan again"
+            )
 
     def _sample_stage(self, schedule: SeedSchedule) -> AbstractStage:
         """Build the stage that draws step by step, in bulk, or over the ranks' grid."""

@@ -23,7 +23,7 @@ from gnnplan.runtime.features.tier import Counters
 from gnnplan.runtime.fullgraph.forward import FullGraphModel, check_settings
 from gnnplan.runtime.fullgraph.part import Part
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.loader.pipeline import Position
+from gnnplan.runtime.loader.loader import Position
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.build import BlockModel, build_model
 from gnnplan.runtime.models.loss import loss_sum

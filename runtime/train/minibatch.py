@@ -98,17 +98,13 @@ def forward_cooperative(model: nn.Module, batch: MiniBatch, comm: Communicator) 
 def metered_apart(meter: StageMeter, comm: Communicator, index: int) -> Iterator[None]:
     """Time a body as forward_backward, but its exchanges of hidden rows as halo_exchange."""
     meter.enter(Stage.FORWARD_BACKWARD, index)
-    earlier, core, start = _halo_seconds(comm), time.thread_time(), time.perf_counter()
+    earlier = comm.stage_seconds(Stage.HALO_EXCHANGE)
+    core, start = time.thread_time(), time.perf_counter()
     yield
-    exchanged = _halo_seconds(comm) - earlier
+    exchanged = comm.stage_seconds(Stage.HALO_EXCHANGE) - earlier
     elapsed = time.perf_counter() - start - exchanged
     meter.add(Stage.FORWARD_BACKWARD, index, elapsed, time.thread_time() - core)
     meter.add(Stage.HALO_EXCHANGE, index, exchanged)
-
-
-def _halo_seconds(comm: Communicator) -> float:
-    traffic = comm.traffic
-    return traffic[Stage.HALO_EXCHANGE].seconds if Stage.HALO_EXCHANGE in traffic else 0.0
 
 
 STEP = "step"
