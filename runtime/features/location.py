@@ -142,12 +142,6 @@ def renumber(codes: Codes, numbers: NDArray[np.integer]) -> None:
     _renumber(codes, numbers.astype(codes.dtype))
 
 
-def host_table(num_nodes: int) -> LocationTable:
-    """Return a table with every node on the host, in its own row."""
-    rows = np.arange(num_nodes, dtype=np.int64)
-    return LocationTable(encode(np.zeros(num_nodes, np.uint8), rows), [Source(kind="host")])
-
-
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _renumber(codes, numbers):

@@ -133,11 +133,6 @@ class Crossing:
     joined: TorchBlock | None = field(default=None, repr=False)
     """For attention: one block over inner rows, then received rows."""
 
-    @property
-    def num_received(self) -> int:
-        """Number of rows that arrive."""
-        return sum(self.received_counts)
-
     def to(self, device: torch.device) -> "Crossing":
         """Move the blocks and the send list to a device."""
         if self.inner.indptr.device == device:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import PlanError
-from gnnplan.runtime.features.location import LocationTable, encode
+from gnnplan.runtime.features.location import LocationTable
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan, Source
@@ -162,13 +162,3 @@ def _without_read_ahead(array: Any) -> None:
     mapping = getattr(array, "_mmap", None)
     if mapping is not None:
         mapping.madvise(mmap.MADV_RANDOM)
-
-
-def cached_arrays(
-    num_nodes: int, own: NDArray[np.int64], *, rest: str = "host"
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Make location codes and own ids of policy `cached`; lists not `own` lie on `rest`."""
-    numbers = np.full(num_nodes, 1 if rest == "host" else 2, np.int64)
-    slots = np.arange(num_nodes)
-    numbers[own], slots[own] = 0, np.arange(own.size)
-    return encode(numbers, slots), own.astype(np.int64)
