@@ -140,7 +140,7 @@ widen_1 = _widen(1)
 """widen_1(target, source): one float16 becomes float32."""
 
 
-def root(x: "torch.Tensor") -> "torch.Tensor":
+def square_root(x: "torch.Tensor") -> "torch.Tensor":
     """Return correctly rounded square roots of floating-point x, the same bits everywhere.
 
     IEEE 754 asks for them; numpy, numba and CUDA give them. torch on a CPU does not (DEC-71).

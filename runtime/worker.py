@@ -36,7 +36,7 @@ from gnnplan.runtime.process import (
 )
 from gnnplan.runtime.report import RunReport
 from gnnplan.runtime.train.fullgraph import FullGraphEpochs, open_full_graph
-from gnnplan.runtime.train.gradients import GradientBuffer, overlapped
+from gnnplan.runtime.train.gradients import GradientBuffer, open_overlap
 from gnnplan.runtime.train.job import Events, Job
 from gnnplan.runtime.train.minibatch import TrainLoop, make_optimizer, share_parameters
 from gnnplan.runtime.train.precision import Precision
@@ -128,7 +128,7 @@ def make_loop(plan: Plan, graph: Graph, mesh: Mesh, loader: PlannedLoader) -> Tr
         task=str(graph.task),
         seed=workload.seed,
         precision=Precision(workload.precision),
-        overlapped=overlapped(gradients, mesh.comm, asked=beside),
+        overlapped=open_overlap(gradients, mesh.comm, asked=beside),
     )
 
 

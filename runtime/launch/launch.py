@@ -47,7 +47,7 @@ POLL_SECONDS = 0.05
 Progress = Callable[[dict[str, Any]], None]
 
 
-def follow(events: Path, ended: Callable[[], bool], progress: Progress | None) -> None:
+def follow_events(events: Path, ended: Callable[[], bool], progress: Progress | None) -> None:
     """Pass events on until the job has ended and all of them are read."""
     with events.open() as file:
         rest = ""
@@ -87,7 +87,7 @@ def torchrun_command(arguments: list[str], run_path: Path, entry: list[str]) -> 
 
 
 @contextmanager
-def running(
+def run_ranks(
     command: list[str], plan: Plan, environment: dict[str, str], output: Any = None
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Start torchrun with all ranks; nothing of it is alive after the block, however it is left.
@@ -201,15 +201,15 @@ def train(
         **options,
     )
     arguments = [*torchrun_arguments(plan, place), f"--max-restarts={max_restarts}"]
-    prepare(run_path, config)
+    prepare_run(run_path, config)
     variables = roll_environment(plan, place, config) | (environment or {})
     command = torchrun_command(
         arguments, run_path, ["-m", "gnnplan.runtime.worker", str(run_path / CONFIG_FILE)]
     )
     with (run_path / LOG_FILE).open("ab") as log:
         since = log.tell()
-        with running(command, plan, variables, output=log) as job:
-            follow(run_path / EVENTS_FILE, lambda: job.poll() is not None, progress)
+        with run_ranks(command, plan, variables, output=log) as job:
+            follow_events(run_path / EVENTS_FILE, lambda: job.poll() is not None, progress)
     if job.returncode != 0:
         raise failure_of(run_path, run_path / LOG_FILE, job.returncode, since=since)
     return load_report(run_path)
@@ -234,7 +234,7 @@ def check_startable(devices: list[Device], *, oversubscribe: bool = False) -> No
         )
 
 
-def prepare(run_path: Path, config: RunConfig) -> None:
+def prepare_run(run_path: Path, config: RunConfig) -> None:
     """Make a run's folder and files, without an earlier run's failures and checkpoints."""
     if run_path.is_file():
         raise InputError(f"{run_path}: expected a folder for the run, found a file")

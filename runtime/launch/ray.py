@@ -27,8 +27,8 @@ from gnnplan.runtime.launch.launch import (
     LOG_FILE,
     MAX_RESTARTS,
     Progress,
-    follow,
-    prepare,
+    follow_events,
+    prepare_run,
 )
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
@@ -68,13 +68,13 @@ def train_on_ray(
     config = RunConfig(
         plan_folder=str(plan_folder), run_folder=str(run_path), pin=False, **options
     )  # not pinned: Ray may give the node's other cores to other jobs
-    prepare(run_path, config)
+    prepare_run(run_path, config)
     connected = ray.is_initialized()
     if not connected:
         ray.init(address=address, log_to_driver=False, logging_level="warning")
     ended = threading.Event()
     follower = threading.Thread(
-        target=follow, args=(run_path / EVENTS_FILE, ended.is_set, progress)
+        target=follow_events, args=(run_path / EVENTS_FILE, ended.is_set, progress)
     )
     follower.start()
     try:

@@ -44,7 +44,7 @@ from gnnplan.runtime.launch.hosts import (
     run_folder_of,
     torchrun_arguments,
 )
-from gnnplan.runtime.launch.launch import CONFIG_FILE, check_startable, running, torchrun_command
+from gnnplan.runtime.launch.launch import CONFIG_FILE, check_startable, run_ranks, torchrun_command
 from gnnplan.runtime.launch.torchrun import die_with
 from gnnplan.runtime.limits import check_limit, memory_group
 from gnnplan.runtime.loader.loader import PLAN_VARIABLE
@@ -120,7 +120,7 @@ def launch_script(
         ["-m", "gnnplan.runtime.launch.script", str(script), *arguments],
     )
     variables |= {PLAN_VARIABLE: str(plan_folder), FORCE_VARIABLE: "1" if force else ""}
-    with running(command, plan, variables) as job:
+    with run_ranks(command, plan, variables) as job:
         job.wait()
     return 0 if job.returncode == 0 else _exit_code(ended_ranks(run_path), job.returncode)
 

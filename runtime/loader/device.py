@@ -16,7 +16,7 @@ from gnnplan.runtime.features.gather import take_labels
 from gnnplan.runtime.features.tier import Counters, sum_counters
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.loader.bulk import BulkSampleStage, bulk_request, refuse_lists
-from gnnplan.runtime.loader.device_place import launching
+from gnnplan.runtime.loader.device_place import lock_launches
 from gnnplan.runtime.loader.stages import AbstractStage
 from gnnplan.runtime.loader.topology import OFFSET_BYTES
 from gnnplan.runtime.meter import StageMeter
@@ -154,7 +154,7 @@ class DeviceGatherStage(AbstractStage):
         else:
             ids = torch.from_numpy(np.ascontiguousarray(batch.n_id)).to(store.device)
         rows, counts = store.empty(ids.numel()), store.new_counts()
-        with launching(store.device):
+        with lock_launches(store.device):
             fetched = store.gather(ids, rows, counts)
         batch.x = rows
         host = torch.empty_like(counts, device="cpu", pin_memory=counts.device.type == "cuda")
@@ -269,7 +269,7 @@ class DeviceSampleStage(AbstractStage):
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
         """Replace the seed batch by the sampled one."""
         self.reach(index)
-        with launching(self.device):
+        with lock_launches(self.device):
             drawn = self.sampler.sample(
                 batch.seeds,
                 epoch=batch.epoch,
@@ -323,7 +323,7 @@ class DeviceBulkStage(BulkSampleStage):
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
         """Return the sampled batch of the batch's epoch and step."""
         self._drawing.reach(index)
-        with launching(self._drawing.device):
+        with lock_launches(self._drawing.device):
             return super().submit(batch, index)
 
     def own(self, batch: MiniBatch) -> MiniBatch:

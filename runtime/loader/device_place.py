@@ -191,7 +191,7 @@ def say_host_samples(error: BaseException) -> None:
     )
 
 
-def launching(device: torch.device) -> AbstractContextManager[object]:
+def lock_launches(device: torch.device) -> AbstractContextManager[object]:
     """Lock the launch of kernels: for any number of threads on a GPU, for one elsewhere."""
     return nullcontext() if device.type == "cuda" else _interpreter
 

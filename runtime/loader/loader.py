@@ -178,7 +178,7 @@ def pass_through(
     return batch, mark
 
 
-def taken(made: tuple[MiniBatch, AbstractMark | None], streams: AbstractStreams) -> MiniBatch:
+def take_made(made: tuple[MiniBatch, AbstractMark | None], streams: AbstractStreams) -> MiniBatch:
     """Let the training lane's further work come after a batch is made; return the batch."""
     batch, mark = made
     if mark is not None:
@@ -383,7 +383,7 @@ class PlannedLoader:
         )
         try:
             for made in ready:
-                batch = taken(made, self._streams)
+                batch = take_made(made, self._streams)
                 self.position.advance()
                 self.handed_out += 1
                 if self.position.step in (0, first + count):

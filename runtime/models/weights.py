@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnnplan.runtime.errors import InputError
-from gnnplan.runtime.intrinsics import root
+from gnnplan.runtime.intrinsics import square_root
 from gnnplan.runtime.models.adjacency import TorchBlock, insert_self_loops
 from gnnplan.runtime.plan.schema import Workload
 from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
@@ -239,7 +239,7 @@ def sampled_degrees(block: TorchBlock, outermost: TorchBlock | None) -> tuple[Te
 
 
 def _inverse_root(neighbours: Tensor) -> Tensor:
-    return (1 / root(neighbours + 1)).float()
+    return (1 / square_root(neighbours + 1)).float()
 
 
 def _gcn_block_device(

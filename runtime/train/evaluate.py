@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import DatasetError, InputError
 from gnnplan.runtime.features.gather import gather_rows
-from gnnplan.runtime.features.store import AbstractFeatureStore, TypedFeatureStore
-from gnnplan.runtime.features.tier import Counters, SparseHost
+from gnnplan.runtime.features.store import TypedFeatureStore
+from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters, SparseHost
 from gnnplan.runtime.graph.dataset import Graph, is_typed
 from gnnplan.runtime.loader.tasks import typed_sampler
 from gnnplan.runtime.models.adjacency import TorchBlock, torch_block, torch_blocks

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import DatasetError, InputError, PlanError
-from gnnplan.runtime.features.store import AbstractFeatureStore
-from gnnplan.runtime.features.tier import Counters
+from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters
 from gnnplan.runtime.fullgraph.forward import FullGraphModel, check_settings
 from gnnplan.runtime.fullgraph.part import Part
 from gnnplan.runtime.graph.dataset import Graph

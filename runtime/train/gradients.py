@@ -124,7 +124,7 @@ def _parts(gradients: GradientBuffer, part_bytes: int) -> list[tuple[int, int, l
     return found
 
 
-def overlapped(
+def open_overlap(
     gradients: GradientBuffer, comm: Communicator, *, asked: bool
 ) -> OverlappedReduce | None:
     """Make the sender where overlap is asked for and possible; None sends gradients afterwards."""

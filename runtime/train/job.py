@@ -150,7 +150,7 @@ class FactorControl:
         return sum(self.meter.seconds(stage)[self._counted.get(stage, 0) :], 0.0)
 
 
-def factor_control(sampler: Sampler, meter: StageMeter) -> FactorControl | None:
+def make_factor_control(sampler: Sampler, meter: StageMeter) -> FactorControl | None:
     """Make the control of a plan's sampler; None where it has no factor."""
     if not find_sampler(sampler.name).prefers_local:
         return None
@@ -203,7 +203,7 @@ class Job:
 
     def __post_init__(self) -> None:
         """Read the plan's factor."""
-        self.factor = factor_control(self.plan.strategy.sampler, self.loop.meter)
+        self.factor = make_factor_control(self.plan.strategy.sampler, self.loop.meter)
 
     def train(self) -> None:
         """Train all missing epochs, then test."""

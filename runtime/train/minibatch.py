@@ -26,7 +26,7 @@ from gnnplan.runtime.sampling.minibatch import MiniBatch
 from gnnplan.runtime.sampling.rng import Purpose, stream
 from gnnplan.runtime.stages import Stage
 from gnnplan.runtime.train.gradients import GradientBuffer, OverlappedReduce
-from gnnplan.runtime.train.precision import Precision, widened
+from gnnplan.runtime.train.precision import Precision, widen
 
 
 class _Exchange(torch.autograd.Function):
@@ -210,7 +210,7 @@ class TrainLoop:
         seed_dropout(self.seed, batch.epoch, batch.step, self.comm.rank, device)
         with self.precision.forward(device.type):
             logits = self._logits(batch)
-        loss = loss_sum(widened(logits), batch.y, self.task) / batch.global_num_seeds
+        loss = loss_sum(widen(logits), batch.y, self.task) / batch.global_num_seeds
         (loss if self.precision.scale == 1.0 else loss * self.precision.scale).backward()
         self.gradients.loss.copy_(loss.detach())
 

@@ -75,6 +75,6 @@ class Precision:
         self.skipped = int(state["skipped"])
 
 
-def widened(logits: Tensor) -> Tensor:
+def widen(logits: Tensor) -> Tensor:
     """Return logits in float32, because losses are sums of many."""
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits

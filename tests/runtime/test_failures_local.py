@@ -198,6 +198,6 @@ def test_checkpoints_are_set_aside_before_any_rank_starts(tmp_path: Path, resume
 
     save_checkpoint(tmp_path / "checkpoints", 7, {"steps": 7}, keep=1)
     config = RunConfig(plan_folder="p", run_folder=str(tmp_path), resume=resume)
-    launch.prepare(tmp_path, config)
+    launch.prepare_run(tmp_path, config)
     assert len(list_checkpoints(tmp_path / "checkpoints")) == (1 if resume else 0)
     assert len(list_checkpoints(tmp_path / "checkpoints.previous")) == (0 if resume else 1)

@@ -11,7 +11,7 @@ from gnnplan.runtime import folders
 from gnnplan.runtime.features.device_rows import attach_segment, create_segment
 from gnnplan.runtime.folders import Segment, sweep_segments
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.launch.launch import running
+from gnnplan.runtime.launch.launch import run_ranks
 from tests.support.plans import make_plan
 
 OWNER = """
@@ -129,5 +129,5 @@ def test_a_job_frees_what_killed_ones_left_before_it_starts(
     killed.communicate()
     plan = make_plan(small_graph, tmp_path / "plan")
     looks = [sys.executable, "-c", f"import os, sys; sys.exit(os.path.exists({str(left)!r}))"]
-    with running(looks, plan, {}) as job:
+    with run_ranks(looks, plan, {}) as job:
         assert job.wait() == 0
