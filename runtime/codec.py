@@ -155,7 +155,6 @@ def _shown(value: Any) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Join words into one line of at most 300 characters."""
     line = " ".join(text.split())
     return line if len(line) <= 300 else f"{line[:297]}..."
 

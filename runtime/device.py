@@ -92,7 +92,6 @@ def _all_of(listed: Sequence[Listed]) -> list[Shown]:
 
 
 def _device_of(number: int, listed: Sequence[Listed]) -> Shown | None:
-    """Return the GPU, or its first slice; None where there is none."""
     if not 0 <= number < len(listed):
         return None
     slices = listed[number].slices
@@ -307,7 +306,6 @@ def _gpus() -> tuple[list[dict[str, Any]], dict[str, str]]:
 
 
 def _shown_handles(nvml: Any, handles: list[Any]) -> list[Any]:
-    """Return the handles of the GPUs and slices that CUDA shows."""
     slices = [read_slices(nvml, each) if _is_divided(nvml, each) else None for each in handles]
     listed = [
         Listed(

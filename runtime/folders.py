@@ -87,7 +87,6 @@ def flush(folder: Path) -> None:
 
 
 def _exchanged(one: Path, other: Path) -> bool:
-    """Exchange two names; return whether it was done."""
     call = _renameat2()
     if call is None:
         return False
@@ -97,7 +96,6 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 @functools.cache
 def _renameat2() -> Any:
-    """Return the C library's function; None where it has none."""
     if sys.platform != "linux":
         return None
     return getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -192,7 +190,6 @@ def _self() -> dict[str, object]:
 
 
 def _boot() -> str:
-    """Return the identity of this start of the kernel; empty where the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -226,7 +223,6 @@ def _lock(handle: int) -> bool | None:
 
 
 def _same_file(path: Path, handle: int) -> bool:
-    """Return whether the open file still has this name."""
     try:
         there = path.stat()
     except OSError:

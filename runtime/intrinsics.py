@@ -48,7 +48,7 @@ def prefetch(_context: Any, address: Any) -> Any:
 
 @intrinsic
 def pointer(_context: Any, address: Any) -> Any:
-    """The pointer to an address, for `numba.carray`."""
+    """Return the pointer to an address, for `numba.carray`."""
     del address
 
     def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:

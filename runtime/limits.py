@@ -119,7 +119,6 @@ def _memberships(proc: Path | None) -> list[tuple[str, str]]:
 
 
 def _fields(path: Path) -> dict[str, str]:
-    """Read lines of "name value"."""
     return {
         line.split()[0]: line.split()[1]
         for line in read_small(path).splitlines()

@@ -97,7 +97,6 @@ def _header(file: io.BufferedIOBase) -> tuple[tuple[int, ...], bool, np.dtype[An
 
 
 def _layout(file: io.BufferedIOBase) -> _Layout:
-    """Read a header and check it against the file's size."""
     shape, by_column, dtype = read_header(file)
     offset = file.tell()
     size = file.seek(0, io.SEEK_END)

@@ -178,7 +178,6 @@ class Communicator:
         return part
 
     def _new_groups(self, groups: Sequence[Sequence[int]]) -> list[Any]:
-        """Make process groups of these ranks of the job, by the job's backend."""
         gloo = dist.get_backend() == "gloo"
         with batch_threads() if gloo and self._give_way else nullcontext():
             return [dist.new_group(list(ranks)) for ranks in groups]

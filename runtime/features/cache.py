@@ -322,7 +322,6 @@ class CachedFeatureStore(AbstractFeatureStore):
     def _merge(
         self, decision: Decision, rows: NDArray[np.float32], out: NDArray[np.float32]
     ) -> None:
-        """Copy the rows read and the rows kept to their places in the batch."""
         hit, read = np.empty((2, decision.where.size), np.int64)
         bases = (self._table.ctypes.data, self._table.strides[0], rows.ctypes.data, rows.strides[0])
         same = self._table.dtype == rows.dtype

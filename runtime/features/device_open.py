@@ -244,7 +244,6 @@ class _Opening:
     def _peers(
         self, own: Tensor, rows: dict[int, DeviceRows], others: list[Staged | DeviceExchange]
     ) -> SharedRows | None:
-        """Map the peers' rows, or join an exchange of them."""
         if not self.exchanging or not self.together:
             return None
         near = all(rank in self.mates for rank in self.peers.values())

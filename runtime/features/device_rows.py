@@ -173,7 +173,6 @@ def copy_to_host(rows: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def _fill(table: Tensor, rows: NDArray[Any]) -> None:
-    """Copy rows into a padded table, part by part."""
     most = max(1, _COPY_BYTES // max(1, rows.shape[1] * rows.dtype.itemsize))
     for first in range(0, rows.shape[0], most):
         part = np.array(rows[first : first + most])
@@ -260,7 +259,6 @@ def _reason(error: Exception) -> str:
 
 
 def _mapped(offer: _Offer, device: torch.device) -> Tensor:
-    """Map another rank's rows for this process."""
     if offer.rows == 0:
         return padded_rows(0, offer.width, offer.dtype, device)
     if offer.handle is None:

@@ -158,7 +158,6 @@ class FeatureStore(AbstractFeatureStore):
             lane += len(numbers)
 
     def _scratch(self, num_ids: int) -> Scratch:
-        """Return this thread's working arrays, at least `num_ids` long."""
         held: Scratch | None = getattr(self._local, "scratch", None)
         if held is None or held.size < num_ids:
             grown = Scratch(num_ids + num_ids // 4)
@@ -329,7 +328,6 @@ def _disk(graph: Graph, plan: Plan) -> Disk:
 
 
 def _host_rows(graph: Graph, threads: int) -> AbstractServed:
-    """Serve the rows of this host's copy of the dataset."""
     if graph.x is not None:
         return ServedArray(graph.x, threads=threads)
     return ServedSparse(_sparse(graph, threads), graph.feature_dim)

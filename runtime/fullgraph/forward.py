@@ -296,7 +296,6 @@ class Slices(AbstractOutside):
         return found.add_(pending.wait())
 
     def _source(self, stage: int) -> int:
-        """Return the rank whose slice comes here in a stage."""
         return (self._exchange.rank - stage) % self._exchange.size
 
     def _slice(self, x: Tensor, stage: int) -> Pending:

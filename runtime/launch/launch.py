@@ -176,15 +176,10 @@ def train(
         WorkerFailed: A rank failed or hung, or ranks cannot meet here; the text names the cause.
         KeyboardInterrupt: After Ctrl-C, when every process has ended.
     """
-    plan_folder = Path(plan_folder).resolve()
-    plan = load_plan(plan_folder)
-    place = place or Place()
-    check_startable(own_devices(plan, place), oversubscribe=oversubscribe)
+    plan_folder, place = Path(plan_folder).resolve(), place or Place()
     if max_restarts < 0:
         raise InputError(f"expected at least 0 restarts, found {max_restarts}")
-    if not force:
-        check_limit(plan, memory_group())
-    check_identity(plan, force=force)
+    plan = load_startable(plan_folder, place, force=force, oversubscribe=oversubscribe)
     run_path = (plan_folder / "run" if run_folder is None else Path(run_folder)).resolve()
     run_path = run_folder_of(run_path, place)
     config = RunConfig(
@@ -213,6 +208,16 @@ def train(
     if job.returncode != 0:
         raise failure_of(run_path, run_path / LOG_FILE, job.returncode, since=since)
     return load_report(run_path)
+
+
+def load_startable(plan_folder: Path, place: Place, *, force: bool, oversubscribe: bool) -> Plan:
+    """Load a plan that this host can start, for its own graph, machine and memory unless forced."""
+    plan = load_plan(plan_folder)
+    check_startable(own_devices(plan, place), oversubscribe=oversubscribe)
+    if not force:
+        check_limit(plan, memory_group())
+    check_identity(plan, force=force)
+    return plan
 
 
 def check_startable(devices: list[Device], *, oversubscribe: bool = False) -> None:

@@ -129,7 +129,6 @@ def _trainer(plan: Plan, run_path: Path, config: RunConfig, attempt: int) -> Any
 
 
 def _rank(settings: dict[str, Any]) -> None:
-    """Run one worker: a rank of the plan, in the process group that Ray has set up."""
     config = read_config(Path(settings["config"]))
     os.environ[RESTARTS_VARIABLE] = str(settings["attempt"])
     try:

@@ -33,20 +33,18 @@ from gnnplan.runtime.device import flush_denormals
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.faults.failure import EndedRank, clear_failures, ended_ranks
 from gnnplan.runtime.faults.heartbeat import Heartbeat
-from gnnplan.runtime.identity import FORCE_VARIABLE, check_identity
+from gnnplan.runtime.identity import FORCE_VARIABLE
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.launch.hosts import (
     VARIABLE as ROLL,
     Place,
     Roll,
-    own_devices,
     roll_environment,
     run_folder_of,
     torchrun_arguments,
 )
-from gnnplan.runtime.launch.launch import CONFIG_FILE, check_startable, run_ranks, torchrun_command
+from gnnplan.runtime.launch.launch import CONFIG_FILE, load_startable, run_ranks, torchrun_command
 from gnnplan.runtime.launch.torchrun import die_with
-from gnnplan.runtime.limits import check_limit, memory_group
 from gnnplan.runtime.loader.loader import PLAN_VARIABLE
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.process import die_first, keep_freed_memory, use_threads
@@ -89,7 +87,6 @@ def launch_script(
         KeyboardInterrupt: After Ctrl-C, when every process has ended.
     """
     plan_folder, script = Path(plan_folder).resolve(), Path(script).resolve()
-    plan = load_plan(plan_folder)
     if not script.is_file():
         raise InputError(f"{script}: expected a Python script, found no such file")
     if max_restarts < 0 or hang_seconds < 0:
@@ -97,10 +94,7 @@ def launch_script(
             f"expected at least 0 restarts and seconds, found {max_restarts}, {hang_seconds}"
         )
     place = place or Place()
-    check_startable(own_devices(plan, place), oversubscribe=oversubscribe)
-    if not force:
-        check_limit(plan, memory_group())
-    check_identity(plan, force=force)
+    plan = load_startable(plan_folder, place, force=force, oversubscribe=oversubscribe)
     run_path = run_folder_of(plan_folder / RUN_FOLDER, place)
     run_path.mkdir(parents=True, exist_ok=True)
     clear_failures(run_path)
@@ -151,7 +145,6 @@ def _exit_code(ended: list[EndedRank], torchrun_code: int) -> int:
 
 
 def _shell_code(code: int) -> int:
-    """Return what a shell shows for a process: 128 and its number for a signal."""
     return 128 - code if code < 0 else code
 
 

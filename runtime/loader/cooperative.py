@@ -169,10 +169,6 @@ class CooperativeGatherStage(AbstractStage):
         *,
         wire_dtype: Any = np.float32,
     ) -> None:
-        """Make the stage on a communicator of its own.
-
-        A `wire_dtype` of float16, where the store's rows hold float16 values, halves what is sent.
-        """
         self._store = store
         self._ring = ring
         self._meter = meter

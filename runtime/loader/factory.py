@@ -163,7 +163,6 @@ class LoaderParts:
         return BatchStage(graph, workload, device, self._weights())
 
     def _first_stages(self) -> tuple[AbstractStage, AbstractStage]:
-        """Build the stages `seeds` and `sample`, for nodes or for links."""
         if self.cooperation is not None:
             shared = self.cooperation.sampler(self._host_topology.graph, self.schedule.num_steps)
             counted = self._host_topology.counted(shared, self.plan.strategy.sampler.name)
@@ -267,7 +266,6 @@ class LoaderParts:
         return fill
 
     def _cooperate(self, comm: Communicator | None) -> Cooperation | None:
-        """Set up the ranks' shared work where the plan's batches are cooperative."""
         strategy = self.plan.strategy
         if strategy.batching != "cooperative":
             return None

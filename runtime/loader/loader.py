@@ -448,12 +448,10 @@ class PlannedLoader:
         self._give_back()
 
     def _finish(self) -> None:
-        """Meter what stages left open, after the iteration's last batch."""
         for stage in self.stages:
             stage.finish()
 
     def _make(self, epoch: int, step: int, index: int, turn: int, turns: Turns) -> _Made:
-        """Pass one batch through all stages."""
         batch = seed_batch(epoch, step, self._parts.dialect)
         batch, mark = pass_through(
             batch, self.stages, self.meter, self._streams, index, turn, turns

@@ -41,7 +41,6 @@ class Topology:
     """Graph to sample from, and the places of one rank's adjacency lists."""
 
     def __init__(self, graph: Graph, plan: Plan, folder: Path, rank: int) -> None:
-        """Read the plan's arrays and copy the lists that this rank holds."""
         self.policy = plan.strategy.topology.policy
         self.graph = graph
         self._bulk = plan.strategy.bulk_batches > 1
@@ -158,7 +157,6 @@ def _count_rows(n_id, num_rows, chosen_ptr, indptr, codes, constant, chosen_only
 
 
 def _without_read_ahead(array: Any) -> None:
-    """Tell the system that a mapping is read at random, without reading ahead."""
     mapping = getattr(array, "_mmap", None)
     if mapping is not None:
         mapping.madvise(mmap.MADV_RANDOM)

@@ -231,17 +231,9 @@ def evaluate(
     if graph.y is None:
         raise DatasetError(f"{graph.name}: expected labels (y.npy) to evaluate with, found none")
     run = Evaluation(
-        model=model,
-        graph=graph,
-        read=reader_of(graph, store if comm is None or comm.size == 1 else None),
-        workload=workload,
-        comm=comm,
-        metric=metric,
-        device=next((p.device for p in model.parameters()), torch.device("cpu")),
-        chunk_bytes=chunk_bytes,
-        table_bytes=table_bytes,
-        scratch=scratch,
-    )
+        model=model, graph=graph, store=store, workload=workload, comm=comm, metric=metric,
+        chunk_bytes=chunk_bytes, table_bytes=table_bytes, scratch=scratch,
+    )  # fmt: skip
     run.run(ids, fanouts, epoch)
     value, count = metric.compute(comm, where)
     return Score(metric=metric.name, value=value, count=count)
@@ -272,14 +264,18 @@ class Evaluation:
 
     model: nn.Module
     graph: Graph
-    read: Reader
+    store: AbstractFeatureStore | None = None
+    """Reader of features, for one rank alone: with several it may be collective."""
     workload: Workload
     comm: Communicator | None
     metric: Metric
-    device: torch.device
     chunk_bytes: int = MOST_CHUNK_BYTES
     table_bytes: int | None = None
-    scratch: Path | None
+    scratch: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.read = reader_of(self.graph, self.store if self.size == 1 else None)
+        self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
     def run(self, ids: NDArray[np.int64], fanouts: list[int] | None, epoch: int = 0) -> bool:
         """Compute the outputs of the vertices; return whether it was done layer by layer."""
@@ -471,18 +467,10 @@ def evaluate_links(
     nodes = np.unique(links)
     metric = metric_of("link")
     run = _Encoding(
-        model=model,
-        graph=graph,
-        read=reader_of(graph, store if comm is None or comm.size == 1 else None),
-        workload=workload,
-        comm=comm,
-        metric=metric,
-        device=next((p.device for p in model.parameters()), torch.device("cpu")),
-        chunk_bytes=chunk_bytes,
-        table_bytes=table_bytes,
-        scratch=scratch,
+        model=model, graph=graph, store=store, workload=workload, comm=comm, metric=metric,
+        chunk_bytes=chunk_bytes, table_bytes=table_bytes, scratch=scratch,
         table=LayerTable(graph.num_nodes, workload.hidden, comm, scratch, table_bytes),
-    )
+    )  # fmt: skip
     layered = run.run(nodes, fanouts)
     parts = (
         split_by_edges(nodes, graph.indptr, run.size)

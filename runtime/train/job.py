@@ -139,7 +139,6 @@ class FactorControl:
             self.iteration_seconds = float(state["iteration"])
 
     def _sums(self, comm: Communicator) -> tuple[float, float]:
-        """Return this epoch's seconds of movement and of iterations, over all ranks."""
         movement = self.movement_seconds + sum((self._new(s) for s in MOVEMENT), 0.0)
         iteration = self.iteration_seconds + self._new(STEP)
         both = torch.tensor([movement, iteration], dtype=torch.float64, device=comm.device)
@@ -202,7 +201,6 @@ class Job:
     private_memory_bytes: int = 0
 
     def __post_init__(self) -> None:
-        """Read the plan's factor."""
         self.factor = make_factor_control(self.plan.strategy.sampler, self.loop.meter)
 
     def train(self) -> None:
@@ -279,7 +277,6 @@ class Job:
         )
 
     def _score(self, where: str, ids: NDArray[np.int64]) -> tuple[float | None, int]:
-        """Return the score of all ranks on nodes or links, and the number of them."""
         if len(ids) == 0:
             return None, 0
         room = evaluation_room(self.plan, self.loop.comm.rank)
