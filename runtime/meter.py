@@ -6,6 +6,7 @@ that ran the stage, without what a torch or numba pool spends beside it.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,13 +98,12 @@ class StageMeter:
 def _totals(
     counts: list[tuple[int, dict[str, int], dict[str, int]]], skip_steps: int
 ) -> tuple[dict[str, int], dict[str, int]]:
-    number: dict[str, int] = {}
-    num_bytes: dict[str, int] = {}
+    number, num_bytes = Counter[str](), Counter[str]()
     for step, step_number, step_bytes in list(counts):
         if step >= skip_steps:
-            _add_into(number, step_number)
-            _add_into(num_bytes, step_bytes)
-    return number, num_bytes
+            number.update(step_number)
+            num_bytes.update(step_bytes)
+    return dict(number), dict(num_bytes)
 
 
 def _summary(samples: list[Sample]) -> StageReport:
@@ -116,8 +116,3 @@ def _summary(samples: list[Sample]) -> StageReport:
         mean=float(np.mean([s.seconds for s in samples])),
         core_seconds=float(np.mean([s.core_seconds for s in samples])),
     )
-
-
-def _add_into(total: dict[str, int], part: Mapping[str, int]) -> None:
-    for name, number in part.items():
-        total[name] = total.get(name, 0) + int(number)

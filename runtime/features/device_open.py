@@ -29,7 +29,7 @@ from gnnplan.runtime.features.device_rows import (
 from gnnplan.runtime.features.device_store import DeviceCache, DeviceFeatureStore, Staged
 from gnnplan.runtime.features.gather_triton import DeviceTable
 from gnnplan.runtime.features.location import LocationTable, encode
-from gnnplan.runtime.features.peer import DeviceExchange, Peer, ServedArray
+from gnnplan.runtime.features.peer import DeviceExchange, Peer
 from gnnplan.runtime.features.store import build_tiers, read_location
 from gnnplan.runtime.features.tier import Dense
 from gnnplan.runtime.graph.dataset import Graph
@@ -225,7 +225,7 @@ class _Opening:
 
     def _own_rows(self) -> NDArray[np.float32] | NDArray[np.float16]:
         served = [t.served.table for t, _ in self.tiers if isinstance(t, Peer) and t.kind == "peer"
-                  and isinstance(t.served, ServedArray)]  # fmt: skip
+                  and isinstance(t.served, Dense)]  # fmt: skip
         held = served + [d.table for d in self.dense.values() if d.kind == "own"]
         return held[0] if held else np.empty((0, self.graph.feature_dim), np.float32)
 

@@ -12,7 +12,6 @@ be holes.
 
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +25,7 @@ from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.features.gather import addresses_of, copy_from_addresses
 from gnnplan.runtime.features.location import IN_DATASET, MAX_SOURCES, SOURCE_MASK, LocationTable
-from gnnplan.runtime.features.tier import AbstractTier, Counters, Ids, Rows, SparseHost
+from gnnplan.runtime.features.tier import AbstractTier, Counters, Ids, Rows, Served
 from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.stages import Stage
@@ -34,50 +33,12 @@ from gnnplan.runtime.stages import Stage
 _STAGES = (Stage.EXCHANGE_IDS, Stage.EXCHANGE_ROWS)
 
 
-class AbstractServed(ABC):
-    """Rows that a rank serves to the others by slot, of one dtype and width on all ranks."""
-
-    dtype: np.dtype[Any]
-    width: int
-
-    @abstractmethod
-    def take(self, slots: NDArray[np.int64], rows: NDArray[Any]) -> None:
-        """Write the row in `slots[i]` to `rows[i]`."""
-
-
-class ServedArray(AbstractServed):
-    """Rows of an array in memory: own rows, or the host's dense features."""
-
-    def __init__(self, table: NDArray[Any], *, threads: int = 1) -> None:
-        self.table = np.asarray(table).view(np.ndarray)
-        self._threads = threads
-        self.dtype, self.width = self.table.dtype, int(self.table.shape[1])
-
-    def take(self, slots: NDArray[np.int64], rows: NDArray[Any]) -> None:
-        """Copy rows as `AbstractServed.take` says."""
-        addresses = addresses_of(self.table, slots, np.empty(slots.size, np.int64))
-        copy_from_addresses(addresses, self.dtype, rows, threads=self._threads)
-
-
-class ServedSparse(AbstractServed):
-    """Rows of the host's CSR features, made dense before they are sent."""
-
-    def __init__(self, host: SparseHost, width: int) -> None:
-        self._host = host
-        self.dtype, self.width = np.dtype(np.float32), width
-
-    def take(self, slots: NDArray[np.int64], rows: NDArray[Any]) -> None:
-        """Fill rows as `AbstractServed.take` says."""
-        everywhere = np.arange(slots.size)
-        self._host.read(slots, everywhere, np.array([slots.size]), rows, Counters())
-
-
 class Peer(AbstractTier):
     """Tier of the rows that other ranks serve."""
 
     def __init__(
         self,
-        served: AbstractServed,
+        served: Served,
         ranks: list[int],
         comm: Communicator,
         *,
@@ -116,7 +77,7 @@ class Peer(AbstractTier):
             self._sent = _grown(self._sent, asked.shape[0])
             self._received = _grown(self._received, slots.size)
             served = self._sent[: asked.shape[0]]
-            self.served.take(asked.numpy(), served)
+            self.served.take(asked.numpy(), served, threads=self._threads)
             rows = self._received[: slots.size]
             self._comm.all_to_all_rows(
                 torch.from_numpy(served), from_rank, to_rank, out=torch.from_numpy(rows)
@@ -261,7 +222,7 @@ class HostRows:
 
 def fetch_lacking(
     hosts: HostRows,
-    served: AbstractServed,
+    served: Served,
     ids: NDArray[np.int64],
     rank: int,
     comm: Communicator,

@@ -29,11 +29,8 @@ from gnnplan.runtime.features.location import (
     partition,
 )
 from gnnplan.runtime.features.peer import (
-    AbstractServed,
     HostRows,
     Peer,
-    ServedArray,
-    ServedSparse,
     fetch_lacking,
     number_by_rank,
 )
@@ -42,6 +39,7 @@ from gnnplan.runtime.features.tier import (
     AbstractTier,
     Counters,
     Dense,
+    Served,
     SparseHost,
     Tiers,
 )
@@ -260,8 +258,7 @@ def build_tiers(
     dense: dict[int, Dense] = {}
     tiers: Tiers = []
     if any(source.kind == "peer" for source in sources):
-        served = ServedArray(own.table, threads=threads)
-        tiers.append(_others("peer", served, plan, [rank], comm, threads))
+        tiers.append(_others("peer", own, plan, [rank], comm, threads))
     if any(source.kind == "remote" for source in sources):
         tiers.append(_others("remote", _host_rows(graph, threads), plan, here, comm, threads))
     for number, source in enumerate(sources):
@@ -294,7 +291,7 @@ def load_own_rows(
     stored = np.dtype(plan.strategy.features.storage_dtype)
     served = _host_rows(graph, threads)
     rows = np.empty((ids.size, served.width), served.dtype)
-    served.take(ids, rows)
+    served.take(ids, rows, threads=threads)
     if not hosts.all_everywhere:
         fetch_lacking(hosts, served, ids, rank, _all_ranks(comm, plan), rows)
     if rows.dtype == stored:
@@ -311,7 +308,7 @@ def load_own_rows(
 
 def _sparse(graph: Graph, threads: int) -> SparseHost:
     csr: Any = graph.x_csr
-    return SparseHost(csr.indptr, csr.indices, csr.data, threads=threads)
+    return SparseHost(csr.indptr, csr.indices, csr.data, graph.feature_dim, threads=threads)
 
 
 def _disk(graph: Graph, plan: Plan) -> Disk:
@@ -327,15 +324,15 @@ def _disk(graph: Graph, plan: Plan) -> Disk:
     return tier
 
 
-def _host_rows(graph: Graph, threads: int) -> AbstractServed:
+def _host_rows(graph: Graph, threads: int) -> Served:
     if graph.x is not None:
-        return ServedArray(graph.x, threads=threads)
-    return ServedSparse(_sparse(graph, threads), graph.feature_dim)
+        return Dense("host", graph.x, private=False)
+    return _sparse(graph, threads)
 
 
 def _others(
     kind: Literal["peer", "remote"],
-    served: AbstractServed,
+    served: Served,
     plan: Plan,
     local: list[int],
     comm: Communicator | None,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.features.gather import in_ranges
+from gnnplan.runtime.features.gather import addresses_of, copy_from_addresses, in_ranges
 
 Ids = NDArray[np.int64]
 Rows = NDArray[np.float32]
@@ -100,8 +100,14 @@ class Dense:
         self.kind = kind
         # A plain view: a memory map's subclass would slow every slice and confuse the kernels.
         self.table = np.asarray(table).view(np.ndarray)
-        self.row_bytes = self.table.dtype.itemsize * self.table.shape[1]
+        self.dtype, self.width = self.table.dtype, int(self.table.shape[1])
+        self.row_bytes = self.dtype.itemsize * self.width
         self.resident_bytes = self.table.nbytes if private else 0
+
+    def take(self, slots: Ids, rows: NDArray[Any], *, threads: int = 1) -> None:
+        """Copy the row in `slots[i]` to `rows[i]`, of the table's dtype and width."""
+        addresses = addresses_of(self.table, slots, np.empty(slots.size, np.int64))
+        copy_from_addresses(addresses, self.dtype, rows, threads=threads)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -125,16 +131,19 @@ class SparseHost(AbstractTier):
     """Rows of the host's CSR features, made dense when they are read."""
 
     kind = "host"
+    dtype = np.dtype(np.float32)
 
     def __init__(
         self,
         indptr: NDArray[np.int64],
         indices: NDArray[np.int32] | NDArray[np.int64],
         data: NDArray[np.float32] | NDArray[np.float16],
+        width: int,
         *,
         threads: int = 1,
     ) -> None:
         self._arrays = tuple(np.asarray(a).view(np.ndarray) for a in (indptr, indices, data))
+        self.width = width
         self._threads = threads
         self._entry_bytes = indices.dtype.itemsize + data.dtype.itemsize
 
@@ -160,6 +169,11 @@ class SparseHost(AbstractTier):
         if min(entries) < 0:
             raise DatasetError(f"x_indices: expected columns in [0, {out.shape[1]})")
         counters.add_rows(self.kind, slots.size, sum(entries) * self._entry_bytes)
+
+    def take(self, slots: Ids, rows: Rows, *, threads: int = 1) -> None:
+        """Fill the row in `slots[i]` into `rows[i]`, on the tier's threads."""
+        del threads
+        self.read(slots, np.arange(slots.size), np.array([slots.size]), rows, Counters())
 
     def close(self) -> None:
         """Drop the mapping."""
@@ -201,3 +215,6 @@ class AbstractFeatureStore(ABC):
 
 Tiers = list[tuple[AbstractTier, list[int]]]
 """Tiers, each with the numbers of its sources in the tier's order."""
+
+Served = Dense | SparseHost
+"""Rows that a rank serves to the others by slot, of one dtype and width on all ranks."""

@@ -27,7 +27,7 @@ from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import DatasetError, InputError
 from gnnplan.runtime.features.gather import gather_rows
 from gnnplan.runtime.features.store import TypedFeatureStore
-from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters, SparseHost
+from gnnplan.runtime.features.tier import AbstractFeatureStore, SparseHost
 from gnnplan.runtime.graph.dataset import Graph, is_typed
 from gnnplan.runtime.loader.tasks import typed_sampler
 from gnnplan.runtime.models.adjacency import TorchBlock, torch_block, torch_blocks
@@ -250,12 +250,8 @@ def reader_of(graph: Graph, store: AbstractFeatureStore | None) -> Reader:
         return lambda ids, out: gather_rows(table, ids, out)
     if graph.x_csr is None:
         raise DatasetError(f"{graph.name}: expected features to evaluate with, found none")
-    sparse = SparseHost(graph.x_csr.indptr, graph.x_csr.indices, graph.x_csr.data)
-
-    def read(ids: NDArray[np.int64], out: NDArray[np.float32]) -> None:
-        sparse.read(ids, np.arange(ids.shape[0]), np.array([ids.shape[0]]), out, Counters())
-
-    return read
+    csr = graph.x_csr
+    return SparseHost(csr.indptr, csr.indices, csr.data, graph.feature_dim).take
 
 
 @dataclass(kw_only=True)
