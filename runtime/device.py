@@ -1,4 +1,4 @@
-"""This machine's facts and fingerprint, which tie a plan and a calibration to it.
+"""This machine's facts and fingerprint, which tie plans and calibrations to it; threads on it.
 
 Facts are never measured rates: two calls on an unchanged machine give the same fingerprint. Ask
 before pinning a process to cores, which are one of the facts. Neither torch nor NVML is imported
@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from gnnplan.runtime.limits import cpu_quota, memory_limit_bytes, read_small
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.process import pin_to, usable_core_ids
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 MOST_SLICES = 64
@@ -235,6 +237,23 @@ def set_threads(compute: int) -> None:
     # numba first: starting its OpenMP layer sets the threads torch uses, and torch's call mends it.
     numba.set_num_threads(min(compute, numba_config.NUMBA_NUM_THREADS))  # pyright: ignore[reportAttributeAccessIssue]
     torch.set_num_threads(compute)
+
+
+def use_threads(plan: Plan, rank: int, *, pin: bool) -> list[int]:
+    """Set the thread counts of torch and numba, and pin this rank; return its cores.
+
+    Ranks on one host get disjoint cores, `compute + sample` each, if the host has that many, else
+    the operating system places them.
+    """
+    threads, devices = plan.strategy.threads, plan.strategy.devices
+    here = [device for device in devices if device.host == devices[rank].host]
+    position = [device.rank for device in here].index(rank)
+    cores = usable_core_ids()
+    wanted = threads.compute + threads.sample
+    if pin and len(here) * wanted <= len(cores):
+        pin_to(cores[position * wanted : (position + 1) * wanted])
+    set_threads(threads.compute)
+    return usable_core_ids()
 
 
 def flush_denormals() -> bool:

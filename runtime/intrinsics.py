@@ -6,16 +6,12 @@ plain addresses (`intp`) one compiled kernel serves every dtype, row width and m
 `sampling.placed_indices`.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
-
-if TYPE_CHECKING:
-    import torch
 
 _BYTE_POINTER = ir.IntType(8).as_pointer()
 _INT32 = ir.IntType(32)
@@ -138,13 +134,3 @@ widen_8 = _widen(8)
 """widen_8(target, source): eight float16 become float32."""
 widen_1 = _widen(1)
 """widen_1(target, source): one float16 becomes float32."""
-
-
-def square_root(x: "torch.Tensor") -> "torch.Tensor":
-    """Return correctly rounded square roots of floating-point x, the same bits everywhere.
-
-    IEEE 754 asks for them; numpy, numba and CUDA give them. torch on a CPU does not (DEC-71).
-    """
-    import torch
-
-    return torch.sqrt(x) if x.is_cuda else torch.from_numpy(np.sqrt(x.numpy()))

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from gnnplan.runtime.device import set_threads
-from gnnplan.runtime.plan.schema import Plan, Threads
+from gnnplan.runtime.plan.schema import Threads
 from gnnplan.runtime.report import HostNoise
 
 _SELF = Path("/proc/self")
@@ -101,23 +100,6 @@ def cores_beside_training(threads: Threads) -> list[int]:
     if threads.sample == 0 or len(cores) < threads.compute + threads.sample:
         return []
     return cores[threads.compute :]
-
-
-def use_threads(plan: Plan, rank: int, *, pin: bool) -> list[int]:
-    """Set the thread counts of torch and numba, and pin this rank; return its cores.
-
-    Ranks on one host get disjoint cores, `compute + sample` each, if the host has that many, else
-    the operating system places them.
-    """
-    threads, devices = plan.strategy.threads, plan.strategy.devices
-    here = [device for device in devices if device.host == devices[rank].host]
-    position = [device.rank for device in here].index(rank)
-    cores = usable_core_ids()
-    wanted = threads.compute + threads.sample
-    if pin and len(here) * wanted <= len(cores):
-        pin_to(cores[position * wanted : (position + 1) * wanted])
-    set_threads(threads.compute)
-    return usable_core_ids()
 
 
 def leave(code: int) -> NoReturn:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gnnplan.runtime import codec
 from gnnplan.runtime.comm.mesh import Mesh, open_mesh, rank_and_size
-from gnnplan.runtime.device import flush_denormals
+from gnnplan.runtime.device import flush_denormals, use_threads
 from gnnplan.runtime.errors import GnnplanError, InputError, PlanError
 from gnnplan.runtime.faults.failure import record_failure
 from gnnplan.runtime.faults.heartbeat import Heartbeat, attempt
@@ -32,7 +32,6 @@ from gnnplan.runtime.process import (
     host_state,
     keep_freed_memory,
     leave,
-    use_threads,
 )
 from gnnplan.runtime.report import RunReport
 from gnnplan.runtime.train.fullgraph import FullGraphEpochs, open_full_graph

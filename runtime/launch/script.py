@@ -29,7 +29,7 @@ from typing import Any
 import torch.distributed as dist
 
 from gnnplan.runtime import codec
-from gnnplan.runtime.device import flush_denormals
+from gnnplan.runtime.device import flush_denormals, use_threads
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.faults.failure import EndedRank, clear_failures, ended_ranks
 from gnnplan.runtime.faults.heartbeat import Heartbeat
@@ -47,7 +47,7 @@ from gnnplan.runtime.launch.launch import CONFIG_FILE, load_startable, run_ranks
 from gnnplan.runtime.launch.torchrun import die_with
 from gnnplan.runtime.loader.loader import PLAN_VARIABLE
 from gnnplan.runtime.plan.io import load_plan
-from gnnplan.runtime.process import die_first, keep_freed_memory, use_threads
+from gnnplan.runtime.process import die_first, keep_freed_memory
 
 RUN_FOLDER = "launch"
 HANG_SECONDS = 60.0

@@ -28,7 +28,7 @@ TESTED = {
     ),
     "models": (
         "models/test_device_blocks.py", "models/test_aggregate_triton.py",
-        "fullgraph/test_forward.py", "test_intrinsics.py",
+        "fullgraph/test_forward.py", "test_rounding.py",
     ),
     "loaders": ("loader/test_loader_device.py", "loader/test_loader_device_bulk.py"),
     "training": ("train/test_streams.py", "train/test_shared_device.py"),
