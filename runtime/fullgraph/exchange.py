@@ -61,16 +61,6 @@ class Exchange:
         """Bytes of those rows."""
 
     @property
-    def rank(self) -> int:
-        """Rank of this process."""
-        return self.comm.rank
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return self.comm.size
-
-    @property
     def sent_bytes(self) -> int:
         """Bytes sent as halo_exchange since the communicator was made, ids included."""
         found = self.comm.traffic.get(Stage.HALO_EXCHANGE)

@@ -251,7 +251,8 @@ class Slices(AbstractOutside):
         exchange: Exchange,
         device: torch.device,
     ) -> None:
-        self._exchange, self._inner = exchange, inner.to(device) if device.type != "cpu" else inner
+        self._exchange, self._comm = exchange, exchange.comm
+        self._inner = inner.to(device) if device.type != "cpu" else inner
         self.num_inner = part.num_inner
         self._sizes = [int(n) for n in np.bincount(partition, minlength=part.size)]
         self._blocks: list[TorchBlock] = []
@@ -266,7 +267,7 @@ class Slices(AbstractOutside):
 
     def aggregate(self, x: Tensor, out: Tensor, *, with_root: bool) -> None:
         """Add slice after slice."""
-        stages = self._exchange.size
+        stages = self._comm.size
         pending = self._slice(x, 1) if stages > 1 else None
         add_inner(x, self._inner, out, with_root=with_root)
         for stage in range(1, stages):
@@ -277,7 +278,7 @@ class Slices(AbstractOutside):
 
     def gradient(self, grad: Tensor, width: int, *, with_root: bool) -> Tensor:
         """Send each slice's partial gradient to its owner; add what comes back."""
-        stages, exchange = self._exchange.size, self._exchange
+        stages, exchange = self._comm.size, self._exchange
         found: Tensor | None = None
         pending: Pending | None = None
         for stage in range(1, stages):
@@ -289,22 +290,22 @@ class Slices(AbstractOutside):
                 assert found is not None
                 found += pending.wait()
             counts = self._only(to, self._sizes[to])
-            came_from = (exchange.rank + stage) % stages
+            came_from = (self._comm.rank + stage) % stages
             pending = exchange.start(part, None, counts, self._only(came_from, self.num_inner))
         if pending is None or found is None:
             return inner_gradient(grad, self._inner, width, with_root=with_root)
         return found.add_(pending.wait())
 
     def _source(self, stage: int) -> int:
-        return (self._exchange.rank - stage) % self._exchange.size
+        return (self._comm.rank - stage) % self._comm.size
 
     def _slice(self, x: Tensor, stage: int) -> Pending:
-        to, source = (self._exchange.rank + stage) % self._exchange.size, self._source(stage)
+        to, source = (self._comm.rank + stage) % self._comm.size, self._source(stage)
         received = self._only(source, self._sizes[source])
         return self._exchange.start(x, None, self._only(to, x.shape[0]), received)
 
     def _only(self, rank: int, count: int) -> list[int]:
-        return [count if r == rank else 0 for r in range(self._exchange.size)]
+        return [count if r == rank else 0 for r in range(self._comm.size)]
 
 
 MODELS = ("sage", "gcn", "gat")
