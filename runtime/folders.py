@@ -285,7 +285,7 @@ def _create_locked() -> tuple[int, str]:
         fcntl.flock(handle, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
             return handle, path
-        os.close(handle)  # a sweep was quicker than the lock
+        os.close(handle)  # a sweep removed it before it was locked
 
 
 def _shared_memory() -> Path:

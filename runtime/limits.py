@@ -58,7 +58,7 @@ def memory_limit_bytes(sys: Path | None = None, proc: Path | None = None) -> int
     texts = [read_small(each / "memory.max") for each in second]
     for each in first:
         texts.append(read_small(each / "memory.limit_in_bytes"))
-        # Says what groups above allow where a container hides their folders.
+        # Shows limits of groups above, whose folders a container hides.
         texts.append(_fields(each / "memory.stat").get("hierarchical_memory_limit", ""))
     limits = [n for text in texts if (n := _number(text)) is not None and n < UNLIMITED]
     return min(limits, default=None)

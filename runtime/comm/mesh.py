@@ -76,7 +76,7 @@ def open_mesh(plan: Plan, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Mesh:
     check_place(devices, rank)
     device = torch_device(planned)
     owns = size > 1 and not dist.is_initialized()
-    # Sums beside the backward pass would wait for compute to leave the core to them.
+    # Sums beside the backward pass must not wait until compute leaves them the core.
     give_way = plan.strategy.threads.comm == 0
     if owns:
         if "MASTER_ADDR" in os.environ:

@@ -221,7 +221,7 @@ def _take_in(
         row = rows[m]
         node = below[row]
         slot = -1
-        if kept == m:  # the first one without a slot is followed by none with
+        if kept == m:  # once a miss gets no slot, no later one does
             slot = _victim(stamp, log, hit, state, mark, clock)
         if slot < 0:
             slot_of[node] = _EMPTY
@@ -292,12 +292,12 @@ class CachedFeatureStore(AbstractFeatureStore):
         check_output(ids, out, self.feature_dim)
         with self._lock:
             decision = self._slots.decide(ids, self._codes, self._bypass)
-            direct = decision.ids.size == ids.size  # nothing to merge: read where it belongs
+            direct = decision.ids.size == ids.size  # nothing to merge: read into the output
             try:
                 rows = out if direct else self._staged(decision.ids.size)
                 counters = self.below.read(decision.ids, rows)
             except BaseException:
-                self._slots.clear()  # the directory names rows that never came
+                self._slots.clear()  # rows that it lists were never read
                 raise
             if not direct:
                 self._merge(decision, rows, out)

@@ -160,7 +160,7 @@ class _Opening:
             for number, source in enumerate(self.location.sources)
             if source.kind == "peer" and source.rank != rank
         }
-        # Ranks agree on what they do together from the plan alone.
+        # All ranks derive from the plan alone which collectives they enter.
         self.together = len(hosts) > 1 and self.comm.size == len(hosts)
         self.exchanging = any(s.kind == "peer" for s in self.location.sources)
         self.pooled = self.together and any(hosts.count(host) > 1 for host in set(hosts))
@@ -179,7 +179,7 @@ class _Opening:
             elif host is not None:
                 rows[number] = DeviceRows("host", host)
         spare = len(self.location.sources)
-        if not rows:  # a kernel wants a place to read, if only an empty one
+        if not rows:  # the kernel needs a source, even an empty one
             rows[spare] = DeviceRows("own", own[:0])
         staged = [(t, numbers) for t, numbers in self.tiers if t.kind != "peer"]
         for tier, _ in self.tiers:

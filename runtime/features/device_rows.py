@@ -62,7 +62,7 @@ class HostMemory(mmap.mmap):
     def unlock(self) -> None:
         """Undo `lock` once the device has done all that was asked of it."""
         device, self._device = self._device, None
-        # A forked child has the mapping, but not the parent's CUDA.
+        # A forked child has the mapping, but not the parent's CUDA context.
         if device is None or self._process != os.getpid() or sys.is_finalizing():
             return
         if device.type == "cuda":
@@ -269,7 +269,7 @@ def _mapped(offer: _Offer, device: torch.device) -> Tensor:
     if peer.device != device:
         if not torch.cuda.can_device_access_peer(device, peer.device):
             raise RuntimeError(f"{device} cannot read the memory of {peer.device}")
-        # A copy makes torch open the way between the two devices; a kernel then finds it open.
+        # A copy makes torch enable access between the two devices, which kernels need.
         torch.empty_like(peer[:1], device=device).copy_(peer[:1])
     return peer
 

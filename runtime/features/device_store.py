@@ -91,7 +91,7 @@ class DeviceCache:
         self._below = copy_codes(codes, device, wide=wide)
         self.codes = self._below.clone()
         """Location table with the cache, int32 or int64 (num_nodes + 1,)."""
-        # The last entry of every array is where lanes that have nothing to write write it.
+        # Lanes with nothing to write write the last entry of every array.
         self.rows = padded_rows(num_slots + 1, width, dtype, device)
         self._bypass = torch.from_numpy(np.append(bypass, True)).to(device)
         self._first = torch.full((self.num_nodes + 1,), _FAR, dtype=torch.int64, device=device)
@@ -181,7 +181,7 @@ class DeviceCache:
         slots, order = self._taken(torch.where(empty, every - size, ahead + late), found, missing)
         kept = (slots < size).sum()
         swept = (kept - (size - used)).clamp(min=0)
-        # `gather`, because an index of no dimensions would be fetched by the host.
+        # `gather`: the host would fetch an index of no dimensions.
         last = order.gather(0, (kept - 1).clamp(min=0).view(1))
         lap = swept > (free & ~marked).sum()
         passed = marked & (swept > 0) & (lap | (ahead < ahead.gather(0, last)))
@@ -260,7 +260,7 @@ class Staged:
         self._tiers = []
 
 
-if TYPE_CHECKING:  # a store is a type that code without Triton names too
+if TYPE_CHECKING:  # code without Triton names this type too
     from gnnplan.runtime.features.gather_triton import DeviceTable
 
 
@@ -290,7 +290,7 @@ class DeviceFeatureStore(AbstractFeatureStore):
         self._release = release
         self._in_place = torch.zeros(257, dtype=torch.bool, device=self.device)
         self._in_place[list(table.sources)] = True
-        # Peers and a cache want their gathers one at a time, whatever thread they come from.
+        # Peers and a cache need one gather at a time, from whatever thread.
         self._lock = threading.Lock()
 
     @property
@@ -333,7 +333,7 @@ class DeviceFeatureStore(AbstractFeatureStore):
             fetched = self._fetch(ids, out, decision)
         except BaseException:
             if cache is not None:
-                cache.clear()  # the directory names rows that never came
+                cache.clear()  # rows that it lists were never read
             raise
         if cache is not None and decision is not None and ids.numel():
             self._count_repeats(decision, counts, cache.number)

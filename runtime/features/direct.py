@@ -245,7 +245,7 @@ def read_requests(
         got = 0
         while got < wanted:
             more = _READ(file, buffer + got, np.uint64(end - begin - got), begin + got)
-            # Whole blocks but at the file's end; what else comes is the interpreter's to explain.
+            # Only the file's end gives less than whole blocks; the interpreter explains all else.
             if more <= 0 or (more % BLOCK_BYTES != 0 and got + more < wanted):
                 return request, done
             got += more

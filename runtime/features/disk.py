@@ -120,7 +120,7 @@ class Crew:
         """Stop the threads and wait for them; also done when the crew is forgotten."""
         work = (self._pipes[0], self._pipes[3], self._job, self._ends)
         os.write(self._pipes[1], bytes([_STOP]))
-        _wait_and_serve(*work, buffers[0].ctypes.data)  # compiled here, where an error is seen
+        _wait_and_serve(*work, buffers[0].ctypes.data)  # compiled in this thread, where errors show
         for number, buffer in enumerate(buffers[1:]):
             thread = threading.Thread(
                 target=_member, args=(work, buffer), name=f"disk-{number}", daemon=True

@@ -50,15 +50,15 @@ def gather_kernel(
 ):  # fmt: skip
     """Run one launch of `DeviceTable.gather`, for the sources of one dtype."""
     columns, lanes = tl.arange(0, COLUMNS), tl.arange(0, LANES)
-    # Few sources are counted row by row, each in a field of one number; many are added up in every
-    # turn, for which a program's threads wait for one another.
+    # Few sources: each row counts them in fields of one number. Many: a sum in every turn, for
+    # which a program's threads wait for one another.
     one = tl.full((ROWS,), 1, tl.int64)
     seen = tl.zeros((ROWS,), tl.int64) if PACKED else tl.zeros((LANES,), tl.int64)
     bad = tl.zeros((ROWS,), tl.int32)
     step = tl.num_programs(0).to(tl.int64) * ROWS
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     asked, asked_next = row < count, row + step < count
-    # A turn's rows wait for their codes, those for ids: both are asked for turns ahead.
+    # Rows wait for their codes, and codes for ids: both are read turns ahead.
     place = _place(order, row, asked, ORDERED)
     place_next = _place(order, row + step, asked_next, ORDERED)
     node = tl.load(ids + place, mask=asked, other=0)
@@ -213,7 +213,7 @@ class DeviceTable:
             address = out.data_ptr()
             of_torch, unit = _UNITS[_divisor(4, width * size, stride * size, address, group.align)]
             if of_torch != out.dtype:
-                # Bytes are copied, so as integers; whole rows, gaps included, are whole integers.
+                # Bytes are copied as integers; whole rows with their gaps are whole integers.
                 target = out.as_strided(((out.shape[0] - 1) * stride + width,), (1,)).view(of_torch)
             width, read, stride = (n * size // of_torch.itemsize for n in (width, read, stride))
         columns = min(triton.next_power_of_2(read), _MAX_COLUMNS)

@@ -261,7 +261,7 @@ def _look_up(codes, base, ids, numbers, slots, counts):
     """Decode each id's code; return the position of the first id out of range, or -1."""
     for i in range(ids.size):
         if i + _AHEAD < ids.size:
-            # An id out of range only asks for a line that does not exist: a prefetch cannot fault.
+            # A prefetch cannot fault, whatever the id.
             prefetch(base + ids[i + _AHEAD] * codes.itemsize)
         node = ids[i]
         if node < 0 or node >= codes.size:

@@ -104,7 +104,7 @@ class DeviceExchange:
     ) -> None:
         """Serve rows `own`; `ranks` has the rank of each source, `comm` is closed with this."""
         self._own, self._comm, self._kind = own, comm, kind
-        # Every source number's rank; those of no peer sort behind the last rank.
+        # Rank of every source number; sources of no peer sort behind the last rank.
         ranked = torch.full((MAX_SOURCES + 1,), comm.size, dtype=torch.int64)
         for number, rank in ranks.items():
             ranked[number] = rank

@@ -75,7 +75,7 @@ def call_roll(roll: Roll) -> Any:
             time.sleep(POLL_SECONDS)
         entries = [json.loads(store.get(_key("host", host))) for host in hosts]
         store.set(_key("read", roll.host), "")
-        # Host 0 serves the store: it stays until everybody has read, whatever it has found itself.
+        # Host 0 serves the store, so it stays until all hosts have read, whatever it found.
         while roll.host == 0 and not store.check([_key("read", host) for host in hosts]):
             if time.monotonic() > end + GRACE_SECONDS:
                 break
@@ -151,7 +151,12 @@ def place_ranks(roll: Roll) -> None:
     first, size = sum(roll.ranks_by_host[: roll.host]), sum(roll.ranks_by_host)
 
     def assign(agent: Any, store: Any, group_rank: int, num_groups: int, spec: Any) -> list[Any]:
-        del agent, store, group_rank, num_groups  # the order of arrival and of addresses
+        del (
+            agent,
+            store,
+            group_rank,
+            num_groups,
+        )  # order of arrival and of addresses: not the plan's
         return [
             Worker(
                 local_rank=place,

@@ -335,13 +335,12 @@ class PlannedLoader:
             self._parts.close()
             raise
         self.topology = self._parts.topology
-        # Threads that wait for reads of the disk keep off training's cores: woken by a reader they
-        # would be put on the core that is not reading, training's.
+        # Threads that wait for the disk keep off training's cores, where a waking reader puts them.
         reads_disk = any(source.kind == "disk" for source in self.plan.strategy.features.sources)
         cores = cores_beside_training(self.plan.strategy.threads) if reads_disk else []
         self._workers = Workers(self._parts.num_threads, cores=cores)
         self._give_back = weakref.finalize(self, _give_back, self._workers, self._parts)
-        self._give_back.atexit = False  # the process's end takes all of it
+        self._give_back.atexit = False  # the process's end frees all of it
         # Ranks may meet in a stage whose batches come in order: a collective, drawn or gathered.
         self._meets = self.size > 1 and any(stage.ordered for stage in self.stages)
         self._ready: Prefetcher[_Made] | None = None
@@ -392,7 +391,7 @@ class PlannedLoader:
                 del batch, made  # its buffer is free again before the next batch is waited for
         finally:
             if ready.close() and self._ready is ready:
-                self._ready = None  # whoever drops the loader now ends its threads
+                self._ready = None  # a dropped loader now ends its threads
 
     def _end_iteration(self) -> None:
         """Wait until nothing of an earlier iteration is under way."""
@@ -417,7 +416,7 @@ class PlannedLoader:
         if self._factor == factor:
             return
         sampler = self._parts.sampler(wanted)
-        # The host draws from here on, also where the device did.
+        # From here on the host draws, also where the device did.
         drawing = (SampleStage, DeviceSampleStage)
         self.stages = [
             SampleStage(sampler) if isinstance(stage, drawing) else stage for stage in self.stages

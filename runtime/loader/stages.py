@@ -114,7 +114,7 @@ class BufferRing:
     def take(self, rows: int) -> NDArray[np.float32]:
         """Return a C-contiguous array (rows, width) of undefined content."""
         try:
-            slot = self._free.pop()  # the latest returned: no more are ever touched than needed
+            slot = self._free.pop()  # the latest returned: few are ever touched
         except IndexError:
             self.overflows += 1
             return self._allocate(rows)

@@ -338,7 +338,7 @@ class Evaluation:
             parts = split_by_edges(rows, graph.indptr, self.size)
             width = graph.feature_dim if table is None else table.rows.shape[1]
             last = layer == num_layers - 1
-            # The last layer's outputs are scored and gone: nobody asks how wide they are.
+            # The last layer's outputs are scored and dropped: no table needs their width.
             out_width = width if last else self._width_after(layer, width)
             if not last:
                 following = LayerTable(

@@ -54,7 +54,7 @@ class Events:
     """Writer of events to a file; without a file they are dropped."""
 
     def __init__(self, path: Path | None) -> None:
-        # Without a buffer: what the disk refused is not tried again when the file is closed.
+        # Unbuffered: a write that the disk refused is not tried again at the close.
         self._file = None if path is None else path.open("ab", buffering=0)
         self._last = 0.0
         self._torn = False

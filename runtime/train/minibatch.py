@@ -89,7 +89,9 @@ def forward_cooperative(model: nn.Module, batch: MiniBatch, comm: Communicator) 
     check_model(model)
     x: Any = batch.x
     for layer, (block, exchange) in enumerate(zip(batch.blocks, batch.exchanges, strict=True)):
-        rows = x if layer == 0 else exchange_hidden(x, exchange, comm)  # features came so already
+        rows = (
+            x if layer == 0 else exchange_hidden(x, exchange, comm)
+        )  # the loader exchanged features
         x = getattr(model, "forward_layer")(layer, rows, torch_block(block))  # noqa: B009
     return x
 

@@ -75,7 +75,7 @@ class Workers:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            keep_thread_to(self._cores)  # each time: to pin the process moves all its threads
+            keep_thread_to(self._cores)  # each time: pinning the process moves all threads
             job()
             del job  # what the job made must not live until the next one comes
 

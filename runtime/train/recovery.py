@@ -246,9 +246,9 @@ def resume(job: "Job") -> None:
         )
     job.loop.model.load_state_dict(state["model"])
     job.loop.optimizer.load_state_dict(state["optimizer"])
-    if "precision" in state:  # not in checkpoints of versions before it
+    if "precision" in state:  # not in checkpoints of earlier versions
         job.loop.precision.load_state(state["precision"])
-    known: dict[str, Any] = {"plan_id": plan_id}  # what loaders' states of earlier versions lack
+    known: dict[str, Any] = {"plan_id": plan_id}  # missing in states of earlier versions
     if job.factor is not None:
         job.factor.load_state(state["factor"], rank=comm.rank)
         known["factor"] = job.factor.factor
@@ -262,7 +262,7 @@ def resume(job: "Job") -> None:
 
 def _resume_epochs(job: "Job", known: dict[str, Any] | str) -> None:
     """Take the reports of the epochs before; without them training goes on all the same."""
-    if isinstance(known, str):  # checkpoints of versions before the file hold all reports
+    if isinstance(known, str):  # checkpoints of earlier versions hold all reports
         job.epochs = [codec.decode(EpochReport, each) for each in codec.parse(known)]
         return
     mark = codec.decode(Mark, known["mark"])

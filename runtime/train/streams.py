@@ -94,7 +94,7 @@ class CudaStreams(AbstractStreams):
     """Lanes of a GPU: one CUDA stream each."""
 
     def __init__(self, device: torch.device) -> None:
-        # By number: torch looks a device's number up anew each time it is named otherwise.
+        # By number: torch would look up the number of a named device each time.
         self._index = torch.cuda.current_device() if device.index is None else device.index
         self._lanes: dict[str, torch.cuda.Stream] = {}
         self._lock = threading.Lock()
