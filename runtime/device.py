@@ -178,13 +178,10 @@ def machine_facts() -> dict[str, Any]:
 
 
 def machine_fingerprint(facts: dict[str, Any] | None = None) -> str:
-    """Hash the machine's facts, 32 hex digits.
+    """Hash the machine's facts, 32 hex digits; None asks for them now.
 
     Entering facts: processor model, usable cores, memory in whole GiB, huge-page state, GPU names
     and UUIDs (in any order) and the versions of torch, numpy and numba.
-
-    Args:
-        facts: Result of `machine_facts()`; None asks now.
     """
     facts = machine_facts() if facts is None else facts
     kept = {name: facts[name] for name in FINGERPRINT_FACTS}

@@ -183,8 +183,7 @@ _HUGE_PAGES = "glibc.malloc.hugetlb"
 def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in whose processes glibc (2.35 and later) asks for huge pages.
 
-    glibc reads it once, when a process starts. What the environment itself says of huge pages
-    stays.
+    What the environment itself says of huge pages stays.
 
     >>> with_huge_pages({"GLIBC_TUNABLES": "glibc.malloc.perturb=1"})
     {'GLIBC_TUNABLES': 'glibc.malloc.perturb=1:glibc.malloc.hugetlb=1'}

@@ -43,15 +43,10 @@ from gnnplan.runtime.train.recovery import CHECKPOINTS, begin, newest_name
 
 
 def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:
-    """Train as this rank of the plan; every rank returns the same report.
+    """Train as this rank of the plan, perhaps watched; every rank returns the same report.
 
-    Args:
-        config: Configuration of the run.
-        heartbeat: Place where this rank shows that it lives; None: nobody watches.
-
-    Raises:
-        PlanError: The plan is damaged, or for another graph, machine or number of ranks.
-        GnnplanError: The dataset is damaged, or the loss is not finite.
+    Raises PlanError for a plan of another graph, machine or number of ranks, and GnnplanError for a
+    damaged dataset or a loss that is not finite.
     """
     before = host_state()
     plan = load_plan(Path(config.plan_folder), verify_arrays=config.verify)

@@ -61,9 +61,7 @@ def rank_and_size() -> tuple[int, int]:
 def open_mesh(plan: Plan, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Mesh:
     """Join the job: set up gloo (processors) or nccl (GPUs), or use the group that exists.
 
-    Raises:
-        PlanError: The number of ranks that run, or their hosts, are not the plan's.
-        InputError: The plan wants a GPU that is not there.
+    Ranks or hosts that are not the plan's raise PlanError, a GPU that is not there InputError.
     """
     rank, size = rank_and_size()
     devices = plan.strategy.devices

@@ -76,8 +76,7 @@ class HostMemory(mmap.mmap):
 def lock_pages(memory: Tensor, device: torch.device) -> None:
     """Page-lock a contiguous tensor of the host until `unlock_pages`; do nothing for the CPU.
 
-    Raises:
-        PinError: The system does not let so much memory be locked.
+    PinError says that the system does not let so much memory be locked.
     """
     if device.type != "cuda" or memory.numel() == 0:
         return

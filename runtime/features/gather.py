@@ -209,16 +209,8 @@ def gather_rows(
 ) -> NDArray[np.float32]:
     """Write table[ids[i]] to out[i] and return `out`; float16 rows are widened without loss.
 
-    Args:
-        table: float32 or float16 (N, feature_dim), C-contiguous, perhaps mapped.
-        ids: int64 (n,), from 0 to N - 1, perhaps repeated.
-        out: float32 (n, feature_dim), C-contiguous.
-        threads: Threads that share the copy.
-
-    Raises:
-        IndexError: An id is outside the table.
-        ValueError: The shapes do not fit.
-        DatasetError: The table is neither float32 nor float16.
+    `table` (N, feature_dim) and `out` (n, feature_dim) are C-contiguous. An id outside the table
+    raises IndexError.
     """
     check_storage(table.dtype)
     check_output(ids, out, table.shape[1])

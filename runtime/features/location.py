@@ -112,15 +112,9 @@ class LocationTable:
 def encode(
     numbers: NDArray[np.integer], slots: NDArray[np.integer], *, wide: bool | None = None
 ) -> Codes:
-    """Pack source numbers and slots into codes, uint32 or uint64.
+    """Pack source numbers, up to 255, and slots into codes.
 
-    Args:
-        numbers: (n,), from 0 to 255.
-        slots: (n,), from 0 to 2**56 - 1.
-        wide: True for uint64, False for uint32; None takes uint32 where every slot fits in 24 bits.
-
-    Raises:
-        ValueError: A number or a slot does not fit.
+    Codes are uint64 if `wide`, else uint32; None takes uint32 where every slot fits in 24 bits.
     """
     highest = int(slots.max(initial=0))
     if wide is None:

@@ -182,18 +182,9 @@ def open_store(
 ) -> AbstractFeatureStore:
     """Open a plan's feature store for one rank, behind its dynamic cache where it has one.
 
-    Args:
-        graph: Dataset with dense or CSR features.
-        plan: Plan of the store.
-        plan_folder: Folder of the plan's arrays.
-        rank: This rank.
-        threads: Threads of one copy.
-        comm: All ranks of the plan, needed where it reads rows of other ranks: the call is
-            collective then. None takes the default group.
-
-    Raises:
-        PlanError: The plan's arrays are missing or point to wrong rows.
-        BudgetExceeded: The plan's disk budget does not hold one buffer.
+    Where the plan reads rows of other ranks the call is collective over `comm`, None for the
+    default group. Raises PlanError for arrays that are missing or point to wrong rows,
+    BudgetExceeded where the disk budget holds no buffer.
     """
     location, own_ids = read_location(graph, plan, plan_folder, rank)
     dense, tiers = build_tiers(graph, plan, plan_folder, rank, location, own_ids, comm, threads)

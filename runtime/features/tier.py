@@ -195,12 +195,8 @@ class AbstractFeatureStore(ABC):
             ids: int64 (n,), from 0 to num_nodes - 1; may repeat, may be empty.
             out: float32 (n, feature_dim), C-contiguous.
 
-        Returns:
-            Rows and bytes by source.
-
         Raises:
             IndexError: An id is outside the graph.
-            ValueError: The shapes do not fit.
         """
 
     @property

@@ -59,17 +59,11 @@ def kept_nodes(
     keep: float,
     rounding: Rounding = "bernoulli",
 ) -> NDArray[np.bool_]:
-    """Draw the nodes that part `owner` sends to part `receiver`, each with probability p.
+    """Draw the nodes that part `owner` sends to part `receiver`, each with probability `keep`.
 
-    Args:
-        stream: Stream of the epoch and layer (`rng.stream`, purpose BOUNDARY).
-        ids: Global ids (b,) of all the pair's boundary nodes.
-        owner: Sending part.
-        receiver: Receiving part.
-        size: Number of parts.
-        keep: p in [0, 1].
-        rounding: bernoulli keeps each node by itself. stochastic keeps exactly floor(p b) or
-            floor(p b) + 1 of them, p b on average, all sets of that size equally likely.
+    `ids` are all the pair's boundary nodes, the stream is the epoch's and layer's, of purpose
+    BOUNDARY. Rounding bernoulli keeps each node by itself. stochastic keeps exactly floor(p b) or
+    floor(p b) + 1 of b nodes, p b on average, all sets of that size equally likely.
     """
     if keep >= 1 or ids.size == 0:
         return np.ones(ids.shape[0], np.bool_)

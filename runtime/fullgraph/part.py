@@ -115,14 +115,9 @@ def build_part(
 ) -> Part:
     """Cut one rank's part, without its send lists (`connect` or `connect_parts` adds them).
 
-    Args:
-        indptr: CSC of the whole graph, (N + 1,).
-        indices: In-neighbours, (E,).
-        partition: Owner of each node in [0, size), (N,).
-        rank: Number of the part.
-        size: Number of parts; some may own nothing.
-        loops: Whether to replace a node's self-loops by exactly one, last in its row (GCN, GAT).
-        edge_ids: Whether to keep each edge's global id (8 bytes), which edge sampling draws by.
+    `indptr` and `indices` are the whole graph's CSC. `loops` replaces a node's self-loops by
+    exactly one, last in its row (GCN, GAT). `edge_ids` keeps each edge's global id (8 bytes), which
+    edge sampling draws by.
     """
     check_partition(partition, indptr.shape[0] - 1, size)
     inner = np.flatnonzero(partition == rank).astype(np.int64)

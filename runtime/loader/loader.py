@@ -229,10 +229,7 @@ class Position:
         return {"plan_id": self._plan_id, "epoch": self.epoch, "step": self.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called.
-
-        InputError says that it is no such state, PlanError that it is another plan's.
-        """
+        """Go on where `state_dict` was called, under the same plan."""
         try:
             plan_id, epoch, step = str(state["plan_id"]), int(state["epoch"]), int(state["step"])
         except (KeyError, TypeError, ValueError):
@@ -407,9 +404,6 @@ class PlannedLoader:
         """Sample with another locality factor (sampler las) from the next batch on.
 
         Call it between two iterations; a new factor takes one pass over the graph.
-
-        Raises:
-            SamplerError: The plan's sampler has no factor, or it is below 1.
         """
         named = self.plan.strategy.sampler
         wanted = replace(named, parameters=named.parameters | {"factor": factor})
@@ -431,9 +425,7 @@ class PlannedLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called: the next iteration gives the rest of that epoch.
 
-        Raises:
-            InputError: It is no loader's state.
-            PlanError: It is of another plan.
+        Raises InputError for what is no loader's state, PlanError for another plan's.
         """
         self.position.load_state_dict(state)
         if "factor" in state:

@@ -15,16 +15,9 @@ def logistic_regression_accuracy(
 ) -> float:
     """Return the test accuracy of multinomial logistic regression on standardised features.
 
-    It is trained by L-BFGS on at most `most_rows` training nodes and scored on as many test nodes.
-
-    Args:
-        graph: Multiclass dataset with dense features.
-        most_rows: Most rows of each split, a seeded choice.
-        iterations: Most L-BFGS iterations.
-        l2: Weight of the squared norm of the weights.
-
-    Raises:
-        InputError: The graph has no dense features or another task.
+    It is trained by L-BFGS on at most `most_rows` training nodes and scored on as many test nodes,
+    both seeded choices; `l2` weighs the squared norm of the weights. The graph needs dense features
+    and a multiclass task.
     """
     if graph.x is None or graph.y is None or str(graph.task) != "multiclass":
         raise InputError(f"{graph.name}: expected dense features and a multiclass task")

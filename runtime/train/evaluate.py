@@ -201,31 +201,26 @@ def evaluate(
     scratch: Path | None = None,
     where: str = "evaluation",
 ) -> Score:
-    """Score the model on vertices; every rank calls it with the same `ids`.
+    """Score the model on vertices `ids` (n,); every rank calls it with the same ones.
 
     Without `fanouts` the logits are those of the full graph: layer by layer where the model has
-    `num_layers` layers and forward_layer(layer, x, block), else on whole L-hop neighbourhoods.
+    `num_layers` layers and forward_layer(layer, x, block), else on whole L-hop neighbourhoods. The
+    model keeps its mode.
 
     Args:
-        model: forward(x, blocks) -> logits; left in its mode.
+        model: forward(x, blocks) -> logits.
         graph: Dataset, from whose mapping ranks read features.
-        store: Reader of features where there is one rank. With several, a store may be collective,
-            and the loader's threads may be reading through it meanwhile.
-        ids: Vertices to score (n,).
+        store: Reader of features for one rank alone: with several it may be collective, and the
+            loader's threads may be reading through it.
+        ids: Vertices to score.
         workload: The model's weights, layers and seed.
         fanouts: Fan-outs of sampled evaluation, first hop first.
         comm: All ranks; None: this process alone.
         chunk_bytes: Most bytes of one chunk's input; one vertex with more neighbours passes it.
         table_bytes: Most bytes of a layer's output in a rank's own memory; a larger one is a file.
-            None: any.
         epoch: Epoch of the stream of sampled draws.
         scratch: Folder of layer outputs in files; None: the system's temporary one.
         where: What is scored, for errors: "epoch 3, validation".
-
-    Raises:
-        DatasetError: The graph has no labels or no features.
-        InputError: The task has no metric.
-        GnnplanError: A score is NaN or infinite; every rank raises it.
     """
     metric = metric_of(graph.task)
     if graph.y is None:

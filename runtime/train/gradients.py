@@ -26,7 +26,6 @@ class GradientBuffer:
 
     def __init__(self, model: nn.Module) -> None:
         parameters = [p for p in model.parameters() if p.requires_grad]
-        """Parameters with a gradient, in the model's order."""
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in parameters):
             raise InputError("model: expected parameters of known shape, found lazy ones")
         kinds = {(p.dtype, p.device) for p in parameters}
@@ -37,7 +36,7 @@ class GradientBuffer:
         sizes = [-(-p.numel() // step) * step for p in parameters]
         self.flat = torch.zeros(sum(sizes) + 1, dtype=dtype, device=device)
         self.parameters: list[nn.Parameter] = parameters
-        """Those with a gradient, in the model's order."""
+        """Parameters with a gradient, in the model's order."""
         self.starts = [sum(sizes[:i]) for i in range(len(sizes))]
         """Begin of each parameter's gradient in `flat`."""
         for parameter, part in zip(parameters, self.flat[:-1].split(sizes), strict=True):

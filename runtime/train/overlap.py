@@ -87,13 +87,9 @@ Produce = Callable[[int, Turns], T]
 class Prefetcher(Generic[T]):
     """Iterator over `produce(0) ... produce(count - 1)`, made ahead by threads.
 
-    Args:
-        produce: Maker of one item, called from any thread, once per index.
-        count: Number of items.
-        workers: Threads that make items; without any, items are made when asked for.
-        depth: Most items that are ready or under way ahead of the consumer.
-        meets: Whether ranks meet in the making of an item. After a consumer that leaves early,
-            `depth` items are then made, which may be under way on some rank.
+    Without workers, items are made when asked for. At most `depth` items are ready or under way
+    ahead of the consumer. Where ranks meet in the making of an item and the consumer leaves early,
+    `depth` items are then made, which may be under way on some rank.
     """
 
     def __init__(
@@ -161,9 +157,8 @@ class Prefetcher(Generic[T]):
     def close(self, *, at_once: bool = False, patience_s: float | None = JOIN_SECONDS) -> bool:
         """Stop making items and drop those that are ready; return whether all threads have left.
 
-        Args:
-            at_once: Make nothing more even where ranks meet: they may be gone.
-            patience_s: Longest wait for items that are under way; None waits until they are made.
+        With `at_once`, nothing more is made even where ranks meet: they may be gone. Without
+        patience it waits until items under way are made.
         """
         with self._changed:
             if not self._left:
