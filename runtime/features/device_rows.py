@@ -15,6 +15,7 @@ import contextlib
 import mmap
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -165,7 +166,7 @@ def copy_to_host(rows: NDArray[Any], device: torch.device) -> Tensor:
     """Copy rows into padded rows of page-locked memory, which the device reads in place."""
     dtype = torch.from_numpy(np.empty(0, rows.dtype)).dtype
     room = HostMemory.anonymous(rows.shape[0] * _stride_bytes(rows.shape[1], dtype))
-    table = _as_rows(room, rows.shape[0], rows.shape[1], dtype)
+    table = _as_rows(room, rows.shape, dtype)
     room.lock(device)
     _fill(table, rows)
     return table
@@ -244,7 +245,7 @@ def _offered(rows: Tensor) -> tuple[_Offer, Tensor, Segment | None]:
 
             return replace(bare, handle=reduce_tensor(rows)), rows, None
         segment, room = create_segment(rows.shape[0] * _stride_bytes(rows.shape[1], rows.dtype))
-        own = _as_rows(room, *rows.shape, rows.dtype)
+        own = _as_rows(room, rows.shape, rows.dtype)
         own.copy_(rows)
         return replace(bare, path=segment.path), own, segment
     except (OSError, RuntimeError) as error:
@@ -262,7 +263,8 @@ def _mapped(offer: _Offer, device: torch.device) -> Tensor:
         return padded_rows(0, offer.width, offer.dtype, device)
     if offer.handle is None:
         size = offer.rows * _stride_bytes(offer.width, offer.dtype)
-        return _as_rows(attach_segment(offer.path, size), offer.rows, offer.width, offer.dtype)
+        shape = (offer.rows, offer.width)
+        return _as_rows(attach_segment(offer.path, size), shape, offer.dtype)
     rebuild, arguments = offer.handle
     peer: Tensor = rebuild(*arguments)
     if peer.device != device:
@@ -309,7 +311,7 @@ def share_host_rows(
         except OSError:
             segment = None
         else:
-            _fill(_as_rows(room, *rows.shape, dtype), rows)
+            _fill(_as_rows(room, rows.shape, dtype), rows)
     path = "" if segment is None else segment.path
     found = comm.all_gather_objects(path)[leader]
     try:
@@ -323,10 +325,11 @@ def share_host_rows(
         return None
     if used:
         room.lock(device)
-    return _as_rows(room, *rows.shape, dtype)
+    return _as_rows(room, rows.shape, dtype)
 
 
-def _as_rows(room: HostMemory, count: int, width: int, dtype: torch.dtype) -> Tensor:
+def _as_rows(room: HostMemory, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    count, width = shape
     stride = _stride_bytes(width, dtype) // dtype.itemsize
     return room.tensor(dtype, count * stride).view(count, stride)[:, :width]
 
