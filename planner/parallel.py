@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from gnnplan.runtime.cores import usable_core_ids
+from gnnplan.runtime.process import usable_core_ids
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -4,5 +4,5 @@ import sys
 from importlib import import_module
 
 if __name__ == "runtime":
-    # The folder was found before the installed name: one module, whichever name it is imported by.
+    # The folder was found before the installed package: both names stand for one module.
     sys.modules[__name__] = import_module("gnnplan.runtime")

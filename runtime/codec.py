@@ -1,7 +1,8 @@
-"""Checked JSON for frozen dataclasses: encode to canonical text, decode with the path of any fault.
+"""Checked JSON for frozen dataclasses: canonical text out, and any fault's path on the way in.
 
-Covers what our files hold: dataclasses, str, int, float, bool, None, enums, lists, tuples, string
-keyed dicts and unions with None. No third-party library: the runtime must import anywhere.
+It covers what our files hold: dataclasses, str, int, float, bool, None, enums, lists, tuples,
+string keyed dicts and unions with None. There is no third-party library: the runtime must import
+anywhere.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 
 class CodecError(ValueError):
-    """A value does not have the declared type; the text names the path inside the document."""
+    """A value lacks the declared type; the text names its path inside the document."""
 
 
 def to_plain(value: Any) -> Any:
@@ -38,21 +39,17 @@ def to_plain(value: Any) -> Any:
 
 
 def dumps(value: Any) -> str:
-    """Canonical JSON text: sorted keys, no NaN, one newline at the end."""
+    """Write canonical JSON text: sorted keys, no NaN, one newline at the end."""
     return json.dumps(to_plain(value), sort_keys=True, indent=1, allow_nan=False) + "\n"
 
 
 def content_hash(value: Any) -> str:
-    """Hex sha256 of the canonical JSON of a value."""
+    """Hash the canonical JSON of a value, hex sha256."""
     return hashlib.sha256(dumps(value).encode()).hexdigest()
 
 
 def parse(text: str | bytes) -> Any:
-    """JSON text as plain values.
-
-    Raises:
-        CodecError: not UTF-8, not JSON, nested too deeply, or with numbers of thousands of digits.
-    """
+    """Read JSON text as plain values, or raise CodecError."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -62,7 +59,7 @@ def parse(text: str | bytes) -> Any:
 
 
 def decode(cls: type[T], value: Any, path: str = "$") -> T:
-    """Build `cls` from plain JSON values; unknown, missing or mistyped fields raise CodecError."""
+    """Build `cls` from plain JSON values, or raise CodecError for any field that does not fit."""
     return _decode(cls, value, path)
 
 
@@ -149,7 +146,7 @@ def _decode_scalar(kind: Any, value: Any, path: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """A value for one line of an error, of whatever size it is."""
+    """Shorten a value of any size for one line of an error."""
     if isinstance(value, list | dict):
         return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
     if isinstance(value, int) and abs(value) >= 1 << 64:
@@ -158,13 +155,12 @@ def _shown(value: Any) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Words on one line, cut where they go on."""
     line = " ".join(text.split())
     return line if len(line) <= 300 else f"{line[:297]}..."
 
 
 def _key(key: str) -> str:
-    """A key inside a path; quoted where it is no plain name."""
+    """Write a key inside a path, quoted where it is no plain name."""
     return key if len(key) <= 80 and key.isprintable() else repr(key[:80])
 
 
@@ -176,19 +172,13 @@ def _expect(value: Any, kind: type, words: str, path: str) -> None:
 def write_text_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
     """Write a file so that a reader, or a crash, sees the old content or the new, never half.
 
-    Args:
-        path: the file.
-        text: its content, written as UTF-8.
-        mode: who may read and write it, less what the umask takes away.
-
-    Raises:
-        OSError: the disk is full or the folder cannot be written; nothing is left behind.
+    The umask reduces `mode`. On a full disk it raises OSError, and nothing is left behind.
     """
     write_bytes_atomically(path, text.encode(), mode=mode)
 
 
 def write_bytes_atomically(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Like `write_text_atomically`, for bytes."""
+    """Write bytes like `write_text_atomically`."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
@@ -204,7 +194,7 @@ def write_bytes_atomically(path: Path, data: bytes, *, mode: int = 0o666) -> Non
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a new name in a folder survive a power cut, not only the file behind it."""
+    """Make a new name in a folder survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,17 +1,16 @@
-"""What this machine is: facts, and the fingerprint that ties a plan and a calibration to it.
+"""This machine's facts and fingerprint, which tie plans and calibrations to it; threads on it.
 
-Facts only, no measured rates: two calls on an unchanged machine give the same fingerprint. Ask
-before pinning a process to cores, since the cores it may use are one of the facts. Neither torch
-nor NVML is imported with this module.
+Facts are never measured rates: two calls on an unchanged machine give the same fingerprint. Ask
+before pinning a process to cores, which are one of the facts. Neither torch nor NVML is imported
+with this module.
 
-Which GPUs CUDA shows a process: what $CUDA_VISIBLE_DEVICES names, and slices of GPUs under MIG.
-
-The driver's library (NVML) lists every GPU of the machine whatever the environment says; CUDA, and
-torch with it, does not. Ranks are placed by CUDA's numbers, so that a machine is described, planned
-for and recognised by what CUDA shows. Neither torch nor NVML is imported here.
+NVML lists every GPU of the machine whatever the environment says; CUDA shows only those that
+$CUDA_VISIBLE_DEVICES names, and slices of GPUs under MIG. Ranks are placed by CUDA's numbers, so a
+machine is described by what CUDA shows.
 """
 
 import hashlib
+import importlib.util
 import json
 import math
 import os
@@ -23,7 +22,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gnnplan.runtime.cgroup import cpu_quota, memory_limit_bytes
+from gnnplan.runtime.limits import cpu_quota, memory_limit_bytes, read_small
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.process import pin_to, usable_core_ids
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 MOST_SLICES = 64
@@ -31,16 +32,16 @@ MOST_SLICES = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listed:
-    """A GPU as the driver lists it."""
+    """GPU as the driver lists it."""
 
     uuid: str
     slices: list[str] | None = None
-    """UUIDs of its slices where it is divided (MIG); None: it is whole, or they are unknown."""
+    """UUIDs of a divided GPU's slices (MIG); None: it is whole, or they are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A device of CUDA's: a whole GPU, or one slice of it, by their places in the driver's list."""
+    """Device of CUDA: a whole GPU or one slice, by places in the driver's list."""
 
     gpu: int
     slice: int | None = None
@@ -49,15 +50,11 @@ class Shown:
 def shown_gpus(
     listed: Sequence[Listed], environment: Mapping[str, str] | None = None
 ) -> list[Shown]:
-    """The devices that CUDA shows, in its order.
+    """Return the devices that CUDA shows, in its order, of the driver's by PCI address.
 
-    Indices, and beginnings of UUIDs that fit one device alone, are taken as CUDA takes them: the
-    list ends before the first word that names none, and a device named twice leaves none. Of slices
-    CUDA shows a process the first one alone, and no whole GPU beside it.
-
-    Args:
-        listed: the driver's GPUs, by PCI address as NVML lists them.
-        environment: variables; None: those of this process.
+    Indices, and beginnings of UUIDs that fit one device alone, are read as CUDA reads them: the
+    list ends before the first word that names none, and a device named twice leaves none. CUDA
+    shows a process only the first slice, and no whole GPU beside it.
     """
     text = (os.environ if environment is None else environment).get(VARIABLE)
     found = _all_of(listed) if text is None else _named(text, listed)
@@ -65,11 +62,9 @@ def shown_gpus(
 
 
 def read_slices(nvml: Any, handle: Any) -> list[Any] | None:
-    """Handles of a divided GPU's slices; None where the driver does not tell.
+    """Return handles of a divided GPU's slices; None where the driver does not tell.
 
-    Args:
-        nvml: a module like pynvml.
-        handle: of the GPU.
+    `nvml` is a module like pynvml.
     """
     count = getattr(nvml, "nvmlDeviceGetMaxMigDeviceCount", None)
     get = getattr(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", None)
@@ -99,7 +94,6 @@ def _all_of(listed: Sequence[Listed]) -> list[Shown]:
 
 
 def _device_of(number: int, listed: Sequence[Listed]) -> Shown | None:
-    """The GPU, or its first slice; None where there is none."""
     if not 0 <= number < len(listed):
         return None
     slices = listed[number].slices
@@ -123,7 +117,7 @@ def _named(text: str, listed: Sequence[Listed]) -> list[Shown]:
 
 
 def _by_number(word: str, listed: Sequence[Listed]) -> Shown | None:
-    """By a leading number, as strtoul reads it."""
+    """Find a device by a leading number, as strtoul reads it."""
     number = re.match(r"[+-]?\d+", word)
     return None if number is None else _device_of(int(number[0]), listed)
 
@@ -155,18 +149,18 @@ FINGERPRINT_FACTS = (
     "gpus",
     "versions",
 )
-"""The facts that enter the fingerprint."""
+"""Facts that enter the fingerprint."""
 FINGERPRINT_VERSIONS = ("torch", "numpy", "numba")
 
 
 def machine_facts() -> dict[str, Any]:
-    """What this machine is.
+    """Collect the facts of this machine.
 
     Returns:
         cpu_model (str), architecture (str), cores (int, those this process may use), ram_bytes
         (int, the control group's limit where lower), ram_gib (int, rounded), numa_nodes (int),
         huge_pages (str: always | madvise | never | unknown), gpus (list of {uuid, name,
-        memory_bytes}), versions (name -> version; those not installed are absent).
+        memory_bytes}), versions (name -> version, of what is installed).
     """
     ram_bytes = usable_ram_bytes()
     gpus, driver = _gpus()
@@ -184,13 +178,10 @@ def machine_facts() -> dict[str, Any]:
 
 
 def machine_fingerprint(facts: dict[str, Any] | None = None) -> str:
-    """Hash of what the machine is, 32 hex digits.
+    """Hash the machine's facts, 32 hex digits; None asks for them now.
 
-    Enter: processor model, usable cores, memory in whole GiB, huge-page state, GPU names and
-    UUIDs (in any order) and the versions of torch, numpy and numba. Nothing measured enters.
-
-    Args:
-        facts: what `machine_facts()` returned; None asks now.
+    Entering facts: processor model, usable cores, memory in whole GiB, huge-page state, GPU names
+    and UUIDs (in any order) and the versions of torch, numpy and numba.
     """
     facts = machine_facts() if facts is None else facts
     kept = {name: facts[name] for name in FINGERPRINT_FACTS}
@@ -201,7 +192,7 @@ def machine_fingerprint(facts: dict[str, Any] | None = None) -> str:
 
 
 def usable_cores() -> int:
-    """Cores this process may use: its affinity, and its control groups' quota rounded up."""
+    """Count the cores of this process: its affinity, and its control groups' quota rounded up."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
@@ -211,21 +202,21 @@ def usable_cores() -> int:
 
 
 def usable_ram_bytes() -> int:
-    """Bytes of memory: the machine's, or its control groups' limit where that is lower."""
+    """Return the machine's bytes of memory, or its control groups' limit where that is lower."""
     total = meminfo().get("MemTotal", 0) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = memory_limit_bytes(SYS, PROC)
     return total if limit is None else min(total, limit)
 
 
 def available_ram_bytes() -> int:
-    """Bytes that can be taken now without swapping."""
+    """Return the bytes that can be taken now without swapping."""
     return min(meminfo().get("MemAvailable", usable_ram_bytes()), usable_ram_bytes())
 
 
 def meminfo() -> dict[str, int]:
-    """/proc/meminfo in bytes; empty where there is none."""
+    """Read /proc/meminfo in bytes; empty where there is none."""
     out: dict[str, int] = {}
-    for line in _read(PROC / "meminfo").splitlines():
+    for line in read_small(PROC / "meminfo").splitlines():
         name, _, rest = line.partition(":")
         words = rest.split()
         if words and words[0].isdigit():
@@ -234,12 +225,7 @@ def meminfo() -> dict[str, int]:
 
 
 def set_threads(compute: int) -> None:
-    """Set the threads torch and numba use for one operation in this process.
-
-    Args:
-        compute: threads of torch's operators; numba's parallel loops get as many, up to the
-            number numba was started with.
-    """
+    """Set the threads of one operation of torch, and of numba up to the number it started with."""
     import numba
     import numba.core.config as numba_config
     import torch
@@ -250,23 +236,42 @@ def set_threads(compute: int) -> None:
     torch.set_num_threads(compute)
 
 
+def use_threads(plan: Plan, rank: int, *, pin: bool) -> list[int]:
+    """Set the thread counts of torch and numba, and pin this rank; return its cores.
+
+    Ranks on one host get disjoint cores, `compute + sample` each, if the host has that many, else
+    the operating system places them.
+    """
+    threads, devices = plan.strategy.threads, plan.strategy.devices
+    here = [device for device in devices if device.host == devices[rank].host]
+    position = [device.rank for device in here].index(rank)
+    cores = usable_core_ids()
+    wanted = threads.compute + threads.sample
+    if pin and len(here) * wanted <= len(cores):
+        pin_to(cores[position * wanted : (position + 1) * wanted])
+    set_threads(threads.compute)
+    return usable_core_ids()
+
+
 def flush_denormals() -> bool:
-    """Let numbers below 1e-38 count as 0 in this thread and in those that it starts.
+    """Count numbers below 1e-38 as 0 in this thread and those that it starts; return if it can.
 
-    As the loss falls, gradients get there, and cores are slow at such numbers (DEC-70). To be
-    called before torch or numba starts a thread; affects what else the process computes, so the
-    worker calls it and the library never does by itself.
-
-    Returns:
-        Whether this processor can.
+    Gradients get there as the loss falls, and cores are slow at such numbers (DEC-70). Call before
+    torch or numba starts a thread. It affects the whole process, so the worker calls it, never the
+    library by itself.
     """
     import torch
 
     return torch.set_flush_denormal(True)
 
 
+def has_triton() -> bool:
+    """Return whether the kernels' compiler is installed."""
+    return importlib.util.find_spec("triton") is not None
+
+
 def _cpu_model() -> str:
-    for line in _read(PROC / "cpuinfo").splitlines():
+    for line in read_small(PROC / "cpuinfo").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("model name", "Model", "cpu model"):
             return value.strip()
@@ -274,7 +279,7 @@ def _cpu_model() -> str:
 
 
 def _huge_pages() -> str:
-    text = _read(SYS / "kernel/mm/transparent_hugepage/enabled")
+    text = read_small(SYS / "kernel/mm/transparent_hugepage/enabled")
     _, opened, rest = text.partition("[")
     return rest.partition("]")[0] if opened else "unknown"
 
@@ -290,7 +295,7 @@ def _versions() -> dict[str, str]:
 
 
 def _gpus() -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """GPUs that CUDA shows, by NVML, and the driver's version; ([], {}) without NVML or GPUs."""
+    """Return CUDA's GPUs, by NVML, and the driver's version; ([], {}) without NVML or GPUs."""
     try:
         import pynvml
     except ImportError:
@@ -317,7 +322,6 @@ def _gpus() -> tuple[list[dict[str, Any]], dict[str, str]]:
 
 
 def _shown_handles(nvml: Any, handles: list[Any]) -> list[Any]:
-    """Of the driver's GPUs those that CUDA shows, and slices in the place of divided ones."""
     slices = [read_slices(nvml, each) if _is_divided(nvml, each) else None for each in handles]
     listed = [
         Listed(
@@ -341,11 +345,3 @@ def _is_divided(nvml: Any, handle: Any) -> bool:
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _read(path: Path) -> str:
-    """A small file's text; empty where it is missing or may not be read."""
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return ""

@@ -1,4 +1,4 @@
-"""What can go wrong in the runtime, as one tree.
+"""Errors of the runtime as one tree, and the warning of a slower path.
 
 GnnplanError              anything this package raises on purpose
   InputError                the user's input is wrong (exit code 2)
@@ -7,18 +7,27 @@ GnnplanError              anything this package raises on purpose
     SamplerError            sampler settings cannot be used
   BudgetExceeded            a memory budget would be passed; carries the sum
   WorkerFailed              a rank of a job failed; carries its error
+
+Where a GPU lacks what its fast path needs (Triton, page-locked memory), the same plan runs by the
+host's gather and samplers, with the same batches and losses and one `SlowerPathWarning`.
 """
+
+import threading
+import warnings
+
+_warned: set[str] = set()
+_lock = threading.Lock()
 
 
 class GnnplanError(Exception):
-    """Anything the runtime raises on purpose; its text is fit to be shown to a user."""
+    """Anything the runtime raises on purpose; its text may be shown to a user."""
 
 
 class InputError(GnnplanError):
     r"""The input is wrong: one line says what was expected, what was found and what to do.
 
-    What is quoted from a file may hold anything: what is not printable, line ends first of all, is
-    shown as Python writes it.
+    Text that is quoted from a file may hold anything: line ends and other unprintable characters
+    are shown as Python writes them.
 
     >>> print(InputError("found no 'indices' among a\nb"))
     found no 'indices' among a\nb
@@ -51,3 +60,25 @@ class BudgetExceeded(GnnplanError):
 
 class WorkerFailed(GnnplanError):
     """A rank of a job failed; the text is that rank's own error."""
+
+
+class SlowerPathWarning(RuntimeWarning):
+    """The plan runs on a slower path than it was made for; the text says why and what to do."""
+
+
+def warn_once(key: str, text: str) -> None:
+    """Warn the first time that `key` comes in this process, with a `SlowerPathWarning`.
+
+    The text says what happens instead, why, and what to do.
+    """
+    with _lock:
+        if key in _warned:
+            return
+        _warned.add(key)
+    warnings.warn(text, SlowerPathWarning, stacklevel=3)
+
+
+def forget_warnings() -> None:
+    """Let every warning come again, for tests."""
+    with _lock:
+        _warned.clear()

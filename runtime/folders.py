@@ -1,29 +1,31 @@
-"""Finished folders get their name in one step, and what had it before is handed back whole.
+"""Folders that get their name when they are finished, and names that vanish with their owner.
 
-    staging = make_beside(target)
-    ...                                     # everything is written there
-    earlier = take_name(staging, target)    # readers see the old folder or the new one
+  staging = make_beside(target)
+  ...                                     # everything is written there
+  earlier = take_name(staging, target)    # readers see the old folder or the new one
 
-On Linux an earlier folder and the new one exchange their names (renameat2); elsewhere, and on file
-systems that cannot, two renames follow each other.
+An earlier folder and the new one exchange names (renameat2 on Linux, else two renames), and the
+earlier one is handed back whole.
 
-Folders that are being written, and the removal of those whose writer is dead.
-
-A writer holds a lock (flock) on a file in its folder. The kernel drops the lock with the process,
-whatever ends it, so a folder whose lock is free has no writer: the next one beside it removes it.
-The file names the writer, for people and for file systems on which locks of one host do not hold
-on another: there only folders of this host are touched.
+A writer holds a lock (flock) on a file in its unfinished folder, and an owner on its segment of
+shared memory until all who want it have mapped it. The kernel drops the lock with the process,
+whatever ends it and in whichever container. What is left unlocked has no owner, and the next
+process removes it. The file in a folder names the writer: on file systems where locks of other
+hosts do not hold, only folders of this host are touched.
 """
 
+import contextlib
 import ctypes
 import errno
 import fcntl
 import functools
 import os
+import re
 import secrets
 import shutil
 import socket
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -36,32 +38,17 @@ _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
 
 
 def make_beside(target: Path) -> Path:
-    """Make an empty folder under a hidden name beside `target`, open to whom the umask lets in.
-
-    Raises:
-        OSError: the folder that holds both cannot be written.
-    """
+    """Make an empty folder under a hidden name beside `target`, open to whom the umask lets in."""
     made = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
     made.mkdir()
     return made
 
 
 def take_name(made: Path, target: Path) -> Path | None:
-    """Put a finished folder in the place of `target`, which may hold an earlier one.
+    """Put a finished folder, flushed to the disk, in the place of `target`.
 
-    All of it is on the disk before it has the name, so that no name stands for half a folder after
-    a power cut.
-
-    Args:
-        made: the new folder, beside the target.
-        target: its name from now on; absent, an empty folder, or a folder that is replaced.
-
-    Returns:
-        Where the earlier folder lies now, under a hidden name beside the target, for the caller to
-        delete or keep; None where there was none.
-
-    Raises:
-        OSError: it cannot be renamed; an earlier folder then has its name still.
+    Returns the hidden name of an earlier folder beside the target, to delete or keep; None without
+    one. A folder that cannot be renamed raises OSError, and the earlier one keeps its name.
     """
     flush(made)
     earlier = None
@@ -76,7 +63,7 @@ def take_name(made: Path, target: Path) -> Path | None:
 
 
 def free_name(folder: Path) -> Path:
-    """A name that nothing has, for what `folder` was before.
+    """Return an unused name for what `folder` was before.
 
     >>> free_name(Path("/nowhere/plan")).name
     'plan.previous'
@@ -100,7 +87,6 @@ def flush(folder: Path) -> None:
 
 
 def _exchanged(one: Path, other: Path) -> bool:
-    """Whether the two have each other's name now."""
     call = _renameat2()
     if call is None:
         return False
@@ -110,14 +96,13 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 @functools.cache
 def _renameat2() -> Any:
-    """The C library's function; None where it has none."""
     if sys.platform != "linux":
         return None
     return getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 
 
 def _in_two_steps(made: Path, target: Path) -> Path:
-    """The earlier folder steps aside, and back where the new one cannot take its place."""
+    """Rename an earlier folder out of the way, and back where the new one cannot take its place."""
     earlier = made.with_name(f"{made.name}.earlier")
     target.rename(earlier)
     try:
@@ -129,13 +114,13 @@ def _in_two_steps(made: Path, target: Path) -> Path:
 
 
 OWNER = "unfinished.json"
-"""In the folder while it is being written."""
+"""Name of the file in a folder that is being written."""
 STALE_SECONDS = 86_400.0
-"""A folder of this host from before its last start is left this long: names of hosts repeat."""
+"""Least age of an unfinished folder from before this host's last start: hosts' names repeat."""
 
 
 class Unfinished:
-    """A hidden folder beside `target` that this process is writing, until `finish` or `remove`."""
+    """Hidden folder beside `target` that this process is writing, until `finish` or `remove`."""
 
     def __init__(self, target: Path) -> None:
         self.folder, self._handle = _make(target)
@@ -143,16 +128,16 @@ class Unfinished:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the hidden name is still that of what was made here."""
+        """Whether the hidden name still belongs to what was made here."""
         return self.folder.exists() and _identity(self.folder.stat()) == self._identity
 
     def finish(self) -> None:
-        """Take the mark away: what is in the folder now is whole."""
+        """Remove the mark: what is in the folder now is whole."""
         (self.folder / OWNER).unlink(missing_ok=True)
         self._let_go()
 
     def remove(self) -> None:
-        """Delete the folder, if it is there still."""
+        """Delete the folder, if it is still there."""
         if self.is_ours:
             shutil.rmtree(self.folder, ignore_errors=True)
         self._let_go()
@@ -164,11 +149,7 @@ class Unfinished:
 
 
 def sweep_unfinished(parent: Path) -> list[Path]:
-    """Delete the folders that dead processes of this host have left unfinished in `parent`.
-
-    Returns:
-        What was deleted.
-    """
+    """Delete what dead processes of this host have left unfinished in `parent`; return it."""
     swept = list[Path]()
     for owner in sorted(parent.glob(f".*/{OWNER}")):
         try:
@@ -185,7 +166,7 @@ def sweep_unfinished(parent: Path) -> list[Path]:
 
 
 def _make(target: Path) -> tuple[Path, int]:
-    """The folder and the lock; again where a sweep of others came between."""
+    """Make the folder and its lock; try again where another's sweep came between."""
     while True:
         folder = make_beside(target)
         handle = -1
@@ -209,7 +190,6 @@ def _self() -> dict[str, object]:
 
 
 def _boot() -> str:
-    """Identity of this start of this kernel; empty where the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -217,7 +197,7 @@ def _boot() -> str:
 
 
 def _is_dead(owner: Path, handle: int) -> bool:
-    """Whether the folder's writer was one of this host's and is gone; then it is locked by us."""
+    """Return whether the folder's writer was of this host and is gone; then we hold its lock."""
     try:
         said = codec.parse(owner.read_bytes())
     except (OSError, ValueError):
@@ -232,7 +212,7 @@ def _is_dead(owner: Path, handle: int) -> bool:
 
 
 def _lock(handle: int) -> bool | None:
-    """Whether the lock is ours now; None where the file system has no locks."""
+    """Return whether the lock is ours now; None where the file system has no locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -243,7 +223,6 @@ def _lock(handle: int) -> bool | None:
 
 
 def _same_file(path: Path, handle: int) -> bool:
-    """Whether the open file still has this name."""
     try:
         there = path.stat()
     except OSError:
@@ -253,3 +232,61 @@ def _same_file(path: Path, handle: int) -> bool:
 
 def _identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
+
+
+SHARED_MEMORY = Path("/dev/shm")
+PREFIX = "gnnplan-"
+_NAME = re.compile(PREFIX + "[a-z0-9_]{8}")
+"""Names that `tempfile` makes of the prefix."""
+
+
+class Segment:
+    """File in shared memory that this process owns until `remove`, with all its bytes taken."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.handle, self.path = _create_locked()
+        try:
+            # Taken now: a hole that cannot be filled would end the process at the first write.
+            os.posix_fallocate(self.handle, 0, num_bytes)
+        except OSError:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Remove the name: the memory lives on with those who have mapped it."""
+        Path(self.path).unlink(missing_ok=True)
+        os.close(self.handle)
+
+
+def sweep_segments() -> int:
+    """Remove the segments of dead owners that this user may open; return their number."""
+    removed = 0
+    for path in sorted(_shared_memory().glob(f"{PREFIX}*")):
+        if _NAME.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+            with contextlib.suppress(OSError):  # somebody else's, or gone meanwhile
+                removed += _remove_unlocked(path)
+    return removed
+
+
+def _remove_unlocked(path: Path) -> bool:
+    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        dead = _lock(handle) is True
+        if dead:
+            path.unlink()
+    finally:
+        os.close(handle)
+    return dead
+
+
+def _create_locked() -> tuple[int, str]:
+    while True:
+        handle, path = tempfile.mkstemp(prefix=PREFIX, dir=_shared_memory())
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            return handle, path
+        os.close(handle)  # a sweep removed it before it was locked
+
+
+def _shared_memory() -> Path:
+    return SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())

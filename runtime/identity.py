@@ -1,4 +1,4 @@
-"""Is this the graph, and is this the machine, that the plan was made for?"""
+"""Checks that a plan's graph and machine are at hand, and that it reads all weights."""
 
 import os
 from pathlib import Path
@@ -13,12 +13,7 @@ FORCE_VARIABLE = "GNNPLAN_FORCE"
 
 
 def open_planned_graph(plan: Plan) -> Graph:
-    """Open the dataset that a plan was made for.
-
-    Raises:
-        PlanError: another dataset is there, and nobody asked for it to be taken all the same.
-        DatasetError: the dataset is gone or damaged.
-    """
+    """Open the dataset that a plan was made for; refuse another one unless it is forced."""
     graph = open_graph(Path(plan.graph.path))
     why = _other_graph(plan, graph.fingerprint)
     if why and not os.environ.get(FORCE_VARIABLE):
@@ -29,20 +24,9 @@ def open_planned_graph(plan: Plan) -> Graph:
 def check_identity(plan: Plan, *, force: bool = False) -> list[str]:
     """Compare the fingerprints in a plan with those of its dataset and of this machine.
 
-    A machine of several hosts has one fingerprint for each, joined by "+"; any of them will do.
-
-    Call before the process is pinned to cores: the cores it may use are part of the machine.
-
-    Args:
-        plan: the plan.
-        force: go on with a note instead of raising.
-
-    Returns:
-        A note for each mismatch (only with `force`; else empty).
-
-    Raises:
-        PlanError: the graph or the machine is another one.
-        DatasetError: the dataset is gone or damaged.
+    A machine of several hosts has their fingerprints, joined by "+"; any of them will do. Call
+    before the process is pinned to cores: its cores are part of the machine. A mismatch raises
+    PlanError or, with `force`, becomes a note.
     """
     notes: list[str] = []
     found_graph = open_graph(Path(plan.graph.path), validate=False).fingerprint
@@ -61,7 +45,7 @@ def check_identity(plan: Plan, *, force: bool = False) -> list[str]:
 
 
 def _other_graph(plan: Plan, fingerprint: str) -> str:
-    """What is wrong with a dataset of that fingerprint; empty where it is the plan's."""
+    """Explain a fingerprint that is not the plan's; return an empty text for the plan's own."""
     if fingerprint == plan.graph.fingerprint:
         return ""
     return (
@@ -73,3 +57,15 @@ def _other_graph(plan: Plan, fingerprint: str) -> str:
 def _visible() -> str:
     text = os.environ.get(VARIABLE)
     return "" if text is None else f" (with the GPUs that {VARIABLE}={text} shows)"
+
+
+def unused_weights(plan: Plan, graph: Graph) -> list[str]:
+    """Return a line where the dataset has edge weights that neither sampler nor model reads."""
+    strategy = plan.strategy
+    if graph.edge_weight is None or strategy.sampler.parameters.get("weights", "none") != "none":
+        return []
+    who = "full-graph training" if strategy.mode == "full-graph" else strategy.sampler.name
+    return [
+        f"{graph.name}: the edge weights are not used: {who} takes all edges alike; to draw by "
+        "them plan again with --sampler NAME:weights=graph (see --allow)"
+    ]

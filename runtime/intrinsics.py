@@ -1,9 +1,9 @@
 """Machine instructions that numba has no name for, as LLVM intrinsics or plain LLVM code.
 
-Every backend lowers them to what its processor has, so no compiler is needed at install time. With
-plain addresses (`intp` numbers) one compiled kernel serves every dtype, row width and mapping; the
-callers (`runtime.features.gather`) check every bound before an address reaches one of these.
-Instructions on arrays stand in `runtime.sampling.placed_indices`.
+Every backend lowers them to what its processor has: no compiler is needed at install time. With
+plain addresses (`intp`) one compiled kernel serves every dtype, row width and mapping; callers
+(`features.gather`) check bounds beforehand. Instructions on arrays stand in
+`sampling.placed_indices`.
 """
 
 from typing import Any
@@ -44,7 +44,7 @@ def prefetch(_context: Any, address: Any) -> Any:
 
 @intrinsic
 def pointer(_context: Any, address: Any) -> Any:
-    """The pointer to an address, for `numba.carray`."""
+    """Return the pointer to an address, for `numba.carray`."""
     del address
 
     def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -68,7 +68,7 @@ def mulhi(_context: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def copy_bytes(_context: Any, target: Any, source: Any, num_bytes: Any) -> Any:
-    """Copy `num_bytes` between two addresses that do not overlap; no alignment is needed."""
+    """Copy `num_bytes` between two addresses that do not overlap, aligned or not."""
     del target, source, num_bytes
 
     def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -81,7 +81,7 @@ def copy_bytes(_context: Any, target: Any, source: Any, num_bytes: Any) -> Any:
 
 @intrinsic
 def stream_16_bytes(_context: Any, target: Any, source: Any) -> Any:
-    """Copy 16 bytes past the caches; the target must be 16-byte aligned, the source need not."""
+    """Copy 16 bytes past the caches to a 16-byte aligned target."""
     del target, source
 
     def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -109,7 +109,7 @@ def fence(_context: Any) -> Any:
 
 
 def _widen(lanes: int) -> Any:
-    """An intrinsic that turns `lanes` float16 at one address into float32 at another."""
+    """Make an intrinsic that turns `lanes` float16 at one address into float32 at another."""
 
     def typing_of(_context: Any, target: Any, source: Any) -> Any:
         del target, source
@@ -131,6 +131,6 @@ def _widen(lanes: int) -> Any:
 
 
 widen_8 = _widen(8)
-"""widen_8(target, source): eight float16 to eight float32."""
+"""widen_8(target, source): eight float16 become float32."""
 widen_1 = _widen(1)
-"""widen_1(target, source): one float16 to one float32."""
+"""widen_1(target, source): one float16 becomes float32."""

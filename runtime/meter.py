@@ -1,12 +1,12 @@
 """Seconds of every stage of every step, recorded where the stage runs.
 
-One meter belongs to one rank and is shared by its training thread and its prefetch threads: a
-record is one `list.append`, which is atomic, so no lock is taken while training. Two clocks are
-read: elapsed seconds, and core-seconds, the processor time of the thread that ran the stage (what
-a torch or numba pool spends beside that thread is not in it).
+A meter belongs to one rank, whose training and prefetch threads share it without a lock: a record
+is one atomic `list.append`. It reads two clocks: elapsed seconds, and core-seconds of the thread
+that ran the stage, without what a torch or numba pool spends beside it.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from gnnplan.runtime.report import Quantiles, StageReport, quantiles
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One stage of one step."""
+    """Record of one stage of one step."""
 
     step: int
     """Number of the step within this process, from 0, over epochs."""
@@ -34,19 +34,16 @@ class StageMeter:
         self._counts: list[tuple[int, dict[str, int], dict[str, int]]] = []
         self._lists: list[tuple[int, dict[str, int], dict[str, int]]] = []
         self.on_enter: Callable[[str, int, bool], None] | None = None
-        """Told the stage and step that a thread enters, for a watcher."""
+        """Watcher that is told each stage and step that a thread enters."""
 
     def enter(self, stage: str, step: int, *, meets: bool = False) -> None:
-        """Say that the calling thread enters `stage` of `step`, and may wait for other ranks."""
+        """Tell the watcher that the calling thread enters a stage and may wait for other ranks."""
         if self.on_enter is not None:
             self.on_enter(stage, step, meets)
 
     @contextmanager
     def measure(self, stage: str, step: int) -> Iterator[None]:
-        """Time the body of a `with` block, on the calling thread, as `stage` of `step`.
-
-        A body that raises leaves no record.
-        """
+        """Time the body as a stage of a step; a body that raises leaves no record."""
         self.enter(stage, step)
         core, start = time.thread_time(), time.perf_counter()
         yield
@@ -58,7 +55,7 @@ class StageMeter:
         self._samples.setdefault(str(stage), []).append(Sample(step, seconds, core_seconds))
 
     def prolong(self, stage: str, step: int, seconds: float, core_seconds: float = 0.0) -> None:
-        """Add to the stage's last record, which is of `step` and of this thread; else record it."""
+        """Add to the stage's last record if it is of this step, else record it."""
         samples = self._samples.setdefault(str(stage), [])
         if samples and samples[-1].step == step:
             last = samples.pop()
@@ -66,22 +63,22 @@ class StageMeter:
         samples.append(Sample(step, seconds, core_seconds))
 
     def count(self, step: int, rows: Mapping[str, int], num_bytes: Mapping[str, int]) -> None:
-        """Record the rows and bytes that the features of `step` took from each source."""
+        """Record the feature rows and bytes that a step took from each source."""
         self._counts.append((step, dict(rows), dict(num_bytes)))
 
     def count_lists(
         self, step: int, lists: Mapping[str, int], num_bytes: Mapping[str, int]
     ) -> None:
-        """Record the adjacency lists and bytes that sampling `step` took from each source."""
+        """Record the adjacency lists and bytes that sampling a step took from each source."""
         self._lists.append((step, dict(lists), dict(num_bytes)))
 
     def seconds(self, stage: str, *, skip_steps: int = 0) -> list[float]:
-        """Elapsed seconds of `stage` in order of step, without the first `skip_steps` steps."""
+        """Return a stage's elapsed seconds in order of step, without the first steps."""
         samples = [s for s in self._samples.get(str(stage), []) if s.step >= skip_steps]
         return [s.seconds for s in sorted(samples, key=lambda s: s.step)]
 
     def stages(self, *, skip_steps: int = 0) -> dict[str, StageReport]:
-        """Summary of each stage that has a record beyond the first `skip_steps` steps."""
+        """Summarise each stage that has a record beyond the first `skip_steps` steps."""
         found: dict[str, StageReport] = {}
         for stage in list(self._samples):
             kept = [s for s in list(self._samples[stage]) if s.step >= skip_steps]
@@ -90,24 +87,23 @@ class StageMeter:
         return found
 
     def totals(self, *, skip_steps: int = 0) -> tuple[dict[str, int], dict[str, int]]:
-        """Rows by source and bytes by source, summed."""
+        """Return rows by source and bytes by source, summed."""
         return _totals(self._counts, skip_steps)
 
     def list_totals(self, *, skip_steps: int = 0) -> tuple[dict[str, int], dict[str, int]]:
-        """Adjacency lists by source and their bytes; empty with topology on the host."""
+        """Return adjacency lists by source and their bytes; empty with topology on the host."""
         return _totals(self._lists, skip_steps)
 
 
 def _totals(
     counts: list[tuple[int, dict[str, int], dict[str, int]]], skip_steps: int
 ) -> tuple[dict[str, int], dict[str, int]]:
-    number: dict[str, int] = {}
-    num_bytes: dict[str, int] = {}
+    number, num_bytes = Counter[str](), Counter[str]()
     for step, step_number, step_bytes in list(counts):
         if step >= skip_steps:
-            _add_into(number, step_number)
-            _add_into(num_bytes, step_bytes)
-    return number, num_bytes
+            number.update(step_number)
+            num_bytes.update(step_bytes)
+    return dict(number), dict(num_bytes)
 
 
 def _summary(samples: list[Sample]) -> StageReport:
@@ -120,8 +116,3 @@ def _summary(samples: list[Sample]) -> StageReport:
         mean=float(np.mean([s.seconds for s in samples])),
         core_seconds=float(np.mean([s.core_seconds for s in samples])),
     )
-
-
-def _add_into(total: dict[str, int], part: Mapping[str, int]) -> None:
-    for name, number in part.items():
-        total[name] = total.get(name, 0) + int(number)

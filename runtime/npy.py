@@ -1,7 +1,4 @@
-"""Read .npy files that others wrote: a wrong header never asks for memory.
-
-`np.load` allocates what a header says before it looks at the file, and a header may say anything.
-"""
+"""Reading .npy files of others, without asking for the memory that a wrong header claims."""
 
 import io
 import math
@@ -19,7 +16,7 @@ _HEADERS = {
 
 
 HEADER_TRIES = 5
-"""Of a header that fails because another thread reads one."""
+"""Number of tries to read a header that fails because another thread reads one."""
 
 
 class _DisturbedError(ValueError):
@@ -27,7 +24,7 @@ class _DisturbedError(ValueError):
 
 
 class _Layout(NamedTuple):
-    """What a header says, once it is known to be true."""
+    """Layout of a file whose header was found to be true."""
 
     shape: tuple[int, ...]
     order: Literal["C", "F"]
@@ -38,11 +35,9 @@ class _Layout(NamedTuple):
 
 
 def map_npy(path: Path) -> NDArray[Any]:
-    """Map a .npy file of plain values read-only; scalars and empty arrays are read.
+    """Map a .npy file of plain values read-only; read scalars and empty arrays.
 
-    Raises:
-        OSError: it cannot be opened.
-        ValueError: truncated, or not a .npy file of plain values.
+    It raises OSError, or ValueError for a truncated file or one that holds no plain values.
     """
     with path.open("rb") as file:
         shape, order, dtype, offset, values_bytes = _layout(file)
@@ -54,10 +49,7 @@ def map_npy(path: Path) -> NDArray[Any]:
 
 
 def release_pages(array: NDArray[Any]) -> None:
-    """Give back the memory that a mapped array's pages take; they are read again where needed.
-
-    Arrays that are not mapped stay as they are.
-    """
+    """Give back the memory of a mapped array's pages, which are read again where needed."""
     owner: object = array
     while isinstance(owner, np.ndarray):
         owner = owner.base
@@ -66,11 +58,7 @@ def release_pages(array: NDArray[Any]) -> None:
 
 
 def npy_of(data: bytes) -> NDArray[Any]:
-    """The array of a .npy file that is in memory: read-only, without a copy.
-
-    Raises:
-        ValueError: truncated, or not a .npy file of plain values.
-    """
+    """Return the array of a .npy file in memory, read-only, without a copy; else ValueError."""
     shape, order, dtype, offset, values_bytes = _layout(io.BytesIO(data))
     if not values_bytes:
         return np.empty(shape, dtype, order)
@@ -78,14 +66,11 @@ def npy_of(data: bytes) -> NDArray[Any]:
 
 
 def read_header(file: io.BufferedIOBase) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether values lie by column, and dtype; the file then stands before the values.
+    """Read shape, Fortran order and dtype, and leave the file before the values.
 
-    Python 3.11 counts the depth of syntax trees over all threads together (python/cpython#106905),
-    and NumPy reads a header by one. A header that is whole can therefore fail with a SystemError
-    while another thread makes a tree: it is read again.
-
-    Raises:
-        ValueError: it is none.
+    Python 3.11 counts the depth of syntax trees over all threads (python/cpython#106905), and NumPy
+    reads a header by one. A whole header may therefore fail with a SystemError while another thread
+    makes a tree: it is read again.
     """
     begin = file.tell()
     for _ in range(HEADER_TRIES - 1):
@@ -97,7 +82,6 @@ def read_header(file: io.BufferedIOBase) -> tuple[tuple[int, ...], bool, np.dtyp
 
 
 def _header(file: io.BufferedIOBase) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """As `read_header`, in one try."""
     try:
         version = np.lib.format.read_magic(file)
         if version not in _HEADERS:
@@ -113,11 +97,6 @@ def _header(file: io.BufferedIOBase) -> tuple[tuple[int, ...], bool, np.dtype[An
 
 
 def _layout(file: io.BufferedIOBase) -> _Layout:
-    """Read a header and hold it against the file's size.
-
-    Raises:
-        ValueError: it is none, or claims what is not there.
-    """
     shape, by_column, dtype = read_header(file)
     offset = file.tell()
     size = file.seek(0, io.SEEK_END)

@@ -1,52 +1,112 @@
-"""This process and its host: cores it may use, memory it holds, how quiet the host is."""
+"""This process and its host: cores and threads, memory, and how quiet the host is."""
 
+import contextlib
 import ctypes
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from gnnplan.runtime.cores import pin_to, usable_core_ids
-from gnnplan.runtime.device import set_threads
-from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.plan.schema import Threads
 from gnnplan.runtime.report import HostNoise
 
 _SELF = Path("/proc/self")
+GLOO_THREADS = ("gloo_tcp_loop", "pt_gloo_runloop")
+"""Names that torch 2.13 gives to the threads of a gloo group."""
 
 
-def use_threads(plan: Plan, rank: int, *, pin: bool) -> list[int]:
-    """Give this rank its share of the machine: thread counts of torch and numba, and cores.
+def usable_core_ids() -> list[int]:
+    """Return the numbers of the cores of this process; empty where the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
-    Ranks on one host get disjoint cores, `compute + sample` each, when the host has that many;
-    where it has not, they are left to the operating system.
 
-    Args:
-        plan: holds the thread budget.
-        rank: this rank.
-        pin: False leaves the cores alone.
+def pin_to(cores: list[int]) -> None:
+    """Restrict every thread of this process, also those of libraries, to cores."""
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            os.sched_setaffinity(int(task.name), cores)
+        except ProcessLookupError:
+            continue  # the thread ended meanwhile
 
-    Returns:
-        The cores this process may run on.
+
+@contextlib.contextmanager
+def process_on(cores: Sequence[int]) -> Generator[None]:
+    """Keep this process to cores while the context is open; change nothing with none given."""
+    before = usable_core_ids()
+    if not cores or not before:
+        yield
+        return
+    pin_to(list(cores))
+    try:
+        yield
+    finally:
+        pin_to(before)
+
+
+def keep_thread_to(cores: Sequence[int]) -> None:
+    """Restrict the calling thread to cores; do nothing with none, or where the system cannot."""
+    if cores and hasattr(os, "sched_setaffinity"):
+        with contextlib.suppress(OSError):  # they were taken from this process meanwhile
+            os.sched_setaffinity(0, cores)
+
+
+@contextlib.contextmanager
+def batch_threads() -> Generator[None]:
+    """Start threads inside that never push a running one off its core (SCHED_BATCH).
+
+    gloo's network thread polls while another of its threads holds a connection's lock; on a rank's
+    one core it would push that thread off (DEC-83). Nothing changes where the system has no such
+    policy or forbids it, or where the process has one of its own.
     """
-    threads, devices = plan.strategy.threads, plan.strategy.devices
-    here = [device for device in devices if device.host == devices[rank].host]
-    position = [device.rank for device in here].index(rank)
+    changed = _make_batch(0)
+    try:
+        yield
+    finally:
+        if changed:
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def make_batch(names: Container[str]) -> None:
+    """Treat threads of this process that run already as `batch_threads` does, by their names."""
+    tasks = Path("/proc/self/task")
+    for task in tasks.iterdir() if tasks.exists() else ():
+        with contextlib.suppress(OSError):  # the thread ended meanwhile
+            if (task / "comm").read_text().strip() in names:
+                _make_batch(int(task.name))
+
+
+def _make_batch(thread: int) -> bool:
+    """Make an ordinary thread (0: this one) a SCHED_BATCH one; return whether it was done."""
+    if not hasattr(os, "SCHED_BATCH"):
+        return False
+    try:
+        if os.sched_getscheduler(thread) != os.SCHED_OTHER:
+            return False
+        os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
+    except OSError:  # it ended meanwhile, or a container's rules forbid it
+        return False
+    return True
+
+
+def cores_beside_training(threads: Threads) -> list[int]:
+    """Return the cores that compute threads leave to a plan's loaders.
+
+    It is empty where loading does not run beside training, or not every thread has a core.
+    """
     cores = usable_core_ids()
-    wanted = threads.compute + threads.sample
-    if pin and len(here) * wanted <= len(cores):
-        pin_to(cores[position * wanted : (position + 1) * wanted])
-    set_threads(threads.compute)
-    return usable_core_ids()
+    if threads.sample == 0 or len(cores) < threads.compute + threads.sample:
+        return []
+    return cores[threads.compute :]
 
 
 def leave(code: int) -> NoReturn:
-    """End this process without taking the interpreter apart, once all it was for is on the disk.
+    """End this process at once, when all it was for is on the disk.
 
-    Taking it apart costs a second with torch loaded, and aborts where a thread of a library asks
-    for the interpreter's lock meanwhile: a job that is done would be reported as failed.
+    Taking the interpreter apart costs a second with torch loaded. It aborts where a library's
+    thread asks for the interpreter's lock: a finished job would be reported as failed.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -54,7 +114,7 @@ def leave(code: int) -> NoReturn:
 
 
 def memory_bytes() -> tuple[int, int]:
-    """(largest resident memory so far, private resident memory now) of this process, in bytes."""
+    """Return the largest resident memory so far and the private resident memory now, in bytes."""
     fields: dict[str, int] = {}
     for line in (_SELF / "status").read_text().splitlines():
         name, _, rest = line.partition(":")
@@ -64,9 +124,9 @@ def memory_bytes() -> tuple[int, int]:
 
 
 def die_first() -> None:
-    """Offer this process to the out-of-memory killer before those that can tell the user about it.
+    """Offer this process to the out-of-memory killer before torchrun and the launcher.
 
-    Torchrun and the launcher hold little memory, but share a control group with their ranks.
+    They hold little memory and tell the user what happened, but share the control group.
     """
     score = _SELF / "oom_score_adj"
     if score.exists():
@@ -74,7 +134,7 @@ def die_first() -> None:
 
 
 def age_seconds() -> float:
-    """Seconds since this process was started."""
+    """Return the seconds since this process was started."""
     # Field 22 of stat (proc(5)), counted after the parenthesised name, in clock ticks since boot.
     ticks = float((_SELF / "stat").read_text().rpartition(")")[2].split()[19])
     boot = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -83,7 +143,7 @@ def age_seconds() -> float:
 
 @dataclass(frozen=True, slots=True)
 class HostState:
-    """The host at one moment, to be compared with a later one."""
+    """Load and processor time of the host at one moment."""
 
     load: float
     steal_ticks: int
@@ -91,13 +151,13 @@ class HostState:
 
 
 def host_state() -> HostState:
-    """One-minute load and the processor-time counters of /proc/stat."""
+    """Read the one-minute load and the processor-time counters of /proc/stat."""
     ticks = [int(t) for t in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     return HostState(os.getloadavg()[0], ticks[7], sum(ticks))
 
 
 def noise_between(before: HostState, after: HostState) -> HostNoise:
-    """How quiet the host was between two moments."""
+    """Compare two moments: how quiet was the host between them?"""
     total = max(1, after.total_ticks - before.total_ticks)
     cores = os.cpu_count() or 1
     return HostNoise(
@@ -114,19 +174,16 @@ _M_MMAP_MAX = -4
 _M_MMAP_THRESHOLD = -3
 _LARGEST = 2**31 - 1
 _GIVEN_BACK_BYTES = 1 << 17
-"""Blocks from this size on; glibc's own threshold grows to 32 MB with the blocks that it meets."""
+"""Least size of a freed block to give back; glibc's own threshold grows to 32 MB."""
 
 _TUNABLES = "GLIBC_TUNABLES"
 _HUGE_PAGES = "glibc.malloc.hugetlb"
 
 
 def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment in whose processes glibc (2.35 and later) asks for huge pages.
+    """Return an environment in whose processes glibc (2.35 and later) asks for huge pages.
 
-    It reads this once, when a process starts. Where the system gives none nothing changes.
-
-    Args:
-        environment: of a process to be started; what it says itself of huge pages stays.
+    What the environment itself says of huge pages stays.
 
     >>> with_huge_pages({"GLIBC_TUNABLES": "glibc.malloc.perturb=1"})
     {'GLIBC_TUNABLES': 'glibc.malloc.perturb=1:glibc.malloc.hugetlb=1'}
@@ -138,23 +195,17 @@ def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc's allocator to keep what this process frees; to be called once, early.
+    """Tell glibc's allocator to keep what this process frees; return whether it took effect.
 
-    Affects the whole process, so the worker calls it and the library never does by itself.
-
-    Returns:
-        Whether it took effect; False where the C library is another one.
+    Call it once, early. It affects the whole process, so the worker calls it, never the library.
     """
     return _set(_M_MMAP_MAX, 0) and _set(_M_TRIM_THRESHOLD, _LARGEST)
 
 
 def give_back_freed_memory() -> bool:
-    """Tell glibc's allocator to give every freed block of 128 kB or more back at once.
+    """Tell glibc to give back every freed block of 128 kB or more; return whether it took effect.
 
-    Resident memory is then what is in use. To be called once, early, like `keep_freed_memory`.
-
-    Returns:
-        Whether it took effect.
+    Call it once, early, like `keep_freed_memory`. Resident memory is then what is in use.
     """
     return _set(_M_MMAP_THRESHOLD, _GIVEN_BACK_BYTES)
 

@@ -1,7 +1,6 @@
-"""The run report: what a run measured, in the words of the plan, so that the two can be compared.
+"""The run report: a run's measurements in the words of the plan, for comparison.
 
-`report.json` is written by rank 0 after the last epoch (and after each epoch, so that a run that is
-stopped leaves its figures), as a whole or not at all.
+`report.json` is written by rank 0 as a whole or not at all, after the last epoch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +15,9 @@ from gnnplan.runtime.errors import InputError
 
 REPORT_FILE = "report.json"
 WARMUP_STEPS = 10
-"""Steps discarded at the start of each process: library warm-up, page faults, compilation loads."""
+"""Steps discarded at the start of each process: warm-up, page faults, loading of kernels."""
 MIN_MEASURED_STEPS = 30
-"""Steps that a step time must rest on to be compared with a prediction."""
+"""Least number of steps behind a step time that is compared with a prediction."""
 MAX_STEP_SAMPLES = 2000
 
 
@@ -47,7 +46,7 @@ class StageReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankReport:
-    """What one rank measured, warm-up steps left out of the times but not of the counts."""
+    """Measurements of one rank; warm-up steps count in counts but not in times."""
 
     rank: int
     stages: dict[str, StageReport]
@@ -58,28 +57,28 @@ class RankReport:
     peak_memory_bytes: int
     """Largest resident memory of the process, pages of mapped files included."""
     private_memory_bytes: int
-    """Largest private (anonymous) resident memory, looked at after each epoch."""
+    """Largest private (anonymous) resident memory at the ends of epochs."""
     lists_by_source: dict[str, int] = field(default_factory=dict[str, int])
-    """Adjacency lists visited by source; empty with topology on the host."""
+    """Number of adjacency lists visited by source; empty with topology on the host."""
     list_bytes_by_source: dict[str, int] = field(default_factory=dict[str, int])
     resident_topology_bytes: int = 0
     """Bytes of adjacency lists and their directory that the rank holds itself."""
     resident_feature_bytes: int = 0
     """Bytes of feature rows that the rank holds itself."""
     cores: list[int] = field(default_factory=list[int])
-    """Cores the rank was allowed to run on."""
+    """Cores that the rank was allowed to run on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochReport:
-    """One epoch."""
+    """Measurements of one epoch."""
 
     epoch: int
     seconds: float
-    """Training only, without evaluation and checkpoints."""
+    """Seconds of training, without evaluation and checkpoints."""
     steps: int
     loss: float
-    """Mean over the epoch's steps of the loss per seed."""
+    """Mean loss per seed over the epoch's steps."""
     first_loss: float
     last_loss: float
     val: float | None = None
@@ -90,7 +89,7 @@ class EpochReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSeconds:
-    """Measured seconds of one optimiser step on rank 0, `WARMUP_STEPS` discarded."""
+    """Measured seconds of one optimiser step on rank 0, without `discarded` steps."""
 
     median: float
     p10: float
@@ -98,7 +97,7 @@ class StepSeconds:
     count: int
     discarded: int
     enough: bool
-    """True where at least `MIN_MEASURED_STEPS` remain after `WARMUP_STEPS`."""
+    """Whether at least `MIN_MEASURED_STEPS` remain after `WARMUP_STEPS`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,12 +111,12 @@ class HostNoise:
     """Share of processor time that the hypervisor took away during the run."""
     cores: int
     overloaded: bool
-    """True where something else was running: the load before passed half the cores."""
+    """Whether something else was running: the load before passed half the cores."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunReport:
-    """What a run measured."""
+    """Measurements of a run."""
 
     plan_id: str
     versions: dict[str, str]
@@ -131,35 +130,30 @@ class RunReport:
     losses: list[float]
     """Global loss per seed of each step of this process, at most `MAX_STEP_SAMPLES`."""
     first_step: int = 0
-    """Optimiser steps before those, taken before an interruption."""
+    """Number of optimiser steps taken before an interruption."""
     startup_seconds: float
-    """From the start of the rank's process to its first step."""
+    """Seconds from the start of the rank's process to its first step."""
     test_score: float | None
     """Test score in `metric` (accuracy, micro_f1, roc_auc, mrr); None: not evaluated."""
     noise: HostNoise
     notes: list[str] = field(default_factory=list[str])
     stages: dict[str, float] = field(default_factory=dict[str, float])
-    """Seconds of each stage in a typical step of a typical rank: the median over steps of the mean
-    over ranks, in which the wait of ranks for each other shows; empty in reports of versions before
-    it."""
+    """Seconds of each stage in a typical step: the median over steps of the mean over ranks.
+
+    The wait of ranks for each other shows in it. Reports of earlier versions lack it.
+    """
 
 
 def quantiles(values: Sequence[float]) -> Quantiles:
-    """Median, 10th and 90th percentile of a non-empty sequence."""
+    """Return median, 10th and 90th percentile of a non-empty sequence."""
     low, middle, high = np.percentile(np.asarray(values, dtype=np.float64), (10, 50, 90))
     return Quantiles(median=float(middle), p10=float(low), p90=float(high), count=len(values))
 
 
 def measured_steps(seconds: Sequence[float], *, discard: int = WARMUP_STEPS) -> StepSeconds:
-    """Median step of one process, its first `discard` steps left out, over epochs.
+    """Return the median step of one process, over epochs; all zero where no step was taken.
 
-    Args:
-        seconds: elapsed seconds of every step of one process, in order.
-        discard: steps to leave out at the start; a run too short for that leaves out half.
-
-    Returns:
-        The timing, flagged `enough` only with `MIN_MEASURED_STEPS` left after at least
-        `WARMUP_STEPS`; all zero where no step was taken.
+    `seconds` has every step in order. A run too short for `discard` steps leaves out half.
     """
     discard = min(discard, len(seconds) // 2)
     kept = list(seconds[discard:])
@@ -171,18 +165,11 @@ def measured_steps(seconds: Sequence[float], *, discard: int = WARMUP_STEPS) -> 
 
 
 def over_ranks(seconds: Sequence[Sequence[float]], num_ranks: int) -> NDArray[np.float64]:
-    """A stage's seconds by step, the mean over the ranks of each step.
+    """Return a stage's seconds by step, the mean over all ranks of each step.
 
-    Whoever is first in a step waits in a collective for the last. That shows in the mean over one
-    step's ranks; in the median of a rank alone it does not, as either of two is the last in half of
-    the steps.
-
-    Args:
-        seconds: of each rank that has the stage, at least one; in order of step.
-        num_ranks: all of them: the others have none of it.
-
-    Returns:
-        float64, shape (steps,): as many steps as all of them have.
+    `seconds` has the ranks that have the stage; the others spend none. Whoever is first in a step
+    waits in a collective for the last. The mean over one step's ranks shows it; the median of one
+    rank does not, as either of two is last in half of the steps.
 
     >>> over_ranks([[2.0, 0.0, 2.0], [0.0, 2.0, 0.0]], 2).tolist()
     [1.0, 1.0, 1.0]
@@ -193,7 +180,7 @@ def over_ranks(seconds: Sequence[Sequence[float]], num_ranks: int) -> NDArray[np
 
 
 def typical_stages(ranks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
-    """Median step of each stage, of the mean over the ranks (`over_ranks`).
+    """Return the median step of each stage's mean over the ranks (`over_ranks`).
 
     >>> typical_stages([{"sample": [1.0, 3.0, 9.0]}, {"sample": [1.0, 1.0, 1.0]}])
     {'sample': 2.0}
@@ -206,18 +193,14 @@ def typical_stages(ranks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, 
 
 
 def save_report(report: RunReport, folder: Path) -> Path:
-    """Write report.json into a folder, as a whole or not at all; returns its path."""
+    """Write report.json into a folder, as a whole or not at all; return its path."""
     path = Path(folder) / REPORT_FILE
     codec.write_text_atomically(path, codec.dumps(report))
     return path
 
 
 def load_report(folder: Path) -> RunReport:
-    """Read report.json from a plan's or a run's folder; that file may be named itself.
-
-    Raises:
-        InputError: there is none, or it is damaged.
-    """
+    """Read report.json from a plan's or a run's folder, or the named file itself."""
     path = folder if folder.name == REPORT_FILE else folder / REPORT_FILE
     if not path.is_file():
         raise InputError(f"{folder}: expected {REPORT_FILE}, found none; train first")

@@ -1,13 +1,13 @@
-"""The stages of one optimiser step: one vocabulary from prediction to measurement.
+"""What prediction and training share: the stages of an optimiser step, and an all-reduce's parts.
 
-One cost file, one meter row, one report row and one dashboard row exist per stage.
+Each stage has one cost file, one meter row, one report row and one dashboard row.
 """
 
 from enum import StrEnum
 
 
 class Stage(StrEnum):
-    """A named part of a training step, in the order in which a batch passes through it."""
+    """Part of a training step, in the order in which a batch passes through it."""
 
     SEEDS = "seeds"
     """Choosing this rank's share of the global batch."""
@@ -28,10 +28,9 @@ class Stage(StrEnum):
     FORWARD_BACKWARD = "forward_backward"
     """Model forward, loss and backward."""
     HALO_EXCHANGE = "halo_exchange"
-    """Boundary rows between partitions in full-graph training; hidden rows of other ranks in the
-    forward and backward pass of cooperative batches."""
+    """Exchange of boundary rows (full-graph training) or hidden rows (cooperative batches)."""
     ALL_REDUCE = "all_reduce"
-    """Summing gradients over ranks, the wait for the slowest rank included."""
+    """Summing gradients over ranks, with the wait for the slowest rank."""
     OPTIMIZER = "optimizer"
     """The parameter update."""
 
@@ -55,3 +54,15 @@ TRAINING_STAGES = (
     Stage.OPTIMIZER,
 )
 """Stages on the training thread; their sum is the step."""
+
+PART_BYTES = 1 << 20
+"""Least size of a gradient's part but the last: below, latency outweighs what is hidden."""
+
+
+def most_parts(gradient_bytes: float) -> int:
+    """Return the most parts that a gradient is sent in while the backward pass runs.
+
+    >>> most_parts(900_000), most_parts(4 * 2**20)
+    (1, 4)
+    """
+    return max(1, int(gradient_bytes // PART_BYTES))

@@ -1,9 +1,9 @@
 """One rank of a training job, from its configuration to its report: the page to read first.
 
-    config, plan -> threads -> ranks -> graph, tiers, loader -> model -> train -> report
+  config, plan -> threads -> ranks -> graph, tiers, loader -> model -> train -> report
 
-`gnnplan train` starts one of these per device through torchrun (`launch.py`); a single rank also
-runs in the calling process: `run(config)`. Everything that decides *how* to train is in the plan.
+`gnnplan train` starts one of these per device through torchrun (`launch`); a single rank also runs
+in the calling process: `run(config)`. Everything that decides *how* to train is in the plan.
 """
 
 import os
@@ -12,19 +12,17 @@ import sys
 from pathlib import Path
 
 from gnnplan.runtime import codec
-from gnnplan.runtime.cgroup import memory_group
-from gnnplan.runtime.device import flush_denormals
+from gnnplan.runtime.comm.mesh import Mesh, open_mesh, rank_and_size
+from gnnplan.runtime.device import flush_denormals, use_threads
 from gnnplan.runtime.errors import GnnplanError, InputError, PlanError
-from gnnplan.runtime.fallback import unused_weights
 from gnnplan.runtime.faults.failure import record_failure
 from gnnplan.runtime.faults.heartbeat import Heartbeat, attempt
 from gnnplan.runtime.graph.dataset import Graph, is_typed, open_graph, types_of
-from gnnplan.runtime.identity import check_identity
+from gnnplan.runtime.identity import check_identity, unused_weights
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.launch.torchrun import die_with
+from gnnplan.runtime.limits import as_budget_error, memory_group, room_to_keep
 from gnnplan.runtime.loader.loader import PlannedLoader
-from gnnplan.runtime.memory_sum import as_budget_error, room_to_keep
-from gnnplan.runtime.mesh import Mesh, open_mesh, rank_and_size
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
@@ -34,29 +32,21 @@ from gnnplan.runtime.process import (
     host_state,
     keep_freed_memory,
     leave,
-    use_threads,
 )
 from gnnplan.runtime.report import RunReport
-from gnnplan.runtime.train.checkpoint_files import CHECKPOINTS, newest_name
 from gnnplan.runtime.train.fullgraph import FullGraphEpochs, open_full_graph
-from gnnplan.runtime.train.gradients import GradientBuffer, overlapped
+from gnnplan.runtime.train.gradients import GradientBuffer, open_overlap
 from gnnplan.runtime.train.job import Events, Job
 from gnnplan.runtime.train.minibatch import TrainLoop, make_optimizer, share_parameters
 from gnnplan.runtime.train.precision import Precision
-from gnnplan.runtime.train.recovery import begin
+from gnnplan.runtime.train.recovery import CHECKPOINTS, begin, newest_name
 
 
 def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:
-    """Train as this rank of the plan; every rank returns the same report.
+    """Train as this rank of the plan, perhaps watched; every rank returns the same report.
 
-    Args:
-        config: what to do.
-        heartbeat: where this rank shows that it lives; None: nobody watches.
-
-    Raises:
-        PlanError: the plan is damaged, or for another graph, machine or number of ranks.
-        DatasetError: the dataset is damaged or has no features.
-        GnnplanError: the loss is not finite.
+    Raises PlanError for a plan of another graph, machine or number of ranks, and GnnplanError for a
+    damaged dataset or a loss that is not finite.
     """
     before = host_state()
     plan = load_plan(Path(config.plan_folder), verify_arrays=config.verify)
@@ -94,7 +84,7 @@ def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:
 def open_loop(
     plan: Plan, folder: Path, graph: Graph, mesh: Mesh
 ) -> tuple[PlannedLoader | FullGraphEpochs, TrainLoop]:
-    """What the plan's mode trains on and how: mini-batches, or the whole graph."""
+    """Open the loader and loop of the plan's mode: mini-batches, or the whole graph."""
     if plan.strategy.mode == "full-graph":
         return open_full_graph(plan, folder, graph, mesh.device, mesh.comm)
     loader = PlannedLoader(
@@ -104,7 +94,7 @@ def open_loop(
 
 
 def make_loop(plan: Plan, graph: Graph, mesh: Mesh, loader: PlannedLoader) -> TrainLoop:
-    """The plan's model, the same on every rank, with its optimiser and flat gradients."""
+    """Build the plan's model, the same on every rank, with its optimiser and flat gradients."""
     workload = plan.workload
     strategy = plan.strategy
     if workload.precision != "float32" and strategy.batching == "cooperative":
@@ -132,16 +122,12 @@ def make_loop(plan: Plan, graph: Graph, mesh: Mesh, loader: PlannedLoader) -> Tr
         task=str(graph.task),
         seed=workload.seed,
         precision=Precision(workload.precision),
-        overlapped=overlapped(gradients, mesh.comm, asked=beside),
+        overlapped=open_overlap(gradients, mesh.comm, asked=beside),
     )
 
 
 def read_config(path: Path) -> RunConfig:
-    """Read what `launch` wrote.
-
-    Raises:
-        InputError: it is not a run configuration.
-    """
+    """Read the configuration that `launch` wrote."""
     try:
         return codec.decode(RunConfig, codec.parse(path.read_bytes()))
     except (OSError, ValueError) as error:
@@ -149,7 +135,7 @@ def read_config(path: Path) -> RunConfig:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry of a torchrun rank: `python -m runtime.worker RUN_CONFIG`; returns the exit code."""
+    """Run a torchrun rank, `python -m gnnplan.runtime.worker RUN_CONFIG`; return its exit code."""
     config = read_config(Path(arguments[0]))
     if config.launched:  # never outlive torchrun
         die_with(os.getppid(), signal.SIGKILL)

@@ -4,11 +4,11 @@ import pytest
 from beartype.roar import BeartypeCallHintParamViolation
 
 from gnnplan.planner.cost.request import seeds_per_rank
-from gnnplan.runtime.mesh import ranks_by
+from gnnplan.runtime.comm.mesh import backend_of
 
 
 def test_an_argument_of_another_type_is_refused_in_both_packages() -> None:
     with pytest.raises(BeartypeCallHintParamViolation):
         seeds_per_rank("1024", 3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(BeartypeCallHintParamViolation):
-        ranks_by(3)  # pyright: ignore[reportArgumentType]
+        backend_of(3)  # pyright: ignore[reportArgumentType]

@@ -79,8 +79,8 @@ def run(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
 STATE_FILE = "ray.json"
 REQUEST_FILE = "ray-request.json"
 EVENTS_FILE = "events.jsonl"
-"""As `runtime.launch` names it; importing it would import torch."""
-ENTRY = "gnnplan.runtime.launch.ray_job"
+"""As runtime.launch names it; importing that would bring torch into this process."""
+ENTRY = "gnnplan.runtime.launch.ray"
 LOOK_SECONDS = 1.0
 PATIENCE_SECONDS = 120.0
 """Seconds without an answer after which the cluster is given up."""

@@ -13,12 +13,11 @@ from gnnplan.api.storage.database import Page
 from gnnplan.api.storage.tables import JobRow
 from gnnplan.planner.queries.compare import Comparison, compare
 from gnnplan.runtime import codec
-from gnnplan.runtime.cgroup import memory_group
 from gnnplan.runtime.errors import BudgetExceeded, InputError
 from gnnplan.runtime.identity import check_identity
 from gnnplan.runtime.launch.hosts import Place, own_devices
 from gnnplan.runtime.launch.launch import LOG_FILE, check_startable
-from gnnplan.runtime.memory_sum import check_limit
+from gnnplan.runtime.limits import check_limit, memory_group
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import RunReport, load_report
 

@@ -36,7 +36,7 @@ from gnnplan.planner.probe.burst import background_load, make_burst
 from gnnplan.planner.probe.context import ProbeContext
 from gnnplan.planner.probe.team import State
 from gnnplan.planner.probe.timing import Measurement, robust_spread, summarize, wait_until
-from gnnplan.runtime.cores import batch_threads
+from gnnplan.runtime.process import batch_threads
 
 CALLS = ("asked", "all_to_all", "all_reduce")
 """Calls of a step, in order; the first one is two: a count for each rank, and ids."""
@@ -218,7 +218,7 @@ def read_steps(moments: NDArray[np.float64]) -> dict[str, Measurement]:
 
 def one_core_each(rank: int, ranks: int) -> AbstractContextManager[None]:
     """Keep this process to a core of its own, where there are as many cores as ranks."""
-    from gnnplan.runtime.cores import process_on, usable_core_ids
+    from gnnplan.runtime.process import process_on, usable_core_ids
 
     cores = usable_core_ids()
     return process_on([cores[rank]] if ranks <= len(cores) else [])

@@ -27,9 +27,9 @@ from gnnplan.planner.probe.budget import Point
 from gnnplan.planner.probe.context import ProbeContext
 from gnnplan.planner.probe.team import State
 from gnnplan.planner.probe.timing import Measurement, summarize, wait_until
-from gnnplan.runtime.cores import process_on, usable_core_ids
 from gnnplan.runtime.features.direct import read_blocks_at, read_buffers
 from gnnplan.runtime.features.disk import DEFAULT_DEPTH, MOST_REQUEST_BYTES
+from gnnplan.runtime.process import process_on, usable_core_ids
 
 MODULE = "gnnplan.planner.probe.disk"
 GAP_SECONDS = 0.02

@@ -1,7 +1,7 @@
 """`gnnplan doctor`: what this machine can do, what is missing, and what to change.
 
 Looks, never changes anything. Each finding is one line; a problem names its remedy. What a GPU's
-data path lacks names the slower way that a plan takes then (`runtime.fallback` warns of the same).
+data path lacks names the slower way that a plan takes then (`SlowerPathWarning` says the same).
 """
 
 import os
@@ -302,11 +302,11 @@ def _kernels(gpus: int) -> Finding:
 def _locking() -> Finding:
     import torch
 
-    from gnnplan.runtime.features.host_memory import PinError, lock, unlock
+    from gnnplan.runtime.features.device_rows import PinError, lock_pages, unlock_pages
 
     memory = torch.empty(TRIED_BYTES, dtype=torch.uint8)
     try:
-        lock(memory, torch.device("cuda"))
+        lock_pages(memory, torch.device("cuda"))
     except PinError as error:
         return Finding(
             check="page-locked memory",
@@ -314,7 +314,7 @@ def _locking() -> Finding:
             found=str(error),
             advice="until then the processor gathers rows and copies them: several times slower",
         )
-    unlock(memory)
+    unlock_pages(memory)
     found = f"{TRIED_BYTES >> 20} MiB can be locked"
     return Finding(check="page-locked memory", level="ok", found=found)
 

@@ -32,8 +32,8 @@ from gnnplan.planner.probe.context import MIB, ProbeSizes, ProgressCallback
 from gnnplan.planner.probe.timing import Measurement, summarize
 from gnnplan.planner.progress import silent
 from gnnplan.runtime.comm.route import split_endpoint, use_route_to
-from gnnplan.runtime.cores import batch_threads
 from gnnplan.runtime.launch.hosts import Roll, call_roll
+from gnnplan.runtime.process import batch_threads
 
 GROUP_SECONDS = 1800.0
 """Longest wait of one host for another while both probe."""

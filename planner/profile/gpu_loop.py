@@ -16,12 +16,12 @@ import torch
 
 from gnnplan.planner.profile.protocol import half_range, half_width
 from gnnplan.planner.workload import GpuLoop
-from gnnplan.runtime.cores import process_on, usable_core_ids
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.loader.device import DeviceBatchStage, DeviceGatherStage, DeviceSampleStage
-from gnnplan.runtime.loader.pipeline import pass_through, taken
+from gnnplan.runtime.loader.loader import pass_through, take_made
 from gnnplan.runtime.loader.stages import AbstractStage, CopyStage, SeedsStage, seed_batch
 from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.process import process_on, usable_core_ids
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.seeds import SeedSchedule
 from gnnplan.runtime.stages import Stage
@@ -144,7 +144,7 @@ def _one_round(
     def batches() -> Iterator[MiniBatch]:
         with Prefetcher(make, STEPS, workers=workers, depth=DEPTH) as ready:
             for made in ready:
-                yield labelled(taken(made, streams), parts.label_shape, device)
+                yield labelled(take_made(made, streams), parts.label_shape, device)
 
     with process_on(usable_core_ids()[: 1 + way.ahead]):
         workers = Workers(int(way.ahead))

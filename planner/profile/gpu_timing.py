@@ -36,9 +36,8 @@ from gnnplan.planner.profile.protocol import (
 )
 from gnnplan.planner.workload import GpuSample
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.device import set_threads
+from gnnplan.runtime.device import has_triton, set_threads
 from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.fallback import has_triton
 from gnnplan.runtime.features.device_rows import DeviceRows
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.features.gather_triton import DeviceTable

@@ -28,12 +28,12 @@ from gnnplan.planner.profile.draw import Chosen, drawer
 from gnnplan.planner.profile.protocol import LoadingRequest, TimedDisk
 from gnnplan.planner.workload import ColdCachePenalty, Interference
 from gnnplan.runtime import codec
-from gnnplan.runtime.cores import keep_thread_to
 from gnnplan.runtime.features.disk import Disk
 from gnnplan.runtime.features.gather import gather_rows
 from gnnplan.runtime.features.tier import Counters
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.process import keep_thread_to
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 
 TABLE_BYTES = 128 << 20

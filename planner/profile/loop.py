@@ -16,11 +16,11 @@ from gnnplan.planner.profile.draw import moment, whole_steps
 from gnnplan.planner.profile.protocol import TimingRequest
 from gnnplan.planner.profile.synthetic import on_rows, timed_batch
 from gnnplan.planner.workload import LoopOverhead
-from gnnplan.runtime.cores import batch_threads
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.loader.pipeline import pass_through
+from gnnplan.runtime.loader.loader import pass_through
 from gnnplan.runtime.loader.stages import AbstractStage, BatchStage, SeedsStage, seed_batch
 from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.process import batch_threads
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.seeds import SeedSchedule
 from gnnplan.runtime.stages import Stage

@@ -27,8 +27,8 @@ from gnnplan.planner.profile.protocol import (
 )
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import BatchProfile, Combination, ModelTiming
-from gnnplan.runtime.cores import usable_core_ids
 from gnnplan.runtime.graph.dataset import Graph, GraphTypes, is_typed, types_of
+from gnnplan.runtime.process import usable_core_ids
 from gnnplan.runtime.report import over_ranks
 from gnnplan.runtime.sampling.statistics import is_weighted
 

@@ -56,7 +56,7 @@ from gnnplan.planner.profile.synthetic import (
 )
 from gnnplan.planner.workload import Interference, LoopOverhead
 from gnnplan.runtime import codec
-from gnnplan.runtime.cores import usable_core_ids
+from gnnplan.runtime.process import usable_core_ids
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 
 T = TypeVar("T")
@@ -357,7 +357,7 @@ class TimedModel:
         """Most bytes of tensors that a step holds at once, at the mean batch or the last one.
 
         What ranks keep of what they free comes on top, where there is room for it
-        (`runtime.memory_sum.room_to_keep`): no plan needs it.
+        (`runtime.limits.room_to_keep`): no plan needs it.
         """
         bench, most = self._bench, _held(lambda: self._bench.turn(self._bench.steady, 0))
         if bench.request.last is not None:

@@ -20,8 +20,8 @@ from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.features.cache import Slots
 from gnnplan.runtime.features.disk import INDEX_BYTES_PER_ID, Disk
 from gnnplan.runtime.features.location import MAX_SOURCES, SOURCE_BITS
+from gnnplan.runtime.features.store import read_location
 from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters
-from gnnplan.runtime.features.tiers import read_location
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.loader.factory import LoaderParts
 from gnnplan.runtime.loader.stages import AbstractStage, SampleStage, seed_batch

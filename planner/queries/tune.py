@@ -45,7 +45,7 @@ from gnnplan.runtime.identity import check_identity
 from gnnplan.runtime.plan.io import load_plan, refuse_foreign_folder, save_plan
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import WARMUP_STEPS, RunReport, quantiles, save_report
-from gnnplan.runtime.train.checkpoint_files import CHECKPOINTS, list_checkpoints
+from gnnplan.runtime.train.recovery import CHECKPOINTS, list_checkpoints
 
 Launcher = Callable[..., RunReport]
 """`runtime.launch.launch.train`, or what stands in for it: (plan folder, **options) -> report."""

@@ -42,7 +42,7 @@ from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import Hotness
 from gnnplan.runtime.plan.schema import Prediction
 from gnnplan.runtime.sampling.registry import is_able
-from gnnplan.runtime.train.parts import most_parts
+from gnnplan.runtime.stages import most_parts
 
 ALL_REDUCE = "all_reduce"
 

@@ -1,1 +1,1 @@
-"""Thin typed collectives that meter their stage."""
+"""Communication between ranks: collectives, groups, and the way to other hosts."""

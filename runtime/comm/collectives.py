@@ -1,22 +1,15 @@
-"""Thin typed collectives that meter their stage: calls, bytes sent and elapsed seconds.
+"""Typed collectives of one process group, which meter calls, bytes and seconds by stage.
 
-A `Communicator` wraps one torch.distributed process group (gloo between CPU ranks, nccl between
-GPUs). Every rank must call the same collectives in the same order, with empty arguments where it
-has nothing to send. With one rank nothing is sent and torch.distributed need not be initialised.
+A `Communicator` wraps a torch.distributed group (gloo between CPU ranks, nccl between GPUs). Every
+rank calls the same collectives in the same order, with empty arguments where it has nothing to
+send; a second thread needs a `duplicate`. One rank alone sends nothing and needs no
+torch.distributed. On a GPU calls go to the current stream, and their seconds are those of handing
+them over; bytes are exact everywhere.
 
-Beside the training thread, a thread with a `duplicate` of its own keeps its own order. On a GPU,
-calls go to the current stream (`with torch.cuda.stream(side)`), and their seconds are those of
-handing them over; bytes are exact everywhere.
-
-An all-to-all between hosts, message by message: both directions of a card at once.
-
-gloo sends data when the receiver's "ready" has come, and sends its own "ready" when a receive is
-begun. Its all-to-all begins each send before the receive, so that the rank that comes last answers
-with its data and lets its own "ready" wait behind them: the two directions then follow each other.
-With the receives begun first they run side by side (DEC-84; benchmark `tests.benchmarks.exchange`).
-
-Small messages begin with the send. Then nothing arrives while it is written, which would keep a
-rank's only core busy with asking for it.
+Between hosts an all-to-all goes message by message, with receives begun first. gloo sends data once
+the receiver is ready, and its own all-to-all begins each send before the receive, so that the two
+directions of a card follow each other (DEC-84; benchmark `tests.benchmarks.exchange`). Small
+messages begin with the send: nothing then arrives meanwhile, which would busy a rank's only core.
 """
 
 import threading
@@ -29,13 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 
-from gnnplan.runtime.cores import batch_threads
+from gnnplan.runtime.process import batch_threads
 from gnnplan.runtime.stages import Stage
 
 RECEIVE_FIRST_BYTES = 1 << 20
-"""From this size on a message's time on the link is longer than what is lost at its begin."""
+"""Size from which a message's time on the link exceeds what is lost at its begin."""
 
 
 def exchange_pairwise(
@@ -47,12 +39,7 @@ def exchange_pairwise(
 ) -> None:
     """Fill `received` as `all_to_all_single` does; every rank of the group calls it.
 
-    Args:
-        received: contiguous, on the host, shape (sum(received_counts), ...).
-        sent: likewise, shape (sum(counts), ...), the rows for rank 0 first.
-        received_counts: rows that come from each rank; what that rank sends.
-        counts: rows for each rank.
-        group: a gloo group, None for the default one.
+    Both tensors are contiguous on the host, rows for or from rank 0 first; the group is gloo's.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     incoming = torch.split(received, list(received_counts))
@@ -81,34 +68,34 @@ def exchange_pairwise(
 
 
 MeterHook = Callable[[Stage, float, int], None]
-"""Called after each collective with its stage, elapsed seconds and bytes sent by this rank."""
+"""Callable that gets each collective's stage, elapsed seconds and bytes sent by this rank."""
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What one stage sent through a communicator."""
+    """Calls, bytes and seconds of one stage through a communicator."""
 
     calls: int = 0
     sent_bytes: int = 0
-    """Bytes this rank handed over for other ranks (an all-reduce counts its tensor once)."""
+    """Bytes handed over for other ranks; an all-reduce counts its tensor once."""
     seconds: float = 0.0
-    """Elapsed, the wait for the slowest rank included."""
+    """Elapsed seconds, with the wait for the slowest rank."""
 
 
 class Pending:
-    """A collective that is under way."""
+    """Collective under way."""
 
     def __init__(self, work: Any = None) -> None:
         self._work = work
 
     def wait(self) -> None:
-        """Return when its result may be used: by the host, or on a GPU by the current stream."""
+        """Return when its result may be used by the host, or on a GPU by the current stream."""
         if self._work is not None:
             self._work.wait()
 
 
 class Communicator:
-    """The collectives of one process group, metered by stage."""
+    """Collectives of one process group, metered by stage."""
 
     def __init__(
         self,
@@ -120,11 +107,8 @@ class Communicator:
     ) -> None:
         """Wrap a process group; None is the default group, or one rank alone where none exists.
 
-        Args:
-            group: of torch.distributed.
-            meter: told of every collective.
-            between_hosts: some of the ranks are on other hosts: rows go pair by pair (`pairwise`).
-            give_way: network threads of further groups push nobody off a core (`batch_threads`).
+        `between_hosts` makes rows go pair by pair. With `give_way`, network threads of further
+        groups push nobody off a core (`batch_threads`).
         """
         self._group = group
         self._between_hosts = between_hosts
@@ -139,49 +123,45 @@ class Communicator:
 
     @property
     def device(self) -> torch.device:
-        """Where tensors must lie to be sent: the current GPU with nccl, else the CPU."""
+        """Device of tensors to send: the current GPU with nccl, else the CPU."""
         if self._joined and dist.get_backend(self._group) == "nccl":
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cpu")
 
     @property
     def traffic(self) -> dict[Stage, Traffic]:
-        """Calls, bytes and seconds so far, by stage (a copy)."""
+        """Copy of the calls, bytes and seconds so far, by stage."""
         with self._lock:
             return {
                 stage: Traffic(each.calls, each.sent_bytes, each.seconds)
                 for stage, each in self._traffic.items()
             }
 
-    def duplicate(self) -> "Communicator":
-        """A communicator of the same ranks on a process group of its own.
+    def stage_seconds(self, stage: Stage) -> float:
+        """Return the elapsed seconds of a stage's collectives so far."""
+        with self._lock:
+            return self._traffic[stage].seconds if stage in self._traffic else 0.0
 
-        Two threads of a rank may each use one, without having to agree on an order. Collective:
-        every rank of the job must call it.
+    def duplicate(self) -> "Communicator":
+        """Make a communicator of the same ranks on a process group of its own; collective.
+
+        Two threads of a rank may each use one, without having to agree on an order.
         """
         if self.size == 1:
             return Communicator(self._group, meter=self._meter)
         ranks = dist.get_process_group_ranks(self._group or dist.group.WORLD)
         (group,) = self._new_groups([ranks])
         twin = Communicator(
-            group,
-            meter=self._meter,
-            between_hosts=self._between_hosts,
-            give_way=self._give_way,
+            group, meter=self._meter, between_hosts=self._between_hosts, give_way=self._give_way
         )
         twin._owned = True
         return twin
 
-    def split(
-        self, groups: Sequence[Sequence[int]], *, on_one_host: bool = False
-    ) -> "Communicator":
-        """A communicator, on a process group of its own, of the ranks that this rank is among.
+    def split(self, groups: Sequence[Sequence[int]]) -> "Communicator":
+        """Make a communicator of this rank's group among `groups`; collective.
 
-        Collective: every rank calls it with the same groups, which hold each rank once.
-
-        Args:
-            groups: ranks of this communicator; a rank's place in its group is its new number.
-            on_one_host: no group has ranks of several hosts.
+        Every rank passes the same groups, which hold each rank once. A rank's place in its group is
+        its new number.
         """
         if self.size == 1:
             return Communicator(self._group, meter=self._meter)
@@ -191,14 +171,13 @@ class Communicator:
         part = Communicator(
             made[place],
             meter=self._meter,
-            between_hosts=self._between_hosts and not on_one_host,
+            between_hosts=self._between_hosts,
             give_way=self._give_way,
         )
         part._owned = True
         return part
 
     def _new_groups(self, groups: Sequence[Sequence[int]]) -> list[Any]:
-        """Process groups of these ranks of the job, by the backend that the job has."""
         gloo = dist.get_backend() == "gloo"
         with batch_threads() if gloo and self._give_way else nullcontext():
             return [dist.new_group(list(ranks)) for ranks in groups]
@@ -212,17 +191,14 @@ class Communicator:
     def all_reduce_sum(
         self, tensor: torch.Tensor, *, stage: Stage = Stage.ALL_REDUCE
     ) -> torch.Tensor:
-        """Replace a tensor by its sum over ranks, in place; returns it."""
+        """Replace a tensor by its sum over ranks, in place; return it."""
         with self._metered(stage, tensor.nbytes if self.size > 1 else 0):
             if self.size > 1:
                 dist.all_reduce(tensor, group=self._group)
         return tensor
 
     def start_all_reduce(self, tensor: torch.Tensor, *, stage: Stage = Stage.ALL_REDUCE) -> Pending:
-        """As `all_reduce_sum`, under way until the pending's `wait`.
-
-        Its seconds are those of handing it over.
-        """
+        """Begin an `all_reduce_sum`; metered seconds are those of handing it over."""
         work = None
         with self._metered(stage, tensor.nbytes if self.size > 1 else 0):
             if self.size > 1:
@@ -234,13 +210,7 @@ class Communicator:
     ) -> tuple[torch.Tensor, list[int]]:
         """Send `counts[r]` ids to each rank r, and learn how many each rank sent here.
 
-        Args:
-            ids: int64, shape (sum(counts),), those for rank 0 first.
-            counts: one per rank; zeros are allowed.
-            stage: where the call is metered.
-
-        Returns:
-            The ids received, those of rank 0 first, and how many came from each rank.
+        Returns the received ids and their number by rank; ids for or from rank 0 come first.
         """
         sizes = torch.tensor(counts, dtype=torch.int64)
         if sizes.shape != (self.size,) or int(sizes.sum()) != ids.shape[0]:
@@ -267,12 +237,8 @@ class Communicator:
     ) -> torch.Tensor:
         """Send `counts[r]` rows to each rank r and receive `received_counts[r]` from it.
 
-        Args:
-            rows: shape (sum(counts), ...), those for rank 0 first.
-            counts: rows to send, per rank.
-            received_counts: rows to receive, per rank.
-            out: shape (sum(received_counts), ...), filled and returned; allocated where None.
-            stage: where the call is metered.
+        Rows for or from rank 0 come first. `out` (sum(received_counts), ...) is filled and
+        returned; None allocates it.
         """
         if out is None:
             out = rows.new_empty((sum(received_counts), *rows.shape[1:]))
@@ -283,21 +249,17 @@ class Communicator:
         return out
 
     def all_gather_objects(self, value: Any) -> list[Any]:
-        """Every rank's value (picklable), in rank order."""
+        """Return every rank's picklable value, in rank order."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self._group)
         return values
 
-    def all_gather_array(self, array: NDArray[Any]) -> list[NDArray[Any]]:
-        """Every rank's array, in rank order; lengths may differ, dtype and width may not."""
-        return [np.asarray(each) for each in self.all_gather_objects(np.ascontiguousarray(array))]
-
     def broadcast(
         self, tensor: torch.Tensor, source: int = 0, *, stage: Stage | None = None
     ) -> torch.Tensor:
-        """Overwrite a tensor with that of rank `source` of this group; returns it.
+        """Overwrite a tensor with that of this group's rank `source`; return it.
 
         With a stage it is metered there: the source counts its tensor once, the others nothing.
         """
@@ -312,7 +274,7 @@ class Communicator:
         return tensor
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
-        """The value (picklable) of rank `source` of this group."""
+        """Return the picklable value of this group's rank `source`."""
         if self.size == 1:
             return value
         box = [value]
@@ -332,7 +294,6 @@ class Communicator:
         counts: Sequence[int],
         stage: Stage,
     ) -> None:
-        """All-to-all into `received`, by way of the device the group sends from."""
         into, splits = received, (list(received_counts), list(counts))
         with self._metered(stage, _sent_bytes(sent, counts, self.rank)):
             if sent.device.type != self.device.type:
@@ -359,6 +320,5 @@ class Communicator:
 
 
 def _sent_bytes(sent: torch.Tensor, counts: Sequence[int], rank: int) -> int:
-    """Bytes of the rows that leave this rank."""
     row_bytes = sent.element_size() * int(np.prod(sent.shape[1:]))
     return row_bytes * (sum(counts) - counts[rank])

@@ -1,7 +1,7 @@
-"""Which network interface leads to another host: what gloo and NCCL must use between hosts.
+"""Network interface towards another host, for gloo and NCCL.
 
-Left alone, gloo binds to the address that this host's own name resolves to, which on many systems
-is the loopback and on others a card that the other hosts do not reach.
+Left alone, gloo binds to the address of this host's own name, often the loopback or a card that
+other hosts do not reach.
 """
 
 import ipaddress
@@ -20,11 +20,7 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT, or of [IPV6]:PORT.
-
-    Raises:
-        InputError: it is none.
-    """
+    """Split HOST:PORT or [IPV6]:PORT into host and port."""
     host, _, port = endpoint.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdigit() or not 0 < int(port) < 2**16:
@@ -36,9 +32,6 @@ def check_loopback() -> None:
     """Refuse a host whose processes cannot reach each other over its loopback interface.
 
     Ranks meet there; without it they would wait for each other for minutes.
-
-    Raises:
-        WorkerFailed: names the cause and what to do.
     """
     try:
         with socket.create_server((LOOPBACK_ADDRESS, 0)) as server:
@@ -53,11 +46,7 @@ def check_loopback() -> None:
 
 
 def address_towards(host: str) -> str:
-    """This host's own address on the way to another one (or to itself).
-
-    Raises:
-        InputError: the name is not known here, or no route leads there.
-    """
+    """Return this host's own address on the way to another one (or to itself)."""
     try:
         family, kind, _, _, there = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -70,7 +59,7 @@ def address_towards(host: str) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """Name of the interface that has an address; None where none has it."""
+    """Return the name of the interface that has an address; None where none has it."""
     wanted = ipaddress.ip_address(address.partition("%")[0])
     if wanted.is_loopback:
         return LOOPBACK
@@ -85,8 +74,7 @@ def interface_of(address: str) -> str | None:
 def use_route_to(host: str) -> str | None:
     """Make gloo and NCCL use the interface towards a host; variables that are set stay.
 
-    Returns:
-        The interface; None where it was not found, and nothing was set.
+    Returns None, with nothing set, where the interface was not found.
     """
     try:
         interface = interface_of(address_towards(host))

@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from gnnplan.runtime import codec
-from gnnplan.runtime.cgroup import memory_group
 from gnnplan.runtime.faults.failure import EndedRank, ended_ranks, is_final
 from gnnplan.runtime.faults.heartbeat import VARIABLE, Beat, HeartbeatTable, Phase
 from gnnplan.runtime.launch.config import RunConfig
-from gnnplan.runtime.memory_sum import killed_text
+from gnnplan.runtime.limits import killed_text, memory_group
 from gnnplan.runtime.plan.io import load_plan
 
 LOOK_SECONDS = 0.25

@@ -1,1 +1,1 @@
-"""Feature tiers: location tables, stores and gathers."""
+"""Feature stores: rows by node id, from memories, disks and other ranks."""

@@ -1,24 +1,18 @@
-"""A feature store with a cache in front that fills itself: its slots say what it keeps.
+"""A feature store with a dynamic cache in front of another store: LRU or clock, batch by batch.
 
-It wraps another store. A read looks its rows up, reads what is missing (and this rank's own rows,
-which never enter the cache) from the store below in one call, and keeps the missing rows as far as
-the policy has slots for them. The call below is made even when nothing is missing, because with
-other ranks in the plan it is collective.
+A read looks its rows up, reads the missing ones and this rank's own rows, which never enter the
+cache, from the store below in one call, and keeps missing rows as far as the policy has slots for
+them. The call is made even for nothing, because with other ranks in the plan it is collective.
+Reads are serialised: their order decides which rows a slot holds, never which rows are returned.
 
-Reads are serialised: which row a slot holds depends on their order, the rows returned never do.
+A batch touches its distinct rows once (formulas 8.7 [A7]), all at the same moment: no row of a
+batch leaves in favour of another one of it. A batch of more distinct rows than slots keeps its hits
+and its first misses.
 
-Which row lies in which slot of a dynamic cache, and who must leave: LRU and clock, per batch.
-
-A batch touches each of its distinct rows once (formulas 8.7 [A7]), all at the same moment: a row
-touched by a batch never leaves in favour of another row of it. So where a batch has more distinct
-rows than there are slots, the cache keeps its hits and fills up with the first misses.
-
-LRU evicts the row whose last batch is longest ago; rows of one batch leave in the order hits, then
-misses, each in the order of the batch. It keeps a log of touches, oldest first: an entry counts
-where it is the last one of its slot, which the slot remembers. A touch so writes two places, one of
-them beside the last; a list of neighbours in age would write six, all over memory
-(DEC-80). Clock (second chance) goes round the slots: a row that
-was hit since the hand last passed is spared once; a row just loaded is not yet hit.
+LRU evicts the row whose last batch is longest ago; rows of one batch leave as hits, then misses,
+each in the batch's order. It keeps a log of touches, oldest first, of which each slot's last entry
+counts (DEC-80). Clock (second chance) goes round the slots and spares once a row that was hit since
+it last passed; a row just loaded is not yet hit.
 """
 
 import threading
@@ -32,50 +26,50 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.features.gather import check_output, check_storage, copy_from_addresses
-from gnnplan.runtime.features.location import MAX_SOURCES, SOURCE_MASK, Codes, LocationTable
+from gnnplan.runtime.features.location import SOURCE_MASK, Codes, LocationTable
 from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters
 
 USED, NEXT, OLDEST, HAND, STATE_LENGTH = 0, 1, 2, 3, 4
 LOG = 3
-"""Touches the log has room for, per slot. A batch adds one per slot at most, and what is left after
-clearing away the entries that no longer count is one per slot, so a clearing serves as many touches
-as there are slots."""
+"""Number of touches per slot that the log has room for.
+
+A batch adds at most one per slot and clearing leaves one per slot, so a clearing serves as many
+touches as there are slots.
+"""
 _EMPTY = -1
-"""In `slot_of`: not cached. Below it: -2 - r, a miss of this batch whose row is read as row r."""
+"""Value in `slot_of` of a node that is not cached; -2 - r is a miss of this batch, read as row
+r."""
 
 
 @dataclass(slots=True)
 class Decision:
-    """What one read is to do."""
+    """Plan of one read through the cache."""
 
     where: NDArray[np.int64]
-    """Shape (n,); row i comes from row where[i] of the read below, or, below 0, slot ~where[i]."""
+    """int64 (n,): row i is row where[i] of the read below or, below 0, slot ~where[i]."""
     ids: NDArray[np.int64]
-    """Ids to read below: those that bypass the cache (with repeats) and each missing id once."""
+    """Ids to read below: bypassing ones, perhaps repeated, and each missing one once."""
     rows: NDArray[np.int64]
-    """Rows of that read which the cache keeps."""
     slots: NDArray[np.int64]
-    """The slot that each of them goes to."""
+    """Slots of the rows of that read which the cache keeps, listed in `rows`."""
     num_served: int
-    """How many of the n rows needed no read: hits, and repeats of a miss."""
+    """Number of the n rows that needed no read: hits, and repeats of a miss."""
     num_touched: int
-    """Distinct ids looked up."""
     num_hits: int
-    """Distinct ids found."""
 
 
 class Slots:
-    """The directory of a cache of `num_slots` rows of a graph; holds no rows itself."""
+    """Directory of a cache of `num_slots` rows of a graph, without the rows."""
 
     def __init__(self, num_nodes: int, num_slots: int, *, clock: bool) -> None:
         self.num_slots = num_slots
         self._clock = clock
         self._slot_of = np.full(num_nodes, _EMPTY, np.int32)
         self.node_of = np.full(num_slots, -1, np.int64)
-        """Shape (num_slots,); the node in each slot, -1 in an empty one."""
+        """Node in each slot (num_slots,), -1 in an empty one."""
         places = LOG * num_slots
         self._stamp = np.full(num_slots, -1, np.int32 if places < 1 << 31 else np.int64)
-        """Of each slot its last touch: the batch under clock, the place in the log under LRU."""
+        """Last touch of each slot: its batch under clock, its place in the log under LRU."""
         self._log = np.full(0 if clock else places, -1, np.int32)
         self._hit = np.zeros(num_slots if clock else 0, np.uint8)
         self._state = np.zeros(STATE_LENGTH, np.int64)
@@ -95,15 +89,9 @@ class Slots:
         self._state[:] = 0
 
     def decide(self, ids: NDArray[np.int64], codes: Codes, bypass: NDArray[np.bool_]) -> Decision:
-        """Look up a batch, touch what it finds, and give slots to what it misses.
+        """Look up ids (n,), touch the hits and give slots to the misses outside `bypass`.
 
-        Args:
-            ids: shape (n,); repeated ids are allowed.
-            codes: the location table's.
-            bypass: shape (256,); source numbers whose rows never enter the cache.
-
-        Raises:
-            IndexError: an id is outside the graph; nothing has changed.
+        An id outside the graph raises IndexError, and nothing has changed.
         """
         where, below = np.empty(ids.size, np.int64), np.empty(ids.size, np.int64)
         rows, slots = np.empty(ids.size, np.int64), np.empty(ids.size, np.int64)
@@ -125,7 +113,7 @@ class Slots:
         )  # fmt: skip
 
     def _begin(self) -> int:
-        """The stamp from which on a slot is one that this batch has touched."""
+        """Return the stamp from which on a slot counts as touched by this batch."""
         if self._clock:
             self._batch += 1
             return self._batch
@@ -146,7 +134,6 @@ def _touch(slot, stamp, log, state):
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _clear_log(log, stamp, state):
-    """Move the entries that count to the front, in their order."""
     kept = 0
     for place in range(state[OLDEST], state[NEXT]):
         slot = log[place]
@@ -160,24 +147,12 @@ def _clear_log(log, stamp, state):
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _look_up(
-    ids,
-    codes,
-    bypass,
-    slot_of,
-    stamp,
-    log,
-    hit,
-    state,
-    mark,
-    clock,
-    where,
-    below,
-    missing,
+    ids, codes, bypass, slot_of, stamp, log, hit, state, mark, clock, where, below, missing
 ):
     """Sort ids into hits, misses and bypassing ones; touch the hits.
 
-    Returns the position of the first bad id or -1, the numbers of rows to read, of distinct misses
-    (their rows are listed in `missing`), of rows that need no read, and of distinct hits.
+    Returns the position of the first bad id or -1, and the numbers of rows to read, of distinct
+    misses (whose rows `missing` lists), of rows that need no read, and of distinct hits.
     """
     for i in range(ids.size):
         if ids[i] < 0 or ids[i] >= codes.size:
@@ -213,7 +188,7 @@ def _look_up(
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _victim(stamp, log, hit, state, mark, clock):
-    """A slot that is free now, or -1 where this batch has touched them all."""
+    """Return a slot that is free now, or -1 where this batch has touched them all."""
     if state[USED] < stamp.size:
         state[USED] += 1
         return state[USED] - 1
@@ -246,7 +221,7 @@ def _take_in(
         row = rows[m]
         node = below[row]
         slot = -1
-        if kept == m:  # the first one without a slot is followed by none with
+        if kept == m:  # once a miss gets no slot, no later one does
             slot = _victim(stamp, log, hit, state, mark, clock)
         if slot < 0:
             slot_of[node] = _EMPTY
@@ -270,7 +245,7 @@ POLICIES = ("lru", "clock")
 
 
 class CachedFeatureStore(AbstractFeatureStore):
-    """Another store's rows, `num_slots` of them kept at hand."""
+    """Store that keeps `num_slots` rows of another store at hand."""
 
     def __init__(
         self,
@@ -283,19 +258,10 @@ class CachedFeatureStore(AbstractFeatureStore):
         dtype: Any = np.float32,
         threads: int = 1,
     ) -> None:
-        """Put an empty cache in front of a store.
+        """Put an empty cache in front of a store, which is closed with it.
 
-        Args:
-            below: the store to read from; closed with this one.
-            location: its table, which says what this rank owns.
-            rank: this rank.
-            policy: lru | clock.
-            num_slots: rows to keep, at least 1.
-            dtype: float32, or float16 where every row below holds float16 values.
-            threads: threads of one copy.
-
-        Raises:
-            PlanError: an unknown policy, or no slots.
+        The location table says what this rank owns. Rows are kept as float32, or float16 where
+        every row below holds float16 values.
         """
         if policy not in POLICIES:
             raise PlanError(f"expected a cache policy among {', '.join(POLICIES)}, found {policy}")
@@ -305,10 +271,7 @@ class CachedFeatureStore(AbstractFeatureStore):
         self.feature_dim = below.feature_dim
         self.below = below
         self._codes = np.asarray(location.codes).view(np.ndarray)
-        self._bypass = np.zeros(MAX_SOURCES, np.bool_)
-        for number, source in enumerate(location.sources):
-            own = source.kind == "own" or (source.kind == "peer" and source.rank == rank)
-            self._bypass[number] = own
+        self._bypass = location.own_sources(rank)
         num_slots = min(num_slots, location.num_nodes)
         self._slots = Slots(location.num_nodes, num_slots, clock=policy == "clock")
         self._table = np.empty((num_slots, self.feature_dim), dtype)
@@ -316,27 +279,25 @@ class CachedFeatureStore(AbstractFeatureStore):
         self._threads = threads
         self._lock = threading.Lock()
         self.num_touched = 0
-        """Distinct rows looked up in the cache so far, summed over reads."""
         self.num_hits = 0
-        """Those of them that it held."""
 
     @property
     def resident_bytes(self) -> int:
-        """The store below, the kept rows, the directory and the staging buffer."""
+        """Bytes of the store below, the kept rows, the directory and the staging buffer."""
         held = self._table.nbytes + self._slots.nbytes + self._staging.nbytes
         return self.below.resident_bytes + held
 
     def read(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> Counters:
-        """See `AbstractFeatureStore.read`; source `cache` counts hits and repeats of a miss."""
+        """Read rows as the contract says; source `cache` counts hits and repeats of a miss."""
         check_output(ids, out, self.feature_dim)
         with self._lock:
             decision = self._slots.decide(ids, self._codes, self._bypass)
-            direct = decision.ids.size == ids.size  # nothing to merge: read where it belongs
+            direct = decision.ids.size == ids.size  # nothing to merge: read into the output
             try:
                 rows = out if direct else self._staged(decision.ids.size)
                 counters = self.below.read(decision.ids, rows)
             except BaseException:
-                self._slots.clear()  # the directory names rows that never came
+                self._slots.clear()  # rows that it lists were never read
                 raise
             if not direct:
                 self._merge(decision, rows, out)
@@ -348,7 +309,7 @@ class CachedFeatureStore(AbstractFeatureStore):
         return counters
 
     def cached(self) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        """The nodes kept now and their rows, copied: for tests and reports."""
+        """Return copies of the kept nodes and rows, for tests and reports."""
         with self._lock:
             slots = np.flatnonzero(self._slots.node_of >= 0)
             return self._slots.node_of[slots], self._table[slots]
@@ -361,7 +322,6 @@ class CachedFeatureStore(AbstractFeatureStore):
     def _merge(
         self, decision: Decision, rows: NDArray[np.float32], out: NDArray[np.float32]
     ) -> None:
-        """Copy the rows read and the rows kept to their places in the batch."""
         hit, read = np.empty((2, decision.where.size), np.int64)
         bases = (self._table.ctypes.data, self._table.strides[0], rows.ctypes.data, rows.strides[0])
         same = self._table.dtype == rows.dtype
@@ -380,7 +340,7 @@ class CachedFeatureStore(AbstractFeatureStore):
         )
 
     def close(self) -> None:
-        """Let go of the rows and close the store below."""
+        """Release the rows and close the store below."""
         with self._lock:
             self._slots = Slots(0, 0, clock=False)
             self._table, self._staging = self._table[:0].copy(), self._staging[:0].copy()
@@ -390,7 +350,7 @@ class CachedFeatureStore(AbstractFeatureStore):
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _locate(where, table, table_stride, rows, rows_stride, hit, read):
-    """Address of each row, in the list of its dtype (which may be one); 0 in the other."""
+    """Fill each row's address into the list of its dtype (which may be one), 0 into the other."""
     for i in range(where.size):
         hit[i] = read[i] = 0
         if where[i] < 0:

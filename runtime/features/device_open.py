@@ -1,8 +1,8 @@
-"""A plan's feature store on a rank's GPU: where rows lie, and what to do where they do not fit.
+"""Opening a plan's feature store on a rank's GPU.
 
-Own rows that find no room in the GPU's memory are read from the host instead, with one warning
-that shows the plan's sum; other ranks are told. Peers' rows are mapped where the plan says so and
-the devices can, and exchanged otherwise.
+Own rows that find no room in the GPU's memory are read from the host instead, with one warning that
+shows the plan's sum; other ranks are told. Peers' rows are mapped where the plan says so and the
+devices can, and exchanged otherwise.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,44 +15,36 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.errors import BudgetExceeded, PlanError
-from gnnplan.runtime.fallback import warn_once
-from gnnplan.runtime.features import tiers as building
+from gnnplan.runtime.errors import BudgetExceeded, PlanError, warn_once
 from gnnplan.runtime.features.device_rows import (
-    DeviceExchange,
     DeviceRows,
-    Staged,
-    on_device,
-    on_host,
-    word_multiple,
-)
-from gnnplan.runtime.features.device_store import DeviceCache, DeviceFeatureStore
-from gnnplan.runtime.features.gather_triton import DeviceTable
-from gnnplan.runtime.features.location import MAX_SOURCES, LocationTable, encode
-from gnnplan.runtime.features.peer import Peer, ServedArray
-from gnnplan.runtime.features.shared_rows import (
     NotSharedError,
     SharedRows,
+    copy_to_device,
+    copy_to_host,
     share_host_rows,
     share_rows,
+    word_multiple,
 )
+from gnnplan.runtime.features.device_store import DeviceCache, DeviceFeatureStore, Staged
+from gnnplan.runtime.features.gather_triton import DeviceTable
+from gnnplan.runtime.features.location import LocationTable, encode
+from gnnplan.runtime.features.peer import DeviceExchange, Peer
+from gnnplan.runtime.features.store import build_tiers, read_location
 from gnnplan.runtime.features.tier import Dense
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.memory_sum import planned_sum, sum_text
+from gnnplan.runtime.limits import planned_sum, sum_text
 from gnnplan.runtime.plan.schema import Plan, Source
 
 T = TypeVar("T")
 _SMALLER = 0.75
-"""What is left of the rows after each try that found no room."""
+"""Share of the rows that is tried next where rows found no room."""
 _HELD_ALREADY = ("own rows", "cache", "context", "reserve")
 """Parts of the plan's sum that are these rows, or that the device has given away already."""
 
 
-def rows_of_room(plan: Plan, rank: int, device: torch.device, row_bytes: int) -> int | None:
-    """Rows that the device has room for beside everything else that the plan has it hold.
-
-    None where the device is no GPU: the host's memory is the plan's to bound.
-    """
+def count_room(plan: Plan, rank: int, device: torch.device, row_bytes: int) -> int | None:
+    """Return how many rows fit a GPU beside all else that the plan puts there; None for a CPU."""
     if device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(device)
@@ -62,12 +54,8 @@ def rows_of_room(plan: Plan, rank: int, device: torch.device, row_bytes: int) ->
     return max(0, free - others) // max(1, row_bytes)
 
 
-def as_much_as_fits(planned: int, room: int | None, make: Callable[[int], T]) -> T:
-    """make(count) with the largest count tried that the device has memory for.
-
-    Raises:
-        torch.OutOfMemoryError: not even make(0).
-    """
+def make_largest(planned: int, room: int | None, make: Callable[[int], T]) -> T:
+    """Return make(count) with the largest count tried that fits, or raise OutOfMemoryError."""
     count = planned if room is None else min(planned, room)
     while True:
         try:
@@ -80,7 +68,7 @@ def as_much_as_fits(planned: int, room: int | None, make: Callable[[int], T]) ->
                 torch.cuda.empty_cache()
 
 
-def without_rows(
+def relocate_rows(
     plan: Plan,
     rank: int,
     location: LocationTable,
@@ -90,22 +78,10 @@ def without_rows(
     device: torch.device,
     whole_dataset: bool,
 ) -> tuple[LocationTable, int] | None:
-    """The location table with the rows that found no room on the host, or on disk.
+    """Point the rows beyond `kept` rows per rank to the host, or to the disk.
 
-    Args:
-        plan: for its sum.
-        rank: whose table it is.
-        location: as planned.
-        own_ids: ids of own rows by rank, as planned.
-        kept: rows that found room, by rank.
-        device: where they found none.
-        whole_dataset: whether this host holds every row.
-
-    Returns:
-        The table and the number of the source that they are read from; None where all found room.
-
-    Raises:
-        BudgetExceeded: this host does not hold them.
+    Returns the new table and the number of the source that takes the rows; None where all found
+    room. Raises BudgetExceeded where this host does not hold them.
     """
     if all(kept.get(holder, ids.size) >= ids.size for holder, ids in own_ids.items()):
         return None
@@ -144,22 +120,11 @@ def open_device_store(
     max_programs: int | None = None,
     threads: int = 1,
 ) -> DeviceFeatureStore:
-    """Open a plan's sources where the device reads them. Collective where ranks read each other's.
+    """Open a plan's sources where the device reads them; collective where ranks read each other's.
 
-    Args:
-        graph: the dataset, with dense features.
-        plan: the plan.
-        plan_folder: where its arrays lie.
-        rank: this rank.
-        device: where gathers run; on the CPU (tests) nothing is page-locked.
-        comm: all ranks of the plan; None takes the default group.
-        max_programs: cap of the gather's grid; None: the plan's, or four per multiprocessor.
-        threads: threads of one copy of the tiers that the host reads.
-
-    Raises:
-        PlanError: the plan's arrays do not fit, or the graph's features are sparse.
-        PinError: the host's rows cannot be page-locked (a limit on locked memory).
-        BudgetExceeded: own rows do not fit and are nowhere else.
+    On the CPU (tests) nothing is page-locked. `max_programs` caps the gather's grid; None takes the
+    plan's, or four per multiprocessor. Raises PinError where the host's rows cannot be page-locked,
+    BudgetExceeded where own rows do not fit and are nowhere else.
     """
     if graph.x is None:
         raise PlanError(
@@ -171,8 +136,6 @@ def open_device_store(
 
 
 class _Opening:
-    """What is known while a store is put together."""
-
     def __init__(
         self,
         graph: Graph,
@@ -184,8 +147,8 @@ class _Opening:
         threads: int,
     ) -> None:
         self.graph, self.plan, self.rank, self.device = graph, plan, rank, device
-        self.location, self.own_ids = building.read_location(graph, plan, folder, rank)
-        self.dense, self.tiers = building.build_tiers(
+        self.location, self.own_ids = read_location(graph, plan, folder, rank)
+        self.dense, self.tiers = build_tiers(
             graph, plan, folder, rank, self.location, self.own_ids, comm, threads
         )
         self.whole_dataset = f"host_rows_{plan.strategy.devices[rank].host}" not in plan.arrays
@@ -197,13 +160,13 @@ class _Opening:
             for number, source in enumerate(self.location.sources)
             if source.kind == "peer" and source.rank != rank
         }
-        # Ranks agree on what they do together from the plan alone.
+        # All ranks derive from the plan alone which collectives they enter.
         self.together = len(hosts) > 1 and self.comm.size == len(hosts)
         self.exchanging = any(s.kind == "peer" for s in self.location.sources)
         self.pooled = self.together and any(hosts.count(host) > 1 for host in set(hosts))
 
     def store(self, max_programs: int | None) -> DeviceFeatureStore:
-        """The store; own rows first, since what does not fit is read from elsewhere."""
+        """Assemble the store: own rows first, since what does not fit is read from elsewhere."""
         own = self._own()
         others: list[Staged | DeviceExchange] = []
         rows: dict[int, DeviceRows] = {}
@@ -216,7 +179,7 @@ class _Opening:
             elif host is not None:
                 rows[number] = DeviceRows("host", host)
         spare = len(self.location.sources)
-        if not rows:  # a kernel wants a place to read, if only an empty one
+        if not rows:  # the kernel needs a source, even an empty one
             rows[spare] = DeviceRows("own", own[:0])
         staged = [(t, numbers) for t, numbers in self.tiers if t.kind != "peer"]
         for tier, _ in self.tiers:
@@ -237,19 +200,19 @@ class _Opening:
         )
 
     def _own(self) -> Tensor:
-        """This rank's rows on its device, as many as find room; the ranks tell each other."""
+        """Copy this rank's rows to its device as far as they find room; tell the other ranks."""
         held = self._own_rows()
         planned = held.shape[0]
-        table = as_much_as_fits(
+        table = make_largest(
             planned, self._room(word_multiple(held.shape[1] * held.itemsize)),
-            lambda count: on_device(held[:count], self.device),
+            lambda count: copy_to_device(held[:count], self.device),
         )  # fmt: skip
         kept = {self.rank: table.shape[0]}
         if self.exchanging and self.together:
             kept = dict(enumerate(self.comm.all_gather_objects(table.shape[0])))
         if table.shape[0] < planned:
             self._say(f"own rows: {table.shape[0]} of {planned} find room on {self.device}")
-        moved = without_rows(
+        moved = relocate_rows(
             self.plan, self.rank, self.location, self.own_ids, kept, device=self.device,
             whole_dataset=self.whole_dataset,
         )  # fmt: skip
@@ -261,14 +224,13 @@ class _Opening:
         return table
 
     def _own_rows(self) -> NDArray[np.float32] | NDArray[np.float16]:
-        """This rank's rows as the tiers loaded them; none where nobody reads them."""
         served = [t.served.table for t, _ in self.tiers if isinstance(t, Peer) and t.kind == "peer"
-                  and isinstance(t.served, ServedArray)]  # fmt: skip
+                  and isinstance(t.served, Dense)]  # fmt: skip
         held = served + [d.table for d in self.dense.values() if d.kind == "own"]
         return held[0] if held else np.empty((0, self.graph.feature_dim), np.float32)
 
     def _room(self, row_bytes: int) -> int | None:
-        return rows_of_room(self.plan, self.rank, self.device, row_bytes)
+        return count_room(self.plan, self.rank, self.device, row_bytes)
 
     def _say(self, what: str) -> None:
         use = self.plan.prediction.memory_bytes.get(f"rank{self.rank}")
@@ -282,7 +244,6 @@ class _Opening:
     def _peers(
         self, own: Tensor, rows: dict[int, DeviceRows], others: list[Staged | DeviceExchange]
     ) -> SharedRows | None:
-        """Map the peers' rows, or join an exchange of them."""
         if not self.exchanging or not self.together:
             return None
         near = all(rank in self.mates for rank in self.peers.values())
@@ -298,7 +259,7 @@ class _Opening:
         return None
 
     def _mapped(self, own: Tensor, wanted: list[int]) -> SharedRows | None:
-        """The peers' memory, or None on every rank where it cannot be mapped on one of them."""
+        """Map the peers' memory; return None on every rank where it fails on one of them."""
         try:
             return share_rows(own, wanted, self.comm)
         except NotSharedError as error:
@@ -310,7 +271,7 @@ class _Opening:
         return None
 
     def _host(self) -> Tensor | None:
-        """The host's rows, page-locked: one copy per host where it has room, or one per rank."""
+        """Lock the host's rows: one copy per host where it has room, else one per rank."""
         numbers = [n for n, each in self.dense.items() if each.kind == "host"]
         used = bool(self.location.count()[numbers].any()) if numbers else False
         table = None
@@ -323,19 +284,16 @@ class _Opening:
         if not used:
             return None
         assert self.graph.x is not None
-        return on_host(np.asarray(self.graph.x), self.device) if table is None else table
+        return copy_to_host(np.asarray(self.graph.x), self.device) if table is None else table
 
     def _cache(self, number: int) -> DeviceCache | None:
-        """The plan's dynamic cache, with as many slots as find room."""
+        """Make the plan's dynamic cache, with as many slots as find room."""
         settings = self.plan.strategy.features.cache
         if settings.policy == "none" or not settings.rows or settings.rows[self.rank] == 0:
             return None
         assert self.graph.x is not None
         dtype = torch.from_numpy(np.empty(0, self.graph.x.dtype)).dtype
-        bypass = np.zeros(MAX_SOURCES, np.bool_)
-        for place, source in enumerate(self.location.sources):
-            own = source.kind == "own" or (source.kind == "peer" and source.rank == self.rank)
-            bypass[place] = own
+        bypass = self.location.own_sources(self.rank)
         planned = min(settings.rows[self.rank], self.graph.num_nodes)
         width = self.graph.feature_dim
 
@@ -346,7 +304,7 @@ class _Opening:
             )  # fmt: skip
 
         room = self._room(word_multiple(width * dtype.itemsize))
-        cache = as_much_as_fits(planned, room, make)
+        cache = make_largest(planned, room, make)
         if cache.num_slots < planned:
             self._say(f"cache: {cache.num_slots} of {planned} rows find room on {self.device}")
         return cache

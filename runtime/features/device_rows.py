@@ -1,23 +1,22 @@
-"""Rows where a GPU addresses them: padded to 16 bytes, in its memory or page-locked on the host.
+"""Rows where GPUs and processes address them: padded, page-locked, or shared.
 
-A row that begins at a multiple of 16 bytes is read and written in words of 16 bytes, whatever its
-length: the words at its end reach into a gap that belongs to nobody.
+A row that begins at a multiple of 16 bytes is read and written in words of 16 bytes: the last word
+reaches into a gap that belongs to nobody.
 
-Rows of other GPUs by all-to-all, where their memory is not mapped or many are wanted at once.
+CUDA keeps page-locks by address. Host memory is therefore locked only while it is mapped, else the
+entry would stand for whatever is mapped there next (DEC-93). Locking takes exactly the bytes asked
+for; torch's allocator rounds up to a power of two.
 
-Every rank takes part in every read. Ids are sorted by owner on the device, slots and rows travel
-by the communicator (nccl between GPUs; gloo, in tests and for two ranks on one GPU, by way of the
-host), and arrive where the batch wants them. The host waits once, for the numbers of rows.
-
-Rows that a GPU cannot address: fetched by the host into page-locked rows, then put in place.
-
-Disk, sparse features, rows behind another host: the tiers of the host's store read them. Which
-rows those are the host must know, so this waits for the ids; the copy back runs on the stream.
+Processes of a host share rows in a nameless file of shared memory, GPUs by CUDA IPC. Whoever maps
+rows needs the owner alive: the ranks of a job live and end together.
 """
 
-import threading
-import time
-from dataclasses import dataclass
+import contextlib
+import mmap
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,25 +25,98 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.features.host_memory import HostMemory
-from gnnplan.runtime.features.location import MAX_SOURCES
-from gnnplan.runtime.features.tier import Counters
-from gnnplan.runtime.features.tiers import Tiers
-from gnnplan.runtime.stages import Stage
+from gnnplan.runtime.errors import GnnplanError
+from gnnplan.runtime.folders import Segment
+
+
+class PinError(GnnplanError):
+    """Host memory cannot be page-locked here; the text says how much was asked and what to do."""
+
+
+class HostMemory(mmap.mmap):
+    """Mapped memory whose page-lock ends before its mapping does; tensors over it keep it alive."""
+
+    _device: torch.device | None = None
+    _process = 0
+
+    @classmethod
+    def anonymous(cls, num_bytes: int) -> "HostMemory":
+        """Map memory of no file, in huge pages where the system has some."""
+        room = cls(-1, max(num_bytes, 1))
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel without them
+                room.madvise(mmap.MADV_HUGEPAGE)
+        return room
+
+    def tensor(self, dtype: torch.dtype, count: int) -> Tensor:
+        """Return the first `count` elements."""
+        if count == 0:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self, dtype=dtype, count=count)
+
+    def lock(self, device: torch.device) -> None:
+        """Page-lock the memory for a device, unless that is the CPU or it is locked already."""
+        if self._device is None:
+            lock_pages(self.tensor(torch.uint8, len(self)), device)
+            self._device, self._process = device, os.getpid()
+
+    def unlock(self) -> None:
+        """Undo `lock` once the device has done all that was asked of it."""
+        device, self._device = self._device, None
+        # A forked child has the mapping, but not the parent's CUDA context.
+        if device is None or self._process != os.getpid() or sys.is_finalizing():
+            return
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            unlock_pages(self.tensor(torch.uint8, len(self)))
+
+    def __del__(self) -> None:
+        self.unlock()
+
+
+def lock_pages(memory: Tensor, device: torch.device) -> None:
+    """Page-lock a contiguous tensor of the host until `unlock_pages`; do nothing for the CPU.
+
+    PinError says that the system does not let so much memory be locked.
+    """
+    if device.type != "cuda" or memory.numel() == 0:
+        return
+    torch.cuda.init()
+    library: Any = torch.cuda.cudart()
+    code = int(library.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    if code:
+        _forget_error(device)
+        raise PinError(
+            f"{memory.nbytes / 1e9:.2f} GB of host memory cannot be page-locked (CUDA error "
+            f"{code}); raise the limit (ulimit -l unlimited, docker --ulimit memlock=-1)"
+        )
+
+
+def unlock_pages(memory: Tensor) -> None:
+    """Undo `lock_pages`; no kernel may read the tensor any more."""
+    library: Any = torch.cuda.cudart()
+    library.cudaHostUnregister(memory.data_ptr())
+
+
+def _forget_error(device: torch.device) -> None:
+    """Take the code of a refused call out of CUDA, which reports it with the next kernel."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=device)
+
 
 WORD_BYTES = 16
-"""Widest access of one lane."""
+"""Size of the widest access of one lane."""
 _COPY_BYTES = 64 << 20
-"""Rows are copied into place in parts of this size: a mapped dataset is not read as a whole."""
+"""Size of the parts in which rows are copied: a mapped dataset is never read as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """Rows that the device can address, and the kind of their source."""
+    """Rows that the device can address, with the kind of their source."""
 
     kind: str
     table: Tensor
-    """Shape (num_rows, feature_dim), rows contiguous: on the device, or page-locked on the host."""
+    """(num_rows, feature_dim), rows contiguous, on the device or page-locked on the host."""
 
     @property
     def row_bytes(self) -> int:
@@ -53,7 +125,7 @@ class DeviceRows:
 
 
 def word_multiple(num_bytes: int) -> int:
-    """The next multiple of 16.
+    """Return the next multiple of 16.
 
     >>> [word_multiple(n) for n in (0, 1, 16, 2408)]
     [0, 16, 16, 2416]
@@ -64,16 +136,16 @@ def word_multiple(num_bytes: int) -> int:
 def padded_rows(
     count: int, width: int, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """An undefined [count, width] tensor whose rows begin at multiples of 16 bytes.
+    """Return an undefined (count, width) tensor whose rows begin at multiples of 16 bytes.
 
-    The gap between rows is free for anyone to overwrite.
+    Anyone may overwrite the gaps between rows.
     """
     stride = word_multiple(width * dtype.itemsize) // dtype.itemsize
     return torch.empty((count, stride), dtype=dtype, device=device)[:, :width]
 
 
 def owns_padding(table: Tensor) -> bool:
-    """Whether every row of a table can be accessed in whole words of 16 bytes within its memory."""
+    """Return whether all rows can be accessed in whole words of 16 bytes within their memory."""
     size = table.element_size()
     stride_bytes, row_bytes = table.stride(0) * size, word_multiple(table.shape[1] * size)
     if table.data_ptr() % WORD_BYTES or stride_bytes % WORD_BYTES or stride_bytes < row_bytes:
@@ -82,159 +154,185 @@ def owns_padding(table: Tensor) -> bool:
     return (table.shape[0] - 1) * stride_bytes + row_bytes <= room
 
 
-def on_device(rows: NDArray[Any], device: torch.device) -> Tensor:
-    """A padded copy of a rank's rows in the device's memory.
-
-    Raises:
-        torch.OutOfMemoryError: it does not fit.
-    """
+def copy_to_device(rows: NDArray[Any], device: torch.device) -> Tensor:
+    """Copy a rank's rows into padded rows of the device's memory, or raise OutOfMemoryError."""
     dtype = torch.from_numpy(np.empty(0, rows.dtype)).dtype
     table = padded_rows(rows.shape[0], rows.shape[1], dtype, device)
     _fill(table, rows)
     return table
 
 
-def on_host(rows: NDArray[Any], device: torch.device) -> Tensor:
-    """A padded copy of rows in host memory that the device reads in place.
-
-    Raises:
-        PinError: the system does not let so much memory be locked.
-    """
+def copy_to_host(rows: NDArray[Any], device: torch.device) -> Tensor:
+    """Copy rows into padded rows of page-locked memory, which the device reads in place."""
     dtype = torch.from_numpy(np.empty(0, rows.dtype)).dtype
-    stride_bytes = word_multiple(rows.shape[1] * dtype.itemsize)
-    room = HostMemory.anonymous(stride_bytes * rows.shape[0])
-    whole = room.tensor(dtype, rows.shape[0] * stride_bytes // dtype.itemsize)
-    table = whole.view(rows.shape[0], stride_bytes // dtype.itemsize)[:, : rows.shape[1]]
+    room = HostMemory.anonymous(rows.shape[0] * _stride_bytes(rows.shape[1], dtype))
+    table = _as_rows(room, rows.shape, dtype)
     room.lock(device)
     _fill(table, rows)
     return table
 
 
 def _fill(table: Tensor, rows: NDArray[Any]) -> None:
-    """Copy rows into a padded table, part by part."""
     most = max(1, _COPY_BYTES // max(1, rows.shape[1] * rows.dtype.itemsize))
     for first in range(0, rows.shape[0], most):
         part = np.array(rows[first : first + most])
         table[first : first + most].copy_(torch.from_numpy(part))
 
 
-class DeviceExchange:
-    """What this rank serves to the others, and reads of theirs."""
+class NotSharedError(GnnplanError):
+    """A rank's rows cannot be mapped by another; raised on all ranks, with the first reason."""
 
-    def __init__(
-        self, own: Tensor, ranks: dict[int, int], comm: Communicator, *, kind: str = "peer"
-    ) -> None:
-        """Serve this rank's rows.
 
-        Args:
-            own: this rank's rows [num_rows, feature_dim], on the device.
-            ranks: the rank that each source number stands for.
-            comm: a communicator that nothing else uses; closed with this.
-            kind: the row of the counters.
-        """
-        self._own, self._comm, self._kind = own, comm, kind
-        # Every source number's rank; those of no peer sort behind the last rank.
-        ranked = torch.full((MAX_SOURCES + 1,), comm.size, dtype=torch.int64)
-        for number, rank in ranks.items():
-            ranked[number] = rank
-        self._ranks = ranked.to(own.device)
-        self._lock = threading.Lock()
+@dataclass(slots=True)
+class SharedRows:
+    """Rows of this rank and of its peers, each in its owner's memory."""
 
-    def fill(self, numbers: Tensor, slots: Tensor, wanted: Tensor | None, out: Tensor) -> Counters:
-        """Write the rows of other ranks into the batch; collective. As `Staged.fill`."""
-        size, device = self._comm.size, self._own.device
-        rank = self._ranks[numbers]
-        if wanted is not None:
-            rank = torch.where(wanted, rank, size)
-        order = torch.argsort(rank, stable=True)
-        counts = torch.bincount(rank, minlength=size + 1)[:size].tolist()
-        places = order[: sum(counts)]
-        counters = Counters()
-        with self._lock:
-            start = time.perf_counter()
-            asked, from_rank = self._comm.all_to_all_ids(slots[places], counts)
-            counters.add_seconds(Stage.EXCHANGE_IDS.value, time.perf_counter() - start)
-            start = time.perf_counter()
-            served = self._own[asked.to(device)].contiguous()
-            rows = self._comm.all_to_all_rows(served, from_rank, counts)
-            counters.add_seconds(Stage.EXCHANGE_ROWS.value, time.perf_counter() - start)
-        out.index_copy_(0, places, rows.to(device=device, dtype=out.dtype))
-        row_bytes = self._own.shape[1] * self._own.element_size()
-        counters.add_rows(self._kind, sum(counts), sum(counts) * row_bytes)
-        return counters
-
-    @property
-    def resident_bytes(self) -> int:
-        """Nothing beside the rows of the batch."""
-        return 0
+    own: Tensor
+    peers: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    """Mapped rows of each peer, by rank."""
 
     def close(self) -> None:
-        """Give back the process group."""
-        self._comm.close()
+        """Release the peers' memory."""
+        self.peers.clear()
 
 
-_NO_LANE = 255
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """Picklable description of a rank's rows for the other ranks."""
+
+    rows: int
+    width: int
+    dtype: torch.dtype
+    path: str = ""
+    handle: Any = None
+    fault: str = ""
 
 
-class Staged:
-    """The tiers of some sources, read for a device."""
+def share_rows(rows: Tensor, ranks: list[int], comm: Communicator) -> SharedRows:
+    """Offer this rank's rows and map those of `ranks`, all on its host; collective over all ranks.
 
-    def __init__(self, tiers: Tiers, width: int, device: torch.device, *, pinned: bool) -> None:
-        """Wrap a rank's tiers.
+    NotSharedError is raised on every rank where one could not offer or map.
+    """
+    offer, own, segment = _offered(rows)
+    try:
+        offers = comm.all_gather_objects(offer)
+        faults = [each.fault for each in offers if each.fault]
+        peers: dict[int, Tensor] = {}
+        if not faults:
+            try:
+                peers = {rank: _mapped(offers[rank], rows.device) for rank in ranks}
+                fault = ""
+            except (OSError, RuntimeError) as error:
+                fault = _reason(error)
+            faults = [each for each in comm.all_gather_objects(fault) if each]
+    finally:
+        if segment is not None:
+            segment.remove()
+    if faults:
+        raise NotSharedError(faults[0])
+    return SharedRows(own, peers)
 
-        Args:
-            tiers: each with the numbers of its sources, in the tier's order.
-            width: columns of a row.
-            device: where the rows are wanted.
-            pinned: stage in page-locked memory.
-        """
-        self._tiers = tiers
-        self._width, self._device, self._pinned = width, device, pinned
-        self._lanes = np.full(MAX_SOURCES, _NO_LANE, np.uint8)
-        order = [number for _, numbers in tiers for number in numbers]
-        self._lanes[order] = np.arange(len(order))
-        staged = np.append(self._lanes != _NO_LANE, False)
-        self.holds = torch.from_numpy(staged).to(device)
-        """bool [257] by source number; the last for ids outside the graph (-1)."""
 
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes that the tiers hold."""
-        return sum(tier.resident_bytes for tier, _ in self._tiers)
+def _offered(rows: Tensor) -> tuple[_Offer, Tensor, Segment | None]:
+    """Return the offer, the rows as the others will see them, and their segment."""
+    bare = _Offer(rows.shape[0], rows.shape[1], rows.dtype)
+    if rows.shape[0] == 0:
+        return bare, rows, None
+    segment = None
+    try:
+        if rows.device.type == "cuda":
+            from torch.multiprocessing.reductions import reduce_tensor
 
-    def fill(self, numbers: Tensor, slots: Tensor, wanted: Tensor | None, out: Tensor) -> Counters:
-        """Write the rows of these sources into the batch; every tier is read, also for nothing.
+            return replace(bare, handle=reduce_tensor(rows)), rows, None
+        segment, room = create_segment(rows.shape[0] * _stride_bytes(rows.shape[1], rows.dtype))
+        own = _as_rows(room, rows.shape, rows.dtype)
+        own.copy_(rows)
+        return replace(bare, path=segment.path), own, segment
+    except (OSError, RuntimeError) as error:
+        if segment is not None:
+            segment.remove()
+        return replace(bare, fault=_reason(error)), rows, None
 
-        Args:
-            numbers: source number of each row, -1 for none; int64 [n] on the device.
-            slots: int64 [n] there.
-            wanted: bool [n]; rows that are not wanted are left alone. None: all are.
-            out: [n, feature_dim] on the device; the rows of other sources stay as they are.
 
-        Returns:
-            What the tiers counted.
-        """
-        mine = self.holds[numbers] if wanted is None else self.holds[numbers] & wanted
-        places = mine.nonzero().squeeze(1)
-        number, slot = torch.stack([numbers[places], slots[places]]).cpu().numpy()
-        lanes = self._lanes[number]
-        order = np.argsort(lanes, kind="stable")
-        counts = np.bincount(number, minlength=MAX_SOURCES).astype(np.int64)
-        staging = torch.empty((slot.size, self._width), pin_memory=self._pinned)
-        counters, first = Counters(), 0
-        for tier, sources in self._tiers:
-            part = order[first : first + int(counts[sources].sum())]
-            tier.read(
-                np.ascontiguousarray(slot[part]), part, counts[sources], staging.numpy(), counters
-            )
-            first += part.size
-        if slot.size:
-            rows = staging.to(self._device, non_blocking=self._pinned)
-            out.index_copy_(0, places, rows.to(out.dtype))
-        return counters
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
-    def close(self) -> None:
-        """Close the tiers."""
-        for tier, _ in self._tiers:
-            tier.close()
-        self._tiers = []
+
+def _mapped(offer: _Offer, device: torch.device) -> Tensor:
+    if offer.rows == 0:
+        return padded_rows(0, offer.width, offer.dtype, device)
+    if offer.handle is None:
+        size = offer.rows * _stride_bytes(offer.width, offer.dtype)
+        shape = (offer.rows, offer.width)
+        return _as_rows(attach_segment(offer.path, size), shape, offer.dtype)
+    rebuild, arguments = offer.handle
+    peer: Tensor = rebuild(*arguments)
+    if peer.device != device:
+        if not torch.cuda.can_device_access_peer(device, peer.device):
+            raise RuntimeError(f"{device} cannot read the memory of {peer.device}")
+        # A copy makes torch enable access between the two devices, which kernels need.
+        torch.empty_like(peer[:1], device=device).copy_(peer[:1])
+    return peer
+
+
+def create_segment(num_bytes: int) -> tuple[Segment, HostMemory]:
+    """Make and map a file in shared memory, or raise OSError; the caller removes its name."""
+    segment = Segment(num_bytes)
+    try:
+        return segment, HostMemory(segment.handle, num_bytes)
+    except OSError:
+        segment.remove()
+        raise
+
+
+def attach_segment(path: str, num_bytes: int) -> HostMemory:
+    """Map a segment that another process made; raise OSError where it is gone."""
+    handle = os.open(path, os.O_RDWR)
+    try:
+        return HostMemory(handle, num_bytes)
+    finally:
+        os.close(handle)
+
+
+def share_host_rows(
+    rows: Any, leader: int, comm: Communicator, device: torch.device, *, used: bool
+) -> Tensor | None:
+    """Copy the host's rows once, by its rank `leader`, and map them in all; collective.
+
+    Returns padded rows, page-locked for the device where this rank uses them; None where the host's
+    shared memory is too small.
+    """
+    dtype = torch.from_numpy(np.empty(0, rows.dtype)).dtype
+    num_bytes = rows.shape[0] * _stride_bytes(rows.shape[1], dtype)
+    segment, room = None, None
+    if comm.rank == leader:
+        try:
+            segment, room = create_segment(num_bytes)
+        except OSError:
+            segment = None
+        else:
+            _fill(_as_rows(room, rows.shape, dtype), rows)
+    path = "" if segment is None else segment.path
+    found = comm.all_gather_objects(path)[leader]
+    try:
+        if found and comm.rank != leader and used:
+            room = attach_segment(found, num_bytes)
+        comm.barrier()
+    finally:
+        if segment is not None:
+            segment.remove()
+    if room is None:
+        return None
+    if used:
+        room.lock(device)
+    return _as_rows(room, rows.shape, dtype)
+
+
+def _as_rows(room: HostMemory, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    count, width = shape
+    stride = _stride_bytes(width, dtype) // dtype.itemsize
+    return room.tensor(dtype, count * stride).view(count, stride)[:, :width]
+
+
+def _stride_bytes(width: int, dtype: torch.dtype) -> int:
+    return word_multiple(width * dtype.itemsize)

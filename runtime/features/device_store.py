@@ -1,10 +1,9 @@
-"""A feature store whose rows are gathered by the device itself.
+"""A feature store whose rows the device gathers itself.
 
 Own rows lie in the device's memory, a peer's in that peer's, the host's in page-locked memory that
 the kernel reads in place; a dynamic cache is one more place in the device's memory. Rows that
 cannot be addressed (disk, other hosts) are staged. `gather` fills tensors on the device and waits
-for nothing but staged rows; `read` is the contract of every store, with the copies and the wait
-that arrays on the host need. `device_open` puts a plan's store together.
+for staged rows only; `read` adds the copies and the wait that arrays on the host need.
 """
 
 import threading
@@ -17,43 +16,44 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gnnplan.runtime.features.device_rows import DeviceExchange, Staged, padded_rows
+from gnnplan.runtime.features.device_rows import padded_rows
 from gnnplan.runtime.features.gather import check_output
-from gnnplan.runtime.features.location import SOURCE_BITS, SOURCE_MASK, Codes
-from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters, total
+from gnnplan.runtime.features.location import MAX_SOURCES, SOURCE_BITS, SOURCE_MASK, Codes
+from gnnplan.runtime.features.peer import DeviceExchange
+from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters, Tiers, sum_counters
 
 _FAR = (1 << 62) - 1
 _LOADED = 1 << 32
-"""Added to the touch of a row that was loaded: it leaves after the batch's hits."""
+"""Amount added to the touch of a loaded row, which leaves after the batch's hits."""
 _BATCH_BITS = 33
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceDecision:
-    """What one gather does to the cache; tensors of length n on the device."""
+    """Effect of one gather on the cache; tensors of length n on the device."""
 
     nodes: Tensor
     """Ids, or the number of nodes where an id is outside the graph."""
     slots: Tensor
-    """Slot that the row goes to; the number of slots where it is not kept."""
+    """Slot that each row goes to; the number of slots where it is not kept."""
     first: Tensor
-    """Position at which the batch asks for the same node first."""
+    """Position at which the batch first asks for the same node."""
     repeats: Tensor
-    """bool: asks again for a row that was not cached when the batch came."""
+    """bool: the batch asked before for this row, which the cache did not hold."""
     numbers: Tensor
     """Source number of each id before the batch; -1 outside the graph."""
 
 
-def codes_on(codes: Codes, device: torch.device, *, wide: bool = False) -> Tensor:
-    """Location codes as int32 or int64 bits on a device, with one spare entry at the end."""
+def copy_codes(codes: Codes, device: torch.device, *, wide: bool = False) -> Tensor:
+    """Copy location codes to a device as int32 or int64 bits, with one spare entry at the end."""
     signed = np.int64 if wide or codes.itemsize == 8 else np.int32
     held = np.zeros(codes.shape[0] + 1, signed)
     np.copyto(held[:-1], codes, casting="unsafe")
     return torch.from_numpy(held).to(device)
 
 
-def split(codes: Tensor) -> tuple[Tensor, Tensor]:
-    """Source numbers and slots of codes, both int64."""
+def split_codes(codes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the source numbers and slots of codes, both int64."""
     bits = codes.long()
     if codes.dtype == torch.int32:
         bits = bits & 0xFFFF_FFFF
@@ -61,10 +61,9 @@ def split(codes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class DeviceCache:
-    """Rows, directory and policy state of one cache.
+    """Rows, directory and policy state of a dynamic cache on a device.
 
-    Gathers take their turns: the caller lets no two of them in at once, and puts all of them on one
-    stream.
+    The caller lets in one gather at a time, all on one stream.
     """
 
     def __init__(
@@ -81,24 +80,18 @@ class DeviceCache:
     ) -> None:
         """Make an empty cache.
 
-        Args:
-            codes: the location table without the cache.
-            bypass: shape (256,); source numbers whose rows never enter the cache.
-            width: columns of a row.
-            dtype: of the rows as they are kept: float32, or float16 where all sources hold that.
-            device: where the cache lies.
-            policy: lru | clock.
-            num_slots: rows it keeps.
-            number: the source number of the rows it keeps.
+        `codes` is the location table without the cache, `number` the kept rows' source number in
+        it. Rows of the sources in `bypass` (256,) never enter. `dtype` is float16 where all sources
+        hold that.
         """
         self.num_slots, self.number, self.device = num_slots, number, device
         self.num_nodes = int(codes.shape[0])
         self._clock = policy == "clock"
         wide = num_slots >= 1 << (32 - SOURCE_BITS)
-        self._below = codes_on(codes, device, wide=wide)
+        self._below = copy_codes(codes, device, wide=wide)
         self.codes = self._below.clone()
-        """The location table with the cache, int32 or int64 [num_nodes + 1]."""
-        # The last entry of every array is where lanes that have nothing to write write it.
+        """Location table with the cache, int32 or int64 (num_nodes + 1,)."""
+        # Lanes with nothing to write write the last entry of every array.
         self.rows = padded_rows(num_slots + 1, width, dtype, device)
         self._bypass = torch.from_numpy(np.append(bypass, True)).to(device)
         self._first = torch.full((self.num_nodes + 1,), _FAR, dtype=torch.int64, device=device)
@@ -108,7 +101,7 @@ class DeviceCache:
         self._state = torch.zeros(2, dtype=torch.int64, device=device)
         self._batch = 0
         self.totals = torch.zeros(2, dtype=torch.int64, device=device)
-        """Distinct rows looked up so far, and those of them that the cache held."""
+        """Numbers of distinct rows looked up so far and of those that the cache held."""
         self.clear()
 
     @property
@@ -126,18 +119,14 @@ class DeviceCache:
         self._state.zero_()
 
     def decide(self, ids: Tensor) -> DeviceDecision:
-        """Look up a batch, touch what it finds, give slots to what it misses; waits for nothing.
-
-        Args:
-            ids: int64 [n]; repeated ids are allowed, those outside the graph are left alone.
-        """
+        """Look up ids (n,), touch the hits and give slots to the misses, without waiting."""
         count = ids.numel()
         known = (ids >= 0) & (ids < self.num_nodes)
         nodes = torch.where(known, ids, self.num_nodes)
         position = torch.arange(count, device=self.device)
         first = self._first.scatter_reduce_(0, nodes, position, "amin")[nodes]
         self._first[nodes] = _FAR
-        numbers, slot = split(self.codes[nodes])
+        numbers, slot = split_codes(self.codes[nodes])
         numbers = torch.where(known, numbers, -1)
         held = numbers == self.number
         absent = known & ~held & ~self._bypass[numbers]
@@ -152,12 +141,7 @@ class DeviceCache:
         return DeviceDecision(nodes, slots, first, absent & ~fresh, numbers)
 
     def keep(self, decision: DeviceDecision, rows: Tensor) -> None:
-        """Copy the rows that were given slots into them and locate them there.
-
-        Args:
-            decision: of this batch.
-            rows: [n, feature_dim], the batch as it was gathered.
-        """
+        """Store the rows of a gathered batch (n, feature_dim) that were given slots."""
         slots, kept = decision.slots, decision.slots < self.num_slots
         self.rows[slots] = rows.to(self.rows.dtype)
         gone = self._node[slots]
@@ -169,12 +153,12 @@ class DeviceCache:
         self.codes[nodes] = located
 
     def held(self) -> tuple[Tensor, Tensor]:
-        """The nodes kept now and their rows, copied; waits. For tests and reports."""
+        """Return copies of the kept nodes and rows, for tests and reports; waits for the device."""
         used = self._node[:-1] >= 0
         return self._node[:-1][used].cpu(), self.rows[:-1][used].cpu()
 
     def _by_age(self, hits: Tensor, missing: Tensor, position: Tensor) -> Tensor:
-        """Touch `hits` and return the slot of each miss; LRU."""
+        """Touch `hits` and return the slot of each miss, by LRU."""
         now = self._batch << _BATCH_BITS
         self._touch[hits] = position + now
         found = (hits < self.num_slots).sum()
@@ -183,7 +167,7 @@ class DeviceCache:
         return slots
 
     def _by_clock(self, hits: Tensor, missing: Tensor, position: Tensor) -> Tensor:
-        """The same by the clock; `_state` holds the number of slots in use and the hand."""
+        """Touch `hits` and return the slot of each miss, by clock."""
         del position
         size, (used, hand) = self.num_slots, self._state
         touched = torch.zeros_like(self._hit)
@@ -197,7 +181,7 @@ class DeviceCache:
         slots, order = self._taken(torch.where(empty, every - size, ahead + late), found, missing)
         kept = (slots < size).sum()
         swept = (kept - (size - used)).clamp(min=0)
-        # `gather`, because an index of no dimensions would be fetched by the host.
+        # `gather`: the host would fetch an index of no dimensions.
         last = order.gather(0, (kept - 1).clamp(min=0).view(1))
         lap = swept > (free & ~marked).sum()
         passed = marked & (swept > 0) & (lap | (ahead < ahead.gather(0, last)))
@@ -208,7 +192,7 @@ class DeviceCache:
         return slots
 
     def _taken(self, keys: Tensor, found: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
-        """Slots for the misses in order, as far as untouched ones go; and slots in order of key."""
+        """Return a slot per miss, as far as untouched slots go, and the slots by ascending key."""
         most = min(self.num_slots, missing.numel())
         order = torch.topk(keys, most, largest=False, sorted=True).indices
         turn = torch.cumsum(missing, 0) - 1
@@ -216,7 +200,67 @@ class DeviceCache:
         return torch.where(kept, order[turn.clamp(0, most - 1)], self.num_slots), order
 
 
-if TYPE_CHECKING:  # a store is a type that code without Triton names too
+_NO_LANE = 255
+
+
+class Staged:
+    """Tiers of some sources, read by the host into page-locked rows for a device.
+
+    The host must know which rows those are, so it waits for the ids; the copy to the device runs on
+    the stream.
+    """
+
+    def __init__(self, tiers: Tiers, width: int, device: torch.device, *, pinned: bool) -> None:
+        self._tiers = tiers
+        self._width, self._device, self._pinned = width, device, pinned
+        self._lanes = np.full(MAX_SOURCES, _NO_LANE, np.uint8)
+        order = [number for _, numbers in tiers for number in numbers]
+        self._lanes[order] = np.arange(len(order))
+        staged = np.append(self._lanes != _NO_LANE, False)
+        self.holds = torch.from_numpy(staged).to(device)
+        """bool (257,) by source number; the last entry is for ids outside the graph (-1)."""
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes that the tiers hold."""
+        return sum(tier.resident_bytes for tier, _ in self._tiers)
+
+    def fill(self, numbers: Tensor, slots: Tensor, wanted: Tensor | None, out: Tensor) -> Counters:
+        """Write the rows of these sources into the batch; read every tier, even for nothing.
+
+        Args:
+            numbers: int64 (n,) on the device, source number of each row, -1 for none.
+            slots: int64 (n,) on the device.
+            wanted: bool (n,), rows to fill; None fills all.
+            out: (n, feature_dim) on the device; rows of other sources stay as they are.
+        """
+        mine = self.holds[numbers] if wanted is None else self.holds[numbers] & wanted
+        places = mine.nonzero().squeeze(1)
+        number, slot = torch.stack([numbers[places], slots[places]]).cpu().numpy()
+        lanes = self._lanes[number]
+        order = np.argsort(lanes, kind="stable")
+        counts = np.bincount(number, minlength=MAX_SOURCES).astype(np.int64)
+        staging = torch.empty((slot.size, self._width), pin_memory=self._pinned)
+        counters, first = Counters(), 0
+        for tier, sources in self._tiers:
+            part = order[first : first + int(counts[sources].sum())]
+            tier.read(
+                np.ascontiguousarray(slot[part]), part, counts[sources], staging.numpy(), counters
+            )
+            first += part.size
+        if slot.size:
+            rows = staging.to(self._device, non_blocking=self._pinned)
+            out.index_copy_(0, places, rows.to(out.dtype))
+        return counters
+
+    def close(self) -> None:
+        """Close the tiers."""
+        for tier, _ in self._tiers:
+            tier.close()
+        self._tiers = []
+
+
+if TYPE_CHECKING:  # code without Triton names this type too
     from gnnplan.runtime.features.gather_triton import DeviceTable
 
 
@@ -232,15 +276,10 @@ class DeviceFeatureStore(AbstractFeatureStore):
         cache: DeviceCache | None = None,
         release: Callable[[], None] | None = None,
     ) -> None:
-        """Wrap a table.
+        """Wrap a table, whose codes are the cache's where there is one.
 
-        Args:
-            table: the codes, and the sources that the kernel reads; with a cache its codes are the
-                cache's.
-            max_programs: cap of the gather's grid; None as in `DeviceTable.gather`.
-            others: what fetches the rows of all other sources.
-            cache: a dynamic cache in front of all but own rows.
-            release: called when the store is closed, last.
+        `others` read the rows of all sources that the kernel does not; `release` is called last
+        when the store is closed.
         """
         self.feature_dim = table.feature_dim
         self.device = table.device
@@ -249,17 +288,10 @@ class DeviceFeatureStore(AbstractFeatureStore):
         self._max_programs = max_programs
         self._others = list(others)
         self._release = release
-        self._counts = table.new_counts()
-        self._fetched: list[Counters] = []
         self._in_place = torch.zeros(257, dtype=torch.bool, device=self.device)
         self._in_place[list(table.sources)] = True
-        # Peers and a cache want their gathers one at a time, whatever thread they come from.
+        # Peers and a cache need one gather at a time, from whatever thread.
         self._lock = threading.Lock()
-
-    @property
-    def waits(self) -> bool:
-        """Whether gathers wait for the device, to fetch rows that it cannot address."""
-        return bool(self._others)
 
     @property
     def exchanges(self) -> bool:
@@ -267,38 +299,28 @@ class DeviceFeatureStore(AbstractFeatureStore):
         return any(isinstance(each, DeviceExchange) for each in self._others)
 
     def empty(self, count: int) -> Tensor:
-        """An undefined float32 [count, feature_dim] for `gather`: padded rows on a GPU."""
+        """Return an undefined float32 (count, feature_dim) for `gather`: padded rows on a GPU."""
         if self.device.type != "cuda":
             return torch.empty((count, self.feature_dim))
         return padded_rows(count, self.feature_dim, torch.float32, self.device)
 
     def new_counts(self) -> Tensor:
-        """Counters of one gather, to be named by `named` once the device is done."""
+        """Return counters for gathers, which `named` reads once the device is done."""
         return self._table.new_counts()
 
-    def gather(self, ids: Tensor, out: Tensor, counts: Tensor | None = None) -> Counters:
-        """out[i] = features of node ids[i], on the current stream.
+    def gather(self, ids: Tensor, out: Tensor, counts: Tensor) -> Counters:
+        """Write the features of node `ids[i]` to `out[i]`, on the current stream.
 
-        Waits for the device only where rows must be fetched. Ids outside the graph leave their
-        rows as they are and are reported by `counters`, or by `named`.
+        The call waits for the device only where the host must fetch rows, whose counters it
+        returns. Ids outside the graph leave their rows as they are, and `named` reports them.
 
         Args:
-            ids: int64 [n] on the device.
-            out: float32, float16 or bfloat16 [n, feature_dim] on the device, as `empty` gives it.
-            counts: from `new_counts`; None adds to what `counters` gives.
-
-        Returns:
-            What was counted by those who fetched rows; the device's counts come without waiting.
-
-        Raises:
-            ValueError: shapes, dtypes or devices do not fit.
+            ids: int64 (n,) on the device.
+            out: float32, float16 or bfloat16 (n, feature_dim) on the device, as from `empty`.
+            counts: From `new_counts`; the device adds to it.
         """
         with self._lock:
-            kept = self._counts if counts is None else counts
-            fetched = self._gather(ids, out, kept)
-            if counts is None and self._others:
-                self._fetched.append(fetched)
-        return fetched
+            return self._gather(ids, out, counts)
 
     def _gather(self, ids: Tensor, out: Tensor, counts: Tensor) -> Counters:
         if self.cache is None and not self._others:
@@ -311,7 +333,7 @@ class DeviceFeatureStore(AbstractFeatureStore):
             fetched = self._fetch(ids, out, decision)
         except BaseException:
             if cache is not None:
-                cache.clear()  # the directory names rows that never came
+                cache.clear()  # rows that it lists were never read
             raise
         if cache is not None and decision is not None and ids.numel():
             self._count_repeats(decision, counts, cache.number)
@@ -323,49 +345,36 @@ class DeviceFeatureStore(AbstractFeatureStore):
             return Counters()
         codes, num_nodes = self._table.codes, self._table.num_nodes
         known = (ids >= 0) & (ids < num_nodes)
-        found, slots = split(codes[torch.where(known, ids, 0)])
+        found, slots = split_codes(codes[torch.where(known, ids, 0)])
         numbers = torch.where(known, found, -1)
         wanted = None if decision is None else ~decision.repeats
-        fetched = total([each.fill(numbers, slots, wanted, out) for each in self._others])
+        fetched = sum_counters([each.fill(numbers, slots, wanted, out) for each in self._others])
         if decision is not None:
             again = (decision.repeats & ~self._in_place[decision.numbers]).nonzero().squeeze(1)
             out.index_copy_(0, again, out[decision.first[again]])
         return fetched
 
     def _count_repeats(self, decision: DeviceDecision, counts: Tensor, number: int) -> None:
-        """Repeats of a miss are the cache's, though the kernel read them where the miss lies."""
+        """Count repeats of a miss as the cache's, though the kernel read them from the source."""
         repeats = decision.repeats
         read = repeats & self._in_place[decision.numbers]
         counts.index_add_(0, decision.numbers.clamp(min=0), -read.long())
         counts[number] += repeats.sum()
 
-    def counters(self) -> Counters:
-        """Rows and bytes by source since the last call; waits for the gathers under way.
-
-        Raises:
-            IndexError: some ids or slots since then were out of range.
-        """
-        with self._lock:
-            counts = self._counts.tolist()
-            self._counts.zero_()
-            fetched, self._fetched = self._fetched, []
-        return total([self.named(counts), *fetched])
-
     def read(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> Counters:
-        """See `AbstractFeatureStore.read`."""
+        """Read rows as `AbstractFeatureStore.read` says."""
         check_output(ids, out, self.feature_dim)
         rows, counts = self.empty(ids.size), self.new_counts()
         asked = torch.from_numpy(np.array(ids)).to(self.device)
         fetched = self.gather(asked, rows, counts)
-        counters = total([self.named(counts.tolist()), fetched])
+        counters = sum_counters([self.named(counts.tolist()), fetched])
         torch.from_numpy(out).copy_(rows)
         return counters
 
     def named(self, counts: list[int]) -> Counters:
-        """Counts of the device by the kind of their source.
+        """Turn counts of the device into rows and bytes by kind of source.
 
-        Raises:
-            IndexError: some ids or slots were out of range.
+        Ids or slots that were out of range raise IndexError.
         """
         if counts[-1]:
             raise IndexError(
@@ -379,10 +388,7 @@ class DeviceFeatureStore(AbstractFeatureStore):
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of all sources' rows, the location table, cache and staging, each counted once.
-
-        A peer's rows are that peer's.
-        """
+        """Bytes of rows (without the peers'), location table, cache and staging."""
         tables = {
             s.table.data_ptr(): s.table for s in self._table.sources.values() if s.kind != "peer"
         }
@@ -392,7 +398,7 @@ class DeviceFeatureStore(AbstractFeatureStore):
         return held + sum(other.resident_bytes for other in self._others)
 
     def close(self) -> None:
-        """Let go of the rows and of those who fetch; no gather may be under way."""
+        """Release the rows and close the readers; no gather may be under way."""
         self._table.sources.clear()
         self.cache = None
         for other in self._others:

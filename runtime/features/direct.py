@@ -1,15 +1,9 @@
-"""Direct reads of a .npy file of rows: header, alignment, and the cutting of ids into requests.
+"""Direct reads of a .npy file of rows: its header, aligned memory, requests, and their kernel.
 
-Many direct reads in a row without the interpreter: a reading thread holds no lock but its own.
-
-The disk tier has several threads wait for the disk at once. A request served by the interpreter
-costs it some microseconds under its global lock, as often as there are requests, and the thread
-that trains stands in the same queue; here a thread takes the lock once for all its requests.
-
-Memory that direct reads fill: aligned, side by side, in huge pages where it fills some.
-
-A disk writes to each page where that lies. Small pages of one request lie apart, differently in
-each process, which makes reads slower than into a huge page (DEC-78).
+Several threads of the disk tier wait for the disk at once. A thread serves all its requests in one
+kernel, without the interpreter: else each request would take its lock, for which the training
+thread waits too. Buffers lie side by side in huge pages, which a disk fills faster than small pages
+(DEC-78).
 """
 
 import contextlib
@@ -32,30 +26,29 @@ from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.features.gather import check_storage, copy_rows, widen_rows
 
 BLOCK_BYTES = 4096
-"""Alignment of offset, length and memory of a direct read (512 would do on some disks only)."""
+"""Alignment of offset, length and memory of a direct read."""
 GAP_BYTES = 4096
-"""Blocks that nobody asked for are read along up to this length: cheaper than one more request."""
+"""Longest gap that is read along, because that is cheaper than one more request."""
 
 
 def round_down(num_bytes: int) -> int:
-    """The multiple of a block at or below."""
+    """Return the multiple of a block at or below."""
     return num_bytes // BLOCK_BYTES * BLOCK_BYTES
 
 
 def round_up(num_bytes: int) -> int:
-    """The multiple of a block at or above."""
+    """Return the multiple of a block at or above."""
     return round_down(num_bytes + BLOCK_BYTES - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class RowFile:
-    """Where the rows lie in a .npy file."""
+    """Layout of the rows in a .npy file."""
 
     num_rows: int
     feature_dim: int
     dtype: np.dtype[Any]
     data_offset: int
-    """Bytes before row 0."""
 
     @property
     def row_bytes(self) -> int:
@@ -68,22 +61,17 @@ class RowFile:
         return self.data_offset + self.num_rows * self.row_bytes
 
     def block_range(self, first: int, last: int) -> tuple[int, int]:
-        """Begin and end, in bytes of the file, of the blocks that hold rows first to last."""
+        """Return begin and end, in bytes of the file, of the blocks of rows first to last."""
         begin = self.data_offset + first * self.row_bytes
         return round_down(begin), round_up(self.data_offset + (last + 1) * self.row_bytes)
 
     def cut_requests(
         self, slots: NDArray[np.int64], request_bytes: int, firsts: NDArray[np.int64]
     ) -> int:
-        """Cut sorted rows into runs whose blocks fit one request.
+        """Cut ascending rows into runs whose blocks fit one request; return the number of runs.
 
-        Args:
-            slots: shape (n,), ascending, repeated values allowed.
-            request_bytes: most bytes of a request; at least two blocks more than a row needs.
-            firsts: shape (n + 1,); filled with the position of each request's first row, and n.
-
-        Returns:
-            The number of requests.
+        `firsts` (n + 1,) gets the position of each run's first row, and n. A request has at least
+        two blocks more than a row needs.
         """
         return int(_cut_requests(slots, self.data_offset, self.row_bytes, request_bytes, firsts))
 
@@ -109,11 +97,7 @@ def _cut_requests(slots, data_offset, row_bytes, request_bytes, firsts):
 
 
 def read_header(path: Path) -> RowFile:
-    """Read and check the header of a .npy file of rows.
-
-    Raises:
-        DatasetError: not a .npy file, not two-dimensional in C order, or shorter than it says.
-    """
+    """Read the header of a .npy file of rows; raise DatasetError for any other, or a cut, file."""
     try:
         with path.open("rb") as file:
             shape, fortran_order, dtype = npy.read_header(file)
@@ -131,10 +115,9 @@ def read_header(path: Path) -> RowFile:
 
 
 def open_file(path: Path) -> tuple[int, bool]:
-    """Open for direct reads; returns the descriptor and whether they are direct.
+    """Open a file for direct reads; return its descriptor and whether reads are direct.
 
-    Where the file system refuses, reads are buffered, the pages dropped after each, and one
-    warning says so.
+    Where the file system refuses, reads are buffered, their pages dropped, and one warning says so.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_DIRECT)
@@ -156,8 +139,7 @@ def open_file(path: Path) -> tuple[int, bool]:
 def read_blocks(file: int, buffer: NDArray[np.uint8], offset: int, end_bytes: int) -> None:
     """Fill an aligned buffer from an aligned offset, as far as the file's rows reach.
 
-    Raises:
-        DatasetError: the file ends before `end_bytes`.
+    A file that ends before `end_bytes` raises DatasetError.
     """
     view = memoryview(buffer)  # type: ignore[arg-type]
     wanted = min(len(view), end_bytes - offset)
@@ -185,48 +167,37 @@ _DROP_PAGES = 4  # POSIX_FADV_DONTNEED of Linux
 
 
 class Requests(NamedTuple):
-    """Which rows each request brings, and where they go; the kernels take it as it is."""
+    """Rows of each request and their places in the output, as the kernels take them."""
 
     slots: NDArray[np.int64]
-    """Rows in ascending order, shape (n,)."""
     positions: NDArray[np.int64]
-    """Row of the output of each, shape (n,)."""
+    """Row of the output for each of `slots`, which ascend."""
     firsts: NDArray[np.int64]
-    """Position of each request's first row, and n; shape (number of requests + 1,)."""
+    """Position of each request's first row, and n; (number of requests + 1,)."""
     addresses: NDArray[np.int64]
-    """Room for n addresses; each thread uses its own requests' part."""
+    """Room for n addresses, of which each thread uses its own requests' part."""
 
 
 class Stored(NamedTuple):
-    """A file of rows, opened."""
+    """Open file of rows, as the kernels take it; offsets are bytes of the file."""
 
     file: int
-    """Descriptor."""
     row_bytes: int
-    """Of a row as it is stored."""
     data_offset: int
-    """Bytes of the file before row 0."""
     end_bytes: int
-    """Where the rows end."""
     widen: bool
-    """Rows are float16, the output float32."""
+    """Whether rows are float16 and the output float32."""
     drop_pages: bool
-    """Reads go through the page cache; its pages are given back."""
+    """Whether reads go through the page cache, whose pages are then given back."""
 
 
 def read_blocks_at(
     file: int, numbers: NDArray[np.int64], buffer: NDArray[np.uint8], out: NDArray[np.uint8]
 ) -> int:
-    """Read blocks of a file of nothing else one after another, each copied out: what reading costs.
+    """Read blocks of a file one after another and copy each out, to time reads.
 
-    Args:
-        file: descriptor, opened for direct reads.
-        numbers: blocks, shape (n,).
-        buffer: aligned memory of one block.
-        out: memory of one block; it holds the last afterwards.
-
-    Returns:
-        Blocks read before one failed; n when none did.
+    `buffer` and `out` hold one block, aligned. Returns the number of blocks before the first
+    failure.
     """
     count, block_bytes = numbers.size, buffer.size
     requests = Requests(
@@ -256,16 +227,9 @@ def read_requests(
 ) -> tuple[int, int]:
     """Read requests `first`, `first + stride`, ... and copy their rows out.
 
-    Args:
-        stored: where the rows are.
-        requests: all of them.
-        first: the first to serve.
-        stride: between those that this thread serves.
-        buffer: address of an aligned buffer that holds the longest request.
-        target: address of the output, C-contiguous rows of float32 (float16 without `widen`).
-
-    Returns:
-        The request that could not be read whole, or the number of requests; and the bytes read.
+    `buffer` is the address of an aligned buffer of the longest request, `target` that of
+    C-contiguous float32 rows (float16 without `widen`). Returns the request that could not be read
+    whole, else the number of requests; and the bytes read.
     """
     done = 0
     request = first
@@ -281,7 +245,7 @@ def read_requests(
         got = 0
         while got < wanted:
             more = _READ(file, buffer + got, np.uint64(end - begin - got), begin + got)
-            # Whole blocks but at the file's end; what else comes is the interpreter's to explain.
+            # Only the file's end gives less than whole blocks; the interpreter explains all else.
             if more <= 0 or (more % BLOCK_BYTES != 0 and got + more < wanted):
                 return request, done
             got += more
@@ -302,23 +266,17 @@ HUGE_PAGE_BYTES = 2 << 20
 
 
 def read_buffers(count: int, num_bytes: int) -> list[NDArray[np.uint8]]:
-    """Buffers that begin where a block may.
+    """Return `count` aligned buffers of `num_bytes` each, whole blocks, in huge pages.
 
-    No more of them is resident than they are long: only whole huge pages are asked for. A forked
-    child does not have them: what a disk writes while pages are shared may reach either's.
-
-    Args:
-        count: how many, at least 1.
-        num_bytes: of each, whole blocks.
+    No more of them is resident than they are long. A forked child does not have them, since what a
+    disk writes while pages are shared may reach either process.
     """
     if num_bytes % BLOCK_BYTES:
         raise ValueError(f"expected whole blocks of {BLOCK_BYTES} bytes, found {num_bytes} bytes")
     size = count * num_bytes
     huge = size // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
     room = mmap.mmap(
-        -1,
-        size + (HUGE_PAGE_BYTES if huge else 0),
-        flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+        -1, size + (HUGE_PAGE_BYTES if huge else 0), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     )
     begin = 0
     if huge:
@@ -332,7 +290,7 @@ def read_buffers(count: int, num_bytes: int) -> list[NDArray[np.uint8]]:
 
 
 def _advise(room: mmap.mmap, advice: str, begin: int, size: int) -> None:
-    """Linux's advice; nothing elsewhere, or where the kernel was built without it."""
+    """Give Linux's advice; do nothing elsewhere, or in a kernel built without it."""
     if hasattr(mmap, advice):
         with contextlib.suppress(OSError):
             room.madvise(getattr(mmap, advice), begin, size)

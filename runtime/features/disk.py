@@ -1,20 +1,14 @@
 """The disk tier: rows of x.npy read past the page cache, in whole blocks, under a byte budget.
 
-Ids are taken in pieces that fit the budget, sorted, and coalesced into requests of aligned blocks;
-a bounded crew of threads reads them into aligned buffers and copies rows out, without the
-interpreter's lock (`crew`, `direct`). What the tier holds
-(buffers and index) is reserved in a `ByteBudget`, so it cannot grow with the batch. A mapped file
-is not a disk tier: after one pass the page cache has made it memory, and on nobody's budget.
+Ids are taken in pieces that fit the budget, sorted, and coalesced into requests of aligned blocks.
+A bounded crew of threads reads them into aligned buffers and copies rows out, without the
+interpreter's lock. Buffers and index are reserved in a `ByteBudget`, so the tier never grows with
+the batch. A mapped file is no disk tier: after one pass the page cache has made it memory, on
+nobody's budget.
 
-The reading threads run wherever the system puts them, beside training as well: kept to one core
-they would slow training down less, but read slower while it waits for them (DEC-77).
-
-Threads that read a disk together and are woken without the interpreter.
-
-Each sits in one kernel for as long as the crew lives, and waits there in `read(2)` on a pipe. A
-byte in it is a part of a batch to serve; another byte says that it is done. Woken by a thread pool,
-each thread would take the interpreter's lock first, one after the other (DEC-79). Pipes, as eventfd
-and futex are Linux's alone.
+The reading threads are not pinned (DEC-77). Each stays in one kernel, where it waits in `read(2)`
+on a pipe: a byte is a part of a batch to serve, or the order to stop. Threads of a pool would first
+take the interpreter's lock, one after another (DEC-79).
 """
 
 import os
@@ -35,12 +29,12 @@ from gnnplan.runtime.errors import BudgetExceeded
 from gnnplan.runtime.features import direct
 from gnnplan.runtime.features.direct import Requests, Stored, read_buffers, read_requests
 from gnnplan.runtime.features.gather import copy_from_addresses
-from gnnplan.runtime.features.tier import AbstractTier, Counters
+from gnnplan.runtime.features.tier import AbstractTier, Counters, Ids, Rows
 from gnnplan.runtime.intrinsics import pointer
 
 
 class ByteBudget:
-    """Named parts of a fixed number of bytes; safe to use from several threads."""
+    """Named parts of a fixed number of bytes, shared by threads."""
 
     def __init__(self, limit_bytes: int, name: str) -> None:
         self.limit_bytes = limit_bytes
@@ -61,11 +55,7 @@ class ByteBudget:
         return self.limit_bytes - self.used_bytes
 
     def reserve(self, part: str, num_bytes: int) -> None:
-        """Add bytes to a part.
-
-        Raises:
-            BudgetExceeded: the parts would pass the limit; the text is the sum, nothing changed.
-        """
+        """Add bytes to a part, or raise BudgetExceeded with the sum that passes the limit."""
         if num_bytes < 0:
             raise ValueError(f"expected bytes of at least 0, found {num_bytes}")
         with self._lock:
@@ -78,7 +68,7 @@ class ByteBudget:
             self.peak_bytes = max(self.peak_bytes, needed_bytes)
 
     def release(self, part: str, num_bytes: int) -> None:
-        """Give bytes of a part back."""
+        """Give back bytes of a part."""
         with self._lock:
             left_bytes = self._parts.get(part, 0) - num_bytes
             if left_bytes < 0:
@@ -87,7 +77,7 @@ class ByteBudget:
 
     @contextmanager
     def holding(self, part: str, num_bytes: int) -> Iterator[None]:
-        """Reserve for the length of a `with` block."""
+        """Reserve bytes for the length of a `with` block."""
         self.reserve(part, num_bytes)
         try:
             yield
@@ -96,37 +86,29 @@ class ByteBudget:
 
 
 def _sum_text(parts: dict[str, int]) -> str:
-    """For example: buffers 8192 + index 160 = 8352."""
+    """Write parts as a sum, such as "buffers 8192 + index 160 = 8352"."""
     held = {name: value for name, value in parts.items() if value}
     terms = " + ".join(f"{name} {value}" for name, value in held.items())
     return f"{terms} = {sum(held.values())}"
 
 
 MOST_THREADS = 255
-"""A part's number is a byte, and one byte says stop."""
+"""Largest crew: a part's number is a byte, of which one value says stop."""
 _STOP = 255
 _JOB = np.dtype(
     [(name, np.int64) for name in (*Stored._fields, *Requests._fields)]
     + [(name, np.int64) for name in ("rows", "count", "parts", "target")]
 )
-"""What a batch's parts have in common: of arrays the addresses."""
+"""Record of a batch that all parts share; arrays are given by address."""
 _READ = types.ExternalFunction("read", types.int64(types.int32, types.uintp, types.uintp))
 _WRITE = types.ExternalFunction("write", types.int64(types.int32, types.uintp, types.uintp))
 
 
 class Crew:
-    """One thread fewer than there are buffers; who calls `serve` is one of the crew."""
+    """Threads that read a disk together: one fewer than buffers, since the caller serves too."""
 
     def __init__(self, buffers: Sequence[NDArray[np.uint8]]) -> None:
-        """Start the threads.
-
-        Args:
-            buffers: aligned, each holds the longest request; one per read in flight, 1 to 255.
-
-        Raises:
-            OSError: no pipes are left to open.
-            RuntimeError: no threads are left to start.
-        """
+        """Start the threads; each of 1 to 255 aligned buffers holds the longest request."""
         if not 1 <= len(buffers) <= MOST_THREADS:
             raise ValueError(f"expected 1 to {MOST_THREADS} buffers, found {len(buffers)}")
         self._buffers = list(buffers)
@@ -138,7 +120,7 @@ class Crew:
         """Stop the threads and wait for them; also done when the crew is forgotten."""
         work = (self._pipes[0], self._pipes[3], self._job, self._ends)
         os.write(self._pipes[1], bytes([_STOP]))
-        _wait_and_serve(*work, buffers[0].ctypes.data)  # compiled here, where an error is seen
+        _wait_and_serve(*work, buffers[0].ctypes.data)  # compiled in this thread, where errors show
         for number, buffer in enumerate(buffers[1:]):
             thread = threading.Thread(
                 target=_member, args=(work, buffer), name=f"disk-{number}", daemon=True
@@ -147,16 +129,10 @@ class Crew:
             self._threads.append(thread)
 
     def serve(self, stored: Stored, requests: Requests, out: NDArray[Any]) -> tuple[list[int], int]:
-        """Read all requests and copy their rows out; a crew serves one caller at a time.
+        """Read all requests and copy their rows out, for one caller at a time.
 
-        Args:
-            stored: the file.
-            requests: which rows, and where they go.
-            out: C-contiguous rows.
-
-        Returns:
-            Requests that could not be read whole (cut short, failing): all others are done, none
-            is under way. And the bytes read.
+        Returns the requests that could not be read whole, while all others are done; and the bytes
+        read.
         """
         count, buffer = requests.firsts.size - 1, self._buffers[0]
         parts = min(len(self._buffers), count)
@@ -195,7 +171,7 @@ def _stop(threads: Sequence[threading.Thread], pipes: Sequence[int]) -> None:
 def _serve_together(orders, answers, parts, stored, requests, jobs, ends, buffer, target):
     """Give parts 1, 2, ... to the threads, serve part 0, and wait for all.
 
-    One kernel, so that no signal's handler comes between a part that is given out and its answer.
+    One kernel does it, so that no signal's handler comes between a part and its answer.
     """
     job = jobs[0]
     job.file, job.row_bytes, job.data_offset = stored.file, stored.row_bytes, stored.data_offset
@@ -217,7 +193,7 @@ def _serve_together(orders, answers, parts, stored, requests, jobs, ends, buffer
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _wait_and_serve(orders, answers, jobs, ends, buffer):
-    """Serve parts of batches until told to stop; a wait that a signal breaks is begun again."""
+    """Serve parts of batches until told to stop; begin a wait again that a signal breaks."""
     byte = np.zeros(1, np.uint8)
     while True:
         if _READ(orders, byte.ctypes.data, np.uint64(1)) != 1:
@@ -247,38 +223,24 @@ def _wait_and_serve(orders, answers, jobs, ends, buffer):
 
 
 DEFAULT_DEPTH = 16
-"""Requests in flight."""
 MOST_REQUEST_BYTES = 128 << 10
-"""Longest request; a coalesced run of rows is cut there."""
+"""Longest request; longer runs of rows are cut."""
 INDEX_BYTES_PER_ID = 6 * 8
-"""Per id under way: order and the sort's own space, slot, position, first of request, address."""
+"""Bytes of index per id: order, sort space, slot, position, first of request, address."""
 LEAST_IDS = 256
-"""A budget must leave room to sort at least this many ids at a time."""
+"""Least number of ids that a budget must leave room to sort."""
 
 
 class Disk(AbstractTier):
-    """Rows of a .npy file [num_rows, feature_dim] by aligned direct reads."""
+    """Tier of the rows of a .npy file (num_rows, feature_dim), read by aligned direct reads."""
 
     kind = "disk"
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        budget_bytes: int,
-        queue_depth: int = DEFAULT_DEPTH,
-    ) -> None:
-        """Open the file; nothing is read yet.
+    def __init__(self, path: Path, *, budget_bytes: int, queue_depth: int = DEFAULT_DEPTH) -> None:
+        """Open a .npy file in C order, float32 or float16; nothing is read yet.
 
-        Args:
-            path: the .npy file, C order, float32 or float16.
-            budget_bytes: most bytes the tier may hold.
-            queue_depth: most requests in flight, at most 255; fewer where their buffers would take
-                more than three quarters of the budget.
-
-        Raises:
-            BudgetExceeded: not even one buffer and the least index fit.
-            DatasetError: the file is not a .npy file of rows, or is cut short.
+        Fewer requests than `queue_depth` are in flight where their buffers would take more than
+        three quarters of the budget. BudgetExceeded says that it holds no buffer.
         """
         self.rows = direct.read_header(path)
         self.budget = ByteBudget(budget_bytes, "disk tier")
@@ -302,18 +264,11 @@ class Disk(AbstractTier):
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes reserved now; `budget.peak_bytes` is the most there ever were."""
+        """Bytes reserved now; `budget.peak_bytes` is the most so far."""
         return self.budget.used_bytes
 
-    def read(
-        self,
-        slots: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        counts: NDArray[np.int64],
-        out: NDArray[np.float32],
-        counters: Counters,
-    ) -> None:
-        """See `AbstractTier.read`; bytes are those of the rows, `disk_read_bytes` of the blocks."""
+    def read(self, slots: Ids, positions: Ids, counts: Ids, out: Rows, counters: Counters) -> None:
+        """Read rows as `AbstractTier.read` says; `disk_read_bytes` counts whole blocks."""
         del counts
         if slots.size and not (slots.min() >= 0 and slots.max() < self.rows.num_rows):
             raise IndexError(f"expected rows in [0, {self.rows.num_rows}), found {slots.max()}")
@@ -325,13 +280,7 @@ class Disk(AbstractTier):
                     self._read_piece(slots[part], positions[part], out, counters)
         counters.add_rows(self.kind, slots.size, slots.size * self.rows.row_bytes)
 
-    def _read_piece(
-        self,
-        slots: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        out: NDArray[np.float32],
-        counters: Counters,
-    ) -> None:
+    def _read_piece(self, slots: Ids, positions: Ids, out: Rows, counters: Counters) -> None:
         order, begins = np.argsort(slots, kind="stable"), np.empty(slots.size + 1, np.int64)
         ascending = slots[order]
         num_requests = self.rows.cut_requests(ascending, self.request_bytes, begins)
@@ -355,7 +304,7 @@ class Disk(AbstractTier):
         counters.disk_reads += num_requests
 
     def _serve(self, requests: Requests, number: int, out: NDArray[Any]) -> int:
-        """One request by the interpreter, with its errors."""
+        """Serve one request by the interpreter, which raises its errors."""
         buffer = self._buffers[0]
         ids = slice(int(requests.firsts[number]), int(requests.firsts[number + 1]))
         slots = requests.slots[ids]
@@ -367,7 +316,7 @@ class Disk(AbstractTier):
         return end - begin
 
     def close(self) -> None:
-        """Stop the threads, close the file, give back the buffers."""
+        """Stop the threads, close the file and give back the buffers."""
         if self._file < 0:
             return
         self._crew.close()

@@ -1,21 +1,15 @@
-"""Rows of several memories gathered by one Triton kernel through a location table.
+"""A gather of rows of several memories through a location table, by one Triton kernel.
 
-A source is an array that the device can address: this GPU's own rows, a mapping of a peer's memory,
-or page-locked host memory, read in place over the bus. The kernel finds each id's source and slot
-in the table, copies the row and counts the rows of each source; the host waits for nothing. The
-grid is capped and strides over the batch, so that other kernels find room beside it; what a row
-needs to be found is read turns ahead. From much host memory rows are read in the order of their
-places: looking up addresses there costs more than the rows.
+A source is an array that the device can address: this GPU's rows, a peer's mapped memory, or
+page-locked host memory, read in place. The kernel finds each id's source and slot, copies the row
+and counts rows by source, while the host waits for nothing. The grid is capped and strides over the
+batch, so that other kernels find room beside it. A turn's ids and codes are read two turns and one
+turn ahead. From much host memory rows are read in the order of their places, which saves address
+look-ups.
 
-Rows that begin at multiples of 16 bytes (`device_rows.padded_rows`) are read, and written, in words
-of 16 bytes whatever their length; others in the widest words that their addresses allow.
-
-Rows of one dtype are one launch; sources of several dtypes take a launch each, and a row that no
-source holds keeps what the output held.
-
-The kernel of `gather_triton`: finds each id's row through the location table, copies and counts.
-
-Ids and codes are read two turns and one ahead of the rows, so that no turn waits for both.
+Rows that begin at multiples of 16 bytes (`device_rows.padded_rows`) are read and written in words
+of 16 bytes, others in the widest words that their addresses allow. Sources of each dtype take a
+launch of their own; a row that no source holds keeps what the output held.
 """
 
 from collections.abc import Mapping
@@ -35,7 +29,7 @@ BITS: Any = tl.constexpr(SOURCE_BITS)
 MASK: Any = tl.constexpr(SOURCE_MASK)
 TABLE: Any = tl.constexpr(MAX_SOURCES)
 PACKED_SOURCES, PACKED_TURNS = 64 // 16, (1 << 16) - 1
-"""Most sources, and turns of a program, that one number per row can count in fields of 16 bits."""
+"""Most sources, and turns of a program, that one number per row counts in fields of 16 bits."""
 
 
 @triton.jit
@@ -52,19 +46,19 @@ def gather_kernel(
     ids, order, codes, places, out, counts, count, num_nodes,
     WIDTH: tl.constexpr, READ: tl.constexpr, STRIDE: tl.constexpr, UNIT: tl.constexpr,
     ALIGN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LANES: tl.constexpr,
-    ORDERED: tl.constexpr, PACKED: tl.constexpr,
+    ORDERED: tl.constexpr, PACKED: tl.constexpr, REPORTS: tl.constexpr,
 ):  # fmt: skip
-    """One launch of `DeviceTable.gather`, for the sources of one dtype."""
+    """Run one launch of `DeviceTable.gather`, for the sources of one dtype."""
     columns, lanes = tl.arange(0, COLUMNS), tl.arange(0, LANES)
-    # Few sources are counted row by row, each in a field of one number; many are added up in every
-    # turn, for which a program's threads wait for one another.
+    # Few sources: each row counts them in fields of one number. Many: a sum in every turn, for
+    # which a program's threads wait for one another.
     one = tl.full((ROWS,), 1, tl.int64)
     seen = tl.zeros((ROWS,), tl.int64) if PACKED else tl.zeros((LANES,), tl.int64)
     bad = tl.zeros((ROWS,), tl.int32)
     step = tl.num_programs(0).to(tl.int64) * ROWS
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     asked, asked_next = row < count, row + step < count
-    # A turn's rows wait for their codes, those for ids: both are asked for turns ahead.
+    # Rows wait for their codes, and codes for ids: both are read turns ahead.
     place = _place(order, row, asked, ORDERED)
     place_next = _place(order, row + step, asked_next, ORDERED)
     node = tl.load(ids + place, mask=asked, other=0)
@@ -94,7 +88,8 @@ def gather_kernel(
             value = tl.load(source + column, mask=held[:, None] & (column < READ), other=0)
             written = held[:, None] & (column < WIDTH)
             tl.store(target + column, value.to(out.dtype.element_ty), mask=written)
-        bad += (asked & ((node < 0) | (node >= num_nodes))).to(tl.int32)
+        if REPORTS:  # the first launch of a gather counts ids outside the graph
+            bad += (asked & ((node < 0) | (node >= num_nodes))).to(tl.int32)
         bad += (known & (base != 0) & ((slot < 0) | (slot >= limit))).to(tl.int32)
         if PACKED:
             seen += tl.where(held, one << (tl.where(held, number, 0) * 16), 0)
@@ -115,15 +110,13 @@ COUNTS = MAX_SOURCES + 1
 """Length of the counters: rows by source number, then ids or slots out of range."""
 PROGRAMS_PER_PROCESSOR = 4
 _TILE = 2048
-"""Units of one turn: at four bytes and 128 threads, four loads of 16 bytes each under way, since
-larger turns are slower (DEC-90)."""
+"""Units of one turn (DEC-90)."""
 _MAX_ROWS = 256
 _MAX_COLUMNS = 1024
 REACH_BYTES = 1 << 30
-"""Host memory that a GPU reads at random without looking up addresses; from more it reads faster in
-the order of the rows' places (DEC-92)."""
+"""Size of host memory that a GPU reads at random without address look-ups (DEC-92)."""
 _LEAST_SORTED = 1 << 14
-"""Rows from which on sorting them takes less time than it saves."""
+"""Number of rows from which on sorting takes less time than it saves."""
 _LEAST_FAR = 0.05
 """Share of the nodes that must lie beyond that reach for sorting to pay (DEC-92)."""
 _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
@@ -132,35 +125,27 @@ _UNITS = {4: (torch.int32, tl.int32), 2: (torch.int16, tl.int16)}
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The sources of one dtype."""
+    """Sources of one dtype."""
 
     dtype: torch.dtype
     places: Tensor
-    """int64 (3, 256): address of row 0 (0: not of this group), bytes between rows, rows."""
+    """int64 (3, 256): address of row 0 (0 outside the group), bytes between rows, number of
+    rows."""
     align: int
-    """A power of two, at most 16, that divides every address of a row."""
+    """Largest power of two, at most 16, that divides every address of a row."""
     padded: bool
     """Whether every row may be read in whole words of 16 bytes."""
     lanes: int
 
 
 class DeviceTable:
-    """A location table and the sources it points into, ready for the kernel.
+    """Location table and its sources by number, ready for the kernel.
 
-    Args:
-        codes: the rank's location codes, uint32 or uint64 [N].
-        sources: by source number; numbers without an entry are left to the caller.
-        device: where the kernel runs.
-
-    Raises:
-        ValueError: sources of unequal width, of another dtype, or with gaps inside rows.
+    Sources have one width and no gaps inside rows; the caller serves numbers without an entry.
     """
 
     def __init__(
-        self,
-        codes: Codes,
-        sources: Mapping[int, DeviceRows],
-        device: torch.device,
+        self, codes: Codes, sources: Mapping[int, DeviceRows], device: torch.device
     ) -> None:
         _check(sources)
         self.sources = dict(sources)
@@ -178,24 +163,21 @@ class DeviceTable:
         self._programs = default_programs(device)
 
     def new_counts(self) -> Tensor:
-        """Counters for `gather`: int64 (257,) of zeros on the device."""
+        """Return zeroed counters for `gather`, int64 (257,) on the device."""
         return torch.zeros(COUNTS, dtype=torch.int64, device=self.device)
 
     def gather(
         self, ids: Tensor, out: Tensor, counts: Tensor, *, max_programs: int | None = None
     ) -> None:
-        """out[i] = row of node ids[i]; returns before the device is done.
+        """Write the row of node `ids[i]` to `out[i]`; return before the device is done.
 
         Args:
-            ids: int64 [n] on the device, contiguous; repeated ids are allowed.
-            out: float32, float16 or bfloat16 [n, feature_dim] on the device, rows contiguous. Gaps
+            ids: int64 (n,) on the device, contiguous, perhaps repeated.
+            out: float32, float16 or bfloat16 (n, feature_dim) on the device, rows contiguous. Gaps
                 between rows (`device_rows.padded_rows`) are overwritten.
-            counts: from `new_counts`; rows by source are added. Entry 256 counts ids outside the
+            counts: From `new_counts`; rows by source are added. Entry 256 counts ids outside the
                 graph and slots outside their source, whose rows are not written.
-            max_programs: most programs of the grid; None: four per multiprocessor.
-
-        Raises:
-            ValueError: shapes, dtypes or devices do not fit.
+            max_programs: Most programs of the grid; None: four per multiprocessor.
         """
         self._check_call(ids, out, counts)
         if ids.numel() == 0 or self.feature_dim == 0:
@@ -203,10 +185,11 @@ class DeviceTable:
         order = self._order(ids) if self._sorts and ids.numel() >= _LEAST_SORTED else None
         programs = max_programs or self._programs
         for group in self._groups:
-            self._launch(group, ids, order, out, counts, programs)
+            reports = group is self._groups[0]
+            self._launch(group, ids, order, out, counts, programs, reports=reports)
 
     def _order(self, ids: Tensor) -> Tensor:
-        """Places of ids in the order of their rows' places; of ids outside the graph, anywhere."""
+        """Order ids by their rows' places; ids outside the graph stand anywhere."""
         return self.codes[ids.clamp(0, self.num_nodes - 1)].sort().indices
 
     def _launch(
@@ -217,6 +200,8 @@ class DeviceTable:
         out: Tensor,
         counts: Tensor,
         programs: int,
+        *,
+        reports: bool,
     ) -> None:
         size = group.dtype.itemsize
         whole = word_multiple(self.feature_dim * size) // size
@@ -228,7 +213,7 @@ class DeviceTable:
             address = out.data_ptr()
             of_torch, unit = _UNITS[_divisor(4, width * size, stride * size, address, group.align)]
             if of_torch != out.dtype:
-                # Bytes are copied, so as integers; whole rows, gaps included, are whole integers.
+                # Bytes are copied as integers; whole rows with their gaps are whole integers.
                 target = out.as_strided(((out.shape[0] - 1) * stride + width,), (1,)).view(of_torch)
             width, read, stride = (n * size // of_torch.itemsize for n in (width, read, stride))
         columns = min(triton.next_power_of_2(read), _MAX_COLUMNS)
@@ -241,6 +226,7 @@ class DeviceTable:
             ids.numel(), self.num_nodes,
             WIDTH=width, READ=read, STRIDE=stride, UNIT=unit, ALIGN=group.align, ROWS=rows,
             COLUMNS=columns, LANES=group.lanes, ORDERED=order is not None, PACKED=packed,
+            REPORTS=reports,
         )  # fmt: skip
 
     def _check_call(self, ids: Tensor, out: Tensor, counts: Tensor) -> None:
@@ -262,7 +248,7 @@ class DeviceTable:
 
 
 def default_programs(device: torch.device) -> int:
-    """Programs that fill the device and no more; a few in the interpreter."""
+    """Return the number of programs that fill the device; a few in the interpreter."""
     if device.type != "cuda":
         return PROGRAMS_PER_PROCESSOR
     processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -288,7 +274,7 @@ def _group(dtype: torch.dtype, sources: Mapping[int, DeviceRows], device: torch.
 
 
 def _reads_far(codes: Codes, sources: Mapping[int, DeviceRows]) -> bool:
-    """Whether rows lie spread over so much of the host's memory that their order pays."""
+    """Return whether rows spread over so much host memory that their order pays."""
     host = {n: s.table for n, s in sources.items() if s.kind == "host"}
     spans = [t.shape[0] * t.stride(0) * t.element_size() for t in host.values()]
     if sum(spans) <= REACH_BYTES:
@@ -298,7 +284,7 @@ def _reads_far(codes: Codes, sources: Mapping[int, DeviceRows]) -> bool:
 
 
 def _divisor(align: int, *numbers: int) -> int:
-    """The largest power of two, at most `align`, that divides all of these byte counts."""
+    """Return the largest power of two, at most `align`, that divides all byte counts."""
     while any(number % align for number in numbers):
         align //= 2
     return align

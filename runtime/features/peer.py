@@ -1,20 +1,17 @@
-"""Tiers on other ranks: rows that they own (peer) or that their host holds (remote).
+"""Rows of other ranks: what their memories (peer) or their hosts' datasets (remote) hold.
 
-A read is one all-to-all of slots and one of rows. Every rank takes part in every read, also with
-nothing to ask: reads must come in the same order on every rank. The exchange has a process group of
-its own, so a loader thread can read while the training thread reduces gradients. On one CPU host
-the shared mapping is never slower (measured); peers are for rows on other hosts, on GPUs, or where
-the host may not be shared.
+A read is one all-to-all of slots and one of rows. Every rank takes part in every read, in the same
+order, even with nothing to ask. Each exchange has a process group of its own, so that a loader
+thread may read while the training thread reduces gradients. GPUs exchange rows of their memories
+where these are not mapped.
 
-Which rows each host's copy of the dataset holds, and fetching own rows that this one lacks.
-
-A plan with several hosts may give arrays `host_rows_<h>`: the ids whose rows host h holds (in its
-x.npy, so in its shared mapping and on its disk). The file keeps its full length and its row
-numbers; the rows not held may be holes that take no space. Without the array a host holds all.
+In a plan of several hosts, an array `host_rows_<h>` lists the ids whose rows host h holds, in its
+mapping and on its disk; without it the host holds all. The file keeps its length; missing rows may
+be holes.
 """
 
 import threading
-from abc import ABC, abstractmethod
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -22,80 +19,36 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.features.gather import addresses_of, copy_from_addresses
-from gnnplan.runtime.features.location import IN_DATASET, SOURCE_MASK, LocationTable
-from gnnplan.runtime.features.sparse import SparseHost
-from gnnplan.runtime.features.tier import AbstractTier, Counters
+from gnnplan.runtime.features.location import IN_DATASET, MAX_SOURCES, SOURCE_MASK, LocationTable
+from gnnplan.runtime.features.tier import AbstractTier, Counters, Ids, Rows, Served
 from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.stages import Stage
 
-
-class AbstractServed(ABC):
-    """What a rank serves to the others, by slot; the same dtype and width on every rank."""
-
-    dtype: np.dtype[Any]
-    width: int
-
-    @abstractmethod
-    def take(self, slots: NDArray[np.int64], rows: NDArray[Any]) -> None:
-        """rows[i] = the row in slots[i].
-
-        Raises:
-            IndexError: a slot is outside.
-        """
-
-
-class ServedArray(AbstractServed):
-    """Rows of an array in memory: own rows, or the host's dense mapping."""
-
-    def __init__(self, table: NDArray[Any], *, threads: int = 1) -> None:
-        self.table = np.asarray(table).view(np.ndarray)
-        self._threads = threads
-        self.dtype, self.width = self.table.dtype, int(self.table.shape[1])
-
-    def take(self, slots: NDArray[np.int64], rows: NDArray[Any]) -> None:
-        """See `AbstractServed.take`."""
-        addresses = addresses_of(self.table, slots, np.empty(slots.size, np.int64))
-        copy_from_addresses(addresses, self.dtype, rows, threads=self._threads)
-
-
-class ServedSparse(AbstractServed):
-    """Rows of the host's CSR features, made dense before they are sent."""
-
-    def __init__(self, host: SparseHost, width: int) -> None:
-        self._host = host
-        self.dtype, self.width = np.dtype(np.float32), width
-
-    def take(self, slots: NDArray[np.int64], rows: NDArray[Any]) -> None:
-        """See `AbstractServed.take`."""
-        everywhere = np.arange(slots.size)
-        self._host.read(slots, everywhere, np.array([slots.size]), rows, Counters())
+_STAGES = (Stage.EXCHANGE_IDS, Stage.EXCHANGE_ROWS)
 
 
 class Peer(AbstractTier):
-    """Rows that the other ranks serve."""
+    """Tier of the rows that other ranks serve."""
 
     def __init__(
         self,
-        served: AbstractServed,
+        served: Served,
         ranks: list[int],
         comm: Communicator,
         *,
         kind: Literal["peer", "remote"] = "peer",
         threads: int = 1,
     ) -> None:
-        """Serve this rank's rows to the others and read theirs.
+        """Serve this rank's rows to the others, and read theirs.
 
-        Args:
-            served: what the others may ask of this rank.
-            ranks: the rank that each of the tier's sources stands for, ascending.
-            comm: a communicator that nothing else uses; closed with the tier.
-            kind: the row of the counters.
-            threads: threads of one copy.
+        `ranks` has the rank of each of the tier's sources, ascending. Nothing else uses the
+        communicator, which is closed with the tier.
         """
         self.kind = kind
         self.served = served
@@ -110,27 +63,21 @@ class Peer(AbstractTier):
 
     @property
     def resident_bytes(self) -> int:
-        """The exchange buffers (grown to the largest read so far)."""
+        """Bytes of the exchange buffers, which grow to the largest read."""
         return self._sent.nbytes + self._received.nbytes
 
-    def read(
-        self,
-        slots: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        counts: NDArray[np.int64],
-        out: NDArray[np.float32],
-        counters: Counters,
-    ) -> None:
-        """See `AbstractTier.read`; collective."""
+    def read(self, slots: Ids, positions: Ids, counts: Ids, out: Rows, counters: Counters) -> None:
+        """Read rows as `AbstractTier.read` says; collective."""
         to_rank = [0] * self._comm.size
         for rank, count in zip(self._ranks, counts.tolist(), strict=True):
             to_rank[rank] += count
         with self._lock:
-            before = self._comm.traffic
+            before = [self._comm.stage_seconds(stage) for stage in _STAGES]
             asked, from_rank = self._comm.all_to_all_ids(torch.from_numpy(slots), to_rank)
             self._sent = _grown(self._sent, asked.shape[0])
             self._received = _grown(self._received, slots.size)
-            served = self._serve(asked.numpy())
+            served = self._sent[: asked.shape[0]]
+            self.served.take(asked.numpy(), served, threads=self._threads)
             rows = self._received[: slots.size]
             self._comm.all_to_all_rows(
                 torch.from_numpy(served), from_rank, to_rank, out=torch.from_numpy(rows)
@@ -139,20 +86,9 @@ class Peer(AbstractTier):
             copy_from_addresses(
                 addresses, rows.dtype, out, positions=positions, threads=self._threads
             )
-            self._count_seconds(before, counters)
+            for stage, seconds in zip(_STAGES, before, strict=True):
+                counters.add_seconds(stage.value, self._comm.stage_seconds(stage) - seconds)
         counters.add_rows(self.kind, slots.size, slots.size * self._row_bytes)
-
-    def _serve(self, asked: NDArray[np.int64]) -> NDArray[Any]:
-        """The rows that the others asked for, in the order asked, as stored."""
-        rows = self._sent[: asked.size]
-        self.served.take(asked, rows)
-        return rows
-
-    def _count_seconds(self, before: dict[Stage, Any], counters: Counters) -> None:
-        after = self._comm.traffic
-        for stage in (Stage.EXCHANGE_IDS, Stage.EXCHANGE_ROWS):
-            earlier = before[stage].seconds if stage in before else 0.0
-            counters.add_seconds(stage.value, after[stage].seconds - earlier)
 
     def close(self) -> None:
         """Give back the buffers and the process group."""
@@ -160,22 +96,68 @@ class Peer(AbstractTier):
         self._comm.close()
 
 
+class DeviceExchange:
+    """Exchange of the rows in the GPUs' memories, over nccl or, by way of the host, gloo."""
+
+    def __init__(
+        self, own: Tensor, ranks: dict[int, int], comm: Communicator, *, kind: str = "peer"
+    ) -> None:
+        """Serve rows `own`; `ranks` has the rank of each source, `comm` is closed with this."""
+        self._own, self._comm, self._kind = own, comm, kind
+        # Rank of every source number; sources of no peer sort behind the last rank.
+        ranked = torch.full((MAX_SOURCES + 1,), comm.size, dtype=torch.int64)
+        for number, rank in ranks.items():
+            ranked[number] = rank
+        self._ranks = ranked.to(own.device)
+        self._lock = threading.Lock()
+
+    def fill(self, numbers: Tensor, slots: Tensor, wanted: Tensor | None, out: Tensor) -> Counters:
+        """Write the rows of other ranks into the batch, as `Staged.fill` does; collective.
+
+        The host waits once, for the numbers of rows.
+        """
+        size, device = self._comm.size, self._own.device
+        rank = self._ranks[numbers]
+        if wanted is not None:
+            rank = torch.where(wanted, rank, size)
+        order = torch.argsort(rank, stable=True)
+        counts = torch.bincount(rank, minlength=size + 1)[:size].tolist()
+        places = order[: sum(counts)]
+        counters = Counters()
+        with self._lock:
+            start = time.perf_counter()
+            asked, from_rank = self._comm.all_to_all_ids(slots[places], counts)
+            counters.add_seconds(Stage.EXCHANGE_IDS.value, time.perf_counter() - start)
+            start = time.perf_counter()
+            served = self._own[asked.to(device)].contiguous()
+            rows = self._comm.all_to_all_rows(served, from_rank, counts)
+            counters.add_seconds(Stage.EXCHANGE_ROWS.value, time.perf_counter() - start)
+        out.index_copy_(0, places, rows.to(device=device, dtype=out.dtype))
+        row_bytes = self._own.shape[1] * self._own.element_size()
+        counters.add_rows(self._kind, sum(counts), sum(counts) * row_bytes)
+        return counters
+
+    @property
+    def resident_bytes(self) -> int:
+        """Zero bytes: only the batch holds rows."""
+        return 0
+
+    def close(self) -> None:
+        """Give back the process group."""
+        self._comm.close()
+
+
 def _grown(buffer: NDArray[Any], num_rows: int) -> NDArray[Any]:
-    """The buffer, or a larger one with a quarter to spare where it holds too few rows."""
+    """Return the buffer, or one with a quarter to spare where it holds too few rows."""
     if buffer.shape[0] >= num_rows:
         return buffer
     return np.empty((num_rows + num_rows // 4, buffer.shape[1]), buffer.dtype)
 
 
 class HostRows:
-    """The rows that each host of a plan holds."""
+    """Record of the rows that each host of a plan holds."""
 
     def __init__(self, plan: Plan, folder: Path, num_nodes: int) -> None:
-        """Read the plan's arrays.
-
-        Raises:
-            PlanError: an array is damaged, or names nodes that the graph does not have.
-        """
         self._host_of = [device.host for device in plan.strategy.devices]
         self._held: dict[int, NDArray[np.bool_]] = {}
         for host in sorted(set(self._host_of)):
@@ -200,11 +182,7 @@ class HostRows:
         return not self._held
 
     def check(self, table: LocationTable, rank: int) -> None:
-        """Check that no code reads a row from a host that does not hold it.
-
-        Raises:
-            PlanError: a source names no rank of the plan, or a row is not held; names the node.
-        """
+        """Check that no code reads a row from a host that does not hold it."""
         for number, source in enumerate(table.sources):
             if source.kind not in IN_DATASET:
                 continue
@@ -225,16 +203,12 @@ class HostRows:
                 )
 
     def lacking(self, ids: NDArray[np.int64], rank: int) -> NDArray[np.int64]:
-        """Positions of the ids whose rows this rank's host does not hold."""
+        """Return the positions of the ids whose rows this rank's host does not hold."""
         held = self._held.get(self._host_of[rank])
         return np.empty(0, np.int64) if held is None else np.flatnonzero(~held[ids])
 
     def server_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """A rank whose host holds each id: hosts in order, a host's ranks in turns by id.
-
-        Raises:
-            PlanError: no host holds one of them.
-        """
+        """Return a rank whose host holds each id; the ranks of a host take turns by id."""
         servers = np.full(ids.size, -1, np.int64)
         for host in sorted(set(self._host_of)):
             ranks = np.flatnonzero(np.array(self._host_of) == host)
@@ -248,27 +222,13 @@ class HostRows:
 
 def fetch_lacking(
     hosts: HostRows,
-    served: AbstractServed,
+    served: Served,
     ids: NDArray[np.int64],
     rank: int,
     comm: Communicator,
     rows: NDArray[Any],
 ) -> None:
-    """Replace the rows of the ids that this host lacks by those of a host that holds them.
-
-    Collective: every rank serves its host's rows, also where it lacks none itself.
-
-    Args:
-        hosts: who holds what.
-        served: this host's rows.
-        ids: shape (n,); this rank's own ids.
-        rank: this rank.
-        comm: all ranks.
-        rows: shape (n, feature_dim), of the served dtype; filled where the host lacks the row.
-
-    Raises:
-        PlanError: no host holds one of them.
-    """
+    """Replace the rows that this host lacks by those of a host that holds them; collective."""
     places = hosts.lacking(ids, rank)
     servers = hosts.server_of(ids[places])
     order = np.argsort(servers, kind="stable")
@@ -280,12 +240,8 @@ def fetch_lacking(
     rows[places] = fetched.astype(rows.dtype)  # float16 was widened on the way: nothing is lost
 
 
-def ranks_of(kind: str, sources: Sequence[Any], local: Sequence[int]) -> dict[int, int]:
-    """Source number by rank, for the sources of a kind that are not read locally.
-
-    Raises:
-        PlanError: two sources stand for one rank.
-    """
+def number_by_rank(kind: str, sources: Sequence[Any], local: Sequence[int]) -> dict[int, int]:
+    """Return the source number of each rank that sources of a kind name and that is not local."""
     found: dict[int, int] = {}
     for number, source in enumerate(sources):
         if source.kind != kind or source.rank in local:

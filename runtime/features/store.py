@@ -1,18 +1,14 @@
-"""The feature store: one read fills a batch's rows from every tier, and counts them.
+"""The host's feature store: one read fills a batch's rows from every tier and counts them.
 
-A read looks each id up in the location table (one pass), copies the rows that lie in memory (own
-and host) in one prefetching pass, and hands the rest, in a stable order by source, to the tiers
-that must fetch them (peer, remote, disk, sparse). A dynamic cache is an `AbstractFeatureStore` over
-another; a dataset with a table per node type has a store of its own. Batches' buffers are used
-again when nothing refers to their rows any more, since a fresh 12 MB array costs page faults.
+A read looks up each id in the location table, copies the rows that lie in memory in one pass, and
+hands the others to the tiers that fetch them (peer, remote, disk, sparse). A dynamic cache is a
+store over another one (`cache`); a dataset with a table per node type has a store of its own.
 """
 
 import threading
-import weakref
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, no_type_check
+from typing import Any, Literal, no_type_check
 
 import numba
 import numpy as np
@@ -20,17 +16,58 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import DatasetError, PlanError
-from gnnplan.runtime.features import gather as lookup, tiers as building
 from gnnplan.runtime.features.cache import CachedFeatureStore
+from gnnplan.runtime.features.disk import Disk
 from gnnplan.runtime.features.gather import addresses_of, check_output, copy_from_addresses
-from gnnplan.runtime.features.location import LocationTable
-from gnnplan.runtime.features.tier import AbstractFeatureStore, AbstractTier, Counters, Dense
+from gnnplan.runtime.features.location import (
+    MAX_SOURCES,
+    DenseGroup,
+    LocationTable,
+    Scratch,
+    locate,
+    look_up,
+    partition,
+)
+from gnnplan.runtime.features.peer import (
+    HostRows,
+    Peer,
+    fetch_lacking,
+    number_by_rank,
+)
+from gnnplan.runtime.features.tier import (
+    AbstractFeatureStore,
+    AbstractTier,
+    Counters,
+    Dense,
+    Served,
+    SparseHost,
+    Tiers,
+)
 from gnnplan.runtime.graph.dataset import Graph, rows_within_types
+from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan
+
+OwnIds = dict[int, NDArray[np.int64]]
+
+
+def group_by_dtype(dense: Mapping[int, Dense]) -> list[DenseGroup]:
+    """Group arrays by dtype, so that one pass of one kernel copies each group."""
+    groups: dict[np.dtype[Any], DenseGroup] = {}
+    for number, each in dense.items():
+        dtype = each.table.dtype
+        if dtype not in groups:
+            zeros = (np.zeros(MAX_SOURCES, np.int64) for _ in range(3))
+            groups[dtype] = DenseGroup(dtype, [], *zeros)
+        group = groups[dtype]
+        group.numbers.append(number)
+        group.bases[number] = each.table.ctypes.data
+        group.row_bytes[number] = each.row_bytes
+        group.num_rows[number] = each.table.shape[0]
+    return list(groups.values())
 
 
 class FeatureStore(AbstractFeatureStore):
-    """A location table and the tiers it points into."""
+    """A location table and the tiers that it points into."""
 
     def __init__(
         self,
@@ -41,21 +78,13 @@ class FeatureStore(AbstractFeatureStore):
         *,
         threads: int = 1,
     ) -> None:
-        """Put a store together; `open_store` does it for a plan.
-
-        Args:
-            location: this rank's table, checked.
-            dense: arrays in memory, by source number.
-            tiers: every other tier with the numbers of its sources, in the tier's order.
-            feature_dim: columns of a row.
-            threads: threads of one copy.
-        """
+        """Assemble a store; `open_store` does it for a plan."""
         self.feature_dim = feature_dim
         self._location = location
         self._dense = dict(dense)
         self._tiers = list(tiers)
         self._threads = threads
-        self._groups = lookup.group_by_dtype(self._dense)
+        self._groups = group_by_dtype(self._dense)
         self._order = [number for _, numbers in self._tiers for number in numbers]
         self._host = self._only_host()
         self._local = threading.local()
@@ -63,7 +92,7 @@ class FeatureStore(AbstractFeatureStore):
         self._scratch_bytes = 0
 
     def _only_host(self) -> Dense | None:
-        """The host's array, where every node is read from there (slot = id: no table needed)."""
+        """Return the host's array if every node is read from it: slots are then ids."""
         used = np.flatnonzero(self._location.count())
         if self._tiers or used.size != 1:
             return None
@@ -72,13 +101,13 @@ class FeatureStore(AbstractFeatureStore):
 
     @property
     def resident_bytes(self) -> int:
-        """Own rows, staging and exchange buffers, and scratch; shared mappings are not counted."""
+        """Bytes of own rows, staging and exchange buffers, and scratch, without shared mappings."""
         held: list[Dense | AbstractTier] = list({id(d): d for d in self._dense.values()}.values())
         held += [tier for tier, _ in self._tiers]
         return sum(each.resident_bytes for each in held) + self._scratch_bytes
 
     def read(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> Counters:
-        """See `AbstractFeatureStore.read`."""
+        """Read rows as `AbstractFeatureStore.read` says."""
         check_output(ids, out, self.feature_dim)
         scratch = self._scratch(ids.size)
         counters = Counters()
@@ -87,7 +116,7 @@ class FeatureStore(AbstractFeatureStore):
             copy_from_addresses(addresses, self._host.table.dtype, out, threads=self._threads)
             counters.add_rows("host", ids.size, ids.size * self._host.row_bytes)
             return counters
-        counts = lookup.look_up(self._location.codes, ids, scratch)
+        counts = look_up(self._location.codes, ids, scratch)
         self._copy_dense(ids.size, out, scratch, counts, counters)
         if self._tiers:
             self._read_tiers(ids.size, out, scratch, counts, counters)
@@ -97,14 +126,13 @@ class FeatureStore(AbstractFeatureStore):
         self,
         num_ids: int,
         out: NDArray[np.float32],
-        scratch: lookup.Scratch,
+        scratch: Scratch,
         counts: NDArray[np.int64],
         counters: Counters,
     ) -> None:
-        """Copy the rows that lie in memory, in the batch's order; the others stay as they are."""
         for group in self._groups:
             if counts[group.numbers].any():
-                addresses = lookup.locate(group, num_ids, scratch)
+                addresses = locate(group, num_ids, scratch)
                 copy_from_addresses(addresses, group.dtype, out, threads=self._threads)
         for number, each in self._dense.items():
             count = int(counts[number])
@@ -114,12 +142,12 @@ class FeatureStore(AbstractFeatureStore):
         self,
         num_ids: int,
         out: NDArray[np.float32],
-        scratch: lookup.Scratch,
+        scratch: Scratch,
         counts: NDArray[np.int64],
         counters: Counters,
     ) -> None:
-        """Let every tier fetch its share; also an empty one, which a peer exchange needs."""
-        starts = lookup.partition(num_ids, self._order, counts, scratch)
+        """Let every tier fetch its share, even an empty one: a peer exchange is collective."""
+        starts = partition(num_ids, self._order, counts, scratch)
         lane = 0
         for tier, numbers in self._tiers:
             part = slice(int(starts[lane]), int(starts[lane + len(numbers)]))
@@ -127,18 +155,17 @@ class FeatureStore(AbstractFeatureStore):
             tier.read(slots, positions, counts[numbers], out, counters)
             lane += len(numbers)
 
-    def _scratch(self, num_ids: int) -> lookup.Scratch:
-        """This thread's working arrays, at least `num_ids` long."""
-        held: lookup.Scratch | None = getattr(self._local, "scratch", None)
+    def _scratch(self, num_ids: int) -> Scratch:
+        held: Scratch | None = getattr(self._local, "scratch", None)
         if held is None or held.size < num_ids:
-            grown = lookup.Scratch(num_ids + num_ids // 4)
+            grown = Scratch(num_ids + num_ids // 4)
             with self._lock:
                 self._scratch_bytes += grown.nbytes - (held.nbytes if held else 0)
             held = self._local.scratch = grown
         return held
 
     def close(self) -> None:
-        """Close every tier and let go of the arrays; no read may be under way."""
+        """Close every tier and release the arrays; no read may be under way."""
         for tier, _ in self._tiers:
             tier.close()
         self._tiers, self._dense, self._groups, self._host = [], {}, [], None
@@ -153,28 +180,14 @@ def open_store(
     threads: int,
     comm: Communicator | None = None,
 ) -> AbstractFeatureStore:
-    """Open the feature tiers of a plan for one rank: checks the table, loads the own rows.
+    """Open a plan's feature store for one rank, behind its dynamic cache where it has one.
 
-    Where the plan gives the rank a dynamic cache, the store is wrapped in it.
-
-    Args:
-        graph: the dataset, whose x (dense or CSR) the host and disk tiers read.
-        plan: the plan.
-        plan_folder: where its arrays lie.
-        rank: this rank.
-        comm: all ranks of the plan, None for the default group; needed where the plan reads from
-            other ranks. Collective then: the store makes itself process groups of its own.
-        threads: threads of one copy (the plan's `threads.gather`).
-
-    Raises:
-        PlanError: the plan's arrays are missing or point to the wrong rows.
-        DatasetError: the dataset has no features, or its file is damaged.
-        BudgetExceeded: the plan's disk budget does not hold one buffer.
+    Where the plan reads rows of other ranks the call is collective over `comm`, None for the
+    default group. Raises PlanError for arrays that are missing or point to wrong rows,
+    BudgetExceeded where the disk budget holds no buffer.
     """
-    location, own_ids = building.read_location(graph, plan, plan_folder, rank)
-    dense, tiers = building.build_tiers(
-        graph, plan, plan_folder, rank, location, own_ids, comm, threads
-    )
+    location, own_ids = read_location(graph, plan, plan_folder, rank)
+    dense, tiers = build_tiers(graph, plan, plan_folder, rank, location, own_ids, comm, threads)
     store = FeatureStore(location, dense, tiers, graph.feature_dim, threads=threads)
     cache = plan.strategy.features.cache
     if cache.policy == "none" or not cache.rows or cache.rows[rank] == 0:
@@ -190,64 +203,156 @@ def open_store(
     )
 
 
-SPARE_FRACTION = 0.125
-"""Rows added when a buffer grows, so that a slightly larger batch does not grow it again."""
+def read_location(
+    graph: Graph, plan: Plan, plan_folder: Path, rank: int
+) -> tuple[LocationTable, OwnIds]:
+    """Read and check a rank's location table, and the ids in its own and its peers' slots."""
+    sources = plan.strategy.features.sources
+    ranks = {rank} | {source.rank for source in sources if source.kind == "peer"}
+    own_ids: OwnIds = {}
+    for each in sorted(ranks):
+        ids = load_array(plan, plan_folder, f"feature_own_ids_{each}")
+        own_ids[each] = np.asarray(ids, np.int64).view(np.ndarray)
+    codes = load_array(plan, plan_folder, f"feature_location_{rank}")
+    if codes.shape != (graph.num_nodes,) or codes.dtype not in (np.uint32, np.uint64):
+        raise PlanError(
+            f"{plan_folder}: expected {graph.num_nodes} unsigned location codes for rank {rank}, "
+            f"found {codes.dtype}{list(codes.shape)}; plan again"
+        )
+    table = LocationTable(codes, sources)
+    table.check(own_ids, rank)
+    return table, own_ids
 
 
-class BufferRing:
-    """`count` growing float32 buffers of rows of one width. Thread-safe without a lock.
+def build_tiers(
+    graph: Graph,
+    plan: Plan,
+    plan_folder: Path,
+    rank: int,
+    location: LocationTable,
+    own_ids: OwnIds,
+    comm: Communicator | None,
+    threads: int,
+) -> tuple[dict[int, Dense], Tiers]:
+    """Open the arrays in memory, by source number, and the other tiers.
 
-    Args:
-        count: buffers in the ring.
-        width: columns of a row.
-        pinned: page-locked memory, for copies to a GPU.
+    The call is collective where the plan reads from other ranks or hosts hold different rows.
     """
-
-    def __init__(self, count: int, width: int, *, pinned: bool = False) -> None:
-        self._width = width
-        self._pinned = pinned
-        self._buffers = [self._allocate(0) for _ in range(count)]
-        # Popping and appending a deque are atomic; a weak reference's callback may run anywhere.
-        self._free: deque[int] = deque(range(count))  # a stack
-        self._in_use: dict[int, weakref.ref[NDArray[np.float32]]] = {}
-        self.overflows = 0
-
-    def take(self, rows: int) -> NDArray[np.float32]:
-        """A C-contiguous array [rows, width] with undefined content."""
-        try:
-            slot = self._free.pop()  # the latest returned: no more are ever touched than needed
-        except IndexError:
-            self.overflows += 1
-            return self._allocate(rows)
-        if self._buffers[slot].shape[0] < rows:
-            self._buffers[slot] = self._allocate(rows + int(rows * SPARE_FRACTION))
-        view = self._buffers[slot][:rows]
-
-        def release(gone: Any, slot: int = slot) -> None:
-            del gone
-            self._in_use.pop(slot, None)
-            self._free.append(slot)
-
-        self._in_use[slot] = weakref.ref(view, release)
-        return view
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes the ring holds now."""
-        return sum(buffer.nbytes for buffer in self._buffers)
-
-    def _allocate(self, rows: int) -> NDArray[np.float32]:
-        if self._pinned:
-            import torch
-
-            return torch.empty((rows, self._width), dtype=torch.float32, pin_memory=True).numpy()
-        return np.empty((rows, self._width), np.float32)  # numpy's large arrays get huge pages
+    if graph.x is None and graph.x_csr is None:
+        raise DatasetError(f"{graph.path}: expected features, found a topology-only dataset")
+    hosts = HostRows(plan, plan_folder, graph.num_nodes)
+    hosts.check(location, rank)
+    own_table = load_own_rows(graph, plan, own_ids[rank], rank, hosts, comm, threads)
+    own = Dense("own", own_table, private=True)
+    sources, devices = plan.strategy.features.sources, plan.strategy.devices
+    here = [device.rank for device in devices if device.host == devices[rank].host]
+    dense: dict[int, Dense] = {}
+    tiers: Tiers = []
+    if any(source.kind == "peer" for source in sources):
+        tiers.append(_others("peer", own, plan, [rank], comm, threads))
+    if any(source.kind == "remote" for source in sources):
+        tiers.append(_others("remote", _host_rows(graph, threads), plan, here, comm, threads))
+    for number, source in enumerate(sources):
+        if source.kind == "own" or (source.kind == "peer" and source.rank == rank):
+            dense[number] = own
+        elif source.kind == "disk":
+            tiers.append((_disk(graph, plan), [number]))
+        elif source.kind == "host" or (source.kind == "remote" and source.rank in here):
+            if graph.x is not None:
+                dense[number] = Dense("host", graph.x, private=False)
+            else:
+                tiers.append((_sparse(graph, threads), [number]))
+    return dense, tiers
 
 
-_jit: Any = numba.njit(cache=True, nogil=True)
+def load_own_rows(
+    graph: Graph,
+    plan: Plan,
+    ids: NDArray[np.int64],
+    rank: int,
+    hosts: HostRows,
+    comm: Communicator | None,
+    threads: int,
+) -> NDArray[np.float32] | NDArray[np.float16]:
+    """Copy this rank's rows out of the dataset, in the plan's storage dtype.
+
+    Rows that this host lacks come from another host; the call is collective then. Storage that
+    would change values needs a plan that is `approximate`.
+    """
+    stored = np.dtype(plan.strategy.features.storage_dtype)
+    served = _host_rows(graph, threads)
+    rows = np.empty((ids.size, served.width), served.dtype)
+    served.take(ids, rows, threads=threads)
+    if not hosts.all_everywhere:
+        fetch_lacking(hosts, served, ids, rank, _all_ranks(comm, plan), rows)
+    if rows.dtype == stored:
+        return rows
+    converted = rows.astype(stored)
+    lossless = np.array_equal(converted.astype(rows.dtype), rows, equal_nan=True)
+    if not lossless and plan.statistics_class != "approximate":
+        raise PlanError(
+            f"features stored as {stored} differ from the dataset's {rows.dtype}, and the plan is "
+            f"{plan.statistics_class}; plan again with --allow approximate or without {stored}"
+        )
+    return converted
 
 
-@_jit
+def _sparse(graph: Graph, threads: int) -> SparseHost:
+    csr: Any = graph.x_csr
+    return SparseHost(csr.indptr, csr.indices, csr.data, graph.feature_dim, threads=threads)
+
+
+def _disk(graph: Graph, plan: Plan) -> Disk:
+    if graph.x is None:
+        raise PlanError(
+            f"{graph.path}: the plan reads rows from disk, which needs dense features; "
+            "import the graph with --features dense, or plan again"
+        )
+    tier = Disk(graph.array_path("x"), budget_bytes=plan.strategy.features.disk_budget_bytes)
+    if (tier.rows.num_rows, tier.rows.feature_dim) != graph.x.shape:
+        tier.close()
+        raise DatasetError(f"{graph.path}: x.npy changed while it was open")
+    return tier
+
+
+def _host_rows(graph: Graph, threads: int) -> Served:
+    if graph.x is not None:
+        return Dense("host", graph.x, private=False)
+    return _sparse(graph, threads)
+
+
+def _others(
+    kind: Literal["peer", "remote"],
+    served: Served,
+    plan: Plan,
+    local: list[int],
+    comm: Communicator | None,
+    threads: int,
+) -> tuple[AbstractTier, list[int]]:
+    """Open the tier of the ranks that are not `local`; return it with its source numbers."""
+    numbers = number_by_rank(kind, plan.strategy.features.sources, local)
+    ranks = sorted(numbers)
+    if ranks and not 0 <= ranks[0] <= ranks[-1] < plan.num_ranks:
+        raise PlanError(
+            f"expected {kind} sources to name ranks from 0 to {plan.num_ranks - 1}, found "
+            f"{ranks[0]} to {ranks[-1]}; plan again"
+        )
+    twin = _all_ranks(comm, plan).duplicate()
+    return Peer(served, ranks, twin, kind=kind, threads=threads), [numbers[r] for r in ranks]
+
+
+def _all_ranks(comm: Communicator | None, plan: Plan) -> Communicator:
+    """Return the given communicator, or one on the default group; check its size."""
+    found = Communicator() if comm is None else comm
+    if found.size != plan.num_ranks:
+        raise PlanError(
+            f"the plan reads rows from other ranks: expected a communicator of {plan.num_ranks} "
+            f"ranks, found {found.size}; start it with `gnnplan train` or torchrun"
+        )
+    return found
+
+
+@numba.njit(cache=True, nogil=True)
 @no_type_check
 def _copy_type(table, number, node_type, row_of, ids, out):
     """Copy the rows of the ids of one type; return how many there are."""
@@ -264,15 +369,9 @@ def _copy_type(table, number, node_type, row_of, ids, out):
 
 
 class TypedFeatureStore(AbstractFeatureStore):
-    """The dataset's own tables.
+    """Rows of a dataset with a feature table per node type, padded to the widest one.
 
-    Args:
-        graph: A dataset with a feature table per node type.
-        plan: Refused where it places rows elsewhere than on the host; None: not looked at.
-
-    Raises:
-        DatasetError: the dataset has no such tables.
-        PlanError: the plan places rows in ranks or on disk.
+    A plan is refused where it places rows elsewhere than on the host.
     """
 
     def __init__(self, graph: Graph, plan: Plan | None = None) -> None:
@@ -298,7 +397,7 @@ class TypedFeatureStore(AbstractFeatureStore):
         return self._row_of.nbytes
 
     def read(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> Counters:
-        """See `AbstractFeatureStore.read`; columns beyond a node's type are zero."""
+        """Read rows as `AbstractFeatureStore.read` says; columns beyond a type's own are zero."""
         check_output(ids, out, self.feature_dim)
         if len(ids) and (ids.min() < 0 or ids.max() >= len(self._node_type)):
             raise IndexError(f"expected node ids from 0 to {len(self._node_type) - 1}")
@@ -309,4 +408,4 @@ class TypedFeatureStore(AbstractFeatureStore):
         return counters
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file is open."""

@@ -1,28 +1,39 @@
-"""What a tier offers: rows by slot, written straight into the rows of the batch's buffer."""
+"""Tiers and stores of feature rows: contracts, counters, and rows in this host's memory.
 
+A tier is one kind of memory that rows are read from, by slot. A store reads rows by node id, from
+its tiers.
+"""
+
+import typing
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.features.gather import addresses_of, copy_from_addresses, in_ranges
+
+Ids = NDArray[np.int64]
+Rows = NDArray[np.float32]
 
 
 @dataclass(slots=True)
 class Counters:
-    """Counts of one read, or of many added up."""
+    """Rows, bytes and seconds of one read, or of several added up."""
 
     rows: dict[str, int] = field(default_factory=dict)
-    """Rows by source (own, host, peer, remote, disk, cache), repeated ids counted each time."""
+    """Rows by source (own, host, peer, remote, disk, cache); a repeated id counts each time."""
     bytes: dict[str, int] = field(default_factory=dict)
-    """Bytes of those rows as stored in that source (CSR: the entries' columns and values)."""
+    """Bytes of those rows as their source stores them (CSR: columns and values of the entries)."""
     disk_reads: int = 0
-    """Requests sent to the disk."""
     disk_read_bytes: int = 0
-    """Bytes those requests asked for: whole aligned blocks, so more or (rows repeated) less."""
+    """Bytes of those requests, in whole aligned blocks."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Elapsed seconds by stage name, for the exchanges inside the read."""
+    """Elapsed seconds of the exchanges inside the read, by stage name."""
 
     def add_rows(self, kind: str, num_rows: int, num_bytes: int) -> None:
         """Add rows read from a source."""
@@ -34,8 +45,8 @@ class Counters:
         self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
 
 
-def total(counters: Iterable[Counters]) -> Counters:
-    """The sum of many counters."""
+def sum_counters(counters: Iterable[Counters]) -> Counters:
+    """Return the sum of several counters."""
     out = Counters()
     for each in counters:
         for kind, rows in each.rows.items():
@@ -51,7 +62,7 @@ class AbstractTier(ABC):
     """One kind of memory that feature rows are read from. Implementations are final."""
 
     kind: str
-    """own | peer | host | disk: the row of the counters."""
+    """Name of the tier in the counters: own, peer, host, remote or disk."""
 
     @property
     @abstractmethod
@@ -59,25 +70,18 @@ class AbstractTier(ABC):
         """Bytes of memory private to this rank that the tier holds now."""
 
     @abstractmethod
-    def read(
-        self,
-        slots: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        counts: NDArray[np.int64],
-        out: NDArray[np.float32],
-        counters: Counters,
-    ) -> None:
-        """Write the row in `slots[i]` to `out[positions[i]]`, and count.
+    def read(self, slots: Ids, positions: Ids, counts: Ids, out: Rows, counters: Counters) -> None:
+        """Write the row in `slots[i]` to `out[positions[i]]`, and count it.
 
         Args:
-            slots: shape (n,); those of the tier's first source first (peer: by rank).
-            positions: shape (n,); rows of `out`, each at most once.
-            counts: how many slots belong to each of the tier's sources, in order.
-            out: shape (m, feature_dim), C-contiguous.
-            counters: this read's counters, added to.
+            slots: int64 (n,), grouped by the tier's sources, in their order.
+            positions: int64 (n,), distinct rows of `out`.
+            counts: Number of slots of each of the tier's sources, in order.
+            out: float32 (m, feature_dim), C-contiguous.
+            counters: Counters that this read adds to.
 
         Raises:
-            IndexError: a slot is outside the tier.
+            IndexError: A slot is outside the tier.
         """
 
     @abstractmethod
@@ -88,52 +92,125 @@ class AbstractTier(ABC):
 class Dense:
     """Rows of one array in memory: this rank's own, or the host's shared mapping.
 
-    Not an `AbstractTier`: the store copies rows of all such arrays in one pass over the batch.
+    It is no `AbstractTier`: a store copies the rows of all arrays in one pass over the batch.
     """
 
     def __init__(self, kind: str, table: NDArray[Any], *, private: bool) -> None:
-        """Wrap a C-contiguous table [num_rows, feature_dim] of float32 or float16.
-
-        Args:
-            kind: own | host.
-            table: the rows.
-            private: whether the array is this rank's alone (a shared mapping is not).
-        """
+        """Wrap a float32 or float16 table; `private` says that the memory is this rank's alone."""
         self.kind = kind
         # A plain view: a memory map's subclass would slow every slice and confuse the kernels.
         self.table = np.asarray(table).view(np.ndarray)
-        self.row_bytes = self.table.dtype.itemsize * self.table.shape[1]
+        self.dtype, self.width = self.table.dtype, int(self.table.shape[1])
+        self.row_bytes = self.dtype.itemsize * self.width
         self.resident_bytes = self.table.nbytes if private else 0
+
+    def take(self, slots: Ids, rows: NDArray[Any], *, threads: int = 1) -> None:
+        """Copy the row in `slots[i]` to `rows[i]`, of the table's dtype and width."""
+        addresses = addresses_of(self.table, slots, np.empty(slots.size, np.int64))
+        copy_from_addresses(addresses, self.dtype, rows, threads=threads)
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _fill_rows(indptr, indices, data, slots, positions, out, first, last):
+    num_entries = 0
+    for i in range(first, last):
+        row = out[positions[i]]
+        row[:] = 0
+        begin, end = indptr[slots[i]], indptr[slots[i] + 1]
+        for e in range(begin, end):
+            column = indices[e]
+            if column < 0 or column >= row.size:
+                return -1
+            row[column] = data[e]
+        num_entries += end - begin
+    return num_entries
+
+
+class SparseHost(AbstractTier):
+    """Rows of the host's CSR features, made dense when they are read."""
+
+    kind = "host"
+    dtype = np.dtype(np.float32)
+
+    def __init__(
+        self,
+        indptr: NDArray[np.int64],
+        indices: NDArray[np.int32] | NDArray[np.int64],
+        data: NDArray[np.float32] | NDArray[np.float16],
+        width: int,
+        *,
+        threads: int = 1,
+    ) -> None:
+        self._arrays = tuple(np.asarray(a).view(np.ndarray) for a in (indptr, indices, data))
+        self.width = width
+        self._threads = threads
+        self._entry_bytes = indices.dtype.itemsize + data.dtype.itemsize
+
+    @property
+    def resident_bytes(self) -> int:
+        """Zero bytes: the mapping is shared."""
+        return 0
+
+    def read(self, slots: Ids, positions: Ids, counts: Ids, out: Rows, counters: Counters) -> None:
+        """Read rows as `AbstractTier.read` says; counted bytes are those of the entries."""
+        del counts
+        indptr, indices, data = self._arrays
+        num_rows = indptr.shape[0] - 1
+        if slots.size and not (slots.min() >= 0 and slots.max() < num_rows):
+            raise IndexError(f"expected rows in [0, {num_rows}), found {slots.max()}")
+        entries: list[int] = []
+
+        def work(first: int, last: int) -> None:
+            args = (indptr, indices, data, slots, positions, out, first, last)
+            entries.append(int(_fill_rows(*args)))
+
+        in_ranges(work, slots.size, self._threads)
+        if min(entries) < 0:
+            raise DatasetError(f"x_indices: expected columns in [0, {out.shape[1]})")
+        counters.add_rows(self.kind, slots.size, sum(entries) * self._entry_bytes)
+
+    def take(self, slots: Ids, rows: Rows, *, threads: int = 1) -> None:
+        """Fill the row in `slots[i]` into `rows[i]`, on the tier's threads."""
+        del threads
+        self.read(slots, np.arange(slots.size), np.array([slots.size]), rows, Counters())
+
+    def close(self) -> None:
+        """Drop the mapping."""
+        self._arrays = tuple(np.empty(1, a.dtype) for a in self._arrays)
 
 
 class AbstractFeatureStore(ABC):
-    """Rows by global node id. Implementations are final; variation comes by wrapping."""
+    """Feature rows by global node id. Implementations are final and wrap one another."""
 
     feature_dim: int
 
     @abstractmethod
     def read(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> Counters:
-        """out[i] = features of node ids[i], bit for bit (float16 widened).
+        """Write the features of node `ids[i]` to `out[i]`; float16 rows are widened without loss.
 
-        With peers in the plan this is collective: every rank reads as often, in the same order.
+        Where rows lie with other ranks the call is collective: all ranks read equally often.
 
         Args:
-            ids: shape (n,), in [0, num_nodes); repeated ids are allowed, and none at all.
-            out: shape (n, feature_dim), C-contiguous, owned and re-used by the caller.
-
-        Returns:
-            Rows and bytes by source.
+            ids: int64 (n,), from 0 to num_nodes - 1; may repeat, may be empty.
+            out: float32 (n, feature_dim), C-contiguous.
 
         Raises:
-            IndexError: an id is outside the graph.
-            ValueError: the shapes do not fit.
+            IndexError: An id is outside the graph.
         """
 
     @property
     @abstractmethod
     def resident_bytes(self) -> int:
-        """Bytes of memory private to this rank held now."""
+        """Bytes of memory private to this rank that the store holds now."""
 
     @abstractmethod
     def close(self) -> None:
         """Give back files, threads and process groups."""
+
+
+Tiers = list[tuple[AbstractTier, list[int]]]
+"""Tiers, each with the numbers of its sources in the tier's order."""
+
+Served = Dense | SparseHost
+"""Rows that a rank serves to the others by slot, of one dtype and width on all ranks."""

@@ -1,17 +1,13 @@
-"""The boundary nodes or edges that each layer of an epoch keeps, as blocks and send lists.
+"""Draws of the boundary nodes or edges that an epoch keeps, as blocks and send lists.
 
-With nodes sampled, sender and receiver draw the same numbers and no id is sent. With edges sampled,
-a node crosses if one of its edges into the part is kept; only the receiver holds those edges, so
-it tells the owner which nodes it needs: 8 bytes per node, and 8 per other rank for the counts.
+A draw depends on the global id of the node or edge and on the receiving part alone, so with nodes
+sampled, sender and receiver draw the same numbers and no id is sent. Each ordered pair of parts has
+draws of its own. With edges sampled, a node crosses if one of its edges into the part is kept; only
+the receiver holds those edges, so it tells the owner which nodes it needs: 8 bytes per node, and 8
+per other rank for the counts.
 
-Which boundary nodes or edges an epoch of full-graph training keeps.
-
-A draw depends on the global id of the node or edge and on the receiving part alone, so the rank
-that sends a node and the rank that receives it agree without a word. Each ordered pair of parts
-has draws of its own.
-
-Source: BNS-GCN (Wan et al., MLSys 2022); with stochastic rounding in place of its fixed size
-int(p b), which never sends anything where p b < 1 (docs/formulas.md 3.3).
+Source: BNS-GCN (Wan et al., MLSys 2022), with stochastic rounding in place of its fixed size int(p
+b), which never sends anything where p b < 1 (docs/formulas.md 3.3).
 """
 
 from abc import ABC, abstractmethod
@@ -35,7 +31,7 @@ _TWO_64 = 1 << 64
 
 
 def threshold(keep: float) -> np.uint64:
-    """The largest 64-bit number that counts as kept, for 0 < keep < 1."""
+    """Return the largest 64-bit number that counts as kept, for 0 < keep < 1."""
     return np.uint64(min(max(int(keep * _TWO_64), 1), _TWO_64 - 1) - 1)
 
 
@@ -63,20 +59,11 @@ def kept_nodes(
     keep: float,
     rounding: Rounding = "bernoulli",
 ) -> NDArray[np.bool_]:
-    """Which of the nodes that part `owner` has for part `receiver` are sent.
+    """Draw the nodes that part `owner` sends to part `receiver`, each with probability `keep`.
 
-    Args:
-        stream: of the epoch and layer (`rng.stream`, purpose BOUNDARY).
-        ids: global ids of all the pair's boundary nodes, shape (b,).
-        owner: sending part.
-        receiver: receiving part; its draws are its own.
-        size: number of parts.
-        keep: p in [0, 1].
-        rounding: bernoulli: each by itself with probability p. stochastic: exactly floor(p b) or
-            floor(p b) + 1 of them, p b on average, all sets of that size equally likely.
-
-    Returns:
-        bool, shape (b,); every node is kept with probability p.
+    `ids` are all the pair's boundary nodes, the stream is the epoch's and layer's, of purpose
+    BOUNDARY. Rounding bernoulli keeps each node by itself. stochastic keeps exactly floor(p b) or
+    floor(p b) + 1 of b nodes, p b on average, all sets of that size equally likely.
     """
     if keep >= 1 or ids.size == 0:
         return np.ones(ids.shape[0], np.bool_)
@@ -97,7 +84,7 @@ def kept_nodes(
 def rounded_size(
     stream: np.uint64, num_nodes: int, *, owner: int, receiver: int, size: int, keep: float
 ) -> int:
-    """Floor of p b, or one more with the probability that makes p b the mean."""
+    """Return floor(p b), or one more with the probability that makes p b the mean."""
     whole, part = divmod(keep * num_nodes, 1.0)
     # Nodes use the turns 0 .. size - 1 of their ids; the pair's own number lies beyond them.
     number = int(draw(stream, owner, size + receiver))
@@ -105,15 +92,10 @@ def rounded_size(
 
 
 def kept_edges(stream: np.uint64, edges: NDArray[np.int64], keep: float) -> NDArray[np.bool_]:
-    """Which edges are kept, each with probability p.
+    """Draw the kept edges, each with probability `keep`; negative ids always stay.
 
-    Args:
-        stream: of the epoch and layer (`rng.stream`, purpose EDGE).
-        edges: global edge ids, shape (e,); negative ones (self-loops that a layer adds) stay.
-        keep: p in [0, 1].
-
-    Returns:
-        bool, shape (e,).
+    A layer adds self-loops with negative ids. The stream is the epoch's and layer's, of purpose
+    EDGE.
     """
     if keep >= 1:
         return np.ones(edges.shape[0], np.bool_)
@@ -128,17 +110,17 @@ Weights = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
 class AbstractMasks(ABC):
-    """Where draws come from; a test may enumerate all of them instead."""
+    """Source of draws; a test may enumerate all of them instead."""
 
     @abstractmethod
     def nodes(
         self, epoch: int, layer: int, ids: NDArray[np.int64], owner: int, receiver: int
     ) -> NDArray[np.bool_]:
-        """Which of the boundary nodes that `owner` has for `receiver` cross."""
+        """Return which of the boundary nodes that `owner` has for `receiver` cross."""
 
     @abstractmethod
     def edges(self, epoch: int, layer: int, edges: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which edges are kept, by global id; negative ids always are."""
+        """Return which edges are kept, by global id; negative ids always are."""
 
 
 class SeededMasks(AbstractMasks):
@@ -151,7 +133,7 @@ class SeededMasks(AbstractMasks):
     def nodes(
         self, epoch: int, layer: int, ids: NDArray[np.int64], owner: int, receiver: int
     ) -> NDArray[np.bool_]:
-        """By `kept_nodes`."""
+        """Draw by `kept_nodes`."""
         numbers = stream(self._seed, epoch, 0, layer, Purpose.BOUNDARY)
         return kept_nodes(
             numbers, ids, owner=owner, receiver=receiver, size=self._size, keep=self._keep,
@@ -159,22 +141,16 @@ class SeededMasks(AbstractMasks):
         )  # fmt: skip
 
     def edges(self, epoch: int, layer: int, edges: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """By `kept_edges`."""
+        """Draw by `kept_edges`."""
         return kept_edges(stream(self._seed, epoch, 0, layer, Purpose.EDGE), edges, self._keep)
 
 
 class EpochDraws:
-    """Makes the crossings of an epoch; every rank calls it in the same order.
+    """Maker of an epoch's crossings; every rank calls it in the same order.
 
-    Args:
-        part: connected part of this rank, with edge ids where edges are sampled.
-        weights: of its inner and halo edges (`edge_weights`); empty for attention.
-        settings: the plan's.
-        seed: of the workload.
-        num_layers: layers of the model.
-        comm: sends the ids of sampled edges' nodes.
-        attention: the layers compute their own weights.
-        masks: where draws come from; None: `SeededMasks`.
+    The part is connected, with edge ids where edges are sampled. `weights` are of its inner and
+    halo edges, empty for attention, whose layers compute their own. `masks` None takes
+    `SeededMasks`.
     """
 
     def __init__(
@@ -194,10 +170,10 @@ class EpochDraws:
         self._attention = attention
         self._masks = masks or SeededMasks(seed, part.size, settings.keep, settings.rounding)
         self.whole = self._everything()
-        """The unsampled crossing."""
+        """Unsampled crossing."""
 
     def layers(self, epoch: int) -> list[Crossing]:
-        """The crossing of each layer, input side first."""
+        """Return the crossing of each layer, input side first."""
         if self._settings.keep >= 1:
             return [self.whole] * self._num_layers
         first = 1 if self._settings.precompute_first_layer else 0
@@ -279,7 +255,7 @@ class EpochDraws:
         return self._crossing(inner, outer, sent, np.asarray(wanted_counts, np.int64), counts)
 
     def _kept_inner(self, epoch: int, layer: int, scale: float) -> TorchBlock:
-        """DropEdge inside the part; a layer's own self-loops are never dropped nor scaled."""
+        """Drop edges inside the part; a layer's own self-loops are never dropped nor scaled."""
         part = self._part
         indptr, columns, ids = part.inner_edges
         mask = self._masks.edges(epoch, layer, ids)
@@ -317,6 +293,6 @@ def _sums(masks: list[NDArray[np.bool_]]) -> NDArray[np.int64]:
 
 
 def _slots(kept: NDArray[np.bool_]) -> tuple[NDArray[np.int32], int]:
-    """Position of each kept column among the kept ones, -1 for the others; and how many."""
+    """Return each kept column's position among the kept ones, -1 for others; and their number."""
     slot = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
     return slot, int(kept.sum())

@@ -1,8 +1,8 @@
-"""Rows over the boundary, sent beside the training thread's own work.
+"""Exchange of rows over the boundary, and the blocks that add them up.
 
-A rank has one exchange. With a communication thread it owns a process group, so that the exchange
-of rows runs while the training thread aggregates over inner nodes; without one, rows are sent where
-they are asked for. Every call is metered as `halo_exchange`.
+With a communication thread an exchange owns a process group: rows travel while the training thread
+aggregates over inner nodes. Without one, rows are sent where they are asked for. Every call is
+metered as `halo_exchange`.
 """
 
 import time
@@ -32,7 +32,7 @@ class Pending:
     rows: "Tensor | Future[Tensor]"
 
     def wait(self) -> Tensor:
-        """The rows received, those of rank 0 first."""
+        """Return the rows received, those of rank 0 first."""
         if isinstance(self.rows, Tensor):
             return self.rows
         started = time.perf_counter()
@@ -42,34 +42,23 @@ class Pending:
 
 
 class Exchange:
-    """Sends rows between ranks and counts them.
+    """Sender and counter of rows between ranks.
 
-    Args:
-        comm: the ranks. With `overlap` every rank must make its exchange at the same point.
-        overlap: send on a thread and a process group of their own.
+    With `overlap` it sends on a thread and a process group of its own: every rank makes its
+    exchange at the same point.
     """
 
     def __init__(self, comm: Communicator, *, overlap: bool = False) -> None:
         self._threaded = overlap and comm.size > 1
         self.comm = comm.duplicate() if self._threaded else comm
-        """The ranks; no call on it may be made while rows are under way."""
+        """Communicator, on which no call may be made while rows are under way."""
         self._thread = ThreadPoolExecutor(1, "halo") if self._threaded else None
         self.exposed_seconds = 0.0
-        """Seconds for which the training thread packed or waited, since it was last reset."""
+        """Seconds since the last reset in which the training thread packed or waited."""
         self.rows = 0
-        """Rows sent since it was last reset."""
+        """Number of rows sent since the last reset."""
         self.bytes = 0
         """Bytes of those rows."""
-
-    @property
-    def rank(self) -> int:
-        """This process's rank."""
-        return self.comm.rank
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return self.comm.size
 
     @property
     def sent_bytes(self) -> int:
@@ -82,19 +71,11 @@ class Exchange:
         self.exposed_seconds, self.rows, self.bytes = 0.0, 0, 0
 
     def start(
-        self,
-        x: Tensor,
-        send: Tensor | None,
-        counts: Sequence[int],
-        received_counts: Sequence[int],
+        self, x: Tensor, send: Tensor | None, counts: Sequence[int], received_counts: Sequence[int]
     ) -> Pending:
         """Send rows and return at once (with a thread) or when they have arrived (without).
 
-        Args:
-            x: shape (n, d); records no gradient.
-            send: rows of x to send, by receiver; None sends all of x in order.
-            counts: rows for each rank.
-            received_counts: rows from each rank.
+        `send` are rows of x (n, d) by receiver, None for all in order. No gradient is recorded.
         """
         started = time.perf_counter()
         rows = x.detach() if send is None else x.detach().index_select(0, send.to(x.device))
@@ -125,10 +106,10 @@ _NO_WEIGHT: NDArray[np.float32] = np.empty(0, np.float32)
 
 @dataclass(kw_only=True, slots=True)
 class Crossing:
-    """A layer's edges from inner nodes, its edges from received rows, and who sends what.
+    """A layer's edges from inner nodes and from received rows, with its send lists.
 
-    `inner` has the inner nodes as sources, `outer` the received rows in order of arrival; both have
-    the inner nodes as destinations and hold explicit weights, but for attention.
+    `inner` has the inner nodes as sources, `outer` the received rows in order of arrival. Both have
+    the inner nodes as destinations and explicit weights, except for attention.
     """
 
     inner: TorchBlock
@@ -138,17 +119,12 @@ class Crossing:
     send_counts: list[int]
     received_counts: list[int]
     silent: bool = False
-    """True where every rank knows that nothing crosses: no collective is called."""
+    """Whether every rank knows that nothing crosses, so that no collective is called."""
     joined: TorchBlock | None = field(default=None, repr=False)
     """For attention: one block over inner rows, then received rows."""
 
-    @property
-    def num_received(self) -> int:
-        """Rows that arrive."""
-        return sum(self.received_counts)
-
     def to(self, device: torch.device) -> "Crossing":
-        """The crossing with its blocks and send list on a device; itself where they are there."""
+        """Move the blocks and the send list to a device."""
         if self.inner.indptr.device == device:
             return self
         joined = None if self.joined is None else self.joined.to(device)
@@ -186,16 +162,10 @@ def kept_block(
     mask: NDArray[np.bool_] = _NO_MASK,
     scale: float = 1.0,
 ) -> TorchBlock:
-    """The block of the edges that remain.
+    """Return the block of the edges that remain, their weights times `scale`.
 
-    Args:
-        lists: (indptr, columns, edge ids).
-        weight: of each edge; empty without weights.
-        slot: new column of each old one, negative where it is dropped.
-        num_src: number of new columns.
-        weighted: False for a block without weights.
-        mask: edges that are kept; empty keeps all.
-        scale: multiplies the weights.
+    `slot` is the new column of each old one, negative where it is dropped; an empty `mask` keeps
+    all edges of the other columns.
     """
     indptr, columns, _ = lists
     out_ptr = np.zeros_like(indptr)
@@ -216,7 +186,7 @@ def block_of(
     *,
     weighted: bool = True,
 ) -> TorchBlock:
-    """A block that shares these arrays."""
+    """Make a block that shares these arrays."""
     return TorchBlock(
         num_src=num_src,
         num_dst=indptr.shape[0] - 1,
@@ -241,7 +211,7 @@ def _join(first_ptr, first, second_ptr, second, shift, out_ptr, out):
 
 
 def joined_block(inner: TorchBlock, outer: TorchBlock) -> TorchBlock:
-    """One block without weights whose sources are the inner rows, then the received ones."""
+    """Join two blocks into one without weights: inner sources first, then received ones."""
     indptr = np.zeros(inner.num_dst + 1, np.int64)
     columns = np.empty(inner.num_edges + outer.num_edges, np.int32)
     first = (inner.indptr.numpy(), inner.indices.numpy())
@@ -267,7 +237,7 @@ def edge_weights(
     indices: NDArray[np.int32] | NDArray[np.int64],
     model: str,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Weights a_uv of the part's inner and halo edges, by degrees of the whole graph.
+    """Return weights a_uv of the part's inner and halo edges, by degrees of the whole graph.
 
     SAGE: 1 / d_u over all in-neighbours. GCN: 1 / sqrt(d_u d_v), where d counts the neighbours
     other than oneself plus one self-loop. Attention has none (empty arrays).

@@ -1,9 +1,9 @@
 """A model's forward pass over one part of the graph.
 
 Rows of other parts come by a halo exchange, or slice by slice as in CAGNET's 1D algorithm
-(Tripathy, Yelick and Buluc, SC 2020): rank i holds block row A_i and rows H_i, and forms
-sum_q A_iq H_q. In stage t rank r gets the slice of rank r - t; the next slice is on its way while
-this one is added, so at most two are held. Backward, the partial gradients A_iq^T G_i go to their
+(Tripathy, Yelick and Buluc, SC 2020): rank i holds block row A_i and rows H_i, and forms sum_q A_iq
+H_q. In stage t rank r gets the slice of rank r - t; the next slice is on its way while this one is
+added, so at most two are held. In the backward pass the partial gradients A_iq^T G_i go to their
 owners in the same order.
 """
 
@@ -39,14 +39,14 @@ from gnnplan.runtime.sampling.placed_indices import prefetch_read
 
 _jit: Any = numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
 _AHEAD = 16
-"""Edges between the row being added and the row being prefetched, as in `models.kernels`."""
+"""Distance in edges at which rows are prefetched, as in `models.kernels`."""
 _LINE = 16
 
 
 @_jit
 @no_type_check
 def add_rows(indptr, indices, weight, x, out):
-    """out[i, :d] += sum_e w_e x[indices[e]]; the columns of out beyond d stay."""
+    """Add sum_e w_e x[indices[e]] to out[i, :d]; leave the columns of out beyond d."""
     width = x.shape[1]
     last_edge = indices.shape[0]
     for i in range(indptr.shape[0] - 1):
@@ -73,11 +73,11 @@ class AbstractOutside(Sums):
 
     @property
     def num_dst(self) -> int:
-        """Inner rows."""
+        """Number of inner rows."""
         return self.num_inner
 
     def rows(self, x: Tensor, *, with_root: bool) -> Tensor:
-        """[sum a h, h], or the sum alone, with zero rows up to `dense.padded_rows`."""
+        """Return [sum a h, h], or the sum alone, with zero rows up to `dense.padded_rows`."""
         num = x.shape[0]
         padded = dense.padded_rows(num) if runs_on_kernels(x) else num
         out = x.new_empty(padded, (2 if with_root else 1) * x.shape[1])
@@ -87,24 +87,21 @@ class AbstractOutside(Sums):
 
     @abstractmethod
     def aggregate(self, x: Tensor, out: Tensor, *, with_root: bool) -> None:
-        """out[i, :d] = sum_v a_iv h_v over all neighbours kept; out[i, d:2d] = x[i] with a root.
+        """Set out[i, :d] to sum_v a_iv h_v over kept neighbours; with a root, out[i, d:] to x[i].
 
-        Args:
-            x: inner rows, shape (n_in, d).
-            out: shape (at least n_in, d or 2 d).
-            with_root: also copy the node's own row.
+        `x` is (n_in, d), `out` has at least n_in rows of d or 2 d columns.
         """
 
 
 class Boundary(AbstractOutside):
-    """Each rank gets the rows of its halo that the epoch keeps."""
+    """Sums over the rows of the halo that the epoch keeps."""
 
     def __init__(self, crossing: Crossing, exchange: Exchange) -> None:
         self.crossing, self.exchange = crossing, exchange
         self.num_inner = crossing.inner.num_dst
 
     def aggregate(self, x: Tensor, out: Tensor, *, with_root: bool) -> None:
-        """Inner rows are added while the others are on their way."""
+        """Add inner rows while the others are on their way."""
         c = self.crossing
         if c.silent:
             add_inner(x, c.inner, out, with_root=with_root)
@@ -114,7 +111,7 @@ class Boundary(AbstractOutside):
         add_outer(pending.wait(), c.outer, out)
 
     def gradient(self, grad: Tensor, width: int, *, with_root: bool) -> Tensor:
-        """Halo gradients go to their owners while the inner ones are summed."""
+        """Send halo gradients to their owners while the inner ones are summed."""
         c = self.crossing
         if c.silent:
             return inner_gradient(grad, c.inner, width, with_root=with_root)
@@ -125,7 +122,7 @@ class Boundary(AbstractOutside):
 
 
 def weight_array(block: TorchBlock):
-    """A block's weights for the kernels."""
+    """Return a block's weights for the kernels."""
     assert block.weight is not None
     return block.weight.numpy()
 
@@ -153,7 +150,7 @@ def add_outer(received: Tensor, block: TorchBlock, out: Tensor) -> None:
 
 
 def inner_gradient(grad: Tensor, block: TorchBlock, width: int, *, with_root: bool) -> Tensor:
-    """Gradient of a block's sources: edges transposed, plus the root's part."""
+    """Return the gradient of a block's sources: edges transposed, plus the root's part."""
     if runs_on_kernels(grad):
         indptr, rows, weight = block.transposed()
         out = torch.empty(block.num_src, width)
@@ -166,7 +163,7 @@ def inner_gradient(grad: Tensor, block: TorchBlock, width: int, *, with_root: bo
 
 
 def weights_of(conv: nn.Module) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """(weight of the sum, weight of the node's own row, bias) of a SAGE or GCN layer."""
+    """Return (weight of the sum, weight of the node's own row, bias) of a SAGE or GCN layer."""
     if isinstance(conv, SAGEConv):
         return conv.lin_l.weight, conv.lin_r.weight if conv.root_weight else None, conv.lin_l.bias
     if isinstance(conv, GCNConv):
@@ -175,20 +172,20 @@ def weights_of(conv: nn.Module) -> tuple[Tensor, Tensor | None, Tensor | None]:
 
 
 def convolve(conv: nn.Module, x: Tensor, outside: AbstractOutside, *, relu: bool) -> Tensor:
-    """A SAGE or GCN layer on the inner rows, shape (n_in, in) to (n_in, out). Collective."""
+    """Apply a SAGE or GCN layer to the inner rows, (n_in, in) to (n_in, out). Collective."""
     weight, root, bias = weights_of(conv)
     return aggregate_dense(x, weight, root, bias, outside, relu=relu)
 
 
 def convolve_known(conv: nn.Module, inputs: Tensor, num_inner: int, *, relu: bool) -> Tensor:
-    """A SAGE or GCN layer whose `Sums.rows` are known; nothing crosses."""
+    """Apply a SAGE or GCN layer whose `Sums.rows` are known; nothing crosses."""
     weight, root, bias = weights_of(conv)
     joined = weight if root is None else torch.cat([weight, root], dim=1)
     return linear(inputs, joined, bias, relu=relu)[:num_inner]
 
 
 class _Receive(torch.autograd.Function):
-    """Rows under way, as a function of the inner rows; their gradients travel back."""
+    """Rows under way as a function of the inner rows; their gradients travel back."""
 
     @staticmethod
     def forward(
@@ -210,15 +207,10 @@ def attend(
     conv: GATConv, x: Tensor, crossing: Crossing, exchange: Exchange, *, relu: bool,
     known: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """A GAT layer on the inner rows; the softmax runs over the neighbours that are here, unscaled.
+    """Apply a GAT layer to the inner rows (n_in, in); its softmax runs over the neighbours here.
 
-    Args:
-        conv: the layer.
-        x: inner rows, shape (n_in, in).
-        crossing: with its joined block.
-        exchange: brings the rest; inner rows are transformed meanwhile.
-        relu: apply the rectifier.
-        known: the outside rows, where they were kept from before: nothing crosses.
+    Inner rows are transformed while the exchange brings the others; `known` rows were kept from
+    before. The crossing has its joined block.
     """
     assert crossing.joined is not None
     weight: Tensor = conv.lin.weight  # pyright: ignore[reportOptionalMemberAccess]
@@ -248,7 +240,7 @@ def attend(
 
 
 class Slices(AbstractOutside):
-    """Whole slices of all other parts."""
+    """Sums over whole slices of all other parts."""
 
     def __init__(
         self,
@@ -259,7 +251,8 @@ class Slices(AbstractOutside):
         exchange: Exchange,
         device: torch.device,
     ) -> None:
-        self._exchange, self._inner = exchange, inner.to(device) if device.type != "cpu" else inner
+        self._exchange, self._comm = exchange, exchange.comm
+        self._inner = inner.to(device) if device.type != "cpu" else inner
         self.num_inner = part.num_inner
         self._sizes = [int(n) for n in np.bincount(partition, minlength=part.size)]
         self._blocks: list[TorchBlock] = []
@@ -274,7 +267,7 @@ class Slices(AbstractOutside):
 
     def aggregate(self, x: Tensor, out: Tensor, *, with_root: bool) -> None:
         """Add slice after slice."""
-        stages = self._exchange.size
+        stages = self._comm.size
         pending = self._slice(x, 1) if stages > 1 else None
         add_inner(x, self._inner, out, with_root=with_root)
         for stage in range(1, stages):
@@ -285,7 +278,7 @@ class Slices(AbstractOutside):
 
     def gradient(self, grad: Tensor, width: int, *, with_root: bool) -> Tensor:
         """Send each slice's partial gradient to its owner; add what comes back."""
-        stages, exchange = self._exchange.size, self._exchange
+        stages, exchange = self._comm.size, self._exchange
         found: Tensor | None = None
         pending: Pending | None = None
         for stage in range(1, stages):
@@ -297,36 +290,29 @@ class Slices(AbstractOutside):
                 assert found is not None
                 found += pending.wait()
             counts = self._only(to, self._sizes[to])
-            came_from = (exchange.rank + stage) % stages
+            came_from = (self._comm.rank + stage) % stages
             pending = exchange.start(part, None, counts, self._only(came_from, self.num_inner))
         if pending is None or found is None:
             return inner_gradient(grad, self._inner, width, with_root=with_root)
         return found.add_(pending.wait())
 
     def _source(self, stage: int) -> int:
-        """The rank whose slice comes here in a stage."""
-        return (self._exchange.rank - stage) % self._exchange.size
+        return (self._comm.rank - stage) % self._comm.size
 
     def _slice(self, x: Tensor, stage: int) -> Pending:
-        to, source = (self._exchange.rank + stage) % self._exchange.size, self._source(stage)
+        to, source = (self._comm.rank + stage) % self._comm.size, self._source(stage)
         received = self._only(source, self._sizes[source])
         return self._exchange.start(x, None, self._only(to, x.shape[0]), received)
 
     def _only(self, rank: int, count: int) -> list[int]:
-        return [count if r == rank else 0 for r in range(self._exchange.size)]
+        return [count if r == rank else 0 for r in range(self._comm.size)]
 
 
 MODELS = ("sage", "gcn", "gat")
 
 
 def check_settings(settings: FullGraph, model: str, task: str) -> None:
-    """Raise PlanError where these settings cannot be trained.
-
-    Args:
-        settings: the plan's.
-        model: the workload's.
-        task: the graph's.
-    """
+    """Raise PlanError where the plan's settings cannot be trained with this model and task."""
     where = "full-graph training"
     if model not in MODELS:
         raise PlanError(f"{where}: expected model {', '.join(MODELS)}, found {model!r}")
@@ -347,22 +333,11 @@ def check_settings(settings: FullGraph, model: str, task: str) -> None:
 
 
 class FullGraphModel:
-    """This rank's inner nodes under the plan's model and settings.
+    """This rank's inner nodes under the plan's model and settings; made collectively.
 
-    Args:
-        model: SAGE, GCN or GAT as `build_model` makes it.
-        name: sage | gcn | gat.
-        indptr: CSC of the whole graph.
-        indices: its in-neighbours.
-        partition: owner of each node.
-        settings: the plan's.
-        comm: the ranks.
-        seed: of the draws.
-        device: where the model is; draws are made on the host.
-        overlap: exchange on a thread of its own.
-        masks: where draws come from, for tests that enumerate them.
-
-    Making one is collective: parts tell each other what they need.
+    `indptr` and `indices` are the whole graph's CSC, `partition` has each node's owner. Draws are
+    made on the host, from `masks` in tests that enumerate them. With `overlap`, rows travel on a
+    thread of their own.
     """
 
     def __init__(
@@ -420,18 +395,13 @@ class FullGraphModel:
             self._known = outside.rows(x.detach(), with_root=self.name == "sage")
 
     def layers(self, epoch: int) -> list[Crossing]:
-        """The epoch's draws. Collective where edges are sampled."""
+        """Return the epoch's draws. Collective where edges are sampled."""
         drawn = self.draws.layers(epoch)
         whole = self.draws.whole
         return [self._whole if c is whole else c.to(self._device) for c in drawn]
 
     def forward(self, x: Tensor, layers: list[Crossing]) -> Tensor:
-        """Logits of the inner nodes, shape (n_in, classes); collective, and so is its backward.
-
-        Args:
-            x: input rows of the inner nodes, shape (n_in, d_0).
-            layers: from `layers`.
-        """
+        """Return logits (n_in, classes) of input rows (n_in, d_0); collective both ways."""
         model = self.model
         last = len(model.convs) - 1
         for number, (conv, crossing) in enumerate(zip(model.convs, layers, strict=True)):

@@ -1,8 +1,8 @@
 """One rank's part of a graph: its inner nodes, its halo, and what it sends to whom.
 
 Part i owns the inner nodes V_i. Its halo U_i is every node of another part with an edge into V_i; a
-node counts once per part that needs it, however many edges it has there. The rows that all parts
-exchange per layer are the volume, sum_i |U_i| (BNS-GCN, MLSys 2022; docs/formulas.md 3.1).
+node counts once per part that needs it. The rows that all parts exchange per layer are the volume,
+sum_i |U_i| (BNS-GCN, MLSys 2022; docs/formulas.md 3.1).
 """
 
 from collections.abc import Sequence
@@ -22,16 +22,16 @@ Lists = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """The local CSC of one part, cut in two: edges from inner nodes and edges from the halo."""
+    """Local CSC of one part, cut in two: edges from inner nodes and edges from the halo."""
 
     rank: int
     size: int
     inner: NDArray[np.int64]
-    """Global ids of the part's nodes, ascending; shape (n_in,)."""
+    """Global ids (n_in,) of the part's nodes, ascending."""
     halo: NDArray[np.int64]
-    """Global ids of the halo, by owning part, then ascending; shape (n_bd,)."""
+    """Global ids (n_bd,) of the halo, by owning part, then ascending."""
     halo_counts: NDArray[np.int64]
-    """Halo nodes of each part; shape (size,)."""
+    """Number of halo nodes of each part, (size,)."""
     inner_edges: Lists
     """(indptr [n_in + 1], columns as inner positions, global edge ids or none)."""
     halo_edges: Lists
@@ -39,21 +39,21 @@ class Part:
     send: NDArray[np.int64]
     """Inner positions of the nodes that others need, by receiver, then ascending."""
     send_counts: NDArray[np.int64]
-    """Nodes for each receiver; shape (size,)."""
+    """Number of nodes for each receiver, (size,)."""
 
     @property
     def num_inner(self) -> int:
-        """n_in."""
+        """n_in: number of inner nodes."""
         return self.inner.shape[0]
 
     @property
     def num_halo(self) -> int:
-        """n_bd."""
+        """n_bd: number of halo nodes."""
         return self.halo.shape[0]
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of the arrays above."""
+        """Bytes of the arrays."""
         arrays = [self.inner, self.halo, self.halo_counts, self.send, self.send_counts]
         return sum(a.nbytes for a in (*arrays, *self.inner_edges, *self.halo_edges))
 
@@ -113,19 +113,11 @@ def build_part(
     loops: bool = False,
     edge_ids: bool = False,
 ) -> Part:
-    """The part of one rank, without its send lists (`connect` or `connect_parts` adds them).
+    """Cut one rank's part, without its send lists (`connect` or `connect_parts` adds them).
 
-    Args:
-        indptr: CSC of the whole graph, shape (N + 1,).
-        indices: In-neighbours, shape (E,).
-        partition: Owner of each node in [0, size), shape (N,).
-        rank: Which part.
-        size: Number of parts; some may own nothing.
-        loops: Replace a node's own self-loops by exactly one, last in its row (GCN, GAT).
-        edge_ids: Keep the global id of each edge (8 bytes), which edge sampling draws by.
-
-    Raises:
-        PlanError: the partition does not fit the graph.
+    `indptr` and `indices` are the whole graph's CSC. `loops` replaces a node's self-loops by
+    exactly one, last in its row (GCN, GAT). `edge_ids` keeps each edge's global id (8 bytes), which
+    edge sampling draws by.
     """
     check_partition(partition, indptr.shape[0] - 1, size)
     inner = np.flatnonzero(partition == rank).astype(np.int64)
@@ -171,9 +163,9 @@ def check_partition(partition: NDArray[np.int32], num_nodes: int, size: int) -> 
 
 
 def connect(part: Part, comm: Communicator) -> Part:
-    """The part with its send lists: every rank tells the owners which nodes it needs.
+    """Add the send lists: every rank tells the owners which nodes it needs. Collective.
 
-    Collective. 8 bytes per halo node and 8 per other rank are sent, once (stage exchange_ids).
+    8 bytes per halo node and 8 per other rank are sent, once (stage exchange_ids).
     """
     ids = torch.from_numpy(part.halo)
     wanted, counts = comm.all_to_all_ids(ids, part.halo_counts.tolist())
@@ -181,7 +173,7 @@ def connect(part: Part, comm: Communicator) -> Part:
 
 
 def connect_parts(parts: Sequence[Part]) -> list[Part]:
-    """All parts of a partition with their send lists, without ranks: for counting and planning."""
+    """Add send lists to all parts of a partition, without ranks, for counting and planning."""
     connected: list[Part] = []
     for part in parts:
         ends = [np.concatenate(([0], np.cumsum(p.halo_counts))) for p in parts]

@@ -1,7 +1,6 @@
-"""What one run is asked to do: the file that `launch` writes and each rank reads.
+"""Options of one run: the file that `launch` writes and each rank reads.
 
-Everything about *how* to train stands in the plan; this holds only what may differ between two
-runs of one plan.
+The plan says *how* to train; this holds only what may differ between two runs of one plan.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ _EPOCHS, _STEPS = Range(least=0, most=1_000_000), Range(least=0, most=10**12)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainOptions:
-    """What a user asks of a run: flags of `gnnplan train`, bodies of the service's runs."""
+    """A user's options of a run: flags of `gnnplan train`, bodies of the service's runs."""
 
     epochs: Annotated[
         int, Setting(help="Epochs to train.", range=Range(least=1, most=1_000_000))
@@ -68,38 +67,41 @@ class TrainOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """One run of one plan."""
+    """Configuration of one run of one plan."""
 
     plan_folder: str
     run_folder: str
-    """Where events, logs, checkpoints and report.json of this run go."""
+    """Folder of this run's events, logs, checkpoints and report.json."""
     epochs: int = 1
-    """Epochs in all; a resumed run does those that are still missing."""
+    """Epochs in all; a resumed run does those that are missing."""
     eval_every: int = 1
-    """Validate after every this many epochs, and test after the last one; 0 never does either."""
+    """Epochs between validations, with a test after the last one; 0 does neither."""
     eval_fanouts: list[int] | None = None
-    """Evaluate by sampling with these fan-outs; None: full neighbourhoods, layer by layer."""
+    """Fan-outs of sampled evaluation; None: full neighbourhoods, layer by layer."""
     resume: bool = False
-    """Continue from the newest whole checkpoint of the run folder, if there is one."""
+    """Whether to continue from the newest whole checkpoint of the run folder."""
     verify: bool = False
-    """Re-hash the plan's arrays before use."""
+    """Whether to hash the plan's arrays again before use."""
     force: bool = False
-    """Train although the graph or the machine is not the one the plan was made for."""
+    """Whether to train although the graph or the machine is not the plan's."""
     max_steps: int | None = None
-    """Stop after this many optimiser steps of this run; None: no limit."""
+    """Most optimiser steps of this run; None: no limit."""
     keep_checkpoints: int = 2
-    """Checkpoints kept; 0 writes none."""
+    """Number of checkpoints to keep; 0 writes none."""
     checkpoint_every_steps: int = 0
-    """Also write a checkpoint after every this many steps; 0: at the ends of epochs only."""
+    """Steps between checkpoints; 0: at the ends of epochs only."""
     hang_seconds: float = 20.0
-    """A rank without a sign of life for this long is ended and named; one that lives but gets no
-    further, after a quarter more, or ten times its longest stage so far."""
+    """Seconds without a sign of life after which a rank is ended and named.
+
+    A rank that lives but gets no further is ended after a quarter more, or ten times its longest
+    stage so far.
+    """
     collective_seconds: float = 600.0
     """Longest wait in one collective, in phases that the watch leaves alone (start, evaluation)."""
     pin: bool = True
-    """Pin ranks to disjoint cores when the thread budget fits into the cores."""
+    """Whether to pin ranks to disjoint cores when the thread budget fits into them."""
     launched: bool = False
-    """True in a rank that `launch` started: it must not outlive the process that started it."""
+    """Whether `launch` started the rank, which must then not outlive its parent."""
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
@@ -115,5 +117,5 @@ class RunConfig:
 
     @property
     def run_path(self) -> Path:
-        """The run folder as a path."""
+        """Run folder as a path."""
         return Path(self.run_folder)

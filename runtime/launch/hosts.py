@@ -1,17 +1,16 @@
 """One host's part in a job on several: its ranks, and how its torchrun finds the others.
 
 Every host runs the same command with a `--node-rank` of its own. The plan's folder may be shared or
-a copy: each host writes its logs and failures to a folder of its own, and only host 0, which has
-rank 0, writes events, checkpoints and the plan's report.
+copied: each host writes logs and failures to its own folder, and host 0, which has rank 0, alone
+writes events, checkpoints and the plan's report.
 
-Before torchrun's rendezvous, the hosts of a job call the roll: who is there, and with what.
+Before torchrun's rendezvous the hosts call the roll. Host 0 serves a small store at the endpoint,
+where every host writes its plan, options and number of ranks and waits for the others. A host that
+never comes is so named, and hosts that differ stop with one line instead of hanging in a
+collective.
 
-Host 0 serves a small store at the endpoint; every host writes down its plan, its options and its
-number of ranks, and waits for all others. So a host that never comes is named, and two hosts that
-were started with different plans or options stop with one line instead of hanging in a collective.
-
-torchrun orders hosts by their addresses; a plan orders them by their numbers. `place_ranks` gives
-the ranks to the hosts as the plan does, also after a restart.
+torchrun orders hosts by their addresses. `place_ranks` numbers the ranks as the plan does, also
+after a restart.
 """
 
 import json
@@ -44,13 +43,13 @@ class Roll:
     ranks_by_host: list[int]
     plan_id: str
     options: str
-    """What every host must have been started with alike, as text."""
+    """Text of the options that all hosts must share."""
     wait_seconds: float
     """Longest wait for the other hosts."""
 
 
 def read_roll() -> Roll | None:
-    """The roll that `launch` left in the environment; None for a job on one host."""
+    """Read the roll that `launch` left in the environment; None for a job on one host."""
     text = os.environ.get(VARIABLE, "")
     return codec.decode(Roll, json.loads(text)) if text else None
 
@@ -58,11 +57,8 @@ def read_roll() -> Roll | None:
 def call_roll(roll: Roll) -> Any:
     """Wait until every host is here with the same plan and options.
 
-    Returns:
-        The store; on host 0 it must be kept for as long as the job runs.
-
-    Raises:
-        WorkerFailed: a host did not come, or is not alike; the text names it.
+    Host 0 must keep the returned store for as long as the job runs. WorkerFailed names a host that
+    did not come, or differs.
     """
     end = time.monotonic() + roll.wait_seconds
     store = _open_store(roll)
@@ -79,7 +75,7 @@ def call_roll(roll: Roll) -> Any:
             time.sleep(POLL_SECONDS)
         entries = [json.loads(store.get(_key("host", host))) for host in hosts]
         store.set(_key("read", roll.host), "")
-        # Host 0 serves the store: it stays until everybody has read, whatever it has found itself.
+        # Host 0 serves the store, so it stays until all hosts have read, whatever it found.
         while roll.host == 0 and not store.check([_key("read", host) for host in hosts]):
             if time.monotonic() > end + GRACE_SECONDS:
                 break
@@ -155,7 +151,12 @@ def place_ranks(roll: Roll) -> None:
     first, size = sum(roll.ranks_by_host[: roll.host]), sum(roll.ranks_by_host)
 
     def assign(agent: Any, store: Any, group_rank: int, num_groups: int, spec: Any) -> list[Any]:
-        del agent, store, group_rank, num_groups  # the order of arrival and of addresses
+        del (
+            agent,
+            store,
+            group_rank,
+            num_groups,
+        )  # order of arrival and of addresses: not the plan's
         return [
             Worker(
                 local_rank=place,
@@ -172,9 +173,8 @@ def place_ranks(roll: Roll) -> None:
 
 
 WAIT_SECONDS = 300.0
-"""Longest wait for the other hosts."""
 _OF_ONE_HOST = ("plan_folder", "run_folder", "pin")
-"""Fields of the run's configuration that hosts may differ in."""
+"""Fields of the run's configuration that may differ between hosts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,14 +186,13 @@ class Place:
     endpoint: str = ""
     """HOST:PORT on host 0, the same text on every host; empty for a job on one host."""
     wait_seconds: float = WAIT_SECONDS
+    """Longest wait for the other hosts."""
 
 
 def ranks_by_host(plan: Plan) -> list[list[Device]]:
-    """The plan's devices by host, hosts in the order of their numbers.
+    """Return the plan's devices by host, in the order of the hosts' numbers.
 
-    Raises:
-        InputError: the ranks of a host do not follow one another, so that torchrun cannot number
-            them.
+    torchrun cannot number ranks of a host that do not follow one another: InputError.
     """
     devices = plan.strategy.devices
     hosts = sorted({device.host for device in devices})
@@ -207,11 +206,7 @@ def ranks_by_host(plan: Plan) -> list[list[Device]]:
 
 
 def own_devices(plan: Plan, place: Place) -> list[Device]:
-    """The devices that this host starts.
-
-    Raises:
-        InputError: the host's number or the endpoint does not fit the plan.
-    """
+    """Return the devices that this host starts."""
     hosts = ranks_by_host(plan)
     if not 0 <= place.node_rank < len(hosts):
         raise InputError(
@@ -228,16 +223,12 @@ def own_devices(plan: Plan, place: Place) -> list[Device]:
 
 
 def run_folder_of(run_folder: Path, place: Place) -> Path:
-    """Folder of this host's logs; host 0 has the job's own, which the others may share."""
+    """Return the folder of this host's logs; host 0 has the job's own, perhaps a shared one."""
     return run_folder if place.node_rank == 0 else run_folder / f"host{place.node_rank}"
 
 
 def torchrun_arguments(plan: Plan, place: Place) -> list[str]:
-    """How torchrun on this host starts its ranks and meets the other hosts.
-
-    Raises:
-        InputError: the endpoint is none, cannot be reached, or is this machine's loopback.
-    """
+    """Return the arguments by which torchrun here starts its ranks and meets the other hosts."""
     hosts = ranks_by_host(plan)
     processes = f"--nproc-per-node={len(hosts[place.node_rank])}"
     if len(hosts) == 1:
@@ -260,7 +251,7 @@ def torchrun_arguments(plan: Plan, place: Place) -> list[str]:
 
 
 def roll_environment(plan: Plan, place: Place, config: RunConfig) -> dict[str, str]:
-    """What this host's torchrun tells the others before anything starts; nothing on one host."""
+    """Return the variables that bring the roll to this host's torchrun; empty on one host."""
     hosts = ranks_by_host(plan)
     if len(hosts) == 1:
         return {VARIABLE: ""}

@@ -1,17 +1,12 @@
-"""Start a plan's ranks under torchrun, follow them, and end them all together.
+"""Starting a plan's ranks under torchrun, following them, and ending them all together.
 
-    train -> check -> torchrun (a session of its own) -> one `runtime.worker` per rank
+  train -> check -> torchrun (a session of its own) -> one `runtime.worker` per rank
 
 The ranks write events to a file that is followed here, so that a caller can draw bars; what they
-print goes to a log. A rank that fails or hangs ends the others, and torchrun starts all of them
-again from the last checkpoint, at most `max_restarts` times. Whatever ends the job (the last
-failure, Ctrl-C, this process being killed) ends every process of it: torchrun stops its ranks, the
-kernel stops torchrun and ranks without parents.
-
-torchrun with a host's ranks as one job: whatever ends the block ends every process of it.
-
-torchrun runs in a session of its own and on a leash (`torchrun.py`): it stops its ranks when it is
-asked to, and the kernel ends it, and ranks without parents, when the launcher is gone.
+print goes to a log. A rank that fails or hangs ends the others, and torchrun starts all again from
+the last checkpoint, at most `max_restarts` times. Whatever ends the job (the last failure, Ctrl-C,
+a kill) ends every process of it: torchrun stops its ranks when asked, and the kernel stops torchrun
+and ranks without parents.
 """
 
 import json
@@ -26,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from gnnplan.runtime import codec
-from gnnplan.runtime.cgroup import memory_group
 from gnnplan.runtime.comm.route import check_loopback
 from gnnplan.runtime.device import machine_facts, usable_cores
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.faults.failure import ERRORS_FOLDER, LAUNCH_FAILURE, clear_failures, failure_of
+from gnnplan.runtime.folders import sweep_segments
 from gnnplan.runtime.identity import check_identity
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.launch.hosts import (
@@ -40,20 +35,19 @@ from gnnplan.runtime.launch.hosts import (
     run_folder_of,
     torchrun_arguments,
 )
-from gnnplan.runtime.memory_sum import check_limit
+from gnnplan.runtime.limits import check_limit, memory_group
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Device, Plan
 from gnnplan.runtime.process import with_huge_pages
 from gnnplan.runtime.report import RunReport, load_report
-from gnnplan.runtime.segments import sweep_segments
-from gnnplan.runtime.train.checkpoint_files import CHECKPOINTS, set_aside
+from gnnplan.runtime.train.recovery import CHECKPOINTS, set_aside
 
 POLL_SECONDS = 0.05
 
 Progress = Callable[[dict[str, Any]], None]
 
 
-def follow(events: Path, ended: Callable[[], bool], progress: Progress | None) -> None:
+def follow_events(events: Path, ended: Callable[[], bool], progress: Progress | None) -> None:
     """Pass events on until the job has ended and all of them are read."""
     with events.open() as file:
         rest = ""
@@ -70,7 +64,7 @@ def follow(events: Path, ended: Callable[[], bool], progress: Progress | None) -
 
 
 def _event_of(line: str) -> dict[str, Any] | None:
-    """An event; None for a line that was cut short when its rank was killed or the disk full."""
+    """Parse an event; None for a line that was cut short by a kill or a full disk."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -83,12 +77,9 @@ STOP_SECONDS = 10.0
 
 
 def torchrun_command(arguments: list[str], run_path: Path, entry: list[str]) -> list[str]:
-    """Command line of torchrun on a leash.
+    """Return the command line of torchrun on a leash.
 
-    Args:
-        arguments: how it starts ranks and meets other hosts.
-        run_path: where it writes what ended an attempt.
-        entry: what each rank runs: `-m MODULE` and its arguments.
+    `arguments` say how it starts ranks and meets other hosts; `entry` is what each rank runs.
     """
     failure_file = run_path / ERRORS_FOLDER / LAUNCH_FAILURE
     leash = ["-m", "gnnplan.runtime.launch.torchrun", str(os.getpid()), str(failure_file)]
@@ -96,21 +87,13 @@ def torchrun_command(arguments: list[str], run_path: Path, entry: list[str]) -> 
 
 
 @contextmanager
-def running(
+def run_ranks(
     command: list[str], plan: Plan, environment: dict[str, str], output: Any = None
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Start torchrun with all ranks; nothing of it is alive after the block, however it is left.
 
-    Shared memory that killed jobs have left is freed first.
-
-    Args:
-        command: what `torchrun_command` gave.
-        plan: says how many threads a rank computes with.
-        environment: variables added to the ranks' environment.
-        output: where the ranks print to; None: where this process does.
-
-    Raises:
-        WorkerFailed: this host's processes cannot reach each other.
+    Shared memory that killed jobs have left is freed first. `output` is the ranks' file, None where
+    this process prints. WorkerFailed says that this host's processes cannot reach each other.
     """
     check_loopback()
     sweep_segments()
@@ -169,39 +152,34 @@ def train(
     """Train under a plan on all its ranks, or on those of this host.
 
     Args:
-        plan_folder: the plan; report.json is written into it (and into the run folder).
-        epochs: epochs in all.
-        eval_every: epochs between validations; 0 evaluates nothing.
-        eval_fanouts: evaluate by sampling; None: full neighbourhoods.
-        resume: continue from the run folder's newest whole checkpoint.
-        verify: re-hash the plan's arrays first.
-        force: go on although graph or machine is not the plan's.
-        max_steps: stop after this many steps.
-        run_folder: where logs, events and checkpoints go; default `run` in the plan's folder.
-        oversubscribe: start more ranks than there are cores.
-        max_restarts: times that failed or hung ranks are started again from the last checkpoint;
-            an error that would only come again ends the job at once.
-        place: this host among several; every one of them calls this. Default: the only host.
-        progress: called with each event: {"event": "start" | "step" | "epoch" | "end", ...}.
-        environment: variables added to the ranks' environment.
-        **options: other fields of `RunConfig`.
+        plan_folder: Plan; report.json is written into it (and into the run folder).
+        epochs: Epochs in all.
+        eval_every: Epochs between validations; 0 evaluates nothing.
+        eval_fanouts: Fan-outs of sampled evaluation; None: full neighbourhoods.
+        resume: Whether to continue from the run folder's newest whole checkpoint.
+        verify: Whether to hash the plan's arrays first.
+        force: Whether to go on although graph or machine is not the plan's.
+        max_steps: Most optimiser steps.
+        run_folder: Folder of logs, events and checkpoints; None: `run` in the plan's folder.
+        oversubscribe: Whether more ranks than cores may start.
+        max_restarts: Times that failed or hung ranks start again from the last checkpoint; an error
+            that would only come again ends the job at once.
+        place: This host among several, each of which calls this; None: the only host.
+        progress: Callable that gets each event: {"event": "start" | "step" | "epoch" | "end", ...}.
+        environment: Variables added to the ranks' environment.
+        **options: Other fields of `RunConfig`.
 
     Raises:
-        PlanError: the plan is damaged, or names another graph or machine (without `force`).
-        InputError: more ranks than can be started here, or a place that is not the plan's.
-        BudgetExceeded: the plan's memory passes this process's control group; the text is the sum.
-        WorkerFailed: a rank failed or hung, or ranks cannot meet here; the text names the cause.
-        KeyboardInterrupt: after Ctrl-C, when every process has ended.
+        PlanError: The plan is damaged, or names another graph or machine (without `force`).
+        InputError: More ranks than can be started here, or a place that is not the plan's.
+        BudgetExceeded: The plan's memory passes this process's control group; the text is the sum.
+        WorkerFailed: A rank failed or hung, or ranks cannot meet here; the text names the cause.
+        KeyboardInterrupt: After Ctrl-C, when every process has ended.
     """
-    plan_folder = Path(plan_folder).resolve()
-    plan = load_plan(plan_folder)
-    place = place or Place()
-    check_startable(own_devices(plan, place), oversubscribe=oversubscribe)
+    plan_folder, place = Path(plan_folder).resolve(), place or Place()
     if max_restarts < 0:
         raise InputError(f"expected at least 0 restarts, found {max_restarts}")
-    if not force:
-        check_limit(plan, memory_group())
-    check_identity(plan, force=force)
+    plan = load_startable(plan_folder, place, force=force, oversubscribe=oversubscribe)
     run_path = (plan_folder / "run" if run_folder is None else Path(run_folder)).resolve()
     run_path = run_folder_of(run_path, place)
     config = RunConfig(
@@ -218,26 +196,32 @@ def train(
         **options,
     )
     arguments = [*torchrun_arguments(plan, place), f"--max-restarts={max_restarts}"]
-    prepare(run_path, config)
+    prepare_run(run_path, config)
     variables = roll_environment(plan, place, config) | (environment or {})
     command = torchrun_command(
         arguments, run_path, ["-m", "gnnplan.runtime.worker", str(run_path / CONFIG_FILE)]
     )
     with (run_path / LOG_FILE).open("ab") as log:
         since = log.tell()
-        with running(command, plan, variables, output=log) as job:
-            follow(run_path / EVENTS_FILE, lambda: job.poll() is not None, progress)
+        with run_ranks(command, plan, variables, output=log) as job:
+            follow_events(run_path / EVENTS_FILE, lambda: job.poll() is not None, progress)
     if job.returncode != 0:
         raise failure_of(run_path, run_path / LOG_FILE, job.returncode, since=since)
     return load_report(run_path)
 
 
-def check_startable(devices: list[Device], *, oversubscribe: bool = False) -> None:
-    """Refuse ranks that this host cannot start.
+def load_startable(plan_folder: Path, place: Place, *, force: bool, oversubscribe: bool) -> Plan:
+    """Load a plan that this host can start, for its own graph, machine and memory unless forced."""
+    plan = load_plan(plan_folder)
+    check_startable(own_devices(plan, place), oversubscribe=oversubscribe)
+    if not force:
+        check_limit(plan, memory_group())
+    check_identity(plan, force=force)
+    return plan
 
-    Raises:
-        InputError: the text names ranks, cores or GPUs, and what to do.
-    """
+
+def check_startable(devices: list[Device], *, oversubscribe: bool = False) -> None:
+    """Refuse ranks that this host cannot start, for want of cores or GPUs."""
     needed = max((device.index + 1 for device in devices if device.kind == "cuda"), default=0)
     if needed:
         there = len(machine_facts()["gpus"])
@@ -255,12 +239,8 @@ def check_startable(devices: list[Device], *, oversubscribe: bool = False) -> No
         )
 
 
-def prepare(run_path: Path, config: RunConfig) -> None:
-    """Make a run's folder and files, without what an earlier run left of its failures.
-
-    Raises:
-        InputError: something else stands there.
-    """
+def prepare_run(run_path: Path, config: RunConfig) -> None:
+    """Make a run's folder and files, without an earlier run's failures and checkpoints."""
     if run_path.is_file():
         raise InputError(f"{run_path}: expected a folder for the run, found a file")
     run_path.mkdir(parents=True, exist_ok=True)

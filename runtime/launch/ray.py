@@ -1,21 +1,23 @@
-"""The same training job through Ray Train: one Ray worker per rank of the plan, no torchrun.
+"""Training through Ray Train: one Ray worker per rank of the plan, no torchrun.
 
-Ray places the workers and sets up the process group; each of them is `runtime.worker.run`, which
-uses the group that it finds. After a failure all workers start again from the last checkpoint, as
-under torchrun; Ray itself looks after workers and nodes that are lost.
+Ray places the workers and sets up the process group; each runs `runtime.worker.run`, which uses
+that group. After a failure all workers start again from the last checkpoint, as under torchrun; Ray
+itself looks after workers and nodes that are lost.
 
-The plan's folder and the dataset must be seen by every node under the same path, as Ray's own
-storage must. Ray is an optional extra: `pip install gnnplan[ray]`.
+Every node must see the plan's folder, the dataset and Ray's own storage under the same path. Ray is
+an optional extra: `pip install gnnplan[ray]`.
 """
 
 import importlib
 import importlib.util
+import json
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-from gnnplan.runtime.errors import InputError, WorkerFailed
+from gnnplan.runtime.errors import GnnplanError, InputError, WorkerFailed
 from gnnplan.runtime.faults.failure import failure_of, has_failure, is_final
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.launch.hosts import ranks_by_host
@@ -25,8 +27,8 @@ from gnnplan.runtime.launch.launch import (
     LOG_FILE,
     MAX_RESTARTS,
     Progress,
-    follow,
-    prepare,
+    follow_events,
+    prepare_run,
 )
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
@@ -45,20 +47,15 @@ def train_on_ray(
     progress: Progress | None = None,
     **options: Any,
 ) -> RunReport:
-    """Train under a plan on a Ray cluster.
+    """Train under a plan on a Ray cluster; other options are fields of `RunConfig`.
 
     Args:
-        plan_folder: the plan; report.json is written into it.
-        address: of a cluster (as in ray.init); None: the one that is connected, or a local one.
-        run_folder: where events, logs and checkpoints go; default `run` in the plan's folder.
-        max_restarts: times that all ranks are started again from the last checkpoint.
-        progress: called with each event, as in `launch.train`.
-        **options: fields of `RunConfig`.
-
-    Raises:
-        InputError: Ray is not installed.
-        PlanError: the plan is damaged, or Ray's nodes are not placed as its hosts are.
-        WorkerFailed: a rank failed; the text names it and its error.
+        plan_folder: Plan; report.json is written into it.
+        address: Cluster's address as in ray.init; None: the connected one, or a local one.
+        run_folder: Folder of events, logs and checkpoints; None: `run` in the plan's folder.
+        max_restarts: Times that all ranks start again from the last checkpoint.
+        progress: Callable that gets each event, as in `launch.train`.
+        **options: Fields of `RunConfig`.
     """
     if any(importlib.util.find_spec(name) is None for name in ("ray", "pyarrow", "pandas")):
         raise InputError("expected Ray Train, found none; pip install 'gnnplan[ray]'")
@@ -71,13 +68,13 @@ def train_on_ray(
     config = RunConfig(
         plan_folder=str(plan_folder), run_folder=str(run_path), pin=False, **options
     )  # not pinned: Ray may give the node's other cores to other jobs
-    prepare(run_path, config)
+    prepare_run(run_path, config)
     connected = ray.is_initialized()
     if not connected:
         ray.init(address=address, log_to_driver=False, logging_level="warning")
     ended = threading.Event()
     follower = threading.Thread(
-        target=follow, args=(run_path / EVENTS_FILE, ended.is_set, progress)
+        target=follow_events, args=(run_path / EVENTS_FILE, ended.is_set, progress)
     )
     follower.start()
     try:
@@ -132,7 +129,6 @@ def _trainer(plan: Plan, run_path: Path, config: RunConfig, attempt: int) -> Any
 
 
 def _rank(settings: dict[str, Any]) -> None:
-    """One worker: a rank of the plan, in the process group that Ray has set up."""
     config = read_config(Path(settings["config"]))
     os.environ[RESTARTS_VARIABLE] = str(settings["attempt"])
     try:
@@ -140,3 +136,27 @@ def _rank(settings: dict[str, Any]) -> None:
     except Exception as error:
         record_end(config, error)
         raise
+
+
+def main(arguments: list[str]) -> int:
+    """Train as the request says, on the cluster that this process belongs to."""
+    try:
+        request = json.loads(Path(arguments[0]).read_text())
+        train_on_ray(
+            Path(request["plan_folder"]),
+            run_folder=Path(request["run_folder"]),
+            **request["options"],
+        )
+    except GnnplanError as error:
+        sys.stderr.write(f"gnnplan: {' '.join(str(error).split())}\n")
+        return 2 if isinstance(error, InputError) else 1
+    except OSError as error:
+        sys.stderr.write(f"gnnplan: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    from gnnplan.runtime.launch import ray
+
+    sys.exit(ray.main(sys.argv[1:]))  # of the imported module: Ray pickles its functions by name

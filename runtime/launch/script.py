@@ -1,39 +1,53 @@
-"""Run a user's own training script on a plan's ranks: `gnnplan launch PLAN script.py [args...]`.
+"""Running a user's script on a plan's ranks: `gnnplan launch PLAN script.py [args...]`.
 
-    launch_script -> torchrun -> one `python -m runtime.launch.script_rank script.py args` per rank
+  launch_script -> torchrun -> one `python -m gnnplan.runtime.launch.script script.py args` per rank
 
-The ranks print where the launcher does, their exit code becomes the job's, and whatever ends the
-launcher ends them all. A rank finds the plan in $GNNPLAN_PLAN, and has the plan's cores and threads
-before the script's first line. What a script does between two batches is its own, so only silence
-counts as hanging: a process that is stopped, or holds the interpreter's lock for too long.
+The ranks print where the launcher does, their exit code becomes the job's, and the launcher's end
+is theirs. A rank finds the plan in $GNNPLAN_PLAN, and has the plan's cores and threads before the
+script's first line, a heartbeat, and a tie to torchrun's life. A script may do anything between two
+batches, so only silence counts as hanging: a process that is stopped, or holds the interpreter's
+lock for too long.
+
+A rank leaves process groups last (DEC-85). gloo's thread keeps the context of the last collective
+of a backward pass until the group is gone. If a script leaves its group before it drops its model,
+DistributedDataParallel's reducer is the group's last owner. Freed with the interpreter's lock held,
+it waits for gloo's thread, which waits for that lock, for ever.
 """
 
+import gc
 import json
+import os
+import runpy
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
 
 from gnnplan.runtime import codec
-from gnnplan.runtime.cgroup import memory_group
+from gnnplan.runtime.device import flush_denormals, use_threads
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.faults.failure import EndedRank, clear_failures, ended_ranks
-from gnnplan.runtime.identity import FORCE_VARIABLE, check_identity
+from gnnplan.runtime.faults.heartbeat import Heartbeat
+from gnnplan.runtime.identity import FORCE_VARIABLE
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.launch.hosts import (
     VARIABLE as ROLL,
     Place,
     Roll,
-    own_devices,
     roll_environment,
     run_folder_of,
     torchrun_arguments,
 )
-from gnnplan.runtime.launch.launch import CONFIG_FILE, check_startable, running, torchrun_command
+from gnnplan.runtime.launch.launch import CONFIG_FILE, load_startable, run_ranks, torchrun_command
+from gnnplan.runtime.launch.torchrun import die_with
 from gnnplan.runtime.loader.loader import PLAN_VARIABLE
-from gnnplan.runtime.memory_sum import check_limit
 from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.process import die_first, keep_freed_memory
 
 RUN_FOLDER = "launch"
 HANG_SECONDS = 60.0
@@ -53,27 +67,26 @@ def launch_script(
     """Run a script under a plan, on all its ranks or on those of this host.
 
     Args:
-        plan_folder: the plan; what ended a rank is written into its folder `launch`.
-        script: Python file; it finds itself as `__main__`, with its arguments in sys.argv.
-        arguments: of the script.
-        force: go on although graph or machine is not the plan's.
-        oversubscribe: start more ranks than there are cores.
-        max_restarts: times that all ranks are started again after one failed; what they did until
-            then is the script's to keep.
-        hang_seconds: a rank that gives no sign of life for this long is ended; 0: never.
-        place: this host among several; every one of them calls this. Default: the only host.
+        plan_folder: Plan; its folder `launch` gets what ended a rank.
+        script: Python file, run as `__main__` with its arguments in sys.argv.
+        arguments: Arguments of the script.
+        force: Whether to go on although graph or machine is not the plan's.
+        oversubscribe: Whether more ranks than cores may start.
+        max_restarts: Times that all ranks start again after one failed; the script keeps its own
+            progress.
+        hang_seconds: Seconds without a sign of life after which a rank is ended; 0: never.
+        place: This host among several, each of which calls this; None: the only host.
 
     Returns:
         0, or the exit code of the rank that failed first (128 + its number for a signal).
 
     Raises:
-        PlanError: the plan is damaged, or names another graph or machine (without `force`).
-        InputError: no such script, or a number out of range, or a place that is not the plan's.
-        BudgetExceeded: the plan's memory passes this process's control group; the text is the sum.
-        KeyboardInterrupt: after Ctrl-C, when every process has ended.
+        PlanError: The plan is damaged, or names another graph or machine (without `force`).
+        InputError: No such script, a number out of range, or a place that is not the plan's.
+        BudgetExceeded: The plan's memory passes this process's control group; the text is the sum.
+        KeyboardInterrupt: After Ctrl-C, when every process has ended.
     """
     plan_folder, script = Path(plan_folder).resolve(), Path(script).resolve()
-    plan = load_plan(plan_folder)
     if not script.is_file():
         raise InputError(f"{script}: expected a Python script, found no such file")
     if max_restarts < 0 or hang_seconds < 0:
@@ -81,10 +94,7 @@ def launch_script(
             f"expected at least 0 restarts and seconds, found {max_restarts}, {hang_seconds}"
         )
     place = place or Place()
-    check_startable(own_devices(plan, place), oversubscribe=oversubscribe)
-    if not force:
-        check_limit(plan, memory_group())
-    check_identity(plan, force=force)
+    plan = load_startable(plan_folder, place, force=force, oversubscribe=oversubscribe)
     run_path = run_folder_of(plan_folder / RUN_FOLDER, place)
     run_path.mkdir(parents=True, exist_ok=True)
     clear_failures(run_path)
@@ -101,16 +111,16 @@ def launch_script(
     command = torchrun_command(
         [*torchrun_arguments(plan, place), f"--max-restarts={max_restarts}"],
         run_path,
-        ["-m", "gnnplan.runtime.launch.script_rank", str(script), *arguments],
+        ["-m", "gnnplan.runtime.launch.script", str(script), *arguments],
     )
     variables |= {PLAN_VARIABLE: str(plan_folder), FORCE_VARIABLE: "1" if force else ""}
-    with running(command, plan, variables) as job:
+    with run_ranks(command, plan, variables) as job:
         job.wait()
     return 0 if job.returncode == 0 else _exit_code(ended_ranks(run_path), job.returncode)
 
 
 def _roll_of_script(text: str, script: Path, arguments: Sequence[str]) -> str:
-    """Hosts must run one script with the same arguments; its folder may differ."""
+    """Demand one script with the same arguments on all hosts; its folder may differ."""
     if not text:
         return text
     roll = codec.decode(Roll, json.loads(text))
@@ -118,7 +128,7 @@ def _roll_of_script(text: str, script: Path, arguments: Sequence[str]) -> str:
 
 
 def _exit_code(ended: list[EndedRank], torchrun_code: int) -> int:
-    """The code of the rank that failed first in the last attempt, and one line that names it."""
+    """Return the code of the rank that failed first in the last attempt; print a line on it."""
     last = max((each.attempt for each in ended), default=0)
     failed = [e for e in ended if e.attempt == last and e.exit_code != -signal.SIGTERM]
     if not failed:  # nothing started, or torchrun itself was ended
@@ -135,5 +145,51 @@ def _exit_code(ended: list[EndedRank], torchrun_code: int) -> int:
 
 
 def _shell_code(code: int) -> int:
-    """What a shell shows for a process: 128 and the number of the signal that ended it."""
     return 128 - code if code < 0 else code
+
+
+@contextmanager
+def groups_left_last() -> Iterator[None]:
+    """Keep groups alive inside that are left; leave all at the end, after what was made inside.
+
+    A group that is still there at the end is left too: later its thread would ask for a lock that
+    is no more.
+    """
+    kept: list[Any] = []
+    leave: Callable[..., None] = dist.destroy_process_group
+
+    def leave_later(group: Any = None) -> None:
+        if dist.is_initialized():
+            kept.append(dist.group.WORLD if group is None else group)
+        leave(group)
+
+    dist.destroy_process_group = leave_later
+    try:
+        yield
+    finally:
+        dist.destroy_process_group = leave
+    gc.collect()
+    if dist.is_initialized():
+        leave()
+    kept.clear()
+
+
+def main(arguments: list[str]) -> None:
+    """Run the script as `__main__`; its exit code is this process's."""
+    die_with(os.getppid(), signal.SIGKILL)
+    keep_freed_memory()
+    flush_denormals()
+    die_first()
+    plan = load_plan(Path(os.environ[PLAN_VARIABLE]))
+    use_threads(plan, int(os.environ["RANK"]), pin=True)
+    heartbeat = Heartbeat.join()
+    script = arguments[0]
+    sys.argv = list(arguments)
+    sys.path[0] = str(Path(script).parent)  # as `python script.py` has it
+    with groups_left_last():
+        runpy.run_path(script, run_name="__main__")
+    heartbeat.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,8 +1,8 @@
-"""`python -m runtime.launch.torchrun PARENT_PID FAILURE_FILE [arguments]`: torchrun on a leash.
+"""torchrun on a leash: `python -m gnnplan.runtime.launch.torchrun PARENT FAILURE_FILE [arguments]`.
 
-It is torch.distributed.run with three additions: it ends when the process that started it ends; it
-watches the ranks it starts (`supervise.py`): a hung one is ended, and what ended each attempt is
-written to a file; and a job on several hosts first calls the roll (`rollcall.py`).
+It adds three things to torch.distributed.run: it ends when the process that started it ends; it
+watches its ranks (`faults.watch`), ends hung ones and writes to a file what ended each attempt; and
+a job on several hosts first calls the roll (`hosts`).
 """
 
 import os
@@ -14,7 +14,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with(parent_pid: int, how: signal.Signals) -> None:
-    """Ask the kernel for signal `how` when the parent ends; at once where it is already gone."""
+    """Ask the kernel for signal `how` when the parent ends; send it now if that is gone already."""
     import ctypes
 
     if sys.platform.startswith("linux"):
@@ -24,7 +24,7 @@ def die_with(parent_pid: int, how: signal.Signals) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run torchrun; returns its exit code."""
+    """Run torchrun; return its exit code."""
     parent_pid, failure_file, *rest = arguments
     die_with(int(parent_pid), signal.SIGTERM)
     from gnnplan.runtime.errors import WorkerFailed

@@ -1,4 +1,4 @@
-"""Batches under a plan: the loader, its stages, and what each kind of batch has instead."""
+"""Batches under a plan: the loader, its stages, and the stages of special batches."""
 
 from gnnplan.moved import names_of
 

@@ -1,10 +1,10 @@
-"""The loader's sample stage in bulk: k steps are drawn at once, then handed on one by one.
+"""The sample stage in bulk: k steps are drawn at once, then handed on one by one.
 
-    sample k steps -> k times (gather, batch, train)
+  sample k steps -> k times (gather, batch, train)
 
 A stack is drawn by one rank alone (topology host, replicated: no communication), or by all ranks
 together over the 1.5D grid (topology partitioned). Batches equal those drawn step by step, so a
-position in the middle of a bulk is resumed by drawing the rest of that bulk.
+position in the middle of a bulk is resumed by drawing its rest.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.comm.grid import open_grid
+from gnnplan.runtime.comm.mesh import open_grid
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.loader.stages import AbstractStage
@@ -27,19 +27,15 @@ from gnnplan.runtime.sampling.seeds import SeedSchedule
 from gnnplan.runtime.stages import Stage
 
 Draw = Callable[[int, range], Iterator[list[MiniBatch]]]
-"""(epoch, steps) -> this rank's batches of these steps, stack by stack."""
+"""Function (epoch, steps) -> this rank's batches of these steps, stack by stack."""
 
 
 class BulkSampleStage(AbstractStage):
-    """Hands out the batches of a stack and draws the next stack when it is empty.
+    """Stage that hands out the batches of a stack and draws the next stack when it is empty.
 
-    Args:
-        draw: Draws steps; collective where the topology is partitioned.
-        num_steps: Steps per epoch; a bulk ends with its epoch.
-        bulk_batches: k. Bulks begin at steps 0, k, 2k, ... of an epoch.
-        in_flight: Batches that may be in use when the next one is asked for. The last ones of a
-            stack get arrays of their own, so that they do not keep the whole stack alive beside the
-            next one; as many may be left of the stack before.
+    Bulks of k steps begin at steps 0, k, 2k, ... and end with their epoch. `in_flight` batches may
+    be in use when the next one is asked for: the last ones of a stack get arrays of their own,
+    which do not keep the whole stack alive.
     """
 
     name = Stage.SAMPLE
@@ -53,7 +49,7 @@ class BulkSampleStage(AbstractStage):
         self._next = (-1, -1)
 
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
-        """The sampled batch of the batch's epoch and step."""
+        """Return the sampled batch of the batch's epoch and step."""
         del index
         epoch, step = batch.epoch, batch.step
         if (epoch, step) != self._next:  # a new epoch, or another position was loaded
@@ -76,12 +72,12 @@ class BulkSampleStage(AbstractStage):
         stack.clear()  # whoever made the list may hold it until the next one
 
     def own(self, batch: MiniBatch) -> MiniBatch:
-        """The same batch, without views of its stack."""
+        """Return the batch without views of its stack."""
         return with_own_arrays(batch)
 
 
 def with_own_arrays(batch: MiniBatch) -> MiniBatch:
-    """The same batch, without views of a stack's arrays; nested blocks stay prefixes of one CSR."""
+    """Copy a stack's arrays into the batch; nested blocks stay prefixes of one CSR."""
     batch.n_id = batch.n_id.copy()
     nested = batch.dialect is Dialect.FIRST_SEEN
     outer = batch.blocks[0]
@@ -102,12 +98,7 @@ def with_own_arrays(batch: MiniBatch) -> MiniBatch:
 def bulk_stage(
     plan: Plan, schedule: SeedSchedule, sampler: BatchSampler, *, in_flight: int
 ) -> BulkSampleStage:
-    """Each rank draws its own share of k steps, and talks to nobody (formulas 4.5).
-
-    Raises:
-        PlanError: the topology is neither on the host nor replicated.
-        SamplerError: the sampler has no bulk form.
-    """
+    """Make the stage of a rank that draws its own share of k steps alone (formulas 4.5)."""
     refuse_lists(plan)
     kept = 2 * in_flight
     bulk = BulkSampler.of(sampler, budget_bytes=_budget(plan), kept_batches=kept)
@@ -128,21 +119,9 @@ def grid_stage(
     edge_ids: bool,
     in_flight: int,
 ) -> BulkSampleStage:
-    """All ranks draw k steps together, each holding a block row of the graph (formulas 4.6).
+    """Make the stage of ranks that draw k steps together; collective (formulas 4.6).
 
-    Collective.
-
-    Args:
-        plan: With topology `partitioned`.
-        graph: The dataset; this rank's block row is copied out of it, the rest is not read.
-        schedule: Seeds of every rank.
-        comm: The plan's ranks; None: the default group.
-        edge_ids: Fill each block's `e_id`.
-        in_flight: As in `BulkSampleStage`.
-
-    Raises:
-        PlanError: the number of ranks is another, or the copies do not divide it.
-        SamplerError: the plan's sampler has no bulk form.
+    `in_flight` is as in `BulkSampleStage`. This rank's block row of the graph alone is read.
     """
     comm = Communicator() if comm is None else comm
     if comm.size != plan.num_ranks:
@@ -201,7 +180,7 @@ def _budget(plan: Plan) -> int | None:
 
 
 def bulk_request(schedule: SeedSchedule, epoch: int, step: int, rank: int) -> Request:
-    """What a rank's batch of one step is to be drawn for."""
+    """Return the request of a rank's batch of one step."""
     seeds, input_id, total = schedule.share(epoch, step, rank=rank)
     return Request(
         seeds=np.ascontiguousarray(seeds),

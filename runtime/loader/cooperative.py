@@ -1,9 +1,9 @@
-"""What a loader of cooperative batches has instead (formulas 5.6): seeds, sample and gather.
+"""Stages of cooperative batches (formulas 5.6): seeds, sample and gather.
 
-    seeds of own vertices -> sample, ids to their owners -> own rows, sent on to who asked for them
+  seeds of own vertices -> sample, ids to their owners -> own rows, sent on to who asked for them
 
-Both exchanges have a process group of their own, so that with prefetch threads the ids of one batch
-and the rows of another may be on their way at once; each is entered in batch order on every rank.
+Each exchange has a process group of its own: with prefetch threads the ids of one batch and the
+rows of another may be on their way at once. Every rank enters each in batch order.
 """
 
 from dataclasses import replace
@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.features.gather import gather_rows
-from gnnplan.runtime.features.store import BufferRing
 from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.loader.stages import AbstractStage, SampleStage
+from gnnplan.runtime.loader.stages import AbstractStage, BufferRing, SampleStage
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.weights import fill_weights
 from gnnplan.runtime.plan.schema import Plan, Workload
@@ -34,16 +33,8 @@ from gnnplan.runtime.stages import Stage
 class Cooperation:
     """Owners and communicators of one rank's loader; made collectively.
 
-    Args:
-        plan: One with batching cooperative.
-        graph: Its dataset.
-        partition: Array `partition` where the plan's owner is partition.
-        rank: This rank.
-        comm: All ranks; None takes the default group.
-
-    Raises:
-        PlanError: the plan cannot run cooperatively, or the ranks are not there.
-        SamplerError: its sampler does not cooperate.
+    `partition` is the plan's array where its owner is partition. PlanError or SamplerError says
+    what does not cooperate.
     """
 
     def __init__(
@@ -68,7 +59,7 @@ class Cooperation:
         self.wire_dtype = np.dtype(plan.strategy.features.storage_dtype)
 
     def schedule(self) -> "CooperativeSeeds":
-        """The seeds that this rank owns, of every global batch."""
+        """Make the schedule of the seeds that this rank owns."""
         workload = self._plan.workload
         return CooperativeSeeds(
             self._graph.train_idx,
@@ -79,7 +70,7 @@ class Cooperation:
         )
 
     def sampler(self, graph: Graph, steps_per_epoch: int) -> CooperativeSampler:
-        """The plan's sampler, sharing its work over the ranks; `graph` says where lists lie."""
+        """Make the plan's sampler on the lists of `graph`; ranks share its work."""
         workload = self._plan.workload
         return CooperativeSampler(
             self._plan.strategy.sampler,
@@ -100,13 +91,7 @@ class Cooperation:
 
 
 def check_cooperative(plan: Plan, graph: Graph) -> None:
-    """Refuse what cooperative batches cannot carry, in one line.
-
-    Raises:
-        PlanError: link prediction, typed graphs, GCN with degrees of the sampled graph, or bulk
-            or 1.5D sampling.
-        SamplerError: the sampler needs the whole batch.
-    """
+    """Refuse link prediction, typed graphs, sampled GCN degrees, bulk and 1.5D sampling."""
     why, workload = None, plan.workload
     if str(graph.task) == "link":
         why = "task link scores pairs whose ends may belong to two ranks"
@@ -122,7 +107,7 @@ def check_cooperative(plan: Plan, graph: Graph) -> None:
 
 
 class CooperativeSeeds(SeedSchedule):
-    """Of each global batch the seeds that one rank owns; shares may be unequal, or empty."""
+    """Schedule of the seeds that one rank owns; shares may be unequal, or empty."""
 
     def __init__(
         self,
@@ -133,7 +118,6 @@ class CooperativeSeeds(SeedSchedule):
         owners: Owners,
         owner: int,
     ) -> None:
-        """As `SeedSchedule`, with whose seeds to take instead of a rank's slice."""
         super().__init__(train_idx, batch_size, seed=seed)
         self._owners = owners
         self._owner = owner
@@ -141,14 +125,14 @@ class CooperativeSeeds(SeedSchedule):
     def share(
         self, epoch: int, step: int, *, rank: int | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-        """As `SeedSchedule.share`: every rank knows the order of the seeds, so nothing is sent."""
+        """Return a share like `SeedSchedule.share`, by owner; nothing is sent."""
         seeds, input_id, count = super().share(epoch, step)
         own = self._owners.of(seeds) == (self._owner if rank is None else rank)
         return seeds[own], input_id[own], count
 
 
 class CooperativeSampleStage(SampleStage):
-    """Draws hop by hop, with an all-to-all of vertex ids after each hop."""
+    """Stage that draws hop by hop, with an all-to-all of vertex ids after each hop."""
 
     ordered = True
 
@@ -158,19 +142,19 @@ class CooperativeSampleStage(SampleStage):
         self._meter = meter
 
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
-        """As `SampleStage`; the exchanges are metered apart."""
-        before = seconds_of(self._comm, Stage.EXCHANGE_IDS)
+        """Sample like `SampleStage`, and meter the exchanges apart."""
+        before = self._comm.stage_seconds(Stage.EXCHANGE_IDS)
         batch = super().submit(batch, index)
-        seconds = seconds_of(self._comm, Stage.EXCHANGE_IDS) - before
+        seconds = self._comm.stage_seconds(Stage.EXCHANGE_IDS) - before
         batch.seconds[Stage.EXCHANGE_IDS] = seconds
         self._meter.add(Stage.EXCHANGE_IDS, index, seconds)
         return batch
 
 
 class CooperativeGatherStage(AbstractStage):
-    """Loads own rows through the store, each once for all ranks, and sends them to who needs them.
+    """Stage that reads own rows, each once for all ranks, and sends them to who needs them.
 
-    The time of an exchange inside the store (a tier of peers) counts as exchange_rows too.
+    An exchange inside the store (a tier of peers) counts as exchange_rows too.
     """
 
     name = Stage.GATHER
@@ -185,15 +169,6 @@ class CooperativeGatherStage(AbstractStage):
         *,
         wire_dtype: Any = np.float32,
     ) -> None:
-        """Put the stage together.
-
-        Args:
-            store: Reads own vertices' rows.
-            ring: Buffers for the rows of all sources.
-            meter: Where the exchange is recorded.
-            comm: A communicator that nothing else uses.
-            wire_dtype: float16 where the store's rows hold float16 values: half as much is sent.
-        """
         self._store = store
         self._ring = ring
         self._meter = meter
@@ -202,12 +177,12 @@ class CooperativeGatherStage(AbstractStage):
         self._sent = np.empty((0, 0), np.float32)
 
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
-        """Fill `x`: own rows from the store, the others from their owners."""
+        """Fill `x` with own rows from the store and the others from their owners."""
         exchange = batch.exchanges[0]
         rows = self._ring.take(exchange.ids.shape[0])
         own, remote = rows[: exchange.num_own], rows[exchange.num_own :]
         counters = self._store.read(exchange.ids[: exchange.num_own], own)
-        before = seconds_of(self._comm, Stage.EXCHANGE_ROWS)
+        before = self._comm.stage_seconds(Stage.EXCHANGE_ROWS)
         sent = self._room(exchange.send_rows.shape[0], rows.shape[1])
         gather_rows(own, exchange.send_rows, sent)
         received = self._comm.all_to_all_rows(
@@ -219,12 +194,12 @@ class CooperativeGatherStage(AbstractStage):
         if self._wire_dtype != np.float32:
             remote[...] = received.numpy()
         batch.x = torch.from_numpy(rows)
-        seconds = seconds_of(self._comm, Stage.EXCHANGE_ROWS) - before
+        seconds = self._comm.stage_seconds(Stage.EXCHANGE_ROWS) - before
         self._record(batch, index, counters, seconds + sum(counters.seconds.values()))
         return batch
 
     def _room(self, num_rows: int, width: int) -> NDArray[np.float32]:
-        """Rows of the one buffer to send from: new pages are slow, and batches go one by one."""
+        """Return rows of the one buffer to send from: new pages are slow."""
         if self._sent.shape[0] < num_rows or self._sent.shape[1] != width:
             self._sent = np.empty((num_rows + num_rows // 4, width), np.float32)
         return self._sent[:num_rows]
@@ -236,19 +211,13 @@ class CooperativeGatherStage(AbstractStage):
         self._meter.count(index, counters.rows, counters.bytes)
 
 
-def seconds_of(comm: Communicator, stage: Stage) -> float:
-    """Elapsed seconds of a stage's collectives so far."""
-    traffic = comm.traffic
-    return traffic[stage].seconds if stage in traffic else 0.0
-
-
 def fill_cooperative_weights(
     batch: MiniBatch,
     workload: Workload,
     degree: NDArray[Any] | None,
     self_loops: NDArray[Any] | None,
 ) -> MiniBatch:
-    """`fill_weights` block by block: each has sources of its own."""
+    """Fill weights block by block, as each block has sources of its own."""
     filled = [
         fill_weights(
             replace(batch, blocks=[block], n_id=exchange.ids),

@@ -1,7 +1,4 @@
-"""The loader's stages on a GPU behind sampling: rows and labels, under the same plan.
-
-`device_place` says which stages the device takes over.
-"""
+"""Stages of a GPU, for a plan's draws, rows and labels; `device_place` chooses among them."""
 
 import threading
 from collections import deque
@@ -16,10 +13,10 @@ from torch import Tensor
 
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.features.gather import take_labels
-from gnnplan.runtime.features.tier import Counters, total
+from gnnplan.runtime.features.tier import Counters, sum_counters
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.loader.bulk import BulkSampleStage, bulk_request, refuse_lists
-from gnnplan.runtime.loader.device_place import launching
+from gnnplan.runtime.loader.device_place import lock_launches
 from gnnplan.runtime.loader.stages import AbstractStage
 from gnnplan.runtime.loader.topology import OFFSET_BYTES
 from gnnplan.runtime.meter import StageMeter
@@ -42,7 +39,7 @@ _NONE = np.empty(0, np.int64)
 
 
 class DeviceMiniBatch(MiniBatch):
-    """A `MiniBatch` around a `DeviceBatch`; training reads `x`, `y` and `device_blocks` alone.
+    """`MiniBatch` around a `DeviceBatch`; training reads `x`, `y` and `device_blocks` alone.
 
     `n_id` and `blocks` are fetched at the first use, which waits for the device.
     """
@@ -72,7 +69,7 @@ class DeviceMiniBatch(MiniBatch):
 
     @property
     def n_id(self) -> NDArray[np.int64]:
-        """As `MiniBatch.n_id`."""
+        """Ids of all vertices, as `MiniBatch.n_id`."""
         return self._host().n_id
 
     @n_id.setter
@@ -82,7 +79,7 @@ class DeviceMiniBatch(MiniBatch):
 
     @property
     def blocks(self) -> list[Block]:
-        """As `MiniBatch.blocks`, as they were drawn: a model's weights are the device's alone."""
+        """Blocks as they were drawn, without a model's weights."""
         return self._host().blocks
 
     @blocks.setter
@@ -92,7 +89,7 @@ class DeviceMiniBatch(MiniBatch):
 
 
 def drawn_blocks(drawn: DeviceBatch) -> list[TorchBlock]:
-    """The blocks as a model takes them, without a copy."""
+    """Return the blocks as a model takes them, without a copy."""
     return [
         TorchBlock(
             num_src=block.num_src,
@@ -106,7 +103,7 @@ def drawn_blocks(drawn: DeviceBatch) -> list[TorchBlock]:
 
 
 def tensors_of(batch: MiniBatch) -> Iterator[Tensor]:
-    """Every tensor that a batch holds now."""
+    """Yield every tensor that a batch holds now."""
     found: list[Any] = [batch.x, batch.y]
     for block in batch.device_blocks or []:
         found += [block.indptr, block.indices, block.weight, block.relation_ptr, block.src_type]
@@ -122,7 +119,7 @@ GATHER_LANE = "gather"
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """A gather whose counts are on their way to the host."""
+    """Gather whose counts are on their way to the host."""
 
     index: int
     counts: Tensor
@@ -131,7 +128,7 @@ class _Counted:
 
 
 class DeviceGatherStage(AbstractStage):
-    """Gathers rows by the device's kernel; counts by source come later, without a wait."""
+    """Stage that gathers rows by the device's kernel; counts by source come later, unwaited."""
 
     name = Stage.GATHER
     lane = GATHER_LANE
@@ -150,14 +147,14 @@ class DeviceGatherStage(AbstractStage):
         self._lock = threading.Lock()
 
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
-        """Fill `x`, and note what was read of each source so far."""
+        """Fill `x`, and meter the counts that have come."""
         store = self._store
         if isinstance(batch, DeviceMiniBatch):
             ids = batch.drawn.n_id
         else:
             ids = torch.from_numpy(np.ascontiguousarray(batch.n_id)).to(store.device)
         rows, counts = store.empty(ids.numel()), store.new_counts()
-        with launching(store.device):
+        with lock_launches(store.device):
             fetched = store.gather(ids, rows, counts)
         batch.x = rows
         host = torch.empty_like(counts, device="cpu", pin_memory=counts.device.type == "cuda")
@@ -171,11 +168,7 @@ class DeviceGatherStage(AbstractStage):
         return batch
 
     def finish(self) -> None:
-        """Meter every gather so far; waits for them.
-
-        Raises:
-            IndexError: an id was outside the graph.
-        """
+        """Wait for every gather and meter it; raise IndexError for ids outside the graph."""
         self._note(wait=True)
 
     def _note(self, *, wait: bool) -> None:
@@ -187,12 +180,12 @@ class DeviceGatherStage(AbstractStage):
                 elif not each.mark.done():
                     return
                 self._counted.popleft()
-                found = total([self._store.named(each.counts.tolist()), each.fetched])
+                found = sum_counters([self._store.named(each.counts.tolist()), each.fetched])
                 self._meter.count(each.index, found.rows, found.bytes)
 
 
 class DeviceBatchStage(AbstractStage):
-    """Labels, and blocks with the model's weights, made where they were drawn."""
+    """Stage of labels, and of blocks with the model's weights, made where they were drawn."""
 
     name = Stage.BATCH
     lane = GATHER_LANE
@@ -206,14 +199,10 @@ class DeviceBatchStage(AbstractStage):
         *,
         weighted: bool,
     ) -> None:
-        """Put what the model needs of the graph on the device.
+        """Put labels, and what the model needs of degrees, on the device.
 
-        Args:
-            graph: for labels and degrees.
-            workload: names the model.
-            device: where the model runs.
-            fill_on_host: weights of batches that the host drew.
-            weighted: whether batches are handed out as blocks, which have weights.
+        `fill_on_host` fills weights of batches that the host drew; `weighted` says that batches are
+        handed out as blocks.
         """
         self._labels = None if graph.y is None else np.asarray(graph.y)
         self._device, self._fill_on_host = device, fill_on_host
@@ -259,7 +248,7 @@ SAMPLE_LANE = "sample"
 
 
 class DeviceSampleStage(AbstractStage):
-    """Draws and relabels on the device; ids and blocks stay there."""
+    """Stage that draws and relabels on the device; ids and blocks stay there."""
 
     name = Stage.SAMPLE
     lane = SAMPLE_LANE
@@ -267,14 +256,7 @@ class DeviceSampleStage(AbstractStage):
     def __init__(
         self, sampler: Any, device: torch.device, meter: StageMeter, *, counted: bool
     ) -> None:
-        """Draw by a sampler.
-
-        Args:
-            sampler: as `open_device_sampler` gives it.
-            device: where it draws.
-            meter: records the lists that are read.
-            counted: whether they are, which is where a plan places lists.
-        """
+        """Draw by a sampler of `open_device_sampler`; meter its lists where they are `counted`."""
         self.device, self._meter, self._last = device, meter, 0
         self._counted = counted
         self.sampler = sampler
@@ -287,7 +269,7 @@ class DeviceSampleStage(AbstractStage):
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
         """Replace the seed batch by the sampled one."""
         self.reach(index)
-        with launching(self.device):
+        with lock_launches(self.device):
             drawn = self.sampler.sample(
                 batch.seeds,
                 epoch=batch.epoch,
@@ -298,7 +280,7 @@ class DeviceSampleStage(AbstractStage):
         return DeviceMiniBatch(drawn)
 
     def reach(self, index: int) -> None:
-        """Note the latest step that was asked for: lists are metered with it."""
+        """Note the latest step, with which lists are metered."""
         self._last = max(self._last, index)
 
     def finish(self) -> None:
@@ -317,18 +299,7 @@ class DeviceSampleStage(AbstractStage):
 
 
 class DeviceBulkStage(BulkSampleStage):
-    """Draws k steps at once on the device, and hands on one after the other.
-
-    Args:
-        drawing: the sampler, its topology and what is metered of it.
-        plan: k, and the most bytes that a stack may take.
-        schedule: seeds of every step.
-        in_flight: as in `BulkSampleStage`.
-
-    Raises:
-        PlanError: the topology is neither on the host nor replicated.
-        SamplerError: the sampler has no stacks.
-    """
+    """Stage that draws k steps at once on the device and hands them on one by one."""
 
     lane = SAMPLE_LANE
 
@@ -350,13 +321,13 @@ class DeviceBulkStage(BulkSampleStage):
         super().__init__(draw, schedule.num_steps, plan.strategy.bulk_batches, in_flight)
 
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
-        """The sampled batch of the batch's epoch and step."""
+        """Return the sampled batch of the batch's epoch and step."""
         self._drawing.reach(index)
-        with launching(self._drawing.device):
+        with lock_launches(self._drawing.device):
             return super().submit(batch, index)
 
     def own(self, batch: MiniBatch) -> MiniBatch:
-        """See `BulkSampleStage.own`."""
+        """Give a batch tensors of its own, as `BulkSampleStage.own`."""
         assert isinstance(batch, DeviceMiniBatch)
         return DeviceMiniBatch(self._own_tensors(batch.drawn))
 

@@ -1,10 +1,9 @@
-"""Which stages of a plan the device carries out, and what happens where it cannot.
+"""Choice of the stages that the device carries out, and fallback to the host where it cannot.
 
-Which stages the device takes over follows from the plan: the rank's own kind, its sampler, where
-topology and rows lie. What the device does not do (link prediction, typed graphs, cooperative
-batches, sparse features) stays with the host's stages, and so does everything where a kernel's
-compiler or page-locked memory is lacking, with one warning. Batches and losses are the same either
-way.
+It follows from the plan: the rank's device, its sampler, the places of topology and rows. Link
+prediction, typed graphs, cooperative batches and sparse features stay with the host's stages, as
+does all where Triton or page-locked memory is missing, with one warning. Batches and losses are the
+same either way.
 """
 
 import threading
@@ -17,10 +16,10 @@ import numpy as np
 import torch
 
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.fallback import has_triton, warn_once
+from gnnplan.runtime.device import has_triton
+from gnnplan.runtime.errors import SamplerError, warn_once
+from gnnplan.runtime.features.device_rows import PinError
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
-from gnnplan.runtime.features.host_memory import PinError
 from gnnplan.runtime.features.tier import AbstractFeatureStore
 from gnnplan.runtime.graph.dataset import Graph, is_typed
 from gnnplan.runtime.plan.io import load_array
@@ -29,7 +28,7 @@ from gnnplan.runtime.sampling.registry import find_sampler, parameters_of
 
 
 def refusal(plan: Plan, graph: Graph) -> str:
-    """Why the device does not draw this plan's batches; empty where it does."""
+    """Return why the device does not draw this plan's batches; empty where it does."""
     strategy, sampler = plan.strategy, plan.strategy.sampler
     if graph.task == "link":
         return "link prediction is sampled by the host"
@@ -55,24 +54,12 @@ def open_device_sampler(
     num_steps: int,
     share: int = 0,
 ) -> Any:
-    """The plan's sampler over the graph where the plan places it.
+    """Open the plan's sampler over the graph where the plan places it.
 
     Topology `host` lies in page-locked memory, `replicated` in the device's, `cached` with the
-    rank's own lists there and the others on the host.
-
-    Args:
-        plan: one that `refusal` lets through.
-        folder: its folder, for the rank's own lists and rows.
-        graph: the dataset.
-        rank: this rank.
-        device: where the kernels run.
-        edge_ids: fill each block's `e_id`.
-        num_steps: steps of an epoch, for dependent batches.
-        share: seeds of this rank in a whole batch, for plans that sample by a graph.
-
-    Raises:
-        SamplerError: a parameter cannot be used.
-        RuntimeError: the host refuses to page-lock the topology.
+    rank's own lists there and the others on the host. `share` is this rank's number of seeds in a
+    whole batch, for plans that sample by a CUDA graph. A host that refuses to page-lock raises
+    RuntimeError.
     """
     from gnnplan.runtime.sampling.build import build_device_sampler
     from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
@@ -105,7 +92,7 @@ def open_device_sampler(
 
 
 def _captured(sampler: Any, share: int) -> Any:
-    """The sampler as one CUDA graph; itself, with a warning, where that cannot be."""
+    """Capture the sampler as one CUDA graph; return it unchanged, with a warning, else."""
     from gnnplan.runtime.sampling.gpu.neighbor import CapturedNeighborSampler
 
     try:
@@ -122,12 +109,12 @@ def _captured(sampler: Any, share: int) -> Any:
 
 
 _interpreter = threading.Lock()
-"""Triton's interpreter changes its language while a kernel runs: one thread at a time."""
+"""Lock of Triton's interpreter, which serves one thread at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DevicePlace:
-    """What the device does itself."""
+    """Stages that the device carries out itself."""
 
     device: torch.device
     gathers: bool = False
@@ -137,14 +124,7 @@ class DevicePlace:
 def device_place(
     plan: Plan, graph: Graph, device: torch.device, *, asked: bool | None
 ) -> DevicePlace:
-    """Which of a plan's stages run on the device.
-
-    Args:
-        plan: the plan.
-        graph: its dataset.
-        device: where the model runs.
-        asked: True and False decide, as far as the device can; None: wherever it is a GPU.
-    """
+    """Choose the plan's stages that run on the device; `asked` None means wherever it is a GPU."""
     if not (device.type == "cuda" if asked is None else asked):
         return DevicePlace(device=device)
     if not has_triton():
@@ -161,7 +141,7 @@ def device_place(
 
 
 def _has_form(sampler: str) -> bool:
-    """Whether the plan's sampler can draw on a device; a warning says where it cannot."""
+    """Return whether the plan's sampler can draw on a device; warn where it cannot."""
     found = bool(find_sampler(sampler).gpu)
     if not found:
         warn_once(
@@ -174,14 +154,9 @@ def _has_form(sampler: str) -> bool:
 
 
 def try_device_store(
-    place: DevicePlace,
-    graph: Graph,
-    plan: Plan,
-    folder: Path,
-    rank: int,
-    comm: Communicator | None,
+    place: DevicePlace, graph: Graph, plan: Plan, folder: Path, rank: int, comm: Communicator | None
 ) -> DeviceFeatureStore | None:
-    """The plan's store on the device; None, with a warning, where memory cannot be page-locked.
+    """Open the plan's store on the device; return None, with a warning, without page-locking.
 
     Every rank comes to the same answer, because with peers in the plan reads are collective.
     """
@@ -216,13 +191,13 @@ def say_host_samples(error: BaseException) -> None:
     )
 
 
-def launching(device: torch.device) -> AbstractContextManager[object]:
-    """Held while kernels are launched: by any number of threads on a GPU, by one elsewhere."""
+def lock_launches(device: torch.device) -> AbstractContextManager[object]:
+    """Lock the launch of kernels: for any number of threads on a GPU, for one elsewhere."""
     return nullcontext() if device.type == "cuda" else _interpreter
 
 
 def may_pin() -> bool:
-    """Whether buffers of a batch's size can be page-locked; copies wait for each other if not."""
+    """Return whether buffers of a batch's size can be page-locked; warn if not."""
     try:
         torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True)
     except RuntimeError as error:
@@ -238,16 +213,10 @@ def may_pin() -> bool:
 def threads_ahead(
     plan: Plan, store: AbstractFeatureStore, comm: Communicator | None, size: int
 ) -> int:
-    """Prefetch threads of a plan; none, with a warning, where NCCL would serve two at once.
+    """Return the plan's number of prefetch threads; 0, with a warning, where NCCL forbids them.
 
-    Two communicators of NCCL in use at once may wait for each other for ever: rows that come by it
+    Two NCCL communicators in use at once may wait for each other for ever: rows that come by NCCL
     are then exchanged on the training thread, in line with the gradients.
-
-    Args:
-        plan: its threads and sources.
-        store: where rows are read.
-        comm: the plan's ranks; None: the default group.
-        size: number of ranks.
     """
     threads = plan.strategy.threads.sample
     kinds = {source.kind for source in plan.strategy.features.sources}

@@ -1,6 +1,6 @@
-"""What a plan's loader is put together from: schedule, store, topology, sampler, stages.
+"""Assembly of a plan's loader: schedule, store, topology, sampler and stages.
 
-One object per loader, used once when it opens and again where a sampler changes while training.
+One object serves a loader when it opens, and again where a sampler changes while training.
 """
 
 import functools
@@ -11,14 +11,10 @@ import torch
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import DatasetError, PlanError
+from gnnplan.runtime.features.device_rows import PinError
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
-from gnnplan.runtime.features.host_memory import PinError
-from gnnplan.runtime.features.store import (
-    AbstractFeatureStore,
-    BufferRing,
-    TypedFeatureStore,
-    open_store,
-)
+from gnnplan.runtime.features.store import TypedFeatureStore, open_store
+from gnnplan.runtime.features.tier import AbstractFeatureStore
 from gnnplan.runtime.graph.dataset import Graph, is_typed
 from gnnplan.runtime.loader.bulk import bulk_stage, grid_stage, refuse_bulk
 from gnnplan.runtime.loader.cooperative import (
@@ -44,6 +40,7 @@ from gnnplan.runtime.loader.device_place import (
 from gnnplan.runtime.loader.stages import (
     AbstractStage,
     BatchStage,
+    BufferRing,
     CopyStage,
     GatherStage,
     SampleStage,
@@ -66,24 +63,11 @@ IN_READ = ("exchange_ids", "exchange_rows")
 
 
 class LoaderParts:
-    """The parts of one rank's loader under a plan.
+    """Parts of one rank's loader under a plan; arguments as in `PlannedLoader`.
 
-    Args:
-        plan: the plan.
-        folder: its folder, for the arrays.
-        graph: its dataset.
-        rank: this rank.
-        size: number of ranks.
-        comm: exchanges with peers; None makes one on the default group where a rank has peers.
-        meter: records stage seconds.
-        blocks: whether batches are handed out as blocks, not as PyG `Data`.
-        device: where the model runs.
-        on_device: what `device_place` is asked for.
-        streams: the device's.
-
-    Raises:
-        PlanError: the plan names what cannot be combined.
-        DatasetError: the dataset lacks what the model needs.
+    `blocks` says that batches are handed out as blocks, not as PyG `Data`; `on_device` is the
+    request to `device_place`. PlanError says what cannot be combined, DatasetError what the dataset
+    lacks.
     """
 
     def __init__(
@@ -119,21 +103,21 @@ class LoaderParts:
 
     @functools.cached_property
     def _host_topology(self) -> Topology:
-        """Where the host's samplers read adjacency lists."""
+        """Adjacency lists that the host's samplers read."""
         return Topology(self.graph, self.plan, self._folder, self.rank)
 
     @property
     def topology(self) -> Topology | DeviceSampleStage:
-        """Who holds the adjacency lists that batches are drawn from."""
+        """Holder of the adjacency lists that batches are drawn from."""
         return self._host_topology if self._drawing is None else self._drawing
 
     @property
     def num_threads(self) -> int:
-        """Prefetch threads, as far as exchanges may run beside the training thread's."""
+        """Number of prefetch threads that may exchange beside the training thread."""
         return threads_ahead(self.plan, self.store, self._comm, self.size)
 
     def stages(self) -> list[AbstractStage]:
-        """The plan's pipeline, as stages for a training thread on the loader's device."""
+        """Build the plan's pipeline for the loader's device."""
         strategy, device = self.plan.strategy, self.place.device
         exchanges = any(s.kind in ("peer", "remote") for s in strategy.features.sources)
         # A dynamic cache too takes its batches in order, so that what it hits can be repeated.
@@ -179,30 +163,19 @@ class LoaderParts:
         return BatchStage(graph, workload, device, self._weights())
 
     def _first_stages(self) -> tuple[AbstractStage, AbstractStage]:
-        """The stages `seeds` and `sample`, for nodes or for links."""
         if self.cooperation is not None:
             shared = self.cooperation.sampler(self._host_topology.graph, self.schedule.num_steps)
             counted = self._host_topology.counted(shared, self.plan.strategy.sampler.name)
             sample = CooperativeSampleStage(counted, self.cooperation.ids, self.meter)
             return SeedsStage(self.cooperation.schedule(), self.dialect), sample
         workload, edge_ids = self.plan.workload, not self._as_blocks
-        graph, named = self._host_topology.graph, self.plan.strategy.sampler
+        graph = self._host_topology.graph
         if isinstance(self.schedule, LinkSchedule):
-            refuse_bulk(self.plan, "task link")
-            if not is_default(named.name, named.parameters):
-                raise PlanError(
-                    f"task link: expected sampler {DEFAULT_SAMPLER} without parameters, found "
-                    f"{named.name}; plan again"
-                )
+            self._refuse_variants("task link")
             settings = {"dialect": self.dialect, "seed": workload.seed, "edge_ids": edge_ids}
             return link_stages(graph, workload, self.schedule, settings)
         if is_typed(workload):
-            refuse_bulk(self.plan, "model rgcn")
-            if not is_default(named.name, named.parameters):
-                raise PlanError(
-                    f"model rgcn: expected sampler {DEFAULT_SAMPLER} without parameters, found "
-                    f"{named.name}; plan again"
-                )
+            self._refuse_variants("model rgcn")
             if self._host_topology.policy not in ("host", "replicated"):
                 raise PlanError(
                     f"model rgcn: expected topology host or replicated, found "
@@ -212,8 +185,18 @@ class LoaderParts:
             return SeedsStage(self.schedule, self.dialect), SampleStage(typed)
         return SeedsStage(self.schedule, self.dialect), self._sample_stage(self.schedule)
 
+    def _refuse_variants(self, what: str) -> None:
+        """Refuse all but the default sampler, drawn step by step over a whole topology."""
+        refuse_bulk(self.plan, what)
+        named = self.plan.strategy.sampler
+        if not is_default(named.name, named.parameters):
+            raise PlanError(
+                f"{what}: expected sampler {DEFAULT_SAMPLER} without parameters, found "
+                f"{named.name}; plan again"
+            )
+
     def _sample_stage(self, schedule: SeedSchedule) -> AbstractStage:
-        """Step by step, in bulk, or from the other ranks' rows of the graph, as the plan says."""
+        """Build the stage that draws step by step, in bulk, or over the ranks' grid."""
         strategy, in_flight = self.plan.strategy, self.plan.strategy.prefetch_depth + 1
         if self.place.samples:
             try:
@@ -235,10 +218,9 @@ class LoaderParts:
         return bulk_stage(self.plan, schedule, sampler, in_flight=in_flight)
 
     def _device_stage(self, schedule: SeedSchedule) -> DeviceSampleStage:
-        """Draws on the device, over the topology where the plan places it.
+        """Build the stage that draws on the device, over the topology where the plan places it.
 
-        Raises:
-            RuntimeError: the host refuses to page-lock it.
+        A host that refuses to page-lock it raises RuntimeError.
         """
         device = self.place.device
         sampler = open_device_sampler(
@@ -249,7 +231,7 @@ class LoaderParts:
         return DeviceSampleStage(sampler, device, self.meter, counted=counted)
 
     def sampler(self, named: Sampler) -> BatchSampler:
-        """A sampler for nodes of one type, by the plan's name and parameters."""
+        """Build a sampler for nodes of one type, by the plan's name and parameters."""
         local = None
         if find_sampler(named.name).prefers_local:
             local = load_array(self.plan, self._folder, f"feature_own_ids_{self.rank}")
@@ -267,7 +249,7 @@ class LoaderParts:
         return self._host_topology.counted(sampler, named.name)
 
     def _weights(self) -> Any:
-        """What fills a batch's edge weights: GCN needs the full graph's degrees."""
+        """Build the function that fills a batch's edge weights, from full degrees for GCN."""
         workload, graph = self.plan.workload, self.graph
         degree = loops = None
         if workload.model == "gcn" and self._as_blocks and workload.gcn_norm == "full":
@@ -284,7 +266,6 @@ class LoaderParts:
         return fill
 
     def _cooperate(self, comm: Communicator | None) -> Cooperation | None:
-        """What the ranks share work by, where the plan's batches are cooperative."""
         strategy = self.plan.strategy
         if strategy.batching != "cooperative":
             return None

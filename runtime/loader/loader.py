@@ -1,14 +1,15 @@
 """Batches under a plan: `for batch in PlannedLoader("plan")`, in one process or in each rank.
 
-Which batches come depends on graph, workload and (epoch, step) alone; the plan's pipeline, tiers
-and threads change only when they are ready. Stages are objects in a list (`loader_stages.py`), each
-timed by the meter; `train/overlap.py` runs the list ahead of the training thread.
+Graph, workload and (epoch, step) alone decide which batches come; the plan's pipeline, tiers and
+threads decide when they are ready. Stages are objects in a list (`stages`), each timed by the
+meter; `train.overlap` runs the list ahead of the training thread.
 """
 
 import logging
 import os
+import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,19 +18,17 @@ import numpy as np
 import torch
 
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.cores import GLOO_THREADS, cores_beside_training, make_batch
-from gnnplan.runtime.errors import DatasetError, PlanError
-from gnnplan.runtime.fallback import unused_weights
+from gnnplan.runtime.comm.mesh import rank_and_size
+from gnnplan.runtime.errors import DatasetError, InputError, PlanError
 from gnnplan.runtime.graph.dataset import Graph, is_typed, types_of
-from gnnplan.runtime.identity import open_planned_graph
-from gnnplan.runtime.loader.device import DeviceSampleStage
-from gnnplan.runtime.loader.factory import LoaderParts
-from gnnplan.runtime.loader.pipeline import Position, pass_through, taken
-from gnnplan.runtime.loader.stages import SampleStage, seed_batch
-from gnnplan.runtime.mesh import rank_and_size
+from gnnplan.runtime.identity import open_planned_graph, unused_weights
+from gnnplan.runtime.loader.device import DeviceSampleStage, tensors_of
+from gnnplan.runtime.loader.factory import IN_READ, LoaderParts
+from gnnplan.runtime.loader.stages import AbstractStage, SampleStage, seed_batch
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan, Workload
+from gnnplan.runtime.process import GLOO_THREADS, cores_beside_training, make_batch
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 from gnnplan.runtime.train.overlap import Prefetcher, Turns, Workers
 from gnnplan.runtime.train.streams import AbstractMark, AbstractStreams, streams_of
@@ -55,12 +54,12 @@ _DECIDED = {
 
 
 def refuse_others(names: Iterable[str]) -> None:
-    """Raise TypeError for keywords that PlannedLoader does not have.
+    r"""Raise TypeError for keywords that PlannedLoader does not have.
 
     >>> refuse_others(["shuffle", "batch_size"])
     Traceback (most recent call last):
     TypeError: PlannedLoader: batch_size, shuffle: the plan decides that; leave it out, or plan \
-again (gnnplan plan --batch-size)
+    again (gnnplan plan --batch-size)
     """
     names = sorted(names)
     unknown = [name for name in names if name not in _DECIDED]
@@ -76,12 +75,7 @@ again (gnnplan plan --batch-size)
 
 
 def plan_folder(plan: object) -> Path:
-    """The folder that is named, or the one that `gnnplan launch` left in the environment.
-
-    Raises:
-        TypeError: something else than a folder's name.
-        PlanError: neither is there.
-    """
+    """Return the named folder, or the one that `gnnplan launch` left in the environment."""
     named = os.environ.get(PLAN_VARIABLE, "") if plan is None else plan
     if not isinstance(named, str | os.PathLike):
         raise TypeError(
@@ -97,21 +91,19 @@ def plan_folder(plan: object) -> Path:
 
 
 NO_EDGE = np.iinfo(np.int64).min
-"""`e_id` of a self-loop that import added: no edge of the source. As an index it is an error, where
--1 would take the last edge's row."""
+"""`e_id` of a self-loop that import added, which is no edge of the source.
+
+It is an error as an index, where -1 would take the last edge's row.
+"""
 
 
 class PygView:
-    """Turns a loader's batches into PyG's `Data`, or `HeteroData` of a typed graph.
+    """View of a loader's batches as PyG's `Data`, or `HeteroData` of a typed graph.
 
-    Samplers count edges by their place in the dataset's `indices`. In a batch `e_id` is the edge's
-    place in the source that was imported, so that `data.edge_attr[batch.e_id]` are its edges' rows;
-    `edge_weight` are the dataset's, unless the sampler gives weights of its own. Both are read here
-    and nowhere else, from mapped files.
-
-    Args:
-        graph: The dataset.
-        workload: Says whether the graph is typed.
+    Samplers count edges by their place in the dataset's `indices`. In a view `e_id` is the edge's
+    place in the imported source, for `data.edge_attr[batch.e_id]`; `edge_weight` holds the
+    dataset's weights, unless the sampler gives its own. Both are read here alone, from mapped
+    files.
     """
 
     def __init__(self, graph: Graph, workload: Workload) -> None:
@@ -124,11 +116,7 @@ class PygView:
             self._hetero = HeteroView(graph, types_of(graph))
 
     def __call__(self, batch: MiniBatch) -> Any:
-        """The batch with x and y of all its nodes.
-
-        Raises:
-            SamplerError: the batch has no such view.
-        """
+        """Return the batch with x and y of all its nodes."""
         if self._hetero is not None:
             typed = self._hetero(batch, batch.x)
             for store in typed.edge_stores:
@@ -142,7 +130,7 @@ class PygView:
         return data
 
     def _fill_edges(self, edges: Any) -> None:
-        """Give edges, whose `e_id` are places in `indices`, the source's places and weights."""
+        """Give the source's places and weights to edges, whose `e_id` are places in `indices`."""
         if "e_id" not in edges:
             return
         places = edges.e_id.numpy()
@@ -153,43 +141,151 @@ class PygView:
             edges.e_id = torch.from_numpy(np.where(found < 0, NO_EDGE, found))
 
 
+def pass_through(
+    batch: MiniBatch,
+    stages: Sequence[AbstractStage],
+    meter: StageMeter,
+    streams: AbstractStreams,
+    index: int,
+    turn: int,
+    turns: Turns,
+) -> tuple[MiniBatch, AbstractMark | None]:
+    """Pass a batch through all stages; return it with the mark at which it is whole, or None.
+
+    `index` numbers this process's steps, for the meter; `turn` this iteration's, for `turns`.
+    """
+    seconds: dict[str, float] = {}
+    mark, lane = None, ""
+    for number, stage in enumerate(stages):
+        if stage.ordered:
+            turns.take(number, turn)
+        meter.enter(stage.name, index, meets=stage.ordered)
+        core, start, before = time.thread_time(), time.perf_counter(), _exchanged(batch)
+        with streams.on(stage.lane):
+            if mark is not None and stage.lane != lane:
+                streams.wait(mark)
+                streams.keep(tensors_of(batch))
+            batch = stage.wait(stage.submit(batch, index))
+            if stage.lane:  # the others work on the host, and are done
+                mark, lane = streams.mark(), stage.lane
+        elapsed = time.perf_counter() - start
+        if stage.ordered:
+            turns.done(number, turn)
+        elapsed -= _exchanged(batch) - before
+        seconds[stage.name] = elapsed
+        meter.add(stage.name, index, elapsed, time.thread_time() - core)
+    batch.seconds |= seconds
+    return batch, mark
+
+
+def take_made(made: tuple[MiniBatch, AbstractMark | None], streams: AbstractStreams) -> MiniBatch:
+    """Let the training lane's further work come after a batch is made; return the batch."""
+    batch, mark = made
+    if mark is not None:
+        streams.wait(mark)
+        streams.keep(tensors_of(batch))
+    return batch
+
+
+def _exchanged(batch: MiniBatch) -> float:
+    """Return the batch's seconds in exchanges so far, which are metered apart."""
+    if not batch.seconds:
+        return 0.0
+    return sum(batch.seconds.get(name, 0.0) for name in IN_READ)
+
+
+class Position:
+    """Epoch and step of the next batch."""
+
+    def __init__(self, plan_id: str, num_steps: int, epoch: int = 0) -> None:
+        self._plan_id, self._num_steps = plan_id, num_steps
+        self.epoch: int = epoch
+        self.step: int = 0
+        self._taken = False
+
+    def advance(self) -> None:
+        """Count a batch as taken."""
+        self._taken = True
+        self.step += 1
+        if self.step == self._num_steps:
+            self.epoch, self.step = self.epoch + 1, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Start `epoch`, or stay at a place in it that was just loaded.
+
+        A script may so call this before each epoch, like a DistributedSampler's, also before the
+        one that it goes on in.
+        """
+        if self._taken or epoch != self.epoch:
+            self.epoch, self.step, self._taken = epoch, 0, False
+
+    def begin_epoch(self) -> None:
+        """Start the next epoch where some, not all, batches of this one were taken."""
+        if self._taken and self.step:
+            self.set_epoch(self.epoch + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values for a checkpoint."""
+        return {"plan_id": self._plan_id, "epoch": self.epoch, "step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called, under the same plan."""
+        try:
+            plan_id, epoch, step = str(state["plan_id"]), int(state["epoch"]), int(state["step"])
+        except (KeyError, TypeError, ValueError):
+            epoch = step = -1
+            plan_id = ""
+        if epoch < 0 or not 0 <= step < self._num_steps:
+            raise InputError(
+                f"expected a loader's state_dict (plan_id, epoch, step below {self._num_steps}), "
+                f"found {dict(state)!r:.200}"
+            )
+        if plan_id != self._plan_id:
+            raise PlanError(
+                f"expected the state of a loader of plan {self._plan_id[:12]}, found one of plan "
+                f"{plan_id[:12]}; go on under that plan, or start at an epoch's beginning with "
+                "set_epoch"
+            )
+        self.epoch, self.step, self._taken = epoch, step, False
+
+
 _Made = tuple[MiniBatch, AbstractMark | None]
-"""A batch, and the point in the device's work at which it is whole; None: nothing is under way."""
+"""Batch and the mark at which it is whole; None: nothing is under way."""
 
 _log = logging.getLogger(__name__)
 
 
 class PlannedLoader:
-    """The batches of this rank, as the plan says they are to be made.
+    """Batches of this rank, made as the plan says.
 
     Each iteration gives the batches of one epoch, and the next iteration those of the next epoch,
-    also after a `break`: with several ranks all leave at the same batch. Training goes on in the
-    middle of an epoch where `load_state_dict` was given what `state_dict` said there.
+    also after a `break`: with several ranks all must leave at the same batch. `load_state_dict`
+    goes on in the middle of an epoch.
 
-    A batch is a `MiniBatch` whose `x` is the float32 tensor of all its vertices' rows and whose `y`
-    holds the seeds' labels; with `blocks=False` it is PyG `Data` with NeighborLoader's fields:
-    `e_id` counts edges as the imported source does, `edge_weight` holds the dataset's weights (or
-    those that the sampler gives). A loader that is dropped closes itself.
+    A batch is a `MiniBatch`: `x` is the float32 tensor of all its vertices' rows, `y` holds the
+    seeds' labels. With `blocks=False` it is PyG `Data` with NeighborLoader's fields: `e_id` counts
+    edges as the imported source does, `edge_weight` holds the dataset's weights, or the sampler's
+    own. A dropped loader closes itself.
 
     Args:
-        plan: plan folder; None takes that of `gnnplan launch`, from $GNNPLAN_PLAN.
-        graph: the plan's dataset where it is open already; None opens it.
-        rank: this rank; None asks torch.distributed, then torchrun's environment.
-        size: number of ranks; as `rank`.
-        device: where `x` and `y` go.
+        plan: Plan folder; None takes that of `gnnplan launch`, from $GNNPLAN_PLAN.
+        graph: The plan's dataset where it is open already; None opens it.
+        rank: This rank; None asks torch.distributed, then torchrun's environment.
+        size: Number of ranks; as `rank`.
+        device: Device of `x` and `y`.
         blocks: False gives PyG `Data` (sampler dialect first_seen only).
-        epoch: first epoch.
-        comm: exchanges with peers; None makes one on the default group where a rank has peers.
-        meter: records stage seconds; None makes one.
-        on_device: whether the device draws and gathers by its own kernels, as far as it can; None:
+        epoch: First epoch.
+        comm: Communicator for exchanges with peers; None makes one where a rank has peers.
+        meter: Meter of stage seconds; None makes one.
+        on_device: Whether the device draws and gathers by its own kernels, as far as it can; None:
             where it is a GPU. True on the CPU runs them in Triton's interpreter (tests).
-        streams: the device's; None makes them.
-        others: none; of NeighborLoader's keywords the error says that the plan decides them.
+        streams: Streams of the device; None makes them.
+        others: Refused; for NeighborLoader's keywords the error says that the plan decides them.
 
     Raises:
-        PlanError: the plan is damaged, or for another dataset or number of ranks.
-        DatasetError: the dataset has no features.
-        TypeError: other keywords, or something else than a folder as the plan.
+        PlanError: The plan is damaged, or for another dataset or number of ranks.
+        DatasetError: The dataset has no features.
+        TypeError: Other keywords, or something else than a folder as the plan.
     """
 
     def __init__(
@@ -236,13 +332,12 @@ class PlannedLoader:
             self._parts.close()
             raise
         self.topology = self._parts.topology
-        # Threads that wait for reads of the disk keep off training's cores: woken by a reader they
-        # would be put on the core that is not reading, training's.
+        # Threads that wait for the disk keep off training's cores, where a waking reader puts them.
         reads_disk = any(source.kind == "disk" for source in self.plan.strategy.features.sources)
         cores = cores_beside_training(self.plan.strategy.threads) if reads_disk else []
         self._workers = Workers(self._parts.num_threads, cores=cores)
         self._give_back = weakref.finalize(self, _give_back, self._workers, self._parts)
-        self._give_back.atexit = False  # the process's end takes all of it
+        self._give_back.atexit = False  # the process's end frees all of it
         # Ranks may meet in a stage whose batches come in order: a collective, drawn or gathered.
         self._meets = self.size > 1 and any(stage.ordered for stage in self.stages)
         self._ready: Prefetcher[_Made] | None = None
@@ -251,25 +346,25 @@ class PlannedLoader:
             for line in unused_weights(self.plan, self.graph):
                 _log.warning("%s", line)
         self.position = Position(self.plan.plan_id, len(self), epoch)
-        """The epoch and step of the next batch."""
+        """Epoch and step of the next batch."""
         self._factor = self.plan.strategy.sampler.parameters.get("factor")
         self.handed_out = 0
-        """Batches given so far by this process, over epochs."""
+        """Number of batches given so far by this process, over epochs."""
 
     def __len__(self) -> int:
-        """Optimiser steps per epoch, the same on every rank."""
+        """Return the optimiser steps per epoch, the same on every rank."""
         return self._parts.schedule.num_steps
 
     def __iter__(self) -> Iterator[Any]:
-        """An epoch's batches: all of them, or the rest after `load_state_dict`."""
+        """Yield an epoch's batches: all of them, or the rest after `load_state_dict`."""
         self._end_iteration()
         self.position.begin_epoch()
         yield from self.batches()
 
     def batches(self, most: int | None = None) -> Iterator[Any]:
-        """At most `most` of this epoch's remaining batches, and no batch is made beyond them.
+        """Yield at most `most` of this epoch's remaining batches; make none beyond them.
 
-        An iteration that is left before its end goes on here where it was left.
+        An iteration that is left early goes on here.
         """
         self._end_iteration()
         epoch, first, base = self.position.epoch, self.position.step, self.handed_out
@@ -284,7 +379,7 @@ class PlannedLoader:
         )
         try:
             for made in ready:
-                batch = taken(made, self._streams)
+                batch = take_made(made, self._streams)
                 self.position.advance()
                 self.handed_out += 1
                 if self.position.step in (0, first + count):
@@ -293,10 +388,10 @@ class PlannedLoader:
                 del batch, made  # its buffer is free again before the next batch is waited for
         finally:
             if ready.close() and self._ready is ready:
-                self._ready = None  # whoever drops the loader now ends its threads
+                self._ready = None  # a dropped loader now ends its threads
 
     def _end_iteration(self) -> None:
-        """Wait until nothing of an iteration before this one is under way."""
+        """Wait until nothing of an earlier iteration is under way."""
         if self._ready is not None:
             self._ready.close(patience_s=None)
             self._ready = None
@@ -308,17 +403,14 @@ class PlannedLoader:
     def set_factor(self, factor: float) -> None:
         """Sample with another locality factor (sampler las) from the next batch on.
 
-        Call between two iterations; one pass over the graph where the factor is a new one.
-
-        Raises:
-            SamplerError: the plan's sampler has no factor, or it is below 1.
+        Call it between two iterations; a new factor takes one pass over the graph.
         """
         named = self.plan.strategy.sampler
         wanted = replace(named, parameters=named.parameters | {"factor": factor})
         if self._factor == factor:
             return
         sampler = self._parts.sampler(wanted)
-        # The host draws from here on, also where the device did.
+        # From here on the host draws, also where the device did.
         drawing = (SampleStage, DeviceSampleStage)
         self.stages = [
             SampleStage(sampler) if isinstance(stage, drawing) else stage for stage in self.stages
@@ -326,16 +418,14 @@ class PlannedLoader:
         self._factor = factor
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next batch comes from: plain values, for a checkpoint; alike on all ranks."""
+        """Return the position as plain values for a checkpoint, alike on all ranks."""
         state = self.position.state_dict()
         return state if self._factor is None else state | {"factor": self._factor}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called: the next iteration gives the rest of that epoch.
 
-        Raises:
-            InputError: it is no loader's state.
-            PlanError: it is of another plan.
+        Raises InputError for what is no loader's state, PlanError for another plan's.
         """
         self.position.load_state_dict(state)
         if "factor" in state:
@@ -349,12 +439,10 @@ class PlannedLoader:
         self._give_back()
 
     def _finish(self) -> None:
-        """Meter what stages left open; the iteration's last batch is made."""
         for stage in self.stages:
             stage.finish()
 
     def _make(self, epoch: int, step: int, index: int, turn: int, turns: Turns) -> _Made:
-        """Pass one batch through all stages, timing each."""
         batch = seed_batch(epoch, step, self._parts.dialect)
         batch, mark = pass_through(
             batch, self.stages, self.meter, self._streams, index, turn, turns
@@ -365,7 +453,7 @@ class PlannedLoader:
 
 
 def _give_back(workers: Workers, parts: LoaderParts) -> None:
-    """End a loader's threads; what one that is stuck may be reading stays."""
+    """End a loader's threads; what a stuck one may be reading stays."""
     if workers.close():
         parts.close()
 

@@ -1,27 +1,26 @@
 """The loader's stages: what each does to a batch on its way to the training thread.
 
-    seeds -> sample -> [exchange_ids] -> gather -> [exchange_rows] -> copy -> batch
+  seeds -> sample -> [exchange_ids] -> gather -> [exchange_rows] -> copy -> batch
 
-A stage takes a batch in `submit` and gives it back in `wait`; a stage that works in the background
-(a copy to a GPU) starts in the one and ends in the other. Stages are final and hold no batch, so
-several threads may be in one stage with different batches, except where `ordered` says that every
-rank must enter it in the same order.
-
-The exchanges with other ranks happen inside the feature store's read; they have names here because
-they are metered and planned apart from the rest of the gather.
+A stage takes a batch in `submit` and gives it back in `wait`; background work (a copy to a GPU)
+starts in the one and ends in the other. Stages are final and hold no batch: several threads may be
+in one stage with different batches, unless it is `ordered`. Exchanges with other ranks happen
+inside the feature store's read, and are metered and planned apart from the gather.
 """
 
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from gnnplan.runtime.features.gather import take_labels
-from gnnplan.runtime.features.store import BufferRing
+from gnnplan.runtime.features.tier import AbstractFeatureStore
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.adjacency import device_blocks
@@ -32,33 +31,30 @@ from gnnplan.runtime.sampling.seeds import SeedSchedule
 from gnnplan.runtime.stages import Stage
 from gnnplan.runtime.train.streams import AbstractMark, AbstractStreams
 
-if TYPE_CHECKING:
-    from gnnplan.runtime.features.store import AbstractFeatureStore
-
 
 class AbstractStage(ABC):
     """One step of a batch's way; `index` numbers this process's steps, for the meter."""
 
     name: str
     ordered: bool = False
-    """True where batches must pass in order, because all ranks meet in the stage."""
+    """Whether batches must pass in order, because all ranks meet in the stage."""
     lane: str = ""
-    """On a GPU, the stream that the stage's work goes to; "": the calling thread's."""
+    """Name of the GPU's stream for the stage's work; "": the calling thread's."""
 
     @abstractmethod
     def submit(self, batch: MiniBatch, index: int) -> Any:
-        """Start the stage; returns a ticket for `wait`."""
+        """Start the stage; return a ticket for `wait`."""
 
     def wait(self, ticket: Any) -> MiniBatch:
-        """The batch with the stage's work done."""
+        """Return the batch with the stage's work done."""
         return ticket
 
     def finish(self) -> None:  # noqa: B027 - most stages leave nothing open
-        """Called where an iteration ends: meter what came late."""
+        """Meter what came late, at the end of an iteration."""
 
 
 class SeedsStage(AbstractStage):
-    """Chooses this rank's share of the global batch."""
+    """Stage that chooses this rank's share of the global batch."""
 
     name = Stage.SEEDS
 
@@ -76,7 +72,7 @@ class SeedsStage(AbstractStage):
 
 
 class SampleStage(AbstractStage):
-    """Draws neighbours and relabels them into blocks."""
+    """Stage that draws neighbours and relabels them into blocks."""
 
     name = Stage.SAMPLE
 
@@ -95,13 +91,63 @@ class SampleStage(AbstractStage):
         )
 
 
+SPARE_FRACTION = 0.125
+"""Share of rows added when a buffer grows, so that a slightly larger batch fits as well."""
+
+
+class BufferRing:
+    """Growing float32 buffers of rows of one width, each used again once nobody holds its rows.
+
+    Fresh arrays of megabytes would cost page faults. Any thread may take a buffer. Pinned memory is
+    page-locked, for copies to a GPU.
+    """
+
+    def __init__(self, count: int, width: int, *, pinned: bool = False) -> None:
+        self._width = width
+        self._pinned = pinned
+        self._buffers = [self._allocate(0) for _ in range(count)]
+        # Popping and appending a deque are atomic; a weak reference's callback may run anywhere.
+        self._free: deque[int] = deque(range(count))  # a stack
+        self._in_use: dict[int, weakref.ref[NDArray[np.float32]]] = {}
+        self.overflows = 0
+
+    def take(self, rows: int) -> NDArray[np.float32]:
+        """Return a C-contiguous array (rows, width) of undefined content."""
+        try:
+            slot = self._free.pop()  # the latest returned: few are ever touched
+        except IndexError:
+            self.overflows += 1
+            return self._allocate(rows)
+        if self._buffers[slot].shape[0] < rows:
+            self._buffers[slot] = self._allocate(rows + int(rows * SPARE_FRACTION))
+        view = self._buffers[slot][:rows]
+
+        def release(gone: Any, slot: int = slot) -> None:
+            del gone
+            self._in_use.pop(slot, None)
+            self._free.append(slot)
+
+        self._in_use[slot] = weakref.ref(view, release)
+        return view
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the ring holds now."""
+        return sum(buffer.nbytes for buffer in self._buffers)
+
+    def _allocate(self, rows: int) -> NDArray[np.float32]:
+        if self._pinned:
+            return torch.empty((rows, self._width), dtype=torch.float32, pin_memory=True).numpy()
+        return np.empty((rows, self._width), np.float32)  # numpy's large arrays get huge pages
+
+
 class GatherStage(AbstractStage):
-    """Reads the feature rows of all input vertices into a re-used buffer."""
+    """Stage that reads the feature rows of all input vertices into a re-used buffer."""
 
     name = Stage.GATHER
 
     def __init__(
-        self, store: "AbstractFeatureStore", ring: BufferRing, meter: StageMeter, *, ordered: bool
+        self, store: AbstractFeatureStore, ring: BufferRing, meter: StageMeter, *, ordered: bool
     ) -> None:
         self._store = store
         self._ring = ring
@@ -122,7 +168,7 @@ class GatherStage(AbstractStage):
 
 
 class CopyStage(AbstractStage):
-    """Starts the copy of the feature rows to the device."""
+    """Stage that starts the copy of the feature rows to the device."""
 
     name = Stage.COPY
     lane = "copy"
@@ -147,7 +193,7 @@ class CopyStage(AbstractStage):
 
 
 class BatchStage(AbstractStage):
-    """Adds what the model wants beside the rows: labels, edge weights, blocks on its device."""
+    """Stage that adds labels, edge weights, and blocks on the model's device."""
 
     name = Stage.BATCH
     lane = "copy"
@@ -169,7 +215,7 @@ class BatchStage(AbstractStage):
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
         """Fill `y` (labels of the seeds, or the links to score) and the blocks' weights.
 
-        The blocks go to the device here, not with the rows, because the weights are theirs.
+        The blocks go to the device after their weights are made, so not with the rows.
         """
         del index
         batch = self._fill_weights(batch)
@@ -184,7 +230,7 @@ class BatchStage(AbstractStage):
 
 
 def seed_batch(epoch: int, step: int, dialect: Dialect) -> MiniBatch:
-    """The batch that enters the first stage: it only knows its epoch and step."""
+    """Make the batch that enters the first stage, which knows only its epoch and step."""
     none = np.empty(0, np.int64)
     return MiniBatch(
         blocks=[],

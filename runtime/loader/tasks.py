@@ -1,8 +1,8 @@
-"""The loader's stages for link prediction, in the places of `seeds` and `sample`.
+"""The first stages of link prediction, and the sampler of typed graphs.
 
-Both look at the whole global batch, not at the rank's share of it alone: in-batch negatives come
-from all its destinations, and all its links are left out of the graph. So the number of ranks
-changes neither a link's negatives nor a vertex's neighbours.
+Links' stages look at the whole global batch: in-batch negatives come from all its destinations, and
+all its links are left out of the graph. The number of ranks so changes neither a link's negatives
+nor a vertex's neighbours.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ from gnnplan.runtime.stages import Stage
 def link_stages(
     graph: Graph, workload: Workload, schedule: LinkSchedule, settings: dict[str, Any]
 ) -> tuple[AbstractStage, AbstractStage]:
-    """The stages `seeds` and `sample`; `settings` are the neighbour sampler's."""
+    """Make the stages `seeds` and `sample`; `settings` are the neighbour sampler's."""
     links = workload.links
     negatives = NegativeSampler(
         graph.indptr,
@@ -37,7 +37,7 @@ def link_stages(
 
 
 class LinkSeedsStage(AbstractStage):
-    """Chooses this rank's share of the step's links and draws their negatives."""
+    """Stage that chooses this rank's share of the step's links and draws their negatives."""
 
     name = Stage.SEEDS
 
@@ -46,7 +46,7 @@ class LinkSeedsStage(AbstractStage):
         self._negatives = negatives
 
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
-        """Fill `links`, and as seeds the distinct nodes they need; a share may be empty."""
+        """Fill `links`, and their distinct nodes as seeds; a share may be empty."""
         del index
         epoch, step = batch.epoch, batch.step
         pairs, ids, batch.global_num_seeds = self._schedule.share(epoch, step)
@@ -62,7 +62,7 @@ class LinkSeedsStage(AbstractStage):
 
 
 class LinkSampleStage(AbstractStage):
-    """Draws neighbours in the graph without the step's own links."""
+    """Stage that draws neighbours in the graph without the step's own links."""
 
     name = Stage.SAMPLE
 
@@ -90,17 +90,10 @@ class LinkSampleStage(AbstractStage):
 def typed_sampler(
     graph: Graph, workload: Workload, fanouts: list[int] | None = None, **settings: Any
 ) -> TypedSampler:
-    """The sampler of a typed graph.
+    """Make the sampler of a typed graph.
 
-    Args:
-        graph: A dataset with edge types.
-        workload: `fanouts` for all edge types but those that `type_fanouts` names.
-        fanouts: Evaluation's, for all types, instead.
-        settings: `TypedSampler`'s.
-
-    Raises:
-        DatasetError: the dataset has no edge types.
-        InputError: fan-outs for an edge type that the dataset does not have.
+    `fanouts` replaces the workload's for all types, in evaluation. InputError names an edge type
+    that the dataset does not have.
     """
     names = types_of(graph).edge_types
     unknown = sorted(set(workload.type_fanouts) - set(names))

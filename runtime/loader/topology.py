@@ -1,15 +1,15 @@
-"""Where a rank's samplers read adjacency lists, as the plan's `TopologyPlacement` says.
+"""Adjacency lists that a rank's samplers read, as the plan's `TopologyPlacement` says.
 
-    host        the host's shared mapping of the dataset
-    replicated  a copy of `indptr` and `indices` in this rank's memory
-    cached      the rank's own lists in its memory, all others from the host's mapping or the disk
+  host        the host's shared mapping of the dataset
+  replicated  a copy of `indptr` and `indices` in this rank's memory
+  cached      the rank's own lists in its memory, all others from the host's mapping or the disk
 
-The location table of `cached` is one of features' (`slot << 8 | number`) over `SOURCES`. Positions
+The location table of `cached` has features' codes (`slot << 8 | number`) over `SOURCES`. Positions
 of edges stay those of the dataset, so every sampler draws the same batch under every policy.
 
-Under `partitioned` the graph here is the host's: the distributed matrix samplers cut their rows out
-of it. Typed samplers sort the lists of the whole graph by type into arrays of their own and refuse
-`cached`. FastGCN's probabilities are made in one pass over the dataset.
+Under `partitioned` the graph here is the host's, of which the distributed matrix samplers cut their
+rows. Typed samplers sort the whole graph's lists into arrays of their own and refuse `cached`.
+FastGCN's probabilities take one pass over the dataset.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import PlanError
-from gnnplan.runtime.features.location import LocationTable, encode
+from gnnplan.runtime.features.location import LocationTable
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan, Source
@@ -32,20 +32,15 @@ from gnnplan.runtime.sampling.placed_indices import PlacedIndices
 from gnnplan.runtime.sampling.registry import find_sampler
 
 SOURCES = [Source(kind="own"), Source(kind="host"), Source(kind="disk")]
-"""What the codes of `topology_location_<g>` count in."""
+"""Sources that the codes of `topology_location_<g>` number."""
 OFFSET_BYTES = 16
-"""Two entries of `indptr` say where a list lies."""
+"""Bytes of the two entries of `indptr` that locate a list."""
 
 
 class Topology:
-    """One rank's adjacency lists: a graph to sample from, and where its lists lie."""
+    """Graph to sample from, and the places of one rank's adjacency lists."""
 
     def __init__(self, graph: Graph, plan: Plan, folder: Path, rank: int) -> None:
-        """Read the plan's arrays and copy the lists that this rank holds.
-
-        Raises:
-            PlanError: an array is missing or points to the wrong list.
-        """
         self.policy = plan.strategy.topology.policy
         self.graph = graph
         self._bulk = plan.strategy.bulk_batches > 1
@@ -87,20 +82,19 @@ class Topology:
         self._codes = numbers
 
     def counted(self, sampler: BatchSampler, name: str) -> BatchSampler:
-        """The sampler, made to count what it reads of each source.
+        """Wrap a sampler so that it counts what it reads of each source.
 
-        It comes back as it is where all lists are the host's, and in bulk, where batches are drawn
-        together and not counted.
+        It is returned as it is where all lists are the host's, and in bulk.
         """
         if self.policy not in ("replicated", "cached") or self._bulk:
             return sampler
         return CountedSampler(sampler, self, chosen_only=find_sampler(name).reads_chosen)
 
     def count(self, batch: MiniBatch, *, chosen_only: bool) -> tuple[dict[str, int], ...]:
-        """Lists visited and bytes read by source (formulas 2.3, 2.4), from a sampled batch.
+        """Return lists visited and bytes read by source (formulas 2.3, 2.4) for a sampled batch.
 
         A visit reads two offsets (from the host, or the copy of `replicated`) and the ids of the
-        chosen neighbours, or of all neighbours where the sampler has to look at each.
+        chosen neighbours, or of all neighbours where the sampler looks at each.
         """
         lists, edges = np.zeros(len(SOURCES), np.int64), np.zeros(len(SOURCES), np.int64)
         offsets = 0 if self.policy == "replicated" else 1
@@ -123,7 +117,7 @@ class Topology:
 
 
 class CountedSampler:
-    """A sampler whose batches say where the lists they read lay."""
+    """Sampler whose batches say where the lists lay that they read."""
 
     def __init__(self, sampler: BatchSampler, topology: Topology, *, chosen_only: bool) -> None:
         self.sampler = sampler
@@ -139,13 +133,9 @@ class CountedSampler:
         input_id: NDArray[np.int64] | None = None,
         global_num_seeds: int | None = None,
     ) -> MiniBatch:
-        """See `BatchSampler.sample`; fills the counts by source too."""
+        """Sample as `BatchSampler.sample` says, and fill the counts by source."""
         batch = self.sampler.sample(
-            seeds,
-            epoch=epoch,
-            step=step,
-            input_id=input_id,
-            global_num_seeds=global_num_seeds,
+            seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=global_num_seeds
         )
         counts = self._topology.count(batch, chosen_only=self._chosen_only)
         batch.lists_by_source, batch.list_bytes_by_source = counts
@@ -167,23 +157,6 @@ def _count_rows(n_id, num_rows, chosen_ptr, indptr, codes, constant, chosen_only
 
 
 def _without_read_ahead(array: Any) -> None:
-    """Tell the system that a mapping is read at random: no page comes that nobody asked for."""
     mapping = getattr(array, "_mmap", None)
     if mapping is not None:
         mapping.madvise(mmap.MADV_RANDOM)
-
-
-def cached_arrays(
-    num_nodes: int, own: NDArray[np.int64], *, rest: str = "host"
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Location codes and own ids for policy `cached`: `own` in this order, the rest elsewhere.
-
-    Args:
-        num_nodes: nodes of the graph.
-        own: shape (n,); distinct nodes whose lists the rank holds.
-        rest: host | disk.
-    """
-    numbers = np.full(num_nodes, 1 if rest == "host" else 2, np.int64)
-    slots = np.arange(num_nodes)
-    numbers[own], slots[own] = 0, np.arange(own.size)
-    return encode(numbers, slots), own.astype(np.int64)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gnnplan.runtime.fallback import has_triton
+from gnnplan.runtime.device import has_triton
 from gnnplan.runtime.models.adjacency import TorchBlock
 from gnnplan.runtime.models.kernels import aggregate_rows, mask_and_column_sums, source_gradient
 

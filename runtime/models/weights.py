@@ -26,7 +26,7 @@ from torch import Tensor
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.models.adjacency import TorchBlock, insert_self_loops
 from gnnplan.runtime.plan.schema import Workload
-from gnnplan.runtime.rounding import root
+from gnnplan.runtime.rounding import square_root
 from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 
 _jit: Any = numba.njit(cache=True, nogil=True, error_model="numpy")
@@ -222,7 +222,7 @@ def sampled_degrees(block: TorchBlock, outermost: TorchBlock | None) -> tuple[Te
 
 
 def _inverse_root(neighbours: Tensor) -> Tensor:
-    return (1 / root(neighbours + 1)).float()
+    return (1 / square_root(neighbours + 1)).float()
 
 
 def _gcn_block_device(

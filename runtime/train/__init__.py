@@ -1,1 +1,1 @@
-"""Training loops, overlap, checkpoints and evaluation."""
+"""Training: loops, gradients, evaluation and recovery."""

@@ -1,4 +1,4 @@
-"""What the features alone can do: logistic regression, the yardstick a GNN has to beat."""
+"""Logistic regression on features alone: the accuracy that a GNN has to beat."""
 
 import numpy as np
 import torch
@@ -13,18 +13,11 @@ MOST_ROWS = 50_000
 def logistic_regression_accuracy(
     graph: Graph, *, most_rows: int = MOST_ROWS, iterations: int = 100, l2: float = 1e-5
 ) -> float:
-    """Test accuracy of multinomial logistic regression on standardised features.
+    """Return the test accuracy of multinomial logistic regression on standardised features.
 
-    Trained by L-BFGS on at most `most_rows` training nodes, scored on at most as many test nodes.
-
-    Args:
-        graph: multiclass dataset with dense features.
-        most_rows: rows used of each split (a seeded choice).
-        iterations: most L-BFGS iterations.
-        l2: weight of the squared norm of the weights.
-
-    Raises:
-        InputError: the graph has no dense features or another task.
+    It is trained by L-BFGS on at most `most_rows` training nodes and scored on as many test nodes,
+    both seeded choices; `l2` weighs the squared norm of the weights. The graph needs dense features
+    and a multiclass task.
     """
     if graph.x is None or graph.y is None or str(graph.task) != "multiclass":
         raise InputError(f"{graph.name}: expected dense features and a multiclass task")

@@ -1,9 +1,13 @@
-"""Validation and test: exact layer-wise inference, or sampling with evaluation fan-outs.
+"""Validation and test, of nodes and of links: exact layer-wise inference, or sampling.
 
 Exact inference splits each layer's vertices over the ranks by edges, and the ranks exchange the
-layer's output (`LayerTable`). Between epochs what steps held is free, so that, with what the plan
-leaves free, is an evaluation's room: a plan that fills its budget is evaluated in smaller chunks,
-with outputs in a file.
+layer's output (`LayerTable`). Between epochs the memory of steps is free: with what the plan leaves
+free, it is an evaluation's room. A plan that fills its budget is evaluated in smaller chunks, with
+outputs in a file.
+
+Link prediction ranks a true destination among drawn ones. The encoder runs once for the ends of all
+links and negatives, then the ranks share the links. A link's negatives depend on its position in
+the split alone.
 """
 
 import os
@@ -20,11 +24,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.errors import DatasetError, InputError
 from gnnplan.runtime.features.gather import gather_rows
-from gnnplan.runtime.features.sparse import SparseHost
-from gnnplan.runtime.features.store import AbstractFeatureStore, TypedFeatureStore
-from gnnplan.runtime.features.tier import Counters
+from gnnplan.runtime.features.store import TypedFeatureStore
+from gnnplan.runtime.features.tier import AbstractFeatureStore, SparseHost
 from gnnplan.runtime.graph.dataset import Graph, is_typed
 from gnnplan.runtime.loader.tasks import typed_sampler
 from gnnplan.runtime.models.adjacency import TorchBlock, torch_block, torch_blocks
@@ -33,20 +36,16 @@ from gnnplan.runtime.models.metrics import Metric, metric_of
 from gnnplan.runtime.models.weights import count_self_loops, fill_weights
 from gnnplan.runtime.plan.schema import Plan, Workload
 from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.sampling.negative import NegativeSampler
 from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from gnnplan.runtime.sampling.rng import Purpose
 
 
 class LayerTable:
-    """Float32 [N, width]; rows never written cost no memory.
+    """Output of a layer, float32 (num_nodes, width); rows never written cost no memory.
 
-    Args:
-        num_nodes: N.
-        width: Columns.
-        comm: The ranks; None: this process alone. Every rank makes the table at the same point.
-        folder: Where files are made (and unlinked at once); the system's temporary folder if None.
-        most_bytes: Of a table in this process's own memory. A larger one is a file, where the
-            folder's disk has room for two. None: any.
+    All ranks of `comm` make it at the same point. A table of more than `most_bytes` in this
+    process's own memory becomes an unlinked file in `folder`, where the disk has room for two.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class LayerTable:
             self.rows = _own_rows(shape, folder, most_bytes)
 
     def exchange(self, parts: list[NDArray[np.int64]]) -> None:
-        """Make every rank's rows visible to all; `parts` are the rows each rank has written."""
+        """Show every rank's rows to all; `parts` has the rows that each rank has written."""
         comm = self._comm
         if comm is None or comm.size == 1:
             return
@@ -92,7 +91,7 @@ class LayerTable:
 def _own_rows(
     shape: tuple[int, int], folder: Path | None, most_bytes: int | None
 ) -> NDArray[np.float32]:
-    """Rows of this process alone: in its memory, or mapped from a file."""
+    """Make rows of this process alone, in its memory or mapped from a file."""
     size = 4 * shape[0] * shape[1]
     place = Path(tempfile.gettempdir() if folder is None else folder)
     if most_bytes is None or size <= most_bytes or shutil.disk_usage(place).free < 2 * size:
@@ -105,7 +104,7 @@ def _own_rows(
 
 
 def _empty_file(size_bytes: int, folder: Path | None) -> Path:
-    """A file of zeros that takes no room yet."""
+    """Make a file of zeros that takes no room yet."""
     descriptor, name = tempfile.mkstemp(suffix=".layer", dir=folder)
     os.ftruncate(descriptor, size_bytes)
     os.close(descriptor)
@@ -115,7 +114,7 @@ def _empty_file(size_bytes: int, folder: Path | None) -> Path:
 def _shared_rows(
     shape: tuple[int, int], comm: Communicator, folder: Path | None
 ) -> NDArray[np.float32]:
-    """One file mapped by all ranks of the host, unlinked as soon as all have it open."""
+    """Map one file in all ranks of the host, unlinked as soon as all have it open."""
     name = ""
     if comm.rank == 0:
         name = f"{_empty_file(4 * shape[0] * shape[1], folder)}"
@@ -131,30 +130,25 @@ def _shared_rows(
 
 MOST_CHUNK_BYTES = 256 << 20
 LEAST_CHUNK_BYTES = 4 << 20
-"""Some thousand rows: fewer are not faster to hold, only slower to compute."""
+"""Least input of a chunk: fewer rows are no smaller to hold, only slower to compute."""
 COPIES = 4
-"""A chunk's rows, their products, what is sent along edges, ids: times the rows' own bytes."""
+"""Memory of a chunk (rows, products, messages, ids), in multiples of its rows' bytes."""
 TABLES = 2
-"""Layers' outputs that are there at once: one is read while the next is written."""
+"""Number of layers' outputs at once: one is read while the next is written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationRoom:
-    """What one rank's evaluation may take."""
+    """Memory that one rank's evaluation may take."""
 
     chunk_bytes: int = MOST_CHUNK_BYTES
-    """Of the input rows of one chunk."""
+    """Bytes of the input rows of one chunk."""
     table_bytes: int | None = None
-    """Of one layer's output in the rank's own memory; larger ones are files. None: any."""
+    """Most bytes of a layer's output in the rank's own memory; larger ones are files. None: any."""
 
 
 def evaluation_room(plan: Plan, rank: int) -> EvaluationRoom:
-    """The room of a rank under a plan; one without a memory prediction bounds nothing.
-
-    Args:
-        plan: its predicted memories.
-        rank: whose room.
-    """
+    """Return a rank's room under a plan; without a memory prediction nothing is bounded."""
     memories = plan.prediction.memory_bytes
     own = memories.get(f"rank{rank}")
     if own is None:
@@ -177,19 +171,19 @@ def evaluation_room(plan: Plan, rank: int) -> EvaluationRoom:
 Reader = Callable[[NDArray[np.int64], NDArray[np.float32]], object]
 _SAMPLED_BATCH = 1024
 _EXACT_BATCH = 128
-"""Seeds per batch of a model that cannot be run layer by layer: its batches are whole L-hops."""
+"""Seeds per batch of a model that cannot run layer by layer: batches of whole L-hops."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """A metric over all ranks."""
+    """Metric over all ranks."""
 
     metric: str
-    """accuracy | micro_f1 | roc_auc | mrr."""
+    """Name: accuracy, micro_f1, roc_auc or mrr."""
     value: float
-    """NaN where no vertex was counted."""
+    """Value; NaN where nothing was counted."""
     count: int
-    """Vertices with a known label (or links) that were counted."""
+    """Number of vertices with a known label, or of links."""
 
 
 def evaluate(
@@ -207,55 +201,41 @@ def evaluate(
     scratch: Path | None = None,
     where: str = "evaluation",
 ) -> Score:
-    """Score the model on vertices; every rank calls it with the same `ids`.
+    """Score the model on vertices `ids` (n,); every rank calls it with the same ones.
 
     Without `fanouts` the logits are those of the full graph: layer by layer where the model has
-    `num_layers` layers and forward_layer(layer, x, block), else on whole L-hop neighbourhoods.
+    `num_layers` layers and forward_layer(layer, x, block), else on whole L-hop neighbourhoods. The
+    model keeps its mode.
 
     Args:
-        model: forward(x, blocks) -> logits; left in the mode (training or not) it was in.
-        graph: The dataset; ranks read features from its mapping.
-        store: Reads the features instead where there is one rank. With several, a store may be
-            collective, and the loader's threads may be reading through it meanwhile.
-        ids: Vertices to score, shape (n,).
-        workload: Names the model's weights, layers and seed.
-        fanouts: Evaluate by sampling with these, first hop first.
-        comm: The ranks; None: this process alone.
-        chunk_bytes: Bound on one chunk's gathered input; a single vertex with more neighbours than
-            that passes it.
+        model: forward(x, blocks) -> logits.
+        graph: Dataset, from whose mapping ranks read features.
+        store: Reader of features for one rank alone: with several it may be collective, and the
+            loader's threads may be reading through it.
+        ids: Vertices to score.
+        workload: The model's weights, layers and seed.
+        fanouts: Fan-outs of sampled evaluation, first hop first.
+        comm: All ranks; None: this process alone.
+        chunk_bytes: Most bytes of one chunk's input; one vertex with more neighbours passes it.
         table_bytes: Most bytes of a layer's output in a rank's own memory; a larger one is a file.
-            None: any.
-        epoch: Part of the stream of sampled draws.
-        scratch: Folder of layer outputs in files; the system's temporary folder if None.
+        epoch: Epoch of the stream of sampled draws.
+        scratch: Folder of layer outputs in files; None: the system's temporary one.
         where: What is scored, for errors: "epoch 3, validation".
-
-    Raises:
-        DatasetError: the graph has no labels or no features.
-        InputError: the task has no metric.
-        GnnplanError: a score is NaN or infinite; every rank raises it.
     """
     metric = metric_of(graph.task)
     if graph.y is None:
         raise DatasetError(f"{graph.name}: expected labels (y.npy) to evaluate with, found none")
     run = Evaluation(
-        model=model,
-        graph=graph,
-        read=reader_of(graph, store if comm is None or comm.size == 1 else None),
-        workload=workload,
-        comm=comm,
-        metric=metric,
-        device=next((p.device for p in model.parameters()), torch.device("cpu")),
-        chunk_bytes=chunk_bytes,
-        table_bytes=table_bytes,
-        scratch=scratch,
-    )
+        model=model, graph=graph, store=store, workload=workload, comm=comm, metric=metric,
+        chunk_bytes=chunk_bytes, table_bytes=table_bytes, scratch=scratch,
+    )  # fmt: skip
     run.run(ids, fanouts, epoch)
     value, count = metric.compute(comm, where)
     return Score(metric=metric.name, value=value, count=count)
 
 
 def reader_of(graph: Graph, store: AbstractFeatureStore | None) -> Reader:
-    """What reads rows: the store, or the dataset's own arrays; raises DatasetError without any."""
+    """Return the reader of rows: the store, or the dataset's own arrays; raise without any."""
     if store is not None:
         return store.read
     if graph.x_by_type:
@@ -265,31 +245,31 @@ def reader_of(graph: Graph, store: AbstractFeatureStore | None) -> Reader:
         return lambda ids, out: gather_rows(table, ids, out)
     if graph.x_csr is None:
         raise DatasetError(f"{graph.name}: expected features to evaluate with, found none")
-    sparse = SparseHost(graph.x_csr.indptr, graph.x_csr.indices, graph.x_csr.data)
-
-    def read(ids: NDArray[np.int64], out: NDArray[np.float32]) -> None:
-        sparse.read(ids, np.arange(ids.shape[0]), np.array([ids.shape[0]]), out, Counters())
-
-    return read
+    csr = graph.x_csr
+    return SparseHost(csr.indptr, csr.indices, csr.data, graph.feature_dim).take
 
 
 @dataclass(kw_only=True)
 class Evaluation:
-    """One pass of a model over vertices; `count` is told the outputs of each chunk."""
+    """One pass of a model over vertices; `count` gets the outputs of each chunk."""
 
     model: nn.Module
     graph: Graph
-    read: Reader
+    store: AbstractFeatureStore | None = None
+    """Reader of features, for one rank alone: with several it may be collective."""
     workload: Workload
     comm: Communicator | None
     metric: Metric
-    device: torch.device
     chunk_bytes: int = MOST_CHUNK_BYTES
     table_bytes: int | None = None
-    scratch: Path | None
+    scratch: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.read = reader_of(self.graph, self.store if self.size == 1 else None)
+        self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
     def run(self, ids: NDArray[np.int64], fanouts: list[int] | None, epoch: int = 0) -> bool:
-        """Compute the outputs of the vertices; True where it was done layer by layer."""
+        """Compute the outputs of the vertices; return whether it was done layer by layer."""
         model = self.model
         layered = fanouts is None and hasattr(model, "forward_layer")
         was_training = model.training
@@ -308,7 +288,7 @@ class Evaluation:
 
     @property
     def rank(self) -> int:
-        """This process's rank."""
+        """Rank of this process."""
         return 0 if self.comm is None else self.comm.rank
 
     @property
@@ -336,11 +316,7 @@ class Evaluation:
         if is_typed(workload):
             return typed_sampler(graph, workload, fanouts, purpose=Purpose.CALIBRATION)
         return NeighborSampler(
-            graph.indptr,
-            graph.indices,
-            fanouts,
-            seed=workload.seed,
-            purpose=Purpose.CALIBRATION,
+            graph.indptr, graph.indices, fanouts, seed=workload.seed, purpose=Purpose.CALIBRATION
         )
 
     def layer_by_layer(self, ids: NDArray[np.int64]) -> None:
@@ -357,7 +333,7 @@ class Evaluation:
             parts = split_by_edges(rows, graph.indptr, self.size)
             width = graph.feature_dim if table is None else table.rows.shape[1]
             last = layer == num_layers - 1
-            # The last layer's outputs are scored and gone: nobody asks how wide they are.
+            # The last layer's outputs are scored and dropped: no table needs their width.
             out_width = width if last else self._width_after(layer, width)
             if not last:
                 following = LayerTable(
@@ -384,7 +360,7 @@ class Evaluation:
         return forward_layer(layer, x, block)
 
     def _width_after(self, layer: int, width: int) -> int:
-        """Columns of a layer's output, from a block without vertices."""
+        """Return the columns of a layer's output, from a block without vertices."""
         empty = TorchBlock(
             num_src=0,
             num_dst=0,
@@ -429,3 +405,77 @@ def split_by_edges(
     total = int(work[-1]) if work.size else 0
     goals = [total * part // num_parts for part in range(1, num_parts)]
     return np.split(rows, np.searchsorted(work, goals, side="right"))
+
+
+EVALUATION_EPOCH = 1 << 31
+"""Epoch of evaluation's negatives, which no training reaches."""
+_CHUNK_BYTES = 64 << 20
+
+
+@dataclass(kw_only=True)
+class _Encoding(Evaluation):
+    """Pass that keeps the encoder's output rows instead of scoring them."""
+
+    table: LayerTable
+
+    def count(self, logits: Tensor, ids: NDArray[np.int64]) -> None:
+        """Write the rows into the table."""
+        width = self.table.rows.shape[1]
+        if logits.shape[1] != width:
+            raise InputError(
+                f"model: expected node vectors of the workload's hidden width {width} for task "
+                f"link, found {logits.shape[1]}"
+            )
+        self.table.rows[ids] = logits.float().cpu().numpy()
+
+
+def evaluate_links(
+    model: nn.Module,
+    graph: Graph,
+    store: AbstractFeatureStore | None,
+    pairs: NDArray[np.int64],
+    *,
+    workload: Workload,
+    fanouts: list[int] | None = None,
+    comm: Communicator | None = None,
+    chunk_bytes: int = MOST_CHUNK_BYTES,
+    table_bytes: int | None = None,
+    scratch: Path | None = None,
+    where: str = "evaluation",
+) -> Score:
+    """Return the MRR of links among `workload.links.eval_negatives` uniform negatives each.
+
+    Every rank calls it with the same `pairs`, int64 (n, 2) of source and destination. Stored edges
+    of the graph are not drawn as negatives. The model gives node vectors of the workload's hidden
+    width. All else is as in `evaluate`.
+    """
+    sampler = NegativeSampler(
+        graph.indptr, graph.indices, workload.links.eval_negatives, seed=workload.seed
+    )
+    pairs = np.asarray(pairs)
+    negatives = sampler.draw(pairs, np.arange(len(pairs)), epoch=EVALUATION_EPOCH, step=0)
+    links = np.concatenate([pairs, negatives], axis=1)
+    nodes = np.unique(links)
+    metric = metric_of("link")
+    run = _Encoding(
+        model=model, graph=graph, store=store, workload=workload, comm=comm, metric=metric,
+        chunk_bytes=chunk_bytes, table_bytes=table_bytes, scratch=scratch,
+        table=LayerTable(graph.num_nodes, workload.hidden, comm, scratch, table_bytes),
+    )  # fmt: skip
+    layered = run.run(nodes, fanouts)
+    parts = (
+        split_by_edges(nodes, graph.indptr, run.size)
+        if layered
+        else [nodes[rank :: run.size] for rank in range(run.size)]
+    )
+    run.table.exchange(parts)
+    h = torch.from_numpy(np.asarray(run.table.rows))
+    mine = torch.from_numpy(links[run.rank :: run.size])
+    size = max(1, min(_CHUNK_BYTES, chunk_bytes) // (4 * workload.hidden * links.shape[1]))
+    with torch.no_grad():
+        for chunk in mine.split(size):
+            metric.update(h, chunk)
+    del h
+    run.table.close()
+    value, count = metric.compute(comm, where)
+    return Score(metric=metric.name, value=value, count=count)

@@ -1,8 +1,8 @@
 """Full-graph training as a job's loader and loop: one optimiser step per epoch over all seeds.
 
-The job (`job.py`) runs, validates, checkpoints and reports it as it does mini-batches. A step's
-loss is the sum over this rank's training nodes divided by those of all ranks, so the flat
-all-reduce gives the gradient of one process.
+The job (`job`) runs, validates, checkpoints and reports it like mini-batches. A step's loss is the
+sum over this rank's training nodes divided by those of all ranks, so the flat all-reduce gives the
+gradient of one process.
 """
 
 import time
@@ -18,12 +18,11 @@ from torch import Tensor
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import DatasetError, InputError, PlanError
-from gnnplan.runtime.features.store import AbstractFeatureStore
-from gnnplan.runtime.features.tier import Counters
+from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters
 from gnnplan.runtime.fullgraph.forward import FullGraphModel, check_settings
 from gnnplan.runtime.fullgraph.part import Part
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.loader.pipeline import Position
+from gnnplan.runtime.loader.loader import Position
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.build import BlockModel, build_model
 from gnnplan.runtime.models.metrics import loss_sum
@@ -42,7 +41,7 @@ from gnnplan.runtime.train.minibatch import (
 
 
 class DatasetRows(AbstractFeatureStore):
-    """The dataset's own rows, for evaluation, and what the rank holds of its part."""
+    """The dataset's own rows for evaluation, and the bytes of the rank's part."""
 
     def __init__(self, graph: Graph) -> None:
         self._read: Reader = reader_of(graph, None)
@@ -57,11 +56,11 @@ class DatasetRows(AbstractFeatureStore):
 
     @property
     def resident_bytes(self) -> int:
-        """Of the part's input rows."""
+        """Bytes of the part's input rows."""
         return self.held_bytes
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +72,7 @@ class WholeEpoch:
 
 
 class FullGraphEpochs:
-    """Hands out epochs of one step each, as `PlannedLoader` hands out batches."""
+    """Loader of epochs of one step each, with `PlannedLoader`'s methods."""
 
     def __init__(
         self,
@@ -85,28 +84,27 @@ class FullGraphEpochs:
     ) -> None:
         self.graph, self.full, self.store, self.meter = graph, full, store, meter
         self.handed_out = 0
-        """Steps handed out by this process."""
         self.position = Position(plan_id, len(self))
 
     @property
     def topology(self) -> Part:
-        """What the rank holds of the graph's edges."""
+        """Edges that the rank holds."""
         return self.full.part
 
     def __len__(self) -> int:
-        """Steps per epoch."""
+        """Return the steps per epoch."""
         return 1
 
     def state_dict(self) -> dict[str, Any]:
-        """See `PlannedLoader.state_dict`."""
+        """Return the position, as `PlannedLoader.state_dict`."""
         return self.position.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `PlannedLoader.load_state_dict`."""
+        """Set the position, as `PlannedLoader.load_state_dict`."""
         self.position.load_state_dict(state)
 
     def batches(self, most: int | None = None) -> Iterator[Any]:
-        """The current epoch's one step."""
+        """Yield the current epoch's one step."""
         if most is None or most > 0:
             epoch = self.position.epoch
             self.position.advance()
@@ -114,7 +112,7 @@ class FullGraphEpochs:
             yield WholeEpoch(epoch=epoch)
 
     def set_factor(self, factor: float) -> None:
-        """Refused: locality-aware sampling is a way of drawing mini-batches."""
+        """Refuse a factor: locality-aware sampling draws mini-batches."""
         raise PlanError(f"full-graph training: expected no locality factor, found {factor}")
 
     def close(self) -> None:
@@ -131,14 +129,13 @@ class FullGraphLoop(TrainLoop):
     x: Tensor
     """Input rows of the inner nodes, float32 (n_in, d_0)."""
     seeds: Tensor
-    """int64: inner positions of this rank's training nodes."""
+    """Inner positions of this rank's training nodes, int64."""
     y: Tensor
-    """Their labels."""
     num_seeds: int
-    """Training nodes of all ranks."""
+    """Number of training nodes of all ranks."""
 
     def step(self, batch: "MiniBatch | WholeEpoch", index: int) -> float:
-        """One epoch; the exchange's share of forward and backward is metered as its own stage."""
+        """Take one epoch; meter the exchange's share of forward and backward as its own stage."""
         exchange = self.full.exchange
         before = exchange.sent_bytes
         exchange.reset()
@@ -164,13 +161,7 @@ class FullGraphLoop(TrainLoop):
 def open_full_graph(
     plan: Plan, folder: Path, graph: Graph, device: torch.device, comm: Communicator
 ) -> tuple[FullGraphEpochs, FullGraphLoop]:
-    """The loader and the loop of a plan with mode full-graph. Collective.
-
-    Raises:
-        PlanError: the plan has no partition, or one that does not fit graph and ranks, or settings
-            that full-graph training does not have.
-        DatasetError: the dataset has no features or labels.
-    """
+    """Open the loader and the loop of a plan with mode full-graph. Collective."""
     workload, settings = plan.workload, plan.strategy.full_graph
     check_settings(settings, workload.model, str(graph.task))
     if graph.topology_only or graph.y is None:
@@ -200,7 +191,7 @@ def make_full_graph_loop(
     device: torch.device,
     comm: Communicator,
 ) -> FullGraphLoop:
-    """The loop over a model that is spread already. Collective where a layer is precomputed."""
+    """Make the loop over a spread model. Collective where a layer is precomputed."""
     workload = plan.workload
     inner = full.part.inner
     rows = np.empty((inner.shape[0], graph.feature_dim), np.float32)

@@ -1,12 +1,9 @@
-"""All gradients of a model in one flat tensor.
+"""A model's gradients in one flat tensor, and its all-reduce during the backward pass.
 
-The gradient's all-reduce under way while the backward pass still runs.
-
-The flat buffer of gradients is cut into parts in the order in which the backward pass fills them,
-the last layer's first. A part is sent when all its gradients are there and the part before it was
-sent, so every rank sends the same parts in the same order, whatever its share of the batch. Sums
-are those of one all-reduce; where more than two ranks add, a backend may take them in another order
-for a smaller tensor, and the last bits differ.
+The buffer is cut into parts in the order in which the backward pass fills them, the last layer's
+first. A part is sent when all its gradients are there and the part before it was sent: every rank
+sends the same parts in the same order, whatever its share of the batch. With more than two ranks, a
+backend may add a smaller tensor in another order, and last bits differ.
 """
 
 import functools
@@ -16,18 +13,15 @@ from torch import Tensor, nn
 
 from gnnplan.runtime.comm.collectives import Communicator, Pending
 from gnnplan.runtime.errors import InputError
-from gnnplan.runtime.train.parts import PART_BYTES
+from gnnplan.runtime.stages import PART_BYTES
 
 _ALIGNMENT_BYTES = 64
 
 
 class GradientBuffer:
-    """All gradients of a model in one flat tensor, and the loss in its last place.
+    """All gradients of a model in one flat tensor, with the loss in its last place.
 
-    The parameters' `.grad` are views, so that neither the all-reduce nor zeroing copies anything.
-
-    Raises:
-        InputError: parameters of more than one dtype or device, or not initialised yet.
+    The parameters' `.grad` are views: neither the all-reduce nor zeroing copies anything.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -42,25 +36,22 @@ class GradientBuffer:
         sizes = [-(-p.numel() // step) * step for p in parameters]
         self.flat = torch.zeros(sum(sizes) + 1, dtype=dtype, device=device)
         self.parameters: list[nn.Parameter] = parameters
-        """Those with a gradient, in the model's order."""
+        """Parameters with a gradient, in the model's order."""
         self.starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        """Where each begins in `flat`."""
+        """Begin of each parameter's gradient in `flat`."""
         for parameter, part in zip(parameters, self.flat[:-1].split(sizes), strict=True):
             parameter.grad = part[: parameter.numel()].view_as(parameter)
 
     @property
     def loss(self) -> Tensor:
-        """The loss: this rank's share before the all-reduce, the global one after it."""
+        """Loss: this rank's share before the all-reduce, the global one after it."""
         return self.flat[-1]
 
 
 class OverlappedReduce:
-    """Sends a model's gradients part by part.
+    """Sender of a model's gradients, in parts of at least `part_bytes`.
 
-    Args:
-        gradients: the model's flat buffer.
-        comm: the ranks; nothing else of this thread may use it during a backward pass.
-        part_bytes: least bytes of a part.
+    Nothing else of this thread may use the communicator during a backward pass.
     """
 
     def __init__(
@@ -81,7 +72,7 @@ class OverlappedReduce:
 
     @property
     def num_parts(self) -> int:
-        """Parts of the gradient, without the loss."""
+        """Number of parts of the gradient, without the loss."""
         return len(self._parts)
 
     def begin(self) -> None:
@@ -91,7 +82,7 @@ class OverlappedReduce:
         self._pending = []
 
     def finish(self) -> None:
-        """Send what was not, the loss last, and wait for all of it; collective."""
+        """Send the rest, the loss last, and wait for all of it; collective."""
         while self._next < len(self._parts):
             self._send()
         self._pending.append(self._comm.start_all_reduce(self._flat[-1:]))
@@ -100,7 +91,7 @@ class OverlappedReduce:
         self._pending = []
 
     def close(self) -> None:
-        """Take the hooks off the parameters."""
+        """Remove the hooks from the parameters."""
         for hook in self._hooks:
             hook.remove()
 
@@ -117,7 +108,7 @@ class OverlappedReduce:
 
 
 def _parts(gradients: GradientBuffer, part_bytes: int) -> list[tuple[int, int, list[nn.Parameter]]]:
-    """First and last place in the flat buffer, and parameters; in order of the backward pass."""
+    """Return begin, end and parameters of each part, in order of the backward pass."""
     size = gradients.flat.element_size()
     found: list[tuple[int, int, list[nn.Parameter]]] = []
     last = gradients.flat.numel() - 1
@@ -132,9 +123,9 @@ def _parts(gradients: GradientBuffer, part_bytes: int) -> list[tuple[int, int, l
     return found
 
 
-def overlapped(
+def open_overlap(
     gradients: GradientBuffer, comm: Communicator, *, asked: bool
 ) -> OverlappedReduce | None:
-    """The parts of a gradient that is sent while it is made; None where it is sent afterwards."""
+    """Make the sender where overlap is asked for and possible; None sends gradients afterwards."""
     hooks = hasattr(torch.Tensor, "register_post_accumulate_grad_hook")
     return OverlappedReduce(gradients, comm) if asked and hooks and comm.size > 1 else None

@@ -1,23 +1,31 @@
-"""Epochs: train, validate, keep a checkpoint, report."""
+"""A training job: epochs of steps, validation, checkpoints and the report.
+
+Locality-aware sampling has a factor, which all ranks change together after each epoch, by the sums
+of their seconds of data movement and of whole iterations (`FactorSchedule`, formulas 1.6). The
+published code lets rank 0 decide, which is the same where ranks are alike.
+"""
 
 import json
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.device import machine_facts
-from gnnplan.runtime.errors import GnnplanError
+from gnnplan.runtime.errors import GnnplanError, SamplerError
 from gnnplan.runtime.faults.heartbeat import Heartbeat, Phase
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.metrics import metric_of
-from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.plan.schema import Plan, Sampler
 from gnnplan.runtime.process import HostState, age_seconds, host_state, memory_bytes, noise_between
 from gnnplan.runtime.report import (
     MAX_STEP_SAMPLES,
@@ -29,10 +37,11 @@ from gnnplan.runtime.report import (
     save_report,
     typical_stages,
 )
-from gnnplan.runtime.train.evaluate import evaluate, evaluation_room
+from gnnplan.runtime.sampling.locality import FactorSchedule
+from gnnplan.runtime.sampling.registry import find_sampler, number, parameters_of
+from gnnplan.runtime.stages import Stage
+from gnnplan.runtime.train.evaluate import evaluate, evaluate_links, evaluation_room
 from gnnplan.runtime.train.fullgraph import FullGraphEpochs
-from gnnplan.runtime.train.links import evaluate_links
-from gnnplan.runtime.train.locality import FactorControl, factor_control
 from gnnplan.runtime.train.minibatch import STEP, TrainLoop
 from gnnplan.runtime.train.recovery import Mark, save
 
@@ -42,10 +51,10 @@ _log = logging.getLogger(__name__)
 
 
 class Events:
-    """Appends events to a file; without a file they go nowhere."""
+    """Writer of events to a file; without a file they are dropped."""
 
     def __init__(self, path: Path | None) -> None:
-        # Without a buffer: what the disk refused is not tried again when the file is closed.
+        # Unbuffered: a write that the disk refused is not tried again at the close.
         self._file = None if path is None else path.open("ab", buffering=0)
         self._last = 0.0
         self._torn = False
@@ -65,7 +74,7 @@ class Events:
             self._warned = True
 
     def step(self, epoch: int, step: int, steps: int, loss: float) -> None:
-        """Write how far the epoch is, at most ten times a second."""
+        """Write the progress of the epoch, at most ten times a second."""
         now = time.perf_counter()
         if self._file is not None and now - self._last >= SECONDS_BETWEEN_STEPS:
             self._last = now
@@ -75,6 +84,85 @@ class Events:
         """Close the file."""
         if self._file is not None:
             self._file.close()
+
+
+MOVEMENT = (Stage.EXCHANGE_IDS, Stage.GATHER, Stage.EXCHANGE_ROWS, Stage.COPY)
+"""Stages that move features to the device."""
+
+
+@dataclass(kw_only=True)
+class FactorControl:
+    """One rank's part in the common factor; every rank makes the same calls in the same order."""
+
+    schedule: FactorSchedule
+    meter: StageMeter
+    follows: bool
+    """Whether the factor follows the measurements; False where the plan fixes it."""
+    movement_seconds: float = 0.0
+    """Seconds of this epoch before an interruption, of all ranks, held by rank 0."""
+    iteration_seconds: float = 0.0
+    _counted: dict[str, int] = field(default_factory=dict[str, int])
+    """Number of the meter's records that belong to earlier epochs, by stage."""
+
+    @property
+    def factor(self) -> float:
+        """Factor now in use."""
+        return self.schedule.factor
+
+    def after_epoch(self, comm: Communicator) -> float:
+        """Return the factor of the next epoch, the same on every rank; collective."""
+        if not self.follows:
+            return self.factor
+        self.schedule = self.schedule.after_epoch(*self._sums(comm))
+        self.movement_seconds = self.iteration_seconds = 0.0
+        self._counted = {name: len(self.meter.seconds(name)) for name in (*MOVEMENT, STEP)}
+        return self.factor
+
+    def state(self, comm: Communicator) -> dict[str, Any]:
+        """Return the schedule and all ranks' seconds of an unfinished epoch, for a checkpoint.
+
+        The call is collective where the factor follows its schedule.
+        """
+        movement, iteration = self._sums(comm) if self.follows else (0.0, 0.0)
+        return {**asdict(self.schedule), "movement": movement, "iteration": iteration}
+
+    def load_state(self, state: dict[str, Any], *, rank: int) -> None:
+        """Go on where `state` was taken; rank 0 adds the kept seconds to the next sums."""
+        self.schedule = replace(
+            self.schedule,
+            factor=float(state["factor"]),
+            remembered=float(state["remembered"]),
+            frozen=bool(state["frozen"]),
+        )
+        if rank == 0:
+            self.movement_seconds = float(state["movement"])
+            self.iteration_seconds = float(state["iteration"])
+
+    def _sums(self, comm: Communicator) -> tuple[float, float]:
+        movement = self.movement_seconds + sum((self._new(s) for s in MOVEMENT), 0.0)
+        iteration = self.iteration_seconds + self._new(STEP)
+        both = torch.tensor([movement, iteration], dtype=torch.float64, device=comm.device)
+        comm.all_reduce_sum(both)
+        return float(both[0]), float(both[1])
+
+    def _new(self, stage: str) -> float:
+        return sum(self.meter.seconds(stage)[self._counted.get(stage, 0) :], 0.0)
+
+
+def make_factor_control(sampler: Sampler, meter: StageMeter) -> FactorControl | None:
+    """Make the control of a plan's sampler; None where it has no factor."""
+    if not find_sampler(sampler.name).prefers_local:
+        return None
+    values = parameters_of(sampler)
+    factor = number(sampler.name, values, "factor")
+    if values["schedule"] not in ("fixed", "measured"):
+        raise SamplerError(
+            f"sampler {sampler.name}: expected schedule to be fixed or measured, found "
+            f"{values['schedule']!r}; choose one"
+        )
+    follows = values["schedule"] == "measured"
+    schedule = FactorSchedule(factor=factor, remembered=factor)
+    return FactorControl(schedule=schedule, meter=meter, follows=follows)
 
 
 @dataclass(kw_only=True)
@@ -91,33 +179,32 @@ class Job:
     before: HostState = field(default_factory=host_state)
     epochs: list[EpochReport] = field(default_factory=list[EpochReport])
     first_epoch: int = 0
-    """Epoch of the first of them: above 0 where the reports before it were lost."""
+    """Number of the first epoch in `epochs`; above 0 where earlier reports were lost."""
     epochs_mark: Mark = field(default_factory=Mark)
-    """How many of them lie beside the checkpoints."""
+    """Part of `epochs` that lies beside the checkpoints."""
     losses: list[float] = field(default_factory=list[float])
     """Global loss of every step of this process."""
     epoch_losses: list[float] = field(default_factory=list[float])
-    """Losses of the current epoch, also those before an interruption."""
+    """Losses of the current epoch, with those before an interruption."""
     epoch_seconds: float = 0.0
     steps: int = 0
-    """Optimiser steps taken since the model was made, also those before an interruption."""
+    """Optimiser steps since the model was made, with those before an interruption."""
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     factor: FactorControl | None = field(init=False)
-    """The factor of locality-aware sampling; None for other samplers."""
+    """Control of locality-aware sampling; None for other samplers."""
     first_step: int = 0
     """Optimiser steps before this process's first."""
     test_score: float | None = None
     disk_full: bool = False
-    """True from a checkpoint that found no room to one that did."""
+    """Whether the last checkpoint found no room."""
     loop_started_seconds: float = 0.0
     private_memory_bytes: int = 0
 
     def __post_init__(self) -> None:
-        """Take the plan's factor as it stands before the first epoch."""
-        self.factor = factor_control(self.plan.strategy.sampler, self.loop.meter)
+        self.factor = make_factor_control(self.plan.strategy.sampler, self.loop.meter)
 
     def train(self) -> None:
-        """All epochs that are still missing, and the test."""
+        """Train all missing epochs, then test."""
         self.loop_started_seconds = age_seconds()
         steps = len(self.loader)
         self.events.emit(
@@ -132,13 +219,13 @@ class Job:
             self.test_score, _ = self._score(f"epoch {last}, test", self.loader.graph.test_idx)
 
     def _allowed(self) -> int:
-        """Steps that may still be taken in this run."""
+        """Return the number of steps that this run may still take."""
         if self.config.max_steps is None:
             return len(self.loader)
         return self.config.max_steps - len(self.losses)
 
     def _train_epoch(self) -> bool:
-        """Take the epoch's remaining steps; False where the run's last step came before its end."""
+        """Take the epoch's remaining steps; return whether the epoch was completed."""
         epoch = self.loader.position.epoch
         self.heartbeat.begin(Phase.TRAINING)
         every = self.config.checkpoint_every_steps or len(self.loader)
@@ -186,16 +273,10 @@ class Job:
             self.loader.set_factor(self.factor.after_epoch(self.loop.comm))
         save(self)
         self.events.emit(
-            "epoch",
-            epoch=epoch,
-            loss=report.loss,
-            val=val,
-            seconds=report.seconds,
-            share=1.0,
+            "epoch", epoch=epoch, loss=report.loss, val=val, seconds=report.seconds, share=1.0
         )
 
     def _score(self, where: str, ids: NDArray[np.int64]) -> tuple[float | None, int]:
-        """Score of all ranks together on nodes or links, and how many of them it rests on."""
         if len(ids) == 0:
             return None, 0
         room = evaluation_room(self.plan, self.loop.comm.rank)
@@ -214,7 +295,7 @@ class Job:
         return score.value, score.count
 
     def finish(self) -> RunReport:
-        """Gather every rank's figures; each host writes report.json, rank 0 into the plan too."""
+        """Gather every rank's figures; each host writes report.json, rank 0 also into the plan."""
         ranks = self.loop.comm.all_gather_objects(self._rank_report())
         meter = self.loop.meter
         seconds = meter.seconds(STEP)
@@ -247,7 +328,6 @@ class Job:
         return report
 
     def _save_report(self, report: RunReport) -> None:
-        """Write the report; the training behind it is in the last checkpoint, whatever happens."""
         plan_folder = [Path(self.config.plan_folder)] if self.loop.comm.rank == 0 else []
         for folder in (self.config.run_path, *plan_folder):
             try:
@@ -259,7 +339,7 @@ class Job:
                 ) from None
 
     def _startup_seconds(self, seconds: list[float], median: float) -> float:
-        """Until the first step, and what the first steps took beyond a usual one."""
+        """Return the time until the first step, and the excess of the first steps."""
         excess = sum(max(0.0, s - median) for s in seconds[:WARMUP_STEPS])
         return self.loop_started_seconds + excess
 

@@ -1,9 +1,9 @@
 """The mini-batch loop: wait, forward and backward, all-reduce, update.
 
-At any number of ranks a step computes the same sums: the loss is the sum over a rank's seeds
-divided by the seeds of all ranks, so that adding the ranks' gradients gives the gradient of the
-mean over the global batch. Gradients and loss lie in one flat buffer and are added over ranks by
-one explicit all-reduce, or part by part while the backward pass runs (`overlapped`).
+The loss is the sum over a rank's seeds divided by the seeds of all ranks. The sum of the ranks'
+gradients is then the gradient of the mean over the global batch, at any number of ranks. Gradients
+and loss lie in one flat buffer, added over ranks by one all-reduce, or part by part while the
+backward pass runs. Ranks with cooperative batches exchange hidden rows between layers.
 """
 
 import math
@@ -25,7 +25,7 @@ from gnnplan.runtime.sampling.minibatch import MiniBatch, RowExchange
 from gnnplan.runtime.sampling.rng import Purpose, stream
 from gnnplan.runtime.stages import Stage
 from gnnplan.runtime.train.gradients import GradientBuffer, OverlappedReduce
-from gnnplan.runtime.train.precision import Precision, widened
+from gnnplan.runtime.train.precision import Precision, widen
 
 
 class _Exchange(torch.autograd.Function):
@@ -63,15 +63,10 @@ class _Exchange(torch.autograd.Function):
 
 
 def exchange_hidden(own: Tensor, exchange: RowExchange, comm: Communicator) -> Tensor:
-    """The rows of a block's sources: own ones, then those of other ranks. Collective.
+    """Return the rows (len(exchange.ids), d) of a block's sources, own ones first. Collective.
 
-    Args:
-        own: Rows of this rank's own vertices, shape (exchange.num_own, d).
-        exchange: From sampling.
-        comm: The ranks; the backward pass uses it too, so nothing else may meanwhile.
-
-    Returns:
-        Shape (len(exchange.ids), d); its gradient reaches the ranks the rows came from.
+    Gradients reach the ranks that rows came from. The backward pass uses `comm` too, so nothing
+    else may meanwhile.
     """
     if own.shape[0] != exchange.num_own:
         raise InputError(f"expected rows of {exchange.num_own} own vertices, found {own.shape[0]}")
@@ -80,11 +75,7 @@ def exchange_hidden(own: Tensor, exchange: RowExchange, comm: Communicator) -> T
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse a model that cannot stop between two layers.
-
-    Raises:
-        InputError: it has no forward_layer(layer, x, block).
-    """
+    """Refuse a model without forward_layer(layer, x, block), which cannot stop between layers."""
     if not hasattr(model, "forward_layer"):
         raise InputError(
             f"cooperative batches: expected a model with forward_layer(layer, x, block), found "
@@ -93,47 +84,36 @@ def check_model(model: nn.Module) -> None:
 
 
 def forward_cooperative(model: nn.Module, batch: MiniBatch, comm: Communicator) -> Tensor:
-    """Logits of this rank's own seeds. Collective, as is the backward pass.
-
-    Args:
-        model: forward_layer(layer, x, block) as `BlockModel`'s.
-        batch: One of a `CooperativeSampler`, with `x` filled.
-        comm: The ranks.
-
-    Returns:
-        Shape (num_seeds, classes).
-    """
+    """Return the logits (num_seeds, classes) of this rank's seeds; collective both ways."""
     check_model(model)
     x: Any = batch.x
     for layer, (block, exchange) in enumerate(zip(batch.blocks, batch.exchanges, strict=True)):
-        rows = x if layer == 0 else exchange_hidden(x, exchange, comm)  # features came so already
+        rows = (
+            x if layer == 0 else exchange_hidden(x, exchange, comm)
+        )  # the loader exchanged features
         x = getattr(model, "forward_layer")(layer, rows, torch_block(block))  # noqa: B009
     return x
 
 
 @contextmanager
 def metered_apart(meter: StageMeter, comm: Communicator, index: int) -> Iterator[None]:
-    """Time a body as forward_backward, its exchanges of hidden rows as halo_exchange instead."""
+    """Time a body as forward_backward, but its exchanges of hidden rows as halo_exchange."""
     meter.enter(Stage.FORWARD_BACKWARD, index)
-    earlier, core, start = _halo_seconds(comm), time.thread_time(), time.perf_counter()
+    earlier = comm.stage_seconds(Stage.HALO_EXCHANGE)
+    core, start = time.thread_time(), time.perf_counter()
     yield
-    exchanged = _halo_seconds(comm) - earlier
+    exchanged = comm.stage_seconds(Stage.HALO_EXCHANGE) - earlier
     elapsed = time.perf_counter() - start - exchanged
     meter.add(Stage.FORWARD_BACKWARD, index, elapsed, time.thread_time() - core)
     meter.add(Stage.HALO_EXCHANGE, index, exchanged)
 
 
-def _halo_seconds(comm: Communicator) -> float:
-    traffic = comm.traffic
-    return traffic[Stage.HALO_EXCHANGE].seconds if Stage.HALO_EXCHANGE in traffic else 0.0
-
-
 STEP = "step"
-"""Meter name of the whole step: the sum of the training stages and the Python between them."""
+"""Name in the meter of the whole step: the training stages and the Python between them."""
 
 
 def share_parameters(model: nn.Module, comm: Communicator) -> None:
-    """Make every rank start from rank 0's parameters and buffers, whatever its model drew."""
+    """Give every rank the parameters and buffers of rank 0."""
     with torch.no_grad():
         for tensor in model.state_dict().values():
             comm.broadcast(tensor)
@@ -141,7 +121,7 @@ def share_parameters(model: nn.Module, comm: Communicator) -> None:
 
 @dataclass(kw_only=True)
 class TrainLoop:
-    """One rank's model, optimiser and the collectives it takes part in."""
+    """One rank's model and optimiser, and the collectives that it takes part in."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -150,23 +130,18 @@ class TrainLoop:
     meter: StageMeter
     task: str
     seed: int
-    """Seeds dropout, together with epoch, step and rank."""
+    """Seed of dropout, together with epoch, step and rank."""
     precision: Precision = field(default_factory=Precision)
     overlapped: OverlappedReduce | None = None
-    """Sends gradients while they are made; None: all at once, afterwards."""
+    """Sender of gradients during the backward pass; None sends all at once, afterwards."""
 
     def run(
         self, batches: Iterator[MiniBatch], first_index: int, on_step: Callable[[float], None]
     ) -> list[float]:
-        """Take one step per batch; returns the global loss of each.
+        """Take one step per batch, perhaps an empty one; return the global loss of each.
 
-        Args:
-            batches: this rank's share of each step; a share may be empty.
-            first_index: number of the first step within this process, for the meter.
-            on_step: called with each loss.
-
-        Raises:
-            GnnplanError: the loss is not finite.
+        `first_index` numbers the first step within this process; `on_step` gets each loss. A loss
+        that is not finite raises GnnplanError.
         """
         self.model.train()
         losses: list[float] = []
@@ -187,7 +162,7 @@ class TrainLoop:
             index += 1
 
     def step(self, batch: MiniBatch, index: int) -> float:
-        """One optimiser step on this rank's share; returns the loss per seed over all ranks."""
+        """Take one optimiser step on this rank's share; return the loss per seed over all ranks."""
         with self._metered(batch, index):
             self._forward_backward(batch)
         return self.finish_step(batch.epoch, batch.step, index)
@@ -198,7 +173,7 @@ class TrainLoop:
         return self.meter.measure(Stage.FORWARD_BACKWARD, index)
 
     def finish_step(self, epoch: int, step: int, index: int) -> float:
-        """Add the gradients over ranks and update the parameters; returns the global loss."""
+        """Add the gradients over ranks and update the parameters; return the global loss."""
         if self.comm.size > 1:
             with self.meter.measure(Stage.ALL_REDUCE, index):
                 if self.overlapped is None:
@@ -217,10 +192,7 @@ class TrainLoop:
         return loss
 
     def _loss(self, index: int) -> float:
-        """The loss, once a GPU is done: all it does for a step is waited for here.
-
-        The wait is metered as forward_backward, which for most of it it is.
-        """
+        """Return the loss once a GPU is done; meter the wait as forward_backward."""
         if self.gradients.flat.device.type != "cuda":
             return float(self.gradients.loss)
         core, start = time.thread_time(), time.perf_counter()
@@ -239,7 +211,7 @@ class TrainLoop:
         seed_dropout(self.seed, batch.epoch, batch.step, self.comm.rank, device)
         with self.precision.forward(device.type):
             logits = self._logits(batch)
-        loss = loss_sum(widened(logits), batch.y, self.task) / batch.global_num_seeds
+        loss = loss_sum(widen(logits), batch.y, self.task) / batch.global_num_seeds
         (loss if self.precision.scale == 1.0 else loss * self.precision.scale).backward()
         self.gradients.loss.copy_(loss.detach())
 
@@ -250,10 +222,10 @@ class TrainLoop:
 
 
 def seed_dropout(seed: int, epoch: int, step: int, rank: int, device: torch.device) -> None:
-    """The same draws in a resumed run as in an undisturbed one, others on each rank.
+    """Seed the processor's and the rank's own GPU's generators for one step of one rank.
 
-    The generators of the processor and of the rank's own GPU alone: torch.manual_seed formats a
-    traceback for each kind of device that is not there (DEC-73).
+    A resumed run draws what an undisturbed one does. torch.manual_seed would format a traceback for
+    each kind of device that is not there (DEC-73).
     """
     drawn = int(stream(seed, epoch, step, rank, Purpose.DROPOUT)) & 0x7FFF_FFFF_FFFF_FFFF
     torch.default_generator.manual_seed(drawn)
@@ -265,7 +237,7 @@ def seed_dropout(seed: int, epoch: int, step: int, rank: int, device: torch.devi
 def make_optimizer(
     model: nn.Module, *, learning_rate: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """Adam (Kingma and Ba, ICLR 2015) in torch's fused form, one kernel over all parameters."""
+    """Make Adam (Kingma and Ba, ICLR 2015) in torch's fused form, one kernel for all."""
     return torch.optim.Adam(
         model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True
     )

@@ -1,11 +1,9 @@
-"""Prefetch: run the loader's stages on threads, ahead of the training thread.
+"""Prefetching: threads that make batches ahead of the training thread.
 
-The result is the same as without: batches come in order, an error comes where its batch would
-have come, and draws do not depend on who makes them. What changes is who waits. The stages that
-release the interpreter lock (sampling and gathering are numba kernels) truly run beside the model.
-
-A stage that every rank must enter in the same order (an exchange between ranks) passes through a
-turnstile: any thread may run it, but only in batch order.
+Batches and draws are the same as without; an error comes where its batch would have come. Stages
+that release the interpreter's lock (sampling, gathering) run beside the model. A stage that every
+rank enters in the same order, such as an exchange, takes turns: any thread may run it, in batch
+order.
 """
 
 import queue
@@ -14,16 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
-from gnnplan.runtime.cores import keep_thread_to
+from gnnplan.runtime.process import keep_thread_to
 
 T = TypeVar("T")
 JOIN_SECONDS = 5.0
-"""Wait for a thread that is inside a stage when the prefetcher closes; threads are daemons."""
+"""Longest wait for threads inside a stage when the prefetcher closes."""
 
 
 @runtime_checkable
 class Turns(Protocol):
-    """Lets stages of different batches that must keep their order wait for their turn."""
+    """Order in which stages of different batches run."""
 
     def take(self, stage: int, index: int) -> None:
         """Return when the stage has run for every batch before `index`."""
@@ -35,26 +33,21 @@ class Turns(Protocol):
 
 
 class InOrder:
-    """Turns of a single thread: it is always its turn."""
+    """Turns of a single thread, whose turn it always is."""
 
     def take(self, stage: int, index: int) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
     def done(self, stage: int, index: int) -> None:
-        """Nobody waits."""
+        """Do nothing."""
 
 
 class _ConsumerGone(Exception):  # noqa: N818  unwinds a thread, is never an error
-    """The consumer is gone: unwind the thread."""
+    """Unwinds a thread whose consumer is gone."""
 
 
 class Workers:
-    """Daemon threads that outlive an epoch, and with them what a thread keeps (its workspace).
-
-    Args:
-        count: threads.
-        cores: what they keep to; none: wherever the system puts them.
-    """
+    """Daemon threads that outlive an epoch with their workspaces, kept to given cores."""
 
     def __init__(self, count: int, *, cores: Sequence[int] = ()) -> None:
         self.count = count
@@ -68,11 +61,11 @@ class Workers:
             thread.start()
 
     def start(self, job: Callable[[], None]) -> None:
-        """Run `job` on a thread that is free, or on the next that gets free."""
+        """Run `job` on the next free thread."""
         self._jobs.put(job)
 
     def close(self) -> bool:
-        """End the threads; False where one is stuck in a stage, and left behind."""
+        """End the threads; return False where one is stuck in a stage and left behind."""
         others = [t for t in self._threads if t is not threading.current_thread()]
         for _ in self._threads:
             self._jobs.put(None)
@@ -82,25 +75,21 @@ class Workers:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            keep_thread_to(self._cores)  # each time: to pin the process moves all its threads
+            keep_thread_to(self._cores)  # each time: pinning the process moves all threads
             job()
             del job  # what the job made must not live until the next one comes
 
 
 Produce = Callable[[int, Turns], T]
-"""Makes item `index`, passing its ordered stages through the turns."""
+"""Maker of item `index`, which passes its ordered stages through the turns."""
 
 
 class Prefetcher(Generic[T]):
     """Iterator over `produce(0) ... produce(count - 1)`, made ahead by threads.
 
-    Args:
-        produce: makes one item; called from any thread, each index once.
-        count: number of items.
-        workers: threads that make items; None, or none, makes each one when it is asked for.
-        depth: most items that are ready or under way ahead of the consumer.
-        meets: ranks meet in the making of an item. A consumer that leaves early then has all items
-            made that may be under way on some rank: `depth` of them, the same on every rank.
+    Without workers, items are made when asked for. At most `depth` items are ready or under way
+    ahead of the consumer. Where ranks meet in the making of an item and the consumer leaves early,
+    `depth` items are then made, which may be under way on some rank.
     """
 
     def __init__(
@@ -117,7 +106,7 @@ class Prefetcher(Generic[T]):
         self._depth = max(1, depth)
         self._meets = meets
         self._end = count
-        """Items below this one are made."""
+        """Number of items to make."""
         self._changed = threading.Condition()
         self._claimed = 0
         self._consumed = 0
@@ -125,9 +114,9 @@ class Prefetcher(Generic[T]):
         self._errors: dict[int, BaseException] = {}
         self._turns: dict[int, int] = {}
         self._stopped = False
-        """Nothing is made any more."""
+        """Whether no item is made any more."""
         self._left = False
-        """The consumer takes nothing any more."""
+        """Whether the consumer has left."""
         self._working = 0 if workers is None else min(workers.count, count)
         self._serial = self._working == 0
         for _ in range(self._working):
@@ -166,14 +155,10 @@ class Prefetcher(Generic[T]):
             return self._ready.pop(index)
 
     def close(self, *, at_once: bool = False, patience_s: float | None = JOIN_SECONDS) -> bool:
-        """Stop making items and drop those that are ready; safe to call again.
+        """Stop making items and drop those that are ready; return whether all threads have left.
 
-        Args:
-            at_once: make nothing more even where ranks meet: they may be gone.
-            patience_s: longest wait for items that are under way; None: until they are made.
-
-        Returns:
-            Whether all threads have left; else those that have not leave as soon as they can.
+        With `at_once`, nothing more is made even where ranks meet: they may be gone. Without
+        patience it waits until items under way are made.
         """
         with self._changed:
             if not self._left:

@@ -1,20 +1,13 @@
-"""A job's checkpoints: what is in one, and how a job goes on from it.
+"""Checkpoints: what one holds, how it is written and read, and how a job goes on from it.
 
-No generator's state is kept: every draw, dropout's too, comes from a stream that the seed, the
-epoch, the step and the rank give.
+A file `checkpoint-<step>-<sha256, 12 digits>.pt` is written as a whole or not at all. The digits
+are of its content: one that was cut short or altered is recognised, and the one before it is used.
+It holds tensors and plain values only, loaded with torch's `weights_only`, which runs no code. No
+generator's state is kept: every draw comes from seed, epoch, step and rank.
 
-Checkpoints: written as a whole or not at all, checked on reading, the last few kept.
-
-A file is named `checkpoint-<step>-<sha256, 12 digits>.pt`. The digits are of its content, so one
-that was cut short or altered is recognised and the one before it is used. Contents are tensors and
-plain values only: they load with torch's `weights_only`, which runs no code.
-
-Reports of the epochs so far, in one file beside the checkpoints.
-
-A line is appended per epoch, so that a checkpoint is as large after a thousand epochs as after one;
-it holds a mark: how much of the file was there when it was written, and the checksum of that part.
-Lines behind a mark are of epochs that an older checkpoint, gone on from, does not know: they are
-overwritten.
+Reports of epochs are appended to one file beside the checkpoints, which so stay of one size. A
+checkpoint holds a mark: how much of the file was there, and its checksum. Lines behind the mark of
+the checkpoint that a job goes on from are overwritten.
 """
 
 import hashlib
@@ -22,12 +15,12 @@ import io
 import json
 import logging
 import os
+import re
+import shutil
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import InputError, PlanError
@@ -35,23 +28,51 @@ from gnnplan.runtime.faults.failure import attempt_line
 from gnnplan.runtime.faults.heartbeat import Phase, attempt
 from gnnplan.runtime.graph.format import one_line
 from gnnplan.runtime.report import EpochReport
-from gnnplan.runtime.train.checkpoint_files import CHECKPOINTS, NAME, list_checkpoints, set_aside
 
-_checkpoint_log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from gnnplan.runtime.train.job import Job
+
+_log = logging.getLogger(__name__)
+CHECKPOINTS = "checkpoints"
+"""Name of the checkpoints' folder within the run's."""
+_NAME = re.compile(r"checkpoint-(\d{10})-([0-9a-f]{12})\.pt")
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoint files of a folder, oldest first."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: (path.name[:21], path.stat().st_mtime))
+
+
+def newest_name(folder: Path) -> str:
+    """Return the name of the newest checkpoint, whole or not; empty where there is none."""
+    found = list_checkpoints(folder)
+    return found[-1].name if found else ""
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Rename an earlier run's checkpoints to `<folder>.previous`, in place of what lay there.
+
+    A restart would else take them for its own.
+    """
+    if not list_checkpoints(folder):
+        return None
+    aside = folder.with_name(f"{folder.name}.previous")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+    return aside
 
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any], *, keep: int) -> Path:
     """Write `state` as the checkpoint of optimiser step `step` and remove all but the last `keep`.
 
-    Args:
-        folder: made where it is missing.
-        step: optimiser steps taken so far, over all epochs.
-        state: tensors, numbers, strings, and dicts and lists of them.
-        keep: checkpoints to keep, at least 1.
-
-    Raises:
-        OSError: the disk is full; older checkpoints are untouched then.
+    `state` holds tensors, numbers, strings, and dicts and lists of them. On a full disk it raises
+    OSError, and older checkpoints are untouched.
     """
+    import torch
+
     folder.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -65,10 +86,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any], *, keep: int
 
 
 def read_newest(folder: Path) -> tuple[bytes | None, list[str]]:
-    """Content of the newest whole checkpoint (None: there is none), and a warning per damaged one.
-
-    Warnings are logged as well.
-    """
+    """Read the newest whole checkpoint (None without one), with a warning per damaged one."""
     warnings: list[str] = []
     for path in reversed(list_checkpoints(folder)):
         try:
@@ -76,7 +94,7 @@ def read_newest(folder: Path) -> tuple[bytes | None, list[str]]:
         except OSError as error:
             warnings.append(f"{path} cannot be read ({error}); the one before it is used")
             continue
-        match = NAME.fullmatch(path.name)
+        match = _NAME.fullmatch(path.name)
         if match is not None and match.group(2) == _digest(data):
             break
         warnings.append(
@@ -85,16 +103,14 @@ def read_newest(folder: Path) -> tuple[bytes | None, list[str]]:
     else:
         data = None
     for warning in warnings:
-        _checkpoint_log.warning("%s", warning)
+        _log.warning("%s", warning)
     return data, warnings
 
 
 def state_of(data: bytes, *, device: str = "cpu") -> dict[str, Any]:
-    """What `save_checkpoint` was given, its tensors on `device`.
+    """Decode a checkpoint, with its tensors on `device`; raise InputError for other content."""
+    import torch
 
-    Raises:
-        InputError: the content is that of no checkpoint; nothing of it was run.
-    """
     try:
         state: Any = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
     except Exception as error:  # pickle, zip and torch raise nearly anything
@@ -109,7 +125,7 @@ def _refusal(found: str) -> str:
 
 
 def load_newest(folder: Path, *, device: str = "cpu") -> dict[str, Any] | None:
-    """The newest checkpoint that is whole; None where there is none. Damaged ones are skipped."""
+    """Return the newest whole checkpoint; None where there is none."""
     data, _ = read_newest(folder)
     return None if data is None else state_of(data, device=device)
 
@@ -123,24 +139,18 @@ EPOCHS_FILE = "epochs.jsonl"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
-    """A part of the file, from its beginning."""
+    """Part of the file of epochs, from its beginning."""
 
     epochs: int = 0
     size_bytes: int = 0
     checksum: int = 0
-    """CRC-32 of those bytes."""
+    """CRC-32 of the part."""
 
 
 def append_epochs(folder: Path, epochs: list[EpochReport], mark: Mark) -> Mark:
-    """Write the reports that lie behind a mark; the new mark.
+    """Write the reports behind a mark; return the new mark.
 
-    Args:
-        folder: of the checkpoints; made where it is missing.
-        epochs: all reports whose file this is, oldest first.
-        mark: what of them is in the file.
-
-    Raises:
-        OSError: the disk is full; what the mark covers is untouched.
+    On a full disk it raises OSError, and what the mark covers is untouched.
     """
     new = epochs[mark.epochs :]
     if not new:
@@ -161,12 +171,7 @@ def append_epochs(folder: Path, epochs: list[EpochReport], mark: Mark) -> Mark:
 
 
 def read_epochs(folder: Path, mark: Mark) -> list[EpochReport]:
-    """The reports that a mark covers.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is not as it was when the mark was made.
-    """
+    """Return the reports that a mark covers; raise OSError or ValueError without them."""
     if mark.epochs == 0:
         return []
     with (folder / EPOCHS_FILE).open("rb") as file:
@@ -176,18 +181,8 @@ def read_epochs(folder: Path, mark: Mark) -> list[EpochReport]:
     return [codec.decode(EpochReport, codec.parse(line)) for line in data.splitlines()]
 
 
-if TYPE_CHECKING:
-    from gnnplan.runtime.train.job import Job
-
-_log = logging.getLogger(__name__)
-
-
 def begin(job: "Job") -> None:
-    """Go on from a checkpoint where that is asked for, or where the job was started again.
-
-    Raises:
-        PlanError: the checkpoint is of another plan.
-    """
+    """Resume a job where that is asked for, or where it was started again."""
     restarts = attempt()
     if restarts:
         why = attempt_line(job.config.run_path, restarts - 1)
@@ -202,7 +197,7 @@ def begin(job: "Job") -> None:
 
 
 def save(job: "Job") -> None:
-    """Write a checkpoint (rank 0); where the disk refuses it, warn once and train on."""
+    """Write a job's checkpoint (rank 0); where the disk refuses it, warn once and train on."""
     if job.config.keep_checkpoints == 0:
         return
     job.heartbeat.begin(Phase.SAVING)
@@ -231,12 +226,10 @@ def save(job: "Job") -> None:
 
 
 def resume(job: "Job") -> None:
-    """Go on from the newest whole checkpoint; without one, start at the beginning.
+    """Go on from the newest whole checkpoint, or start at the beginning without one.
 
-    Rank 0 reads it for all, so that hosts without the run's folder resume as well.
-
-    Raises:
-        PlanError: it is of another plan.
+    Rank 0 reads it for all, so that hosts without the run's folder resume as well. A checkpoint of
+    another plan raises PlanError.
     """
     comm, plan_id = job.loop.comm, job.plan.plan_id
     found = read_newest(job.config.run_path / CHECKPOINTS) if comm.rank == 0 else (None, [])
@@ -253,9 +246,9 @@ def resume(job: "Job") -> None:
         )
     job.loop.model.load_state_dict(state["model"])
     job.loop.optimizer.load_state_dict(state["optimizer"])
-    if "precision" in state:  # not in checkpoints of versions before it
+    if "precision" in state:  # not in checkpoints of earlier versions
         job.loop.precision.load_state(state["precision"])
-    known: dict[str, Any] = {"plan_id": plan_id}  # what loaders' states of earlier versions lack
+    known: dict[str, Any] = {"plan_id": plan_id}  # missing in states of earlier versions
     if job.factor is not None:
         job.factor.load_state(state["factor"], rank=comm.rank)
         known["factor"] = job.factor.factor
@@ -269,7 +262,7 @@ def resume(job: "Job") -> None:
 
 def _resume_epochs(job: "Job", known: dict[str, Any] | str) -> None:
     """Take the reports of the epochs before; without them training goes on all the same."""
-    if isinstance(known, str):  # checkpoints of versions before the file hold all reports
+    if isinstance(known, str):  # checkpoints of earlier versions hold all reports
         job.epochs = [codec.decode(EpochReport, each) for each in codec.parse(known)]
         return
     mark = codec.decode(Mark, known["mark"])
@@ -292,7 +285,6 @@ def _resume_epochs(job: "Job", known: dict[str, Any] | str) -> None:
 
 
 def _warn_of_disk(job: "Job", folder: Path, error: OSError) -> None:
-    """One warning for each time the disk fills up; older checkpoints are whole."""
     if not job.disk_full:
         line = (
             f"{folder}: no checkpoint after step {job.steps} ({error}); training goes on and "

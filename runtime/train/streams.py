@@ -1,10 +1,10 @@
-"""Streams of a device as the loader sees them: where work goes, what it comes after, what it reads.
+"""Streams of a device: lanes for the loader's work, marks to wait for, and memory to keep.
 
-    lane   a stream that stages of one kind share: sampling, gathering; training has its own
-    mark   a point in a lane's work that another lane waits for, on the device: the host goes on
-    keep   memory that a lane reads and another one allocated is not used again before it is read
+  lane   a stream that stages of one kind share: sampling, gathering; training has its own
+  mark   a point in a lane's work that another lane waits for, while the host goes on
+  keep   memory of another lane's that this lane reads is not used again before that
 
-On a GPU these are CUDA streams, events and `record_stream`. Without one, work is done when it
+On a GPU these are CUDA streams, events and `record_stream`. Elsewhere work is done when a call
 returns, and the same calls do nothing.
 """
 
@@ -18,67 +18,64 @@ from torch import Tensor
 
 
 class AbstractMark(ABC):
-    """A point in a lane's work. Implementations are final."""
+    """Point in a lane's work. Implementations are final."""
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether the work before it is done; does not wait."""
+        """Return whether the work before the mark is done, without waiting."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Make the host wait for it."""
+        """Make the host wait for the mark."""
 
 
 class AbstractStreams(ABC):
-    """The lanes of one device. Any thread may use any lane. Implementations are final."""
+    """Lanes of one device, for any thread. Implementations are final."""
 
     @abstractmethod
     def on(self, lane: str) -> AbstractContextManager[None]:
-        """Send the work that the body issues to a lane; "" stays on the thread's own stream."""
+        """Send the body's work to a lane; "" is the thread's own stream."""
 
     @abstractmethod
     def mark(self) -> AbstractMark:
-        """The point that the current lane's work has come to."""
+        """Mark the point that the current lane's work has come to."""
 
     @abstractmethod
     def wait(self, mark: AbstractMark) -> None:
-        """Let what the current lane does from here on come after a mark."""
+        """Let the current lane's further work come after a mark."""
 
     @abstractmethod
     def keep(self, tensors: Iterable[Tensor]) -> None:
-        """Say that the current lane reads these tensors, which other lanes allocated."""
+        """Declare that the current lane reads tensors that other lanes allocated."""
 
 
 class _Done(AbstractMark):
-    """Work that was done when it returned."""
-
     def done(self) -> bool:
-        """See `AbstractMark.done`."""
         return True
 
     def synchronize(self) -> None:
-        """See `AbstractMark.synchronize`; there is nothing to wait for."""
+        """Do nothing: the work was done when it returned."""
 
 
 class HostStreams(AbstractStreams):
-    """A processor's: everything happens in order."""
+    """Lanes of a processor, where everything happens in order."""
 
     _mark = _Done()
 
     def on(self, lane: str) -> AbstractContextManager[None]:
-        """See `AbstractStreams.on`."""
+        """Run the body at once."""
         del lane
         return nullcontext()
 
     def mark(self) -> AbstractMark:
-        """See `AbstractStreams.mark`."""
+        """Return the mark of work that is done."""
         return self._mark
 
     def wait(self, mark: AbstractMark) -> None:
-        """See `AbstractStreams.wait`."""
+        """Do nothing."""
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
-        """See `AbstractStreams.keep`."""
+        """Do nothing."""
 
 
 class _CudaMark(AbstractMark):
@@ -94,16 +91,16 @@ class _CudaMark(AbstractMark):
 
 
 class CudaStreams(AbstractStreams):
-    """A GPU's: one CUDA stream per lane."""
+    """Lanes of a GPU: one CUDA stream each."""
 
     def __init__(self, device: torch.device) -> None:
-        # By number: torch looks a device's number up anew each time it is named otherwise.
+        # By number: torch would look up the number of a named device each time.
         self._index = torch.cuda.current_device() if device.index is None else device.index
         self._lanes: dict[str, torch.cuda.Stream] = {}
         self._lock = threading.Lock()
 
     def on(self, lane: str) -> AbstractContextManager[None]:
-        """See `AbstractStreams.on`."""
+        """Enter a lane, as `AbstractStreams.on` says."""
         return self._entered(lane) if lane else nullcontext()
 
     @contextmanager
@@ -116,16 +113,16 @@ class CudaStreams(AbstractStreams):
             yield
 
     def mark(self) -> AbstractMark:
-        """See `AbstractStreams.mark`."""
+        """Record an event."""
         return _CudaMark()
 
     def wait(self, mark: AbstractMark) -> None:
-        """See `AbstractStreams.wait`."""
+        """Wait for an event on the device."""
         assert isinstance(mark, _CudaMark)
         torch.cuda.current_stream(self._index).wait_event(mark.event)
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
-        """See `AbstractStreams.keep`."""
+        """Record the current stream on the tensors."""
         stream = torch.cuda.current_stream(self._index)
         for tensor in tensors:
             if tensor.device.type == "cuda":
@@ -133,5 +130,5 @@ class CudaStreams(AbstractStreams):
 
 
 def streams_of(device: torch.device) -> AbstractStreams:
-    """The lanes of a device."""
+    """Make the lanes of a device."""
     return CudaStreams(device) if device.type == "cuda" else HostStreams()

@@ -252,7 +252,7 @@ def test_what_runs_for_no_job_any_more_is_stopped(tmp_path: Path):
             document = {"plan_folder": "p", "run_folder": str(run_folder),
                         "options": {"epochs": 1, "resume": False}}  # fmt: skip
             request.write_text(json.dumps(document))
-            command = f"python3 -m gnnplan.runtime.launch.ray_job {request}"
+            command = f"python3 -m gnnplan.runtime.launch.ray {request}"
             cluster.submit(f"gnnplan-{job_id}-1", command, {"gnnplan_job": job_id})
         assert stop_left_over(storage, cluster) == []
         storage.jobs.cancel(ids[1])

@@ -45,10 +45,10 @@ def predicted_bytes(loop: FullGraphLoop, epoch: int, num_nodes: int, comm: Commu
         return broadcast_bytes(part.num_inner, num_nodes, comm.size, widths)
     drawn = loop.full.layers(epoch)
     by_edge = settings.drop != "nodes" and 0 < settings.keep < 1
-    ids = [c.num_received for c in drawn] if by_edge else []
+    ids = [sum(c.received_counts) for c in drawn] if by_edge else []
     return drawn_epoch_bytes(
         [sum(c.send_counts) for c in drawn],
-        [c.num_received for c in drawn],
+        [sum(c.received_counts) for c in drawn],
         widths,
         id_rows=ids,
         ranks=comm.size,

@@ -31,12 +31,12 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
-from gnnplan.runtime.cores import pin_to, usable_core_ids
+from gnnplan.runtime.comm.mesh import open_mesh
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.loader.loader import PlannedLoader
-from gnnplan.runtime.mesh import open_mesh
 from gnnplan.runtime.models.planned import planned
 from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.process import pin_to, usable_core_ids
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 from gnnplan.runtime.worker import make_loop
 from tests.benchmarks.common import (

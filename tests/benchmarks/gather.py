@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 
 from gnnplan.runtime.features.gather import in_ranges
-from gnnplan.runtime.features.location import host_table
 from gnnplan.runtime.features.store import FeatureStore
 from gnnplan.runtime.features.tier import Dense
 from tests.benchmarks.common import REPEATS, Spread, record, steady
+from tests.support.locations import host_table
 
 NUM_ROWS = 1 << 18
 BATCH_ROWS = 60_000

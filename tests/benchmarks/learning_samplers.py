@@ -40,7 +40,7 @@ from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from gnnplan.runtime.sampling.statistics import Layer, StatisticsClass, class_of
-from gnnplan.runtime.train.checkpoint_files import list_checkpoints
+from gnnplan.runtime.train.recovery import list_checkpoints
 from tests.benchmarks.common import record
 from tests.benchmarks.learning import LEARNING_RATE, Accuracy
 from tests.support.plans import make_plan

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from gnnplan.planner.cost.backends.grid import link_words, sender_words, stage_ids
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.comm.grid import open_grid
+from gnnplan.runtime.comm.mesh import open_grid
 from gnnplan.runtime.sampling.bulk.bulk import BulkSampler
 from gnnplan.runtime.sampling.distributed.grid import GridSampler, empty_graph
 from gnnplan.runtime.sampling.distributed.grid_rows import Exchange, Words, cut_shard

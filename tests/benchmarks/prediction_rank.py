@@ -23,11 +23,15 @@ from gnnplan.planner.probe.quiet import Disturbance
 from gnnplan.planner.probe.timing import DISTURBED
 from gnnplan.planner.queries.compare import window_means
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.cores import batch_threads, pin_to, usable_core_ids
-from gnnplan.runtime.device import flush_denormals
+from gnnplan.runtime.device import flush_denormals, use_threads
 from gnnplan.runtime.graph.dataset import open_graph
 from gnnplan.runtime.plan.io import load_plan
-from gnnplan.runtime.process import keep_freed_memory, use_threads
+from gnnplan.runtime.process import (
+    batch_threads,
+    keep_freed_memory,
+    pin_to,
+    usable_core_ids,
+)
 from gnnplan.runtime.train.minibatch import STEP
 from tests.benchmarks.prediction_rounds import PRECISE, standard_error
 from tests.support.cooperative import open_rank

@@ -29,7 +29,7 @@ from gnnplan.runtime.errors import WorkerFailed
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_sbm
 from gnnplan.runtime.report import RunReport
-from gnnplan.runtime.train.checkpoint_files import list_checkpoints
+from gnnplan.runtime.train.recovery import list_checkpoints
 from tests.benchmarks.common import Spread, record
 from tests.support.faults import STEPS, plan_to_disturb, processes_of, train
 

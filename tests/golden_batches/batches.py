@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gnnplan.runtime.comm.grid import open_grid
+from gnnplan.runtime.comm.mesh import open_grid
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.build import build_sampler

@@ -116,9 +116,9 @@ def test_a_plan_for_gpus_runs_ahead_as_it_was_priced_with_the_serial_losses(
     tmp_path: Path, kernel_device: torch.device
 ):
     pytest.importorskip("triton")
+    from gnnplan.runtime.comm.mesh import Mesh
     from gnnplan.runtime.loader.device import DeviceMiniBatch
     from gnnplan.runtime.loader.loader import PlannedLoader
-    from gnnplan.runtime.mesh import Mesh, ranks_by
     from gnnplan.runtime.worker import make_loop
 
     tiny = generate_rmat(tmp_path / "g", num_nodes=512, degree=6, feature_dim=7, seed=2)
@@ -131,7 +131,6 @@ def test_a_plan_for_gpus_runs_ahead_as_it_was_priced_with_the_serial_losses(
     save_plan(replace(made, strategy=serial), arrays, tmp_path / "serial")
     mesh = Mesh(
         rank=0, size=1, host=0, device=kernel_device, comm=Communicator(), owns_group=False,
-        hosts=ranks_by([0]), cliques=ranks_by([0]),
     )  # fmt: skip
     losses: dict[str, list[float]] = {}
     for name, workers in (("p", 1), ("serial", 0)):

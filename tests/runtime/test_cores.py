@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gnnplan.runtime import cores as module
+from gnnplan.runtime import process as module
 from gnnplan.runtime.plan.schema import Threads
 
 

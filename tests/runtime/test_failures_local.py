@@ -15,8 +15,7 @@ from gnnplan.runtime.errors import GnnplanError
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.report import RunReport
-from gnnplan.runtime.train.checkpoint_files import list_checkpoints
-from gnnplan.runtime.train.recovery import EPOCHS_FILE
+from gnnplan.runtime.train.recovery import EPOCHS_FILE, list_checkpoints
 from tests.support.faults import EPOCHS, INTERVAL, SAVED, STEPS, plan_to_disturb
 
 
@@ -199,6 +198,6 @@ def test_checkpoints_are_set_aside_before_any_rank_starts(tmp_path: Path, resume
 
     save_checkpoint(tmp_path / "checkpoints", 7, {"steps": 7}, keep=1)
     config = RunConfig(plan_folder="p", run_folder=str(tmp_path), resume=resume)
-    launch.prepare(tmp_path, config)
+    launch.prepare_run(tmp_path, config)
     assert len(list_checkpoints(tmp_path / "checkpoints")) == (1 if resume else 0)
     assert len(list_checkpoints(tmp_path / "checkpoints.previous")) == (0 if resume else 1)

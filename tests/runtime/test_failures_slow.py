@@ -18,7 +18,7 @@ from gnnplan.runtime.plan.io import load_array, load_plan, save_plan
 from gnnplan.runtime.report import RunReport, load_report
 from tests.hosts import Hosts, needs_root
 from tests.runtime.launch.test_launch_hosts import finish, start
-from tests.runtime.test_cgroup import MIB, group_or_skip, with_memory
+from tests.runtime.test_limits import MIB, group_or_skip, with_memory
 from tests.support.faults import last_saved, plan_to_disturb, processes_of, train
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]

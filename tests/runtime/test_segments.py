@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from gnnplan.runtime import segments
-from gnnplan.runtime.features.shared_rows import attach_segment, create_segment
+from gnnplan.runtime import folders
+from gnnplan.runtime.features.device_rows import attach_segment, create_segment
+from gnnplan.runtime.folders import Segment, sweep_segments
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.launch.launch import running
-from gnnplan.runtime.segments import Segment, sweep_segments
+from gnnplan.runtime.launch.launch import run_ranks
 from tests.support.plans import make_plan
 
 OWNER = """
 import os, sys
 from pathlib import Path
-from gnnplan.runtime import segments
-segments.SHARED_MEMORY = Path(sys.argv[1])
-segment = segments.Segment(4096)
+from gnnplan.runtime import folders
+folders.SHARED_MEMORY = Path(sys.argv[1])
+segment = folders.Segment(4096)
 print(segment.path, flush=True)
 sys.stdin.read()
 os.kill(os.getpid(), 9)
@@ -30,7 +30,7 @@ os.kill(os.getpid(), 9)
 def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "shm"
     folder.mkdir()
-    monkeypatch.setattr(segments, "SHARED_MEMORY", folder)
+    monkeypatch.setattr(folders, "SHARED_MEMORY", folder)
     return folder
 
 
@@ -116,7 +116,7 @@ def test_too_little_memory_leaves_no_name(
     def full(*_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(segments.os, "posix_fallocate", full)
+    monkeypatch.setattr(folders.os, "posix_fallocate", full)
     with pytest.raises(OSError, match="No space left"):
         Segment(4096)
     assert not list(shared_memory.iterdir())
@@ -129,5 +129,5 @@ def test_a_job_frees_what_killed_ones_left_before_it_starts(
     killed.communicate()
     plan = make_plan(small_graph, tmp_path / "plan")
     looks = [sys.executable, "-c", f"import os, sys; sys.exit(os.path.exists({str(left)!r}))"]
-    with running(looks, plan, {}) as job:
+    with run_ranks(looks, plan, {}) as job:
         assert job.wait() == 0

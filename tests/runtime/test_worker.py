@@ -16,7 +16,7 @@ from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.plan.io import load_plan, save_plan
 from gnnplan.runtime.report import RunReport, load_report
-from gnnplan.runtime.train.checkpoint_files import list_checkpoints
+from gnnplan.runtime.train.recovery import list_checkpoints
 from tests.support.plans import make_plan
 
 

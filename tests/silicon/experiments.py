@@ -15,7 +15,7 @@ WORKER = (
     "runtime/faults/*.py", "tests/support/plans.py",
 )  # fmt: skip
 TESTED = {
-    "gathers": ("features/test_gather_triton.py", "features/test_host_memory.py"),
+    "gathers": ("features/test_gather_triton.py", "features/test_device_rows.py"),
     "stores": ("features/test_device_store.py", "features/test_device_peers.py"),
     "sampling_neighbor": (
         "sampling/gpu/test_neighbor_triton.py", "sampling/gpu/test_neighbor_captured.py",
@@ -73,7 +73,7 @@ def _hosts() -> list[Experiment]:
 
 
 def _peers() -> list[Experiment]:
-    files = (*COLLECTIVES, "runtime/features/shared_rows.py", "runtime/features/gather_triton.py")
+    files = (*COLLECTIVES, "runtime/features/device_rows.py", "runtime/features/gather_triton.py")
     return [
         Experiment(
             name="peer_opened_by_reader",

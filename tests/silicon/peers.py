@@ -82,7 +82,7 @@ def _expandable(setting: Setting, rank: int) -> None:
 
 def _product_way(comm: Communicator, rows: torch.Tensor, rank: int) -> None:
     """What the feature store does: offer, map, gather."""
-    from gnnplan.runtime.features.shared_rows import share_rows
+    from gnnplan.runtime.features.device_rows import share_rows
 
     shared = share_rows(rows, [1 - rank], comm)
     _gather(shared.peers[1 - rank], rows.device, 1 - rank)

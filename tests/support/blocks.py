@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.runtime.comm.grid import block_bounds
+from gnnplan.runtime.comm.mesh import block_bounds
 from gnnplan.runtime.features.location import encode
 from gnnplan.runtime.plan.schema import FeaturePlacement, Source
 

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.comm.mesh import Mesh
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.loader.loader import PlannedLoader
-from gnnplan.runtime.mesh import Mesh
 from gnnplan.runtime.plan.io import save_plan
 from gnnplan.runtime.plan.schema import DynamicCache, Plan, Sampler
 from gnnplan.runtime.train.minibatch import TrainLoop

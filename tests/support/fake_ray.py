@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-ENTRY = ["python3", "-m", "gnnplan.runtime.launch.ray_job"]
+ENTRY = ["python3", "-m", "gnnplan.runtime.launch.ray"]
 DRIVER = [sys.executable, "-m", "tests.support.ray_driver"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.runtime.comm.grid import ProcessGrid
+from gnnplan.runtime.comm.mesh import ProcessGrid
 from gnnplan.runtime.sampling.bulk.bulk import BulkSampler
 from gnnplan.runtime.sampling.distributed.grid import GridSampler, empty_graph
 from gnnplan.runtime.sampling.distributed.grid_rows import Exchange, Words, cut_shard

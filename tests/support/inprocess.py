@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from gnnplan.runtime.comm.collectives import Communicator, Pending
 from gnnplan.runtime.stages import Stage
@@ -64,10 +63,7 @@ class InProcessCommunicator(Communicator):
     def duplicate(self) -> "InProcessCommunicator":
         return self.split([range(self.size)])
 
-    def split(
-        self, groups: Sequence[Sequence[int]], *, on_one_host: bool = False
-    ) -> "InProcessCommunicator":
-        del on_one_host
+    def split(self, groups: Sequence[Sequence[int]]) -> "InProcessCommunicator":
         ranks = next(tuple(group) for group in groups if self.rank in group)
         self._splits += 1
         return InProcessCommunicator(self._board.part(self._splits, ranks), ranks.index(self.rank))
@@ -116,9 +112,6 @@ class InProcessCommunicator(Communicator):
 
     def all_gather_objects(self, value: Any) -> list[Any]:
         return self._exchange(value)
-
-    def all_gather_array(self, array: NDArray[Any]) -> list[NDArray[Any]]:
-        return self._exchange(array.copy())
 
     def broadcast(
         self, tensor: torch.Tensor, source: int = 0, *, stage: Stage | None = None

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gnnplan.runtime.cgroup import memory_group
+from gnnplan.runtime.limits import memory_group
 
 EMPTY_SECONDS = 10.0
 """Wait for killed processes to leave their group."""

@@ -7,7 +7,7 @@ after the other, and is as fast as its slowest link with all who cross it.
 In parts it is under way while the backward pass still runs. The last layer's gradients are ready
 first. Two thirds of forward_backward are the backward pass (of a layer's three products, two are
 its gradients'), and parts are taken to be ready evenly over it; they have at least 1 MiB
-(runtime.train.parts).
+(runtime.stages).
 """
 
 import functools
@@ -19,7 +19,7 @@ from gnnplan.planner.cost.rates import MachineTable
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import Link, MachineModel, Memory, Table
 from gnnplan.planner.machine.routes import Reader, byte_seconds, shortest
-from gnnplan.runtime.train.parts import most_parts
+from gnnplan.runtime.stages import most_parts
 
 GRADIENT_ITEM_BYTES = 4
 """Gradients are summed in float32."""

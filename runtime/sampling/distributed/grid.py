@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gnnplan.runtime.comm.grid import ProcessGrid
+from gnnplan.runtime.comm.mesh import ProcessGrid
 from gnnplan.runtime.errors import BudgetExceeded, SamplerError
 from gnnplan.runtime.sampling.build import BatchSampler
 from gnnplan.runtime.sampling.bulk.product import StackedBlocks, add_layer, stack_seeds, unstack

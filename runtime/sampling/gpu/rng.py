@@ -4,7 +4,7 @@ Only modules of kernels import this one; the runtime goes without Triton where n
 
 The smooth mixing of two streams takes the normal distribution and its inverse in the operations
 that IEEE 754 rounds exactly, one torch call each: no compiler joins a product and a sum here, so
-the bits are those of numpy and numba. Two of torch's shortcuts are avoided (`rounding.root`,
+the bits are those of numpy and numba. Two of torch's shortcuts are avoided (`square_root`,
 `_constant`).
 """
 
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gnnplan.runtime.rounding import root
+from gnnplan.runtime.rounding import square_root
 from gnnplan.runtime.sampling import dependent as shared, rng
 from gnnplan.runtime.sampling.dependent import HopStreams
 from gnnplan.runtime.sampling.rng import mix as rng_mix
@@ -185,7 +185,7 @@ def normal(words: Tensor) -> Tensor:
     """Compute `dependent.normal` of words held in int64; float64 of their shape."""
     u = (((words >> 12) & _ALL_52).to(torch.float64) + 0.5) * shared._STEP
     q = u - 0.5
-    r = root(-_logarithm(torch.minimum(u, 1.0 - u)))
+    r = square_root(-_logarithm(torch.minimum(u, 1.0 - u)))
     size = torch.where(r <= shared._TAIL, shared._middle(r), shared._outer(r))
     tail = torch.where(q < 0, -size, size)
     return torch.where(q.abs() <= shared._CENTRE, shared._centre(q), tail)

@@ -30,12 +30,12 @@ def test_a_missing_compiler_is_a_problem_where_there_are_gpus(
 def test_memory_that_cannot_be_locked_names_limit_and_slower_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from gnnplan.runtime.features import host_memory
+    from gnnplan.runtime.features import device_rows
 
     def refuse(memory: torch.Tensor, device: torch.device) -> None:
-        raise host_memory.PinError(f"{memory.nbytes} bytes cannot be page-locked; ulimit -l")
+        raise device_rows.PinError(f"{memory.nbytes} bytes cannot be page-locked; ulimit -l")
 
-    monkeypatch.setattr(host_memory, "lock", refuse)
+    monkeypatch.setattr(device_rows, "lock_pages", refuse)
     found = data_path._locking()
     assert found.level == "problem"
     assert "ulimit -l" in found.found

@@ -17,7 +17,7 @@ from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import GpuLoop, GpuSample
 from gnnplan.runtime import codec
 from gnnplan.runtime.device import machine_fingerprint
-from gnnplan.runtime.fallback import SlowerPathWarning, forget_warnings
+from gnnplan.runtime.errors import SlowerPathWarning, forget_warnings
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Workload
 

@@ -15,7 +15,7 @@ from gnnplan.planner.profile.protocol import GpuTimingAnswer, GpuTimingRequest
 from gnnplan.runtime import codec, meter
 from gnnplan.runtime.graph.dataset import open_graph
 from gnnplan.runtime.graph.generate import generate_rmat
-from gnnplan.runtime.loader import pipeline as loader_pass
+from gnnplan.runtime.loader import loader as loader_pass
 from gnnplan.runtime.plan.schema import Sampler, Workload
 from gnnplan.runtime.train import minibatch
 from tests.support.clock import FakeClock, TickingClock

@@ -13,7 +13,7 @@ from gnnplan.planner.profile.protocol import BatchShape, TimingRequest
 from gnnplan.runtime import meter
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_links
-from gnnplan.runtime.loader import pipeline as loader_pass
+from gnnplan.runtime.loader import loader as loader_pass
 from gnnplan.runtime.plan.schema import Workload
 from gnnplan.runtime.stages import Stage
 from gnnplan.runtime.train import minibatch

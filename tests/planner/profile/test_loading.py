@@ -26,10 +26,10 @@ from gnnplan.planner.profile.loading import (
     time_in_turns,
 )
 from gnnplan.planner.workload import Interference
-from gnnplan.runtime.cores import usable_core_ids
 from gnnplan.runtime.features.disk import Disk
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Sampler, Workload
+from gnnplan.runtime.process import usable_core_ids
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 from tests.support.clock import FairLock, Simulation
 

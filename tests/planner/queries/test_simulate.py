@@ -17,11 +17,11 @@ from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.launch.launch import train
 from gnnplan.runtime.loader.loader import PlannedLoader
-from gnnplan.runtime.loader.topology import cached_arrays
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.plan.io import load_plan, save_plan
 from gnnplan.runtime.plan.schema import DynamicCache, Sampler, Threads, TopologyPlacement
 from gnnplan.runtime.report import RankReport
+from tests.support.locations import cached_arrays
 from tests.support.machines import machine
 from tests.support.plans import make_plan
 

@@ -16,7 +16,7 @@ from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.search.search import with_capture, with_parts
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.plan.schema import GraphRef, Prediction, Threads, Workload
-from gnnplan.runtime.train.parts import PART_BYTES
+from gnnplan.runtime.stages import PART_BYTES
 from tests.planner.cost.by_hand import GRAPH, NODES
 from tests.support.candidates import candidate_of_ranks
 from tests.support.machines import constant, machine

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.comm.grid import block_bounds, open_grid, stages_of_column
+from gnnplan.runtime.comm.mesh import block_bounds, open_grid, stages_of_column
 from gnnplan.runtime.errors import PlanError
 from tests.support.inprocess import run_in_process
 

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from gnnplan.runtime.features.store import BufferRing
+from gnnplan.runtime.loader.stages import BufferRing
 
 
 def address(rows: np.ndarray) -> int:

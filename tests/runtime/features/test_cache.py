@@ -13,13 +13,13 @@ from scipy.stats import norm
 
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.features.cache import LOG, CachedFeatureStore, Slots
-from gnnplan.runtime.features.location import host_table
 from gnnplan.runtime.features.store import open_store
 from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.plan.schema import DynamicCache, Plan, Source
 from tests.support.caches import SlowClock, SlowLru
+from tests.support.locations import host_table
 from tests.support.plans import make_plan as write_plan
 
 MakeGraph = Callable[..., Graph]

@@ -30,7 +30,7 @@ SOURCES = [
 
 def _on_rank(rank: int, port: int, graph_folder: Path, folder: Path, device_type: str) -> None:
     from gnnplan.runtime.features.device_open import open_device_store
-    from gnnplan.runtime.features.device_rows import DeviceExchange
+    from gnnplan.runtime.features.peer import DeviceExchange
     from gnnplan.runtime.loader.loader import PlannedLoader
 
     torch.set_num_threads(1)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gnnplan.runtime.errors import BudgetExceeded
-from gnnplan.runtime.fallback import SlowerPathWarning, forget_warnings
+from gnnplan.runtime.errors import BudgetExceeded, SlowerPathWarning, forget_warnings
 from gnnplan.runtime.features.cache import CachedFeatureStore
 from gnnplan.runtime.features.store import open_store
 from gnnplan.runtime.plan.schema import DynamicCache, Source
@@ -49,14 +48,14 @@ def test_gathers_count_on_the_device_until_asked(
     store = open_device_store(graph, plan, tmp_path / "plan", 0, kernel_device)
     ids = torch.arange(50, device=kernel_device)
     out = torch.empty((50, 4), device=kernel_device)
+    counts = store.new_counts()
     for _ in range(3):
-        store.gather(ids, out)
+        store.gather(ids, out, counts)
     np.testing.assert_array_equal(out.cpu().numpy(), np.asarray(graph.x))
-    assert sum(store.counters().rows.values()) == 150
-    assert sum(store.counters().rows.values()) == 0
-    store.gather(ids + 1, out)
+    assert sum(store.named(counts.tolist()).rows.values()) == 150
+    store.gather(ids + 1, out, counts)
     with pytest.raises(IndexError, match="found 1 outside"):
-        store.counters()
+        store.named(counts.tolist())
 
 
 def test_ids_outside_the_graph_are_refused(
@@ -159,14 +158,14 @@ def test_rows_that_find_no_room_are_read_from_the_host_with_one_warning(
     graph = make_graph(num_nodes=80, dim=5)
     plan = make_plan(graph, [Source(kind="own"), Source(kind="disk")])
     whole = open_device_store(graph, plan, tmp_path / "plan", 0, kernel_device)
-    real = device_open.on_device
+    real = device_open.copy_to_device
 
     def small(rows: Any, device: torch.device) -> torch.Tensor:
         if rows.shape[0] > 12:
             raise torch.OutOfMemoryError("no room")
         return real(rows, device)
 
-    monkeypatch.setattr(device_open, "on_device", small)
+    monkeypatch.setattr(device_open, "copy_to_device", small)
     forget_warnings()
     with pytest.warns(SlowerPathWarning, match=r"own rows: \d+ of \d+ find room.*plan"):
         store = open_device_store(graph, plan, tmp_path / "plan", 0, kernel_device)
@@ -198,7 +197,7 @@ def test_rows_that_find_no_room_and_are_nowhere_else_stop_the_run_with_the_sum(
             raise torch.OutOfMemoryError("no room")
         return torch.empty((0, 5))
 
-    monkeypatch.setattr(device_open, "on_device", nothing)
+    monkeypatch.setattr(device_open, "copy_to_device", nothing)
     forget_warnings()
 
     def rank(comm: Any) -> None:

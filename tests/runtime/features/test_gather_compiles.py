@@ -23,7 +23,7 @@ KINDS = {"count": "i64", "num_nodes": "i64", "out": "*i32"}
 def ptx_of(codes, unit, out, ordered=False, packed=True, **values):
     kinds = {n: KINDS.get(n, "*i64") for n in NAMES} | {"codes": codes, "out": out}
     values |= {"UNIT": unit, "ROWS": 16, "COLUMNS": 128, "LANES": 4}
-    values |= {"ORDERED": ordered, "PACKED": packed}
+    values |= {"ORDERED": ordered, "PACKED": packed, "REPORTS": True}
     kinds |= {n: "constexpr" for n in values}
     attrs = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(NAMES) if kinds[n][0] == "*"}
     source = ASTSource(kernel, signature=kinds, constexprs=values, attrs=attrs)

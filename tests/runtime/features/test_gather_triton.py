@@ -230,6 +230,25 @@ def test_ids_and_slots_out_of_range_are_counted_and_not_written(
     assert (int(counts[0]), int(counts[256]), int(counts.sum())) == (2, 4, 6)
 
 
+def test_bad_ids_are_counted_once_though_sources_of_several_dtypes_take_several_launches(
+    kernel_device: torch.device,
+) -> None:
+    from gnnplan.runtime.features.device_rows import DeviceRows
+    from gnnplan.runtime.features.gather_triton import DeviceTable
+
+    sources = {
+        number: DeviceRows("own", torch.ones((2, 4), dtype=dtype, device=kernel_device))
+        for number, dtype in enumerate(DTYPES)
+    }
+    codes = encode(np.array([0, 1, 2, 0, 1]), np.array([0, 1, 1, 2, 5]))
+    table = DeviceTable(codes, sources, kernel_device)
+    ids = torch.tensor([-1, 0, 1, 2, 3, 4, 5, 2**40], device=kernel_device)
+    counts = table.new_counts()
+    table.gather(ids, torch.empty((8, 4), device=kernel_device), counts)
+    # Ids -1, 5 and 2^40 are no nodes; slots 2 of source 0 and 5 of source 1 are not there.
+    assert counts[[0, 1, 2, 256]].tolist() == [1, 1, 1, 5]
+
+
 def test_counters_add_up_over_calls(kernel_device: torch.device) -> None:
     case = Case(kernel_device, num_nodes=30, width=4, dtypes=[torch.float32] * 2)
     counts = case.table.new_counts()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gnnplan.runtime.errors import PlanError
-from gnnplan.runtime.features.location import LocationTable, encode, host_table, renumber
+from gnnplan.runtime.features.location import LocationTable, encode, renumber
 from gnnplan.runtime.plan.schema import Source
 
 SOURCES = [Source(kind="own"), Source(kind="peer", rank=1), Source(kind="host")]
@@ -88,15 +88,6 @@ def test_the_message_names_node_slot_and_what_is_there() -> None:
         table.check(own_ids, 0)
     with pytest.raises(PlanError, match="peer rank 1, which has no own rows"):
         table.check({0: own_ids[0]}, 0)
-
-
-def test_the_host_table_says_host_for_every_node() -> None:
-    table = host_table(1000)
-    table.check({}, 0)
-    numbers, slots = table.decode(np.arange(1000))
-    assert not numbers.any()
-    assert np.array_equal(slots, np.arange(1000))
-    assert [source.kind for source in table.sources] == ["host"]
 
 
 def test_a_table_needs_one_axis_and_sources() -> None:

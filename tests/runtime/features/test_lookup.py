@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnnplan.runtime.features import gather as lookup
+from gnnplan.runtime.features import location as lookup
 from gnnplan.runtime.features.location import encode
+from gnnplan.runtime.features.store import group_by_dtype
 from gnnplan.runtime.features.tier import Dense
 
 TABLES = {
@@ -22,7 +23,7 @@ def located(numbers: list[int], slots: list[int]) -> Any:
     scratch = lookup.Scratch(len(numbers))
     lookup.look_up(codes, np.arange(len(numbers)), scratch)
     dense = {number: Dense("host", table, private=False) for number, table in TABLES.items()}
-    (group,) = lookup.group_by_dtype(dense)
+    (group,) = group_by_dtype(dense)
     return group, scratch
 
 

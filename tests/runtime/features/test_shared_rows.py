@@ -7,11 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from gnnplan.runtime import segments
+from gnnplan.runtime import folders
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.features import shared_rows
-from gnnplan.runtime.features.device_rows import DeviceExchange, owns_padding, padded_rows
-from gnnplan.runtime.features.shared_rows import NotSharedError, share_host_rows, share_rows
+from gnnplan.runtime.features import device_rows
+from gnnplan.runtime.features.device_rows import (
+    NotSharedError,
+    owns_padding,
+    padded_rows,
+    share_host_rows,
+    share_rows,
+)
+from gnnplan.runtime.features.peer import DeviceExchange
 from tests.support.inprocess import run_in_process
 
 RANKS = 3
@@ -20,7 +26,7 @@ RANKS = 3
 @pytest.fixture(autouse=True)
 def own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of this test's own in the place of /dev/shm, where others leave files."""
-    monkeypatch.setattr(segments, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(folders, "SHARED_MEMORY", tmp_path)
     return tmp_path
 
 
@@ -58,7 +64,7 @@ def test_a_rank_sees_what_the_others_write_into_their_rows(
 def test_one_rank_that_cannot_share_stops_all_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, own_memory: Path
 ) -> None:
-    real, calls = shared_rows.create_segment, []
+    real, calls = device_rows.create_segment, []
 
     def full(num_bytes: int) -> Any:
         calls.append(num_bytes)
@@ -66,7 +72,7 @@ def test_one_rank_that_cannot_share_stops_all_with_its_reason(
             raise OSError("no space left")
         return real(num_bytes)
 
-    monkeypatch.setattr(shared_rows, "create_segment", full)
+    monkeypatch.setattr(device_rows, "create_segment", full)
 
     def rank(comm: Communicator) -> str:
         others = [r for r in range(RANKS) if r != comm.rank]
@@ -103,7 +109,7 @@ def test_shared_memory_that_is_too_small_shares_nothing(monkeypatch: pytest.Monk
     def full(num_bytes: int) -> Any:
         raise OSError(f"no room for {num_bytes}")
 
-    monkeypatch.setattr(shared_rows, "create_segment", full)
+    monkeypatch.setattr(device_rows, "create_segment", full)
     x = np.ones((4, 2), np.float32)
     device = torch.device("cpu")
     found = run_in_process(2, lambda comm: share_host_rows(x, 0, comm, device, used=True))

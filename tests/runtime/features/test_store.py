@@ -9,7 +9,7 @@ import pytest
 
 from gnnplan.runtime.errors import BudgetExceeded, DatasetError, PlanError
 from gnnplan.runtime.features.store import AbstractFeatureStore, open_store
-from gnnplan.runtime.features.tier import total
+from gnnplan.runtime.features.tier import sum_counters
 from gnnplan.runtime.graph.dataset import Graph, write_graph
 from gnnplan.runtime.plan.schema import Plan, Source
 
@@ -227,7 +227,7 @@ def test_counters_add_up(make_graph: MakeGraph, make_plan: MakePlan, tmp_path: P
     )
     out = np.empty((50, 100), np.float32)
     reads = [store.read(np.arange(50) + k, out) for k in range(4)]
-    summed = total(reads)
+    summed = sum_counters(reads)
     assert sum(summed.rows.values()) == 200
     assert sum(summed.bytes.values()) == 200 * 400
     assert summed.disk_reads == sum(each.disk_reads for each in reads) > 0

@@ -110,10 +110,10 @@ def test_counted_bytes_are_the_predicted_ones(drop: Any, draws: Any) -> None:
         *_, full = full_graph_gradient(case, "sage", partition, settings, comm, epoch=5)
         counted = full.exchange.sent_bytes
         drawn = full.layers(5)
-        ids = [c.num_received for c in drawn] if drop != "nodes" else []
+        ids = [sum(c.received_counts) for c in drawn] if drop != "nodes" else []
         predicted = drawn_epoch_bytes(
             [sum(c.send_counts) for c in drawn],
-            [c.num_received for c in drawn],
+            [sum(c.received_counts) for c in drawn],
             [7, 8, 8, 4],
             id_rows=ids[:1] if draws == "shared" else ids,
             ranks=size,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from gnnplan.runtime.launch.script_rank import groups_left_last
+from gnnplan.runtime.launch.script import groups_left_last
 
 
 class Owner:

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.errors import InputError
-from gnnplan.runtime.fallback import SlowerPathWarning, forget_warnings
+from gnnplan.runtime.errors import InputError, SlowerPathWarning, forget_warnings
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_sbm
 from gnnplan.runtime.loader.loader import PlannedLoader
@@ -26,7 +25,7 @@ from tests.support.plans import make_plan
 
 pytest.importorskip("triton")
 
-from gnnplan.runtime.features import host_memory
+from gnnplan.runtime.features import device_rows
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.loader import (
     device as loader_device_sample,
@@ -224,12 +223,12 @@ def test_a_host_that_locks_no_memory_gathers_and_draws_itself(
     tiny_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(memory: torch.Tensor, device: torch.device) -> None:
-        raise host_memory.PinError("0.01 GB of host memory cannot be page-locked (CUDA error 2)")
+        raise device_rows.PinError("0.01 GB of host memory cannot be page-locked (CUDA error 2)")
 
     def no_topology(*args: Any, **settings: Any) -> None:
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr(host_memory, "lock", refuse)
+    monkeypatch.setattr(device_rows, "lock_pages", refuse)
     monkeypatch.setattr(loader_build, "open_device_sampler", no_topology)
     forget_warnings()
     with pytest.warns(SlowerPathWarning) as said:

@@ -14,12 +14,13 @@ import pytest
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.loader.loader import PlannedLoader
-from gnnplan.runtime.loader.topology import Topology, cached_arrays
+from gnnplan.runtime.loader.topology import Topology
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Sampler, TopologyPlacement
 from gnnplan.runtime.sampling.build import build_sampler
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 from gnnplan.runtime.sampling.placed_indices import PlacedIndices
+from tests.support.locations import cached_arrays
 from tests.support.plans import make_plan
 
 SAMPLERS = [

@@ -13,10 +13,10 @@ from torch_geometric.data import Data
 from torch_geometric.nn.models import GCN
 
 from gnnplan.runtime.errors import InputError
-from gnnplan.runtime.fallback import unused_weights
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.graph.generate import generate_links, generate_typed
 from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
+from gnnplan.runtime.identity import unused_weights
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.models.planned import planned
 from gnnplan.runtime.plan.io import load_plan

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gnnplan.runtime.train.checkpoint_files import list_checkpoints
-from gnnplan.runtime.train.recovery import load_newest, save_checkpoint
+from gnnplan.runtime.train.recovery import list_checkpoints, load_newest, save_checkpoint
 
 
 def state_of(step: int) -> dict[str, object]:

@@ -18,7 +18,7 @@ from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.models.metrics import metric_of
 from gnnplan.runtime.plan.schema import Workload
-from gnnplan.runtime.train.evaluate import Evaluation, evaluate, reader_of, split_by_edges
+from gnnplan.runtime.train.evaluate import Evaluation, evaluate, split_by_edges
 from tests.support.fullgraph_plans import make_full_graph_plan
 from tests.support.inprocess import run_in_process
 from tests.support.plans import make_plan
@@ -204,8 +204,7 @@ def test_ranks_share_the_vertices_of_a_sampled_evaluation(small_graph):
             comm.rank, comm.size = rank, size
             run = Counting(
                 model=build_model(workload("sage"), 16, 5, "multiclass"), graph=small_graph,
-                read=reader_of(small_graph, None), workload=workload("sage"), comm=comm,
-                metric=metric_of("multiclass"), device=torch.device("cpu"), scratch=None,
+                workload=workload("sage"), comm=comm, metric=metric_of("multiclass"),
             )  # fmt: skip
             run.run(ids, [4, 4])
         assert sorted(scored) == sorted(set(ids.tolist()))

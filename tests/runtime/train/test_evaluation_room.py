@@ -18,9 +18,9 @@ from gnnplan.runtime.train.evaluate import (
     EvaluationRoom,
     LayerTable,
     evaluate,
+    evaluate_links,
     evaluation_room,
 )
-from gnnplan.runtime.train.links import evaluate_links
 from tests.support.plans import make_plan
 
 MB = 10**6

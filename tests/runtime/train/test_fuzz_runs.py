@@ -22,12 +22,12 @@ from gnnplan.runtime.faults.failure import (
     is_final,
 )
 from gnnplan.runtime.report import EpochReport
-from gnnplan.runtime.train.checkpoint_files import list_checkpoints
 from gnnplan.runtime.train.recovery import (
     EPOCHS_FILE,
     Mark,
     _digest,
     append_epochs,
+    list_checkpoints,
     load_newest,
     read_epochs,
     save_checkpoint,

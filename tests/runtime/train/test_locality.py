@@ -20,7 +20,7 @@ from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.report import RunReport
 from gnnplan.runtime.sampling.locality import FactorSchedule
 from gnnplan.runtime.stages import Stage
-from gnnplan.runtime.train.locality import FactorControl, factor_control
+from gnnplan.runtime.train.job import FactorControl, make_factor_control
 from gnnplan.runtime.train.minibatch import STEP
 from tests.support.plans import make_plan
 
@@ -54,7 +54,7 @@ def on_ranks(shares: list[list[float]]) -> list[list[float]]:
 
     def run(rank: int) -> None:
         meter = StageMeter()
-        control = factor_control(MEASURED, meter)
+        control = make_factor_control(MEASURED, meter)
         assert control is not None
         comm: Any = Sums(rank, size, shared, barrier)
         for epoch, share in enumerate(shares[rank]):
@@ -84,13 +84,13 @@ def test_ranks_that_measure_differently_take_one_factor() -> None:
 
 
 def test_a_fixed_factor_stays_and_other_samplers_have_none() -> None:
-    control = factor_control(Sampler(name="las", parameters={"factor": 3.0}), StageMeter())
+    control = make_factor_control(Sampler(name="las", parameters={"factor": 3.0}), StageMeter())
     assert control is not None
     comm: Any = Sums(0, 1, [None], threading.Barrier(1))
     assert control.after_epoch(comm) == 3.0
-    assert factor_control(Sampler(name="neighbor"), StageMeter()) is None
+    assert make_factor_control(Sampler(name="neighbor"), StageMeter()) is None
     with pytest.raises(SamplerError, match="expected schedule to be fixed or measured, found 'x'"):
-        factor_control(Sampler(name="las", parameters={"schedule": "x"}), StageMeter())
+        make_factor_control(Sampler(name="las", parameters={"schedule": "x"}), StageMeter())
 
 
 def test_an_epoch_that_was_interrupted_counts_as_a_whole() -> None:

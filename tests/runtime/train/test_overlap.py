@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gnnplan.runtime.cores import pin_to
+from gnnplan.runtime.process import pin_to
 from gnnplan.runtime.train.overlap import Prefetcher, Turns, Workers
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gnnplan.runtime.comm.collectives import Communicator, Pending
-from gnnplan.runtime.train.gradients import GradientBuffer, OverlappedReduce, overlapped
+from gnnplan.runtime.train.gradients import GradientBuffer, OverlappedReduce, open_overlap
 from tests.support.inprocess import run_in_process
 from tests.support.ranks import free_port, run_on_ranks
 
@@ -112,8 +112,8 @@ def test_parts_are_sent_as_soon_as_they_are_whole_and_in_one_order() -> None:
 
 def test_one_rank_or_no_wish_for_it_sends_nothing_in_parts() -> None:
     gradients = GradientBuffer(make_model())
-    assert overlapped(gradients, Communicator(), asked=True) is None
-    assert overlapped(gradients, Communicator(), asked=False) is None
+    assert open_overlap(gradients, Communicator(), asked=True) is None
+    assert open_overlap(gradients, Communicator(), asked=False) is None
 
 
 def _on_rank(rank: int, size: int, port: int, folder: Path) -> None:

@@ -16,11 +16,10 @@ from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.report import RunReport
 from gnnplan.runtime.train import precision
-from gnnplan.runtime.train.checkpoint_files import CHECKPOINTS
 from gnnplan.runtime.train.gradients import GradientBuffer
 from gnnplan.runtime.train.minibatch import TrainLoop, make_optimizer
 from gnnplan.runtime.train.precision import FIRST_SCALE, GROW_AFTER, Precision
-from gnnplan.runtime.train.recovery import load_newest
+from gnnplan.runtime.train.recovery import CHECKPOINTS, load_newest
 from tests.support.plans import make_plan
 
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from gnnplan.runtime.comm.mesh import Mesh, open_mesh
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.graph.generate import generate_sbm
 from gnnplan.runtime.loader.loader import PlannedLoader
-from gnnplan.runtime.mesh import Mesh, open_mesh
 from gnnplan.runtime.plan.io import load_plan, save_plan
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.worker import make_loop

@@ -15,12 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnplan.runtime.features.store import BufferRing
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_sbm
 from gnnplan.runtime.loader.device import tensors_of
 from gnnplan.runtime.loader.loader import PlannedLoader
-from gnnplan.runtime.loader.stages import AbstractStage, CopyStage, seed_batch
+from gnnplan.runtime.loader.stages import AbstractStage, BufferRing, CopyStage, seed_batch
 from gnnplan.runtime.plan.schema import DynamicCache
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.train.streams import AbstractMark, AbstractStreams, HostStreams, streams_of

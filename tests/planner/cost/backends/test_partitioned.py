@@ -20,7 +20,7 @@ from gnnplan.planner.cost.backends.grid import (
 from gnnplan.planner.profile.draw import drawer
 from gnnplan.planner.profile.presample import stack_profile
 from gnnplan.planner.workload import BatchProfile, StackProfile
-from gnnplan.runtime.comm.grid import open_grid
+from gnnplan.runtime.comm.mesh import open_grid
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import GraphRef, Sampler, Threads, Workload
 from gnnplan.runtime.sampling.distributed.grid import GridSampler, empty_graph

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.comm.grid import open_grid
+from gnnplan.runtime.comm.mesh import open_grid
 from gnnplan.runtime.errors import BudgetExceeded, SamplerError
 from gnnplan.runtime.sampling.distributed.grid import GridSampler, empty_graph
 from gnnplan.runtime.sampling.distributed.grid_rows import Exchange, GridRows, Words, cut_shard

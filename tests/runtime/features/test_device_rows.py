@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from gnnplan.runtime.features import host_memory
-from gnnplan.runtime.features.device_rows import on_host
-from gnnplan.runtime.features.host_memory import HostMemory, PinError
+from gnnplan.runtime.features import device_rows
+from gnnplan.runtime.features.device_rows import HostMemory, PinError, copy_to_host
 
 CUDA = torch.device("cuda", 0)
 
@@ -22,8 +21,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     def noted(what: str) -> Callable[..., None]:
         return lambda memory, *device: made.append((what, memory.data_ptr()))
 
-    monkeypatch.setattr(host_memory, "lock", noted("lock"))
-    monkeypatch.setattr(host_memory, "unlock", noted("unlock"))
+    monkeypatch.setattr(device_rows, "lock_pages", noted("lock"))
+    monkeypatch.setattr(device_rows, "unlock_pages", noted("unlock"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: made.append(("wait", 0)))
     return made
 
@@ -48,7 +47,7 @@ def test_rows_on_the_host_are_locked_as_long_as_they_are_there(
     calls: list[tuple[str, int]],
 ) -> None:
     rows = np.arange(35, dtype=np.float32).reshape(5, 7)
-    table = on_host(rows, CUDA)
+    table = copy_to_host(rows, CUDA)
     address = table.data_ptr()
     assert calls == [("lock", address)]
     np.testing.assert_array_equal(table.numpy(), rows)
@@ -87,7 +86,7 @@ def test_an_address_that_is_mapped_again_is_read_as_it_is_now() -> None:
     codes = encode(np.zeros(1000, np.uint8), np.arange(1000))
     ids = torch.arange(1000, device=CUDA)
     for turn in range(100):
-        table = on_host(np.full((1000, 32), turn, np.float32), CUDA)
+        table = copy_to_host(np.full((1000, 32), turn, np.float32), CUDA)
         again += table.data_ptr() in seen
         seen.add(table.data_ptr())
         rows = DeviceTable(codes, {0: DeviceRows("host", table)}, CUDA)
@@ -105,5 +104,5 @@ def test_a_refused_locking_is_said_and_spoils_no_later_kernel() -> None:
     room = HostMemory.anonymous(1 << 20)
     room.lock(CUDA)
     with pytest.raises(PinError, match="cannot be page-locked"):
-        host_memory.lock(room.tensor(torch.uint8, 1 << 20), CUDA)
+        device_rows.lock_pages(room.tensor(torch.uint8, 1 << 20), CUDA)
     assert float(torch.ones(4, device=CUDA).sum()) == 4.0

@@ -10,11 +10,19 @@ from pathlib import Path
 import pytest
 
 from gnnplan.runtime import device
-from gnnplan.runtime.cgroup import MemoryGroup, cpu_quota, memory_group, memory_limit_bytes
 from gnnplan.runtime.errors import BudgetExceeded
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.imports.source import memory_bytes
-from gnnplan.runtime.memory_sum import as_budget_error, check_limit, killed_text, room_to_keep
+from gnnplan.runtime.limits import (
+    MemoryGroup,
+    as_budget_error,
+    check_limit,
+    cpu_quota,
+    killed_text,
+    memory_group,
+    memory_limit_bytes,
+    room_to_keep,
+)
 from gnnplan.runtime.plan.schema import MemoryUse, Plan
 from tests.support.memory_groups import LimitedGroup, NoGroups, limited_group
 from tests.support.plans import make_plan
@@ -210,7 +218,7 @@ def test_probe_plan_and_import_go_by_the_same_cores_and_bytes(
 def test_a_real_group_shows_its_limit_and_counts_its_kills() -> None:
     """A process that takes more than its 64 MiB is ended, and the count says so."""
     code = "import os\nkept = []\nwhile True: kept.append(os.urandom(1 << 22))"
-    look = "from gnnplan.runtime.cgroup import memory_group; print(memory_group().limit_bytes)"
+    look = "from gnnplan.runtime.limits import memory_group; print(memory_group().limit_bytes)"
     with group_or_skip(64 * MIB) as group:
         join = f"{group.join_words()}; exec {sys.executable} -c"
         seen = subprocess.run(

@@ -1,4 +1,4 @@
-"""Who is who: groups by host and clique, under torchrun on hosts, in groups that users made."""
+"""Who is who: under torchrun on hosts, in groups that users made."""
 
 import json
 import subprocess
@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
+from gnnplan.runtime.comm.mesh import backend_of, check_place
 from gnnplan.runtime.comm.route import LOOPBACK, address_towards, interface_of, use_route_to
 from gnnplan.runtime.errors import InputError, PlanError
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.mesh import backend_of, check_place, open_mesh, ranks_by
-from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Device
 from tests.hosts import INTERFACE, Hosts, needs_root
 from tests.support.plans import make_plan
@@ -21,7 +20,7 @@ RANK = """
 import json, os, sys
 from pathlib import Path
 import torch, torch.distributed as dist
-from gnnplan.runtime.mesh import open_mesh
+from gnnplan.runtime.comm.mesh import open_mesh
 from gnnplan.runtime.plan import load_plan
 from gnnplan.runtime.stages import Stage
 
@@ -29,10 +28,6 @@ plan, out, own_group = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "own
 if own_group:
     dist.init_process_group("gloo")
 mesh = open_mesh(load_plan(plan), timeout_seconds=120)
-groups = {"host": mesh.host_group(), "clique": mesh.clique_group(), "leaders": mesh.leader_group()}
-def total(group):
-    return None if group is None else int(group.all_reduce_sum(torch.tensor([mesh.rank])))
-sums = {name: total(group) for name, group in groups.items()}
 twin = mesh.comm.duplicate()
 for _ in range(2):
     twin.all_reduce_sum(torch.zeros(2**18))
@@ -49,7 +44,7 @@ for number in (10**6, 0, 10**6):
 mesh.comm.barrier()
 sent = twin.traffic[Stage.EXCHANGE_ROWS].sent_bytes
 out.joinpath(f"{mesh.rank}.json").write_text(json.dumps({
-    "size": mesh.size, "host": mesh.host, "sums": sums, "owns": mesh.owns_group,
+    "size": mesh.size, "host": mesh.host, "owns": mesh.owns_group,
     "reduced": twin.traffic[Stage.ALL_REDUCE].sent_bytes, "sent": sent, "wire": wire() - before,
     "interface": os.environ.get("GLOO_SOCKET_IFNAME", ""),
 }))
@@ -62,7 +57,7 @@ assert dist.is_initialized() == own_group
 @needs_root
 @pytest.mark.distributed
 @pytest.mark.parametrize("backend", ["static", pytest.param("c10d", marks=pytest.mark.slow)])
-def test_groups_by_host_and_clique_under_torchrun_on_two_hosts(
+def test_ranks_meet_under_torchrun_on_two_hosts(
     small_graph: Graph, tmp_path: Path, backend: str
 ) -> None:
     """Ranks 0 and 1, 2 on two hosts; with c10d, ranks join a group that the script made before."""
@@ -89,7 +84,7 @@ def test_groups_by_host_and_clique_under_torchrun_on_two_hosts(
                 *(str(tmp_path / "plan"), str(tmp_path)),
                 "own" if backend == "c10d" else "plan",
             ]
-            environment = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+            environment = {"PYTHONPATH": str(Path(__file__).resolve().parents[3])}
             if backend == "c10d":  # who makes a group chooses its card
                 environment["GLOO_SOCKET_IFNAME"] = INTERFACE
             started.append(
@@ -102,20 +97,12 @@ def test_groups_by_host_and_clique_under_torchrun_on_two_hosts(
         json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)
     ]
     assert [each["host"] for each in found] == [0, 1, 1]
-    sums = [each["sums"] for each in found]
-    assert [each["host"] for each in sums] == [each["clique"] for each in sums] == [0, 3, 3]
-    assert [each["leaders"] for each in sums] == [1, 1, None]
     assert {each["interface"] for each in found} == {INTERFACE}
     assert {each["owns"] for each in found} == {backend == "static"}
     assert {each["reduced"] for each in found} == {2 * 4 * 2**18}
     # What the meter counts crosses the card, with the headers of its frames and little beside.
     assert [each["sent"] for each in found] == [2 * 4 * 10**6, 0, 0]
     assert 1.0 < found[0]["wire"] / found[0]["sent"] < 1.1
-
-
-def test_ranks_are_grouped_by_number() -> None:
-    assert ranks_by([0]) == [[0]]
-    assert ranks_by([5, 2, 5, 2]) == [[1, 3], [0, 2]]
 
 
 def test_ranks_on_other_hosts_than_planned_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,16 +117,6 @@ def test_ranks_on_other_hosts_than_planned_are_refused(monkeypatch: pytest.Monke
     monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(PlanError, match="rank 2 is planned as place 1 of 2 on host 1, torchrun"):
         check_place(devices, 2)
-
-
-def test_one_rank_has_groups_of_itself(small_graph: Graph, tmp_path: Path) -> None:
-    make_plan(small_graph, tmp_path / "plan")
-    mesh = open_mesh(load_plan(tmp_path / "plan"))
-    assert (mesh.hosts, mesh.cliques) == ([[0]], [[0]])
-    leaders = mesh.leader_group()
-    assert leaders is not None
-    assert mesh.host_group().size == mesh.clique_group().size == leaders.size == 1
-    mesh.close()
 
 
 def test_the_interface_is_the_one_that_leads_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
