@@ -14,19 +14,19 @@ MAX_PARTS = 1 << 15
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Balance:
-    """How far the largest part may pass its share; None: it does not matter.
+    """Fractions by which the largest part may pass its share; None: any.
 
-    XtraPuLP's and METIS' usual imbalance is 0.03 (formulas 2.2).
+    The default is the usual imbalance of XtraPuLP and METIS (formulas 2.2).
     """
 
     nodes: float | None = 0.03
     training: float | None = 0.03
     edges: float | None = None
-    """In-edges of a part's nodes: what its aggregation reads."""
+    """Fraction for the in-edges of a part's nodes, which its aggregation reads."""
 
     @property
     def tolerances(self) -> tuple[float, float, float]:
-        """Of nodes, training nodes and edges; infinity where it does not matter."""
+        """Fractions for nodes, training nodes and edges; infinity for any."""
         given = (self.nodes, self.training, self.edges)
         return tuple(np.inf if t is None else t for t in given)  # pyright: ignore[reportReturnType]
 
@@ -45,9 +45,9 @@ class Problem:
     indices: NDArray[Any]
     """[E], int32 or int64."""
     training: NDArray[np.bool_]
-    """[N], whether a node is a training node."""
+    """Whether each node is a training node, shape [N]."""
     weights: tuple[int, ...]
-    """Share of each part, as small integers: the sizes of the cliques, or ones."""
+    """Share of each part as small integers: the sizes of the cliques, or ones."""
     seed: int = 0
     balance: Balance = field(default_factory=Balance)
 
@@ -101,7 +101,7 @@ def make_problem(
     seed: int = 0,
     balance: Balance | None = None,
 ) -> Problem:
-    """Check a task's numbers.
+    """State a partitioning task, and check its numbers.
 
     Args:
         indptr: [N + 1] of the CSC.

@@ -1,4 +1,4 @@
-"""Tests for planner/partition/streaming.py, balance.py and pagraph.py."""
+"""Tests for planner/partition/streaming.py and balance.py."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,10 +8,9 @@ import pytest
 
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.partition.balance import repair_balance
-from gnnplan.planner.partition.pagraph import pagraph_parts
 from gnnplan.planner.partition.partition import partition
 from gnnplan.planner.partition.problem import Balance, Problem, make_problem
-from gnnplan.planner.partition.streaming import fennel_parts, ldg_parts
+from gnnplan.planner.partition.streaming import fennel_parts, ldg_parts, pagraph_parts
 from tests.planner.partition.graphs import csc, random_csc, ring_of_cliques
 from tests.reference.partition_quality import measure_quality
 
