@@ -30,18 +30,15 @@ from gnnplan.planner.partition.problem import Problem
 
 MAX_ROUNDS = 6
 REPAIR_ORDER = (1, 2, 0)
-"""Rows of the limits, in the order of repair: training nodes are few, edges uneven, nodes easy."""
+"""Rows of the limits: training nodes are few, edges are uneven, nodes the easiest to place."""
 
 
 def repair_balance(problem: Problem, parts: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Move nodes out of overfull parts; as near to the limits as single moves lead.
-
-    Args:
-        problem: graph and limits.
-        parts: part of each node, int32 [N]; not changed.
+    """Move nodes out of overfull parts, as near to the limits as single moves lead.
 
     Returns:
-        int32 [N] whose excess over the limits, in shares of the totals, is not above the start's.
+        Part of each node, int32 [N], whose excess over the limits, in shares of the totals, is not
+        above that of `parts`, which is not changed.
     """
     limits = problem.limits
     loads = count_loads(problem, parts)
@@ -170,14 +167,11 @@ def refine_bytes(
 
 
 def refine_volume(problem: Problem, parts: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Move single nodes while that lowers the volume.
-
-    Args:
-        problem: graph, limits and seed (which orders the visits).
-        parts: part of each node to start from, int32 [N]; not changed.
+    """Move single nodes while that lowers the volume; the seed orders the visits.
 
     Returns:
-        int32 [N] of a volume at most the start's, and of loads at most the limit's or the start's.
+        Part of each node, int32 [N], of a volume at most that of `parts` (not changed), and of loads at
+        most the limit's or the start's.
     """
     indptr, indices = sort_rows(problem.indptr, problem.indices)
     moved = np.array(parts, np.int32)

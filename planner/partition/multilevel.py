@@ -27,12 +27,7 @@ def undirected_bytes(num_nodes: int, num_edges: int, id_bytes: int = 4) -> int:
 def to_undirected(
     indptr: NDArray[np.int64], indices: NDArray[Any]
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Unite a graph with its transpose, without self-loops; the same arrays if it is so already.
-
-    Args:
-        indptr: [N + 1].
-        indices: [E]; rows need not be sorted, and may repeat a neighbour.
-    """
+    """Unite a graph with its transpose, without self-loops; the same arrays if it is so already."""
     num_nodes = len(indptr) - 1
     back_ptr, back = _transpose(indptr, indices, num_nodes)
     if _same(indptr, indices, back_ptr, back):
@@ -187,11 +182,7 @@ def kaminpar_parts(problem: Problem, *, threads: int = 1) -> NDArray[np.int32]:
     """Partition with KaMinPar (Gottesbueren et al., ESA 2021); int32 [N].
 
     The Python package only reads files, so the graph goes through a temporary ParHIP file of
-    16 (N + 1) + 4 E' bytes, E' the entries of the undirected graph.
-
-    Args:
-        problem: what to partition.
-        threads: threads of the partitioner; more than one is not repeatable.
+    16 (N + 1) + 4 E' bytes, E' the undirected entries. More than one thread is not repeatable.
 
     Raises:
         SettingsError: the package is missing, or has too few nodes to work on.
@@ -227,14 +218,7 @@ def write_parhip(
     indices: NDArray[Any],
     weights: NDArray[np.int64] | None,
 ) -> None:
-    """Write an undirected graph in the binary format that KaMinPar reads, ids in 32 bits.
-
-    Args:
-        path: file to write.
-        indptr: [N + 1], N below 2^32.
-        indices: ascending neighbours.
-        weights: weight of each node, int64 [N]; None: all equal.
-    """
+    """Write a graph of `to_undirected` as KaMinPar reads it, ids in 32 bits; weights None: all equal."""
     num_nodes, num_entries = len(indptr) - 1, len(indices)
     version = NO_EDGE_WEIGHTS | IDS_OF_32_BITS | (NO_NODE_WEIGHTS if weights is None else 0)
     first = 24 + 8 * (num_nodes + 1)

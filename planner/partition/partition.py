@@ -82,13 +82,13 @@ def random_parts(problem: Problem) -> NDArray[np.int32]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """Measured rates of one partitioner."""
 
     edge_seconds: float
     node_seconds: float
     low: float
-    """Factors between which nearly all measured graphs lay."""
+    """Factor on seconds above which nearly all measured graphs lay."""
     high: float
+    """Factor below which they lay."""
     library_edge_bytes: int = 0
     library_node_bytes: int = 0
     library_fixed_bytes: int = 0
@@ -337,18 +337,8 @@ def hierarchical_parts(
     """Cut a graph between cliques, and hash each part over its clique (Legion, formulas 2.2).
 
     Between cliques a row that is not held comes over the host, so few edges should cross. Inside a
-    clique all GPUs share one cache, so only the balance of the training nodes matters.
-
-    Args:
-        indptr: [N + 1] of the CSC.
-        indices: [E] of the CSC.
-        cliques: devices of each clique; every device from 0 on stands in exactly one. Cliques of
-            unequal size get shares by size.
-        training: ids of the training nodes, or a mask [N].
-        name: partitioner of the cut between cliques.
-        seed: of that partitioner.
-        balance: of the cut between cliques.
-        memory_bytes: refuse the cut if it is predicted to need more.
+    clique all GPUs share one cache, so only the balance of the training nodes matters. `cliques` hold
+    each device from 0 on once; unequal ones get shares by size. Other arguments are `partition`'s.
 
     Returns:
         Device of each node, int32 [N].
@@ -384,15 +374,10 @@ def hierarchical_parts(
 def hash_shards(
     ids: NDArray[np.int64], training: NDArray[np.bool_], num_shards: int
 ) -> NDArray[np.int64]:
-    """Assign each node of one clique to a shard, v mod K_g.
+    """Assign each node of one clique, ids ascending, to a shard, v mod K_g.
 
     Training nodes are dealt in order of id instead, which balances them to one node wherever their
     ids lie.
-
-    Args:
-        ids: the clique's nodes, ascending.
-        training: whether each is a training node, of the same shape.
-        num_shards: K_g.
     """
     shards = ids % num_shards
     shards[training] = np.arange(np.count_nonzero(training)) % num_shards

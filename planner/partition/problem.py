@@ -26,7 +26,7 @@ class Balance:
 
     @property
     def tolerances(self) -> tuple[float, float, float]:
-        """Fractions for nodes, training nodes and edges; infinity for any."""
+        """Fractions in that order; infinity for any."""
         given = (self.nodes, self.training, self.edges)
         return tuple(np.inf if t is None else t for t in given)  # pyright: ignore[reportReturnType]
 
@@ -41,9 +41,9 @@ class Problem:
     """One partitioning task. The arrays are only read, and may be memory-mapped."""
 
     indptr: NDArray[np.int64]
-    """[N + 1]; in-neighbours of v are `indices[indptr[v]:indptr[v + 1]]`."""
+    """Shape [N + 1]; in-neighbours of v are `indices[indptr[v]:indptr[v + 1]]`."""
     indices: NDArray[Any]
-    """[E], int32 or int64."""
+    """Shape [E], int32 or int64."""
     training: NDArray[np.bool_]
     """Whether each node is a training node, shape [N]."""
     weights: tuple[int, ...]
@@ -101,16 +101,7 @@ def make_problem(
     seed: int = 0,
     balance: Balance | None = None,
 ) -> Problem:
-    """State a partitioning task, and check its numbers.
-
-    Args:
-        indptr: [N + 1] of the CSC.
-        indices: [E] of the CSC.
-        parts: number of parts, from 1 to 32768.
-        training: ids of the training nodes, or a mask [N]; None: no node is.
-        weights: share of each part as integers; None: equal.
-        seed: makes the random choices of a partitioner repeatable.
-        balance: allowed imbalances; None: 3% of nodes and of training nodes.
+    """State a partitioning task, with the arguments of `partition`, and check its numbers.
 
     Raises:
         SettingsError: a number is out of range or a shape does not match.
