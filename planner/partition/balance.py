@@ -170,8 +170,8 @@ def refine_volume(problem: Problem, parts: NDArray[np.int32]) -> NDArray[np.int3
     """Move single nodes while that lowers the volume; the seed orders the visits.
 
     Returns:
-        Part of each node, int32 [N], of a volume at most that of `parts` (not changed), and of loads at
-        most the limit's or the start's.
+        Part of each node, int32 [N], of a volume at most that of `parts` (not changed), and of
+        loads at most the limit's or the start's.
     """
     indptr, indices = sort_rows(problem.indptr, problem.indices)
     moved = np.array(parts, np.int32)

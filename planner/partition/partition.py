@@ -83,6 +83,7 @@ def random_parts(problem: Problem) -> NDArray[np.int32]:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
 
+    """Measured rates of one partitioner."""
     edge_seconds: float
     node_seconds: float
     low: float
@@ -337,8 +338,9 @@ def hierarchical_parts(
     """Cut a graph between cliques, and hash each part over its clique (Legion, formulas 2.2).
 
     Between cliques a row that is not held comes over the host, so few edges should cross. Inside a
-    clique all GPUs share one cache, so only the balance of the training nodes matters. `cliques` hold
-    each device from 0 on once; unequal ones get shares by size. Other arguments are `partition`'s.
+    clique all GPUs share one cache, so only the balance of the training nodes matters. `cliques`
+    hold each device from 0 on once; unequal ones get shares by size. Other arguments are
+    `partition`'s.
 
     Returns:
         Device of each node, int32 [N].
