@@ -218,7 +218,7 @@ def write_parhip(
     indices: NDArray[Any],
     weights: NDArray[np.int64] | None,
 ) -> None:
-    """Write a graph of `to_undirected` as KaMinPar reads it, ids in 32 bits; no weights: all equal."""
+    """Write a graph of `to_undirected` as KaMinPar reads it, with ids of 32 bits."""
     num_nodes, num_entries = len(indptr) - 1, len(indices)
     version = NO_EDGE_WEIGHTS | IDS_OF_32_BITS | (NO_NODE_WEIGHTS if weights is None else 0)
     first = 24 + 8 * (num_nodes + 1)

@@ -82,8 +82,8 @@ def random_parts(problem: Problem) -> NDArray[np.int32]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-
     """Measured rates of one partitioner."""
+
     edge_seconds: float
     node_seconds: float
     low: float
