@@ -1,6 +1,4 @@
-"""A candidate's feature rows where ranks keep caches that fill themselves, and nothing else.
-
-Caches that fill themselves as placements: their slots, and the reads that they save.
+"""Place a candidate's feature rows where ranks keep caches that fill themselves, and nothing else.
 
 A row comes from the cache unless the batches since its last touch filled it with others
 (`planner.cost.cache_model`); then it comes from where it would without a cache. Where the host
@@ -35,9 +33,9 @@ from gnnplan.planner.workload import Hotness
 LEVELS, DEEPEST = 64, 30
 """Classes of frequencies per factor e, and such factors below 1 that are told apart."""
 SUREST = 1.0 - 1e-9
-"""A row in every batch is missed next to never."""
+"""Largest chance to be read; a row in every batch is missed next to never."""
 LONGEST, TRIES = 1e9, 60
-"""Batches that a row may stay away, and halvings of a range of them."""
+"""Most batches that a row may stay away, and halvings of a range of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +43,7 @@ class MemorySplit:
     """Memory shared out between the host's mapping and the ranks' caches."""
 
     slots: int
-    """Of each rank."""
+    """Slots of each rank's cache."""
     host_rows: int | None
     """Rows the mapping holds; None: all of them."""
 
@@ -53,10 +51,10 @@ class MemorySplit:
 def splits(
     own_bytes: int, host_rows: int | None, num_nodes: int, num_ranks: int, row_bytes: int
 ) -> list[MemorySplit]:
-    """Ways to share out memory; one where the host holds every row.
+    """List ways to share out memory; one where the host holds every row.
 
     Args:
-        own_bytes: what each rank has beside the mapping.
+        own_bytes: bytes of each rank beside the mapping.
         host_rows: rows that fit into the mapping if it gets all it can; None: all do.
         num_nodes: rows there are.
         num_ranks: caches.
@@ -83,7 +81,7 @@ def splits(
 def cached_rows(
     shares: dict[str, float], reuse: Reuse, slots: int, total: float, *, holds_all: bool
 ) -> RankRows:
-    """What a rank reads from its cache and from below it.
+    """Count what a rank reads from its cache and from below it.
 
     Args:
         shares: share of rows by source without the cache.
@@ -106,7 +104,7 @@ def cached_rows(
 
 
 def missed_law(p: NDArray[np.float32], rows: float) -> NDArray[np.float32]:
-    """Chance that a batch reads each row, and not from the cache.
+    """Compute the chance that a batch reads each row, and not from the cache.
 
     p_v (1 - p_v)^tau, tau such that they add up to the rows that the cache was found to miss.
 
@@ -147,19 +145,19 @@ def missed_law(p: NDArray[np.float32], rows: float) -> NDArray[np.float32]:
 
 
 def gather_seconds(rows: RankRows, costs: RowCosts) -> float:
-    """Seconds of a batch's reads at plain row costs, to compare splits by."""
+    """Add up a batch's reads at plain row costs, to compare splits by."""
     prices = {"cache": costs.local, "peer": costs.peer, "host": costs.host, "disk": costs.disk}
     return sum(count * prices[kind] for kind, count in rows.rows.items())
 
 
 def with_working_rows(rows: RankRows, working: dict[str, float]) -> RankRows:
-    """The same rows, spread over their sources; the cache over its slots."""
+    """Spread the rows over their sources, those of the cache over its slots."""
     spread = {**working, "cache": float(rows.cache_rows)}
     return replace(rows, working_rows={kind: spread[kind] for kind in rows.rows})
 
 
 def _missed(saved: float, misses: Misses, holds_all: bool) -> float:
-    """Share of a source's rows that the cache does not save."""
+    """Return the share of a source's rows that the cache does not save."""
     if holds_all or misses[0] <= 0:
         return 0.0 if holds_all else 1.0
     return max(0.0, 1.0 - saved / float(misses[0]))
@@ -172,7 +170,7 @@ def place_behind_caches(
     reads: SuccessiveReads,
     memories: Memories,
 ) -> CandidatePlacement:
-    """Every rank's rows behind a cache that fills itself, by the split of memory that reads best.
+    """Place rows behind caches that fill themselves, by the split of memory that reads best.
 
     Args:
         request: graph, machine and budgets.
@@ -230,7 +228,7 @@ def _with_requests(
     reads: SuccessiveReads,
     stay: float,
 ) -> RankRows:
-    """The same rows, and how many of those that the cache misses one read of the disk brings.
+    """Add how many of the rows that the cache misses one read of the disk brings.
 
     Counted on batches; where none were drawn, by the law of what an LRU cache misses.
     """

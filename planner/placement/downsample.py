@@ -76,7 +76,7 @@ def _steep_runs(p: NDArray[np.float32], order: NDArray[np.int32], stride: int) -
 
 
 def _middles(order: NDArray[np.int32], stride: int) -> NDArray[np.int32]:
-    """Select the middle of each run of `stride`, shape [ceil(N / stride)]; the last of a short run."""
+    """Select the middle of each run of `stride`, shape [ceil(N / stride)]."""
     at = np.arange(0, order.size, stride) + stride // 2
     return order[np.minimum(at, order.size - 1)]
 
@@ -92,7 +92,7 @@ class VertexRuns:
         self._run[np.searchsorted(hotness.ids, middles)] = np.arange(middles.size)
 
     def ids(self, few: NDArray[np.int64]) -> NDArray[np.int64]:
-        """List all vertices that some of those stand for, ascending: memory is gone through in order."""
+        """List all vertices that some of those stand for, ascending, as memory is gone through."""
         return few if self._stride == 1 else np.flatnonzero(self._marked(few))
 
     def mask(self, few: NDArray[np.bool_]) -> NDArray[np.bool_]:

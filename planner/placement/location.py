@@ -22,7 +22,7 @@ MAX_DEVICES = MAX_SOURCES - 3
 
 
 def sources(num_devices: int) -> list[Source]:
-    """List the sources in the order of their numbers; more devices than MAX_DEVICES raise ValueError."""
+    """List the sources in the order of their numbers; too many devices raise ValueError."""
     if num_devices > MAX_DEVICES:
         raise ValueError(f"expected at most {MAX_DEVICES} devices, found {num_devices}")
     peers = [Source(kind="peer", rank=rank) for rank in range(num_devices)]

@@ -1,6 +1,6 @@
-"""A candidate's feature rows: which rank keeps which, within the memory that is left.
+"""Place a candidate's feature rows: which rank keeps which, within the memory that is left.
 
-Rates come from the machine, capacities from the budgets, rows from the profile; planner.placement
+Rates come from the machine, capacities from the budgets, hotness from the profile; a policy
 decides. The result is put in the cost model's terms, its hit rates cross-validated.
 """
 
@@ -41,7 +41,7 @@ from gnnplan.planner.workload import Hotness
 def gpu_room(
     request: Request, candidate: Candidate, code_bytes: int, *, shared_host: bool
 ) -> tuple[int, int]:
-    """Rows that every GPU, and the least host, have room for after everything else.
+    """Count the rows that every GPU, and the least host, have room for after everything else.
 
     Every host maps the same rows, so the least of them decides; both are 0 where the fixed parts
     alone do not fit.
@@ -64,7 +64,7 @@ def gpu_room(
 
 
 def gpu_row_costs(request: Request, candidate: Candidate) -> RowCosts:
-    """Seconds per row from each place with all GPUs reading; of the GPU that waits longest."""
+    """Find the seconds per row from each place of the GPU that waits longest, while all read."""
     found = read_seconds(request.machine, candidate, row_bytes(request.graph))
     seconds = {place: max(s for s in each if s < inf) for place, each in found.items()}
     return RowCosts(
@@ -117,7 +117,7 @@ class CandidatePlacement:
 
 
 def code_bytes(num_nodes: int) -> int:
-    """Bytes of one location code.
+    """Count the bytes of one location code.
 
     >>> code_bytes(1000), code_bytes(1 << 25)
     (4, 8)
@@ -126,7 +126,7 @@ def code_bytes(num_nodes: int) -> int:
 
 
 def capacity(request: Request, candidate: Candidate, *, shared_host: bool) -> Capacity:
-    """Rows that a rank, and the host, have room for.
+    """Count the rows that a rank, and the host, have room for.
 
     The shared mapping comes first: it serves all ranks. What is left of the host is split evenly;
     a device budget limits each rank besides. Both are zero where the ranks alone do not fit.
@@ -156,7 +156,7 @@ def capacity(request: Request, candidate: Candidate, *, shared_host: bool) -> Ca
 
 
 def row_costs(request: Request, candidate: Candidate, hotness: Hotness, room: Capacity) -> RowCosts:
-    """Seconds per row from each place, as measured; infinite where there is no such place.
+    """Find the measured seconds per row from each place; infinite where there is no such place.
 
     A peer on the same host is never better than the shared mapping (docs/modelling.md 10), so peers
     are priced only where the mapping does not hold every row.
@@ -185,7 +185,7 @@ def row_costs(request: Request, candidate: Candidate, hotness: Hotness, room: Ca
 def memories_of(
     request: Request, candidate: Candidate, hotness: Hotness, *, shared_host: bool
 ) -> Memories:
-    """The memories of a candidate's ranks and hosts.
+    """Find the memories of a candidate's ranks and hosts.
 
     Args:
         request: graph, machine and budgets.
@@ -200,14 +200,7 @@ def memories_of(
 def read_network(
     machine: MachineModel, candidate: Candidate, stored: int, costs: RowCosts
 ) -> RowCosts | ReadNetwork:
-    """Find what each rank's reads cost: alike on cores; a GPU's seconds per row while all read.
-
-    Args:
-        machine: its links.
-        candidate: the ranks.
-        stored: bytes of a row.
-        costs: of ranks on cores.
-    """
+    """Find what each rank's reads cost: alike on cores; a GPU's seconds per row while all read."""
     if candidate.kind != "cuda":
         return costs
     found = read_seconds(machine, candidate, stored)
@@ -253,16 +246,7 @@ def make_placer(
     out_degree: NDArray[np.int64] | None = None,
     parts: Parts | None = None,
 ) -> RowPlacer:
-    """State a candidate's placement problem.
-
-    Args:
-        request: graph, machine and budgets.
-        candidate: ranks and policy.
-        hotness: of a rank's batches; it says which vertices are placed.
-        memories: of the candidate.
-        out_degree: lists each vertex stands in, of every vertex; for policies that need them.
-        parts: partitions of the graph; for policies that need them.
-    """
+    """State a candidate's placement problem; arguments are those of `place_rows`."""
     room, few, ranks = memories.room, hotness.stride > 1, candidate.num_ranks
 
     def parts_here(name: str) -> NDArray[np.int32]:
@@ -300,7 +284,14 @@ def place_rows(
     """Place the rows by the candidate's policy, and say what each rank is left to read.
 
     Where few vertices stand for all, the placement is of those; what it says of rows is of all.
-    Arguments are those of `make_placer`.
+
+    Args:
+        request: graph, machine and budgets.
+        candidate: ranks and policy.
+        hotness: of a rank's batches; it says which vertices are placed.
+        memories: of the candidate.
+        out_degree: lists each vertex stands in, of every vertex; for policies that need them.
+        parts: partitions of the graph; for policies that need them.
     """
     placer = make_placer(request, candidate, hotness, memories, out_degree=out_degree, parts=parts)
     placement = placer.place(hotness.features)
@@ -324,13 +315,13 @@ def place_rows(
 def rank_rows(
     request: Request, placement: Placement, shares: Shares, hotness: Hotness
 ) -> list[RankRows]:
-    """Rows, working sets and honest shares of every rank; hotness is gone over once for all.
+    """Count rows, working sets and cross-validated shares of every rank, of all vertices.
 
     Args:
         request: whose graph the rows are of.
         placement: of the vertices that `hotness` has.
         shares: of rows by rank and kind of source, cross-validated.
-        hotness: of a rank's batches; what is said is of all vertices.
+        hotness: of a rank's batches.
     """
     p, weight = hotness.features, hotness.weight
     total, touched = float(p.sum(dtype=np.float64)) * weight, touched_rows(p) * weight
@@ -367,7 +358,7 @@ def rank_rows(
 def _disk_requests(
     request: Request, placement: Placement, holders: tuple[int, ...], hotness: Hotness
 ) -> tuple[float, float]:
-    """As `disk_requests`, for rows that neither those ranks nor the host has."""
+    """Count `disk_requests` for rows that neither those ranks nor the host has."""
     near = np.zeros(hotness.features.size, np.bool_)
     if placement.on_host is not None:
         near[placement.on_host] = True
@@ -379,7 +370,7 @@ def _disk_requests(
 
 
 def disk_requests(request: Request, seeds: int, far: NDArray[np.float32]) -> tuple[float, float]:
-    """Requests per row that is read from disk, and their mean bytes; (1, 0) where none is.
+    """Count requests per row that is read from disk, and their mean bytes; (1, 0) where none is.
 
     What is left of a batch is taken to lie together as much as whole batches do: as counted, over
     as expected of independent rows.

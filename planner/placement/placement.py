@@ -31,7 +31,8 @@ class ItemPlacement:
     """Whether the host has the item, shape [N]; None: it has all."""
     elsewhere: list[NDArray[np.uint8]] | None = None
     """For each clique, the place its devices read what they do not hold, by id [N]; None: the
-    cheapest that has it."""
+    cheapest that has it.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -97,7 +98,7 @@ def _equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _mark(held: np.ndarray, own: np.ndarray, mark: int) -> int:
-    """Write `mark` at each own id of held [N]; the first id out of range or repeated, or -1."""
+    """Write `mark` at each own id of held [N]; return the first id at fault, or -1."""
     for v in own:
         if v < 0 or v >= held.size or held[v] == mark:
             return v if v >= 0 else np.iinfo(np.int64).max
@@ -129,7 +130,7 @@ def mark_holders(own: Sequence[NDArray[np.int64]], num_nodes: int) -> NDArray[np
 def _nearest(
     held: np.ndarray, held_across: np.ndarray, on_host: np.ndarray, choice: np.ndarray
 ) -> np.ndarray:
-    """choice[a] at each id, a = 4 * in the clique + 2 * in another + on the host."""
+    """Look up choice[a] at each id, a = 4 * in the clique + 2 * in another + on the host."""
     out = np.empty(held.size, np.uint8)
     across, everywhere = held_across.size > 0, on_host.size == 0
     for v in range(held.size):
@@ -149,19 +150,16 @@ def nearest_places(
     held_across: NDArray[np.bool_] | None = None,
     on_host: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.uint8]:
-    """Find where a device of one clique reads what it does not hold.
+    """Find where a device of one clique reads what it does not hold, by id; uint8 [N].
 
     The host, or the disk where the host lacks it; another clique's device, or a peer, only where
     that costs less (formulas 1.1: case 1 never reads a peer).
 
     Args:
-        held: A holder inside the clique or -1, shape [N].
-        seconds: Of one byte or row from each of `PLACES`; infinite where there is no such place.
-        held_across: Whether a device of another clique holds the item; None: none does.
-        on_host: Whether host memory has it; None: all.
-
-    Returns:
-        Place by id, uint8 [N].
+        held: a holder inside the clique or -1, shape [N].
+        seconds: of one byte or row from each of `PLACES`; infinite where there is no such place.
+        held_across: whether a device of another clique holds the item; None: none does.
+        on_host: whether host memory has it; None: all.
     """
     choice = np.full(8, DISK, np.uint8)
     for a in range(8):
@@ -197,14 +195,7 @@ def first_misread(
     held_across: NDArray[np.bool_] | None = None,
     on_host: NDArray[np.bool_] | None = None,
 ) -> int:
-    """Find the first item that is read from a place that lacks it, or -1.
-
-    Args:
-        elsewhere: place by id, shape [N].
-        held: as for `nearest_places`.
-        held_across: likewise.
-        on_host: likewise.
-    """
+    """Find the first item that is read from a place that lacks it, or -1."""
     return int(_misread(elsewhere, held, _present(held_across), _present(on_host)))
 
 
@@ -218,11 +209,8 @@ def find_places(
 ) -> list[NDArray[np.uint8]]:
     """Find the place each clique reads what its devices do not hold, by id [N].
 
-    Args:
-        problem: the problem.
-        placement: its answer; where it names no places, the cheapest that has the item.
-        kind: index of the kind.
-        across: whether cliques read each other.
+    It is the cheapest that has the item, where the placement names none; with `across`, cliques
+    read each other.
     """
     items = placement.items[kind]
     if items.elsewhere is not None:

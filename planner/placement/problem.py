@@ -115,7 +115,7 @@ class PlacementProblem:
 
 
 def as_laws(heat: Heat, num_devices: int) -> tuple[Heat, tuple[int, ...]]:
-    """Turn p(v), of shape [N] for all devices or [G, N] for each, into `heat` and `laws` of a kind."""
+    """Turn p(v), of shape [N] for all devices or [G, N] for each, into `heat` and `laws`."""
     if heat.ndim == 1:
         return heat.reshape(1, -1), (0,) * num_devices
     if len(heat) != num_devices:

@@ -28,12 +28,9 @@ NEVER = 1e30
 
 
 def lagrangian_bound(problem: PlacementProblem, rows: ObjectiveRows, prices: Prices) -> float:
-    """Seconds (or what the objective counts) below which no placement comes.
+    """Bound the objective, which no placement comes below, at any prices.
 
-    Args:
-        problem: the problem.
-        rows: of the objective.
-        prices: any; those of the linear programme give the best bound.
+    Those of the linear programme give the best bound.
     """
     total = float(prices.rows.sum())
     weights = np.maximum(prices.rows, 0.0) / total if total > 0 else prices.rows
@@ -81,7 +78,7 @@ def _alike(
     seconds: NDArray[np.float64],
     device: NDArray[np.float64],
 ) -> tuple[NDArray[Any], ...]:
-    """Laws, seconds, prices, room, clique and number of the devices that differ in any of these."""
+    """Group the devices that differ in nothing: laws, seconds, prices, room, clique and number."""
     clique = problem.clique_of()
     table = np.column_stack([clique, laws, problem.device_bytes, device, seconds])
     _, first, number = np.unique(table, axis=0, return_index=True, return_counts=True)
@@ -111,7 +108,7 @@ def _least(
     num_cliques: int,
     limited: bool,
 ) -> float:
-    """Sum over items of the least price; seconds [G, 5] are per read."""
+    """Add up the least price of every item; seconds [G, 5] are per read."""
     num_devices = laws.size
     total = 0.0
     held, empty, forced = np.empty(num_cliques), np.empty(num_cliques), np.empty(num_cliques)

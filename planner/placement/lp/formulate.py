@@ -61,11 +61,11 @@ class Buckets:
     of: NDArray[np.int32]
     """Bucket of each item, shape [N]."""
     bytes: NDArray[np.float64]
-    """Shape [K]."""
+    """Bytes of each bucket, shape [K]."""
     heat: NDArray[np.float64]
-    """Sum by bucket and law, shape [K, D]."""
+    """Sum of heat by bucket and law, shape [K, D]."""
     count: NDArray[np.int64]
-    """Items, shape [K]."""
+    """Number of items, shape [K]."""
     fits: NDArray[np.bool_]
     """Whether the bucket's items fit some device by themselves, shape [K]."""
 
@@ -73,7 +73,7 @@ class Buckets:
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _density(heat: np.ndarray, size: np.ndarray, v: int) -> tuple:
-    """Sum over laws of heat by bytes, the law of most heat, and that one's share."""
+    """Return the sum over laws of heat by bytes, the law of most heat, and that one's share."""
     total, most, law = 0.0, -1.0, 0
     for d in range(heat.shape[0]):
         x = heat[d, v]
@@ -95,7 +95,7 @@ def _keys(
     levels: int,
     shares: int,
 ) -> tuple:
-    """Key of each item [N], and which keys occur.
+    """Compute the key of each item [N], and which keys occur.
 
     Key 0 is the densest, the middle one has no heat; from there on those that fit no device.
     """
@@ -127,7 +127,7 @@ def _keys(
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _sums(heat: np.ndarray, size: np.ndarray, keys: np.ndarray, rank: np.ndarray, k: int) -> tuple:
-    """Rewrites keys [N] to bucket numbers; bytes [k], heat [k, D] and counts [k] of each."""
+    """Rewrite keys [N] to bucket numbers; bytes [k], heat [k, D] and counts [k] of each."""
     total, mass = np.zeros(k), np.zeros((k, heat.shape[0]))
     count = np.zeros(k, np.int64)
     for v in range(keys.size):
@@ -159,12 +159,12 @@ def _top_density(heat: np.ndarray, size: np.ndarray) -> float:
 
 
 def densities(kind: ItemKind) -> NDArray[np.float64]:
-    """Heat of all laws per byte, shape [N]."""
+    """Compute the heat of all laws per byte, shape [N]."""
     return np.asarray(_all_densities(kind.heat, kind.size_array()))
 
 
 def density_order(kind: ItemKind) -> NDArray[np.int64] | None:
-    """Ids from most to least heat per byte, ties by id; None where laws or sizes are several."""
+    """Sort ids by heat per byte, ties by id; None where laws or sizes are several."""
     if len(kind.heat) > 1 or isinstance(kind.size, np.ndarray):
         return None
     return hotness_order(kind.heat[0])
@@ -206,20 +206,20 @@ def make_buckets(kind: ItemKind, limit: int = 256, *, largest: int | None = None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Alike devices."""
+    """Devices that are alike."""
 
     devices: tuple[int, ...]
     per_clique: int
-    """How many of them each clique has."""
+    """Number of them in each clique."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CliqueClass:
-    """Alike cliques and the groups in them."""
+    """Cliques that are alike, and the groups in them."""
 
     cliques: tuple[int, ...]
     size: int
-    """Devices of each."""
+    """Devices of each clique."""
     groups: tuple[int, ...]
 
 
@@ -316,9 +316,9 @@ class Program:
     linear: LinearProgram
     num_groups: int
     num_buckets: int
-    """Over all kinds, in their order."""
+    """Buckets over all kinds, in their order."""
     unit_seconds: float
-    """z is in this unit."""
+    """Seconds that one unit of z stands for."""
     device_rows: NDArray[np.int64]
     """Constraint of each group's memory."""
     host_row: int
@@ -340,8 +340,6 @@ class Prices:
 
 
 class _Constraints:
-    """Constraints as they are added."""
-
     def __init__(self) -> None:
         self.row: list[NDArray[np.int64]] = []
         self.column: list[NDArray[np.int64]] = []
@@ -370,7 +368,7 @@ class _Constraints:
 def build_program(
     problem: PlacementProblem, rows: ObjectiveRows, groups: Groups, buckets: list[Buckets]
 ) -> Program:
-    """The programme of an problem."""
+    """Write a placement problem as a linear programme."""
     kinds, num_groups = problem.kinds, len(groups.groups)
     sizes = np.concatenate([b.bytes for b in buckets])
     kind_of = np.repeat(np.arange(len(kinds)), [len(b.bytes) for b in buckets])
@@ -454,13 +452,9 @@ def build_program(
 def read_prices(
     program: Program, duals: NDArray[np.float64], problem: PlacementProblem, groups: Groups
 ) -> Prices:
-    """Prices from the constraints' multipliers, those of a group spread evenly over its devices.
+    """Read prices from the multipliers, those of a group spread evenly over its devices.
 
-    Args:
-        program: the programme.
-        duals: of its constraints, not positive for `<=` ones as solvers report them.
-        problem: budgets.
-        groups: devices.
+    `duals` of `<=` constraints are not positive, as solvers report them.
     """
     duals = np.maximum(0.0, -duals)
     shared = np.bincount(program.objective_rows, minlength=len(duals))
@@ -481,7 +475,7 @@ def read_prices(
 def _reads(
     problem: PlacementProblem, groups: Groups, buckets: list[Buckets]
 ) -> NDArray[np.float64]:
-    """Bytes a device of each group asks for of each bucket, shape [groups, B]."""
+    """Count the bytes a device of each group asks for of each bucket, shape [groups, B]."""
     return np.stack(
         [
             np.concatenate(
@@ -498,7 +492,7 @@ def _reads(
 def _row_loads(
     rows: ObjectiveRows, groups: Groups, kind_of: NDArray[np.int64], reads: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Seconds each row gets if a bucket is read from a place, shape [K, groups, B, 5]."""
+    """Compute the seconds each row gets if a bucket is read from a place, [K, groups, B, 5]."""
     by_group = np.stack(
         [rows.weights[:, :, list(g.devices)].sum(axis=2) for g in groups.groups], axis=1
     )
@@ -508,7 +502,7 @@ def _row_loads(
 def _available(
     problem: PlacementProblem, groups: Groups, kind_of: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """1 where a group can read a kind from a place, else 0; shape [groups, B, 5]."""
+    """Mark with 1 where a group can read a kind from a place; shape [groups, B, 5]."""
     finite = np.isfinite(problem.network.alone)
     upper = np.zeros((len(groups.groups), len(kind_of), STATES))
     for g, group in enumerate(groups.groups):
@@ -523,7 +517,7 @@ def _available(
 
 
 def _covers(groups: Groups) -> list[tuple[dict[int, float], dict[int, float]]]:
-    """For each group: devices by group inside its clique, and in all others."""
+    """Count devices by group, for each group those in its clique and those in all others."""
     found: list[tuple[dict[int, float], dict[int, float]]] = []
     for g in range(len(groups.groups)):
         own = groups.class_of[g]
@@ -540,7 +534,7 @@ def _covers(groups: Groups) -> list[tuple[dict[int, float], dict[int, float]]]:
 def _merged(
     terms: list[tuple[NDArray[np.int64], NDArray[np.float64]]],
 ) -> list[tuple[NDArray[np.int64], NDArray[np.float64]]]:
-    """Terms of one column added up."""
+    """Add up terms of one column."""
     found: dict[int, tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
     for columns, values in terms:
         key = int(columns[0]) if len(columns) else -1

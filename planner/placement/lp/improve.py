@@ -3,12 +3,8 @@
 Rounding leaves gaps of less than an item per device and bucket, and uneven loads. Each pass tries,
 for every device, the items that would gain most against the copies that are missed least, and keeps
 what lowers a sum of powers of the objective's rows, which comes ever closer to their maximum. Only
-moves that keep every budget are tried, and a result worse than the start is dropped.
-
-Moves of single copies, kept where they lower the loads; in place, compiled.
-
-Every move changes `loads` [rows of the objective] by what the clique's reads of its items weigh,
-and is taken back where a sum of the loads' powers does not fall.
+moves that keep every budget are tried; the compiled loops change `loads` [rows of the objective] by
+what the clique's reads of a move's items weigh, and take back what does not lower the sum.
 """
 
 import itertools
@@ -26,39 +22,39 @@ from gnnplan.planner.placement.placement import ItemPlacement, Placement
 from gnnplan.planner.placement.problem import Ids, PlacementProblem
 
 Loads = NDArray[np.float64]
-"""Of each row of the objective."""
+"""Load of each row of the objective."""
 
 
 class ItemState(NamedTuple):
     """Items of all kinds in one row: who holds what, and who reads it from where."""
 
     own: NDArray[np.bool_]
-    """[G, items]: who holds a copy."""
+    """Whether a device holds a copy, shape [G, items]."""
     code: NDArray[np.uint8]
-    """[cliques, items]: the source of those of a clique that hold none."""
+    """Source of those of a clique that hold none, shape [cliques, items]."""
     far: NDArray[np.uint8]
-    """[items]: the source of what no clique holds."""
+    """Source of what no clique holds, shape [items]."""
     reads: NDArray[np.float64]
-    """[G, items]: bytes."""
+    """Bytes that a device reads, shape [G, items]."""
     size: NDArray[np.int64]
-    """[items]: bytes of a copy."""
+    """Bytes of a copy, shape [items]."""
     free: NDArray[np.int64]
-    """[G]: bytes left."""
+    """Bytes left on each device, shape [G]."""
     kind: NDArray[np.int64]
-    """[items]: features or lists."""
+    """Index of the kind, shape [items]."""
     clique: NDArray[np.int64]
-    """[G]: of each device."""
+    """Clique of each device, shape [G]."""
 
 
 def spread(loads: Loads, power: int, top: float) -> float:
-    """Sum of (loads / top)^power; for power 0 their maximum / top."""
+    """Compute the sum of (loads / top)^power; for power 0 their maximum / top."""
     return cast(float, _sum_of_powers(loads, power, top))
 
 
 def exchange_copies(
     g: int, wanted: Ids, missed: Ids, power: int, loads: Loads, weights: Loads, items: ItemState
 ) -> None:
-    """Copies of the wanted items for g, added or in place of copies that are missed least.
+    """Add copies of items that g wants, or put them in place of copies that are missed least.
 
     Args:
         g: the device.
@@ -82,7 +78,7 @@ def trade_copies(
     weights: Loads,
     items: ItemState,
 ) -> None:
-    """Copies of g against copies of h in the same clique, or given away for none."""
+    """Trade copies of g for copies of h in the same clique, or give them away."""
     _trade(g, h, mine, theirs, power, loads, weights, *items)
 
 
@@ -266,8 +262,9 @@ TRIED = 48
 """Items and copies of a device that are tried against each other."""
 PASSES = 6
 POWERS = (8, 32, 0)
-"""Sums of the rows' powers that are lowered in turn; 0 is the maximum. A maximum alone stops where
-no single exchange lowers it, although several together would."""
+"""Powers of the rows' sums that are lowered in turn; 0 is the maximum, which alone stops where no
+single exchange lowers it, although several together would.
+"""
 
 
 def exchange(
@@ -310,7 +307,7 @@ def _descend(
     seconds: NDArray[np.float64] | None,
     powers: tuple[int, ...],
 ) -> tuple[Placement, float]:
-    """Pass after pass; without `seconds`, each tries what gains most at the loads as they are."""
+    """Go pass after pass; without `seconds`, try what gains most at the present loads."""
     state = _State(problem, placement)
     loads = rows.values(read_bytes(problem, placement))
     weights = np.ascontiguousarray(rows.weights)
@@ -335,7 +332,7 @@ def _descend(
 
 
 def _seconds_at(rows: ObjectiveRows, loads: NDArray[np.float64], power: int) -> NDArray[np.float64]:
-    """Seconds per byte [T, G, 5], rows weighed as the sum of their powers rises with them."""
+    """Compute seconds per byte [T, G, 5], rows weighed as the sum of their powers rises."""
     most = max(float(loads.max()), 1e-300)
     weights = (loads / most) ** ((power or max(POWERS)) - 1)
     return np.einsum("k,ktgs->tgs", weights / max(float(weights.sum()), 1e-300), rows.weights)
@@ -374,14 +371,14 @@ class _State:
     def worth_trying(
         self, g: int, seconds: NDArray[np.float64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Items g lacks and would gain most from, and copies of g that would be missed least."""
+        """List the items g would gain most from, and its copies that would be missed least."""
         gain = self.gains(g, seconds) / self.size
         lacks, holds = np.flatnonzero(~self.own[g]), np.flatnonzero(self.own[g])
         wanted = lacks[np.argsort(-gain[lacks], kind="stable")[:TRIED]]
         return wanted, holds[np.argsort(gain[holds], kind="stable")[:TRIED]]
 
     def gains(self, g: int, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Priced seconds the clique would lose without g's copy, or gain by one."""
+        """Compute the priced seconds the clique would lose without g's copy, or gain by one."""
         members = np.flatnonzero(self.clique == self.clique[g])
         others = self.own[members].sum(axis=0) - self.own[g]
         code = self.code[self.clique[g]]
@@ -395,7 +392,7 @@ class _State:
         return gain
 
     def differ(self, g: int, h: int) -> NDArray[np.int64]:
-        """Items that g holds and h does not, evenly from most to least read; -1 stands for none."""
+        """List items that only g holds, evenly from most to least read, and -1 for none."""
         ids = np.flatnonzero(self.own[g] & ~self.own[h])
         ids = ids[np.argsort(-self.reads[g, ids], kind="stable")]
         if len(ids) > TRIED:
@@ -403,7 +400,6 @@ class _State:
         return np.append(ids, -1)
 
     def placement(self, start: Placement) -> Placement:
-        """Read the state as a placement."""
         found: list[ItemPlacement] = []
         for t, old in enumerate(start.items):
             span = slice(int(self.ends[t]), int(self.ends[t + 1]))

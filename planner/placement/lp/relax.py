@@ -37,7 +37,7 @@ from gnnplan.planner.placement.problem import PlacementProblem
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnapsackItems:
-    """What is to be placed: sizes, and mean cost per GPU in each state; arrays of shape [N]."""
+    """Items to place: sizes, and mean cost per GPU in each state; arrays of shape [N]."""
 
     size: NDArray[np.float64]
     replicated: NDArray[np.float64]
@@ -57,7 +57,6 @@ class Moves:
     value: NDArray[np.float64]
     size: NDArray[np.float64]
     item: NDArray[np.int64]
-    """Which item moves."""
     to_dealt: NDArray[np.bool_]
     """Whether to P; else to R, from P where the item has both moves."""
 
@@ -81,13 +80,9 @@ class Moves:
 
 
 def list_moves(items: KnapsackItems) -> Moves:
-    """Two moves per item, or one where P is off the lower hull.
+    """List two moves per item, or one where P is off the lower hull; none without value.
 
-        H -> P: cH - cP on s/n bytes,   P -> R: cP - cR on s*(n-1)/n bytes
-
-    Returns:
-        Moves of both kinds, and of H -> R, in no particular order; those without value are left
-        out.
+    H -> P: cH - cP on s/n bytes,   P -> R: cP - cR on s*(n-1)/n bytes
     """
     n, every = items.num_devices, np.arange(items.size.size)
     if n == 1:
@@ -138,7 +133,7 @@ def sort_is_exact(problem: PlacementProblem, goal: Goal, groups: Groups) -> bool
 def density_shares(
     problem: PlacementProblem, rows: ObjectiveRows, groups: Groups, buckets: list[Buckets]
 ) -> tuple[list[NDArray[np.float64]], Prices]:
-    """Shares of buckets by group and place, and prices.
+    """Share out buckets by group and place in the order of density, and price them.
 
     Returns:
         By kind, shape [groups, K, 5]; and the prices of the last moves taken.
@@ -193,7 +188,7 @@ def density_shares(
 
 
 def _seconds(problem: PlacementProblem, rows: ObjectiveRows, g: int) -> NDArray[np.float64]:
-    """Seconds per byte of a device by kind and place, shape [T, 5]."""
+    """Find the seconds per byte of a device by kind and place, shape [T, 5]."""
     alone = problem.network.alone[:, g].copy()
     if rows.names == ("transactions",):
         alone = np.where(np.isfinite(alone), rows.weights[0, :, g], np.inf)
@@ -202,7 +197,7 @@ def _seconds(problem: PlacementProblem, rows: ObjectiveRows, g: int) -> NDArray[
 
 
 def _weights(rows: ObjectiveRows, problem: PlacementProblem) -> NDArray[np.float64]:
-    """Equal weights of the rows that belong to one device each, else of all."""
+    """Weigh equally the rows that belong to one device each, else all."""
     touched = np.any(rows.weights > 0, axis=(1, 3)).sum(axis=1)
     single = touched == 1 if problem.num_devices > 1 else touched > 0
     chosen = single if single.any() else np.ones(len(rows.names), np.bool_)
@@ -215,7 +210,7 @@ def _leave_to_disk(
     missing: NDArray[np.float64],
     sizes: NDArray[np.float64],
 ) -> None:
-    """What host memory has no room for is read from disk, the least asked for first."""
+    """Read from disk what host memory has no room for, the least asked for first."""
     if problem.host_bytes is None:
         return
     order = np.argsort(-missing / np.maximum(sizes, 1e-300), kind="stable")
@@ -233,20 +228,20 @@ SECONDS = 20.0
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Relaxation:
-    """The programme's solution."""
+    """Solution of the programme."""
 
     seconds: float
-    """Its value: of the bucketed problem, so between the node-level optimum and rho times it."""
+    """Value over buckets: between the node-level optimum and rho times it."""
     shares: list[NDArray[np.float64]]
-    """By kind: [groups, K, 5]; none where no buckets were made."""
+    """Shares by kind: [groups, K, 5]; none where no buckets were made."""
     reads: NDArray[np.float64]
     """Bytes by kind, device and place, shape [T, G, 5]."""
     prices: Prices
     row_names: tuple[str, ...]
-    """Of the objective's rows that the prices weigh."""
+    """Names of the objective's rows that the prices weigh."""
     solver: str
     status: str
-    """optimal, or why it is not."""
+    """"optimal", or why it is not."""
 
 
 def relax(
@@ -290,7 +285,7 @@ def _reads(
     buckets: list[Buckets],
     shares: list[NDArray[np.float64]],
 ) -> NDArray[np.float64]:
-    """Bytes read at given shares, shape [T, G, 5]."""
+    """Count the bytes read at given shares, shape [T, G, 5]."""
     read = np.zeros((len(problem.kinds), problem.num_devices, 5))
     for t, (kind, b) in enumerate(zip(problem.kinds, buckets, strict=True)):
         for name, group in enumerate(groups.groups):

@@ -34,9 +34,9 @@ from gnnplan.planner.placement.placement import ItemPlacement, Placement, mark_h
 from gnnplan.planner.placement.problem import ItemKind, PlacementProblem
 
 SHARE = 1e-9
-"""A share of a bucket below this is none."""
+"""Largest share of a bucket that counts as none."""
 SORTED_ITEMS = 4_000_000
-"""Up to this many items are dealt in order of density, more in order of bucket."""
+"""Most items that are dealt in order of density; more are dealt in order of bucket."""
 
 
 _Dealt = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -63,18 +63,9 @@ def round_kind(
     *,
     mean: bool = False,
 ) -> WantedCopies:
-    """Whole items of one kind.
+    """Round shares [groups, K, 5] of one kind's buckets to whole items.
 
-    Args:
-        problem: the problem.
-        t: index of the kind.
-        groups: of the programme.
-        buckets: of the kind.
-        shares: of the programme's solution, shape [groups, K, 5].
-        mean: take the devices of every clique for alike, at the mean of their shares.
-
-    Returns:
-        Ids by clique and device.
+    With `mean` the devices of every clique are taken for alike, at the mean of their shares.
     """
     none = np.zeros(0, np.int64)
     replicated = [none] * len(problem.cliques)
@@ -92,7 +83,7 @@ def round_kind(
 
 
 def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """The parts after each other; without a copy where one is all, so that equal lists stay one."""
+    """Join the parts; one that is all is not copied, so that equal lists stay one."""
     some = [part for part in parts if part.size] or parts[:1]
     return some[0] if len(some) == 1 else np.concatenate(some)
 
@@ -100,7 +91,7 @@ def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _in_order(of: np.ndarray, chosen: np.ndarray, starts: np.ndarray, total: int) -> np.ndarray:
-    """Ids of the chosen buckets' items, bucket after bucket."""
+    """List the chosen buckets' items, bucket after bucket."""
     ids = np.empty(total, np.int64)
     for v in range(of.size):
         b = of[v]
@@ -120,7 +111,7 @@ class _Members:
         self.density = densities(self.kind) if few and self.order is None else None
 
     def whole(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Ids of all items of the chosen buckets."""
+        """List all items of the chosen buckets."""
         if self.order is not None:
             return self.order[chosen[self.buckets.of[self.order]]]
         counts = np.where(chosen, self.buckets.count, 0)
@@ -131,7 +122,7 @@ class _Members:
         return ids
 
     def split(self, b: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Ids of one bucket, hottest first, and the share of its bytes before each one's middle."""
+        """List one bucket, hottest first, and the share of its bytes before each item's middle."""
         ids = np.flatnonzero(self.buckets.of == b)
         sizes = self.kind.sizes(ids).astype(np.float64)
         if self.density is not None:
@@ -150,7 +141,7 @@ def _alike(
     replicated: list[NDArray[np.int64]],
     dealt: list[NDArray[np.int64]],
 ) -> None:
-    """Cliques whose devices share everything: u = R + P / n, q = P (n - 1) / n."""
+    """Round cliques whose devices share everything: u = R + P / n, q = P (n - 1) / n."""
     n = each.size
     u, q = shares[:, OWN], shares[:, PEER]
     copies = np.zeros_like(u) if n == 1 else np.minimum(q / (n - 1), u)
@@ -181,7 +172,7 @@ def _unlike(
     members: _Members,
     single: list[NDArray[np.int64]],
 ) -> None:
-    """A clique whose devices differ: each takes an arc of every bucket, one after the other."""
+    """Round a clique whose devices differ: each takes the next arc of every bucket."""
     group_of = {g: name for name in each.groups for g in groups.groups[name].devices}
     clique = problem.cliques[each.cliques[0]]
     own = np.stack([shares[group_of[g], :, OWN] for g in clique])
@@ -206,7 +197,7 @@ def _unlike(
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _that_fit(sizes: np.ndarray, free: int) -> np.ndarray:
-    """Whether each item is taken, first come first served; one that does not fit is passed over."""
+    """Take items first come first served; one that does not fit is passed over."""
     taken = np.zeros(sizes.size, np.bool_)
     for i in range(sizes.size):
         if sizes[i] <= free:
@@ -216,7 +207,7 @@ def _that_fit(sizes: np.ndarray, free: int) -> np.ndarray:
 
 
 def _first_that_fit(kind: ItemKind, ids: NDArray[np.int64], free: int) -> NDArray[np.int64]:
-    """Of items that together pass so many bytes, those that are taken, first come first served."""
+    """Select of items that together pass so many bytes those that fit, first come first served."""
     if not isinstance(kind.size, np.ndarray):
         return ids[: free // kind.size]
     return ids[np.asarray(_that_fit(kind.sizes(ids), free))]
@@ -225,7 +216,7 @@ def _first_that_fit(kind: ItemKind, ids: NDArray[np.int64], free: int) -> NDArra
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _deal(num: int, sizes: np.ndarray, free: np.ndarray, serpentine: bool) -> np.ndarray:
-    """Device of each of `num` items or -1; free [n] is reduced."""
+    """Choose the device of each of `num` items, or -1; free [n] is reduced."""
     n = free.size
     device = np.full(num, -1, np.int16)
     turn = 0
@@ -255,7 +246,7 @@ def _deal(num: int, sizes: np.ndarray, free: np.ndarray, serpentine: bool) -> np
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _add_reads(reads: np.ndarray, heat: np.ndarray, ids: np.ndarray, factor: float) -> None:
-    """To the reads of each item its heat times a factor."""
+    """Add to the reads of each item its heat times a factor."""
     for i in range(ids.size):
         reads[i] += factor * heat[ids[i]]
 
@@ -265,7 +256,7 @@ def _add_reads(reads: np.ndarray, heat: np.ndarray, ids: np.ndarray, factor: flo
 def _deal_evenly(
     sizes: np.ndarray, reads: np.ndarray, free: np.ndarray, busy: np.ndarray
 ) -> np.ndarray:
-    """Device of each item or -1; free [n] is reduced, busy [n], bytes read of the dealt, grows."""
+    """Choose the device of each item, or -1; free [n] is reduced, busy [n], its reads, grows."""
     device = np.full(reads.size, -1, np.int16)
     for i in range(reads.size):
         best, size = -1, sizes[i if sizes.size > 1 else 0]
@@ -283,7 +274,7 @@ def _deal_evenly(
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _by_device(ids: np.ndarray, device: np.ndarray, n: int) -> tuple:
-    """Ids of device 0, of device 1 and so on, each in order; where each one's end, [n]."""
+    """List the ids of device 0, of device 1 and so on, each in order, and where each one's end."""
     ends = np.zeros(n, np.int64)
     for d in device:
         if d >= 0:
@@ -366,7 +357,7 @@ def round_shares(
     buckets: list[Buckets],
     relaxed: Relaxation,
 ) -> Placement:
-    """Whole items: rounding, then what the host keeps, then who reads what where.
+    """Round to whole items, choose what the host keeps, and find who reads what where.
 
     Where an item matters, several ways to round are tried.
     """
@@ -406,7 +397,7 @@ def round_shares(
 def read_seconds(
     problem: PlacementProblem, rows: ObjectiveRows, prices: Prices
 ) -> NDArray[np.float64]:
-    """Priced seconds per byte by kind, device and place; ties are broken by what it takes alone."""
+    """Price a byte by kind, device and place; ties are broken by what it takes alone."""
     priced = np.einsum("k,ktgs->tgs", prices.rows, rows.weights)
     alone = np.where(np.isfinite(problem.network.alone), problem.network.alone, 0.0)
     tie = 1e-6 * max(float(priced.max()), 1e-300) / max(float(alone.max()), 1e-300)
@@ -423,7 +414,7 @@ def find_sources(
     own: list[list[NDArray[np.int64]]],
     seconds: NDArray[np.float64],
 ) -> Placement:
-    """Where cliques read what devices do not hold, and what the host keeps for them."""
+    """Find where cliques read what devices do not hold, and what the host keeps for them."""
 
     def places(t: int) -> list[NDArray[np.uint8]]:
         kind = problem.kinds[t]
@@ -467,7 +458,7 @@ def _peers_pay(
     buckets: Buckets,
     laws: tuple[int, ...],
 ) -> NDArray[np.bool_]:
-    """Whether a bucket's held items are read from peers: whether most such reads are so, [K]."""
+    """Whether most reads of a bucket's held items come from peers, shape [K]."""
     covered = np.minimum(
         1.0, sum((groups.groups[g].per_clique * shares[g, :, 0] for g in names), np.zeros(1))
     )
@@ -486,7 +477,7 @@ def _peers_pay(
 def choose_host_again(
     problem: PlacementProblem, placement: Placement, seconds: NDArray[np.float64]
 ) -> Placement:
-    """The placement with the host's items chosen again for what its devices lack now."""
+    """Choose the host's items again for what a placement's devices lack now."""
     own = [held.own for held in placement.items]
     codes = [[row.copy() for row in held.elsewhere or ()] for held in placement.items]
     masks = host_items(problem, own, codes, seconds)
@@ -505,7 +496,7 @@ def host_items(
     elsewhere: list[list[NDArray[np.uint8]]],
     seconds: NDArray[np.float64],
 ) -> list[NDArray[np.bool_] | None]:
-    """What the host keeps: the items whose reads from there save most seconds per byte."""
+    """Choose what the host keeps: the items whose reads from there save most seconds per byte."""
     if problem.host_bytes is None:
         return [None] * len(problem.kinds)
     values: list[NDArray[np.float64]] = []

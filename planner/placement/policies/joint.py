@@ -6,8 +6,7 @@
 Where cliques draw from laws of their own, buckets would have to tell apart who asks for an item as
 well as how often, and become coarse: there mixtures of whole fills take the buckets' place. The one
 evaluator scores the result; the bound comes from the programme's prices by weak duality, so neither
-depends on what the solver claims. A published policy that scores better is taken instead: whole
-items and small budgets can favour a rule of thumb.
+depends on what the solver claims. A published policy that scores better is taken instead.
 """
 
 from dataclasses import dataclass, replace
@@ -36,12 +35,12 @@ BOUND_BUCKETS = 128
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class JointPlacement:
-    """A placement by the programme with what is known of it."""
+    """A placement by the programme, its score, and what bounds it."""
 
     placement: Placement
     score: PlacementScore
     bound: float
-    """No placement scores less."""
+    """Score below which no placement comes."""
     relaxed: Relaxation
 
     @property
@@ -143,10 +142,9 @@ def place_jointly(problem: PlacementProblem, know: Knowledge) -> Placement:
 
 
 def _rank(problem: PlacementProblem, found: Placement) -> tuple[float, ...]:
-    """Rank placements, least first.
+    """Return a key that ranks placements, least first.
 
-    With a network of unlike devices they are compared on it: those that share a link with more
-    readers wait longer.
+    Unlike devices are compared on the network: those that share a link wait longer.
     """
     if problem.compares_links:
         return (score(problem, found, "serial", check=False).seconds,)

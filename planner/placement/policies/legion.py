@@ -30,15 +30,10 @@ from gnnplan.planner.placement.problem import PlacementProblem
 
 
 def deal_rows(queue: NDArray[np.int64], num_devices: int) -> list[NDArray[np.int64]]:
-    """Rank r to GPU r mod K_g, slot r div K_g ([L5]); as many to each, so what is over stays out.
+    """Deal rank r to GPU r mod K_g, slot r div K_g ([L5]); as many to each, what is over stays out.
 
-    Args:
-        queue: ids, hottest first.
-        num_devices: K_g.
-
-    Example:
-        >>> [ids.tolist() for ids in deal_rows(np.array([7, 3, 5, 1, 9]), 2)]
-        [[7, 5], [3, 1]]
+    >>> [ids.tolist() for ids in deal_rows(np.array([7, 3, 5, 1, 9]), 2)]
+    [[7, 5], [3, 1]]
     """
     full = len(queue) // num_devices * num_devices
     return [queue[g:full:num_devices] for g in range(num_devices)]
@@ -47,15 +42,12 @@ def deal_rows(queue: NDArray[np.int64], num_devices: int) -> list[NDArray[np.int
 def fill_lists(
     queue: NDArray[np.int64], sizes: NDArray[np.int64], free_bytes: Sequence[int]
 ) -> list[NDArray[np.int64]]:
-    """Each list to the GPU with most free bytes; one that fits none is left out ([C9]).
+    """Give each list to the GPU with most free bytes; one that fits none is left out ([C9]).
 
     Args:
         queue: ids, in the order they are placed.
         sizes: bytes of each list, of the same shape.
         free_bytes: of each GPU.
-
-    Returns:
-        Ids each GPU holds, in order.
     """
     free = np.array(free_bytes, np.int64)
     device = _fill(sizes.astype(np.int64), free)
@@ -80,7 +72,7 @@ def _fill(sizes: np.ndarray, free: np.ndarray) -> np.ndarray:
 POINTER_BYTES, NEIGHBOUR_BYTES = 8, 4
 STEPS = 100
 TABLE_BYTES = 4
-"""Entry of a location table; one for rows and one for lists stand on every GPU ([C9])."""
+"""Bytes of a location table's entry; every GPU has a table for rows and one for lists ([C9])."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -115,29 +107,23 @@ class LegionPlacement:
     lists: list[NDArray[np.int64]]
     """Ids of the nodes whose in-neighbour lists each device holds."""
     splits: list[Split]
-    """Of each clique."""
+    """One split of each clique."""
 
 
 def list_bytes(degrees: NDArray[Any]) -> NDArray[np.int64]:
-    """S_T: an int64 offset and int32 ids; shape [N]. Degrees 0, 1, 25 take 8, 12, 108 [L2]."""
+    """Compute S_T of an int64 offset and int32 ids; degrees 0, 1, 25 take 8, 12, 108 bytes [L2]."""
     return POINTER_BYTES + NEIGHBOUR_BYTES * degrees.astype(np.int64)
 
 
 def cache_bytes(device_bytes: int, num_nodes: int, *, tables: int = 2) -> int:
-    """m: what the location tables leave of a device's cache memory; 0 if nothing ([C9])."""
+    """Compute m: what the location tables leave of a device's cache memory; 0 if nothing ([C9])."""
     return max(0, device_bytes - tables * TABLE_BYTES * num_nodes)
 
 
 def modelled_sampling_transactions(
     list_counts: NDArray[Any], visits: float, *, line_bytes: int = 64
 ) -> float:
-    """N_TSUM without hardware counters: a line per neighbour read, and per visit the two offsets.
-
-    Args:
-        list_counts: A_T, shape [N].
-        visits: times any list was opened.
-        line_bytes: CLS.
-    """
+    """Model N_TSUM without hardware counters: a line per neighbour read, two offsets per visit."""
     return float(list_counts.sum()) + visits * -(-2 * POINTER_BYTES // line_bytes)
 
 
@@ -203,9 +189,9 @@ def fractional_bound(
     sampling_transactions: float | None = None,
     line_bytes: int = 64,
 ) -> float:
-    """Least N_T + N_F if lists and rows could be cut: the fractional knapsack, below any split.
+    """Bound N_T + N_F from below, as if lists and rows could be cut: the fractional knapsack.
 
-    Args as in `split_cache`. [L4]: 67.1875 where the best split of items costs 80.
+    Arguments are those of `split_cache`. [L4]: 67.1875 where the best split of items costs 80.
     """
     counted = float(list_counts.sum())
     total = counted if sampling_transactions is None else sampling_transactions
@@ -230,21 +216,18 @@ def place_legion(
     sampling_transactions: Sequence[float] | None = None,
     line_bytes: int = 64,
 ) -> LegionPlacement:
-    """Split and fill every clique's cache.
+    """Split and fill every clique's cache; no device is given more than m bytes.
 
     Args:
         row_counts: H_F of each device, drawn from its own shard of the hierarchical partition;
             shape [G, N].
         list_counts: H_T, shape [G, N].
         degrees: in-degrees, shape [N].
-        cliques: Devices of each clique; sizes may differ.
+        cliques: devices of each clique; sizes may differ.
         row_bytes: bytes of a feature row.
         device_cache_bytes: m, after the location tables (`cache_bytes`).
         sampling_transactions: N_TSUM of each clique; None: sum of its A_T.
         line_bytes: CLS.
-
-    Returns:
-        Rows and lists of each device; none is given more than m bytes.
     """
     own = [np.zeros(0, np.int64)] * len(row_counts)
     lists = [np.zeros(0, np.int64)] * len(row_counts)
@@ -278,7 +261,7 @@ def place_legion(
 def hit_rates(
     counts: NDArray[Any], held: Sequence[NDArray[np.int64]], cliques: Sequence[Sequence[int]]
 ) -> NDArray[np.float64]:
-    """Share of each device's reads served inside its clique; 0 where it reads nothing; shape [G].
+    """Find the share of each device's reads served inside its clique; 0 without reads; shape [G].
 
     Args:
         counts: H_F or H_T, shape [G, N].
@@ -306,7 +289,7 @@ def _list_queue(
 
 
 def _prefix(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Sums of the first 0, 1, .. all values."""
+    """Add up the first 0, 1, .. all values."""
     return np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
 
 

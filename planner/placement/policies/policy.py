@@ -20,7 +20,7 @@ from gnnplan.planner.placement.policies.registry import PlacementPolicy, find_po
 from gnnplan.planner.placement.problem import Heat, Ids, ItemKind, PlacementProblem
 
 Parts = Callable[[str, int], NDArray[np.int32]]
-"""Device of each node, by a partitioner's name and the number of devices."""
+"""Function to the device of each node, from a partitioner's name and the number of devices."""
 FAR = 1e30
 """Seconds per byte that stand for a place that cannot be read."""
 
@@ -34,10 +34,11 @@ class Knowledge:
     in_degree: NDArray[np.int64] | None = None
     """Length of each node's list, shape [N]; for legion."""
     parts: Callable[[str], NDArray[np.int32] | None] | None = None
-    """Device of each node by a partitioner's name (metis, pagraph), or None."""
+    """Function to the device of each node, or None, from a partitioner's name."""
     reach: Callable[[str], NDArray[np.bool_] | None] | None = None
-    """Nodes that each device's batches can touch under those parts, redundant ones included, shape
-    [G, N]; for pagraph and pagraph-plus. None: each device's own part."""
+    """Function to the nodes that each device's batches can touch under those parts, redundant ones
+    included, shape [G, N]; for pagraph and pagraph-plus. None: each device's own part.
+    """
     seed: int = 0
 
 

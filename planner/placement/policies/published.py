@@ -130,7 +130,6 @@ def place_quiver(problem: PlacementProblem, know: Knowledge) -> Copies:
 
 
 def _find_parts(know: Knowledge, partitioner: str) -> NDArray[np.int32] | Reason:
-    """Find the device of each node by a partitioner."""
     parts = know.parts(partitioner) if know.parts is not None else None
     return Reason(why=f"the graph is not partitioned ({partitioner})") if parts is None else parts
 
@@ -156,6 +155,5 @@ def _keep_best(
 
 
 def _heat_by_device(problem: PlacementProblem) -> Iterator[NDArray[np.float64]]:
-    """Iterate over the heat of each device's law in double precision."""
     rows = problem.kinds[0]
     return (rows.heat[law].astype(np.float64) for law in rows.laws)

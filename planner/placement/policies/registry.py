@@ -35,7 +35,7 @@ class PlacementPolicy:
     reads_peers: bool = True
     """Whether its devices read rows of each other."""
     auto_turn: int | None = None
-    """Its turn among those that `auto` tries, counted from 1; None: `auto` does not try it."""
+    """Turn among those that `auto` tries, counted from 1; None: `auto` does not try it."""
     checks_joint: bool = False
     """Whether `joint` takes its placement where that scores better; it may need nothing else."""
 
