@@ -220,7 +220,7 @@ def find_places(
     elsewhere: list[NDArray[np.uint8]] = []
     for c, clique in enumerate(placement.cliques):
         seconds = alone[list(clique)].mean(axis=0)
-        others = _held_by_others(holders, c) if across and np.isfinite(seconds[CROSS]) else None
+        others = held_by_others(holders, c) if across and np.isfinite(seconds[CROSS]) else None
         elsewhere.append(
             nearest_places(holders[c], seconds, held_across=others, on_host=items.on_host)
         )
@@ -254,7 +254,7 @@ def check_placement(problem: PlacementProblem, placement: Placement) -> None:
     for t, (kind, items) in enumerate(zip(problem.kinds, placement.items, strict=True)):
         marks = [mark_holders([items.own[g] for g in c], kind.num_items) for c in placement.cliques]
         for c, codes in enumerate(items.elsewhere or ()):
-            across = _held_by_others(marks, c) if len(marks) > 1 else None
+            across = held_by_others(marks, c) if len(marks) > 1 else None
             wrong = first_misread(codes, marks[c], held_across=across, on_host=items.on_host)
             if wrong >= 0:
                 raise ValueError(
@@ -262,10 +262,65 @@ def check_placement(problem: PlacementProblem, placement: Placement) -> None:
                 )
 
 
-def _held_by_others(marks: Sequence[NDArray[np.int16]], clique: int) -> NDArray[np.bool_]:
+def held_by_others(marks: Sequence[NDArray[np.int16]], clique: int) -> NDArray[np.bool_]:
     """Mark the items that devices of other cliques hold, shape [N]."""
     found = np.zeros(marks[0].size, np.bool_)
     for d, held in enumerate(marks):
         if d != clique:
             found |= held >= 0
     return found
+
+
+def fill_host(problem: PlacementProblem, order: Ids) -> list[NDArray[np.bool_]]:
+    """Keep on the host the first items, in some order of all kinds', that fit; masks by kind."""
+    sizes = np.concatenate([kind.sizes(np.arange(kind.num_items)) for kind in problem.kinds])
+    fit = int(np.searchsorted(np.cumsum(sizes[order]), problem.host_bytes or 0, side="right"))
+    kept = np.zeros(len(order), np.bool_)
+    kept[order[:fit]] = True
+    return np.split(kept, np.cumsum([kind.num_items for kind in problem.kinds])[:-1])
+
+
+def deal_items(
+    num: int, sizes: NDArray[np.int64], free: NDArray[np.int64], *, serpentine: bool
+) -> NDArray[np.int16]:
+    """Deal items to devices back and forth, or each to the one with most free bytes.
+
+    Args:
+        num: items.
+        sizes: bytes of each, or of all: shape [num] or [1].
+        free: bytes of each device; what the items take is taken off.
+        serpentine: back and forth.
+
+    Returns:
+        Device of each item, or -1 where none has room.
+    """
+    return np.asarray(_deal(num, sizes, free, serpentine))
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _deal(num: int, sizes: np.ndarray, free: np.ndarray, serpentine: bool) -> np.ndarray:
+    n = free.size
+    device = np.full(num, -1, np.int16)
+    turn = 0
+    for i in range(num):
+        best, size = -1, sizes[i if sizes.size > 1 else 0]
+        if serpentine:
+            for _ in range(2 * n):
+                lap, at = turn // n, turn % n
+                g = at if lap % 2 == 0 else n - 1 - at
+                turn += 1
+                if free[g] >= size:
+                    best = g
+                    break
+        else:
+            best = 0
+            for g in range(1, n):
+                if free[g] > free[best]:
+                    best = g
+            if free[best] < size:
+                best = -1
+        if best >= 0:
+            free[best] -= size
+            device[i] = best
+    return device

@@ -246,8 +246,9 @@ def test_the_programme_of_256_buckets_has_the_size_the_formulas_say():
         for size, read in zip(sizes, reads, strict=True)
     ]
     rows = objective_rows(instance.network, "pipelined")
-    program = build_program(instance, rows, find_groups(instance, rows), buckets)
-    linear, placing = program.linear, program.num_groups * program.num_buckets * 5
+    groups = find_groups(instance, rows)
+    linear = build_program(instance, rows, groups, buckets).linear
+    placing = len(groups.groups) * sum(len(each.bytes) for each in buckets) * 5
     assert np.count_nonzero(linear.upper[:placing]) == 4096  # no clique reads another's memory
     assert linear.upper.size - placing == 513
     assert linear.rhs.size - linear.num_less == 1024

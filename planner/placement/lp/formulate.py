@@ -314,9 +314,6 @@ class Program:
     """A linear programme with what is needed to read its solution."""
 
     linear: LinearProgram
-    num_groups: int
-    num_buckets: int
-    """Buckets over all kinds, in their order."""
     unit_seconds: float
     """Seconds that one unit of z stands for."""
     device_rows: NDArray[np.int64]
@@ -369,17 +366,16 @@ def build_program(
     problem: PlacementProblem, rows: ObjectiveRows, groups: Groups, buckets: list[Buckets]
 ) -> Program:
     """Write a placement problem as a linear programme."""
-    kinds, num_groups = problem.kinds, len(groups.groups)
-    sizes = np.concatenate([b.bytes for b in buckets])
-    kind_of = np.repeat(np.arange(len(kinds)), [len(b.bytes) for b in buckets])
+    num_groups = len(groups.groups)
+    sizes, kind_of, fits = join_buckets(buckets)
     num = len(sizes)
-    reads = _reads(problem, groups, buckets)
+    reads = asked_bytes(problem, groups, buckets)
     columns = np.arange(num_groups * num * STATES).reshape(num_groups, num, STATES)
     limited = problem.host_bytes is not None
     host = columns.size + np.arange(num if limited else 0)
     z = columns.size + len(host)
     upper = _available(problem, groups, kind_of)
-    upper[:, ~np.concatenate([b.fits for b in buckets]), OWN] = 0
+    upper[:, ~fits, OWN] = 0
     found = _Constraints()
     ones = np.ones(num)
 
@@ -440,8 +436,6 @@ def build_program(
     )
     return Program(
         linear=linear,
-        num_groups=num_groups,
-        num_buckets=num,
         unit_seconds=unit,
         device_rows=device_rows,
         host_row=host_row,
@@ -472,7 +466,18 @@ def read_prices(
     return Prices(rows=weights, device=device, host=host)
 
 
-def _reads(
+def join_buckets(
+    buckets: list[Buckets],
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Join the buckets of all kinds: bytes, index of the kind, and whether items fit, shape [B]."""
+    return (
+        np.concatenate([b.bytes for b in buckets]),
+        np.repeat(np.arange(len(buckets)), [len(b.bytes) for b in buckets]),
+        np.concatenate([b.fits for b in buckets]),
+    )
+
+
+def asked_bytes(
     problem: PlacementProblem, groups: Groups, buckets: list[Buckets]
 ) -> NDArray[np.float64]:
     """Count the bytes a device of each group asks for of each bucket, shape [groups, B]."""

@@ -10,7 +10,7 @@ what the clique's reads of a move's items weigh, and take back what does not low
 import itertools
 import typing
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import Any, cast
 
 import numba
 import numpy as np
@@ -19,72 +19,7 @@ from numpy.typing import NDArray
 from gnnplan.planner.placement.costs import OWN, PEER, ObjectiveRows
 from gnnplan.planner.placement.evaluate import read_bytes
 from gnnplan.planner.placement.placement import ItemPlacement, Placement
-from gnnplan.planner.placement.problem import Ids, PlacementProblem
-
-Loads = NDArray[np.float64]
-"""Load of each row of the objective."""
-
-
-class ItemState(NamedTuple):
-    """Items of all kinds in one row: who holds what, and who reads it from where."""
-
-    own: NDArray[np.bool_]
-    """Whether a device holds a copy, shape [G, items]."""
-    code: NDArray[np.uint8]
-    """Source of those of a clique that hold none, shape [cliques, items]."""
-    far: NDArray[np.uint8]
-    """Source of what no clique holds, shape [items]."""
-    reads: NDArray[np.float64]
-    """Bytes that a device reads, shape [G, items]."""
-    size: NDArray[np.int64]
-    """Bytes of a copy, shape [items]."""
-    free: NDArray[np.int64]
-    """Bytes left on each device, shape [G]."""
-    kind: NDArray[np.int64]
-    """Index of the kind, shape [items]."""
-    clique: NDArray[np.int64]
-    """Clique of each device, shape [G]."""
-
-
-def spread(loads: Loads, power: int, top: float) -> float:
-    """Compute the sum of (loads / top)^power; for power 0 their maximum / top."""
-    return cast(float, _sum_of_powers(loads, power, top))
-
-
-def exchange_copies(
-    g: int, wanted: Ids, missed: Ids, power: int, loads: Loads, weights: Loads, items: ItemState
-) -> None:
-    """Add copies of items that g wants, or put them in place of copies that are missed least.
-
-    Args:
-        g: the device.
-        wanted: items it lacks.
-        missed: items it holds.
-        power: of the sum that must fall; 0: the maximum.
-        loads: of each row of the objective; changed.
-        weights: [rows, kinds, G, 5], what a byte read adds to each row.
-        items: changed.
-    """
-    _exchange(g, wanted, missed, power, loads, weights, *items)
-
-
-def trade_copies(
-    g: int,
-    h: int,
-    mine: Ids,
-    theirs: Ids,
-    power: int,
-    loads: Loads,
-    weights: Loads,
-    items: ItemState,
-) -> None:
-    """Trade copies of g for copies of h in the same clique, or give them away."""
-    _trade(g, h, mine, theirs, power, loads, weights, *items)
-
-
-def reread_items(power: int, loads: Loads, weights: Loads, items: ItemState) -> None:
-    """Read items that a clique holds from the host instead, or the other way round."""
-    _reread(power, loads, weights, *items)
+from gnnplan.planner.placement.problem import PlacementProblem
 
 
 @numba.njit(cache=True, nogil=True)
@@ -316,17 +251,17 @@ def _descend(
             priced = _seconds_at(rows, loads, power) if seconds is None else seconds
             known = np.isfinite(priced) & np.isfinite(problem.network.alone)
             finite = np.where(known, priced, 1e30)
-            before = spread(loads, power, float(loads.max()))
             top = float(loads.max())
+            before = cast(float, _sum_of_powers(loads, power, top))
             for g in range(problem.num_devices):
                 wanted, missed = state.worth_trying(g, finite)
-                exchange_copies(g, wanted, missed, power, loads, weights, state.items)
+                _exchange(g, wanted, missed, power, loads, weights, *state.arrays)
             for g, h in itertools.combinations(range(problem.num_devices), 2):
                 if state.clique[g] == state.clique[h]:
                     mine, theirs = state.differ(g, h), state.differ(h, g)
-                    trade_copies(g, h, mine, theirs, power, loads, weights, state.items)
-            reread_items(power, loads, weights, state.items)
-            if spread(loads, power, top) >= before * (1 - 1e-6):
+                    _trade(g, h, mine, theirs, power, loads, weights, *state.arrays)
+            _reread(power, loads, weights, *state.arrays)
+            if cast(float, _sum_of_powers(loads, power, top)) >= before * (1 - 1e-6):
                 break
     return state.placement(placement), float(loads.max())
 
@@ -339,7 +274,12 @@ def _seconds_at(rows: ObjectiveRows, loads: NDArray[np.float64], power: int) -> 
 
 
 class _State:
-    """All kinds' items in one row, with who holds and who reads what."""
+    """All kinds' items in one row: who holds a copy, and who reads it from where.
+
+    own [G, items] says who holds a copy, code [cliques, items] the source of a clique that holds
+    none, far [items] that of what no clique holds. reads [G, items], size [items] and free [G] are
+    bytes that a device reads, of a copy, and left on a device.
+    """
 
     def __init__(self, problem: PlacementProblem, placement: Placement) -> None:
         self.problem = problem
@@ -363,10 +303,12 @@ class _State:
                 self.code[c, span] = codes
             self.far[span] = 3 if held.on_host is None else np.where(held.on_host, 3, 4)
         self.clique = problem.clique_of()
-        self.items = ItemState(
-            own=self.own, code=self.code, far=self.far, reads=self.reads, size=self.size,
-            free=self.free, kind=self.kind, clique=self.clique,
-        )  # fmt: skip
+
+    @property
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """Arrays that the compiled loops read and change, in the order of their arguments."""
+        return (self.own, self.code, self.far, self.reads, self.size, self.free, self.kind,
+                self.clique)  # fmt: skip
 
     def worth_trying(
         self, g: int, seconds: NDArray[np.float64]

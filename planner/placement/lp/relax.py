@@ -16,8 +16,8 @@ programme, up to one fractional move (formulas 6.3 [C22]); else they are what a 
 memory, where it is short, is then filled by density too, which is exact nowhere.
 """
 
-import itertools
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,9 @@ from gnnplan.planner.placement.lp.formulate import (
     Groups,
     Prices,
     Program,
+    asked_bytes,
     build_program,
+    join_buckets,
     read_prices,
 )
 from gnnplan.planner.placement.lp.solver import SHARED, Failure, Point
@@ -138,8 +140,8 @@ def density_shares(
     Returns:
         By kind, shape [groups, K, 5]; and the prices of the last moves taken.
     """
-    sizes = np.concatenate([b.bytes for b in buckets])
-    kind_of = np.repeat(np.arange(len(buckets)), [len(b.bytes) for b in buckets])
+    sizes, kind_of, fits = join_buckets(buckets)
+    asked = asked_bytes(problem, groups, buckets)
     shares = np.zeros((len(groups.groups), len(sizes), 5))
     device = np.zeros(problem.num_devices)
     missing = np.zeros(len(sizes))
@@ -147,18 +149,12 @@ def density_shares(
         for name in each.groups:
             group = groups.groups[name]
             g, n = group.devices[0], each.size
-            heat = np.concatenate(
-                [
-                    kind.read_bytes * b.heat[:, kind.laws[g]]
-                    for kind, b in zip(problem.kinds, buckets, strict=True)
-                ]
-            )
+            heat = asked[name]
             cost = _seconds(problem, rows, g)[kind_of]
             host = np.minimum(cost[:, HOST], cost[:, DISK])
             peer = np.minimum(cost[:, PEER], host)
             # a device that has no like must not count on the others' copies
             n = n if len(each.groups) == 1 else 1
-            fits = np.concatenate([b.fits for b in buckets])
             items = KnapsackItems(
                 size=np.where(fits, sizes, np.inf),
                 replicated=heat * cost[:, OWN],
@@ -182,9 +178,8 @@ def density_shares(
             shares[name, :, HOST] = left
             missing += left * heat * len(group.devices)
     _leave_to_disk(problem, shares, missing, sizes)
-    ends = np.cumsum([len(b.bytes) for b in buckets])[:-1]
-    weights = _weights(rows, problem)
-    return list(np.split(shares, ends, axis=1)), Prices(rows=weights, device=device, host=0.0)
+    prices = Prices(rows=_weights(rows, problem), device=device, host=0.0)
+    return _by_kind(shares, buckets), prices
 
 
 def _seconds(problem: PlacementProblem, rows: ObjectiveRows, g: int) -> NDArray[np.float64]:
@@ -263,8 +258,7 @@ def relax(
         program = build_program(problem, rows, groups, buckets)
         answer = SHARED.solve(program.linear, seconds=seconds, solver=solver)
         if not isinstance(answer, Failure):
-            found = _read(problem, groups, buckets, program, answer)
-            return replace(found, row_names=rows.names)
+            return _read(problem, rows, groups, buckets, program, answer)
         why = f"density order, since {answer.why}"
     shares, prices = density_shares(problem, rows, groups, buckets)
     reads = _reads(problem, groups, buckets, shares)
@@ -277,6 +271,11 @@ def relax(
         solver="sort" if exact else "density",
         status=why,
     )
+
+
+def _by_kind(shares: NDArray[np.float64], buckets: list[Buckets]) -> list[NDArray[np.float64]]:
+    ends = np.cumsum([len(b.bytes) for b in buckets])[:-1]
+    return list(np.split(shares, ends, axis=1))
 
 
 def _reads(
@@ -296,22 +295,21 @@ def _reads(
 
 def _read(
     problem: PlacementProblem,
+    rows: ObjectiveRows,
     groups: Groups,
     buckets: list[Buckets],
     program: Program,
     answer: Point,
 ) -> Relaxation:
-    x = answer.x
-    size = program.num_groups * program.num_buckets * 5
-    whole = np.clip(x[:size], 0.0, 1.0).reshape(program.num_groups, program.num_buckets, 5)
-    ends = np.cumsum([0, *(len(b.bytes) for b in buckets)])
-    shares = [whole[:, a:b] for a, b in itertools.pairwise(ends.tolist())]
+    shape = len(groups.groups), sum(len(b.bytes) for b in buckets), 5
+    whole = np.clip(answer.x[: math.prod(shape)], 0.0, 1.0).reshape(shape)
+    shares = _by_kind(whole, buckets)
     return Relaxation(
-        seconds=float(x[-1]) * program.unit_seconds,
+        seconds=float(answer.x[-1]) * program.unit_seconds,
         shares=shares,
         reads=_reads(problem, groups, buckets, shares),
         prices=read_prices(program, answer.duals, problem, groups),
-        row_names=(),
+        row_names=rows.names,
         solver=answer.solver,
         status="optimal",
     )

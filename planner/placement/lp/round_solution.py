@@ -30,7 +30,14 @@ from gnnplan.planner.placement.lp.formulate import (
 )
 from gnnplan.planner.placement.lp.improve import exchange, worth_exchanging
 from gnnplan.planner.placement.lp.relax import Relaxation, density_shares
-from gnnplan.planner.placement.placement import ItemPlacement, Placement, mark_holders
+from gnnplan.planner.placement.placement import (
+    ItemPlacement,
+    Placement,
+    deal_items,
+    fill_host,
+    held_by_others,
+    mark_holders,
+)
 from gnnplan.planner.placement.problem import ItemKind, PlacementProblem
 
 SHARE = 1e-9
@@ -215,36 +222,6 @@ def _first_that_fit(kind: ItemKind, ids: NDArray[np.int64], free: int) -> NDArra
 
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
-def _deal(num: int, sizes: np.ndarray, free: np.ndarray, serpentine: bool) -> np.ndarray:
-    """Choose the device of each of `num` items, or -1; free [n] is reduced."""
-    n = free.size
-    device = np.full(num, -1, np.int16)
-    turn = 0
-    for i in range(num):
-        best, size = -1, sizes[i if sizes.size > 1 else 0]
-        if serpentine:
-            for _ in range(2 * n):
-                lap, at = turn // n, turn % n
-                g = at if lap % 2 == 0 else n - 1 - at
-                turn += 1
-                if free[g] >= size:
-                    best = g
-                    break
-        else:
-            best = 0
-            for g in range(1, n):
-                if free[g] > free[best]:
-                    best = g
-            if free[best] < size:
-                best = -1
-        if best >= 0:
-            free[best] -= size
-            device[i] = best
-    return device
-
-
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
 def _add_reads(reads: np.ndarray, heat: np.ndarray, ids: np.ndarray, factor: float) -> None:
     """Add to the reads of each item its heat times a factor."""
     for i in range(ids.size):
@@ -338,7 +315,8 @@ def fill_devices(
                     _add_reads(reads, kind.heat[law], ids, factor)
                 dealt = _deal_evenly(sizes, reads, room, read)
             else:
-                dealt = _deal(len(ids), sizes, room, not isinstance(kind.size, np.ndarray))
+                equal = not isinstance(kind.size, np.ndarray)
+                dealt = deal_items(len(ids), sizes, room, serpentine=equal)
             free[mine], busy[mine] = room, read
             by_device, ends = cast(_Dealt, _by_device(ids, dealt, len(mine)))
             for g, part in zip(clique, np.split(by_device, ends[:-1]), strict=True):
@@ -426,11 +404,7 @@ def find_sources(
             for c in each.cliques:
                 place = np.full(kind.num_items, HOST, np.uint8)
                 if crossed.any():
-                    across = np.zeros(kind.num_items, np.bool_)
-                    for d, holders in enumerate(marks):
-                        if d != c:
-                            across |= holders >= 0
-                    place[across & crossed[buckets[t].of]] = CROSS
+                    place[held_by_others(marks, c) & crossed[buckets[t].of]] = CROSS
                 if peers.any():
                     place[(marks[c] >= 0) & peers[buckets[t].of]] = PEER
                 codes[c] = place
@@ -438,16 +412,11 @@ def find_sources(
 
     items = max(kind.num_items for kind in problem.kinds)
     elsewhere = side_by_side(places, range(len(problem.kinds)), items=items)
-    on_host = host_items(problem, own, elsewhere, seconds)
-    held: list[ItemPlacement] = []
-    for t in range(len(problem.kinds)):
-        mask = on_host[t]
-        if mask is not None:
-            for row in elsewhere[t]:
-                row[(row == HOST) & ~mask] = DISK
-        held.append(ItemPlacement(own=own[t], elsewhere=elsewhere[t], on_host=mask))
     return Placement(
-        policy="joint", cliques=problem.cliques, items=tuple(held), variant=relaxed.solver
+        policy="joint",
+        cliques=problem.cliques,
+        items=_with_host(problem, own, elsewhere, seconds),
+        variant=relaxed.solver,
     )
 
 
@@ -480,14 +449,23 @@ def choose_host_again(
     """Choose the host's items again for what a placement's devices lack now."""
     own = [held.own for held in placement.items]
     codes = [[row.copy() for row in held.elsewhere or ()] for held in placement.items]
-    masks = host_items(problem, own, codes, seconds)
+    return replace(placement, items=_with_host(problem, own, codes, seconds))
+
+
+def _with_host(
+    problem: PlacementProblem,
+    own: list[list[NDArray[np.int64]]],
+    elsewhere: list[list[NDArray[np.uint8]]],
+    seconds: NDArray[np.float64],
+) -> tuple[ItemPlacement, ...]:
+    """Choose what the host keeps; what it lacks is read from disk, where it was to be read."""
     held: list[ItemPlacement] = []
-    for t, mask in enumerate(masks):
-        for row in codes[t]:
-            if mask is not None:
-                row[row >= HOST] = np.where(mask, HOST, DISK)[row >= HOST]
-        held.append(ItemPlacement(own=own[t], elsewhere=codes[t], on_host=mask))
-    return replace(placement, items=tuple(held))
+    for t, mask in enumerate(host_items(problem, own, elsewhere, seconds)):
+        for row in elsewhere[t] if mask is not None else ():
+            far = row >= HOST
+            row[far] = np.where(mask, HOST, DISK)[far]
+        held.append(ItemPlacement(own=own[t], elsewhere=elsewhere[t], on_host=mask))
+    return tuple(held)
 
 
 def host_items(
@@ -499,7 +477,7 @@ def host_items(
     """Choose what the host keeps: the items whose reads from there save most seconds per byte."""
     if problem.host_bytes is None:
         return [None] * len(problem.kinds)
-    values: list[NDArray[np.float64]] = []
+    rates: list[NDArray[np.float64]] = []
     for t, kind in enumerate(problem.kinds):
         saved = np.zeros(kind.num_items)
         for c, clique in enumerate(problem.cliques):
@@ -510,12 +488,5 @@ def host_items(
                 mine = np.where(far, kind.heat[kind.laws[g]], 0.0) * gain
                 mine[own[t][g]] = 0.0
                 saved += mine
-        values.append(saved)
-    size = [kind.sizes(np.arange(kind.num_items)) for kind in problem.kinds]
-    rate = np.concatenate([v / s for v, s in zip(values, size, strict=True)])
-    order = np.argsort(-rate, kind="stable")
-    ends = np.cumsum(np.concatenate(size)[order])
-    kept = np.zeros(len(rate), np.bool_)
-    kept[order[: int(np.searchsorted(ends, problem.host_bytes, side="right"))]] = True
-    parts = np.split(kept, np.cumsum([len(s) for s in size])[:-1])
-    return list(parts)
+        rates.append(saved / kind.size_array())
+    return fill_host(problem, np.argsort(-np.concatenate(rates), kind="stable"))

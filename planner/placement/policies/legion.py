@@ -14,17 +14,16 @@ A row or list held by any GPU of the clique counts as free to all of them. Sorti
 byte instead is better [L4]; `order` chooses, the published one is the default.
 """
 
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.cost.stages.gather import lines
 from gnnplan.planner.placement.order import Probabilities, hotness_order
+from gnnplan.planner.placement.placement import deal_items
 from gnnplan.planner.placement.policies.policy import Copies, Knowledge, Reason, sum_heat
 from gnnplan.planner.placement.problem import PlacementProblem
 
@@ -50,23 +49,8 @@ def fill_lists(
         free_bytes: of each GPU.
     """
     free = np.array(free_bytes, np.int64)
-    device = _fill(sizes.astype(np.int64), free)
+    device = deal_items(len(queue), sizes.astype(np.int64), free, serpentine=False)
     return [queue[device == g] for g in range(len(free))]
-
-
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
-def _fill(sizes: np.ndarray, free: np.ndarray) -> np.ndarray:
-    device = np.full(sizes.size, -1, np.int16)
-    for i in range(sizes.size):
-        best = 0
-        for g in range(1, free.size):
-            if free[g] > free[best]:
-                best = g
-        if free.size and sizes[i] <= free[best]:
-            free[best] -= sizes[i]
-            device[i] = best
-    return device
 
 
 POINTER_BYTES, NEIGHBOUR_BYTES = 8, 4

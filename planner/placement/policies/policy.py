@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.placement.order import check_hotness, hotness_order
-from gnnplan.planner.placement.placement import ItemPlacement, Placement
+from gnnplan.planner.placement.placement import ItemPlacement, Placement, fill_host
 from gnnplan.planner.placement.policies.registry import PlacementPolicy, find_policy, load_function
 from gnnplan.planner.placement.problem import Heat, Ids, ItemKind, PlacementProblem
 
@@ -138,12 +138,7 @@ def choose_host_items(
         costs = problem.read_costs(t)
         gain = max(0.0, min(costs.disk, FAR) - min(costs.host, FAR))
         rates.append(saved[t] * gain / kind.size_array())
-    order = hotness_order(np.concatenate(rates))
-    sizes = np.concatenate([kind.sizes(np.arange(kind.num_items)) for kind in problem.kinds])
-    ends = np.cumsum(sizes[order])
-    kept = np.zeros(len(order), np.bool_)
-    kept[order[: int(np.searchsorted(ends, problem.host_bytes, side="right"))]] = True
-    return list(np.split(kept, np.cumsum([kind.num_items for kind in problem.kinds])[:-1]))
+    return [*fill_host(problem, hotness_order(np.concatenate(rates)))]
 
 
 def _saved_reads(
