@@ -17,15 +17,13 @@ from gnnplan.planner.placement.costs import (
     objective_rows,
 )
 from gnnplan.planner.placement.evaluate import evaluate
-from gnnplan.planner.placement.lp.bound import lagrangian_bound
 from gnnplan.planner.placement.lp.formulate import (
     Buckets,
-    Prices,
     build_program,
     find_groups,
     make_buckets,
 )
-from gnnplan.planner.placement.lp.relax import KnapsackItems, relax
+from gnnplan.planner.placement.lp.relax import KnapsackItems, Prices, lagrangian_bound, relax
 from gnnplan.planner.placement.order import hotness_order
 from gnnplan.planner.placement.policies.joint import place_joint
 from gnnplan.planner.placement.policies.song_jiang import (

@@ -324,18 +324,6 @@ class Program:
     """Constraint of each row of the objective; equal rows share one."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Prices:
-    """What one unit more of each limit saves; any non-negative ones give a lower bound."""
-
-    rows: NDArray[np.float64]
-    """Weight of each row of the objective, summing to 1; shape [K]."""
-    device: NDArray[np.float64]
-    """Seconds per byte of each device's memory, shape [G]."""
-    host: float
-    """Seconds per byte of host memory."""
-
-
 class _Constraints:
     def __init__(self) -> None:
         self.row: list[NDArray[np.int64]] = []
@@ -441,29 +429,6 @@ def build_program(
         host_row=host_row,
         objective_rows=first + index.reshape(-1),
     )
-
-
-def read_prices(
-    program: Program, duals: NDArray[np.float64], problem: PlacementProblem, groups: Groups
-) -> Prices:
-    """Read prices from the multipliers, those of a group spread evenly over its devices.
-
-    `duals` of `<=` constraints are not positive, as solvers report them.
-    """
-    duals = np.maximum(0.0, -duals)
-    shared = np.bincount(program.objective_rows, minlength=len(duals))
-    weights = duals[program.objective_rows] / shared[program.objective_rows]
-    total = float(weights.sum())
-    weights = weights / total if total > 0 else np.full(len(weights), 1.0 / len(weights))
-    device = np.zeros(problem.num_devices)
-    for g, group in enumerate(groups.groups):
-        limit = max(min(problem.device_bytes[d] for d in group.devices), 1)
-        price = duals[program.device_rows[g]] / limit * program.unit_seconds
-        device[list(group.devices)] = price / len(group.devices)
-    host = 0.0
-    if problem.host_bytes is not None:
-        host = float(duals[program.host_row]) / max(problem.host_bytes, 1) * program.unit_seconds
-    return Prices(rows=weights, device=device, host=host)
 
 
 def join_buckets(

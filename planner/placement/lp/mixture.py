@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.placement.costs import CROSS, HOST, OWN, PEER, ObjectiveRows, drop_dominated
-from gnnplan.planner.placement.lp.formulate import Groups, LinearProgram, Prices
+from gnnplan.planner.placement.lp.formulate import Groups, LinearProgram
+from gnnplan.planner.placement.lp.relax import Prices
 from gnnplan.planner.placement.lp.round_solution import WantedCopies, fill_devices
 from gnnplan.planner.placement.lp.solver import SHARED, Failure
 from gnnplan.planner.placement.order import hotness_order

@@ -24,12 +24,11 @@ from gnnplan.planner.placement.lp.formulate import (
     Buckets,
     CliqueClass,
     Groups,
-    Prices,
     densities,
     density_order,
 )
 from gnnplan.planner.placement.lp.improve import exchange, worth_exchanging
-from gnnplan.planner.placement.lp.relax import Relaxation, density_shares
+from gnnplan.planner.placement.lp.relax import Prices, Relaxation, density_shares
 from gnnplan.planner.placement.placement import (
     ItemPlacement,
     Placement,

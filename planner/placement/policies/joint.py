@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from gnnplan.planner.parallel import side_by_side
 from gnnplan.planner.placement.costs import Goal, ObjectiveRows, drop_dominated, objective_rows
 from gnnplan.planner.placement.evaluate import PlacementScore, evaluate_rows, score
-from gnnplan.planner.placement.lp.bound import lagrangian_bound
 from gnnplan.planner.placement.lp.formulate import Buckets, Groups, find_groups, make_buckets
 from gnnplan.planner.placement.lp.improve import exchange
 from gnnplan.planner.placement.lp.mixture import can_fill, mix_fills, round_mixture
-from gnnplan.planner.placement.lp.relax import SECONDS, Relaxation, relax
+from gnnplan.planner.placement.lp.relax import SECONDS, Relaxation, lagrangian_bound, relax
 from gnnplan.planner.placement.lp.round_solution import read_seconds, round_shares
 from gnnplan.planner.placement.placement import Placement
 from gnnplan.planner.placement.policies.policy import Knowledge, place_by

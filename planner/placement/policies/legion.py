@@ -55,6 +55,7 @@ def fill_lists(
 
 POINTER_BYTES, NEIGHBOUR_BYTES = 8, 4
 STEPS = 100
+"""Grid points of alpha less one."""
 TABLE_BYTES = 4
 """Bytes of a location table's entry; every GPU has a table for rows and one for lists ([C9])."""
 
@@ -74,7 +75,7 @@ class Split:
     feature_transactions: float
     """N_F."""
     curve: NDArray[np.float64]
-    """N_T + N_F of every share tried, shape [steps + 1]."""
+    """N_T + N_F of every share tried, shape [STEPS + 1]."""
 
     @property
     def transactions(self) -> float:
@@ -119,8 +120,6 @@ def split_cache(
     row_bytes: int,
     clique_bytes: int,
     sampling_transactions: float | None = None,
-    line_bytes: int = 64,
-    steps: int = STEPS,
     order: Literal["count", "density"] = "count",
 ) -> Split:
     """Choose alpha on the grid, as published; O(N log N).
@@ -132,8 +131,6 @@ def split_cache(
         row_bytes: bytes of a feature row.
         clique_bytes: M_c.
         sampling_transactions: N_TSUM with no list cached; None: sum of A_T.
-        line_bytes: CLS, bytes of one PCIe transaction.
-        steps: grid points less one.
         order: of the lists: by count (published) or by count per byte (never worse in LP terms).
     """
     total = float(list_counts.sum()) if sampling_transactions is None else sampling_transactions
@@ -141,20 +138,20 @@ def split_cache(
     ends = np.cumsum(list_bytes(degrees)[lists])
     cached_lists = _prefix(list_counts[lists])
     cached_rows = _prefix(row_counts[hotness_order(row_counts.astype(np.float64))])
-    share = np.arange(steps + 1, dtype=np.int64)
+    share = np.arange(STEPS + 1, dtype=np.int64)
     # In integers: 0.15 * 320 must hold a list of 48 bytes.
-    num_lists = np.searchsorted(ends, clique_bytes * share // steps, side="right")
+    num_lists = np.searchsorted(ends, clique_bytes * share // STEPS, side="right")
     num_rows = np.minimum(
-        len(row_counts), clique_bytes * (steps - share) // (steps * row_bytes)
+        len(row_counts), clique_bytes * (STEPS - share) // (STEPS * row_bytes)
     ).astype(np.int64)
     of_lists = total * (1 - cached_lists[num_lists] / max(float(cached_lists[-1]), 1e-300))
     if cached_lists[-1] == 0:
         of_lists[:] = total
-    of_rows = lines(row_bytes, line_bytes) * (cached_rows[-1] - cached_rows[num_rows])
+    of_rows = lines(row_bytes) * (cached_rows[-1] - cached_rows[num_rows])
     curve = of_lists + of_rows
     best = int(np.argmin(curve))
     return Split(
-        alpha=best / steps,
+        alpha=best / STEPS,
         num_lists=int(num_lists[best]),
         num_rows=int(num_rows[best]),
         sampling_transactions=float(of_lists[best]),
@@ -171,7 +168,6 @@ def fractional_bound(
     row_bytes: int,
     clique_bytes: int,
     sampling_transactions: float | None = None,
-    line_bytes: int = 64,
 ) -> float:
     """Bound N_T + N_F from below, as if lists and rows could be cut: the fractional knapsack.
 
@@ -180,12 +176,12 @@ def fractional_bound(
     counted = float(list_counts.sum())
     total = counted if sampling_transactions is None else sampling_transactions
     scale = total / counted if counted else 0.0
-    value = np.concatenate([list_counts * scale, row_counts * lines(row_bytes, line_bytes)])
+    value = np.concatenate([list_counts * scale, row_counts * lines(row_bytes)])
     size = np.concatenate([list_bytes(degrees), np.full(len(row_counts), row_bytes)])
     dense = np.argsort(-value / size, kind="stable")
     before = np.cumsum(size[dense]) - size[dense]
     taken = np.clip((clique_bytes - before) / size[dense], 0, 1)
-    nothing_cached = total + float(row_counts.sum()) * lines(row_bytes, line_bytes)
+    nothing_cached = total + float(row_counts.sum()) * lines(row_bytes)
     return nothing_cached - float((taken * value[dense]).sum())
 
 
@@ -197,8 +193,6 @@ def place_legion(
     cliques: Sequence[Sequence[int]],
     row_bytes: int,
     device_cache_bytes: int,
-    sampling_transactions: Sequence[float] | None = None,
-    line_bytes: int = 64,
 ) -> LegionPlacement:
     """Split and fill every clique's cache; no device is given more than m bytes.
 
@@ -210,14 +204,12 @@ def place_legion(
         cliques: devices of each clique; sizes may differ.
         row_bytes: bytes of a feature row.
         device_cache_bytes: m, after the location tables (`cache_bytes`).
-        sampling_transactions: N_TSUM of each clique; None: sum of its A_T.
-        line_bytes: CLS.
     """
     own = [np.zeros(0, np.int64)] * len(row_counts)
     lists = [np.zeros(0, np.int64)] * len(row_counts)
     splits: list[Split] = []
     sizes = list_bytes(degrees)
-    for index, clique in enumerate(cliques):
+    for clique in cliques:
         rows_read = row_counts[list(clique)].sum(axis=0)
         lists_read = list_counts[list(clique)].sum(axis=0)
         split = split_cache(
@@ -226,10 +218,6 @@ def place_legion(
             degrees,
             row_bytes=row_bytes,
             clique_bytes=len(clique) * device_cache_bytes,
-            sampling_transactions=None
-            if sampling_transactions is None
-            else sampling_transactions[index],
-            line_bytes=line_bytes,
         )
         queue = hotness_order(rows_read.astype(np.float64)).astype(np.int64)
         dealt = deal_rows(queue[: split.num_rows], len(clique))

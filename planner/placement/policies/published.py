@@ -74,8 +74,8 @@ def place_metis(problem: PlacementProblem, know: Knowledge) -> Copies | Reason:
     found = _find_parts(know, "metis")
     if isinstance(found, Reason):
         return found
-    ids = (np.flatnonzero(found == g) for g in range(problem.num_devices))
-    return _keep_best(problem, ids, _heat_by_device(problem))
+    ids, rows = (np.flatnonzero(found == g) for g in range(problem.num_devices)), problem.kinds[0]
+    return _keep_best(problem, ids, (rows.heat[law] for law in rows.laws))
 
 
 def place_pagraph(problem: PlacementProblem, know: Knowledge) -> Copies | Reason:
@@ -93,7 +93,8 @@ def place_pagraph_plus(problem: PlacementProblem, know: Knowledge) -> Copies | R
     reached = _find_reached(problem, know, "metis")
     if isinstance(reached, Reason):
         return reached
-    return _keep_best(problem, reached, _heat_by_device(problem))
+    rows = problem.kinds[0]
+    return _keep_best(problem, reached, (rows.heat[law] for law in rows.laws))
 
 
 def place_gnnlab(problem: PlacementProblem, know: Knowledge) -> Copies | Reason:
@@ -152,8 +153,3 @@ def _keep_best(
     """Keep on each device, of some ids, those of highest score."""
     each = zip(ids, scores, problem.capacity_rows, strict=True)
     return Copies(own={0: [mine[hotness_order(score[mine])[:rows]] for mine, score, rows in each]})
-
-
-def _heat_by_device(problem: PlacementProblem) -> Iterator[NDArray[np.float64]]:
-    rows = problem.kinds[0]
-    return (rows.heat[law].astype(np.float64) for law in rows.laws)

@@ -9,8 +9,7 @@ import pytest
 from gnnplan.planner.placement.costs import ObjectiveRows, drop_dominated, objective_rows
 from gnnplan.planner.placement.evaluate import read_bytes, score
 from gnnplan.planner.placement.lp import mixture
-from gnnplan.planner.placement.lp.bound import lagrangian_bound
-from gnnplan.planner.placement.lp.formulate import Prices, find_groups
+from gnnplan.planner.placement.lp.formulate import find_groups
 from gnnplan.planner.placement.lp.mixture import (
     can_fill,
     cheapest,
@@ -19,7 +18,7 @@ from gnnplan.planner.placement.lp.mixture import (
     mix_fills,
     round_mixture,
 )
-from gnnplan.planner.placement.lp.relax import KnapsackItems
+from gnnplan.planner.placement.lp.relax import KnapsackItems, Prices, lagrangian_bound
 from gnnplan.planner.placement.placement import check_placement
 from gnnplan.planner.placement.policies.joint import bound_placements, place_joint
 from gnnplan.planner.placement.problem import ItemKind, PlacementProblem
