@@ -1,6 +1,4 @@
-"""Graph and machine -> full-graph plan.
-
-    check -> partition and time the parts (cached) -> price, choose p and candidate -> plan folder
+"""Make a full-graph plan: check, time the parts (cached), price, choose p and candidate.
 
 The array `partition` holds each node's rank. Nothing is timed but the profile: with the same
 machine file and cached profile a repeated plan is the same to the byte.
@@ -131,7 +129,7 @@ def plan_full_graph(
     *,
     calibrate: bool,
 ) -> tuple[Plan, dict[str, NDArray[Any]]]:
-    """The full-graph plan with the lowest predicted time per epoch, and its array.
+    """Make the full-graph plan with the lowest predicted time per epoch, and its array.
 
     Arguments and errors are those of `planner.pipeline.plan`, which writes what is found; factors
     are learnt from mini-batches, so `calibrate` is refused.
@@ -163,7 +161,7 @@ def plan_full_graph(
 
 
 def draws_of(settings: PlanSettings, allowed: StatisticsClass) -> tuple[str, ...]:
-    """Ways of drawing that some candidate may use, and that are therefore timed."""
+    """List ways of drawing that some candidate may use, and that are therefore timed."""
     work = settings.workload
     if allowed is StatisticsClass.EXACT or (
         work.model == "gat" and allowed is StatisticsClass.UNBIASED
@@ -176,7 +174,7 @@ def draws_of(settings: PlanSettings, allowed: StatisticsClass) -> tuple[str, ...
 
 
 def assemble(request: FullRequest, profiles: dict[Cut, CutProfile], choice: Choice) -> Plan:
-    """The plan of the chosen candidate, without its arrays."""
+    """Assemble the plan of the chosen candidate, without its arrays."""
     chosen, machine, work = choice.chosen, request.machine, request.workload
     prediction = chosen.prediction
     words = {**prediction.provenance, "keep": choice.why_keep}
@@ -196,7 +194,7 @@ def assemble(request: FullRequest, profiles: dict[Cut, CutProfile], choice: Choi
 
 
 def certificate(choice: Choice) -> Certificate:
-    """What is bounded: these cuts, their work shared equally and their exchange free.
+    """Bound these cuts, their work shared equally and their exchange free.
 
     Not bounded: partitions that were not made, whose boundary may be smaller; another p.
     """
@@ -233,7 +231,7 @@ def _strategy(request: FullRequest, profile: CutProfile, chosen: PricedEpoch) ->
 
 
 def _prices(request: FullRequest, profile: CutProfile, chosen: PricedEpoch) -> dict[str, float]:
-    """What a tenth more bandwidth between the ranks would save."""
+    """Price what a tenth more bandwidth between the ranks would save."""
     if chosen.candidate.num_ranks == 1:
         return {}
     quicker = faster(request.machine, LINK_TABLES["exchange"])

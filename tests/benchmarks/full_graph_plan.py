@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gnnplan.planner.cli.planning import machine_for_planning
-from gnnplan.planner.fullgraph.profile import connected, sent_bytes
+from gnnplan.planner.fullgraph.profile import connected
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.pipeline import plan
 from gnnplan.planner.queries.compare import compare
@@ -25,6 +25,7 @@ from gnnplan.runtime.launch import launch
 from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Workload
 from tests.benchmarks.common import cache_folder, record
+from tests.support.fullgraph_plans import sent_bytes
 
 MAKERS = {"sbm": generate_sbm, "rmat": generate_rmat}
 WORK = Workload(hidden=64, num_layers=3, fanouts=[-1] * 3, learning_rate=0.01)

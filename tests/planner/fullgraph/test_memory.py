@@ -16,7 +16,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from gnnplan.planner.fullgraph.bytes import crossing_rows
+from gnnplan.planner.fullgraph.formulas import crossing_rows
 from gnnplan.planner.fullgraph.memory import rank_bytes
 from gnnplan.planner.fullgraph.profile import Parts, connected, sizes_of
 from gnnplan.planner.fullgraph.timing import StandIn

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from gnnplan.planner.cost.stages.exchange import bound_bytes, shift_bytes
-from gnnplan.planner.fullgraph.bytes import columns_per_row
 from gnnplan.planner.fullgraph.candidate import Cut, list_cuts, whole_graph_candidate, with_keep
+from gnnplan.planner.fullgraph.formulas import columns_per_row
 from gnnplan.planner.fullgraph.price import (
     busiest_rows,
     edges_left,
@@ -18,7 +18,7 @@ from gnnplan.planner.fullgraph.price import (
     rank_seconds,
     table_seconds,
 )
-from gnnplan.planner.fullgraph.profile import connected, cut_graph, sent_bytes
+from gnnplan.planner.fullgraph.profile import connected, cut_graph
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import FullGraph
@@ -31,6 +31,7 @@ from tests.planner.fullgraph.by_hand import (
     linked_machine,
     uneven,
 )
+from tests.support.fullgraph_plans import sent_bytes
 
 CUT = Cut(ranks=2, threads=1, partitioner="kaminpar")
 SETTINGS = PlanSettings(workload=WORK, mode="full-graph")
