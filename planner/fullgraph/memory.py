@@ -251,7 +251,8 @@ def rank_bytes(
             if by_edge
             else _topology(sizes, keep, drawn)
         )
-        known = _precomputed(sizes, widths, model, precomputed)
+        sums = 4 * (2 if model == "sage" else 1) * padded(sizes.inner) * widths[0]
+        known = sums if precomputed else 0
         activations = _activations(
             sizes, widths, model, received + sent, num_seeds, precomputed, dropout
         )
@@ -308,10 +309,6 @@ def _topology(sizes: PartSizes, keep: Real, drawn: int) -> Real:
         return ids + inner + csr_bytes(n, sizes.halo, sizes.halo_edges)
     rows, sent = keep * sizes.halo, 8 * keep * sizes.sent
     return ids + inner + whole + drawn * (csr_bytes(n, rows, keep * sizes.halo_edges) + sent)
-
-
-def _precomputed(sizes: PartSizes, widths: Sequence[int], model: str, precomputed: bool) -> int:
-    return 4 * (2 if model == "sage" else 1) * padded(sizes.inner) * widths[0] if precomputed else 0
 
 
 def _activations(

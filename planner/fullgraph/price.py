@@ -277,7 +277,6 @@ class FullRequest:
     workload: Workload
     machine: MachineModel
     budgets: Budgets
-    oversubscribe: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

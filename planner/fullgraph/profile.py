@@ -179,9 +179,7 @@ class Variance:
     @property
     def least_keep(self) -> float:
         """p_var: the smallest p whose added variance is tolerated."""
-        if self.nodes == 0:
-            return DEFAULT_KEEP
-        if self.signal == 0:
+        if self.nodes == 0 or self.signal == 0:
             return DEFAULT_KEEP
         return max(LEAST_KEEP, float(p_variance(self.boundary, TOLERATED * self.signal)))
 

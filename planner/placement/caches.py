@@ -17,13 +17,14 @@ from gnnplan.planner.cost.request import Request, row_bytes
 from gnnplan.planner.cost.stages.gather import touched_rows
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.placement.costs import RowCosts
+from gnnplan.planner.placement.evaluate import SOURCES
 from gnnplan.planner.placement.place import (
-    KINDS,
     CandidatePlacement,
     Memories,
     RowPlacer,
     code_bytes,
     disk_requests,
+    rows_by_source,
 )
 from gnnplan.planner.placement.placement import Placement
 from gnnplan.planner.placement.policies.policy import Knowledge
@@ -79,28 +80,25 @@ def splits(
 
 
 def cached_rows(
-    shares: dict[str, float], reuse: Reuse, slots: int, total: float, *, holds_all: bool
+    shares: dict[str, float], reuse: Reuse, slots: int, p: NDArray[np.float32], masks: Masks
 ) -> RankRows:
     """Count what a rank reads from its cache and from below it.
 
     Args:
         shares: share of rows by source without the cache.
         reuse: the curve, by the same sources.
-        slots: of the cache.
-        total: rows per batch.
-        holds_all: the cache has a slot for every row, so that none ever leaves.
+        slots: of the cache; one for every row, and none ever leaves.
+        p: chance that a batch reads each row, shape (num_nodes,).
+        masks: rows of each source.
     """
     saved, _ = reuse.hits(slots)
-    left = {kind: _missed(saved[kind], m, holds_all) for kind, m in reuse.misses.items()}
+    left = {kind: _missed(saved[kind], m, slots >= p.size) for kind, m in reuse.misses.items()}
     found = {kind: share * left.get(kind, 1.0) for kind, share in shares.items()}
     found = {"cache": sum(shares.values()) - sum(found.values()), **found}
     used = {kind: share for kind, share in found.items() if share > 0}
-    return RankRows(
-        rows={kind: total * share for kind, share in used.items()},
-        working_rows={},
-        shares=used,
-        cache_rows=slots,
-    )
+    touched = {kind: touched_rows(p if m is None else p[m]) for kind, m in masks.items()}
+    touched["cache"] = float(slots)
+    return rows_by_source(used, float(p.sum(dtype=np.float64)), touched, cache_rows=slots)
 
 
 def missed_law(p: NDArray[np.float32], rows: float) -> NDArray[np.float32]:
@@ -150,12 +148,6 @@ def gather_seconds(rows: RankRows, costs: RowCosts) -> float:
     return sum(count * prices[kind] for kind, count in rows.rows.items())
 
 
-def with_working_rows(rows: RankRows, working: dict[str, float]) -> RankRows:
-    """Spread the rows over their sources, those of the cache over its slots."""
-    spread = {**working, "cache": float(rows.cache_rows)}
-    return replace(rows, working_rows={kind: spread[kind] for kind in rows.rows})
-
-
 def _missed(saved: float, misses: Misses, holds_all: bool) -> float:
     """Return the share of a source's rows that the cache does not save."""
     if holds_all or misses[0] <= 0:
@@ -189,7 +181,6 @@ def place_behind_caches(
         )
     room, costs = memories.room, memories.costs
     nodes, stored = request.graph.num_nodes, row_bytes(request.graph)
-    total = float(hotness.features.sum(dtype=np.float64))
     tried: list[tuple[RowPlacer, Placement, RankRows, int, float]] = []
     for split in splits(room.own_bytes, room.host_rows, nodes, candidate.num_ranks, stored):
         nothing = [0] * candidate.num_ranks
@@ -199,13 +190,11 @@ def place_behind_caches(
         mask = placement.on_host
         masks: Masks = {"host": None} if mask is None else {"host": mask, "disk": ~mask}
         kept = placer.cross_validate(hotness)[0]
-        shares = {str(kind): float(share) for kind, share in zip(KINDS, kept, strict=True)}
+        shares = {kind: float(share) for kind, share in zip(SOURCES, kept, strict=True)}
         reuse = reads.reuse(masks)
-        rows = cached_rows(shares, reuse, split.slots, total, holds_all=split.slots >= nodes)
-        touched = {k: touched_rows(_only(hotness.features, m)) for k, m in masks.items()}
+        rows = cached_rows(shares, reuse, split.slots, hotness.features, masks)
         in_host = nodes if split.host_rows is None else split.host_rows
-        stay = reuse.stay(split.slots)
-        tried.append((placer, placement, with_working_rows(rows, touched), in_host, stay))
+        tried.append((placer, placement, rows, in_host, reuse.stay(split.slots)))
     placer, placement, rows, in_host, stay = min(
         tried, key=lambda each: gather_seconds(each[2], costs)
     )
@@ -243,7 +232,3 @@ def _with_requests(
     missed = missed_law(np.where(far, hotness.features, 0), rows.rows["disk"])
     each, size = disk_requests(request, hotness.seeds_per_rank, missed)
     return replace(rows, disk_requests=each, disk_request_bytes=size)
-
-
-def _only(p: NDArray[np.float32], mask: NDArray[np.bool_] | None) -> NDArray[np.float32]:
-    return p if mask is None else p[mask]

@@ -107,8 +107,3 @@ class VertexRuns:
         if (runs >= whole).any():  # the short last run
             out[self._order[whole * self._stride :]] = True
         return out
-
-
-def expand_ids(hotness: Hotness, few: NDArray[np.int64]) -> NDArray[np.int64]:
-    """List all vertices that some of the downsampled ones stand for."""
-    return VertexRuns(hotness).ids(few)

@@ -58,7 +58,7 @@ def build_locations(
         for position, g in enumerate(clique):
             same = [h for h in clique[:position] if firsts[h] == firsts[g]]
             tables[g] = tables[same[0]] if same else _with_own(clique_table, own[g])
-    return _share_equal(tables)
+    return [tables[first] for first in first_alike(tables)]
 
 
 def _elsewhere(num_nodes: int, num_devices: int, on_host: NDArray[np.bool_] | None) -> Codes:
@@ -95,10 +95,6 @@ def _with_own(clique_table: Codes, own: NDArray[np.int64]) -> Codes:
     codes = clique_table.copy()
     codes[own] = np.arange(len(own), dtype=codes.dtype) << SOURCE_BITS  # source 0: own
     return codes
-
-
-def _share_equal(tables: list[Codes]) -> list[Codes]:
-    return [tables[first] for first in first_alike(tables)]
 
 
 def check_locations(

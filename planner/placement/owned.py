@@ -14,15 +14,15 @@ from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
 from gnnplan.planner.cost.cache_model import cross_validate
 from gnnplan.planner.cost.request import Request
 from gnnplan.planner.cost.stages.gather import touched_rows
-from gnnplan.planner.placement.evaluate import RowReads, evaluate_rows
+from gnnplan.planner.placement.evaluate import SOURCES, RowReads, evaluate_rows
 from gnnplan.planner.placement.order import hotness_order
 from gnnplan.planner.placement.place import (
-    KINDS,
     CandidatePlacement,
     Capacity,
     Memories,
     code_bytes,
     disk_requests,
+    rows_by_source,
 )
 from gnnplan.planner.placement.placement import ItemPlacement, Placement
 from gnnplan.planner.placement.problem import rows_problem
@@ -71,7 +71,7 @@ def place_shared(
         chosen_on: NDArray[np.float32], scored_on: NDArray[np.float32]
     ) -> NDArray[np.float64]:
         found = score(place(chosen_on), scored_on)
-        return np.stack([found.rows[kind] for kind in KINDS], axis=1)
+        return np.stack([found.rows[kind] for kind in SOURCES], axis=1)
 
     p = hotness.features
     placement = place(p)
@@ -149,19 +149,12 @@ def _rank_rows(
     """Count the rows of one rank by source; p is 0 on others' vertices."""
     elsewhere = p.copy()
     elsewhere[own] = 0
-    spread = dict.fromkeys(KINDS, touched_rows(elsewhere)) | {"own": touched_rows(p[own])}
-    found = {kind: float(s) for kind, s in zip(KINDS, share, strict=True) if s > 0}
+    spread = dict.fromkeys(SOURCES, touched_rows(elsewhere)) | {"own": touched_rows(p[own])}
+    found = {kind: float(s) for kind, s in zip(SOURCES, share, strict=True) if s > 0}
     total = float(p.sum(dtype=np.float64))
     asked = (1.0, 0.0)
     if "disk" in found:
         if on_host is not None:
             elsewhere[on_host] = 0
         asked = disk_requests(request, request.workload.batch_size, elsewhere)
-    return RankRows(
-        rows={kind: total * s for kind, s in found.items()},
-        working_rows={kind: spread[kind] for kind in found},
-        shares=found,
-        own_rows=len(own),
-        disk_requests=asked[0],
-        disk_request_bytes=asked[1],
-    )
+    return rows_by_source(found, total, spread, own_rows=len(own), asked=asked)

@@ -4,7 +4,6 @@ Rates come from the machine, capacities from the budgets, hotness from the profi
 decides. The result is put in the cost model's terms, its hit rates cross-validated.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
@@ -30,8 +29,8 @@ from gnnplan.planner.cost.stages.gather import expected_runs, row_rate, touched_
 from gnnplan.planner.cost.stages.gather_gpu import read_seconds
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.placement.costs import PLACES, ReadNetwork, RowCosts, unshared_network
-from gnnplan.planner.placement.downsample import VertexRuns, expand_ids
-from gnnplan.planner.placement.evaluate import RowReads, evaluate_rows
+from gnnplan.planner.placement.downsample import VertexRuns
+from gnnplan.planner.placement.evaluate import SOURCES, RowReads, evaluate_rows
 from gnnplan.planner.placement.placement import Placement, first_alike
 from gnnplan.planner.placement.policies.policy import Knowledge, Parts, place
 from gnnplan.planner.placement.problem import PlacementProblem, rows_problem
@@ -74,8 +73,6 @@ def gpu_row_costs(request: Request, candidate: Candidate) -> RowCosts:
         disk=seconds.get("disk", inf),
     )
 
-
-KINDS = ("own", "peer", "host", "disk")
 
 NARROW_CODE_BYTES, WIDE_CODE_BYTES = 4, 8
 NARROW_SLOTS = 1 << 24
@@ -232,7 +229,7 @@ class RowPlacer:
 
         def rows(chosen_on: NDArray[np.float32], scored_on: NDArray[np.float32]) -> Shares:
             found = self.evaluate(self.place(chosen_on), scored_on)
-            return np.stack([found.rows[kind] for kind in KINDS], axis=1)
+            return np.stack([found.rows[kind] for kind in SOURCES], axis=1)
 
         return cross_validate(hotness.first_half, hotness.second_half, rows)
 
@@ -308,7 +305,7 @@ def place_rows(
             code_bytes=code_bytes(request.graph.num_nodes),
             distinct_tables=len(set(first_alike(placement.own))),
         ),
-        expand=functools.partial(expand_ids, hotness) if hotness.stride > 1 else lambda ids: ids,
+        expand=lambda ids: VertexRuns(hotness).ids(ids),
     )
 
 
@@ -330,29 +327,51 @@ def rank_rows(
     firsts = first_alike(placement.own)
     kept_by = {first: touched_rows(p[placement.own[first]]) * weight for first in set(firsts)}
     for rank, own in enumerate(placement.own):
-        share = {kind: float(s) for kind, s in zip(KINDS, shares[rank], strict=True)}
-        used = [kind for kind in KINDS if share[kind] > 0]
+        # Cross-validated shares, not the flattered ones of the placement's counts [A9].
+        share = {kind: float(s) for kind, s in zip(SOURCES, shares[rank], strict=True) if s > 0}
         kept = kept_by[firsts[rank]]
         asked = (1.0, 0.0)
-        if share["disk"] > 0:
-            peers = share["peer"] > 0
+        if "disk" in share:
+            peers = "peer" in share
             own_clique = next(clique for clique in placement.cliques if rank in clique)
             holders = own_clique if peers else (firsts[rank],)
             if holders not in runs:
                 runs[holders] = _disk_requests(request, placement, holders, hotness)
             asked = runs[holders]
-        found.append(
-            RankRows(
-                # Cross-validated shares, not the flattered ones of the placement's counts [A9].
-                rows={kind: total * share[kind] for kind in used},
-                working_rows={kind: kept if kind == "own" else touched - kept for kind in used},
-                shares={kind: share[kind] for kind in used},
-                own_rows=round(len(own) * weight),
-                disk_requests=asked[0],
-                disk_request_bytes=asked[1],
-            )
-        )
+        spread = dict.fromkeys(SOURCES, touched - kept) | {"own": kept}
+        own_rows = round(len(own) * weight)
+        found.append(rows_by_source(share, total, spread, own_rows=own_rows, asked=asked))
     return found
+
+
+def rows_by_source(
+    shares: dict[str, float],
+    total: float,
+    spread: dict[str, float],
+    *,
+    own_rows: int = 0,
+    cache_rows: int = 0,
+    asked: tuple[float, float] = (1.0, 0.0),
+) -> RankRows:
+    """Split a rank's rows of a batch over the sources that it reads.
+
+    Args:
+        shares: share of the rows by source, above 0.
+        total: rows of a batch.
+        spread: rows that the reads of each source are spread over.
+        own_rows: copies that the rank keeps.
+        cache_rows: slots of its cache.
+        asked: requests per row that is read from disk, and their mean bytes.
+    """
+    return RankRows(
+        rows={kind: total * share for kind, share in shares.items()},
+        working_rows={kind: spread[kind] for kind in shares},
+        shares=shares,
+        own_rows=own_rows,
+        cache_rows=cache_rows,
+        disk_requests=asked[0],
+        disk_request_bytes=asked[1],
+    )
 
 
 def _disk_requests(
