@@ -268,12 +268,7 @@ class Choice:
 def choose(
     request: FullRequest, profiles: Mapping[Cut, CutProfile], allowed: StatisticsClass
 ) -> Choice:
-    """Price every candidate and choose.
-
-    Args:
-        request: what all have in common.
-        profiles: by cut, simplest first.
-        allowed: the user's class.
+    """Price every candidate and choose; cuts stand simplest first.
 
     Raises:
         PlanDoesNotFit: none fits; the text is the sum of the one that lacks least.

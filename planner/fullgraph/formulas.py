@@ -214,16 +214,9 @@ def p_bandwidth(
 ) -> Real | None:
     """Find the largest p whose exchange compute hides: T overlap BW / (max(n_bd, sent) w).
 
-    Args:
-        sizes: of the part; the busier direction counts.
-        hidden_seconds: compute seconds beside which an exchange may run (T_comp * overlap).
-        bytes_per_second: of the link.
-        row_bytes: w, bytes per boundary row and epoch.
-
-    Returns:
-        None for a part without boundary, which constrains nothing.
-
-    Source: docs/formulas.md 3.6 [C13]: a hub that sends 1000 rows and receives 10 is bound by 1000.
+    T overlap are the seconds beside which an exchange may run, w the bytes per boundary row and
+    epoch. None for a part without boundary, which constrains nothing. Source: docs/formulas.md 3.6
+    [C13]: a hub that sends 1000 rows and receives 10 is bound by 1000.
 
     >>> hub = PartSizes(inner=200, halo=10, sent=1000, inner_edges=0, halo_edges=0)
     >>> p_bandwidth(hub, 1.0, 1000.0, 10.0)

@@ -49,21 +49,13 @@ WHERE = "mode full-graph"
 def check_request(
     graph: Graph, settings: PlanSettings, machine: MachineModel, *, calibrate: bool = False
 ) -> None:
-    """Refuse what no full-graph candidate can do.
-
-    Raises:
-        SettingsError: one line with what was expected, what was found and what to do.
-    """
+    """Refuse what no full-graph candidate can do, in one line (SettingsError)."""
     check_training(graph, settings, calibrate=calibrate)
     _check_machine(settings, machine, graph.num_nodes)
 
 
 def check_training(graph: Graph, settings: PlanSettings, *, calibrate: bool = False) -> None:
-    """Refuse what full-graph training cannot do, on whatever machine.
-
-    Raises:
-        SettingsError: one line with what was expected, what was found and what to do.
-    """
+    """Refuse what full-graph training cannot do on any machine, in one line (SettingsError)."""
     work = settings.workload
     try:
         check_settings(FullGraph(), work.model, str(graph.task))

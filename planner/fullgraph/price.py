@@ -145,15 +145,7 @@ def exchange_seconds(
 ) -> Exchanges:
     """Add up the seconds of an epoch's exchanges.
 
-    Args:
-        machine: with its all-to-all tables.
-        sizes: of every part.
-        widths: d_0 .. d_L.
-        windows: by rank: work beside each exchange, in the order of `exchanged_widths`.
-        keep: p.
-        threads: compute threads of each rank.
-        precomputed: the first layer is not exchanged.
-        overlap: on a thread of its own.
+    `windows` are, by rank, the work beside each exchange, in the order of `exchanged_widths`.
     """
     ranks = len(sizes)
     if ranks == 1 or keep <= 0:

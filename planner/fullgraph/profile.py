@@ -292,14 +292,8 @@ def profile_cuts(
 ) -> list[FullProfile]:
     """Profile every cut, from the cache where it was made before.
 
-    Args:
-        graph: the dataset.
-        settings: the model.
-        machine: its fingerprint enters the key, since seconds are the machine's.
-        cuts: what to partition and time.
-        draws: as in `cases_of`.
-        progress: told what is going on.
-        measure: False takes cached profiles or raises.
+    The machine's fingerprint enters the key, since seconds are the machine's. `draws` are those of
+    `cases_of`; without `measure` nothing is timed.
 
     Raises:
         SettingsError: nothing may be measured and a profile is not cached.

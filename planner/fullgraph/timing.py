@@ -159,13 +159,9 @@ def build(plain: Any) -> Callable[[], PartAnswer]:
 
 
 class StandIn(Communicator):
-    """A communicator that answers for all other ranks.
+    """A communicator of one rank that answers for all other ranks.
 
-    Args:
-        rank: the rank that is played.
-        size: number of ranks.
-        wanted: nodes that the others need of this rank, by receiver.
-        wanted_counts: how many each needs.
+    `wanted` are the nodes that the others need of this rank, by receiver, `wanted_counts` how many.
     """
 
     def __init__(

@@ -38,19 +38,15 @@ class Cover:
 
 
 def clique_covers(links: NDArray[np.float64] | NDArray[np.int64], kept: int = KEPT) -> list[Cover]:
-    """Find the best covers by the fewest cliques.
+    """Find at most `kept` best covers by the fewest cliques, best first.
 
     Args:
         links: NVLinks (or bandwidth) between each two GPUs, symmetric [n, n]; 0: not linked.
         kept: most covers to return.
 
-    Returns:
-        At least one cover, best first, all with the same number of cliques.
-
     Raises:
         ValueError: `links` is not square, symmetric and free of negative counts.
 
-    Example:
         >>> path = np.array([[0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 0, 0], [0, 1, 0, 0]])
         >>> clique_covers(path)[0].cliques
         ((0, 2), (1, 3))

@@ -213,13 +213,10 @@ class Need:
 
 
 def predict_need(problem: Problem, name: str, *, objective: Objective = "cut") -> Need:
-    """Predict seconds and memory of `partition` before it runs.
+    """Predict seconds and memory of `partition` before it runs; SettingsError: no such partitioner.
 
     The undirected graph may have up to twice the stored edges. Memory is counted with that upper
     end; the seconds take the stored edges, right for graphs stored both ways.
-
-    Raises:
-        SettingsError: the partitioner is unknown.
     """
     found, rates, nodes = _find(name), load_rates(), problem.num_nodes
     edges = problem.num_edges if name != "pagraph" else training_edges(problem, HOPS)
@@ -256,11 +253,7 @@ def training_edges(problem: Problem, hops: int) -> int:
 
 
 def check_fits(need: Need, memory_bytes: int) -> None:
-    """Refuse a partitioner that needs more memory than there is.
-
-    Raises:
-        BudgetExceeded: one line with the sum.
-    """
+    """Refuse a partitioner that needs more memory than there is, with the sum (BudgetExceeded)."""
     if need.memory_bytes > memory_bytes:
         raise BudgetExceeded(
             f"partitioner {need} > {memory_bytes / 1e6:,.1f} MB; choose ldg, fennel or hash, "

@@ -52,14 +52,9 @@ class MemorySplit:
 def splits(
     own_bytes: int, host_rows: int | None, num_nodes: int, num_ranks: int, row_bytes: int
 ) -> list[MemorySplit]:
-    """List ways to share out memory; one where the host holds every row.
+    """List ways to share out memory between caches and mapping; one where the host holds every row.
 
-    Args:
-        own_bytes: bytes of each rank beside the mapping.
-        host_rows: rows that fit into the mapping if it gets all it can; None: all do.
-        num_nodes: rows there are.
-        num_ranks: caches.
-        row_bytes: of a stored row.
+    `own_bytes` are a rank's beside the mapping, which could hold `host_rows` (None: all).
 
     >>> [(s.slots, s.host_rows) for s in splits(0, 88, 1000, 1, 64)]
     [(64, 0), (32, 44)]
@@ -84,12 +79,8 @@ def cached_rows(
 ) -> RankRows:
     """Count what a rank reads from its cache and from below it.
 
-    Args:
-        shares: share of rows by source without the cache.
-        reuse: the curve, by the same sources.
-        slots: of the cache; one for every row, and none ever leaves.
-        p: chance that a batch reads each row, shape (num_nodes,).
-        masks: rows of each source.
+    `shares` and `reuse` are by source without the cache, p [N] the chance that a batch reads each
+    row, `masks` the rows of each source. A cache of N slots never loses a row.
     """
     saved, _ = reuse.hits(slots)
     left = {kind: _missed(saved[kind], m, slots >= p.size) for kind, m in reuse.misses.items()}
@@ -102,18 +93,11 @@ def cached_rows(
 
 
 def missed_law(p: NDArray[np.float32], rows: float) -> NDArray[np.float32]:
-    """Compute the chance that a batch reads each row, and not from the cache.
+    """Compute the chance that a batch reads each row and its cache misses it, shape (num_nodes,).
 
-    p_v (1 - p_v)^tau, tau such that they add up to the rows that the cache was found to miss.
-
-    Args:
-        p: chance that a batch reads the row, shape (num_nodes,); 0 for rows of other sources.
-        rows: that the cache misses, of a batch.
-
-    Returns:
-        Chances, shape (num_nodes,); p itself where the cache saves nothing.
-
-    Source: docs/formulas.md 8.7 [A7], the characteristic time of an LRU cache.
+    p_v (1 - p_v)^tau, tau such that they add up to the `rows` that the cache was found to miss; p
+    is 0 for rows of other sources. Source: docs/formulas.md 8.7 [A7], the characteristic time of an
+    LRU cache.
 
     >>> found = missed_law(np.array([0.5, 0.0, 0.1], np.float32), 0.206)  # tau = 2
     >>> [round(float(chance), 3) for chance in found]
@@ -164,12 +148,7 @@ def place_behind_caches(
 ) -> CandidatePlacement:
     """Place rows behind caches that fill themselves, by the split of memory that reads best.
 
-    Args:
-        request: graph, machine and budgets.
-        candidate: its ranks, and which cache.
-        hotness: of its batches.
-        reads: of one rank.
-        memories: of the candidate.
+    `hotness` is of the candidate's batches, `reads` are those of one rank.
 
     Raises:
         SettingsError: the ranks are GPUs.

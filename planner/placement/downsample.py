@@ -25,9 +25,7 @@ others the middle does: its two halves differ as one vertex's do, where a mean's
 def downsample_hotness(hotness: Hotness, enough: int = ENOUGH) -> Hotness:
     """Select the hotness of vertices that stand for all; itself where there are few.
 
-    Args:
-        hotness: of every vertex.
-        enough: vertices that are to be told apart, at least.
+    At least `enough` vertices are told apart.
 
     >>> p = np.linspace(1, 0, 12, dtype=np.float32)
     >>> few = downsample_hotness(Hotness(

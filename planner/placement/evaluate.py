@@ -237,17 +237,10 @@ def score(
     rows: ObjectiveRows | None = None,
     check: bool = True,
 ) -> PlacementScore:
-    """Score a placement under an objective.
-
-    Args:
-        problem: the problem.
-        placement: its answer.
-        goal: objective.
-        rows: of that objective, where they are at hand.
-        check: verify every budget and every read first.
+    """Score a placement under an objective, whose rows may be at hand.
 
     Raises:
-        ValueError: a memory is overfull, or an item is read where it does not lie.
+        ValueError: with `check`, a memory is overfull or an item is read where it does not lie.
     """
     if check:
         check_placement(problem, placement)

@@ -102,10 +102,8 @@ def check_locations(
 ) -> None:
     """Check that every code addresses a row whose stored id is the vertex it stands for.
 
-    Two vertices can then not share a slot, and no row is stored twice by one rank.
-
-    Raises:
-        PlanError: names the rank, the vertex and what its code points at.
+    Two vertices can then not share a slot, and no row is stored twice by one rank. PlanError names
+    the rank, the vertex and what its code points at.
     """
     named = sources(len(own))
     own_ids = dict(enumerate(own))

@@ -79,11 +79,7 @@ def _unpack(packed: np.ndarray, top: int, bits: np.ndarray) -> None:
 
 
 def check_hotness(hotness: Probabilities) -> None:
-    """Refuse probabilities that are negative, infinite or not a number.
-
-    Raises:
-        InputError: says how many values are at fault.
-    """
+    """Refuse probabilities that are negative, infinite or not a number (InputError)."""
     low, high = hotness.min(initial=0), hotness.max(initial=0)  # NaN passes through min and max
     if not (low >= 0 and high < np.inf):
         bad = int(np.count_nonzero(~(np.isfinite(hotness) & (hotness >= 0))))
@@ -94,16 +90,9 @@ def check_hotness(hotness: Probabilities) -> None:
 
 
 def hot_to_cold(hotness: Probabilities) -> tuple[NDArray[np.int64], Probabilities]:
-    """Sort ids by (p descending, id ascending), formulas 1.2.
+    """Sort ids by (p descending, id ascending), formulas 1.2, and give the values in that order.
 
-    Args:
-        hotness: p(v) >= 0, shape [N], N < 2^31.
-
-    Returns:
-        Ids and sorted values, both of shape [N].
-
-    Raises:
-        InputError: a value is negative or not finite.
+    N < 2^31; values that are negative or not finite raise InputError.
 
     >>> ids, values = hot_to_cold(np.array([0.5, 1.0, 0.5, 0.0]))
     >>> ids.tolist(), values.tolist()

@@ -44,11 +44,7 @@ def place_shared(
 ) -> CandidatePlacement:
     """Place rows for a candidate whose ranks share a batch, by policy none or owned.
 
-    Args:
-        request: the request.
-        candidate: with batching cooperative.
-        hotness: of the global batch.
-        memories: of the candidate; what a peer's row costs is not looked at.
+    `hotness` is of the global batch; what a peer's row costs is not looked at.
     """
     room, costs = memories.room, replace(memories.costs, peer=np.inf)
     ranks = candidate.num_ranks

@@ -184,11 +184,7 @@ def memories_of(
 ) -> Memories:
     """Find the memories of a candidate's ranks and hosts.
 
-    Args:
-        request: graph, machine and budgets.
-        candidate: its ranks.
-        hotness: of a rank's batches: how many rows are read decides what one costs.
-        shared_host: whether the host may map rows for all ranks.
+    How many rows are read decides what one costs; the host may map rows if it is a `shared_host`.
     """
     room = capacity(request, candidate, shared_host=shared_host)
     return Memories(room=room, costs=row_costs(request, candidate, hotness, room))
@@ -314,11 +310,7 @@ def rank_rows(
 ) -> list[RankRows]:
     """Count rows, working sets and cross-validated shares of every rank, of all vertices.
 
-    Args:
-        request: whose graph the rows are of.
-        placement: of the vertices that `hotness` has.
-        shares: of rows by rank and kind of source, cross-validated.
-        hotness: of a rank's batches.
+    `shares` are by rank and kind of source, `placement` is of the vertices that `hotness` has.
     """
     p, weight = hotness.features, hotness.weight
     total, touched = float(p.sum(dtype=np.float64)) * weight, touched_rows(p) * weight
@@ -353,15 +345,10 @@ def rows_by_source(
     cache_rows: int = 0,
     asked: tuple[float, float] = (1.0, 0.0),
 ) -> RankRows:
-    """Split a rank's rows of a batch over the sources that it reads.
+    """Split a rank's `total` rows of a batch over the sources that it reads.
 
-    Args:
-        shares: share of the rows by source, above 0.
-        total: rows of a batch.
-        spread: rows that the reads of each source are spread over.
-        own_rows: copies that the rank keeps.
-        cache_rows: slots of its cache.
-        asked: requests per row that is read from disk, and their mean bytes.
+    `shares` are above 0, `spread` the rows that reads of each source are spread over; `asked` as
+    `disk_requests` returns.
     """
     return RankRows(
         rows={kind: total * share for kind, share in shares.items()},
@@ -391,13 +378,9 @@ def _disk_requests(
 def disk_requests(request: Request, seeds: int, far: NDArray[np.float32]) -> tuple[float, float]:
     """Count requests per row that is read from disk, and their mean bytes; (1, 0) where none is.
 
-    What is left of a batch is taken to lie together as much as whole batches do: as counted, over
-    as expected of independent rows.
-
-    Args:
-        request: whose graph and profile.
-        seeds: of the batches that the rows are read for.
-        far: chance that a batch reads each row from disk, shape (num_nodes,).
+    What is left of a batch is taken to lie together as much as whole batches of `seeds` do: as
+    counted, over as expected of independent rows. `far` is the chance that a batch reads each row
+    from disk, shape (num_nodes,).
     """
     reads, moved = expected_runs(far, row_bytes(request.graph))
     if reads <= 0:

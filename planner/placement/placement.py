@@ -109,8 +109,7 @@ def _mark(held: np.ndarray, own: np.ndarray, mark: int) -> int:
 def mark_holders(own: Sequence[NDArray[np.int64]], num_nodes: int) -> NDArray[np.int16]:
     """Find a device that holds each row, or -1; shape [num_nodes].
 
-    Raises:
-        ValueError: an own list names an id twice, or one that is not a vertex.
+    A list that names an id twice, or one that is not a vertex, raises ValueError.
     """
     held = np.full(num_nodes, -1, np.int16)
     last = {memory_of(ids): g for g, ids in enumerate(own)}
@@ -240,11 +239,7 @@ def used_bytes(problem: PlacementProblem, placement: Placement) -> tuple[list[in
 
 
 def check_placement(problem: PlacementProblem, placement: Placement) -> None:
-    """Check that every memory holds what is put there and every read finds its item.
-
-    Raises:
-        ValueError: names the memory or the item.
-    """
+    """Refuse memories that are overfull and reads that do not find their item (ValueError)."""
     devices, host = used_bytes(problem, placement)
     for g, (used, limit) in enumerate(zip(devices, problem.device_bytes, strict=True)):
         if used > limit:
@@ -283,16 +278,10 @@ def fill_host(problem: PlacementProblem, order: Ids) -> list[NDArray[np.bool_]]:
 def deal_items(
     num: int, sizes: NDArray[np.int64], free: NDArray[np.int64], *, serpentine: bool
 ) -> NDArray[np.int16]:
-    """Deal items to devices back and forth, or each to the one with most free bytes.
+    """Deal items to devices back and forth (serpentine), or each to the one with most free bytes.
 
-    Args:
-        num: items.
-        sizes: bytes of each, or of all: shape [num] or [1].
-        free: bytes of each device; what the items take is taken off.
-        serpentine: back and forth.
-
-    Returns:
-        Device of each item, or -1 where none has room.
+    `sizes` have shape [num] or, all equal, [1]; `free` bytes of the devices go down by what they
+    take. Returns the device of each item, or -1 where none has room.
     """
     return np.asarray(_deal(num, sizes, free, serpentine))
 

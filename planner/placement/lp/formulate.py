@@ -173,10 +173,8 @@ def density_order(kind: ItemKind) -> NDArray[np.int64] | None:
 def make_buckets(kind: ItemKind, limit: int = 256, *, largest: int | None = None) -> Buckets:
     """Sort the items of a kind into at most `limit` buckets (a few more where laws differ much).
 
-    Args:
-        kind: heat and sizes; read in two passes, so it may be memory-mapped.
-        limit: buckets wanted; this many items or fewer are a bucket each.
-        largest: bytes of the largest device; longer lists are kept apart. None: all fit.
+    Heat and sizes are read in two passes, so they may be memory-mapped. `limit` items or fewer are
+    a bucket each; those larger than the `largest` device are kept apart.
     """
     size = kind.size_array()
     num, most = kind.num_items, np.iinfo(np.int64).max if largest is None else largest

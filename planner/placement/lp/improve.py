@@ -210,11 +210,7 @@ def exchange(
 ) -> Placement:
     """Improve a placement by exchanges, through the sums of powers or straight at the maximum.
 
-    Args:
-        problem: the problem.
-        rows: of the objective.
-        placement: where to start.
-        seconds: priced seconds per byte, shape [T, G, 5]; says what is worth trying.
+    Priced `seconds` per byte, shape [T, G, 5], say what is worth trying.
     """
     if not worth_exchanging(problem):
         return placement

@@ -135,11 +135,8 @@ def cheapest(
 ) -> CheapestFill:
     """Fill a clique so that its devices read for the fewest priced seconds.
 
-    Args:
-        ladders: of each kind.
-        seconds: per byte that a device reads, by kind and place; shape [T, 5].
-        num_devices: of the clique.
-        limit: bytes of each of its devices.
+    `seconds` are per byte that a device reads, by kind and place [T, 5]; each device has `limit`
+    bytes.
     """
     factors = [_factors(of_kind, num_devices) for of_kind in seconds]
 

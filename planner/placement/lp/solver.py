@@ -61,10 +61,7 @@ class Failure:
 def solve(linear: LinearProgram, *, seconds: float, solver: str = "") -> Point | Failure:
     """Solve in this process; where HiGHS gives up, CBC is asked in what is left of the time.
 
-    Args:
-        linear: the programme.
-        seconds: elapsed time given to the solvers, which may overrun it.
-        solver: highs | cbc; empty: the first that answers.
+    Elapsed `seconds` may be overrun; solver is highs, cbc, or empty for the first that answers.
     """
     import pulp  # pyright: ignore[reportMissingTypeStubs]
 

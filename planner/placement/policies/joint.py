@@ -59,15 +59,11 @@ def place_joint(
     seconds: float = SECONDS,
     solver: str = "",
 ) -> JointPlacement:
-    """Place by the linear programme.
+    """Place by the linear programme under an objective.
 
-    Args:
-        problem: the problem.
-        goal: objective.
-        limit: buckets per kind; None: by the number of groups.
-        seconds: limit of the solver; past it the density order places.
-        solver: highs | cbc | sort | density, over buckets; empty: mixtures of fills where they
-            serve, sort where it is exact, else what is installed.
+    Past `seconds` of the solver the density order places. The buckets per kind follow from the
+    number of groups where no `limit` is given; solver is highs, cbc, sort or density, over buckets,
+    or empty: mixtures of fills where they serve, sort where it is exact, else what is installed.
     """
     rows = drop_dominated(objective_rows(problem.network, goal))
     groups = find_groups(problem, rows)

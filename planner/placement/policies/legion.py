@@ -43,10 +43,7 @@ def fill_lists(
 ) -> list[NDArray[np.int64]]:
     """Give each list to the GPU with most free bytes; one that fits none is left out ([C9]).
 
-    Args:
-        queue: ids, in the order they are placed.
-        sizes: bytes of each list, of the same shape.
-        free_bytes: of each GPU.
+    `queue` are ids in the order they are placed, `sizes` their bytes.
     """
     free = np.array(free_bytes, np.int64)
     device = deal_items(len(queue), sizes.astype(np.int64), free, serpentine=False)
@@ -194,16 +191,10 @@ def place_legion(
     row_bytes: int,
     device_cache_bytes: int,
 ) -> LegionPlacement:
-    """Split and fill every clique's cache; no device is given more than m bytes.
+    """Split and fill every clique's cache of m = `device_cache_bytes` per device.
 
-    Args:
-        row_counts: H_F of each device, drawn from its own shard of the hierarchical partition;
-            shape [G, N].
-        list_counts: H_T, shape [G, N].
-        degrees: in-degrees, shape [N].
-        cliques: devices of each clique; sizes may differ.
-        row_bytes: bytes of a feature row.
-        device_cache_bytes: m, after the location tables (`cache_bytes`).
+    Counts are H_F and H_T of each device, drawn from its own shard of the hierarchical partition,
+    shape [G, N]. The location tables (`cache_bytes`) are off m already.
     """
     own = [np.zeros(0, np.int64)] * len(row_counts)
     lists = [np.zeros(0, np.int64)] * len(row_counts)
@@ -233,13 +224,7 @@ def place_legion(
 def hit_rates(
     counts: NDArray[Any], held: Sequence[NDArray[np.int64]], cliques: Sequence[Sequence[int]]
 ) -> NDArray[np.float64]:
-    """Find the share of each device's reads served inside its clique; 0 without reads; shape [G].
-
-    Args:
-        counts: H_F or H_T, shape [G, N].
-        held: ids each device holds.
-        cliques: devices that serve each other.
-    """
+    """Find the share of each device's reads, counts [G, N], served inside its clique; shape [G]."""
     rates = np.zeros(len(counts))
     for clique in cliques:
         reachable = np.zeros(counts.shape[1], np.bool_)

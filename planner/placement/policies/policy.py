@@ -60,12 +60,7 @@ class Reason:
 
 
 def place(policy: str, problem: PlacementProblem, know: Knowledge | None = None) -> Placement:
-    """Place the items of a problem by a named policy.
-
-    Args:
-        policy: a name of the registry; `none` leaves the devices empty.
-        problem: the problem; its first kind are the feature rows.
-        know: what some policies look at besides.
+    """Place the items of a problem by a named policy; `none` leaves the devices empty.
 
     Raises:
         SettingsError: the policy is unknown or lacks its input.
@@ -118,10 +113,7 @@ def choose_host_items(
     """Choose what the host keeps: the items whose place there saves most seconds per byte.
 
     An item that no device of the clique holds would come from disk; one that a peer holds, from the
-    peer. Ties go to low ids.
-
-    Returns:
-        A mask of shape [N] for each kind; None where the host has room for all.
+    peer. Ties go to low ids. Masks have shape [N]; None where the host has room for all.
     """
     if problem.host_bytes is None:
         return [None] * len(problem.kinds)

@@ -127,10 +127,7 @@ PLACEMENT_POLICIES: tuple[PlacementPolicy, ...] = (
 
 
 def find_policy(name: str) -> PlacementPolicy:
-    """Find a policy by its name.
-
-    Raises:
-        SettingsError: there is no such policy.
+    """Find a policy by its name; SettingsError where there is none.
 
     >>> find_policy("quiver").needs
     ('out_degree',)

@@ -94,15 +94,11 @@ def whole_rounds(num_nodes: int, num_devices: int, buffer_rows: int) -> int:
 
 
 def best_split(q: NDArray[np.float64], num_devices: int, buffer_rows: int, costs: RowCosts) -> int:
-    """Find the k in 0..whole_rounds of least max_i E[C_i].
+    """Find the k in 0..whole_rounds of least max_i E[C_i], for 0 < b < N and C_gpu < C_cpu.
 
         F(k) = C_gpu*(n-1)/n * sum(q, dealt ranks) + C_cpu * sum(q, ranks on the host)    (net)
 
-    Args:
-        q: hotness in descending order, shape [N].
-        num_devices: n >= 2.
-        buffer_rows: b, 0 < b < N.
-        costs: gross costs with C_gpu < C_cpu.
+    q [N] is the hotness in descending order.
     """
     last = whole_rounds(q.size, num_devices, buffer_rows)
     args = (q, num_devices, buffer_rows, last)
@@ -132,18 +128,12 @@ def split_ranks(
     *,
     out: NDArray[np.int64] | None = None,
 ) -> NDArray[np.int64]:
-    """List the ranks each GPU holds under split_k, shape [n, b].
+    """List the ranks each GPU holds under split_k, shape [n, b]; written to `out` if given.
 
     Slots 0..R-1 hold the replicated ranks, slot R + t the GPU's rank of round t. Rounds run back
     and forth (serpentine) so that local masses differ by at most the first dealt row's. Slots that
-    the last round cannot fill take the hottest dealt rank the GPU lacks.
-
-    Args:
-        num_nodes: N.
-        num_devices: n >= 2.
-        buffer_rows: b < N.
-        num_dealt: k, at most `whole_rounds(...)` plus one partial round.
-        out: array of that shape to write to; None: a new one.
+    the last round cannot fill take the hottest dealt rank the GPU lacks. k is at most
+    `whole_rounds(...)` plus one partial round.
 
     >>> split_ranks(6, 2, 2, 2).tolist()
     [[0, 3], [1, 2]]
@@ -232,11 +222,7 @@ def exchange_ranks(
     *,
     out: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.int64], int]:
-    """Run Algorithm 1 on ranks, written to `out` where it is given; see `algorithm1`.
-
-    Returns:
-        Ranks by GPU and slot, shape [n, min(b, N)], and the number of swaps.
-    """
+    """Run `algorithm1` on ranks [n, min(b, N)]; return them and the number of swaps."""
     b = min(buffer_rows, q.size)
     ranks = np.empty((num_devices, b), np.int64) if out is None else out
     ranks[:] = np.arange(b)  # the hottest rows on every GPU
@@ -256,15 +242,15 @@ def algorithm1(
 
     Round r owns slot b-1-r of every GPU. Its n-1 next candidates go to the GPUs of least swapped-in
     mass; the last GPU keeps the old row. Candidates are consumed one after the other, none skipped,
-    and the first refusal ends the loop: new rows only get colder and old ones hotter.
+    and the first refusal ends the loop: new rows only get colder and old ones hotter. The caller
+    has excluded C_gpu >= C_cpu, where everything is replicated instead.
 
     Args:
         order: ids by (p descending, id ascending), shape [N].
         hotness: p(v), shape [N].
         num_devices: n, GPUs of the clique.
         buffer_rows: BSIZE, rows each may hold.
-        threshold: `alpha` (published) or `alpha_star` (optimal for the mean). The caller has
-            excluded C_gpu >= C_cpu, where everything is replicated instead.
+        threshold: `alpha` (published) or `alpha_star` (optimal for the mean).
 
     Returns:
         Ids by GPU and slot, shape [n, min(BSIZE, N)].
@@ -375,10 +361,7 @@ def place_cliques(problem: PlacementProblem, know: Knowledge) -> Placement:
 
 
 def _costs_of_a_miss(problem: PlacementProblem) -> list[RowCosts]:
-    """List costs for the thresholds: Song-Jiang knows one place for what no device holds.
-
-    Where host memory holds only some rows, a miss may cost either; both readings are tried.
-    """
+    """List what a miss may cost: Song-Jiang knows one place for what no device holds."""
     costs, rows = problem.row_costs, problem.kinds[0]
     disk = replace(costs, host=costs.disk)
     if problem.host_bytes is None or problem.host_bytes >= rows.total_bytes():
