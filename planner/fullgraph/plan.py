@@ -46,14 +46,6 @@ from gnnplan.runtime.sampling.statistics import (
 WHERE = "mode full-graph"
 
 
-def check_request(
-    graph: Graph, settings: PlanSettings, machine: MachineModel, *, calibrate: bool = False
-) -> None:
-    """Refuse what no full-graph candidate can do, in one line (SettingsError)."""
-    check_training(graph, settings, calibrate=calibrate)
-    _check_machine(settings, machine, graph.num_nodes)
-
-
 def check_training(graph: Graph, settings: PlanSettings, *, calibrate: bool = False) -> None:
     """Refuse what full-graph training cannot do on any machine, in one line (SettingsError)."""
     work = settings.workload
@@ -92,6 +84,7 @@ def check_training(graph: Graph, settings: PlanSettings, *, calibrate: bool = Fa
 
 
 def _check_machine(settings: PlanSettings, machine: MachineModel, num_nodes: int) -> None:
+    """Refuse machines that no full-graph candidate can use."""
     if plans_gpus(machine):
         raise SettingsError(
             f"{WHERE}: expected a machine whose cores train, found GPUs in {machine.name}; parts "
@@ -129,7 +122,8 @@ def plan_full_graph(
     Raises:
         WorkerFailed: the parts could not be timed.
     """
-    check_request(graph, settings, machine, calibrate=calibrate)
+    check_training(graph, settings, calibrate=calibrate)
+    _check_machine(settings, machine, graph.num_nodes)
     request = FullRequest(
         graph=reference,
         workload=settings.workload,

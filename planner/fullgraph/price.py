@@ -226,7 +226,7 @@ def _without_first(
         _timed(profile, FullGraph()),
         _timed(profile, FullGraph(precompute_first_layer=True)),
     )
-    # A draw per layer is one less; a shared one is drawn once in either case.
+    # Of draws per layer one falls away; a shared draw is made in either case.
     drawn = 1.0 if settings.draws == "shared" else (layers - 1) / layers
     left: list[CaseSeconds] = []
     for now, all_, less, sizes in zip(found, whole, known, profile.sizes, strict=True):

@@ -412,7 +412,7 @@ def _save(key: str, made: FullProfile) -> None:
     try:
         np.save(staging / PARTITION_FILE, made.partition)
         (staging / PROFILE_FILE).write_text(codec.dumps(made.numbers))
-        # What was there is damaged, or another process's, and as good as this.
+        # What was there is damaged, or another process's and as good.
         earlier = take_name(staging, place)
         if earlier is not None:
             shutil.rmtree(earlier, ignore_errors=True)

@@ -61,7 +61,7 @@ def downsample_hotness(hotness: Hotness, enough: int = ENOUGH) -> Hotness:
         whole=hotness,
         ids=ids,
         stride=stride,
-        order=functools.cache(order),  # few plans ask for it again
+        order=functools.cache(order),  # sorted again for the few plans that ask
     )
     return found.finished()
 

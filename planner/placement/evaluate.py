@@ -100,7 +100,7 @@ def count_reads(
             everything = len(own[g]) == heat.shape[1]  # ids are distinct
             held = of_law[law] if everything else np.asarray(_mass_at(heat[law], codes, own[g]))
             rest = of_law[law] - held
-            # what is left of equal sums taken in different orders is no read
+            # The same sum taken in another order leaves a rounding error, which is no read.
             reads[g] = np.where(rest > 1e-9 * of_law[law], rest, 0.0)
             reads[g, OWN] = held.sum()
 

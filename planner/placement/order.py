@@ -154,7 +154,7 @@ def count_out_degree(
     indices: NDArray[np.int32] | NDArray[np.int64], num_nodes: int
 ) -> NDArray[np.int64]:
     """Count the lists each vertex stands in, shape [num_nodes]."""
-    narrow = indices.size < 2**31  # half the memory that is written to at random
+    narrow = indices.size < 2**31  # counts of half the bytes, which are written at random
 
     def counted(part: NDArray[np.integer]) -> NDArray[np.integer]:
         total = np.zeros(num_nodes, np.int32 if narrow else np.int64)

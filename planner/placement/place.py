@@ -370,7 +370,8 @@ def _disk_requests(
         near[placement.on_host] = True
     for rank in holders:
         near[placement.own[rank]] = True
-    far = hotness.everything.features.copy()  # rows that lie together: of all, whoever stands here
+    # Which rows lie together is seen among all vertices, not among those that stand for them.
+    far = hotness.everything.features.copy()
     far[VertexRuns(hotness).mask(near)] = 0
     return disk_requests(request, hotness.seeds_per_rank, far)
 

@@ -87,7 +87,7 @@ def first_alike(own: Sequence[NDArray[Any]]) -> list[int]:
 
 
 def _equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    few = slice(0, FEW)  # lists that differ do so at once, as a rule
+    few = slice(0, FEW)  # lists that differ mostly do so in their first ids
     return (
         one.size == other.size
         and bool(np.array_equal(one[few], other[few]))
@@ -115,7 +115,7 @@ def mark_holders(own: Sequence[NDArray[np.int64]], num_nodes: int) -> NDArray[np
     last = {memory_of(ids): g for g, ids in enumerate(own)}
     for g, ids in enumerate(own):
         if last[memory_of(ids)] != g:
-            continue  # who holds the same later is named anyway
+            continue  # a later device with the same list would overwrite these marks
         wrong = int(_mark(held, ids, g))
         if wrong >= 0:
             raise ValueError(

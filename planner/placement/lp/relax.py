@@ -179,7 +179,7 @@ def density_shares(
             cost = _seconds(problem, rows, g)[kind_of]
             host = np.minimum(cost[:, HOST], cost[:, DISK])
             peer = np.minimum(cost[:, PEER], host)
-            # a device that has no like must not count on the others' copies
+            # devices that differ do not count on each other's copies
             n = n if len(each.groups) == 1 else 1
             items = KnapsackItems(
                 size=np.where(fits, sizes, np.inf),

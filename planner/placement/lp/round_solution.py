@@ -438,7 +438,7 @@ def _peers_pay(
         possible += heat * np.maximum(0.0, covered - shares[g, :, 0])
     total = buckets.heat.sum(axis=1)
     share = SHARE * total if len(names) == 1 else 0.5 * possible
-    # what every device holds is read from a peer as soon as one drops it
+    # What every device holds is read from a peer as soon as one device drops its copy.
     return (from_peers > share) | (possible <= SHARE * total)
 
 

@@ -79,7 +79,7 @@ def solve(linear: LinearProgram, *, seconds: float, solver: str = "") -> Point |
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of PuLP's next version
                 answer = _solve_with(pulp, chosen, scaled)
-        except Exception as error:  # of a solver's own making: what it refuses, PuLP stumbles over
+        except Exception as error:  # PuLP raises what it likes where a solver refuses
             answer = f"{type(error).__name__}: {error}"
         if not isinstance(answer, str):
             return Point(x=answer[0], duals=answer[1] * factors, solver=name)

@@ -140,7 +140,7 @@ def _saved_reads(
     kind, costs = problem.kinds[t], problem.read_costs(t)
     over_disk = costs.disk - costs.host
     over_peer = max(0.0, min(costs.peer, costs.disk) - costs.host)
-    # relative to disk; a disk that cannot be read outweighs any peer, unless that cannot be either
+    # Relative to a read from disk; one that cannot be read outweighs any peer that can.
     weight = 1.0 if over_peer >= over_disk else over_peer / over_disk
     saved = np.zeros(kind.num_items)
     for clique in cliques:

@@ -41,7 +41,7 @@ def place_random(problem: PlacementProblem, know: Knowledge) -> Copies:
     hotness, capacity = problem.kinds[0].heat_by_device(), problem.capacity_rows
     dealt = _deal_nodes(hotness.shape[-1], len(capacity), know.seed)
     if hotness.ndim == 1:
-        # One order serves all: what is dealt to a GPU stands in it from hot to cold already.
+        # One order serves all: within it, what is dealt to a GPU goes from hot to cold.
         order = hotness_order(hotness)
         owners = dealt[order]
         return Copies(own={0: [order[owners == g][:rows] for g, rows in enumerate(capacity)]})
@@ -52,7 +52,7 @@ def place_random(problem: PlacementProblem, know: Knowledge) -> Copies:
 @functools.lru_cache(maxsize=DEALS)
 def _deal_nodes(num_nodes: int, num_gpus: int, seed: int) -> NDArray[np.integer]:
     """Deal each id to a GPU: shuffled, then cut into blocks of equal size. Not to be written to."""
-    # Half the bytes are half the time; the same places change hands whatever lies there.
+    # Ids of half the bytes take half the time, and are shuffled the same way.
     ids = np.arange(num_nodes, dtype=np.int32 if num_nodes < 2**31 else np.int64)
     np.random.default_rng(seed).shuffle(ids)
     size = -(-num_nodes // num_gpus)

@@ -298,7 +298,7 @@ def best_of(
     if costs.case is CostCase.REPLICATE or n == 1 or b == shared.size:
         return _alike("replicate", order[:b], sorted_hotness, n, costs)
     readings = _readings(q.astype(np.float64), n, b, costs)
-    # Arrays take turns, the best so far and those tried: pages of new ones cost as much as filling.
+    # The array of the best and those of the tried are reused: new pages cost as much as filling.
     spare = [np.empty((n, b), np.int64) for _ in range(1 + min(PAIR, len(readings)))]
     variants: list[Variant] = []
     named = list(readings.items())
