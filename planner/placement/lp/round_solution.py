@@ -488,4 +488,4 @@ def host_items(
                 mine[own[t][g]] = 0.0
                 saved += mine
         rates.append(saved / kind.size_array())
-    return fill_host(problem, np.argsort(-np.concatenate(rates), kind="stable"))
+    return [*fill_host(problem, np.argsort(-np.concatenate(rates), kind="stable"))]
