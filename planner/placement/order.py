@@ -7,6 +7,7 @@ final arrays are kept: a plan asks for the same one for many candidates.
 """
 
 import typing
+from typing import Any
 
 import numba
 import numpy as np
@@ -132,6 +133,11 @@ def _sorted(hotness: Probabilities) -> tuple[NDArray[np.int64], Probabilities]:
 def hotness_order(hotness: Probabilities) -> NDArray[np.int64]:
     """Sort ids by (p descending, id ascending)."""
     return hot_to_cold(hotness)[0]
+
+
+def prefix_sums(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Add up the first 0, 1, .. all values, shape [len(values) + 1]."""
+    return np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
 
 
 def degree_order(degrees: NDArray[np.int64]) -> NDArray[np.int64]:

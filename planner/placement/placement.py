@@ -286,6 +286,13 @@ def deal_items(
     return np.asarray(_deal(num, sizes, free, serpentine))
 
 
+def split_by_device(ids: Ids, device: NDArray[np.int16], num_devices: int) -> list[Ids]:
+    """Split ids by the device that each was dealt to, in order; those of -1 are left out."""
+    order = np.argsort(device, kind="stable")
+    ends = np.cumsum(np.bincount(device + 1, minlength=num_devices + 1))
+    return np.split(ids[order], ends[:-1])[1:]
+
+
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _deal(num: int, sizes: np.ndarray, free: np.ndarray, serpentine: bool) -> np.ndarray:

@@ -16,7 +16,6 @@ items are replicated, and up to which they are held. Bytes and reads of a fill a
 
 import typing
 from dataclasses import dataclass
-from typing import cast
 
 import numba
 import numpy as np
@@ -27,15 +26,12 @@ from gnnplan.planner.placement.lp.formulate import Groups, LinearProgram
 from gnnplan.planner.placement.lp.relax import Prices
 from gnnplan.planner.placement.lp.round_solution import WantedCopies, fill_devices
 from gnnplan.planner.placement.lp.solver import SHARED, Failure
-from gnnplan.planner.placement.order import hotness_order
+from gnnplan.planner.placement.order import hotness_order, prefix_sums
 from gnnplan.planner.placement.placement import ItemPlacement, Placement, mark_holders
 from gnnplan.planner.placement.problem import PlacementProblem
 
 HALVINGS = 200
 """Halvings of the interval that holds a price: more than a float has bits."""
-
-
-_Sums = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -96,12 +92,12 @@ def make_ladder(problem: PlacementProblem, t: int, device: int, limit: int) -> L
     density = np.asarray(_densities(heat, size, kind.read_bytes, limit))
     order = hotness_order(density)
     order = order[: int(np.count_nonzero(density))]
-    ends, reads = cast(_Sums, _sums(heat, size, kind.read_bytes, order))
+    sizes = np.broadcast_to(kind.size_array(order), order.shape)
     return Ladder(
         ids=order,
         density=-density[order],
-        size=ends,
-        reads=reads,
+        size=prefix_sums(sizes),
+        reads=prefix_sums(kind.read_bytes * heat[order].astype(np.float64)),
         total=kind.read_bytes * float(heat.sum(dtype=np.float64)),
     )
 
@@ -116,18 +112,6 @@ def _densities(heat: np.ndarray, size: np.ndarray, read_bytes: float, limit: int
         if bytes_ <= limit:
             found[v] = read_bytes * heat[v] / bytes_
     return found
-
-
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
-def _sums(heat: np.ndarray, size: np.ndarray, read_bytes: float, order: np.ndarray) -> tuple:
-    """Add up bytes and reads of the first i items of the order, two of shape [len(order) + 1]."""
-    ends, reads = np.zeros(order.size + 1), np.zeros(order.size + 1)
-    for i in range(order.size):
-        v = order[i]
-        ends[i + 1] = ends[i] + size[v if size.size > 1 else 0]
-        reads[i + 1] = reads[i] + read_bytes * heat[v]
-    return ends, reads
 
 
 def cheapest(

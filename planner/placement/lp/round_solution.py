@@ -11,7 +11,6 @@ a device's bytes is dropped.
 import typing
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numba
 import numpy as np
@@ -36,6 +35,7 @@ from gnnplan.planner.placement.placement import (
     fill_host,
     held_by_others,
     mark_holders,
+    split_by_device,
 )
 from gnnplan.planner.placement.problem import ItemKind, PlacementProblem
 
@@ -43,9 +43,6 @@ SHARE = 1e-9
 """Largest share of a bucket that counts as none."""
 SORTED_ITEMS = 4_000_000
 """Most items that are dealt in order of density; more are dealt in order of bucket."""
-
-
-_Dealt = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -221,14 +218,6 @@ def _first_that_fit(kind: ItemKind, ids: NDArray[np.int64], free: int) -> NDArra
 
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
-def _add_reads(reads: np.ndarray, heat: np.ndarray, ids: np.ndarray, factor: float) -> None:
-    """Add to the reads of each item its heat times a factor."""
-    for i in range(ids.size):
-        reads[i] += factor * heat[ids[i]]
-
-
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
 def _deal_evenly(
     sizes: np.ndarray, reads: np.ndarray, free: np.ndarray, busy: np.ndarray
 ) -> np.ndarray:
@@ -245,26 +234,6 @@ def _deal_evenly(
             busy[best] += reads[i]
             device[i] = best
     return device
-
-
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
-def _by_device(ids: np.ndarray, device: np.ndarray, n: int) -> tuple:
-    """List the ids of device 0, of device 1 and so on, each in order, and where each one's end."""
-    ends = np.zeros(n, np.int64)
-    for d in device:
-        if d >= 0:
-            ends[d] += 1
-    ends = np.cumsum(ends)
-    at = np.zeros(n, np.int64)
-    at[1:] = ends[:-1]
-    out = np.empty(ends[-1], np.int64)
-    for i in range(ids.size):
-        d = device[i]
-        if d >= 0:
-            out[at[d]] = ids[i]
-            at[d] += 1
-    return out, ends
 
 
 def fill_devices(
@@ -311,14 +280,13 @@ def fill_devices(
                 reads = np.zeros(len(ids), np.float32)
                 for law, count in Counter(kind.laws[g] for g in mine).items():
                     factor = kind.heat.dtype.type(count * kind.read_bytes)
-                    _add_reads(reads, kind.heat[law], ids, factor)
-                dealt = _deal_evenly(sizes, reads, room, read)
+                    reads += factor * kind.heat[law][ids]
+                dealt = np.asarray(_deal_evenly(sizes, reads, room, read))
             else:
                 equal = not isinstance(kind.size, np.ndarray)
                 dealt = deal_items(len(ids), sizes, room, serpentine=equal)
             free[mine], busy[mine] = room, read
-            by_device, ends = cast(_Dealt, _by_device(ids, dealt, len(mine)))
-            for g, part in zip(clique, np.split(by_device, ends[:-1]), strict=True):
+            for g, part in zip(clique, split_by_device(ids, dealt, len(mine)), strict=True):
                 parts[t][g].append(part)
     return [[_joined(mine) for mine in of_kind] for of_kind in parts]
 

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.cost.stages.gather import lines
-from gnnplan.planner.placement.order import Probabilities, hotness_order
-from gnnplan.planner.placement.placement import deal_items
+from gnnplan.planner.placement.order import Probabilities, hotness_order, prefix_sums
+from gnnplan.planner.placement.placement import deal_items, split_by_device
 from gnnplan.planner.placement.policies.policy import Copies, Knowledge, Reason, sum_heat
 from gnnplan.planner.placement.problem import PlacementProblem
 
@@ -47,7 +47,7 @@ def fill_lists(
     """
     free = np.array(free_bytes, np.int64)
     device = deal_items(len(queue), sizes.astype(np.int64), free, serpentine=False)
-    return [queue[device == g] for g in range(len(free))]
+    return split_by_device(queue, device, len(free))
 
 
 POINTER_BYTES, NEIGHBOUR_BYTES = 8, 4
@@ -133,8 +133,8 @@ def split_cache(
     total = float(list_counts.sum()) if sampling_transactions is None else sampling_transactions
     lists = _list_queue(list_counts, degrees, order)
     ends = np.cumsum(list_bytes(degrees)[lists])
-    cached_lists = _prefix(list_counts[lists])
-    cached_rows = _prefix(row_counts[hotness_order(row_counts.astype(np.float64))])
+    cached_lists = prefix_sums(list_counts[lists])
+    cached_rows = prefix_sums(row_counts[hotness_order(row_counts.astype(np.float64))])
     share = np.arange(STEPS + 1, dtype=np.int64)
     # In integers: 0.15 * 320 must hold a list of 48 bytes.
     num_lists = np.searchsorted(ends, clique_bytes * share // STEPS, side="right")
@@ -243,11 +243,6 @@ def _list_queue(
     if order == "density":
         per_item = per_item / list_bytes(degrees)
     return hotness_order(per_item).astype(np.int64)
-
-
-def _prefix(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Add up the first 0, 1, .. all values."""
-    return np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
 
 
 def place_unified_cache(problem: PlacementProblem, know: Knowledge) -> Copies | Reason:
