@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gnnplan.planner.candidate import Candidate
-from gnnplan.planner.cost.memory import require_fit, size_text
+from gnnplan.planner.cost.memory import sum_text
 from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.fullgraph.candidate import (
     PLANNED,
@@ -44,7 +44,7 @@ from gnnplan.planner.fullgraph.price import (
     table_seconds,
 )
 from gnnplan.planner.fullgraph.profile import CutProfile
-from gnnplan.planner.queries.remedies import Remedy, advice
+from gnnplan.planner.queries.remedies import Remedy, advice, rank_remedies
 from gnnplan.planner.search.choose import find_slower_stage, nearest_to_fit
 from gnnplan.runtime.plan.schema import Alternative, MemoryUse
 from gnnplan.runtime.sampling.statistics import StatisticsClass, full_graph_class
@@ -154,22 +154,18 @@ def refusal(
     request: FullRequest, profiles: Mapping[Cut, CutProfile], priced: Sequence[PricedEpoch]
 ) -> PlanDoesNotFit:
     """Make the error for candidates none of which fits: the nearest one's sum, and the remedies."""
-    found = nearest_to_fit(priced)
-    memories = found.prediction.memory_bytes
-    name = min(memories, key=lambda each: memories[each].headroom)
-    words = advice(find_remedies(request, profiles, priced))
-    try:
-        require_fit(name, memories[name])
-    except PlanDoesNotFit as error:
-        return PlanDoesNotFit(
-            f"{error}; {words}",
-            constraint=error.constraint,
-            needed_bytes=error.needed_bytes,
-            available_bytes=error.available_bytes,
-        )
-    raise ValueError(
-        f"expected candidates that do not fit, found {describe_whole_graph(found.candidate)}"
+    name, use = _fullest(nearest_to_fit(priced))
+    return PlanDoesNotFit(
+        f"{sum_text(name, use)}; {advice(find_remedies(request, profiles, priced))}",
+        constraint=name,
+        needed_bytes=use.total,
+        available_bytes=use.capacity,
     )
+
+
+def _fullest(found: PricedEpoch) -> tuple[str, MemoryUse]:
+    """Name the memory that lacks most, and its sum."""
+    return min(found.prediction.memory_bytes.items(), key=lambda item: item[1].headroom)
 
 
 def find_remedies(
@@ -180,9 +176,7 @@ def find_remedies(
     Those that are enough come first, then those that save most, more memory last.
     """
     found = nearest_to_fit(priced)
-    memories = found.prediction.memory_bytes
-    name = min(memories, key=lambda each: memories[each].headroom)
-    use = memories[name]
+    name, use = _fullest(found)
     profile = profiles[cut_of(found.candidate)]
     changed = {
         **_sampled(request, profile, found),
@@ -190,13 +184,7 @@ def find_remedies(
         **_other_ranks(priced, found, name),
     }
     saved = {what: use.total - other[name].total for what, other in changed.items()}
-    ways = [
-        Remedy(what=what, saves_bytes=size, enough=size >= -use.headroom)
-        for what, size in saved.items()
-        if size > 0
-    ]
-    ways.sort(key=lambda way: (not way.enough, -way.saves_bytes))
-    return [*ways, _more_memory(request, name, use)]
+    return rank_remedies(saved, name, use, request.budgets)
 
 
 def _sampled(
@@ -238,15 +226,6 @@ def _other_ranks(
         for p in priced
         if p.candidate.num_ranks != ranks and name in p.prediction.memory_bytes
     }
-
-
-def _more_memory(request: FullRequest, name: str, use: MemoryUse) -> Remedy:
-    """Give more memory: a higher limit, or a larger machine."""
-    rank, budgets = name.startswith("rank"), request.budgets
-    option = "--device-memory" if rank else "--host-memory"
-    limited = budgets.device_bytes if rank else budgets.host_bytes
-    what = option if limited is not None else f"a machine with more memory in {name}"
-    return Remedy(what=f"{what} of {size_text(use.total)}", saves_bytes=-use.headroom, enough=True)
 
 
 MOST_ALTERNATIVES = 12
