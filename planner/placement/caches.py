@@ -34,7 +34,7 @@ from gnnplan.planner.workload import Hotness
 LEVELS, DEEPEST = 64, 30
 """Classes of frequencies per factor e, and such factors below 1 that are told apart."""
 SUREST = 1.0 - 1e-9
-"""Largest chance to be read; a row in every batch is missed next to never."""
+"""Cap on the chance to be read: a row in every batch keeps a finite logarithm of being left out."""
 LONGEST, TRIES = 1e9, 60
 """Most batches that a row may stay away, and halvings of a range of them."""
 

@@ -146,7 +146,7 @@ class ReadNetwork:
 
     @property
     def num_devices(self) -> int:
-        """G."""
+        """Number of devices, G."""
         return int(self.alone.shape[1])
 
     def shared(self) -> NDArray[np.bool_]:

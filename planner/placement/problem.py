@@ -18,7 +18,7 @@ class ItemKind:
     """Items of one kind, one per node."""
 
     name: str
-    """Name: features or topology."""
+    """Kind, features or topology."""
     heat: Heat
     """Expected reads of an item per step, by law: shape [D, N]; may be memory-mapped."""
     laws: tuple[int, ...]

@@ -68,15 +68,15 @@ class Split:
     num_rows: int
     """n_F: rows from the head of theirs."""
     sampling_transactions: float
-    """N_T."""
+    """PCIe transactions of sampling, N_T."""
     feature_transactions: float
-    """N_F."""
+    """PCIe transactions of reading features, N_F."""
     curve: NDArray[np.float64]
     """N_T + N_F of every share tried, shape [STEPS + 1]."""
 
     @property
     def transactions(self) -> float:
-        """N_T + N_F."""
+        """PCIe transactions of both, N_T + N_F."""
         return self.sampling_transactions + self.feature_transactions
 
 

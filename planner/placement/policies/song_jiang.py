@@ -329,7 +329,7 @@ def _alike(
 
 
 def _readings(q: NDArray[np.float64], n: int, b: int, costs: RowCosts) -> dict[str, Writer]:
-    """Name the three readings; q [N] is in hot-to-cold order."""
+    """Name the writers of the three readings; q [N] is in hot-to-cold order."""
 
     def exchanged(threshold: float) -> Writer:
         return lambda ranks: exchange_ranks(q, n, b, threshold, out=ranks)
