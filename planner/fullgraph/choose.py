@@ -150,7 +150,7 @@ def _bytes_per_second(request: FullRequest, profile: CutProfile, candidate: Cand
     return size / table_seconds(table, size * ranks / (ranks - 1), ranks)
 
 
-def refusal(
+def make_refusal(
     request: FullRequest, profiles: Mapping[Cut, CutProfile], priced: Sequence[PricedEpoch]
 ) -> PlanDoesNotFit:
     """Make the error for candidates none of which fits: the nearest one's sum, and the remedies."""
@@ -260,7 +260,7 @@ def choose(
         if best_exact is None or priced.seconds < best_exact.seconds:
             return Choice(chosen=priced, why_keep=keep.words, exact=exact, sampled=sampled)
     if best_exact is None:
-        raise refusal(request, profiles, [*exact, *sampled])
+        raise make_refusal(request, profiles, [*exact, *sampled])
     return Choice(
         chosen=best_exact,
         why_keep=_why_exact(best_exact, best, allowed),

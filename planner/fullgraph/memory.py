@@ -26,10 +26,10 @@ SLAB_ROWS = 4096
 """Rows whose share of a weight's gradient is made at once, as there."""
 
 
-def padded(rows: Real) -> int:
+def pad_rows(rows: Real) -> int:
     """Round rows up for a dense product, R(x).
 
-    >>> padded(1), padded(512), padded(513.0)
+    >>> pad_rows(1), pad_rows(512), pad_rows(513.0)
     (512, 512, 1024)
     """
     return int(-(-rows // ROW_MULTIPLE)) * ROW_MULTIPLE
@@ -85,10 +85,10 @@ def attention_activations(
         rows = 0 if known else m * a
         kept = 4 * (rows + (n + m) * wide + (2 * n + m) * heads) + alpha
         leaving = 0 if known else 4 * sent * a
-        besides = 4 * padded(n) * wide + leaving + 4 * max((n + m) * wide, 2 * n * wide)
+        besides = 4 * pad_rows(n) * wide + leaving + 4 * max((n + m) * wide, 2 * n * wide)
         peak = max(peak, alive + kept + besides)
         if a <= wide:  # the product of padded rows
-            peak = max(peak, alive + leaving + 4 * (rows + padded(n) * (a + wide)))
+            peak = max(peak, alive + leaving + 4 * (rows + pad_rows(n) * (a + wide)))
         below = alive + kept
         alive = (
             below
@@ -99,7 +99,7 @@ def attention_activations(
         softmax = 4 * (n * wide + (n + m) * wide) + scores
         given_back = alpha + scores
         under_it = 16 * (n + m) * wide + 4 * (n + m) * heads - given_back
-        product = 4 * (n * a + padded(n) * (wide + a) + min(n, SLAB_ROWS) * wide)
+        product = 4 * (n * a + pad_rows(n) * (wide + a) + min(n, SLAB_ROWS) * wide)
         product -= given_back + 4 * rows
         backward.append((below, max(softmax, under_it, product if layer > 0 else 0)))
     logits = 4 * n * widths[-1]
@@ -141,7 +141,7 @@ def _shapes(p: Product) -> set[tuple[str, int, int, int]]:
     """List shapes of the product, of the gradient of its rows, and of slabs of the weight's."""
     if p.rows * p.inputs * p.outputs < LEAST_MULTIPLY_ADDS:
         return set()
-    rows, whole = padded(p.rows), int(p.rows) // ROW_MULTIPLE * ROW_MULTIPLE
+    rows, whole = pad_rows(p.rows), int(p.rows) // ROW_MULTIPLE * ROW_MULTIPLE
     # Where the result is narrower than the rows, full multiples and the rest go apart.
     apart = p.inputs > p.outputs and whole < p.rows
     found = {
@@ -150,7 +150,7 @@ def _shapes(p: Product) -> set[tuple[str, int, int, int]]:
     }
     if p.passes_back:
         found.add(("back", rows, p.outputs, p.inputs))
-    rest = padded(p.rows % SLAB_ROWS)
+    rest = pad_rows(p.rows % SLAB_ROWS)
     slabs = ([SLAB_ROWS] if p.rows >= SLAB_ROWS else []) + ([rest] if rest else [])
     return found | {("weight", slab, p.inputs, p.outputs) for slab in slabs}
 
@@ -251,7 +251,7 @@ def rank_bytes(
             if by_edge
             else _topology(sizes, keep, drawn)
         )
-        sums = 4 * (2 if model == "sage" else 1) * padded(sizes.inner) * widths[0]
+        sums = 4 * (2 if model == "sage" else 1) * pad_rows(sizes.inner) * widths[0]
         known = sums if precomputed else 0
         activations = _activations(
             sizes, widths, model, received + sent, num_seeds, precomputed, dropout
@@ -315,7 +315,7 @@ def _activations(
     sizes: PartSizes, widths: Sequence[int], model: str, crossing: Real,
     num_seeds: int, precomputed: bool, dropout: bool,
 ) -> Real:  # fmt: skip
-    n, rows = sizes.inner, padded(sizes.inner)
+    n, rows = sizes.inner, pad_rows(sizes.inner)
     k = 2 if model == "sage" else 1
     last = len(widths) - 2
     loss = 4 * 4 * num_seeds * widths[-1]  # chosen logits, log-softmax, and their gradients

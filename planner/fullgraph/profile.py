@@ -85,7 +85,7 @@ def cut_graph(graph: Graph, cut: Cut) -> NDArray[np.int32]:
     )
 
 
-def connected(graph: Graph, found: NDArray[np.int32], ranks: int, model: str) -> Parts:
+def connect_cut(graph: Graph, found: NDArray[np.int32], ranks: int, model: str) -> Parts:
     """Build every part with its send lists, as the ranks will."""
     parts = connect_parts([
         build_part(graph.indptr, graph.indices, found, r, ranks, loops=model != "sage")
@@ -335,7 +335,7 @@ def _make(
 ) -> FullProfile:
     """Partition, count and time, without looking at the cache."""
     model = settings.workload.model
-    parts = connected(graph, cut_graph(graph, cut), cut.ranks, model)
+    parts = connect_cut(graph, cut_graph(graph, cut), cut.ranks, model)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         np.save(place / PARTITION_FILE, parts.partition)

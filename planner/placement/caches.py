@@ -49,14 +49,14 @@ class MemorySplit:
     """Rows the mapping holds; None: all of them."""
 
 
-def splits(
+def list_splits(
     own_bytes: int, host_rows: int | None, num_nodes: int, num_ranks: int, row_bytes: int
 ) -> list[MemorySplit]:
     """List ways to share out memory between caches and mapping; one where the host holds every row.
 
     `own_bytes` are a rank's beside the mapping, which could hold `host_rows` (None: all).
 
-    >>> [(s.slots, s.host_rows) for s in splits(0, 88, 1000, 1, 64)]
+    >>> [(s.slots, s.host_rows) for s in list_splits(0, 88, 1000, 1, 64)]
     [(64, 0), (32, 44)]
     """
     each = row_bytes + SLOT_BYTES
@@ -161,7 +161,7 @@ def place_behind_caches(
     room, costs = memories.room, memories.costs
     nodes, stored = request.graph.num_nodes, row_bytes(request.graph)
     tried: list[tuple[RowPlacer, Placement, RankRows, int, float]] = []
-    for split in splits(room.own_bytes, room.host_rows, nodes, candidate.num_ranks, stored):
+    for split in list_splits(room.own_bytes, room.host_rows, nodes, candidate.num_ranks, stored):
         nothing = [0] * candidate.num_ranks
         problem = rows_problem(hotness.features, costs, nothing, candidate.cliques, split.host_rows)
         placer = RowPlacer(policy="none", problem=problem, know=Knowledge())

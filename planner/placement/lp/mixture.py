@@ -114,7 +114,7 @@ def _densities(heat: np.ndarray, size: np.ndarray, read_bytes: float, limit: int
     return found
 
 
-def cheapest(
+def find_cheapest_fill(
     ladders: list[Ladder], seconds: NDArray[np.float64], num_devices: int, limit: int
 ) -> CheapestFill:
     """Fill a clique so that its devices read for the fewest priced seconds.
@@ -264,7 +264,7 @@ class _Cliques:
         value, found = float(weights @ self.loads.constants), list[CheapestFill]()
         seconds = np.einsum("k,ktcs->tcs", weights, self.loads.weights)
         for c, (n, limit) in enumerate(zip(self.sizes, self.limits, strict=True)):
-            found.append(cheapest(self.ladders[c], seconds[:, c] / n, n, limit))
+            found.append(find_cheapest_fill(self.ladders[c], seconds[:, c] / n, n, limit))
             value += float((seconds[:, c] * self.reads(c, found[-1].fills)).sum())
         return value, found
 

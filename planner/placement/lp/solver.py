@@ -65,7 +65,7 @@ def solve(linear: LinearProgram, *, seconds: float, solver: str = "") -> Point |
     """
     import pulp  # pyright: ignore[reportMissingTypeStubs]
 
-    why = unusable(linear)
+    why = explain_unusable(linear)
     if why:
         return Failure(why=why)
     scaled, factors = _scaled(linear)
@@ -89,7 +89,7 @@ def solve(linear: LinearProgram, *, seconds: float, solver: str = "") -> Point |
     return Failure(why="; ".join(reasons) or "no solver is installed; install highspy")
 
 
-def unusable(linear: LinearProgram) -> str:
+def explain_unusable(linear: LinearProgram) -> str:
     """Say why no solver is given the programme; empty where its numbers can be told apart."""
     numbers = (linear.cost, linear.value, linear.rhs, linear.upper[~np.isposinf(linear.upper)])
     if not all(np.isfinite(each).all() for each in numbers):
