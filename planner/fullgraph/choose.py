@@ -234,7 +234,7 @@ OTHER_KEEPS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class FullGraphChoice:
     """The chosen candidate, why its p, and all that were priced."""
 
     chosen: PricedEpoch
@@ -246,7 +246,7 @@ class Choice:
 
 def choose(
     request: FullRequest, profiles: Mapping[Cut, CutProfile], allowed: StatisticsClass
-) -> Choice:
+) -> FullGraphChoice:
     """Price every candidate and choose; cuts stand simplest first.
 
     Raises:
@@ -258,10 +258,10 @@ def choose(
     if best is not None:
         priced, keep = best
         if best_exact is None or priced.seconds < best_exact.seconds:
-            return Choice(chosen=priced, why_keep=keep.words, exact=exact, sampled=sampled)
+            return FullGraphChoice(chosen=priced, why_keep=keep.words, exact=exact, sampled=sampled)
     if best_exact is None:
         raise make_refusal(request, profiles, [*exact, *sampled])
-    return Choice(
+    return FullGraphChoice(
         chosen=best_exact,
         why_keep=_why_exact(best_exact, best, allowed),
         exact=exact,
@@ -333,7 +333,7 @@ def _why_exact(
     return f"p = 1: no way of sampling this model is {allowed.value} and fits"
 
 
-def alternatives(choice: Choice) -> list[Alternative]:
+def alternatives(choice: FullGraphChoice) -> list[Alternative]:
     """List the others, comparable ones first, each with why it lost."""
     chosen = choice.chosen
     others = [p for p in (*choice.exact, *choice.sampled) if p.candidate != chosen.candidate]

@@ -15,7 +15,7 @@ from gnnplan.planner.cost.memory import Budgets
 from gnnplan.planner.cost.request import row_bytes
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.fullgraph.candidate import Cut, cut_of, list_cuts
-from gnnplan.planner.fullgraph.choose import Choice, alternatives, choose
+from gnnplan.planner.fullgraph.choose import FullGraphChoice, alternatives, choose
 from gnnplan.planner.fullgraph.price import FullRequest, PricedEpoch, price
 from gnnplan.planner.fullgraph.profile import CutProfile, profile_cuts
 from gnnplan.planner.machine.model import MachineModel
@@ -159,7 +159,9 @@ def draws_of(settings: PlanSettings, allowed: StatisticsClass) -> tuple[str, ...
     return ("layer", "shared")
 
 
-def assemble(request: FullRequest, profiles: dict[Cut, CutProfile], choice: Choice) -> Plan:
+def assemble(
+    request: FullRequest, profiles: dict[Cut, CutProfile], choice: FullGraphChoice
+) -> Plan:
     """Assemble the plan of the chosen candidate, without its arrays."""
     chosen, machine, work = choice.chosen, request.machine, request.workload
     prediction = chosen.prediction
@@ -179,7 +181,7 @@ def assemble(request: FullRequest, profiles: dict[Cut, CutProfile], choice: Choi
     )
 
 
-def certificate(choice: Choice) -> Certificate:
+def certificate(choice: FullGraphChoice) -> Certificate:
     """Bound these cuts, their work shared equally and their exchange free.
 
     Not bounded: partitions that were not made, whose boundary may be smaller; another p.

@@ -26,14 +26,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.partition.multilevel import sort_rows
-from gnnplan.planner.partition.problem import Problem
+from gnnplan.planner.partition.problem import PartitionProblem
 
 MAX_ROUNDS = 6
 REPAIR_ORDER = (1, 2, 0)
 """Rows of the limits: training nodes are few, edges are uneven, nodes the easiest to place."""
 
 
-def repair_balance(problem: Problem, parts: NDArray[np.int32]) -> NDArray[np.int32]:
+def repair_balance(problem: PartitionProblem, parts: NDArray[np.int32]) -> NDArray[np.int32]:
     """Move nodes out of overfull parts, as near to the limits as single moves lead.
 
     Returns:
@@ -67,12 +67,12 @@ def repair_bytes(num_nodes: int) -> int:
     return num_nodes * (3 * 8 + 4)
 
 
-def _excess(problem: Problem, loads: NDArray[np.float64]) -> float:
+def _excess(problem: PartitionProblem, loads: NDArray[np.float64]) -> float:
     over = np.maximum(loads - problem.limits, 0).sum(axis=1)
     return float((over / np.maximum(problem.totals, 1)).sum())
 
 
-def count_loads(problem: Problem, parts: NDArray[np.int32]) -> NDArray[np.float64]:
+def count_loads(problem: PartitionProblem, parts: NDArray[np.int32]) -> NDArray[np.float64]:
     """Count nodes, training nodes and edges of each part; shape [3, parts]."""
     size = problem.num_parts
     loads = np.zeros((3, size), np.float64)
@@ -166,7 +166,7 @@ def refine_bytes(
     return num_nodes * (4 * num_parts + 8 + 4 + 16) + sorting
 
 
-def refine_volume(problem: Problem, parts: NDArray[np.int32]) -> NDArray[np.int32]:
+def refine_volume(problem: PartitionProblem, parts: NDArray[np.int32]) -> NDArray[np.int32]:
     """Move single nodes while that lowers the volume; the seed orders the visits.
 
     Returns:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.partition.problem import Problem
+from gnnplan.planner.partition.problem import PartitionProblem
 
 
 def undirected_bytes(num_nodes: int, num_edges: int, id_bytes: int = 4) -> int:
@@ -157,7 +157,7 @@ NO_EDGE_WEIGHTS, NO_NODE_WEIGHTS, IDS_OF_32_BITS = 1, 2, 8
 """Bits of the ParHIP header's version, as KaMinPar reads them (a set bit says it is not so)."""
 
 
-def node_weights(problem: Problem) -> NDArray[np.int64] | None:
+def node_weights(problem: PartitionProblem) -> NDArray[np.int64] | None:
     """Sum each node's shares of what is balanced, scaled to integers; None: all are equal."""
     nodes, training, edges = problem.balance.tolerances
     num_training = np.count_nonzero(problem.training)
@@ -178,7 +178,7 @@ def node_weights(problem: Problem) -> NDArray[np.int64] | None:
     return np.maximum(weights, 1)
 
 
-def kaminpar_parts(problem: Problem, *, threads: int = 1) -> NDArray[np.int32]:
+def kaminpar_parts(problem: PartitionProblem, *, threads: int = 1) -> NDArray[np.int32]:
     """Partition with KaMinPar (Gottesbueren et al., ESA 2021); int32 [N].
 
     The Python package only reads files, so the graph goes through a temporary ParHIP file of
@@ -207,7 +207,7 @@ def kaminpar_parts(problem: Problem, *, threads: int = 1) -> NDArray[np.int32]:
     return np.fromiter(found, np.int32, problem.num_nodes)
 
 
-def _weight_limits(problem: Problem, tolerance: float) -> list[float]:
+def _weight_limits(problem: PartitionProblem, tolerance: float) -> list[float]:
     allowed = tolerance if np.isfinite(tolerance) else 1.0
     return [float(min(1.0, share * (1 + allowed))) for share in problem.shares]
 
@@ -232,7 +232,7 @@ def write_parhip(
             weights.astype(np.int64, copy=False).tofile(file)
 
 
-def metis_parts(problem: Problem) -> NDArray[np.int32]:
+def metis_parts(problem: PartitionProblem) -> NDArray[np.int32]:
     """Partition with METIS (Karypis and Kumar 1998) through pymetis; int32 [N].
 
     Raises:

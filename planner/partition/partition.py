@@ -28,7 +28,7 @@ from gnnplan.planner.partition.balance import (
     repair_bytes,
 )
 from gnnplan.planner.partition.multilevel import kaminpar_parts, metis_parts, undirected_bytes
-from gnnplan.planner.partition.problem import Balance, Problem, make_problem
+from gnnplan.planner.partition.problem import Balance, PartitionProblem, make_problem
 from gnnplan.planner.partition.streaming import (
     HOPS,
     fennel_parts,
@@ -40,7 +40,7 @@ from gnnplan.planner.partition.streaming import (
 from gnnplan.runtime.errors import BudgetExceeded
 
 Objective = Literal["cut", "volume"]
-Memory = dict[str, int]
+MemoryParts = dict[str, int]
 """Bytes by what takes them."""
 RATES_FILE = Path(__file__).with_name("rates.yaml")
 BLOCK = 1 << 22
@@ -49,7 +49,7 @@ LEGION_BALANCE = Balance(nodes=None, training=0.03)
 """Legion balances the training nodes, by XtraPuLP's 3%."""
 
 
-def hash_parts(problem: Problem) -> NDArray[np.int32]:
+def hash_parts(problem: PartitionProblem) -> NDArray[np.int32]:
     """Assign node v to part v mod P, whatever its edges; shape [N].
 
     With unequal weights, v mod (sum of the weights) falls into the part whose turn it is.
@@ -62,7 +62,7 @@ def hash_parts(problem: Problem) -> NDArray[np.int32]:
     return parts
 
 
-def random_parts(problem: Problem) -> NDArray[np.int32]:
+def random_parts(problem: PartitionProblem) -> NDArray[np.int32]:
     """Shuffle training nodes, then all others, and deal them by the parts' shares; shape [N].
 
     No part is more than one node off its share of either.
@@ -81,7 +81,7 @@ def random_parts(problem: Problem) -> NDArray[np.int32]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rate:
+class PartitionerRate:
     """Measured rates of one partitioner."""
 
     edge_seconds: float
@@ -96,17 +96,17 @@ class Rate:
 
 
 @cache
-def load_rates() -> dict[str, Rate]:
+def load_rates() -> dict[str, PartitionerRate]:
     """Read the rates by partitioner, and those of `volume`, the refinement."""
     plain: Any = yaml.safe_load(RATES_FILE.read_text())
-    return {name: Rate(**rate) for name, rate in plain["rates"].items()}
+    return {name: PartitionerRate(**rate) for name, rate in plain["rates"].items()}
 
 
-def _fullest(*phases: Memory) -> Memory:
+def _fullest(*phases: MemoryParts) -> MemoryParts:
     return max(phases, key=lambda phase: sum(phase.values()))
 
 
-def _library_memory(problem: Problem, name: str, kept: Memory) -> Memory:
+def _library_memory(problem: PartitionProblem, name: str, kept: MemoryParts) -> MemoryParts:
     """Bytes while the graph is converted, or while the library works beside what is `kept`."""
     rate = load_rates()[name]
     nodes, edges = problem.num_nodes, problem.num_edges
@@ -120,14 +120,14 @@ def _library_memory(problem: Problem, name: str, kept: Memory) -> Memory:
     return _fullest(library, {"conversion": conversion, "weights": 8 * nodes})
 
 
-def _metis_memory(problem: Problem) -> Memory:
+def _metis_memory(problem: PartitionProblem) -> MemoryParts:
     """Bytes of METIS, which takes the arrays, so that they stay while it works."""
     pointers, entries = 8 * (problem.num_nodes + 1), 2 * problem.num_edges
     kept = pointers + entries * (problem.indices.itemsize + 8)
     return _library_memory(problem, "metis", {"conversion": kept})
 
 
-def _streaming_memory(problem: Problem) -> Memory:
+def _streaming_memory(problem: PartitionProblem) -> MemoryParts:
     return {"stream": streaming_bytes(problem.num_nodes, problem.num_parts)}
 
 
@@ -135,8 +135,8 @@ def _streaming_memory(problem: Problem) -> Memory:
 class Partitioner:
     """One way to partition, and the bytes that it takes."""
 
-    parts: Callable[[Problem], NDArray[np.int32]]
-    memory: Callable[[Problem], Memory]
+    parts: Callable[[PartitionProblem], NDArray[np.int32]]
+    memory: Callable[[PartitionProblem], MemoryParts]
     repaired: bool = False
     """Whether parts above their limits are mended afterwards: multilevel partitioners balance one
     weight per node only, and a stream may run out of parts that fit."""
@@ -179,14 +179,14 @@ def _find(name: str) -> Partitioner:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Need:
+class PartitionNeed:
     """Predicted seconds, memory and scratch disk of one partition."""
 
     name: str
     seconds: float
     low_seconds: float
     high_seconds: float
-    memory: Memory
+    memory: MemoryParts
     """Bytes by what takes them, at the fullest moment; the mapped graph itself not counted."""
     disk_bytes: int
 
@@ -212,7 +212,9 @@ class Need:
         )
 
 
-def predict_need(problem: Problem, name: str, *, objective: Objective = "cut") -> Need:
+def predict_need(
+    problem: PartitionProblem, name: str, *, objective: Objective = "cut"
+) -> PartitionNeed:
     """Predict seconds and memory of `partition` before it runs; SettingsError: no such partitioner.
 
     The undirected graph may have up to twice the stored edges. Memory is counted with that upper
@@ -234,7 +236,7 @@ def predict_need(problem: Problem, name: str, *, objective: Objective = "cut") -
             nodes, problem.num_edges, size, ascending=False, id_bytes=problem.indices.itemsize
         )
         phases.append({"parts": 4 * nodes, "refinement": refined})
-    return Need(
+    return PartitionNeed(
         name=name,
         seconds=seconds,
         low_seconds=low,
@@ -244,7 +246,7 @@ def predict_need(problem: Problem, name: str, *, objective: Objective = "cut") -
     )
 
 
-def training_edges(problem: Problem, hops: int) -> int:
+def training_edges(problem: PartitionProblem, hops: int) -> int:
     """Count the in-edges of the training nodes; of more hops bound them by the mean degree."""
     ids = np.flatnonzero(problem.training)
     edges = int((problem.indptr[ids + 1] - problem.indptr[ids]).sum())
@@ -252,7 +254,7 @@ def training_edges(problem: Problem, hops: int) -> int:
     return round(edges * sum(mean**hop for hop in range(hops)))
 
 
-def check_fits(need: Need, memory_bytes: int) -> None:
+def check_fits(need: PartitionNeed, memory_bytes: int) -> None:
     """Refuse a partitioner that needs more memory than there is, with the sum (BudgetExceeded)."""
     if need.memory_bytes > memory_bytes:
         raise BudgetExceeded(

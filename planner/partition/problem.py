@@ -37,7 +37,7 @@ class Balance:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Problem:
+class PartitionProblem:
     """One partitioning task. The arrays are only read, and may be memory-mapped."""
 
     indptr: NDArray[np.int64]
@@ -100,7 +100,7 @@ def make_problem(
     weights: Sequence[int] | None = None,
     seed: int = 0,
     balance: Balance | None = None,
-) -> Problem:
+) -> PartitionProblem:
     """State a partitioning task, with the arguments of `partition`, and check its numbers.
 
     Raises:
@@ -112,7 +112,7 @@ def make_problem(
     if len(weights) != parts or any(w < 1 for w in weights):
         raise SettingsError(f"expected {parts} weights of at least 1, found {weights}")
     num_nodes = len(indptr) - 1
-    return Problem(
+    return PartitionProblem(
         indptr=indptr,
         indices=indices,
         training=_training_mask(training, num_nodes),

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.partition.problem import Problem
+from gnnplan.planner.partition.problem import PartitionProblem
 
 PASSES = 3
 SMALL_PARTS = 127
@@ -40,17 +40,17 @@ def streaming_bytes(num_nodes: int, num_parts: int) -> int:
     return num_nodes * ((1 if num_parts <= SMALL_PARTS else 2) + 4)
 
 
-def ldg_parts(problem: Problem) -> NDArray[np.int32]:
+def ldg_parts(problem: PartitionProblem) -> NDArray[np.int32]:
     """Partition by linear deterministic greedy; int32 [N]."""
     return _stream(problem, "ldg")
 
 
-def fennel_parts(problem: Problem) -> NDArray[np.int32]:
+def fennel_parts(problem: PartitionProblem) -> NDArray[np.int32]:
     """Partition by Fennel with exponent 1.5; int32 [N]."""
     return _stream(problem, "fennel")
 
 
-def _stream(problem: Problem, rule: Literal["ldg", "fennel"]) -> NDArray[np.int32]:
+def _stream(problem: PartitionProblem, rule: Literal["ldg", "fennel"]) -> NDArray[np.int32]:
     size, num_nodes = problem.num_parts, problem.num_nodes
     kind = np.int8 if size <= SMALL_PARTS else np.int16
     parts = np.full(num_nodes, -1, kind)
@@ -145,7 +145,7 @@ def pagraph_bytes(num_nodes: int) -> int:
     return num_nodes * (8 + 4 + 8 + 4)
 
 
-def pagraph_parts(problem: Problem, *, hops: int = HOPS) -> NDArray[np.int32]:
+def pagraph_parts(problem: PartitionProblem, *, hops: int = HOPS) -> NDArray[np.int32]:
     """Partition by PaGraph's score, in order of id; int32 [N].
 
     Raises:
