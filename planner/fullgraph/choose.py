@@ -25,7 +25,6 @@ from gnnplan.planner.fullgraph.candidate import (
     cut_of,
     describe_whole_graph,
     exact_candidates,
-    overlaps,
     sampled_candidates,
     with_keep,
 )
@@ -125,11 +124,10 @@ def _memory_of(
 
 def bandwidth_keep(request: FullRequest, profile: CutProfile, candidate: Candidate) -> float:
     """Find p_bw by [C13], with the work beside an epoch that keeps nothing (which is safe)."""
-    machine, cut, sizes = request.machine, cut_of(candidate), profile.sizes
-    eta = overlap_share(machine, cut.ranks, cut.threads, overlap=overlaps(candidate))
+    sizes, eta = profile.sizes, overlap_share(request.machine, candidate)
     known = candidate.full_graph.precompute_first_layer
     row = ITEM_BYTES * columns_per_row(profile.widths, precomputed=known)
-    if cut.ranks == 1 or row == 0 or busiest_rows(sizes, 1.0) == 0:
+    if candidate.num_ranks == 1 or row == 0 or busiest_rows(sizes, 1.0) == 0:
         return 1.0
     idle = rank_seconds(profile, with_keep(candidate, 0.0).full_graph)
     speed = _bytes_per_second(request, profile, candidate)
@@ -145,7 +143,7 @@ def _bytes_per_second(request: FullRequest, profile: CutProfile, candidate: Cand
     ranks = candidate.num_ranks
     known = candidate.full_graph.precompute_first_layer
     columns = exchanged_widths(profile.widths, precomputed=known)
-    table = request.machine.table(exchange_table(request.machine, overlap=overlaps(candidate)))
+    table = request.machine.table(exchange_table(request.machine, candidate))
     size = busiest_rows(profile.sizes, 1.0) * ITEM_BYTES * sum(columns) / len(columns)
     return size / table_seconds(table, size * ranks / (ranks - 1), ranks)
 

@@ -42,7 +42,7 @@ from gnnplan.planner.cost.stages.all_reduce import (
     exposed_seconds,
     gradient_bytes,
 )
-from gnnplan.planner.cost.stages.exchange import bracket_seconds
+from gnnplan.planner.cost.stages.exchange import bracket_seconds, hidden_share
 from gnnplan.planner.cost.step import interval_around, relative_half_width
 from gnnplan.planner.fullgraph.candidate import cut_of, overlaps
 from gnnplan.planner.fullgraph.formulas import PartSizes, columns_per_row, epoch_bytes
@@ -119,17 +119,15 @@ def table_seconds(table: Table, num_bytes: float, ranks: int) -> float:
     return seconds * max(1.0, num_bytes / largest) if len(table.values) > 1 else seconds
 
 
-def exchange_table(machine: MachineModel, *, overlap: bool) -> str:
+def exchange_table(machine: MachineModel, candidate: Candidate) -> str:
     """Name the table: of calls beside compute, or of calls that the ranks step into together."""
     stepped = "all_to_all_stepped"
-    return stepped if not overlap and stepped in machine.tables else "all_to_all"
+    return stepped if not overlaps(candidate) and stepped in machine.tables else "all_to_all"
 
 
-def overlap_share(machine: MachineModel, ranks: int, threads: int, *, overlap: bool) -> float:
+def overlap_share(machine: MachineModel, candidate: Candidate) -> float:
     """Read eta, the measured share of an exchange that compute hides; 0 where not measured."""
-    if not overlap or "overlap_eta" not in machine.tables:
-        return 0.0
-    return machine.table("overlap_eta").at(ranks=float(ranks), threads=float(threads))
+    return hidden_share(machine, candidate) if overlaps(candidate) else 0.0
 
 
 def exchange_seconds(
@@ -137,26 +135,23 @@ def exchange_seconds(
     sizes: Sequence[PartSizes],
     widths: Sequence[int],
     windows: Sequence[Sequence[float]],
-    *,
-    keep: float,
-    threads: int,
-    precomputed: bool,
-    overlap: bool,
+    candidate: Candidate,
 ) -> Exchanges:
     """Add up the seconds of an epoch's exchanges.
 
     `windows` are, by rank, the work beside each exchange, in the order of `exchanged_widths`.
     """
-    ranks = len(sizes)
-    if ranks == 1 or keep <= 0:
+    ranks, settings = len(sizes), candidate.full_graph
+    if ranks == 1 or settings.keep <= 0:
         words = "derived: nothing crosses"
         return Exchanges(seconds=0.0, exposed=0.0, spread=0.0, provenance=words)
-    name = exchange_table(machine, overlap=overlap)
-    table, eta = machine.table(name), overlap_share(machine, ranks, threads, overlap=overlap)
-    rows = busiest_rows(sizes, keep)
+    name = exchange_table(machine, candidate)
+    table, eta = machine.table(name), overlap_share(machine, candidate)
+    rows = busiest_rows(sizes, settings.keep)
+    columns = exchanged_widths(widths, precomputed=settings.precompute_first_layer)
     total = exposed = 0.0
     beyond = False
-    for number, width in enumerate(exchanged_widths(widths, precomputed=precomputed)):
+    for number, width in enumerate(columns):
         size = rows * width * ITEM_BYTES * ranks / (ranks - 1)
         beyond = beyond or size > table.points[table.axes.index("bytes")][-1]
         seconds = table_seconds(table, size, ranks)
@@ -165,7 +160,9 @@ def exchange_seconds(
         exposed += exposed_seconds(seconds, window, eta)
     words = f"{table.provenance}: table {name} at each exchange's bytes"
     words += ", in proportion beyond its largest message" if beyond else ""
-    words += f"; overlap {eta:.2f} of the work beside it" if overlap else "; not overlapped"
+    words += (
+        f"; overlap {eta:.2f} of the work beside it" if overlaps(candidate) else "; not overlapped"
+    )
     longer = longer_in_turns(sizes)
     words += f"; {longer:.0%} longer if sent in {ranks - 1} turns" if longer >= 5e-3 else ""
     spread = math.hypot(table.spread, longer)
@@ -288,11 +285,8 @@ def price(request: FullRequest, profile: CutProfile, candidate: Candidate) -> Pr
     """
     machine, settings, cut = request.machine, candidate.full_graph, cut_of(candidate)
     ranks = rank_seconds(profile, settings)
-    exchange = exchange_seconds(
-        machine, profile.sizes, profile.widths, [r.windows for r in ranks],
-        keep=settings.keep, threads=cut.threads,
-        precomputed=settings.precompute_first_layer, overlap=overlaps(candidate),
-    )  # fmt: skip
+    windows = [r.windows for r in ranks]
+    exchange = exchange_seconds(machine, profile.sizes, profile.widths, windows, candidate)
     stages, bound = _stages(request, profile, ranks, exchange)
     epoch = sum(stages.values())
     half = relative_half_width(

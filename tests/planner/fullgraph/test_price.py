@@ -97,7 +97,7 @@ def test_overlap_hides_what_was_measured_and_no_more(small_graph: Graph) -> None
     made = {
         eta: exchange_seconds(
             linked_machine(eta=eta), profile.sizes, profile.widths, windows,
-            keep=1.0, threads=1, precomputed=False, overlap=True,
+            whole_graph_candidate(CUT, FullGraph(), overlap=True),
         )
         for eta in (1e-3, 0.5)
     }  # fmt: skip
@@ -106,7 +106,7 @@ def test_overlap_hides_what_was_measured_and_no_more(small_graph: Graph) -> None
     assert made[0.5].exposed < made[1e-3].exposed <= made[1e-3].seconds
     inline = exchange_seconds(
         linked_machine(), profile.sizes, profile.widths, windows,
-        keep=1.0, threads=1, precomputed=False, overlap=False,
+        whole_graph_candidate(CUT, FullGraph(), overlap=False),
     )  # fmt: skip
     assert inline.exposed == inline.seconds
 
@@ -126,7 +126,7 @@ def test_turns_of_unequal_messages_widen_the_interval(small_graph: Graph) -> Non
     found = [
         exchange_seconds(
             machine, known, [8, 4, 2], [[0.0] * 3] * 3,
-            keep=0.5, threads=1, precomputed=False, overlap=False,
+            whole_graph_candidate(three, FullGraph(keep=0.5), overlap=False),
         )
         for known in (sizes, [replace(size, received=()) for size in sizes])
     ]  # fmt: skip
