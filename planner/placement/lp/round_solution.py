@@ -428,9 +428,10 @@ def _with_host(
     """Choose what the host keeps; what it lacks is read from disk, where it was to be read."""
     held: list[ItemPlacement] = []
     for t, mask in enumerate(host_items(problem, own, elsewhere, seconds)):
-        for row in elsewhere[t] if mask is not None else ():
-            far = row >= HOST
-            row[far] = np.where(mask, HOST, DISK)[far]
+        if mask is not None:
+            for row in elsewhere[t]:
+                far = row >= HOST
+                row[far] = np.where(mask, HOST, DISK)[far]
         held.append(ItemPlacement(own=own[t], elsewhere=elsewhere[t], on_host=mask))
     return tuple(held)
 
