@@ -1,4 +1,4 @@
-"""Plans of full-graph training with boundary-node sampling: graph + machine -> parts, p, plan.
+"""Plan full-graph training with boundary-node sampling: graph + machine -> parts, p, plan.
 
     check -> candidates -> partitions -> profile (parts timed on these cores) -> p -> price -> plan
 

@@ -9,11 +9,11 @@ from gnnplan.runtime.plan.schema import FullGraph, Sampler, Threads, Workload
 from gnnplan.runtime.sampling.statistics import StatisticsClass, full_graph_class
 
 PARTITIONERS = ("kaminpar", "random")
-"""What cuts the graph: kaminpar, refined for volume, is planned; random is priced beside it."""
+"""Partitioners: kaminpar, refined for volume, is planned; random is priced beside it."""
 PLANNED = PARTITIONERS[0]
 DRAWS = ("layer", "shared")
 ROUNDINGS = ("stochastic", "bernoulli")
-"""The first has the lower variance (docs/formulas.md 3.3) and is kept where times are equal."""
+"""Roundings; the first has the lower variance (docs/formulas.md 3.3) and is kept at equal times."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,19 +28,16 @@ class Cut:
 
     @property
     def name(self) -> str:
-        """What a reader sees, e.g. "2 ranks x 1 threads, kaminpar"."""
+        """Name that a reader sees, e.g. "2 ranks x 1 threads, kaminpar"."""
         if self.ranks == 1:
             return f"1 rank x {self.threads} threads"
         return f"{self.ranks} ranks x {self.threads} threads, {self.partitioner}"
 
 
 def whole_graph_candidate(cut: Cut, settings: FullGraph, *, overlap: bool) -> Candidate:
-    """Return a way to train the whole graph, before the parts are placed.
+    """Make a candidate that trains the whole graph, before the parts are placed.
 
-    Args:
-        cut: ranks, threads and partitioner.
-        settings: what of the boundary is kept.
-        overlap: exchanges run on a thread and a process group of their own.
+    With `overlap` exchanges run on a thread and a process group of their own.
     """
     plain = make_candidate(
         list_cores(cut.ranks),
@@ -72,7 +69,7 @@ def with_keep(candidate: Candidate, keep: float) -> Candidate:
 
 
 def describe_whole_graph(candidate: Candidate) -> str:
-    """Return what a reader sees of a candidate."""
+    """Name a candidate as readers see it."""
     settings = candidate.full_graph
     words = [cut_of(candidate).name]
     if candidate.num_ranks > 1:
@@ -86,7 +83,7 @@ def describe_whole_graph(candidate: Candidate) -> str:
 
 
 def list_cuts(num_cores: int, devices: int | None) -> list[Cut]:
-    """Return powers of two ranks up to the cores, or the user's number, by every partitioner."""
+    """List powers of two ranks up to the cores, or the user's number, by every partitioner."""
     found: list[Cut] = []
     for ranks in rank_counts(num_cores, devices, batch_size=max(num_cores, devices or 1)):
         threads = max(1, num_cores // ranks)
@@ -96,7 +93,7 @@ def list_cuts(num_cores: int, devices: int | None) -> list[Cut]:
 
 
 def exact_candidates(all_cuts: Iterable[Cut]) -> list[Candidate]:
-    """Return those of p = 1: with and without overlap, the first layer computed once or not."""
+    """List candidates of p = 1: with and without overlap, the first layer computed once or not."""
     return [
         whole_graph_candidate(cut, FullGraph(precompute_first_layer=known), overlap=overlap)
         for cut in all_cuts
@@ -108,11 +105,9 @@ def exact_candidates(all_cuts: Iterable[Cut]) -> list[Candidate]:
 def sampled_candidates(
     all_cuts: Iterable[Cut], workload: Workload, allowed: StatisticsClass
 ) -> list[Candidate]:
-    """Return those of p < 1, by every way of drawing that the user's class permits.
+    """List candidates of p < 1, by every way of drawing that the user's class permits.
 
-    Returns:
-        Candidates whose settings hold a p of 0.5 in the place of the one to come; none for one
-        rank, and none at all where only exact training is allowed.
+    Their settings hold a p of 0.5 in the place of the one to come.
     """
     found: list[Candidate] = []
     for exact in exact_candidates(all_cuts):

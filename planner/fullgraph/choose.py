@@ -17,19 +17,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gnnplan.planner.candidate import Candidate
-from gnnplan.planner.cost.memory import require_fit, size_text
+from gnnplan.planner.cost.memory import sum_text
 from gnnplan.planner.errors import PlanDoesNotFit
-from gnnplan.planner.fullgraph.bytes import columns_per_row
 from gnnplan.planner.fullgraph.candidate import (
     PLANNED,
     Cut,
     cut_of,
     describe_whole_graph,
     exact_candidates,
-    overlaps,
     sampled_candidates,
     with_keep,
 )
+from gnnplan.planner.fullgraph.formulas import choose_keep, columns_per_row, p_bandwidth, p_memory
 from gnnplan.planner.fullgraph.memory import memory_use, rank_parts
 from gnnplan.planner.fullgraph.price import (
     ITEM_BYTES,
@@ -44,14 +43,13 @@ from gnnplan.planner.fullgraph.price import (
     table_seconds,
 )
 from gnnplan.planner.fullgraph.profile import CutProfile
-from gnnplan.planner.fullgraph.sampling_rate import choose_keep, p_bandwidth, p_memory
-from gnnplan.planner.queries.remedies import Remedy, advice
+from gnnplan.planner.queries.remedies import Remedy, advice, rank_remedies
 from gnnplan.planner.search.choose import find_slower_stage, nearest_to_fit
 from gnnplan.runtime.plan.schema import Alternative, MemoryUse
 from gnnplan.runtime.sampling.statistics import StatisticsClass, full_graph_class
 
 LARGEST_SAMPLED = 0.999
-"""In the place of p = 1 where a slope is taken: sampled epochs hold more lists than whole ones."""
+"""p that stands for 1 where a slope is taken: sampled epochs hold more lists than whole ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,11 +57,15 @@ class Keep:
     """A candidate's bounds on p, and what the rule makes of them."""
 
     value: float | None
-    """None: no p fits."""
+    """p; None: none fits."""
     p_mem: float
     p_bw: float
     p_var: float
-    accurate: bool
+
+    @property
+    def accurate(self) -> bool:
+        """Whether the accuracy budget is met."""
+        return self.value is not None and self.value >= self.p_var - 1e-12
 
     @property
     def words(self) -> str:
@@ -83,29 +85,22 @@ class Keep:
 
 
 def least_keep(profiles: Sequence[CutProfile]) -> float:
-    """p_var that all candidates are compared at: the largest over the planned cuts."""
+    """Find the p_var that all candidates are compared at: the largest over the planned cuts."""
     found = [p.variance.least_keep for p in profiles if p.cut.partitioner == PLANNED]
     return max(found, default=0.0)
 
 
 def keep_of(request: FullRequest, profile: CutProfile, candidate: Candidate, p_var: float) -> Keep:
-    """The rule for one candidate.
-
-    Args:
-        request: budgets and machine.
-        profile: of its cut.
-        candidate: draws, overlap, first layer; its own p does not matter.
-        p_var: from `least_keep`.
-    """
+    """Apply the rule to one candidate, whose own p does not matter."""
     p_mem = memory_keep(request, profile, candidate)
     p_bw = bandwidth_keep(request, profile, candidate)
     chosen = choose_keep(p_var, p_mem, p_bw)
-    value = None if chosen.keep is None else float(chosen.keep)
-    return Keep(value=value, p_mem=p_mem, p_bw=p_bw, p_var=p_var, accurate=chosen.accurate)
+    value = None if chosen is None else float(chosen)
+    return Keep(value=value, p_mem=p_mem, p_bw=p_bw, p_var=p_var)
 
 
 def memory_keep(request: FullRequest, profile: CutProfile, candidate: Candidate) -> float:
-    """p_mem: the largest p that fits; negative where even p = 0 does not.
+    """Find p_mem, the largest p that fits; negative where even p = 0 does not.
 
     Bytes are convex in p, so the chord that the rule takes is on the safe side.
     """
@@ -128,12 +123,11 @@ def _memory_of(
 
 
 def bandwidth_keep(request: FullRequest, profile: CutProfile, candidate: Candidate) -> float:
-    """p_bw by [C13], with the work beside an epoch that keeps nothing (which is safe)."""
-    machine, cut, sizes = request.machine, cut_of(candidate), profile.sizes
-    eta = overlap_share(machine, cut.ranks, cut.threads, overlap=overlaps(candidate))
+    """Find p_bw by [C13], with the work beside an epoch that keeps nothing (which is safe)."""
+    sizes, eta = profile.sizes, overlap_share(request.machine, candidate)
     known = candidate.full_graph.precompute_first_layer
     row = ITEM_BYTES * columns_per_row(profile.widths, precomputed=known)
-    if cut.ranks == 1 or row == 0 or busiest_rows(sizes, 1.0) == 0:
+    if candidate.num_ranks == 1 or row == 0 or busiest_rows(sizes, 1.0) == 0:
         return 1.0
     idle = rank_seconds(profile, with_keep(candidate, 0.0).full_graph)
     speed = _bytes_per_second(request, profile, candidate)
@@ -145,55 +139,42 @@ def bandwidth_keep(request: FullRequest, profile: CutProfile, candidate: Candida
 
 
 def _bytes_per_second(request: FullRequest, profile: CutProfile, candidate: Candidate) -> float:
-    """Of the all-to-all at the mean size of an epoch's exchanges."""
+    """Find the rate of the all-to-all at the mean size of an epoch's exchanges."""
     ranks = candidate.num_ranks
     known = candidate.full_graph.precompute_first_layer
     columns = exchanged_widths(profile.widths, precomputed=known)
-    table = request.machine.table(exchange_table(request.machine, overlap=overlaps(candidate)))
+    table = request.machine.table(exchange_table(request.machine, candidate))
     size = busiest_rows(profile.sizes, 1.0) * ITEM_BYTES * sum(columns) / len(columns)
     return size / table_seconds(table, size * ranks / (ranks - 1), ranks)
 
 
-def refusal(
+def make_refusal(
     request: FullRequest, profiles: Mapping[Cut, CutProfile], priced: Sequence[PricedEpoch]
 ) -> PlanDoesNotFit:
-    """The error for candidates none of which fits: the nearest one's sum, and the ways out.
-
-    Args:
-        request: budgets and machine.
-        profiles: by cut.
-        priced: at least one.
-    """
-    found = nearest_to_fit(priced)
-    memories = found.prediction.memory_bytes
-    name = min(memories, key=lambda each: memories[each].headroom)
-    words = advice(find_remedies(request, profiles, priced))
-    try:
-        require_fit(name, memories[name])
-    except PlanDoesNotFit as error:
-        return PlanDoesNotFit(
-            f"{error}; {words}",
-            constraint=error.constraint,
-            needed_bytes=error.needed_bytes,
-            available_bytes=error.available_bytes,
-        )
-    raise ValueError(
-        f"expected candidates that do not fit, found {describe_whole_graph(found.candidate)}"
+    """Make the error for candidates none of which fits: the nearest one's sum, and the remedies."""
+    name, use = _fullest(nearest_to_fit(priced))
+    return PlanDoesNotFit(
+        f"{sum_text(name, use)}; {advice(find_remedies(request, profiles, priced))}",
+        constraint=name,
+        needed_bytes=use.total,
+        available_bytes=use.capacity,
     )
+
+
+def _fullest(found: PricedEpoch) -> tuple[str, MemoryUse]:
+    """Name the memory that lacks most, and its sum."""
+    return min(found.prediction.memory_bytes.items(), key=lambda item: item[1].headroom)
 
 
 def find_remedies(
     request: FullRequest, profiles: Mapping[Cut, CutProfile], priced: Sequence[PricedEpoch]
 ) -> list[Remedy]:
-    """Changes that lower the memory that the nearest candidate does not fit into.
+    """List changes that lower the memory that the nearest candidate does not fit into.
 
-    Returns:
-        Those that are enough first, then those that save most; more memory comes last.
+    Those that are enough come first, then those that save most, more memory last.
     """
     found = nearest_to_fit(priced)
-    memories = found.prediction.memory_bytes
-    name = min(memories, key=lambda each: memories[each].headroom)
-    use = memories[name]
+    name, use = _fullest(found)
     profile = profiles[cut_of(found.candidate)]
     changed = {
         **_sampled(request, profile, found),
@@ -201,19 +182,13 @@ def find_remedies(
         **_other_ranks(priced, found, name),
     }
     saved = {what: use.total - other[name].total for what, other in changed.items()}
-    ways = [
-        Remedy(what=what, saves_bytes=size, enough=size >= -use.headroom)
-        for what, size in saved.items()
-        if size > 0
-    ]
-    ways.sort(key=lambda way: (not way.enough, -way.saves_bytes))
-    return [*ways, _more_memory(request, name, use)]
+    return rank_remedies(saved, name, use, request.budgets)
 
 
 def _sampled(
     request: FullRequest, profile: CutProfile, found: PricedEpoch
 ) -> dict[str, dict[str, MemoryUse]]:
-    """Boundary nodes sampled, where the user has not allowed it yet."""
+    """Sample boundary nodes, where the user has not allowed it yet."""
     if request.workload.allow != "exact" or profile.volume == 0:
         return {}
     keep = least_keep([profile]) or 0.1
@@ -242,7 +217,7 @@ def _fewer_hidden(
 def _other_ranks(
     priced: Sequence[PricedEpoch], found: PricedEpoch, name: str
 ) -> dict[str, dict[str, MemoryUse]]:
-    """Other numbers of ranks that were priced."""
+    """Take other numbers of ranks that were priced."""
     ranks = found.candidate.num_ranks
     return {
         f"--devices {p.candidate.num_ranks}": p.prediction.memory_bytes
@@ -251,40 +226,26 @@ def _other_ranks(
     }
 
 
-def _more_memory(request: FullRequest, name: str, use: MemoryUse) -> Remedy:
-    """The memory itself: a higher limit, or a larger machine."""
-    rank, budgets = name.startswith("rank"), request.budgets
-    option = "--device-memory" if rank else "--host-memory"
-    limited = budgets.device_bytes if rank else budgets.host_bytes
-    what = option if limited is not None else f"a machine with more memory in {name}"
-    return Remedy(what=f"{what} of {size_text(use.total)}", saves_bytes=-use.headroom, enough=True)
-
-
 MOST_ALTERNATIVES = 12
 OTHER_KEEPS = 3
 """Alternatives that may be of another p: a reader asks what they would have cost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class FullGraphChoice:
     """The chosen candidate, why its p, and all that were priced."""
 
     chosen: PricedEpoch
     why_keep: str
     exact: list[PricedEpoch]
     sampled: list[PricedEpoch] = field(default_factory=list[PricedEpoch])
-    """At the p they are compared at."""
+    """Candidates at the p they are compared at."""
 
 
 def choose(
     request: FullRequest, profiles: Mapping[Cut, CutProfile], allowed: StatisticsClass
-) -> Choice:
-    """Price every candidate and choose.
-
-    Args:
-        request: what all have in common.
-        profiles: by cut, simplest first.
-        allowed: the user's class.
+) -> FullGraphChoice:
+    """Price every candidate and choose; cuts stand simplest first.
 
     Raises:
         PlanDoesNotFit: none fits; the text is the sum of the one that lacks least.
@@ -295,10 +256,10 @@ def choose(
     if best is not None:
         priced, keep = best
         if best_exact is None or priced.seconds < best_exact.seconds:
-            return Choice(chosen=priced, why_keep=keep.words, exact=exact, sampled=sampled)
+            return FullGraphChoice(chosen=priced, why_keep=keep.words, exact=exact, sampled=sampled)
     if best_exact is None:
-        raise refusal(request, profiles, [*exact, *sampled])
-    return Choice(
+        raise make_refusal(request, profiles, [*exact, *sampled])
+    return FullGraphChoice(
         chosen=best_exact,
         why_keep=_why_exact(best_exact, best, allowed),
         exact=exact,
@@ -309,7 +270,7 @@ def choose(
 def _best_sampled(
     request: FullRequest, profiles: Mapping[Cut, CutProfile], allowed: StatisticsClass
 ) -> tuple[list[PricedEpoch], tuple[PricedEpoch, Keep] | None]:
-    """Every sampled candidate at one p, and the best of them at its own."""
+    """Price every sampled candidate at one p, and the best of them at its own."""
     tried = sampled_candidates(
         [cut for cut in profiles if profiles[cut].volume > 0], request.workload, allowed
     )
@@ -318,12 +279,12 @@ def _best_sampled(
     for candidate in tried:
         profile = profiles[cut_of(candidate)]
         at = choose_keep(p_var, memory_keep(request, profile, candidate), 0.0)
-        keep = float(at.keep or 0.0)
+        keep = float(at or 0.0)
         if keep >= 1:
             continue  # the exact candidate of that cut
         priced = price(request, profile, with_keep(candidate, keep))
         enough = profile.variance.least_keep <= keep + 1e-12
-        if at.keep is not None and _allows(allowed, request, priced.candidate):
+        if at is not None and _allows(allowed, request, priced.candidate):
             found.append((priced, enough))
     fitting = [f for f in found if not f[0].overflow]
     if not fitting:
@@ -351,7 +312,7 @@ def _allows(allowed: StatisticsClass, request: FullRequest, candidate: Candidate
 
 
 def _fastest(priced: Sequence[PricedEpoch]) -> PricedEpoch | None:
-    """The fastest that fits; the first of equals."""
+    """Return the fastest that fits; the first of equals."""
     return min((p for p in priced if not p.overflow), key=lambda p: p.seconds, default=None)
 
 
@@ -370,8 +331,8 @@ def _why_exact(
     return f"p = 1: no way of sampling this model is {allowed.value} and fits"
 
 
-def alternatives(choice: Choice) -> list[Alternative]:
-    """The others, comparable ones first, each with why it lost."""
+def alternatives(choice: FullGraphChoice) -> list[Alternative]:
+    """List the others, comparable ones first, each with why it lost."""
     chosen = choice.chosen
     others = [p for p in (*choice.exact, *choice.sampled) if p.candidate != chosen.candidate]
     others.sort(key=lambda p: (bool(p.overflow), not _comparable(p, chosen), p.seconds))
@@ -402,7 +363,7 @@ def _comparable(other: PricedEpoch, chosen: PricedEpoch) -> bool:
 
 
 def why_it_lost(other: PricedEpoch, chosen: PricedEpoch) -> str:
-    """One sentence: the sum that overflows, the other p, or the slower stage."""
+    """Say in one sentence what overflows, that p differs, or which stage is slower."""
     if other.overflow:
         return f"does not fit: {other.overflow}"
     ratio = other.seconds / chosen.seconds - 1 if chosen.seconds > 0 else 0.0

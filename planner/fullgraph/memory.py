@@ -1,18 +1,9 @@
-"""Memory of one rank that trains the whole graph: the published bracket, and this runtime's own.
+"""Memory of one rank that trains the whole graph: as published, and as this runtime takes it.
 
-Symbols as in `fullgraph.bytes`; n = n_in, k = 2 for SAGE (the node's own row stands beside the
-sum), 1 for GCN. GAT's lists and activations come below.
-
-Memory of one rank that trains GAT on the whole graph: lists without weights, and activations.
-
-Symbols as above; m rows received, s rows sent, D = heads * width the transformed
-columns of a layer, E its edges, k heads, R(x) rows padded for the dense products.
-
-Memory that oneDNN keeps for the dense products of whole-graph training: code made per shape.
-
-A product of a new shape leaves about half a megabyte behind for as long as the process lives, its
-gradients too. Of three layers on 20,000 rows that is 4 MB, of attention, which has a product for
-received rows as well, twice as much (measured: torch 2.13, AMD EPYC with AVX-512, one thread).
+Symbols as in `fullgraph.formulas`; n = n_in, k = 2 for SAGE (the node's own row stands beside the
+sum), 1 for GCN. For GAT: m rows received, s rows sent, D = heads * width the transformed columns of
+a layer, E its edges, k heads, R(x) rows padded for the dense products. oneDNN makes code for each
+shape of a dense product and its gradients, and keeps it for as long as the process lives.
 """
 
 import itertools
@@ -24,21 +15,21 @@ from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost import memory
 from gnnplan.planner.cost.memory import Budgets, host_memory
 from gnnplan.planner.cost.rates import topology_bytes
-from gnnplan.planner.fullgraph.bytes import PartSizes, Real
+from gnnplan.planner.fullgraph.formulas import PartSizes, Real
 from gnnplan.planner.fullgraph.profile import CutProfile
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.runtime.plan.schema import GraphRef, MemoryUse, Workload
 
 ROW_MULTIPLE = 512
-"""As in `runtime.models.functions`."""
+"""Rows of a dense product are padded to a multiple, as in `runtime.models.functions`."""
 SLAB_ROWS = 4096
 """Rows whose share of a weight's gradient is made at once, as there."""
 
 
-def padded(rows: Real) -> int:
-    """R(x).
+def pad_rows(rows: Real) -> int:
+    """Round rows up for a dense product, R(x).
 
-    >>> padded(1), padded(512), padded(513.0)
+    >>> pad_rows(1), pad_rows(512), pad_rows(513.0)
     (512, 512, 1024)
     """
     return int(-(-rows // ROW_MULTIPLE)) * ROW_MULTIPLE
@@ -47,13 +38,10 @@ def padded(rows: Real) -> int:
 def attention_topology(
     sizes: PartSizes, keep: Real, drawn: int, *, edges_dropped: bool = False
 ) -> Real:
-    """Ids, inner and halo lists, the block that joins them, and those of each drawn layer.
+    """Count ids, inner and halo lists, the block that joins them, and those of each drawn layer.
 
-    Args:
-        sizes: of the part.
-        keep: p.
-        drawn: draws of an epoch that are alive together; 0 for p = 1.
-        edges_dropped: inner edges are sampled too (DropEdge).
+    `drawn` draws of an epoch are alive together, 0 for p = 1; inner edges may be sampled too
+    (DropEdge).
 
     >>> attention_topology(PartSizes(inner=1, halo=1, sent=1, inner_edges=2, halo_edges=1), 1.0, 0)
     96.0
@@ -72,7 +60,7 @@ def attention_activations(
     sizes: PartSizes, widths: Sequence[int], *, heads: int, keep: Real, received: Real,
     sent: Real, num_seeds: int, precomputed: bool, dropout: bool, edges_dropped: bool = False,
 ) -> Real:  # fmt: skip
-    """The largest of what is alive at one moment.
+    """Count the largest of what is alive at one moment, with the arguments of `rank_bytes`.
 
     kept of a layer   m a (rows received) + (n + m) D (h) + (2 n + m) k (scores) + E k (alpha,
                       twice with dropout) + n b (the output, which the next layer reads)
@@ -82,18 +70,6 @@ def attention_activations(
       below it          4 (n + m) D + (n + m) k, with scores and alpha given back
       in the product    n a (what crossed back) + R(n) (D + a) + a slab of the weight's gradient
                         (layers above the first), with h and the received rows given back too
-
-    Args:
-        sizes: of the part.
-        widths: d_0 .. d_L.
-        heads: k.
-        keep: p, for the edges of the halo.
-        received: m, rows that arrive per layer.
-        sent: s, rows that leave per layer.
-        num_seeds: training nodes of the part.
-        precomputed: the first layer's rows are kept, and are not received.
-        dropout: of attention and outputs.
-        edges_dropped: p is that of inner edges too.
     """
     n, layers = sizes.inner, len(widths) - 1
     alive = peak = 0.0
@@ -109,10 +85,10 @@ def attention_activations(
         rows = 0 if known else m * a
         kept = 4 * (rows + (n + m) * wide + (2 * n + m) * heads) + alpha
         leaving = 0 if known else 4 * sent * a
-        besides = 4 * padded(n) * wide + leaving + 4 * max((n + m) * wide, 2 * n * wide)
+        besides = 4 * pad_rows(n) * wide + leaving + 4 * max((n + m) * wide, 2 * n * wide)
         peak = max(peak, alive + kept + besides)
         if a <= wide:  # the product of padded rows
-            peak = max(peak, alive + leaving + 4 * (rows + padded(n) * (a + wide)))
+            peak = max(peak, alive + leaving + 4 * (rows + pad_rows(n) * (a + wide)))
         below = alive + kept
         alive = (
             below
@@ -123,7 +99,7 @@ def attention_activations(
         softmax = 4 * (n * wide + (n + m) * wide) + scores
         given_back = alpha + scores
         under_it = 16 * (n + m) * wide + 4 * (n + m) * heads - given_back
-        product = 4 * (n * a + padded(n) * (wide + a) + min(n, SLAB_ROWS) * wide)
+        product = 4 * (n * a + pad_rows(n) * (wide + a) + min(n, SLAB_ROWS) * wide)
         product -= given_back + 4 * rows
         backward.append((below, max(softmax, under_it, product if layer > 0 else 0)))
     logits = 4 * n * widths[-1]
@@ -134,9 +110,9 @@ def attention_activations(
 
 
 KERNEL_BYTES = 530_000
-"""Of one shape: .53 MB, of 20 shapes all but three."""
+"""Bytes of one shape's code: of 20 shapes all but three take these."""
 LEAST_MULTIPLY_ADDS = 1 << 24
-"""Smaller products are not oneDNN's, as in `runtime.models.functions`."""
+"""Size from which products are oneDNN's, as in `runtime.models.functions`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,11 +123,11 @@ class Product:
     inputs: int
     outputs: int
     passes_back: bool
-    """Rows have gradients, too: not those of the dataset."""
+    """Whether rows have gradients, too: not those of the dataset."""
 
 
 def kernel_bytes(products: Sequence[Product]) -> int:
-    """Bytes of all different shapes.
+    """Count the bytes of all different shapes.
 
     >>> layer = Product(rows=20_000, inputs=128, outputs=128, passes_back=True)
     >>> kernel_bytes([layer]) // KERNEL_BYTES, kernel_bytes([layer, layer]) // KERNEL_BYTES
@@ -162,10 +138,10 @@ def kernel_bytes(products: Sequence[Product]) -> int:
 
 
 def _shapes(p: Product) -> set[tuple[str, int, int, int]]:
-    """Of the product, of the gradient of its rows, and of slabs of the weight's gradient."""
+    """List shapes of the product, of the gradient of its rows, and of slabs of the weight's."""
     if p.rows * p.inputs * p.outputs < LEAST_MULTIPLY_ADDS:
         return set()
-    rows, whole = padded(p.rows), int(p.rows) // ROW_MULTIPLE * ROW_MULTIPLE
+    rows, whole = pad_rows(p.rows), int(p.rows) // ROW_MULTIPLE * ROW_MULTIPLE
     # Where the result is narrower than the rows, full multiples and the rest go apart.
     apart = p.inputs > p.outputs and whole < p.rows
     found = {
@@ -174,7 +150,7 @@ def _shapes(p: Product) -> set[tuple[str, int, int, int]]:
     }
     if p.passes_back:
         found.add(("back", rows, p.outputs, p.inputs))
-    rest = padded(p.rows % SLAB_ROWS)
+    rest = pad_rows(p.rows % SLAB_ROWS)
     slabs = ([SLAB_ROWS] if p.rows >= SLAB_ROWS else []) + ([rest] if rest else [])
     return found | {("weight", slab, p.inputs, p.outputs) for slab in slabs}
 
@@ -187,11 +163,10 @@ Drop = Literal["nodes", "edges", "boundary-edges"]
 def published_bytes(
     inner: int, halo: Real, widths: Sequence[int], keep: Real, item_bytes: int = 4
 ) -> Real:
-    """Activations as published: elt sum_l [(n_in + p n_bd) d_{l-1} + n_in d_{l-1} + n_in d_l].
+    """Count published activations: elt sum_l [(n_in + p n_bd) d_{l-1} + n_in d_{l-1} + n_in d_l].
 
-    For equal widths d this is elt d (3 n_in + p n_bd) per layer.
-
-    Source: BNS-GCN; docs/formulas.md 3.2 [B1].
+    For equal widths d this is elt d (3 n_in + p n_bd) per layer. Source: BNS-GCN; docs/formulas.md
+    3.2 [B1].
 
     >>> published_bytes(3, 2, [7, 7], 1.0), published_bytes(3, 2, [7, 7], 0.5)
     (308.0, 280.0)
@@ -201,7 +176,7 @@ def published_bytes(
 
 
 def csr_bytes(rows: int, columns: Real, edges: Real) -> Real:
-    """A weighted block and its transpose: 8 (rows + 1) + 8 (columns + 1) + 2 (4 + 4) edges.
+    """Count a weighted block and its transpose: 8 (rows + 1) + 8 (columns + 1) + 2 (4 + 4) edges.
 
     >>> csr_bytes(3, 2, 4)
     120
@@ -224,7 +199,7 @@ def rank_bytes(
     drop: Drop = "nodes",
     crossing: tuple[Real, Real] | None = None,
 ) -> dict[str, int]:
-    """Peak bytes of one rank of this runtime with boundary nodes or edges sampled, by part.
+    """Count the peak bytes of one rank with boundary nodes or edges sampled, by part.
 
     topology     ids of inner, halo and sent nodes; the inner edges in both directions; the halo
                  edges, in both directions for p = 1, else once and p of them per sampled layer
@@ -236,6 +211,7 @@ def rank_bytes(
                  while it runs forward, those before it + k n d_{l-1} + p (n_bd + sent) d_{l-1}
     kernels      what oneDNN keeps for each shape of a dense product
     The weighted sum is linear: received rows are added and given back, not kept.
+        The weighted sum is linear: received rows are added and given back, not kept.
 
     With edges sampled, each edge has its id (8 bytes), the rows that cross are those with a kept
     edge (`crossing_rows`, more than p n_bd), and DropEdge also draws the inner edges of each layer.
@@ -247,19 +223,13 @@ def rank_bytes(
         keep: p.
         num_parameters: of the model.
         num_seeds: training nodes of the part.
-        precomputed: the first layer's sums are kept.
+        precomputed: the first layer's sums (of gat its rows) are kept, and not received.
         shared_draw: one draw per epoch for all layers.
         dropout: a mask of each hidden layer's output (4 bytes: torch multiplies by it on cores); of
             gat also a second copy of that output.
         heads: of gat.
         drop: what p keeps.
         crossing: rows (received, sent) per layer with edges sampled; None: p of halo and sent.
-
-    Returns:
-        Bytes by part; their sum is the peak.
-
-    Raises:
-        ValueError: another model.
     """
     if model not in MODELS:
         raise ValueError(f"expected model sage, gcn or gat, found {model!r}")
@@ -281,7 +251,8 @@ def rank_bytes(
             if by_edge
             else _topology(sizes, keep, drawn)
         )
-        known = _precomputed(sizes, widths, model, precomputed)
+        sums = 4 * (2 if model == "sage" else 1) * pad_rows(sizes.inner) * widths[0]
+        known = sums if precomputed else 0
         activations = _activations(
             sizes, widths, model, received + sent, num_seeds, precomputed, dropout
         )
@@ -299,7 +270,7 @@ def rank_bytes(
 def _products(
     sizes: PartSizes, widths: Sequence[int], model: str, heads: int, received: Real
 ) -> list[Product]:
-    """The dense product of every layer; of attention another one of the received rows."""
+    """List the dense product of every layer; of attention another one of the received rows."""
     found: list[Product] = []
     for layer, (a, b) in enumerate(itertools.pairwise(widths)):
         last = layer == len(widths) - 2
@@ -313,7 +284,7 @@ def _products(
 def _edge_topology(
     sizes: PartSizes, keep: Real, drawn: int, layers: int, drop: Drop, received: Real, sent: Real
 ) -> Real:
-    """Whole lists, and for each drawn layer those of kept edges; the first has no gradient."""
+    """Count whole lists, and those of kept edges by drawn layer; the first has no gradient."""
     n = sizes.inner
     ids = 8 * (n + sizes.halo + sizes.sent)
     whole = 2 * 8 * (n + 1) + 8 * (sizes.inner_edges + sizes.halo_edges)
@@ -340,15 +311,11 @@ def _topology(sizes: PartSizes, keep: Real, drawn: int) -> Real:
     return ids + inner + whole + drawn * (csr_bytes(n, rows, keep * sizes.halo_edges) + sent)
 
 
-def _precomputed(sizes: PartSizes, widths: Sequence[int], model: str, precomputed: bool) -> int:
-    return 4 * (2 if model == "sage" else 1) * padded(sizes.inner) * widths[0] if precomputed else 0
-
-
 def _activations(
     sizes: PartSizes, widths: Sequence[int], model: str, crossing: Real,
     num_seeds: int, precomputed: bool, dropout: bool,
 ) -> Real:  # fmt: skip
-    n, rows = sizes.inner, padded(sizes.inner)
+    n, rows = sizes.inner, pad_rows(sizes.inner)
     k = 2 if model == "sage" else 1
     last = len(widths) - 2
     loss = 4 * 4 * num_seeds * widths[-1]  # chosen logits, log-softmax, and their gradients
@@ -377,13 +344,7 @@ def _activations(
 def rank_parts(
     profile: CutProfile, candidate: Candidate, workload: Workload
 ) -> list[dict[str, int]]:
-    """Private bytes of every rank by part, the largest part of the graph included.
-
-    Args:
-        profile: sizes of the parts and the process's own bytes.
-        candidate: p, draws and first layer.
-        workload: model, heads and dropout.
-    """
+    """Count the private bytes of every rank by part, the largest part of the graph included."""
     settings = candidate.full_graph
     found: list[dict[str, int]] = []
     for sizes, seeds in zip(profile.sizes, profile.seeds, strict=True):
@@ -410,7 +371,7 @@ def memory_use(
     budgets: Budgets,
     launcher_bytes: int,
 ) -> dict[str, MemoryUse]:
-    """Every rank against its limit, and all of them with the mapped adjacency against the host.
+    """Hold every rank against its limit, and all with the mapped adjacency against the host.
 
     Feature rows are read once into the ranks; the mapping they come from can be dropped again and
     is not counted.

@@ -1,6 +1,4 @@
-"""Graph and machine -> full-graph plan.
-
-    check -> partition and time the parts (cached) -> price, choose p and candidate -> plan folder
+"""Make a full-graph plan: check, time the parts (cached), price, choose p and candidate.
 
 The array `partition` holds each node's rank. Nothing is timed but the profile: with the same
 machine file and cached profile a repeated plan is the same to the byte.
@@ -17,7 +15,7 @@ from gnnplan.planner.cost.memory import Budgets
 from gnnplan.planner.cost.request import row_bytes
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.fullgraph.candidate import Cut, cut_of, list_cuts
-from gnnplan.planner.fullgraph.choose import Choice, alternatives, choose
+from gnnplan.planner.fullgraph.choose import FullGraphChoice, alternatives, choose
 from gnnplan.planner.fullgraph.price import FullRequest, PricedEpoch, price
 from gnnplan.planner.fullgraph.profile import CutProfile, profile_cuts
 from gnnplan.planner.machine.model import MachineModel
@@ -48,24 +46,8 @@ from gnnplan.runtime.sampling.statistics import (
 WHERE = "mode full-graph"
 
 
-def check_request(
-    graph: Graph, settings: PlanSettings, machine: MachineModel, *, calibrate: bool = False
-) -> None:
-    """Refuse what no full-graph candidate can do.
-
-    Raises:
-        SettingsError: one line with what was expected, what was found and what to do.
-    """
-    check_training(graph, settings, calibrate=calibrate)
-    _check_machine(settings, machine, graph.num_nodes)
-
-
 def check_training(graph: Graph, settings: PlanSettings, *, calibrate: bool = False) -> None:
-    """Refuse what full-graph training cannot do, on whatever machine.
-
-    Raises:
-        SettingsError: one line with what was expected, what was found and what to do.
-    """
+    """Refuse what full-graph training cannot do on any machine, in one line (SettingsError)."""
     work = settings.workload
     try:
         check_settings(FullGraph(), work.model, str(graph.task))
@@ -102,6 +84,7 @@ def check_training(graph: Graph, settings: PlanSettings, *, calibrate: bool = Fa
 
 
 def _check_machine(settings: PlanSettings, machine: MachineModel, num_nodes: int) -> None:
+    """Refuse machines that no full-graph candidate can use."""
     if plans_gpus(machine):
         raise SettingsError(
             f"{WHERE}: expected a machine whose cores train, found GPUs in {machine.name}; parts "
@@ -131,7 +114,7 @@ def plan_full_graph(
     *,
     calibrate: bool,
 ) -> tuple[Plan, dict[str, NDArray[Any]]]:
-    """The full-graph plan with the lowest predicted time per epoch, and its array.
+    """Make the full-graph plan with the lowest predicted time per epoch, and its array.
 
     Arguments and errors are those of `planner.pipeline.plan`, which writes what is found; factors
     are learnt from mini-batches, so `calibrate` is refused.
@@ -139,7 +122,8 @@ def plan_full_graph(
     Raises:
         WorkerFailed: the parts could not be timed.
     """
-    check_request(graph, settings, machine, calibrate=calibrate)
+    check_training(graph, settings, calibrate=calibrate)
+    _check_machine(settings, machine, graph.num_nodes)
     request = FullRequest(
         graph=reference,
         workload=settings.workload,
@@ -163,7 +147,7 @@ def plan_full_graph(
 
 
 def draws_of(settings: PlanSettings, allowed: StatisticsClass) -> tuple[str, ...]:
-    """Ways of drawing that some candidate may use, and that are therefore timed."""
+    """List ways of drawing that some candidate may use, and that are therefore timed."""
     work = settings.workload
     if allowed is StatisticsClass.EXACT or (
         work.model == "gat" and allowed is StatisticsClass.UNBIASED
@@ -175,8 +159,10 @@ def draws_of(settings: PlanSettings, allowed: StatisticsClass) -> tuple[str, ...
     return ("layer", "shared")
 
 
-def assemble(request: FullRequest, profiles: dict[Cut, CutProfile], choice: Choice) -> Plan:
-    """The plan of the chosen candidate, without its arrays."""
+def assemble(
+    request: FullRequest, profiles: dict[Cut, CutProfile], choice: FullGraphChoice
+) -> Plan:
+    """Assemble the plan of the chosen candidate, without its arrays."""
     chosen, machine, work = choice.chosen, request.machine, request.workload
     prediction = chosen.prediction
     words = {**prediction.provenance, "keep": choice.why_keep}
@@ -195,8 +181,8 @@ def assemble(request: FullRequest, profiles: dict[Cut, CutProfile], choice: Choi
     )
 
 
-def certificate(choice: Choice) -> Certificate:
-    """What is bounded: these cuts, their work shared equally and their exchange free.
+def certificate(choice: FullGraphChoice) -> Certificate:
+    """Bound these cuts, their work shared equally and their exchange free.
 
     Not bounded: partitions that were not made, whose boundary may be smaller; another p.
     """
@@ -233,7 +219,7 @@ def _strategy(request: FullRequest, profile: CutProfile, chosen: PricedEpoch) ->
 
 
 def _prices(request: FullRequest, profile: CutProfile, chosen: PricedEpoch) -> dict[str, float]:
-    """What a tenth more bandwidth between the ranks would save."""
+    """Price what a tenth more bandwidth between the ranks would save."""
     if chosen.candidate.num_ranks == 1:
         return {}
     quicker = faster(request.machine, LINK_TABLES["exchange"])

@@ -1,4 +1,4 @@
-"""The price of a full-graph candidate: seconds per epoch, which is one step, memory, traffic.
+"""Price a full-graph candidate: seconds per epoch, which is one step, memory, traffic.
 
     epoch = max_i (sample + forward_backward + packing)_i + exposed exchange + straggler
             + all-reduce + optimizer
@@ -6,19 +6,17 @@
 What the typical rank waits for the largest part counts as halo_exchange, where a run's meter sees
 it (all_reduce where nothing crosses); stages are those of a typical rank and add up to the epoch.
 
-A rank's own seconds per epoch for any p and way of drawing, from the cases that were timed.
-
-p = 1 is timed itself. Below, each quantity q is linear in p through its two anchors a < b:
+A rank's own seconds follow from the cases that were timed. p = 1 is timed itself. Below, each
+quantity q is linear in p through its two anchors a < b:
     q(p) = q(a) + (p - a) / (b - a) (q(b) - q(a)), never below 0
 A first layer that is computed once takes away what it took away at p = 1, by the edges that are
 left: (E_in + p E_halo) / (E_in + E_halo), and its draw.
 
-Seconds of an epoch's exchanges: bytes by the formulas, over the machine's measured all-to-all.
-
-Layer l sends rows of d_l columns forward and, but for the inputs, receives as many gradients back:
+An exchange takes its bytes by the formulas, over the machine's measured all-to-all. Layer l sends
+rows of d_l columns forward and, but for the inputs, receives as many gradients back:
     S_l = elt d_l max_i max(p n_bd(i), p sent(i)),  T_l = all_to_all(S_l P / (P - 1), P)
 The table's bytes count a rank's own share too, hence P / (P - 1); the fullest row or column of the
-matrix of bytes binds, which is the least of any schedule [A4]. In turns, each as long as its
+matrix of bytes binds, which is the least of any schedule [A4]. Sent in turns, each as long as its
 largest message, it would take longer: the interval is as much wider. Beyond the table's largest
 message seconds grow with the bytes.
 
@@ -44,10 +42,10 @@ from gnnplan.planner.cost.stages.all_reduce import (
     exposed_seconds,
     gradient_bytes,
 )
-from gnnplan.planner.cost.stages.exchange import bracket_seconds
+from gnnplan.planner.cost.stages.exchange import bracket_seconds, hidden_share
 from gnnplan.planner.cost.step import interval_around, relative_half_width
-from gnnplan.planner.fullgraph.bytes import PartSizes, columns_per_row, epoch_bytes
 from gnnplan.planner.fullgraph.candidate import cut_of, overlaps
+from gnnplan.planner.fullgraph.formulas import PartSizes, columns_per_row, epoch_bytes
 from gnnplan.planner.fullgraph.memory import memory_use, rank_parts
 from gnnplan.planner.fullgraph.profile import ANCHORS, CaseSeconds, CutProfile
 from gnnplan.planner.machine.model import MachineModel, Table
@@ -62,16 +60,16 @@ class Exchanges:
     """All exchanges of one epoch."""
 
     seconds: float
-    """Under way, all together."""
+    """Seconds under way, all together."""
     exposed: float
-    """What compute does not hide."""
+    """Seconds that compute does not hide."""
     spread: float
-    """Of the table, and what turns would take longer."""
+    """Relative spread of the table, and of sending in turns."""
     provenance: str
 
 
 def exchanged_widths(widths: Sequence[int], *, precomputed: bool) -> list[int]:
-    """Columns of each exchange in order: forward layer by layer, then backward from the last.
+    """List the columns of each exchange: forward layer by layer, then backward from the last.
 
     >>> exchanged_widths([10, 4, 6, 7], precomputed=False)
     [10, 4, 6, 6, 4]
@@ -84,7 +82,7 @@ def exchanged_widths(widths: Sequence[int], *, precomputed: bool) -> list[int]:
 
 
 def busiest_rows(sizes: Sequence[PartSizes], keep: float) -> float:
-    """Rows of the rank that sends or receives most in one exchange.
+    """Count the rows of the rank that sends or receives most in one exchange.
 
     >>> hub = PartSizes(inner=9, halo=10, sent=1000, inner_edges=0, halo_edges=0)
     >>> busiest_rows([hub], 0.5)
@@ -94,12 +92,10 @@ def busiest_rows(sizes: Sequence[PartSizes], keep: float) -> float:
 
 
 def longer_in_turns(sizes: Sequence[PartSizes]) -> float:
-    """What P - 1 turns take over the fullest rank's bytes, less one; the share kept cancels.
+    """Compute what P - 1 turns take over the fullest rank's bytes, less one.
 
     Backward the matrix is transposed, whose turns are as long. 0 for two ranks, and where parts
-    were not told apart.
-
-    Source: docs/formulas.md 8.4 [A4].
+    were not told apart. Source: docs/formulas.md 8.4 [A4].
 
     >>> by_owner = [(0, 10, 40), (60, 0, 0), (0, 20, 0)]
     >>> parts = [
@@ -117,23 +113,21 @@ def longer_in_turns(sizes: Sequence[PartSizes]) -> float:
 
 
 def table_seconds(table: Table, num_bytes: float, ranks: int) -> float:
-    """Seconds of one call; beyond the largest measured message in proportion to the bytes."""
+    """Read the seconds of one call; beyond the largest message in proportion to the bytes."""
     largest = table.points[table.axes.index("bytes")][-1]
     seconds = table.at(bytes=max(1.0, min(num_bytes, largest)), ranks=float(ranks))
     return seconds * max(1.0, num_bytes / largest) if len(table.values) > 1 else seconds
 
 
-def exchange_table(machine: MachineModel, *, overlap: bool) -> str:
-    """Loaded where another thread computes meanwhile, stepped where the ranks wait."""
+def exchange_table(machine: MachineModel, candidate: Candidate) -> str:
+    """Name the table: of calls beside compute, or of calls that the ranks step into together."""
     stepped = "all_to_all_stepped"
-    return stepped if not overlap and stepped in machine.tables else "all_to_all"
+    return stepped if not overlaps(candidate) and stepped in machine.tables else "all_to_all"
 
 
-def overlap_share(machine: MachineModel, ranks: int, threads: int, *, overlap: bool) -> float:
-    """eta: the measured share of an exchange that compute hides; 0 where it was not measured."""
-    if not overlap or "overlap_eta" not in machine.tables:
-        return 0.0
-    return machine.table("overlap_eta").at(ranks=float(ranks), threads=float(threads))
+def overlap_share(machine: MachineModel, candidate: Candidate) -> float:
+    """Read eta, the measured share of an exchange that compute hides; 0 where not measured."""
+    return hidden_share(machine, candidate) if overlaps(candidate) else 0.0
 
 
 def exchange_seconds(
@@ -141,37 +135,23 @@ def exchange_seconds(
     sizes: Sequence[PartSizes],
     widths: Sequence[int],
     windows: Sequence[Sequence[float]],
-    *,
-    keep: float,
-    threads: int,
-    precomputed: bool,
-    overlap: bool,
+    candidate: Candidate,
 ) -> Exchanges:
-    """Seconds of an epoch's exchanges.
+    """Add up the seconds of an epoch's exchanges.
 
-    Args:
-        machine: with its all-to-all tables.
-        sizes: of every part.
-        widths: d_0 .. d_L.
-        windows: by rank: work beside each exchange, in the order of `exchanged_widths`.
-        keep: p.
-        threads: compute threads of each rank.
-        precomputed: the first layer is not exchanged.
-        overlap: on a thread of its own.
-
-    Raises:
-        MachineError: the machine has no all-to-all table.
+    `windows` are, by rank, the work beside each exchange, in the order of `exchanged_widths`.
     """
-    ranks = len(sizes)
-    if ranks == 1 or keep <= 0:
+    ranks, settings = len(sizes), candidate.full_graph
+    if ranks == 1 or settings.keep <= 0:
         words = "derived: nothing crosses"
         return Exchanges(seconds=0.0, exposed=0.0, spread=0.0, provenance=words)
-    name = exchange_table(machine, overlap=overlap)
-    table, eta = machine.table(name), overlap_share(machine, ranks, threads, overlap=overlap)
-    rows = busiest_rows(sizes, keep)
+    name = exchange_table(machine, candidate)
+    table, eta = machine.table(name), overlap_share(machine, candidate)
+    rows = busiest_rows(sizes, settings.keep)
+    columns = exchanged_widths(widths, precomputed=settings.precompute_first_layer)
     total = exposed = 0.0
     beyond = False
-    for number, width in enumerate(exchanged_widths(widths, precomputed=precomputed)):
+    for number, width in enumerate(columns):
         size = rows * width * ITEM_BYTES * ranks / (ranks - 1)
         beyond = beyond or size > table.points[table.axes.index("bytes")][-1]
         seconds = table_seconds(table, size, ranks)
@@ -180,7 +160,9 @@ def exchange_seconds(
         exposed += exposed_seconds(seconds, window, eta)
     words = f"{table.provenance}: table {name} at each exchange's bytes"
     words += ", in proportion beyond its largest message" if beyond else ""
-    words += f"; overlap {eta:.2f} of the work beside it" if overlap else "; not overlapped"
+    words += (
+        f"; overlap {eta:.2f} of the work beside it" if overlaps(candidate) else "; not overlapped"
+    )
     longer = longer_in_turns(sizes)
     words += f"; {longer:.0%} longer if sent in {ranks - 1} turns" if longer >= 5e-3 else ""
     spread = math.hypot(table.spread, longer)
@@ -188,15 +170,7 @@ def exchange_seconds(
 
 
 def rank_seconds(profile: CutProfile, settings: FullGraph) -> list[CaseSeconds]:
-    """Seconds of every rank of a cut.
-
-    Args:
-        profile: with the cases that the settings need.
-        settings: p, draws, rounding, first layer.
-
-    Raises:
-        KeyError: such draws were not timed.
-    """
+    """Find the seconds of every rank of a cut; KeyError: such draws were not timed."""
     if settings.keep >= 1:
         whole = FullGraph(precompute_first_layer=settings.precompute_first_layer)
         return _timed(profile, whole)
@@ -218,7 +192,7 @@ def rank_seconds(profile: CutProfile, settings: FullGraph) -> list[CaseSeconds]:
 def _timed(
     profile: CutProfile, settings: FullGraph, *, draws_only: bool = False
 ) -> list[CaseSeconds]:
-    """What was measured of a case, by rank."""
+    """Find what was measured of a case, by rank."""
     for place, case in enumerate(profile.cases):
         if case.settings == settings and case.draws_only == draws_only:
             return [answer.cases[place] for answer in profile.ranks]
@@ -243,13 +217,13 @@ def _between(low: CaseSeconds, high: CaseSeconds, keep: float) -> CaseSeconds:
 def _without_first(
     profile: CutProfile, settings: FullGraph, found: list[CaseSeconds]
 ) -> list[CaseSeconds]:
-    """Less what the first layer's sums and its exchange take."""
+    """Take away what the first layer's sums and its exchange take."""
     layers = len(profile.widths) - 1
     whole, known = (
         _timed(profile, FullGraph()),
         _timed(profile, FullGraph(precompute_first_layer=True)),
     )
-    # A draw per layer is one less; a shared one is drawn once in either case.
+    # Of draws per layer one falls away; a shared draw is made in either case.
     drawn = 1.0 if settings.draws == "shared" else (layers - 1) / layers
     left: list[CaseSeconds] = []
     for now, all_, less, sizes in zip(found, whole, known, profile.sizes, strict=True):
@@ -275,7 +249,7 @@ def _without_first(
 
 
 def edges_left(sizes: PartSizes, keep: float) -> float:
-    """Share of a part's edges that an epoch aggregates over.
+    """Compute the share of a part's edges that an epoch aggregates over.
 
     >>> edges_left(PartSizes(inner=1, halo=1, sent=1, inner_edges=30, halo_edges=10), 0.2)
     0.8
@@ -292,7 +266,6 @@ class FullRequest:
     workload: Workload
     machine: MachineModel
     budgets: Budgets
-    oversubscribe: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -312,11 +285,8 @@ def price(request: FullRequest, profile: CutProfile, candidate: Candidate) -> Pr
     """
     machine, settings, cut = request.machine, candidate.full_graph, cut_of(candidate)
     ranks = rank_seconds(profile, settings)
-    exchange = exchange_seconds(
-        machine, profile.sizes, profile.widths, [r.windows for r in ranks],
-        keep=settings.keep, threads=cut.threads,
-        precomputed=settings.precompute_first_layer, overlap=overlaps(candidate),
-    )  # fmt: skip
+    windows = [r.windows for r in ranks]
+    exchange = exchange_seconds(machine, profile.sizes, profile.widths, windows, candidate)
     stages, bound = _stages(request, profile, ranks, exchange)
     epoch = sum(stages.values())
     half = relative_half_width(
@@ -356,7 +326,7 @@ def price(request: FullRequest, profile: CutProfile, candidate: Candidate) -> Pr
 def _stages(
     request: FullRequest, profile: CutProfile, ranks: Sequence[CaseSeconds], exchange: Exchanges
 ) -> tuple[dict[str, float], float]:
-    """Seconds of a typical rank by stage, and what perfect balance and a free exchange leave."""
+    """Split an epoch of a typical rank into stages, and bound it by perfect balance."""
     busy = [r.sample + r.forward_backward + r.packing for r in ranks]
     count, mean, longest = len(ranks), float(np.mean(busy)), max(busy)
     optimizer = max(a.optimizer_seconds for a in profile.ranks)
@@ -379,7 +349,7 @@ def _stages(
 
 
 def _all_reduce(request: FullRequest, profile: CutProfile) -> tuple[float, float, str]:
-    """Seconds, spread and words; the ranks compute before the call and wait in it."""
+    """Return seconds, spread and words; the ranks compute before the call and wait in it."""
     count, machine = len(profile.sizes), request.machine
     if count == 1:
         return 0.0, 0.0, "derived: one rank has nothing to sum"
@@ -393,7 +363,7 @@ def _all_reduce(request: FullRequest, profile: CutProfile) -> tuple[float, float
 def _core_seconds(
     profile: CutProfile, ranks: Sequence[CaseSeconds], stages: dict[str, float]
 ) -> dict[str, float]:
-    """Over all ranks; a rank's threads are taken to be busy while it computes."""
+    """Multiply by ranks, and by a rank's threads while it computes."""
     threads, count = profile.cut.threads, len(ranks)
     return {
         name: seconds * count * (threads if name == "forward_backward" else 1)
@@ -416,7 +386,7 @@ def _startup(request: FullRequest, profile: CutProfile) -> float:
 
 
 def halo_bytes(profile: CutProfile, candidate: Candidate) -> float:
-    """Bytes of boundary rows over all ranks and one epoch, on average over draws; exact for p = 1.
+    """Count the bytes of boundary rows over all ranks and one epoch, on average over draws.
 
     p Vol elt (d_0 + 2 sum of the hidden widths), docs/formulas.md 3.4; no ids are sent.
     """
@@ -426,7 +396,7 @@ def halo_bytes(profile: CutProfile, candidate: Candidate) -> float:
 
 
 def _traffic(request: FullRequest, profile: CutProfile, candidate: Candidate) -> dict[str, float]:
-    """Bytes per epoch over all ranks by link: boundary rows, and the gradient's ring."""
+    """Count the bytes per epoch over all ranks by link: boundary rows, and the gradient's ring."""
     count = candidate.num_ranks
     if count == 1:
         return {}
@@ -435,7 +405,7 @@ def _traffic(request: FullRequest, profile: CutProfile, candidate: Candidate) ->
 
 
 def _shares(profile: CutProfile, rank: int, keep: float) -> dict[str, float]:
-    """Where the rows of one layer are: a rank's own, and received ones."""
+    """Share the rows of one layer out to a rank's own and received ones."""
     sizes = profile.sizes[rank]
     rows = sizes.inner + keep * sizes.halo
     if rows == 0 or sizes.halo == 0:

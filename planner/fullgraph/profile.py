@@ -1,13 +1,10 @@
-"""Graph -> profile of full-graph training: parts, and a rank's own seconds on them, cached.
+"""Profile full-graph training, cached: parts, and a rank's own seconds on them.
 
 Every cut (ranks, threads, partitioner) is partitioned once, and its parts are timed at once, one
-process each, as the ranks of a run would compute.
-
-What dropping boundary nodes adds to the variance, estimated on the input features.
+process each, as the ranks of a run would compute. What dropping boundary nodes adds to the
+variance is estimated on the input features, since hidden layers are not known before training:
 
     V = mean_u sum_{v in N(u) outside} a_uv^2 |x_v|^2,   eps^2 = 0.1 mean_u |sum_v a_uv x_v|^2
-
-Only the first layer's inputs are known before training; hidden layers are taken to be alike.
 
 Source: docs/formulas.md 3.3 and 3.6.
 """
@@ -26,9 +23,8 @@ from scipy import sparse  # pyright: ignore[reportMissingTypeStubs]
 
 from gnnplan.planner.cache_folder import cache_folder as root_folder
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.fullgraph.bytes import PartSizes, drawn_epoch_bytes
 from gnnplan.planner.fullgraph.candidate import Cut
-from gnnplan.planner.fullgraph.sampling_rate import p_variance
+from gnnplan.planner.fullgraph.formulas import PartSizes, p_variance
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.partition.partition import partition
 from gnnplan.planner.probe.quiet import disturbance
@@ -41,12 +37,10 @@ from gnnplan.planner.workload import ProcessCost
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.folders import take_name
-from gnnplan.runtime.fullgraph.draws import kept_nodes
 from gnnplan.runtime.fullgraph.part import Part, build_part, connect_parts
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.npy import map_npy
 from gnnplan.runtime.plan.schema import FullGraph, Workload
-from gnnplan.runtime.sampling.rng import Purpose, stream
 from gnnplan.runtime.train.evaluate import reader_of
 
 
@@ -61,12 +55,12 @@ class Parts:
 
     @property
     def sizes(self) -> list[PartSizes]:
-        """What the formulas take of each part."""
+        """Sizes that the formulas take of each part."""
         return [sizes_of(part) for part in self.parts]
 
 
 def sizes_of(part: Part) -> PartSizes:
-    """What the formulas take of a connected part."""
+    """Count what the formulas take of a connected part."""
     return PartSizes(
         inner=part.num_inner,
         halo=part.num_halo,
@@ -78,11 +72,7 @@ def sizes_of(part: Part) -> PartSizes:
 
 
 def cut_graph(graph: Graph, cut: Cut) -> NDArray[np.int32]:
-    """Part of each node, int32 [N]: for the volume objective, or at random to compare with.
-
-    Raises:
-        SettingsError: the partitioner is not installed.
-    """
+    """Partition for the volume objective, or at random to compare with; int32 [N]."""
     if cut.ranks == 1:
         return np.zeros(graph.num_nodes, np.int32)
     return partition(
@@ -95,8 +85,8 @@ def cut_graph(graph: Graph, cut: Cut) -> NDArray[np.int32]:
     )
 
 
-def connected(graph: Graph, found: NDArray[np.int32], ranks: int, model: str) -> Parts:
-    """Every part with its send lists, as the ranks will build them."""
+def connect_cut(graph: Graph, found: NDArray[np.int32], ranks: int, model: str) -> Parts:
+    """Build every part with its send lists, as the ranks will."""
     parts = connect_parts([
         build_part(graph.indptr, graph.indices, found, r, ranks, loops=model != "sage")
         for r in range(ranks)
@@ -107,53 +97,13 @@ def connected(graph: Graph, found: NDArray[np.int32], ranks: int, model: str) ->
     return Parts(partition=found, parts=parts, seeds=seeds)
 
 
-def sent_bytes(
-    parts: Parts, settings: FullGraph, widths: list[int], *, seed: int, epoch: int
-) -> list[int]:
-    """Bytes that each rank sends in one epoch, exactly: the draws are the runtime's.
-
-    Args:
-        parts: of the plan's partition.
-        settings: boundary nodes kept with p.
-        widths: d_0 .. d_L.
-        seed: of the workload.
-        epoch: whose draws.
-
-    Source: `planner.fullgraph.bytes.drawn_epoch_bytes`, docs/formulas.md 3.4.
-    """
-    layers, size = len(widths) - 1, len(parts.parts)
-    first = 1 if settings.precompute_first_layer else 0
-    received = np.zeros((size, layers), np.int64)
-    sent = np.zeros((size, layers), np.int64)
-    for layer in range(first, layers):
-        drawn = first if settings.draws == "shared" else layer
-        for part in parts.parts:
-            for owner, ids in enumerate(np.split(part.halo, np.cumsum(part.halo_counts)[:-1])):
-                kept = _kept(settings, seed, epoch, drawn, ids, owner, part.rank, size)
-                received[part.rank, layer] += kept
-                sent[owner, layer] += kept
-    return [drawn_epoch_bytes(sent[r].tolist(), received[r].tolist(), widths) for r in range(size)]
-
-
-def _kept(
-    settings: FullGraph, seed: int, epoch: int, layer: int, ids: NDArray[np.int64],
-    owner: int, receiver: int, size: int,
-) -> int:  # fmt: skip
-    numbers = stream(seed, epoch, 0, layer, Purpose.BOUNDARY)
-    kept = kept_nodes(
-        numbers, ids, owner=owner, receiver=receiver, size=size, keep=settings.keep,
-        rounding=settings.rounding,
-    )  # fmt: skip
-    return int(kept.sum())
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
     """Settings to time."""
 
     settings: FullGraph
     draws_only: bool = False
-    """Time the epoch's draws and nothing else."""
+    """Whether the epoch's draws alone are timed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,11 +113,11 @@ class PartRequest:
     workload: Workload
     graph_path: str
     fingerprint: str = ""
-    """Of the graph that must lie there; empty: any."""
+    """Fingerprint of the graph that must lie there; empty: any."""
     partition_path: str
-    """int32 .npy: part of each node."""
+    """File of the part of each node, int32 .npy."""
     wanted_path: str
-    """int64 .npy: nodes that other parts need of this one, by receiver."""
+    """File of the nodes that other parts need of this one, by receiver, int64 .npy."""
     wanted_counts: list[int]
     rank: int
     size: int
@@ -183,12 +133,12 @@ class CaseSeconds:
     """One rank's seconds per epoch under one case; nothing is waited for."""
 
     sample: float
-    """Drawing boundary nodes and cutting the blocks to them."""
+    """Seconds of drawing boundary nodes and cutting the blocks to them."""
     forward_backward: float
     packing: float
-    """Copying the rows to send, on the training thread."""
+    """Seconds of copying the rows to send, on the training thread."""
     windows: list[float]
-    """Work between the start of each exchange and the need for its rows, in order."""
+    """Seconds between the start of each exchange and the need for its rows, in order."""
     spread: float
     """Relative half-width of the median."""
 
@@ -206,19 +156,18 @@ class PartAnswer:
 
 SAMPLED_NODES = 2000
 MOST_EDGES = 200_000
-"""Edges of sampled nodes that are looked at: their rows are read."""
+"""Most edges of sampled nodes that are looked at: their rows are read."""
 TOLERATED = 0.1
-"""eps^2 over |z|^2: the added variance that is tolerated."""
+"""Added variance that is tolerated, eps^2 over |z|^2."""
 DEFAULT_KEEP = 0.1
-"""Published as safe (docs/formulas.md 3.6), where there are no features to estimate from."""
-
+"""p that is published as safe (docs/formulas.md 3.6), for graphs without features."""
 LEAST_KEEP = 0.01
-"""Published as safe with a good partition; nothing is estimated to allow less."""
+"""p that is published as safe with a good partition; nothing is estimated to allow less."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variance:
-    """The estimate."""
+    """The estimated variance."""
 
     boundary: float
     """V."""
@@ -230,9 +179,7 @@ class Variance:
     @property
     def least_keep(self) -> float:
         """p_var: the smallest p whose added variance is tolerated."""
-        if self.nodes == 0:
-            return DEFAULT_KEEP
-        if self.signal == 0:
+        if self.nodes == 0 or self.signal == 0:
             return DEFAULT_KEEP
         return max(LEAST_KEEP, float(p_variance(self.boundary, TOLERATED * self.signal)))
 
@@ -240,10 +187,7 @@ class Variance:
 def measure_variance(graph: Graph, found: NDArray[np.int32], model: str) -> Variance:
     """Estimate V and |z|^2 over a sample of nodes, always the same.
 
-    Args:
-        graph: the dataset; without features nothing is estimated.
-        found: part of each node.
-        model: gcn weighs by both degrees, the others by 1 / d.
+    Without features nothing is estimated. gcn weighs by both degrees, the other models by 1 / d.
     """
     try:
         read = reader_of(graph, None)
@@ -276,7 +220,7 @@ def measure_variance(graph: Graph, found: NDArray[np.int32], model: str) -> Vari
 
 
 VERSION = 3
-"""Rises when a profile means something else than before."""
+"""Number that rises when a profile means something else than before."""
 ANCHORS = (0.1, 0.5)
 """Probabilities at which sampled epochs are timed; their seconds are linear in p."""
 MODULE = "gnnplan.planner.fullgraph.timing"
@@ -290,7 +234,7 @@ class CutProfile:
 
     cut: Cut
     sizes: list[PartSizes]
-    """By rank."""
+    """Sizes by rank."""
     seeds: list[int]
     """Training nodes by rank."""
     variance: Variance
@@ -310,7 +254,7 @@ class CutProfile:
 
     @property
     def num_parameters(self) -> int:
-        """Of the model."""
+        """Parameters of the model."""
         return self.ranks[0].num_parameters
 
 
@@ -323,11 +267,9 @@ class FullProfile:
 
 
 def cases_of(cut: Cut, draws: Sequence[str]) -> list[Case]:
-    """What is timed of a cut: p = 1 with and without the first layer, and anchors of p < 1.
+    """List what is timed of a cut: p = 1 with and without the first layer, and anchors of p < 1.
 
-    Args:
-        cut: one rank has no boundary to sample.
-        draws: `layer`, `shared`, both, or nothing where only p = 1 is allowed.
+    `draws` are `layer`, `shared`, both, or nothing where only p = 1 is allowed.
     """
     found = [Case(settings=FullGraph(precompute_first_layer=known)) for known in (False, True)]
     for each in draws if cut.ranks > 1 else ():
@@ -348,16 +290,10 @@ def profile_cuts(
     progress: Progress | None = None,
     measure: bool = True,
 ) -> list[FullProfile]:
-    """The profile of every cut, from the cache where it was made before.
+    """Profile every cut, from the cache where it was made before.
 
-    Args:
-        graph: the dataset.
-        settings: the model.
-        machine: its fingerprint enters the key, since seconds are the machine's.
-        cuts: what to partition and time.
-        draws: as in `cases_of`.
-        progress: told what is going on.
-        measure: False takes cached profiles or raises.
+    The machine's fingerprint enters the key, since seconds are the machine's. `draws` are those of
+    `cases_of`; without `measure` nothing is timed.
 
     Raises:
         SettingsError: nothing may be measured and a profile is not cached.
@@ -399,7 +335,7 @@ def _make(
 ) -> FullProfile:
     """Partition, count and time, without looking at the cache."""
     model = settings.workload.model
-    parts = connected(graph, cut_graph(graph, cut), cut.ranks, model)
+    parts = connect_cut(graph, cut_graph(graph, cut), cut.ranks, model)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         np.save(place / PARTITION_FILE, parts.partition)
@@ -439,7 +375,7 @@ def _make(
 def _key(
     graph: Graph, settings: PlanSettings, machine: MachineModel, cut: Cut, draws: Sequence[str]
 ) -> str:
-    """Hash of everything that decides a profile."""
+    """Hash everything that decides a profile."""
     work = settings.workload
     model = [work.model, work.num_layers, work.hidden, work.heads, work.dropout, work.seed]
     decided = [VERSION, graph.fingerprint, machine.fingerprint, model, cut, cases_of(cut, draws)]
@@ -451,7 +387,7 @@ def _folder(key: str) -> Path:
 
 
 def _load(key: str) -> FullProfile | None:
-    """The cached profile; a damaged one counts as absent."""
+    """Read the cached profile; a damaged one counts as absent."""
     place = _folder(key)
     try:
         numbers = codec.decode(CutProfile, codec.parse((place / PROFILE_FILE).read_bytes()))
@@ -476,7 +412,7 @@ def _save(key: str, made: FullProfile) -> None:
     try:
         np.save(staging / PARTITION_FILE, made.partition)
         (staging / PROFILE_FILE).write_text(codec.dumps(made.numbers))
-        # What was there is damaged, or another process's, and as good as this.
+        # What was there is damaged, or another process's and as good.
         earlier = take_name(staging, place)
         if earlier is not None:
             shutil.rmtree(earlier, ignore_errors=True)

@@ -1,13 +1,9 @@
-"""One timing process of full-graph training: the runtime's loop on one part, with nothing sent.
+"""Time one part of full-graph training in its process: the runtime's loop, with nothing sent.
 
-`python -m planner.fullgraph.timing` speaks the lines of planner.profile.protocol. The part's edges
-are the graph's own, because where neighbours lie decides how caches serve them; features and labels
-are made up. The only module here that imports torch when it runs.
-
-The ranks of a part, played by one process: what would arrive is rows of the right shape.
-
-The runtime's own model and loop run on it unchanged; nothing is sent, so what is timed is a rank's
-own work. How long a row is under way is priced from the machine's tables instead.
+`python -m gnnplan.planner.fullgraph.timing` speaks the lines of planner.profile.protocol. The
+part's edges are the graph's own, because where neighbours lie decides how caches serve them;
+features and labels are made up. A communicator plays the other ranks: what would arrive is rows of
+the right shape. How long a row is under way is priced from the machine's tables instead.
 """
 
 import functools
@@ -34,7 +30,7 @@ WARMUP_EPOCHS = 2
 LEAST_EPOCHS = 3
 MOST_EPOCHS = 15
 CASE_SECONDS = 1.0
-"""A case is repeated for so long, within the numbers above."""
+"""Seconds for which a case is repeated, within the numbers above."""
 
 
 def time_part(request: PartRequest) -> PartAnswer:
@@ -58,12 +54,11 @@ def time_part(request: PartRequest) -> PartAnswer:
 
 
 def _inputs(conv: Any) -> int:
-    """Columns that a layer reads, and so exchanges."""
     return int(conv.in_channels)
 
 
 def _loop(request: PartRequest, case: Case) -> Any:
-    """The runtime's loop over the part, on rows and labels made up."""
+    """Make the runtime's loop over the part, on rows and labels made up."""
     import torch
 
     from gnnplan.runtime.fullgraph.forward import FullGraphModel
@@ -111,7 +106,7 @@ def _labels(request: PartRequest, count: int, generator: Any) -> Any:
 
 
 def _epochs(loop: Any) -> CaseSeconds:
-    """Medians over whole epochs, in the stages of the runtime's meter."""
+    """Time whole epochs: medians in the stages of the runtime's meter."""
     from gnnplan.runtime.train.fullgraph import WholeEpoch
 
     windows: list[list[float]] = []
@@ -137,7 +132,7 @@ def _epochs(loop: Any) -> CaseSeconds:
 
 
 def _draws(loop: Any) -> CaseSeconds:
-    """The epoch's draws alone."""
+    """Time the epoch's draws alone."""
     seconds: list[float] = []
     began, epoch = time.perf_counter(), 0
     while _goes_on(epoch, began):
@@ -159,18 +154,14 @@ def _goes_on(epoch: int, started: float) -> bool:
 
 
 def build(plain: Any) -> Callable[[], PartAnswer]:
-    """A request's cases, each built when its turn comes: together they would not fit."""
+    """Bind a request's cases, each built when its turn comes: together they would not fit."""
     return functools.partial(time_part, codec.decode(PartRequest, plain))
 
 
 class StandIn(Communicator):
-    """A communicator of `size` ranks that answers for all others.
+    """A communicator of one rank that answers for all other ranks.
 
-    Args:
-        rank: the rank that is played.
-        size: number of ranks.
-        wanted: nodes that the others need of this rank, by receiver.
-        wanted_counts: how many each needs.
+    `wanted` are the nodes that the others need of this rank, by receiver, `wanted_counts` how many.
     """
 
     def __init__(
@@ -184,7 +175,7 @@ class StandIn(Communicator):
     def all_to_all_ids(
         self, ids: Tensor, counts: Sequence[int], *, stage: Stage = Stage.EXCHANGE_IDS
     ) -> tuple[Tensor, list[int]]:
-        """What the others ask for when the parts are made."""
+        """Return what the others ask for when the parts are made."""
         del ids, counts, stage
         return self._wanted
 
@@ -197,7 +188,7 @@ class StandIn(Communicator):
         out: Tensor | None = None,
         stage: Stage = Stage.EXCHANGE_ROWS,
     ) -> Tensor:
-        """Rows of the right number and width, in memory of their own, made once per width."""
+        """Return rows of the right number and width, made once per width."""
         del counts, out, stage
         width, count = rows.shape[1], sum(received_counts)
         kept = self._rows.get(width)
@@ -207,19 +198,19 @@ class StandIn(Communicator):
         return self._rows[width][:count]
 
     def all_reduce_sum(self, tensor: Tensor, *, stage: Stage = Stage.ALL_REDUCE) -> Tensor:
-        """The tensor as it is."""
+        """Return the tensor as it is."""
         del stage
         return tensor
 
 
 @dataclass(slots=True)
 class TimedPending(Pending):
-    """Says how much work was done between the start of an exchange and the need for its rows."""
+    """An exchange under way that says how much work was done before its rows were needed."""
 
     started: float = 0.0
 
     def wait(self) -> Tensor:
-        """The rows, and the window's end."""
+        """Return the rows, and end the window."""
         assert isinstance(self.exchange, TimedExchange)
         self.exchange.windows.append(time.perf_counter() - self.started)
         return Pending.wait(self)

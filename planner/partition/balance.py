@@ -1,24 +1,22 @@
-"""Bring a partition within its limits: several loads at once, which one weight per node cannot.
+"""Improve a partition by moving single nodes: into its limits, and to a lower exchange volume.
 
-A part above a limit gives nodes that count towards that load to parts with room for them, those
-first whose move raises the edge cut least. Loads are taken in the order training nodes, edges,
-nodes: each may pass the limits of those after it, which are then repaired by nodes that weigh
-little in it, and no limit repaired before is broken again.
+Balance: a part above a limit gives nodes that count towards that load to parts with room for them,
+those first whose move raises the edge cut least. Loads are repaired in the order training nodes,
+edges, nodes; a repair may pass the limits of later ones, and never breaks those repaired before.
 
-Refine a partition for communication volume: what full-graph training sends per exchange.
+Volume, the rows that full-graph training sends per exchange:
 
     volume = sum_v |{parts p != part(v) that hold an out-neighbour of v}|      (formulas 3.1)
 
-A cut edge costs a row only where it is the first between its source and that part, so the edge
-cut is the wrong measure (BNS-GCN asks METIS for `vol`). count[v, p], the out-neighbours of v in p,
-tells each move's gain exactly:
+A cut edge costs a row only where it is the first between its source and that part, so the edge cut
+is the wrong measure. count[v, p], the out-neighbours of v in p, tells each move's gain exactly:
 
     moving u from a to b changes the volume by
         [count[u, a] > 0] - [count[u, b] > 0]                        u's own row, plus
         sum over v -> u, v != u: [count[v, b] = 0 and part(v) != b]
                                - [count[v, a] = 1 and part(v) != a]  rows that u reads
 
-Only moves of negative change are made, and none past a limit, so the volume never rises.
+Only moves that lower the volume and keep every limit are made.
 """
 
 import typing
@@ -28,23 +26,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.partition.multilevel import sort_rows
-from gnnplan.planner.partition.problem import Problem
+from gnnplan.planner.partition.problem import PartitionProblem
 
 MAX_ROUNDS = 6
 REPAIR_ORDER = (1, 2, 0)
 """Rows of the limits: training nodes are few, edges are uneven, nodes the easiest to place."""
 
 
-def repair_balance(problem: Problem, parts: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Move nodes out of overfull parts; as near to the limits as single moves lead.
-
-    Args:
-        problem: graph and limits.
-        parts: int32 [N]; not changed.
+def repair_balance(problem: PartitionProblem, parts: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Move nodes out of overfull parts, as near to the limits as single moves lead.
 
     Returns:
-        int32 [N] whose excess over the limits, summed in shares of the totals, is not above the
-        start's; the start itself where all loads are within their limits.
+        Part of each node, int32 [N], whose excess over the limits, in shares of the totals, is not
+        above that of `parts`, which is not changed.
     """
     limits = problem.limits
     loads = count_loads(problem, parts)
@@ -69,17 +63,17 @@ def repair_balance(problem: Problem, parts: NDArray[np.int32]) -> NDArray[np.int
 
 
 def repair_bytes(num_nodes: int) -> int:
-    """Memory of a repair: cost, chosen ids, their order, the result."""
+    """Count the bytes of a repair: cost, chosen ids, their order, the result."""
     return num_nodes * (3 * 8 + 4)
 
 
-def _excess(problem: Problem, loads: NDArray[np.float64]) -> float:
+def _excess(problem: PartitionProblem, loads: NDArray[np.float64]) -> float:
     over = np.maximum(loads - problem.limits, 0).sum(axis=1)
     return float((over / np.maximum(problem.totals, 1)).sum())
 
 
-def count_loads(problem: Problem, parts: NDArray[np.int32]) -> NDArray[np.float64]:
-    """Nodes, training nodes and edges of each part; shape [3, parts]."""
+def count_loads(problem: PartitionProblem, parts: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Count nodes, training nodes and edges of each part; shape [3, parts]."""
     size = problem.num_parts
     loads = np.zeros((3, size), np.float64)
     loads[0] = np.bincount(parts, minlength=size)
@@ -98,7 +92,7 @@ def _costs(
     over: np.ndarray,
     which: int,
 ) -> np.ndarray:
-    """Edges within the own part less those to the best other one; the largest integer: stays."""
+    """Count edges within the own part less those to the best other; the largest integer stays."""
     num_parts = over.size
     cost = np.full(parts.size, np.iinfo(np.int64).max, np.int64)
     near = np.zeros(num_parts, np.int64)
@@ -161,26 +155,23 @@ def _move(
 
 MAX_PASSES = 12
 LEAST_GAIN = 0.001
-"""A pass that saves less than this share of the volume is the last."""
+"""Share of the volume that a pass must save for another one to follow."""
 
 
 def refine_bytes(
     num_nodes: int, num_edges: int, num_parts: int, *, ascending: bool, id_bytes: int = 4
 ) -> int:
-    """Memory of `refine_volume`: counts, order, parts, in-degrees, and rows if they are sorted."""
+    """Count the bytes of `refine_volume`: counts, order, parts, in-degrees, and rows if sorted."""
     sorting = 0 if ascending else 2 * (id_bytes * num_edges + 8 * (num_nodes + 1))
     return num_nodes * (4 * num_parts + 8 + 4 + 16) + sorting
 
 
-def refine_volume(problem: Problem, parts: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Move single nodes while that lowers the volume.
-
-    Args:
-        problem: graph, limits and seed (which orders the visits).
-        parts: int32 [N], the start; not changed.
+def refine_volume(problem: PartitionProblem, parts: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Move single nodes while that lowers the volume; the seed orders the visits.
 
     Returns:
-        int32 [N] of a volume at most the start's, and of loads at most the limit's or the start's.
+        Part of each node, int32 [N], of a volume at most that of `parts` (not changed), and of
+        loads at most the limit's or the start's.
     """
     indptr, indices = sort_rows(problem.indptr, problem.indices)
     moved = np.array(parts, np.int32)
@@ -202,7 +193,7 @@ def refine_volume(problem: Problem, parts: NDArray[np.int32]) -> NDArray[np.int3
 def _count_readers(
     indptr: np.ndarray, indices: np.ndarray, parts: np.ndarray, num_parts: int
 ) -> np.ndarray:
-    """count[v, p]: distinct out-neighbours of v, other than v, in part p; int32 [N, parts]."""
+    """Count distinct out-neighbours of v, other than v, by part; int32 [N, parts]."""
     counts = np.zeros((parts.size, num_parts), np.int32)
     for u in range(parts.size):
         for e in range(indptr[u], indptr[u + 1]):
@@ -233,7 +224,7 @@ def _best_move(
     fits: np.ndarray,
     change: np.ndarray,
 ) -> int:
-    """Part whose change is least among those that fit, or u's own; change [parts] is filled."""
+    """Return the fitting part of least change, or u's own; change [parts] is filled."""
     own, num_parts = parts[u], change.size
     base = counts[u, own] > 0
     for p in range(num_parts):
@@ -265,7 +256,7 @@ def _pass(
     loads: np.ndarray,
     limits: np.ndarray,
 ) -> int:
-    """Visit every node once and make its best move; the rows saved."""
+    """Visit every node once, make its best move, and count the rows saved."""
     num_parts = counts.shape[1]
     change = np.zeros(num_parts, np.int64)
     fits = np.zeros(num_parts, np.bool_)

@@ -3,8 +3,7 @@ r"""Cliques of a machine: the fewest groups of GPUs that are linked all to all (
     f[0] = 0;  f[S] = 1 + min over cliques Q in S with the lowest GPU of S of f[S \ Q]
 
 over subsets S as bit masks, exact. Taking the largest clique first is not: on the path 2-0-1-3 it
-takes {0, 1} and leaves two GPUs alone ([C8]). The count of NVLinks between two GPUs is a bandwidth
-weight: it breaks ties between covers.
+takes {0, 1} and leaves two GPUs alone ([C8]). The NVLinks between two GPUs break ties.
 """
 
 import typing
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_EXACT = 16
-"""GPUs of one connected group up to which the cover is exact: 3^16 steps take a second."""
+"""Most GPUs of a connected group whose cover is exact: 3^16 steps take a second."""
 KEPT = 3
 
 
@@ -29,40 +28,25 @@ class Cover:
     bandwidth: float
     """Sum of the links' weights inside the cliques."""
     exact: bool
-    """False: one group was too large to try all covers."""
-
-    @property
-    def num_cliques(self) -> int:
-        """K_c."""
-        return len(self.cliques)
-
-    @property
-    def clique_size(self) -> int | None:
-        """K_g if all cliques are of one size, else None."""
-        sizes = {len(clique) for clique in self.cliques}
-        return sizes.pop() if len(sizes) == 1 else None
+    """Whether all covers were tried."""
 
     @property
     def order(self) -> tuple[int, int, float, tuple[tuple[int, ...], ...]]:
-        """What covers are ranked by: fewest, most equal, most bandwidth, lowest ids."""
+        """Key that ranks covers: fewest, most equal, most bandwidth, lowest ids."""
         squares = sum(len(clique) ** 2 for clique in self.cliques)
         return len(self.cliques), squares, -self.bandwidth, self.cliques
 
 
 def clique_covers(links: NDArray[np.float64] | NDArray[np.int64], kept: int = KEPT) -> list[Cover]:
-    """The best covers by the fewest cliques; the evaluator chooses among them.
+    """Find at most `kept` best covers by the fewest cliques, best first.
 
     Args:
         links: NVLinks (or bandwidth) between each two GPUs, symmetric [n, n]; 0: not linked.
         kept: most covers to return.
 
-    Returns:
-        At least one cover, best first, all with the same number of cliques.
-
     Raises:
         ValueError: `links` is not square, symmetric and free of negative counts.
 
-    Example:
         >>> path = np.array([[0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 0, 0], [0, 1, 0, 0]])
         >>> clique_covers(path)[0].cliques
         ((0, 2), (1, 3))
@@ -80,7 +64,7 @@ def clique_covers(links: NDArray[np.float64] | NDArray[np.int64], kept: int = KE
 
 
 def greedy_cover(links: NDArray[np.float64] | NDArray[np.int64]) -> Cover:
-    """Largest clique first, the way Legion's and Quiver's releases go: to be compared with."""
+    """Cover by the largest clique first, as Legion's and Quiver's releases do, to compare with."""
     import networkx as nx
 
     rest: nx.Graph[int] = nx.Graph()
@@ -114,7 +98,7 @@ def _join(a: Cover, b: Cover) -> Cover:
 
 
 def _connected(links: NDArray[np.float64] | NDArray[np.int64]) -> list[list[int]]:
-    """Groups between which there is no link: their covers do not depend on each other."""
+    """Group GPUs that links join: the groups' covers do not depend on each other."""
     import networkx as nx
 
     graph: nx.Graph[int] = nx.Graph()
@@ -143,7 +127,6 @@ def _covers_of(
 
     @cache
     def best(rest: int) -> tuple[Cover, ...]:
-        """The `kept` best of the covers of `rest` by the fewest cliques."""
         if rest == 0:
             return (Cover(cliques=(), bandwidth=0.0, exact=True),)
         low = rest & -rest
@@ -166,7 +149,7 @@ def _covers_of(
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _fewest(linked: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """f[S], and whether S is a clique, of all subsets as masks; linked [size] has own bits set."""
+    """Compute f[S], and whether S is a clique, of all masks; linked [size] has own bits set."""
     count = 1 << size
     is_clique = np.zeros(count, np.bool_)
     is_clique[0] = True

@@ -1,17 +1,12 @@
-"""Multilevel edge-cut partitioners: KaMinPar (default) and METIS, both optional packages.
+"""Multilevel edge-cut partitioners, both optional packages: KaMinPar (the default) and METIS.
 
-Both take an undirected graph and one weight per node. Where several things are to be balanced the
-weight is their normalised sum, and `planner.partition.balance` repairs what that leaves.
-
-A stored graph as the undirected simple graph that multilevel partitioners need.
-
-Each edge in both directions, once, without self-loops, neighbours ascending. A graph that is like
-this already is handed through without a copy.
+Both take an undirected simple graph, neighbours ascending, and one weight per node. Where several
+things are to be balanced the weight is their normalised sum, and `planner.partition.balance`
+repairs what that leaves.
 """
 
 import tempfile
 import typing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,51 +15,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.partition.problem import Problem
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Undirected:
-    """Neighbours of v are `indices[indptr[v]:indptr[v + 1]]`."""
-
-    indptr: NDArray[np.int64]
-    """[N + 1]."""
-    indices: NDArray[Any]
-    """[2 * edges]."""
-    copied: bool
-    """False: the arrays are the caller's."""
+from gnnplan.planner.partition.problem import PartitionProblem
 
 
 def undirected_bytes(num_nodes: int, num_edges: int, id_bytes: int = 4) -> int:
-    """Most memory `to_undirected` holds at once: the transpose, sorted rows and the union."""
+    """Count the most bytes that `to_undirected` holds: the transpose, sorted rows and the union."""
     pointers = 3 * 8 * (num_nodes + 1)
     return pointers + id_bytes * num_edges * (1 + 1 + 2)
 
 
-def to_undirected(indptr: NDArray[np.int64], indices: NDArray[Any]) -> Undirected:
-    """Union of a graph and its transpose.
-
-    Args:
-        indptr: [N + 1].
-        indices: [E]; rows need not be sorted, and may repeat a neighbour.
-    """
+def to_undirected(
+    indptr: NDArray[np.int64], indices: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Unite a graph with its transpose, without self-loops; the same arrays if it is so already."""
     num_nodes = len(indptr) - 1
     back_ptr, back = _transpose(indptr, indices, num_nodes)
     if _same(indptr, indices, back_ptr, back):
-        return Undirected(indptr=indptr, indices=indices, copied=False)
+        return indptr, indices
     if not _ascending(indptr, indices):
         # The transpose of the transpose is the graph with sorted rows.
         indptr, indices = _transpose(back_ptr, back, num_nodes)
     union_ptr = _count_union(indptr, indices, back_ptr, back)
     union = np.empty(int(union_ptr[-1]), indices.dtype)
     _fill_union(indptr, indices, back_ptr, back, union_ptr, union)
-    return Undirected(indptr=union_ptr, indices=union, copied=True)
+    return union_ptr, union
 
 
 def sort_rows(
     indptr: NDArray[np.int64], indices: NDArray[Any]
 ) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """The same lists, each ascending; the arrays themselves where they are so already."""
+    """Sort each list; the arrays themselves are returned where they are sorted already."""
     if _ascending(indptr, indices):
         return indptr, indices
     back_ptr, back = _transpose(indptr, indices, len(indptr) - 1)
@@ -76,7 +56,7 @@ def sort_rows(
 def _transpose(
     indptr: np.ndarray, indices: np.ndarray, num_nodes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Lists of the opposite direction, ascending because sources are visited in order."""
+    """List the opposite direction, ascending because sources are visited in order."""
     pointers = np.zeros(num_nodes + 1, np.int64)
     for e in range(indices.size):
         pointers[indices[e] + 1] += 1
@@ -122,7 +102,7 @@ def _ascending(indptr: np.ndarray, indices: np.ndarray) -> bool:
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _merge(a: np.ndarray, b: np.ndarray, v: int, out: np.ndarray, write: bool) -> int:
-    """Length of the union of two ascending lists without v; written to `out` if asked."""
+    """Return the length of the union of two ascending lists without v; write it if asked."""
     i = j = count = 0
     last = -1
     while i < a.size or j < b.size:
@@ -177,8 +157,8 @@ NO_EDGE_WEIGHTS, NO_NODE_WEIGHTS, IDS_OF_32_BITS = 1, 2, 8
 """Bits of the ParHIP header's version, as KaMinPar reads them (a set bit says it is not so)."""
 
 
-def node_weights(problem: Problem) -> NDArray[np.int64] | None:
-    """Sum of each node's shares of what is balanced, scaled to integers; None: all are equal."""
+def node_weights(problem: PartitionProblem) -> NDArray[np.int64] | None:
+    """Sum each node's shares of what is balanced, scaled to integers; None: all are equal."""
     nodes, training, edges = problem.balance.tolerances
     num_training = np.count_nonzero(problem.training)
     by_training = np.isfinite(training) and num_training > 0
@@ -198,15 +178,11 @@ def node_weights(problem: Problem) -> NDArray[np.int64] | None:
     return np.maximum(weights, 1)
 
 
-def kaminpar_parts(problem: Problem, *, threads: int = 1) -> NDArray[np.int32]:
+def kaminpar_parts(problem: PartitionProblem, *, threads: int = 1) -> NDArray[np.int32]:
     """Partition with KaMinPar (Gottesbueren et al., ESA 2021); int32 [N].
 
     The Python package only reads files, so the graph goes through a temporary ParHIP file of
-    16 (N + 1) + 4 E' bytes, E' the entries of the undirected graph.
-
-    Args:
-        problem: what to partition.
-        threads: more than one is faster and no longer repeatable.
+    16 (N + 1) + 4 E' bytes, E' the undirected entries. More than one thread is not repeatable.
 
     Raises:
         SettingsError: the package is missing, or has too few nodes to work on.
@@ -223,7 +199,7 @@ def kaminpar_parts(problem: Problem, *, threads: int = 1) -> NDArray[np.int32]:
     limits = _weight_limits(problem, tolerance)
     with tempfile.TemporaryDirectory(prefix="gnnplan-partition-") as folder:
         path = Path(folder) / "graph.parhip"
-        write_parhip(path, to_undirected(problem.indptr, problem.indices), node_weights(problem))
+        write_parhip(path, *to_undirected(problem.indptr, problem.indices), node_weights(problem))
         graph = module.load_graph(str(path), module.GraphFileFormat.PARHIP)
     module.reseed(problem.seed)
     solver = module.KaMinPar(threads, module.default_context())
@@ -231,34 +207,32 @@ def kaminpar_parts(problem: Problem, *, threads: int = 1) -> NDArray[np.int32]:
     return np.fromiter(found, np.int32, problem.num_nodes)
 
 
-def _weight_limits(problem: Problem, tolerance: float) -> list[float]:
-    """Most weight of each part as a factor of the whole graph's."""
+def _weight_limits(problem: PartitionProblem, tolerance: float) -> list[float]:
     allowed = tolerance if np.isfinite(tolerance) else 1.0
     return [float(min(1.0, share * (1 + allowed))) for share in problem.shares]
 
 
-def write_parhip(path: Path, graph: Undirected, weights: NDArray[np.int64] | None) -> None:
-    """Write the binary format KaMinPar reads: header, byte offsets, 32-bit ids, weights.
-
-    Args:
-        path: where.
-        graph: undirected, with fewer than 2^32 nodes.
-        weights: int64 [N], or None for equal ones.
-    """
-    num_nodes, num_entries = len(graph.indptr) - 1, len(graph.indices)
+def write_parhip(
+    path: Path,
+    indptr: NDArray[np.int64],
+    indices: NDArray[Any],
+    weights: NDArray[np.int64] | None,
+) -> None:
+    """Write a graph of `to_undirected` as KaMinPar reads it, with ids of 32 bits."""
+    num_nodes, num_entries = len(indptr) - 1, len(indices)
     version = NO_EDGE_WEIGHTS | IDS_OF_32_BITS | (NO_NODE_WEIGHTS if weights is None else 0)
     first = 24 + 8 * (num_nodes + 1)
     with path.open("wb") as file:
         np.array([version, num_nodes, num_entries], np.uint64).tofile(file)
         for start in range(0, num_nodes + 1, BLOCK):
-            (4 * graph.indptr[start : start + BLOCK] + first).astype(np.uint64).tofile(file)
+            (4 * indptr[start : start + BLOCK] + first).astype(np.uint64).tofile(file)
         for start in range(0, num_entries, BLOCK):
-            graph.indices[start : start + BLOCK].astype(np.uint32).tofile(file)
+            indices[start : start + BLOCK].astype(np.uint32).tofile(file)
         if weights is not None:
             weights.astype(np.int64, copy=False).tofile(file)
 
 
-def metis_parts(problem: Problem) -> NDArray[np.int32]:
+def metis_parts(problem: PartitionProblem) -> NDArray[np.int32]:
     """Partition with METIS (Karypis and Kumar 1998) through pymetis; int32 [N].
 
     Raises:
@@ -274,12 +248,12 @@ def metis_parts(problem: Problem) -> NDArray[np.int32]:
     module: Any = pymetis
     if problem.num_parts == 1:
         return np.zeros(problem.num_nodes, np.int32)
-    graph = to_undirected(problem.indptr, problem.indices)
+    indptr, indices = to_undirected(problem.indptr, problem.indices)
     kind = np.dtype(module.zero_copy_dtype())
-    if len(graph.indices) > np.iinfo(kind).max:
+    if len(indices) > np.iinfo(kind).max:
         raise SettingsError(
             f"partitioner metis: expected at most {np.iinfo(kind).max} entries (its ids have "
-            f"{8 * kind.itemsize} bits), found {len(graph.indices)}; choose kaminpar or ldg"
+            f"{8 * kind.itemsize} bits), found {len(indices)}; choose kaminpar or ldg"
         )
     weights = node_weights(problem)
     tolerance = min(problem.balance.tolerances)
@@ -289,8 +263,8 @@ def metis_parts(problem: Problem) -> NDArray[np.int32]:
     found = module.part_graph(
         problem.num_parts,
         module.CSRAdjacency(
-            adj_starts=graph.indptr.astype(kind, copy=False),
-            adjacent=graph.indices.astype(kind, copy=False),
+            adj_starts=indptr.astype(kind, copy=False),
+            adjacent=indices.astype(kind, copy=False),
         ),
         vweights=None if weights is None else weights.astype(kind),
         tpwgts=None if len(set(problem.weights)) == 1 else problem.shares.tolist(),

@@ -14,19 +14,19 @@ MAX_PARTS = 1 << 15
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Balance:
-    """How far the largest part may pass its share; None: it does not matter.
+    """Fractions by which the largest part may pass its share; None: any.
 
-    XtraPuLP's and METIS' usual imbalance is 0.03 (formulas 2.2).
+    The default is the usual imbalance of XtraPuLP and METIS (formulas 2.2).
     """
 
     nodes: float | None = 0.03
     training: float | None = 0.03
     edges: float | None = None
-    """In-edges of a part's nodes: what its aggregation reads."""
+    """Fraction for the in-edges of a part's nodes, which its aggregation reads."""
 
     @property
     def tolerances(self) -> tuple[float, float, float]:
-        """Of nodes, training nodes and edges; infinity where it does not matter."""
+        """Fractions in that order; infinity for any."""
         given = (self.nodes, self.training, self.edges)
         return tuple(np.inf if t is None else t for t in given)  # pyright: ignore[reportReturnType]
 
@@ -37,17 +37,17 @@ class Balance:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Problem:
+class PartitionProblem:
     """One partitioning task. The arrays are only read, and may be memory-mapped."""
 
     indptr: NDArray[np.int64]
-    """[N + 1]; in-neighbours of v are `indices[indptr[v]:indptr[v + 1]]`."""
+    """Shape [N + 1]; in-neighbours of v are `indices[indptr[v]:indptr[v + 1]]`."""
     indices: NDArray[Any]
-    """[E], int32 or int64."""
+    """Shape [E], int32 or int64."""
     training: NDArray[np.bool_]
-    """[N], whether a node is a training node."""
+    """Whether each node is a training node, shape [N]."""
     weights: tuple[int, ...]
-    """Share of each part, as small integers: the sizes of the cliques, or ones."""
+    """Share of each part as small integers: the sizes of the cliques, or ones."""
     seed: int = 0
     balance: Balance = field(default_factory=Balance)
 
@@ -100,17 +100,8 @@ def make_problem(
     weights: Sequence[int] | None = None,
     seed: int = 0,
     balance: Balance | None = None,
-) -> Problem:
-    """Check a task's numbers.
-
-    Args:
-        indptr: [N + 1] of the CSC.
-        indices: [E] of the CSC.
-        parts: number of parts, from 1 to 32768.
-        training: ids of the training nodes, or a mask [N]; None: no node is.
-        weights: share of each part as integers; None: equal.
-        seed: makes the random choices of a partitioner repeatable.
-        balance: allowed imbalances; None: 3% of nodes and of training nodes.
+) -> PartitionProblem:
+    """State a partitioning task, with the arguments of `partition`, and check its numbers.
 
     Raises:
         SettingsError: a number is out of range or a shape does not match.
@@ -121,7 +112,7 @@ def make_problem(
     if len(weights) != parts or any(w < 1 for w in weights):
         raise SettingsError(f"expected {parts} weights of at least 1, found {weights}")
     num_nodes = len(indptr) - 1
-    return Problem(
+    return PartitionProblem(
         indptr=indptr,
         indices=indices,
         training=_training_mask(training, num_nodes),

@@ -1,6 +1,4 @@
-"""A candidate's feature rows where ranks keep caches that fill themselves, and nothing else.
-
-Caches that fill themselves as placements: their slots, and the reads that they save.
+"""Place a candidate's feature rows where ranks keep caches that fill themselves, and nothing else.
 
 A row comes from the cache unless the batches since its last touch filled it with others
 (`planner.cost.cache_model`); then it comes from where it would without a cache. Where the host
@@ -19,13 +17,14 @@ from gnnplan.planner.cost.request import Request, row_bytes
 from gnnplan.planner.cost.stages.gather import touched_rows
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.placement.costs import RowCosts
+from gnnplan.planner.placement.evaluate import SOURCES
 from gnnplan.planner.placement.place import (
-    KINDS,
     CandidatePlacement,
     Memories,
     RowPlacer,
     code_bytes,
     disk_requests,
+    rows_by_source,
 )
 from gnnplan.planner.placement.placement import Placement
 from gnnplan.planner.placement.policies.policy import Knowledge
@@ -35,9 +34,9 @@ from gnnplan.planner.workload import Hotness
 LEVELS, DEEPEST = 64, 30
 """Classes of frequencies per factor e, and such factors below 1 that are told apart."""
 SUREST = 1.0 - 1e-9
-"""A row in every batch is missed next to never."""
+"""Cap on the chance to be read: a row in every batch keeps a finite logarithm of being left out."""
 LONGEST, TRIES = 1e9, 60
-"""Batches that a row may stay away, and halvings of a range of them."""
+"""Most batches that a row may stay away, and halvings of a range of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,24 +44,19 @@ class MemorySplit:
     """Memory shared out between the host's mapping and the ranks' caches."""
 
     slots: int
-    """Of each rank."""
+    """Slots of each rank's cache."""
     host_rows: int | None
     """Rows the mapping holds; None: all of them."""
 
 
-def splits(
+def list_splits(
     own_bytes: int, host_rows: int | None, num_nodes: int, num_ranks: int, row_bytes: int
 ) -> list[MemorySplit]:
-    """Ways to share out memory; one where the host holds every row.
+    """List ways to share out memory between caches and mapping; one where the host holds every row.
 
-    Args:
-        own_bytes: what each rank has beside the mapping.
-        host_rows: rows that fit into the mapping if it gets all it can; None: all do.
-        num_nodes: rows there are.
-        num_ranks: caches.
-        row_bytes: of a stored row.
+    `own_bytes` are a rank's beside the mapping, which could hold `host_rows` (None: all).
 
-    >>> [(s.slots, s.host_rows) for s in splits(0, 88, 1000, 1, 64)]
+    >>> [(s.slots, s.host_rows) for s in list_splits(0, 88, 1000, 1, 64)]
     [(64, 0), (32, 44)]
     """
     each = row_bytes + SLOT_BYTES
@@ -81,43 +75,29 @@ def splits(
 
 
 def cached_rows(
-    shares: dict[str, float], reuse: Reuse, slots: int, total: float, *, holds_all: bool
+    shares: dict[str, float], reuse: Reuse, slots: int, p: NDArray[np.float32], masks: Masks
 ) -> RankRows:
-    """What a rank reads from its cache and from below it.
+    """Count what a rank reads from its cache and from below it.
 
-    Args:
-        shares: share of rows by source without the cache.
-        reuse: the curve, by the same sources.
-        slots: of the cache.
-        total: rows per batch.
-        holds_all: the cache has a slot for every row, so that none ever leaves.
+    `shares` and `reuse` are by source without the cache, p [N] the chance that a batch reads each
+    row, `masks` the rows of each source. A cache of N slots never loses a row.
     """
     saved, _ = reuse.hits(slots)
-    left = {kind: _missed(saved[kind], m, holds_all) for kind, m in reuse.misses.items()}
+    left = {kind: _missed(saved[kind], m, slots >= p.size) for kind, m in reuse.misses.items()}
     found = {kind: share * left.get(kind, 1.0) for kind, share in shares.items()}
     found = {"cache": sum(shares.values()) - sum(found.values()), **found}
     used = {kind: share for kind, share in found.items() if share > 0}
-    return RankRows(
-        rows={kind: total * share for kind, share in used.items()},
-        working_rows={},
-        shares=used,
-        cache_rows=slots,
-    )
+    touched = {kind: touched_rows(p if m is None else p[m]) for kind, m in masks.items()}
+    touched["cache"] = float(slots)
+    return rows_by_source(used, float(p.sum(dtype=np.float64)), touched, cache_rows=slots)
 
 
 def missed_law(p: NDArray[np.float32], rows: float) -> NDArray[np.float32]:
-    """Chance that a batch reads each row, and not from the cache.
+    """Compute the chance that a batch reads each row and its cache misses it, shape (num_nodes,).
 
-    p_v (1 - p_v)^tau, tau such that they add up to the rows that the cache was found to miss.
-
-    Args:
-        p: chance that a batch reads the row, shape (num_nodes,); 0 for rows of other sources.
-        rows: that the cache misses, of a batch.
-
-    Returns:
-        Chances, shape (num_nodes,); p itself where the cache saves nothing.
-
-    Source: docs/formulas.md 8.7 [A7], the characteristic time of an LRU cache.
+    p_v (1 - p_v)^tau, tau such that they add up to the `rows` that the cache was found to miss; p
+    is 0 for rows of other sources. Source: docs/formulas.md 8.7 [A7], the characteristic time of an
+    LRU cache.
 
     >>> found = missed_law(np.array([0.5, 0.0, 0.1], np.float32), 0.206)  # tau = 2
     >>> [round(float(chance), 3) for chance in found]
@@ -147,19 +127,13 @@ def missed_law(p: NDArray[np.float32], rows: float) -> NDArray[np.float32]:
 
 
 def gather_seconds(rows: RankRows, costs: RowCosts) -> float:
-    """Seconds of a batch's reads at plain row costs, to compare splits by."""
+    """Add up a batch's reads at plain row costs, to compare splits by."""
     prices = {"cache": costs.local, "peer": costs.peer, "host": costs.host, "disk": costs.disk}
     return sum(count * prices[kind] for kind, count in rows.rows.items())
 
 
-def with_working_rows(rows: RankRows, working: dict[str, float]) -> RankRows:
-    """The same rows, spread over their sources; the cache over its slots."""
-    spread = {**working, "cache": float(rows.cache_rows)}
-    return replace(rows, working_rows={kind: spread[kind] for kind in rows.rows})
-
-
 def _missed(saved: float, misses: Misses, holds_all: bool) -> float:
-    """Share of a source's rows that the cache does not save."""
+    """Return the share of a source's rows that the cache does not save."""
     if holds_all or misses[0] <= 0:
         return 0.0 if holds_all else 1.0
     return max(0.0, 1.0 - saved / float(misses[0]))
@@ -172,14 +146,9 @@ def place_behind_caches(
     reads: SuccessiveReads,
     memories: Memories,
 ) -> CandidatePlacement:
-    """Every rank's rows behind a cache that fills itself, by the split of memory that reads best.
+    """Place rows behind caches that fill themselves, by the split of memory that reads best.
 
-    Args:
-        request: graph, machine and budgets.
-        candidate: its ranks, and which cache.
-        hotness: of its batches.
-        reads: of one rank.
-        memories: of the candidate.
+    `hotness` is of the candidate's batches, `reads` are those of one rank.
 
     Raises:
         SettingsError: the ranks are GPUs.
@@ -191,9 +160,8 @@ def place_behind_caches(
         )
     room, costs = memories.room, memories.costs
     nodes, stored = request.graph.num_nodes, row_bytes(request.graph)
-    total = float(hotness.features.sum(dtype=np.float64))
     tried: list[tuple[RowPlacer, Placement, RankRows, int, float]] = []
-    for split in splits(room.own_bytes, room.host_rows, nodes, candidate.num_ranks, stored):
+    for split in list_splits(room.own_bytes, room.host_rows, nodes, candidate.num_ranks, stored):
         nothing = [0] * candidate.num_ranks
         problem = rows_problem(hotness.features, costs, nothing, candidate.cliques, split.host_rows)
         placer = RowPlacer(policy="none", problem=problem, know=Knowledge())
@@ -201,13 +169,11 @@ def place_behind_caches(
         mask = placement.on_host
         masks: Masks = {"host": None} if mask is None else {"host": mask, "disk": ~mask}
         kept = placer.cross_validate(hotness)[0]
-        shares = {str(kind): float(share) for kind, share in zip(KINDS, kept, strict=True)}
+        shares = {kind: float(share) for kind, share in zip(SOURCES, kept, strict=True)}
         reuse = reads.reuse(masks)
-        rows = cached_rows(shares, reuse, split.slots, total, holds_all=split.slots >= nodes)
-        touched = {k: touched_rows(_only(hotness.features, m)) for k, m in masks.items()}
+        rows = cached_rows(shares, reuse, split.slots, hotness.features, masks)
         in_host = nodes if split.host_rows is None else split.host_rows
-        stay = reuse.stay(split.slots)
-        tried.append((placer, placement, with_working_rows(rows, touched), in_host, stay))
+        tried.append((placer, placement, rows, in_host, reuse.stay(split.slots)))
     placer, placement, rows, in_host, stay = min(
         tried, key=lambda each: gather_seconds(each[2], costs)
     )
@@ -230,7 +196,7 @@ def _with_requests(
     reads: SuccessiveReads,
     stay: float,
 ) -> RankRows:
-    """The same rows, and how many of those that the cache misses one read of the disk brings.
+    """Add how many of the rows that the cache misses one read of the disk brings.
 
     Counted on batches; where none were drawn, by the law of what an LRU cache misses.
     """
@@ -245,7 +211,3 @@ def _with_requests(
     missed = missed_law(np.where(far, hotness.features, 0), rows.rows["disk"])
     each, size = disk_requests(request, hotness.seeds_per_rank, missed)
     return replace(rows, disk_requests=each, disk_request_bytes=size)
-
-
-def _only(p: NDArray[np.float32], mask: NDArray[np.bool_] | None) -> NDArray[np.float32]:
-    return p if mask is None else p[mask]

@@ -1,8 +1,8 @@
-"""What reading an item costs: seconds per row by place, seconds per byte on every link.
+"""Costs of reading an item: seconds per row by place, seconds per byte on every link.
 
 `RowCosts` are one device's seconds per feature row, C = row bytes / effective bandwidth
-(formulas 0). Rules are stated on net costs: C_loc, the cost of a row in the device's own memory, is
-paid for every row and so changes no decision.
+(formulas 0). Every row pays C_loc, the cost of a row in the device's own memory, so rules are
+stated on net costs.
 
 A `ReadNetwork` holds the same by device, and for links that devices share (formulas 6.2). A byte
 that device g reads of kind t from place s spends `loads[t, l, g, s]` seconds on link l; what
@@ -24,11 +24,12 @@ from numpy.typing import NDArray
 
 OWN, PEER, CROSS, HOST, DISK = range(5)
 PLACES = ("own", "peer", "cross", "host", "disk")
-"""Where a device finds an item: its own memory, another device of its clique, a device of another
-clique, the host, the disk."""
+"""Places where a device finds an item: its own memory, another device of its clique, a device of
+another clique, the host, the disk.
+"""
 Goal = Literal["pipelined", "serial", "transactions", "stages"]
 LINE_BYTES = 64
-"""CLS: bytes of one PCIe transaction."""
+"""Bytes of one PCIe transaction, CLS."""
 
 
 class CostCase(StrEnum):
@@ -49,11 +50,11 @@ class RowCosts:
     """Seconds per feature row, gross (C_loc included); infinite where there is no such place."""
 
     local: float
-    """C_loc: own memory of the reading device."""
+    """Seconds from the reading device's own memory, C_loc."""
     peer: float = math.inf
-    """C_gpu: memory of another device of the clique."""
+    """Seconds from another device of the clique, C_gpu."""
     host: float = math.inf
-    """C_cpu: host memory."""
+    """Seconds from host memory, C_cpu."""
     disk: float = math.inf
 
     def __post_init__(self) -> None:
@@ -89,20 +90,16 @@ class RowCosts:
 def alpha(costs: RowCosts) -> float:
     """Compute the published, selfish threshold: swap iff p(new) > alpha * p(old).
 
-        alpha = (C_gpu - C_loc) / (C_cpu - C_loc)
+        alpha = (C_gpu - C_loc) / (C_cpu - C_loc), in [0, 1); 0 where C_gpu <= C_loc (deal
+        everything)
 
-    Returns:
-        A number in [0, 1); 0 where C_gpu <= C_loc (deal everything).
+    Source: Song and Jiang, ICS 2022; formulas 1.1.
 
     Raises:
-        ValueError: C_gpu >= C_cpu or C_cpu <= C_loc; no swap is considered there (formulas 1.3).
+        ValueError: C_gpu >= C_cpu or C_cpu <= C_loc, where no swap is considered (formulas 1.3).
 
-    References:
-        Song and Jiang, ICS 2022; formulas 1.1.
-
-    Example:
-        >>> round(alpha(RowCosts(local=0.1, peer=0.4, host=1.0)), 6)
-        0.333333
+    >>> round(alpha(RowCosts(local=0.1, peer=0.4, host=1.0)), 6)
+    0.333333
     """
     _refuse_without_trade(costs)
     return max(0.0, costs.net_peer / costs.net_host)
@@ -111,24 +108,17 @@ def alpha(costs: RowCosts) -> float:
 def alpha_star(costs: RowCosts, num_devices: int) -> float:
     """Compute the threshold that makes Algorithm 1 the exact optimum of the mean cost.
 
-        alpha_star = (C_gpu - C_loc) / (n * C_cpu - (n - 1) * C_gpu - C_loc)
+        alpha_star = (C_gpu - C_loc) / (n * C_cpu - (n - 1) * C_gpu - C_loc), at most `alpha`
 
     The denominator is what the first copy of a row saves the n GPUs of a clique together, the
-    numerator what each further copy saves.
-
-    Returns:
-        A number in [0, 1), at most `alpha(costs)`; 0 where C_gpu <= C_loc.
+    numerator what each further copy saves. Source: derived, formulas 1.3.
 
     Raises:
         ValueError: C_gpu >= C_cpu or C_cpu <= C_loc. The formula divides by zero at
             C_gpu / C_cpu = n / (n - 1) and would partition beyond, where replication is optimal.
 
-    References:
-        Derived, formulas 1.3.
-
-    Example:
-        >>> round(alpha_star(RowCosts(local=0.1, peer=0.4, host=1.0), 4), 6)
-        0.111111
+    >>> round(alpha_star(RowCosts(local=0.1, peer=0.4, host=1.0), 4), 6)
+    0.111111
     """
     _refuse_without_trade(costs)
     n = num_devices
@@ -148,26 +138,23 @@ class ReadNetwork:
 
     links: tuple[str, ...]
     loads: NDArray[np.float64]
-    """Shape [T, L, G, 5]; 0 where the way does not cross the link."""
+    """Seconds per byte on each link, shape [T, L, G, 5]; 0 where the way does not cross it."""
     alone: NDArray[np.float64]
-    """Shape [T, G, 5]; infinite where there is no such place."""
+    """Seconds per byte of a device that reads alone, shape [T, G, 5]; infinite: no such place."""
     compute_seconds: float = 0.0
     """Seconds of a step besides reading; a floor of the pipelined objectives."""
 
     @property
     def num_devices(self) -> int:
-        """G."""
+        """Number of devices, G."""
         return int(self.alone.shape[1])
 
     def shared(self) -> NDArray[np.bool_]:
-        """Find the links that more than one device crosses, shape [L]."""
+        """Mark the links that more than one device crosses, shape [L]."""
         return (self.loads > 0).any(axis=(0, 3)).sum(axis=1) > 1
 
     def faster(self, link: str, factor: float) -> "ReadNetwork":
-        """Multiply one link's bandwidth by `factor`.
-
-        Ways that the link does not limit take as long alone as before.
-        """
+        """Multiply one link's bandwidth; ways that it does not limit stay as slow."""
         at = self.links.index(link)
         loads = self.loads.copy()
         limits = (loads[:, at] > 0) & (loads[:, at] >= loads.max(axis=1))
@@ -196,7 +183,7 @@ def network_of_costs(costs: RowCosts, num_devices: int) -> ReadNetwork:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ObjectiveRows:
-    """What the objective is the maximum of: constants [K] + weights [K, T, G, 5] . bytes."""
+    """Rows whose maximum is the objective: constants [K] + weights [K, T, G, 5] . bytes."""
 
     names: tuple[str, ...]
     weights: NDArray[np.float64]
@@ -210,8 +197,8 @@ class ObjectiveRows:
 def drop_dominated(rows: ObjectiveRows) -> ObjectiveRows:
     """Drop the rows that another one is never below, whatever is read; the maximum stays.
 
-    A GPU's own slot behind a switch of the same width is such a row: it carries a part of what the
-    switch does. GPUs that differ in these rows alone are alike then. Of equal rows the first stays.
+    A GPU's own slot behind a switch of the same width is such a row. GPUs that differ in these rows
+    alone are alike then. Of equal rows the first stays.
     """
     flat = np.column_stack([rows.weights.reshape(len(rows.names), -1), rows.constants])
     kept: list[int] = []
@@ -227,11 +214,7 @@ def drop_dominated(rows: ObjectiveRows) -> ObjectiveRows:
 
 
 def objective_rows(network: ReadNetwork, goal: Goal) -> ObjectiveRows:
-    """Make the rows of an objective.
-
-    Raises:
-        ValueError: the objective is unknown.
-    """
+    """Make the rows of an objective, one of `Goal`; another name raises ValueError."""
     num_kinds, num_devices, _ = network.alone.shape
     alone = np.where(np.isfinite(network.alone), network.alone, 0.0)
     per_link = network.loads.transpose(1, 0, 2, 3)

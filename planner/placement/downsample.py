@@ -1,9 +1,8 @@
-"""Few vertices that stand for all: of each run of equally hot ones, the one in the middle.
+"""Place few vertices that stand for all: of each run of equally hot ones, the one in the middle.
 
 A placement depends on how hot vertices are, not on which they are. In the order from hot to cold
-one of every `stride` vertices stands for the run it is the middle of, so sums over them are those
-over all to a run's worth of the hottest: what 100 M vertices would cost is told by two million.
-`VertexRuns` goes back: a place that was found for one is the place of its run.
+one of every `stride` vertices stands for the run around it, so sums over them are those over all to
+a run's worth of the hottest (DEC-57). `VertexRuns` goes back to all vertices.
 """
 
 import functools
@@ -19,16 +18,14 @@ ENOUGH = 1 << 21
 """Vertices that are told apart at least: graphs of fewer than twice as many are placed whole."""
 STEEP = 1.1
 """Heat of a run's hottest vertex over its coldest's from which the mean stands for the run. In
-others its middle does, whose two halves differ as one vertex's do: a mean's would agree too well.
+others the middle does: its two halves differ as one vertex's do, where a mean's agree too well.
 """
 
 
 def downsample_hotness(hotness: Hotness, enough: int = ENOUGH) -> Hotness:
-    """The hotness of vertices that stand for all; itself where there are few.
+    """Select the hotness of vertices that stand for all; itself where there are few.
 
-    Args:
-        hotness: of every vertex.
-        enough: vertices that are to be told apart, at least.
+    At least `enough` vertices are told apart.
 
     >>> p = np.linspace(1, 0, 12, dtype=np.float32)
     >>> few = downsample_hotness(Hotness(
@@ -64,33 +61,28 @@ def downsample_hotness(hotness: Hotness, enough: int = ENOUGH) -> Hotness:
         whole=hotness,
         ids=ids,
         stride=stride,
-        order=functools.cache(order),  # few plans ask for it again
+        order=functools.cache(order),  # sorted again for the few plans that ask
     )
     return found.finished()
 
 
 def _steep_runs(p: NDArray[np.float32], order: NDArray[np.int32], stride: int) -> NDArray[np.int64]:
-    """Whole runs whose hottest vertex and coldest differ: no vertex is like all of them."""
+    """Find whole runs whose hottest vertex and coldest differ: no vertex is like all of them."""
     whole = order.size // stride
     first, last = (p[order[k : whole * stride : stride]] for k in (0, stride - 1))
     return np.flatnonzero(first > STEEP * last)
 
 
 def _middles(order: NDArray[np.int32], stride: int) -> NDArray[np.int32]:
-    """The middle of each run of `stride`, shape [ceil(N / stride)]; the last one of a short run."""
+    """Select the middle of each run of `stride`, shape [ceil(N / stride)]."""
     at = np.arange(0, order.size, stride) + stride // 2
     return order[np.minimum(at, order.size - 1)]
 
 
 class VertexRuns:
-    """From vertices that stand for others to all of them."""
+    """Maps vertices that stand for others to all of them."""
 
     def __init__(self, hotness: Hotness) -> None:
-        """Look up whose run each of them is the middle of.
-
-        Args:
-            hotness: as `downsample_hotness` made it, or of every vertex.
-        """
         self._stride, self._num = hotness.stride, hotness.num_vertices
         self._order = np.zeros(0, np.int32) if hotness.order is None else hotness.order()
         middles = _middles(self._order, self._stride)
@@ -98,19 +90,14 @@ class VertexRuns:
         self._run[np.searchsorted(hotness.ids, middles)] = np.arange(middles.size)
 
     def ids(self, few: NDArray[np.int64]) -> NDArray[np.int64]:
-        """All vertices that some of those stand for, ascending: memory is gone through in order.
-
-        Args:
-            few: places in the thinned arrays, distinct.
-        """
+        """List all vertices that some of those stand for, ascending, as memory is gone through."""
         return few if self._stride == 1 else np.flatnonzero(self._marked(few))
 
     def mask(self, few: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """For every vertex what holds for the one that stands for it, shape [N]."""
+        """Copy to every vertex what holds for the one that stands for it, shape [N]."""
         return few if self._stride == 1 else self._marked(np.flatnonzero(few))
 
     def _marked(self, few: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each vertex is in the run of one of those, shape [N]."""
         runs, whole = self._run[few], self._num // self._stride
         table = self._order[: whole * self._stride].reshape(whole, self._stride)
         out = np.zeros(self._num, np.bool_)
@@ -118,8 +105,3 @@ class VertexRuns:
         if (runs >= whole).any():  # the short last run
             out[self._order[whole * self._stride :]] = True
         return out
-
-
-def expand_ids(hotness: Hotness, few: NDArray[np.int64]) -> NDArray[np.int64]:
-    """List all vertices that some of the downsampled ones stand for."""
-    return VertexRuns(hotness).ids(few)

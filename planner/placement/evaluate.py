@@ -44,7 +44,7 @@ from gnnplan.planner.placement.problem import Heat, Ids, PlacementProblem, rows_
 SOURCES = ("own", "peer", "host", "disk")
 """Kinds of source, as in runtime.plan.io.Source."""
 Sums = dict[int, NDArray[np.float64]]
-"""By law, sums of heat by place."""
+"""Sums of heat by place, by law."""
 
 
 @numba.njit(cache=True, nogil=True)
@@ -74,18 +74,14 @@ def count_reads(
     elsewhere: Sequence[NDArray[np.uint8]],
     cliques: Sequence[Sequence[int]],
 ) -> NDArray[np.float64]:
-    """Count expected reads by device and place.
+    """Count expected reads by device and place; shape [G, 5], in the order of `PLACES`.
 
     Args:
-        heat: Expected reads of each item by law, shape [D, N].
-        laws: Row of `heat` each of the G devices draws from.
-        own: Ids each device holds.
-        elsewhere: For each clique, the place its devices read an item from that they do not hold;
-            uint8 [N].
-        cliques: Devices of each clique.
-
-    Returns:
-        Shape [G, 5], in the order of `PLACES`.
+        heat: expected reads of each item by law, shape [D, N].
+        laws: row of `heat` each of the G devices draws from.
+        own: ids each device holds.
+        elsewhere: for each clique, the place its devices read what they do not hold; uint8 [N].
+        cliques: devices of each clique.
     """
     reads = np.zeros((len(own), len(PLACES)))
     for clique, codes in zip(cliques, elsewhere, strict=True):
@@ -104,7 +100,7 @@ def count_reads(
             everything = len(own[g]) == heat.shape[1]  # ids are distinct
             held = of_law[law] if everything else np.asarray(_mass_at(heat[law], codes, own[g]))
             rest = of_law[law] - held
-            # what is left of equal sums taken in different orders is no read
+            # The same sum taken in another order leaves a rounding error, which is no read.
             reads[g] = np.where(rest > 1e-9 * of_law[law], rest, 0.0)
             reads[g, OWN] = held.sum()
 
@@ -121,7 +117,7 @@ class RowReads:
     seconds: NDArray[np.float64]
     """E[C_i], shape [G]."""
     rows: dict[str, NDArray[np.float64]]
-    """Expected rows by source kind; each of shape [G]."""
+    """Expected rows by source kind, each of shape [G]."""
 
     @property
     def max_seconds(self) -> float:
@@ -166,13 +162,12 @@ def evaluate(
     Raises:
         ValueError: an own list repeats an id or leaves the graph, or shapes do not match.
 
-    Example:
-        Two GPUs hold one row each and read the other's for 0.5; the third row costs 1:
+    Two GPUs hold one row each and read the other's for 0.5; the third row costs 1:
 
-        >>> own = [np.array([0]), np.array([1])]
-        >>> p = np.array([1.0, 0.5, 0.25])
-        >>> evaluate(p, own, RowCosts(local=0.0, peer=0.5, host=1.0)).seconds.tolist()
-        [0.5, 0.75]
+    >>> own = [np.array([0]), np.array([1])]
+    >>> p = np.array([1.0, 0.5, 0.25])
+    >>> evaluate(p, own, RowCosts(local=0.0, peer=0.5, host=1.0)).seconds.tolist()
+    [0.5, 0.75]
     """
     problem = rows_problem(hotness, costs, [0] * len(own), cliques)
     items = ItemPlacement(own=list(own), on_host=on_host)
@@ -184,11 +179,7 @@ def evaluate_rows(problem: PlacementProblem, placement: Placement) -> RowReads:
     """Evaluate a placement's feature rows, at the seconds per row of the device that waits longest.
 
     A row is read from the GPU's own memory if it is there, else from a GPU of the same clique if
-    that beats where it lies otherwise, else from the host, else from disk.
-    `planner.placement.location` makes the same choice row by row.
-
-    Raises:
-        ValueError: an own list repeats an id or leaves the graph, or shapes do not match.
+    that beats where it lies otherwise, else from the host, else from disk. Raises as `evaluate`.
     """
     rows, costs = problem.kinds[0], problem.row_costs
     own, on_host, num = placement.own, placement.on_host, rows.num_items
@@ -209,17 +200,17 @@ def evaluate_rows(problem: PlacementProblem, placement: Placement) -> RowReads:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PlacementScore:
-    """What a placement is expected to read and take, per step."""
+    """Expected reads of a placement, and its step."""
 
     seconds: float
-    """Of the step under the objective (transactions, where that is the objective)."""
+    """Seconds of the step under the objective (transactions, where that is the objective)."""
     binding: str
-    """Link or device that sets it."""
+    """Link or device that sets the step."""
     bytes: NDArray[np.float64]
     """By kind, device and place, shape [T, G, 5]; places as in `PLACES`."""
     link_seconds: dict[str, float]
     row_values: NDArray[np.float64]
-    """Of every row of the objective, shape [K]."""
+    """Value of every row of the objective, shape [K]."""
 
     def hit_rates(self, kind: int = 0) -> NDArray[np.float64]:
         """Share of each GPU's reads served by a GPU of its clique, shape [G]; 0 without reads."""
@@ -246,17 +237,10 @@ def score(
     rows: ObjectiveRows | None = None,
     check: bool = True,
 ) -> PlacementScore:
-    """Score a placement under an objective.
-
-    Args:
-        problem: the problem.
-        placement: its answer.
-        goal: objective.
-        rows: of that objective, where they are at hand.
-        check: verify every budget and every read first.
+    """Score a placement under an objective, whose rows may be at hand.
 
     Raises:
-        ValueError: a memory is overfull, or an item is read where it does not lie.
+        ValueError: with `check`, a memory is overfull or an item is read where it does not lie.
     """
     if check:
         check_placement(problem, placement)

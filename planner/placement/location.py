@@ -18,15 +18,11 @@ from gnnplan.runtime.features.location import MAX_SOURCES, SOURCE_BITS, Codes, L
 from gnnplan.runtime.plan.schema import Source
 
 MAX_DEVICES = MAX_SOURCES - 3
-"""Own, host and disk take three of the source numbers."""
+"""Most devices: own, host and disk take three of the source numbers."""
 
 
 def sources(num_devices: int) -> list[Source]:
-    """The sources in the order of their numbers.
-
-    Raises:
-        ValueError: there are more devices than a code can name.
-    """
+    """List the sources in the order of their numbers; too many devices raise ValueError."""
     if num_devices > MAX_DEVICES:
         raise ValueError(f"expected at most {MAX_DEVICES} devices, found {num_devices}")
     peers = [Source(kind="peer", rank=rank) for rank in range(num_devices)]
@@ -41,21 +37,17 @@ def build_locations(
     cliques: Sequence[Sequence[int]] | None = None,
     on_host: NDArray[np.bool_] | None = None,
 ) -> list[Codes]:
-    """Location codes of every rank; ranks with equal tables share one array.
+    """Build the location codes of every rank, shape [N]; ranks with equal tables share one array.
 
-    The nearest copy by cost: own, else a peer of the clique where C_gpu is below the cost of the
-    row's other place (equal costs go to the host), else host, else disk. Of several peers that hold
-    a row the lowest rank is read.
+    A row is read where it costs least: own, else a peer of the clique, else host, else disk. Equal
+    costs of a peer go to the host; of several peers that hold a row the lowest rank is read.
 
     Args:
-        own: Ids each rank stores, by slot.
+        own: ids each rank stores, by slot.
         num_nodes: N.
-        costs: Seconds per row.
-        cliques: Ranks that can read each other; None: all of them.
-        on_host: Whether a row is in host memory, shape [N]; None: all are.
-
-    Returns:
-        For each rank, codes of shape [N].
+        costs: seconds per row.
+        cliques: ranks that can read each other; None: all of them.
+        on_host: whether a row is in host memory, shape [N]; None: all are.
     """
     num_devices = len(own)
     elsewhere = _elsewhere(num_nodes, num_devices, on_host)
@@ -66,11 +58,11 @@ def build_locations(
         for position, g in enumerate(clique):
             same = [h for h in clique[:position] if firsts[h] == firsts[g]]
             tables[g] = tables[same[0]] if same else _with_own(clique_table, own[g])
-    return _share_equal(tables)
+    return [tables[first] for first in first_alike(tables)]
 
 
 def _elsewhere(num_nodes: int, num_devices: int, on_host: NDArray[np.bool_] | None) -> Codes:
-    """Codes of rows that no device holds: by id, on the host or on disk."""
+    """Code rows that no device holds: by id, on the host or on disk."""
     host, disk = np.uint8(num_devices + 1), np.uint8(num_devices + 2)
     numbers = np.full(num_nodes, host) if on_host is None else np.where(on_host, host, disk)
     return encode(numbers, np.arange(num_nodes))
@@ -84,7 +76,7 @@ def _with_peers(
     costs: RowCosts,
     on_host: NDArray[np.bool_] | None,
 ) -> Codes:
-    """Codes of a clique: as if every held row were read from its lowest holder."""
+    """Code a clique's rows as if every held one were read from its lowest holder."""
     beats_host, beats_disk = costs.peer < costs.host, costs.peer < costs.disk
     if num_devices == 1 or not (beats_host or (beats_disk and on_host is not None)):
         return elsewhere
@@ -105,25 +97,13 @@ def _with_own(clique_table: Codes, own: NDArray[np.int64]) -> Codes:
     return codes
 
 
-def _share_equal(tables: list[Codes]) -> list[Codes]:
-    """The same tables, with equal ones being one object."""
-    return [tables[first] for first in first_alike(tables)]
-
-
 def check_locations(
     tables: Sequence[Codes], own: Sequence[NDArray[np.int64]], num_nodes: int
 ) -> None:
     """Check that every code addresses a row whose stored id is the vertex it stands for.
 
-    Two vertices can then not share a slot, and no row is stored twice by one rank.
-
-    Args:
-        tables: Codes of each rank, shape [N].
-        own: Ids each rank stores, by slot.
-        num_nodes: N.
-
-    Raises:
-        PlanError: names the rank, the vertex and what its code points at.
+    Two vertices can then not share a slot, and no row is stored twice by one rank. PlanError names
+    the rank, the vertex and what its code points at.
     """
     named = sources(len(own))
     own_ids = dict(enumerate(own))

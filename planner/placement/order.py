@@ -1,13 +1,13 @@
 """Vertices from hot to cold, ties by ascending id.
 
-Every placement starts here. Probabilities are non-negative, and the bit patterns of non-negative
-floats sort like the floats themselves, so ascending (largest bits - bits) is descending
-probability. In float32 that number and the id fit one int64, and a plain sort of integers, which
-numpy vectorises, does it all; float64 takes a stable radix sort. Orders of final arrays are
-kept: a plan asks for the same one for many candidates.
+Every placement starts here. The bit patterns of non-negative floats sort like the floats, so
+ascending (largest bits - bits) is descending probability. In float32 that number and the id fit
+one int64, which a plain sort of integers orders; float64 takes a stable radix sort. Orders of
+final arrays are kept: a plan asks for the same one for many candidates.
 """
 
 import typing
+from typing import Any
 
 import numba
 import numpy as np
@@ -28,7 +28,7 @@ _DIGIT_BITS = 11
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _radix_order(keys: np.ndarray, num_passes: int) -> np.ndarray:
-    """Stable ascending argsort of non-negative integer keys [N], by digits of 11 bits."""
+    """Return the stable ascending argsort of keys [N] >= 0, by digits of 11 bits."""
     n = keys.size
     mask = 2047
     counts = np.zeros((num_passes, 2048), np.int64)
@@ -63,7 +63,7 @@ def _radix_order(keys: np.ndarray, num_passes: int) -> np.ndarray:
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _pack(bits: np.ndarray, top: int) -> np.ndarray:
-    """Each key, the top bits less its own, above its id; int64 [N]."""
+    """Pack each key, the top bits less its own, above its id; int64 [N]."""
     packed = np.empty(bits.size, np.int64)
     for v in range(bits.size):
         packed[v] = (np.int64(top - bits[v]) << 32) | v
@@ -73,18 +73,14 @@ def _pack(bits: np.ndarray, top: int) -> np.ndarray:
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _unpack(packed: np.ndarray, top: int, bits: np.ndarray) -> None:
-    """Sorted numbers [N] into ids, in place, and their bits, written to `bits` [N]."""
+    """Turn sorted numbers [N] into ids, in place, and their bits, written to `bits` [N]."""
     for i in range(packed.size):
         bits[i] = top - (packed[i] >> 32)
         packed[i] &= 0xFFFFFFFF
 
 
 def check_hotness(hotness: Probabilities) -> None:
-    """Raise where a probability is negative, infinite or not a number.
-
-    Raises:
-        InputError: says how many values are at fault.
-    """
+    """Refuse probabilities that are negative, infinite or not a number (InputError)."""
     low, high = hotness.min(initial=0), hotness.max(initial=0)  # NaN passes through min and max
     if not (low >= 0 and high < np.inf):
         bad = int(np.count_nonzero(~(np.isfinite(hotness) & (hotness >= 0))))
@@ -95,28 +91,20 @@ def check_hotness(hotness: Probabilities) -> None:
 
 
 def hot_to_cold(hotness: Probabilities) -> tuple[NDArray[np.int64], Probabilities]:
-    """Ids sorted by (p descending, id ascending), formulas 1.2, and the values in that order.
+    """Sort ids by (p descending, id ascending), formulas 1.2, and give the values in that order.
 
-    Args:
-        hotness: p(v) >= 0, shape [N], N < 2^31.
+    N < 2^31; values that are negative or not finite raise InputError.
 
-    Returns:
-        Ids and sorted values, both of shape [N].
-
-    Raises:
-        InputError: a value is negative or not finite.
-
-    Example:
-        >>> ids, values = hot_to_cold(np.array([0.5, 1.0, 0.5, 0.0]))
-        >>> ids.tolist(), values.tolist()
-        ([1, 0, 2, 3], [1.0, 0.5, 0.5, 0.0])
+    >>> ids, values = hot_to_cold(np.array([0.5, 1.0, 0.5, 0.0]))
+    >>> ids.tolist(), values.tolist()
+    ([1, 0, 2, 3], [1.0, 0.5, 0.5, 0.0])
     """
     ids, values = kept((hotness,), "hot to cold", lambda: _hot_to_cold(hotness))
     return ids, values
 
 
 def _hot_to_cold(hotness: Probabilities) -> tuple[NDArray[np.int64], Probabilities]:
-    """Those above 0 are sorted; the others, of large graphs nearly all, stand in order already."""
+    """Sort those above 0; the others, of large graphs nearly all, stand in order already."""
     check_hotness(hotness)
     hot = np.flatnonzero(hotness)
     if hot.size > SPARSE * hotness.size:
@@ -129,7 +117,6 @@ def _hot_to_cold(hotness: Probabilities) -> tuple[NDArray[np.int64], Probabiliti
 
 
 def _sorted(hotness: Probabilities) -> tuple[NDArray[np.int64], Probabilities]:
-    """As `hot_to_cold`, of all values."""
     integer = np.int32 if hotness.dtype == np.float32 else np.int64
     bits = (hotness + hotness.dtype.type(0)).view(integer)  # + 0 turns -0.0 into 0.0
     top = bits.max(initial=0)
@@ -144,12 +131,17 @@ def _sorted(hotness: Probabilities) -> tuple[NDArray[np.int64], Probabilities]:
 
 
 def hotness_order(hotness: Probabilities) -> NDArray[np.int64]:
-    """Ids sorted by (p descending, id ascending); the first of `hot_to_cold`."""
+    """Sort ids by (p descending, id ascending)."""
     return hot_to_cold(hotness)[0]
 
 
+def prefix_sums(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Add up the first 0, 1, .. all values, shape [len(values) + 1]."""
+    return np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
+
+
 def degree_order(degrees: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Ids sorted by (degree descending, id ascending), shape [N].
+    """Sort ids by (degree descending, id ascending), shape [N].
 
     >>> degree_order(np.array([1, 3, 0, 3])).tolist()
     [1, 3, 0, 2]
@@ -158,7 +150,7 @@ def degree_order(degrees: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _by_degree(degrees: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Whole numbers have few digits: fewer passes than the floats they would make."""
+    """Sort by whole numbers, which take fewer passes than the floats they would make."""
     top = int(degrees.max(initial=0))
     below = (top - degrees).astype(np.int32 if top < 2**31 else np.int64)
     return np.asarray(_radix_order(below, -(-top.bit_length() // _DIGIT_BITS))).astype(np.int64)
@@ -168,7 +160,7 @@ def count_out_degree(
     indices: NDArray[np.int32] | NDArray[np.int64], num_nodes: int
 ) -> NDArray[np.int64]:
     """Count the lists each vertex stands in, shape [num_nodes]."""
-    narrow = indices.size < 2**31  # half the memory that is written to at random
+    narrow = indices.size < 2**31  # counts of half the bytes, which are written at random
 
     def counted(part: NDArray[np.integer]) -> NDArray[np.integer]:
         total = np.zeros(num_nodes, np.int32 if narrow else np.int64)
@@ -186,6 +178,5 @@ def count_out_degree(
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _count(indices: np.ndarray, total: np.ndarray) -> None:
-    """Add to total [N] how often each of its places stands in indices [E]."""
     for e in range(indices.size):
         total[indices[e]] += 1

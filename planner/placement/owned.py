@@ -1,4 +1,4 @@
-"""Placing rows for ranks that share a batch: each reads the vertices it owns, and no others.
+"""Place rows for ranks that share a batch: each reads the vertices it owns, and no others.
 
 Owners are dealt by the runtime's own hash, so a rank's law is p_v of the global batch on its own
 vertices and 0 elsewhere. Copies are never read by another rank: rows that others need are sent
@@ -14,15 +14,15 @@ from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
 from gnnplan.planner.cost.cache_model import cross_validate
 from gnnplan.planner.cost.request import Request
 from gnnplan.planner.cost.stages.gather import touched_rows
-from gnnplan.planner.placement.evaluate import RowReads, evaluate_rows
+from gnnplan.planner.placement.evaluate import SOURCES, RowReads, evaluate_rows
 from gnnplan.planner.placement.order import hotness_order
 from gnnplan.planner.placement.place import (
-    KINDS,
     CandidatePlacement,
     Capacity,
     Memories,
     code_bytes,
     disk_requests,
+    rows_by_source,
 )
 from gnnplan.planner.placement.placement import ItemPlacement, Placement
 from gnnplan.planner.placement.problem import rows_problem
@@ -30,11 +30,11 @@ from gnnplan.planner.workload import Hotness
 from gnnplan.runtime.sampling.distributed.owner import Owners
 
 OWNED = "owned"
-"""The policy that keeps the hottest of a rank's own vertices; `none` keeps nothing."""
+"""Policy that keeps the hottest of a rank's own vertices; `none` keeps nothing."""
 
 
 def owners_of(num_nodes: int, num_ranks: int) -> NDArray[np.int32]:
-    """The rank that owns each node, by the runtime's hash."""
+    """Find the rank that owns each node, by the runtime's hash."""
     owners = Owners(num_ranks, num_nodes=num_nodes)
     return owners.of(np.arange(num_nodes, dtype=np.int64))
 
@@ -42,13 +42,9 @@ def owners_of(num_nodes: int, num_ranks: int) -> NDArray[np.int32]:
 def place_shared(
     request: Request, candidate: Candidate, hotness: Hotness, memories: Memories
 ) -> CandidatePlacement:
-    """Place rows for a candidate whose ranks share a batch.
+    """Place rows for a candidate whose ranks share a batch, by policy none or owned.
 
-    Args:
-        request: the request.
-        candidate: with batching cooperative and policy none or owned.
-        hotness: of the global batch.
-        memories: of the candidate; what a peer's row costs is not looked at.
+    `hotness` is of the global batch; what a peer's row costs is not looked at.
     """
     room, costs = memories.room, replace(memories.costs, peer=np.inf)
     ranks = candidate.num_ranks
@@ -71,7 +67,7 @@ def place_shared(
         chosen_on: NDArray[np.float32], scored_on: NDArray[np.float32]
     ) -> NDArray[np.float64]:
         found = score(place(chosen_on), scored_on)
-        return np.stack([found.rows[kind] for kind in KINDS], axis=1)
+        return np.stack([found.rows[kind] for kind in SOURCES], axis=1)
 
     p = hotness.features
     placement = place(p)
@@ -95,10 +91,10 @@ def place_shared(
 
 
 def shared_floor(hotness: Hotness, memories: Memories, num_ranks: int) -> float:
-    """Least seconds of feature reads of a rank with its 1/P of the rows, whatever is kept.
+    """Bound the seconds of a rank's feature reads from below, whatever is kept.
 
-    The hottest own_rows of each rank at the cheaper of own memory and the host, the rest from the
-    cheapest place: no placement reads for less.
+    The hottest own_rows of each rank come from the cheaper of own memory and the host, the rest
+    from the cheapest place.
     """
     costs, own_rows = memories.costs, memories.room.own_rows
     cheapest = min(costs.local, costs.host, costs.disk)
@@ -117,7 +113,7 @@ def _laws(p: NDArray[np.float32], owner: NDArray[np.int32], num_ranks: int) -> N
 def _hottest(
     p: NDArray[np.float32], owner: NDArray[np.int32], num_ranks: int, most: int
 ) -> list[NDArray[np.int64]]:
-    """The hottest rows of each owner that are read at all, as many as fit."""
+    """Select the hottest rows of each owner that are read at all, as many as fit."""
     order = hotness_order(p)
     order = order[p[order] > 0]
     mine = owner[order]
@@ -127,7 +123,7 @@ def _hottest(
 def _on_host(
     p: NDArray[np.float32], kept: list[NDArray[np.int64]], room: Capacity
 ) -> NDArray[np.bool_] | None:
-    """The hottest rows that nobody keeps, as many as the host has room for; None: all rows."""
+    """Choose the hottest rows that nobody keeps, as many as the host has room for; None: all."""
     if room.host_rows is None:
         return None
     free = np.ones(p.size, np.bool_)
@@ -146,22 +142,15 @@ def _rank_rows(
     on_host: NDArray[np.bool_] | None,
     share: NDArray[np.float64],
 ) -> RankRows:
-    """Rows of one rank by source, and what they are spread over; p is 0 on others' vertices."""
+    """Count the rows of one rank by source; p is 0 on others' vertices."""
     elsewhere = p.copy()
     elsewhere[own] = 0
-    spread = dict.fromkeys(KINDS, touched_rows(elsewhere)) | {"own": touched_rows(p[own])}
-    found = {kind: float(s) for kind, s in zip(KINDS, share, strict=True) if s > 0}
+    spread = dict.fromkeys(SOURCES, touched_rows(elsewhere)) | {"own": touched_rows(p[own])}
+    found = {kind: float(s) for kind, s in zip(SOURCES, share, strict=True) if s > 0}
     total = float(p.sum(dtype=np.float64))
     asked = (1.0, 0.0)
     if "disk" in found:
         if on_host is not None:
             elsewhere[on_host] = 0
         asked = disk_requests(request, request.workload.batch_size, elsewhere)
-    return RankRows(
-        rows={kind: total * s for kind, s in found.items()},
-        working_rows={kind: spread[kind] for kind in found},
-        shares=found,
-        own_rows=len(own),
-        disk_requests=asked[0],
-        disk_request_bytes=asked[1],
-    )
+    return rows_by_source(found, total, spread, own_rows=len(own), asked=asked)

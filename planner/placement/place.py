@@ -1,10 +1,9 @@
-"""A candidate's feature rows: which rank keeps which, within the memory that is left.
+"""Place a candidate's feature rows: which rank keeps which, within the memory that is left.
 
-Rates come from the machine, capacities from the budgets, rows from the profile; planner.placement
+Rates come from the machine, capacities from the budgets, hotness from the profile; a policy
 decides. The result is put in the cost model's terms, its hit rates cross-validated.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
@@ -30,8 +29,8 @@ from gnnplan.planner.cost.stages.gather import expected_runs, row_rate, touched_
 from gnnplan.planner.cost.stages.gather_gpu import read_seconds
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.placement.costs import PLACES, ReadNetwork, RowCosts, unshared_network
-from gnnplan.planner.placement.downsample import VertexRuns, expand_ids
-from gnnplan.planner.placement.evaluate import RowReads, evaluate_rows
+from gnnplan.planner.placement.downsample import VertexRuns
+from gnnplan.planner.placement.evaluate import SOURCES, RowReads, evaluate_rows
 from gnnplan.planner.placement.placement import Placement, first_alike
 from gnnplan.planner.placement.policies.policy import Knowledge, Parts, place
 from gnnplan.planner.placement.problem import PlacementProblem, rows_problem
@@ -41,7 +40,7 @@ from gnnplan.planner.workload import Hotness
 def gpu_room(
     request: Request, candidate: Candidate, code_bytes: int, *, shared_host: bool
 ) -> tuple[int, int]:
-    """Rows that every GPU, and the least host, have room for after everything else.
+    """Count the rows that every GPU, and the least host, have room for after everything else.
 
     Every host maps the same rows, so the least of them decides; both are 0 where the fixed parts
     alone do not fit.
@@ -64,7 +63,7 @@ def gpu_room(
 
 
 def gpu_row_costs(request: Request, candidate: Candidate) -> RowCosts:
-    """Seconds per row from each place with all GPUs reading; of the GPU that waits longest."""
+    """Find the seconds per row from each place of the GPU that waits longest, while all read."""
     found = read_seconds(request.machine, candidate, row_bytes(request.graph))
     seconds = {place: max(s for s in each if s < inf) for place, each in found.items()}
     return RowCosts(
@@ -74,8 +73,6 @@ def gpu_row_costs(request: Request, candidate: Candidate) -> RowCosts:
         disk=seconds.get("disk", inf),
     )
 
-
-KINDS = ("own", "peer", "host", "disk")
 
 NARROW_CODE_BYTES, WIDE_CODE_BYTES = 4, 8
 NARROW_SLOTS = 1 << 24
@@ -117,7 +114,7 @@ class CandidatePlacement:
 
 
 def code_bytes(num_nodes: int) -> int:
-    """Bytes of one location code.
+    """Count the bytes of one location code.
 
     >>> code_bytes(1000), code_bytes(1 << 25)
     (4, 8)
@@ -126,7 +123,7 @@ def code_bytes(num_nodes: int) -> int:
 
 
 def capacity(request: Request, candidate: Candidate, *, shared_host: bool) -> Capacity:
-    """Rows that a rank, and the host, have room for.
+    """Count the rows that a rank, and the host, have room for.
 
     The shared mapping comes first: it serves all ranks. What is left of the host is split evenly;
     a device budget limits each rank besides. Both are zero where the ranks alone do not fit.
@@ -156,7 +153,7 @@ def capacity(request: Request, candidate: Candidate, *, shared_host: bool) -> Ca
 
 
 def row_costs(request: Request, candidate: Candidate, hotness: Hotness, room: Capacity) -> RowCosts:
-    """Seconds per row from each place, as measured; infinite where there is no such place.
+    """Find the measured seconds per row from each place; infinite where there is no such place.
 
     A peer on the same host is never better than the shared mapping (docs/modelling.md 10), so peers
     are priced only where the mapping does not hold every row.
@@ -185,13 +182,9 @@ def row_costs(request: Request, candidate: Candidate, hotness: Hotness, room: Ca
 def memories_of(
     request: Request, candidate: Candidate, hotness: Hotness, *, shared_host: bool
 ) -> Memories:
-    """The memories of a candidate's ranks and hosts.
+    """Find the memories of a candidate's ranks and hosts.
 
-    Args:
-        request: graph, machine and budgets.
-        candidate: its ranks.
-        hotness: of a rank's batches: how many rows are read decides what one costs.
-        shared_host: whether the host may map rows for all ranks.
+    How many rows are read decides what one costs; the host may map rows if it is a `shared_host`.
     """
     room = capacity(request, candidate, shared_host=shared_host)
     return Memories(room=room, costs=row_costs(request, candidate, hotness, room))
@@ -200,14 +193,7 @@ def memories_of(
 def read_network(
     machine: MachineModel, candidate: Candidate, stored: int, costs: RowCosts
 ) -> RowCosts | ReadNetwork:
-    """Find what each rank's reads cost: alike on cores; a GPU's seconds per row while all read.
-
-    Args:
-        machine: its links.
-        candidate: the ranks.
-        stored: bytes of a row.
-        costs: of ranks on cores.
-    """
+    """Find what each rank's reads cost: alike on cores; a GPU's seconds per row while all read."""
     if candidate.kind != "cuda":
         return costs
     found = read_seconds(machine, candidate, stored)
@@ -239,7 +225,7 @@ class RowPlacer:
 
         def rows(chosen_on: NDArray[np.float32], scored_on: NDArray[np.float32]) -> Shares:
             found = self.evaluate(self.place(chosen_on), scored_on)
-            return np.stack([found.rows[kind] for kind in KINDS], axis=1)
+            return np.stack([found.rows[kind] for kind in SOURCES], axis=1)
 
         return cross_validate(hotness.first_half, hotness.second_half, rows)
 
@@ -253,16 +239,7 @@ def make_placer(
     out_degree: NDArray[np.int64] | None = None,
     parts: Parts | None = None,
 ) -> RowPlacer:
-    """State a candidate's placement problem.
-
-    Args:
-        request: graph, machine and budgets.
-        candidate: ranks and policy.
-        hotness: of a rank's batches; it says which vertices are placed.
-        memories: of the candidate.
-        out_degree: lists each vertex stands in, of every vertex; for policies that need them.
-        parts: partitions of the graph; for policies that need them.
-    """
+    """State a candidate's placement problem; arguments are those of `place_rows`."""
     room, few, ranks = memories.room, hotness.stride > 1, candidate.num_ranks
 
     def parts_here(name: str) -> NDArray[np.int32]:
@@ -300,7 +277,14 @@ def place_rows(
     """Place the rows by the candidate's policy, and say what each rank is left to read.
 
     Where few vertices stand for all, the placement is of those; what it says of rows is of all.
-    Arguments are those of `make_placer`.
+
+    Args:
+        request: graph, machine and budgets.
+        candidate: ranks and policy.
+        hotness: of a rank's batches; it says which vertices are placed.
+        memories: of the candidate.
+        out_degree: lists each vertex stands in, of every vertex; for policies that need them.
+        parts: partitions of the graph; for policies that need them.
     """
     placer = make_placer(request, candidate, hotness, memories, out_degree=out_degree, parts=parts)
     placement = placer.place(hotness.features)
@@ -317,20 +301,16 @@ def place_rows(
             code_bytes=code_bytes(request.graph.num_nodes),
             distinct_tables=len(set(first_alike(placement.own))),
         ),
-        expand=functools.partial(expand_ids, hotness) if hotness.stride > 1 else lambda ids: ids,
+        expand=lambda ids: VertexRuns(hotness).ids(ids),
     )
 
 
 def rank_rows(
     request: Request, placement: Placement, shares: Shares, hotness: Hotness
 ) -> list[RankRows]:
-    """Rows, working sets and honest shares of every rank; hotness is gone over once for all.
+    """Count rows, working sets and cross-validated shares of every rank, of all vertices.
 
-    Args:
-        request: whose graph the rows are of.
-        placement: of the vertices that `hotness` has.
-        shares: of rows by rank and kind of source, cross-validated.
-        hotness: of a rank's batches; what is said is of all vertices.
+    `shares` are by rank and kind of source, `placement` is of the vertices that `hotness` has.
     """
     p, weight = hotness.features, hotness.weight
     total, touched = float(p.sum(dtype=np.float64)) * weight, touched_rows(p) * weight
@@ -339,55 +319,69 @@ def rank_rows(
     firsts = first_alike(placement.own)
     kept_by = {first: touched_rows(p[placement.own[first]]) * weight for first in set(firsts)}
     for rank, own in enumerate(placement.own):
-        share = {kind: float(s) for kind, s in zip(KINDS, shares[rank], strict=True)}
-        used = [kind for kind in KINDS if share[kind] > 0]
+        # Cross-validated shares, not the flattered ones of the placement's counts [A9].
+        share = {kind: float(s) for kind, s in zip(SOURCES, shares[rank], strict=True) if s > 0}
         kept = kept_by[firsts[rank]]
         asked = (1.0, 0.0)
-        if share["disk"] > 0:
-            peers = share["peer"] > 0
+        if "disk" in share:
+            peers = "peer" in share
             own_clique = next(clique for clique in placement.cliques if rank in clique)
             holders = own_clique if peers else (firsts[rank],)
             if holders not in runs:
                 runs[holders] = _disk_requests(request, placement, holders, hotness)
             asked = runs[holders]
-        found.append(
-            RankRows(
-                # Cross-validated shares, not the flattered ones of the placement's counts [A9].
-                rows={kind: total * share[kind] for kind in used},
-                working_rows={kind: kept if kind == "own" else touched - kept for kind in used},
-                shares={kind: share[kind] for kind in used},
-                own_rows=round(len(own) * weight),
-                disk_requests=asked[0],
-                disk_request_bytes=asked[1],
-            )
-        )
+        spread = dict.fromkeys(SOURCES, touched - kept) | {"own": kept}
+        own_rows = round(len(own) * weight)
+        found.append(rows_by_source(share, total, spread, own_rows=own_rows, asked=asked))
     return found
+
+
+def rows_by_source(
+    shares: dict[str, float],
+    total: float,
+    spread: dict[str, float],
+    *,
+    own_rows: int = 0,
+    cache_rows: int = 0,
+    asked: tuple[float, float] = (1.0, 0.0),
+) -> RankRows:
+    """Split a rank's `total` rows of a batch over the sources that it reads.
+
+    `shares` are above 0, `spread` the rows that reads of each source are spread over; `asked` as
+    `disk_requests` returns.
+    """
+    return RankRows(
+        rows={kind: total * share for kind, share in shares.items()},
+        working_rows={kind: spread[kind] for kind in shares},
+        shares=shares,
+        own_rows=own_rows,
+        cache_rows=cache_rows,
+        disk_requests=asked[0],
+        disk_request_bytes=asked[1],
+    )
 
 
 def _disk_requests(
     request: Request, placement: Placement, holders: tuple[int, ...], hotness: Hotness
 ) -> tuple[float, float]:
-    """As `disk_requests`, for rows that neither those ranks nor the host has."""
+    """Count `disk_requests` for rows that neither those ranks nor the host has."""
     near = np.zeros(hotness.features.size, np.bool_)
     if placement.on_host is not None:
         near[placement.on_host] = True
     for rank in holders:
         near[placement.own[rank]] = True
-    far = hotness.everything.features.copy()  # rows that lie together: of all, whoever stands here
+    # Which rows lie together is seen among all vertices, not among those that stand for them.
+    far = hotness.everything.features.copy()
     far[VertexRuns(hotness).mask(near)] = 0
     return disk_requests(request, hotness.seeds_per_rank, far)
 
 
 def disk_requests(request: Request, seeds: int, far: NDArray[np.float32]) -> tuple[float, float]:
-    """Requests per row that is read from disk, and their mean bytes; (1, 0) where none is.
+    """Count requests per row that is read from disk, and their mean bytes; (1, 0) where none is.
 
-    What is left of a batch is taken to lie together as much as whole batches do: as counted, over
-    as expected of independent rows.
-
-    Args:
-        request: whose graph and profile.
-        seeds: of the batches that the rows are read for.
-        far: chance that a batch reads each row from disk, shape (num_nodes,).
+    What is left of a batch is taken to lie together as much as whole batches of `seeds` do: as
+    counted, over as expected of independent rows. `far` is the chance that a batch reads each row
+    from disk, shape (num_nodes,).
     """
     reads, moved = expected_runs(far, row_bytes(request.graph))
     if reads <= 0:

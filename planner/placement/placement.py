@@ -31,7 +31,8 @@ class ItemPlacement:
     """Whether the host has the item, shape [N]; None: it has all."""
     elsewhere: list[NDArray[np.uint8]] | None = None
     """For each clique, the place its devices read what they do not hold, by id [N]; None: the
-    cheapest that has it."""
+    cheapest that has it.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -86,7 +87,7 @@ def first_alike(own: Sequence[NDArray[Any]]) -> list[int]:
 
 
 def _equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    few = slice(0, FEW)  # lists that differ do so at once, as a rule
+    few = slice(0, FEW)  # lists that differ mostly do so in their first ids
     return (
         one.size == other.size
         and bool(np.array_equal(one[few], other[few]))
@@ -97,7 +98,7 @@ def _equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _mark(held: np.ndarray, own: np.ndarray, mark: int) -> int:
-    """Write `mark` at each own id of held [N]; the first id out of range or repeated, or -1."""
+    """Write `mark` at each own id of held [N]; return the first id at fault, or -1."""
     for v in own:
         if v < 0 or v >= held.size or held[v] == mark:
             return v if v >= 0 else np.iinfo(np.int64).max
@@ -108,14 +109,13 @@ def _mark(held: np.ndarray, own: np.ndarray, mark: int) -> int:
 def mark_holders(own: Sequence[NDArray[np.int64]], num_nodes: int) -> NDArray[np.int16]:
     """Find a device that holds each row, or -1; shape [num_nodes].
 
-    Raises:
-        ValueError: an own list names an id twice, or one that is not a vertex.
+    A list that names an id twice, or one that is not a vertex, raises ValueError.
     """
     held = np.full(num_nodes, -1, np.int16)
     last = {memory_of(ids): g for g, ids in enumerate(own)}
     for g, ids in enumerate(own):
         if last[memory_of(ids)] != g:
-            continue  # who holds the same later is named anyway
+            continue  # a later device with the same list would overwrite these marks
         wrong = int(_mark(held, ids, g))
         if wrong >= 0:
             raise ValueError(
@@ -129,7 +129,7 @@ def mark_holders(own: Sequence[NDArray[np.int64]], num_nodes: int) -> NDArray[np
 def _nearest(
     held: np.ndarray, held_across: np.ndarray, on_host: np.ndarray, choice: np.ndarray
 ) -> np.ndarray:
-    """choice[a] at each id, a = 4 * in the clique + 2 * in another + on the host."""
+    """Look up choice[a] at each id, a = 4 * in the clique + 2 * in another + on the host."""
     out = np.empty(held.size, np.uint8)
     across, everywhere = held_across.size > 0, on_host.size == 0
     for v in range(held.size):
@@ -149,19 +149,16 @@ def nearest_places(
     held_across: NDArray[np.bool_] | None = None,
     on_host: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.uint8]:
-    """Find where a device of one clique reads what it does not hold.
+    """Find where a device of one clique reads what it does not hold, by id; uint8 [N].
 
     The host, or the disk where the host lacks it; another clique's device, or a peer, only where
     that costs less (formulas 1.1: case 1 never reads a peer).
 
     Args:
-        held: A holder inside the clique or -1, shape [N].
-        seconds: Of one byte or row from each of `PLACES`; infinite where there is no such place.
-        held_across: Whether a device of another clique holds the item; None: none does.
-        on_host: Whether host memory has it; None: all.
-
-    Returns:
-        Place by id, uint8 [N].
+        held: a holder inside the clique or -1, shape [N].
+        seconds: of one byte or row from each of `PLACES`; infinite where there is no such place.
+        held_across: whether a device of another clique holds the item; None: none does.
+        on_host: whether host memory has it; None: all.
     """
     choice = np.full(8, DISK, np.uint8)
     for a in range(8):
@@ -197,14 +194,7 @@ def first_misread(
     held_across: NDArray[np.bool_] | None = None,
     on_host: NDArray[np.bool_] | None = None,
 ) -> int:
-    """Find the first item that is read from a place that lacks it, or -1.
-
-    Args:
-        elsewhere: place by id, shape [N].
-        held: as for `nearest_places`.
-        held_across: likewise.
-        on_host: likewise.
-    """
+    """Find the first item that is read from a place that lacks it, or -1."""
     return int(_misread(elsewhere, held, _present(held_across), _present(on_host)))
 
 
@@ -218,11 +208,8 @@ def find_places(
 ) -> list[NDArray[np.uint8]]:
     """Find the place each clique reads what its devices do not hold, by id [N].
 
-    Args:
-        problem: the problem.
-        placement: its answer; where it names no places, the cheapest that has the item.
-        kind: index of the kind.
-        across: whether cliques read each other.
+    It is the cheapest that has the item, where the placement names none; with `across`, cliques
+    read each other.
     """
     items = placement.items[kind]
     if items.elsewhere is not None:
@@ -232,7 +219,7 @@ def find_places(
     elsewhere: list[NDArray[np.uint8]] = []
     for c, clique in enumerate(placement.cliques):
         seconds = alone[list(clique)].mean(axis=0)
-        others = _held_by_others(holders, c) if across and np.isfinite(seconds[CROSS]) else None
+        others = held_by_others(holders, c) if across and np.isfinite(seconds[CROSS]) else None
         elsewhere.append(
             nearest_places(holders[c], seconds, held_across=others, on_host=items.on_host)
         )
@@ -252,11 +239,7 @@ def used_bytes(problem: PlacementProblem, placement: Placement) -> tuple[list[in
 
 
 def check_placement(problem: PlacementProblem, placement: Placement) -> None:
-    """Check that every memory holds what is put there and every read finds its item.
-
-    Raises:
-        ValueError: names the memory or the item.
-    """
+    """Refuse memories that are overfull and reads that do not find their item (ValueError)."""
     devices, host = used_bytes(problem, placement)
     for g, (used, limit) in enumerate(zip(devices, problem.device_bytes, strict=True)):
         if used > limit:
@@ -266,7 +249,7 @@ def check_placement(problem: PlacementProblem, placement: Placement) -> None:
     for t, (kind, items) in enumerate(zip(problem.kinds, placement.items, strict=True)):
         marks = [mark_holders([items.own[g] for g in c], kind.num_items) for c in placement.cliques]
         for c, codes in enumerate(items.elsewhere or ()):
-            across = _held_by_others(marks, c) if len(marks) > 1 else None
+            across = held_by_others(marks, c) if len(marks) > 1 else None
             wrong = first_misread(codes, marks[c], held_across=across, on_host=items.on_host)
             if wrong >= 0:
                 raise ValueError(
@@ -274,10 +257,66 @@ def check_placement(problem: PlacementProblem, placement: Placement) -> None:
                 )
 
 
-def _held_by_others(marks: Sequence[NDArray[np.int16]], clique: int) -> NDArray[np.bool_]:
+def held_by_others(marks: Sequence[NDArray[np.int16]], clique: int) -> NDArray[np.bool_]:
     """Mark the items that devices of other cliques hold, shape [N]."""
     found = np.zeros(marks[0].size, np.bool_)
     for d, held in enumerate(marks):
         if d != clique:
             found |= held >= 0
     return found
+
+
+def fill_host(problem: PlacementProblem, order: Ids) -> list[NDArray[np.bool_]]:
+    """Keep on the host the first items, in some order of all kinds', that fit; masks by kind."""
+    sizes = np.concatenate([kind.sizes(np.arange(kind.num_items)) for kind in problem.kinds])
+    fit = int(np.searchsorted(np.cumsum(sizes[order]), problem.host_bytes or 0, side="right"))
+    kept = np.zeros(len(order), np.bool_)
+    kept[order[:fit]] = True
+    return np.split(kept, np.cumsum([kind.num_items for kind in problem.kinds])[:-1])
+
+
+def deal_items(
+    num: int, sizes: NDArray[np.int64], free: NDArray[np.int64], *, serpentine: bool
+) -> NDArray[np.int16]:
+    """Deal items to devices back and forth (serpentine), or each to the one with most free bytes.
+
+    `sizes` have shape [num] or, all equal, [1]; `free` bytes of the devices go down by what they
+    take. Returns the device of each item, or -1 where none has room.
+    """
+    return np.asarray(_deal(num, sizes, free, serpentine))
+
+
+def split_by_device(ids: Ids, device: NDArray[np.int16], num_devices: int) -> list[Ids]:
+    """Split ids by the device that each was dealt to, in order; those of -1 are left out."""
+    order = np.argsort(device, kind="stable")
+    ends = np.cumsum(np.bincount(device + 1, minlength=num_devices + 1))
+    return np.split(ids[order], ends[:-1])[1:]
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _deal(num: int, sizes: np.ndarray, free: np.ndarray, serpentine: bool) -> np.ndarray:
+    n = free.size
+    device = np.full(num, -1, np.int16)
+    turn = 0
+    for i in range(num):
+        best, size = -1, sizes[i if sizes.size > 1 else 0]
+        if serpentine:
+            for _ in range(2 * n):
+                lap, at = turn // n, turn % n
+                g = at if lap % 2 == 0 else n - 1 - at
+                turn += 1
+                if free[g] >= size:
+                    best = g
+                    break
+        else:
+            best = 0
+            for g in range(1, n):
+                if free[g] > free[best]:
+                    best = g
+            if free[best] < size:
+                best = -1
+        if best >= 0:
+            free[best] -= size
+            device[i] = best
+    return device

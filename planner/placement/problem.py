@@ -18,19 +18,19 @@ class ItemKind:
     """Items of one kind, one per node."""
 
     name: str
-    """features | topology."""
+    """Kind, features or topology."""
     heat: Heat
     """Expected reads of an item per step, by law: shape [D, N]; may be memory-mapped."""
     laws: tuple[int, ...]
     """Row of `heat` each device draws from: all 0 where they share one law."""
     size: int | NDArray[Any]
-    """Bytes of an item, or of each: shape [N]."""
+    """Bytes of every item, or of each: shape [N]."""
     read_bytes: float
     """Bytes that cross links per read."""
 
     @property
     def num_items(self) -> int:
-        """N."""
+        """Number of items, N."""
         return int(self.heat.shape[1])
 
     def sizes(self, ids: Ids) -> NDArray[np.int64]:
@@ -76,12 +76,11 @@ class PlacementProblem:
     """Bytes the host has for items; None: room for all."""
     network: ReadNetwork
     compares_links: bool = False
-    """Whether policies are compared by seconds on the network's links, which devices differ in;
-    else by `row_costs`."""
+    """Whether policies are compared by seconds on the network's links; else by `row_costs`."""
 
     @property
     def num_devices(self) -> int:
-        """G."""
+        """Number of devices, G."""
         return len(self.device_bytes)
 
     @property
@@ -116,11 +115,7 @@ class PlacementProblem:
 
 
 def as_laws(heat: Heat, num_devices: int) -> tuple[Heat, tuple[int, ...]]:
-    """Turn p(v), of shape [N] for all devices or [G, N] for each, into `heat` and `laws` of a kind.
-
-    Raises:
-        ValueError: there are neither one law nor one for each device.
-    """
+    """Turn p(v), of shape [N] for all devices or [G, N] for each, into `heat` and `laws`."""
     if heat.ndim == 1:
         return heat.reshape(1, -1), (0,) * num_devices
     if len(heat) != num_devices:

@@ -4,10 +4,10 @@ A change of the batch moves frontiers by [A5], a change of the model its own par
 estimates say "about", and a new plan decides.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gnnplan.planner.cost.memory import size_text
+from gnnplan.planner.cost.memory import Budgets, size_text
 from gnnplan.planner.cost.request import expected_vertices, row_bytes, seeds_per_rank
 from gnnplan.planner.search.choose import Evaluated
 from gnnplan.planner.search.search import Search
@@ -45,7 +45,7 @@ def find_remedies(search: Search, priced: Sequence[Evaluated]) -> list[Remedy]:
     """
     found = nearest(priced)
     name, memory = min(found.prediction.memory_bytes.items(), key=lambda item: item[1].headroom)
-    ranks, lacking = found.candidate.num_ranks, -memory.headroom
+    ranks = found.candidate.num_ranks
     each = found.prediction.memory_bytes.get("rank0", memory)
     # The host's sum holds every rank; a rank's own sum holds one.
     times = 1 if name.startswith("rank") else ranks
@@ -55,13 +55,7 @@ def find_remedies(search: Search, priced: Sequence[Evaluated]) -> list[Remedy]:
         **_half_precision(search, found, memory, name),
         **_other_ranks(search, priced, name, memory),
     }
-    ways = [
-        Remedy(what=what, saves_bytes=size, enough=size >= lacking)
-        for what, size in saved.items()
-        if size > 0
-    ]
-    ways.sort(key=lambda w: (not w.enough, -w.saves_bytes))
-    return [*ways, _more_memory(search, name, memory)]
+    return rank_remedies(saved, name, memory, search.request.budgets)
 
 
 def _smaller_batch(search: Search, found: Evaluated, each: MemoryUse, times: int) -> dict[str, int]:
@@ -126,10 +120,22 @@ def _other_ranks(
     return found
 
 
-def _more_memory(search: Search, name: str, memory: MemoryUse) -> Remedy:
-    """The memory itself: a higher limit, or a larger machine."""
+def rank_remedies(
+    saved: Mapping[str, int], name: str, memory: MemoryUse, budgets: Budgets
+) -> list[Remedy]:
+    """Rank changes by the bytes that each saves: those that are enough, the others, more memory."""
+    ways = [
+        Remedy(what=what, saves_bytes=size, enough=size >= -memory.headroom)
+        for what, size in saved.items()
+        if size > 0
+    ]
+    ways.sort(key=lambda way: (not way.enough, -way.saves_bytes))
+    return [*ways, _more_memory(name, memory, budgets)]
+
+
+def _more_memory(name: str, memory: MemoryUse, budgets: Budgets) -> Remedy:
+    """Give more memory: a higher limit, or a larger machine."""
     option = "--device-memory" if name.startswith("rank") else "--host-memory"
-    budgets = search.request.budgets
     limited = budgets.device_bytes if name.startswith("rank") else budgets.host_bytes
     what = option if limited is not None else f"a machine with more memory in {name}"
     return Remedy(

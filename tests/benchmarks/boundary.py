@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from gnnplan.planner.fullgraph.bytes import columns_per_row, drawn_epoch_bytes
+from gnnplan.planner.fullgraph.formulas import columns_per_row, drawn_epoch_bytes
 from gnnplan.planner.fullgraph.memory import rank_bytes
 from gnnplan.runtime.fullgraph.draws import kept_nodes
 from gnnplan.runtime.fullgraph.part import build_part, connect_parts

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gnnplan.planner.fullgraph.bytes import broadcast_bytes, drawn_epoch_bytes
+from gnnplan.planner.fullgraph.formulas import broadcast_bytes, drawn_epoch_bytes
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.graph.dataset import open_graph
 from gnnplan.runtime.plan.io import load_plan

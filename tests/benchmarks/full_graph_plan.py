@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gnnplan.planner.cli.planning import machine_for_planning
-from gnnplan.planner.fullgraph.profile import connected, sent_bytes
+from gnnplan.planner.fullgraph.profile import connect_cut
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.pipeline import plan
 from gnnplan.planner.queries.compare import compare
@@ -25,6 +25,7 @@ from gnnplan.runtime.launch import launch
 from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Workload
 from tests.benchmarks.common import cache_folder, record
+from tests.support.fullgraph_plans import sent_bytes
 
 MAKERS = {"sbm": generate_sbm, "rmat": generate_rmat}
 WORK = Workload(hidden=64, num_layers=3, fanouts=[-1] * 3, learning_rate=0.01)
@@ -50,7 +51,7 @@ def run_case(graph: Graph, ranks: int, allow: str, epochs: int, machine: Machine
         made = plan(graph.path, settings, machine=machine, out=folder)
         report = launch.train(folder, epochs=epochs, eval_every=0, force=True)
         found, full = compare(made, report), made.strategy.full_graph
-        parts = connected(graph, load_array(made, folder, "partition"), ranks, work.model)
+        parts = connect_cut(graph, load_array(made, folder, "partition"), ranks, work.model)
     epoch = found.epoch_seconds
     noise = {"load_before": report.noise.load_before, "overloaded": report.noise.overloaded}
     record(

@@ -26,7 +26,7 @@ from gnnplan.planner.fullgraph.candidate import (
     sampled_candidates,
     with_keep,
 )
-from gnnplan.planner.fullgraph.choose import Choice
+from gnnplan.planner.fullgraph.choose import FullGraphChoice
 from gnnplan.planner.fullgraph.price import FullRequest, price
 from gnnplan.planner.fullgraph.profile import profile_cuts
 from gnnplan.planner.machine.model import MachineModel
@@ -276,7 +276,7 @@ def _whole(
     chosen = price(request, found.numbers, candidate)
     if above_baseline(rank_uses(chosen.prediction.memory_bytes)) < LEAST_BYTES:
         return None
-    choice = Choice(chosen=chosen, why_keep="drawn at random", exact=[chosen])
+    choice = FullGraphChoice(chosen=chosen, why_keep="drawn at random", exact=[chosen])
     made = full_graph.assemble(request, {cut: found.numbers}, choice)
     plan = save_plan(made, {"partition": found.partition}, out)
     return Drawn(

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.partition.need import predict_need
-from gnnplan.planner.partition.partition import PARTITIONERS, partition
+from gnnplan.planner.partition.partition import PARTITIONERS, partition, predict_need
 from gnnplan.planner.partition.problem import make_problem
 from tests.benchmarks.common import Spread, bench_graph, record
 from tests.reference.partition_quality import measure_quality

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.candidate import Candidate
-from gnnplan.planner.partition.hierarchical import hierarchical_parts
-from gnnplan.planner.partition.partition import partition
+from gnnplan.planner.partition.partition import hierarchical_parts, partition
 from gnnplan.planner.placement.costs import PLACES
 from gnnplan.planner.placement.placement import Placement, find_places
 from gnnplan.planner.placement.policies.policy import Knowledge

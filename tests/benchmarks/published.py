@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gnnplan.planner.fullgraph.bytes import epoch_bytes
+from gnnplan.planner.fullgraph.formulas import epoch_bytes
 from gnnplan.planner.graph_presets import graph_preset
 from tests.benchmarks.common import record
 from tests.benchmarks.published_cooperative import Row, model_row, sigma

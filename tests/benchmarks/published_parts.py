@@ -9,7 +9,7 @@ import numpy as np
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.stages.all_reduce import gpu_all_reduce
 from gnnplan.planner.cost.stages.gather_gpu import ways
-from gnnplan.planner.fullgraph.bytes import epoch_bytes
+from gnnplan.planner.fullgraph.formulas import epoch_bytes
 from gnnplan.planner.fullgraph.memory import published_bytes
 from gnnplan.planner.graph_presets import graph_preset
 from gnnplan.planner.machine.model import MachineModel

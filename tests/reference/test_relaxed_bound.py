@@ -17,15 +17,13 @@ from gnnplan.planner.placement.costs import (
     objective_rows,
 )
 from gnnplan.planner.placement.evaluate import evaluate
-from gnnplan.planner.placement.lp.bound import lagrangian_bound
 from gnnplan.planner.placement.lp.formulate import (
     Buckets,
-    Prices,
     build_program,
     find_groups,
     make_buckets,
 )
-from gnnplan.planner.placement.lp.relax import KnapsackItems, relax
+from gnnplan.planner.placement.lp.relax import KnapsackItems, Prices, lagrangian_bound, relax
 from gnnplan.planner.placement.order import hotness_order
 from gnnplan.planner.placement.policies.joint import place_joint
 from gnnplan.planner.placement.policies.song_jiang import (
@@ -246,8 +244,9 @@ def test_the_programme_of_256_buckets_has_the_size_the_formulas_say():
         for size, read in zip(sizes, reads, strict=True)
     ]
     rows = objective_rows(instance.network, "pipelined")
-    program = build_program(instance, rows, find_groups(instance, rows), buckets)
-    linear, placing = program.linear, program.num_groups * program.num_buckets * 5
+    groups = find_groups(instance, rows)
+    linear = build_program(instance, rows, groups, buckets).linear
+    placing = len(groups.groups) * sum(len(each.bytes) for each in buckets) * 5
     assert np.count_nonzero(linear.upper[:placing]) == 4096  # no clique reads another's memory
     assert linear.upper.size - placing == 513
     assert linear.rhs.size - linear.num_less == 1024

@@ -7,9 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gnnplan.planner.fullgraph.formulas import drawn_epoch_bytes
+from gnnplan.planner.fullgraph.profile import Parts
+from gnnplan.runtime.fullgraph.draws import kept_nodes
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.io import save_plan
 from gnnplan.runtime.plan.schema import FullGraph, Plan
+from gnnplan.runtime.sampling.rng import Purpose, stream
 from tests.support.plans import make_plan
 
 
@@ -66,3 +70,33 @@ def grown_parts(
             size += 1
             following += [int(u) for u in indices[indptr[v] : indptr[v + 1]]]
         queue = [u for u in following if partition[u] < 0]
+
+
+def sent_bytes(
+    parts: Parts, settings: FullGraph, widths: list[int], *, seed: int, epoch: int
+) -> list[int]:
+    """Count the bytes that each rank sends in one epoch, exactly: the draws are the runtime's."""
+    layers, size = len(widths) - 1, len(parts.parts)
+    first = 1 if settings.precompute_first_layer else 0
+    received = np.zeros((size, layers), np.int64)
+    sent = np.zeros((size, layers), np.int64)
+    for layer in range(first, layers):
+        drawn = first if settings.draws == "shared" else layer
+        for part in parts.parts:
+            for owner, ids in enumerate(np.split(part.halo, np.cumsum(part.halo_counts)[:-1])):
+                kept = _kept(settings, seed, epoch, drawn, ids, owner, part.rank, size)
+                received[part.rank, layer] += kept
+                sent[owner, layer] += kept
+    return [drawn_epoch_bytes(sent[r].tolist(), received[r].tolist(), widths) for r in range(size)]
+
+
+def _kept(
+    settings: FullGraph, seed: int, epoch: int, layer: int, ids: NDArray[np.int64],
+    owner: int, receiver: int, size: int,
+) -> int:  # fmt: skip
+    numbers = stream(seed, epoch, 0, layer, Purpose.BOUNDARY)
+    kept = kept_nodes(
+        numbers, ids, owner=owner, receiver=receiver, size=size, keep=settings.keep,
+        rounding=settings.rounding,
+    )  # fmt: skip
+    return int(kept.sum())

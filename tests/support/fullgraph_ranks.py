@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from gnnplan.planner.fullgraph.bytes import PartSizes
+from gnnplan.planner.fullgraph.formulas import PartSizes
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.fullgraph.part import Part
 from gnnplan.runtime.graph.dataset import Graph

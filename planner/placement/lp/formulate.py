@@ -61,11 +61,11 @@ class Buckets:
     of: NDArray[np.int32]
     """Bucket of each item, shape [N]."""
     bytes: NDArray[np.float64]
-    """Shape [K]."""
+    """Bytes of each bucket, shape [K]."""
     heat: NDArray[np.float64]
-    """Sum by bucket and law, shape [K, D]."""
+    """Sum of heat by bucket and law, shape [K, D]."""
     count: NDArray[np.int64]
-    """Items, shape [K]."""
+    """Number of items, shape [K]."""
     fits: NDArray[np.bool_]
     """Whether the bucket's items fit some device by themselves, shape [K]."""
 
@@ -73,7 +73,7 @@ class Buckets:
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _density(heat: np.ndarray, size: np.ndarray, v: int) -> tuple:
-    """Sum over laws of heat by bytes, the law of most heat, and that one's share."""
+    """Return the sum over laws of heat by bytes, the law of most heat, and that one's share."""
     total, most, law = 0.0, -1.0, 0
     for d in range(heat.shape[0]):
         x = heat[d, v]
@@ -95,7 +95,7 @@ def _keys(
     levels: int,
     shares: int,
 ) -> tuple:
-    """Key of each item [N], and which keys occur.
+    """Compute the key of each item [N], and which keys occur.
 
     Key 0 is the densest, the middle one has no heat; from there on those that fit no device.
     """
@@ -127,7 +127,7 @@ def _keys(
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _sums(heat: np.ndarray, size: np.ndarray, keys: np.ndarray, rank: np.ndarray, k: int) -> tuple:
-    """Rewrites keys [N] to bucket numbers; bytes [k], heat [k, D] and counts [k] of each."""
+    """Rewrite keys [N] to bucket numbers; bytes [k], heat [k, D] and counts [k] of each."""
     total, mass = np.zeros(k), np.zeros((k, heat.shape[0]))
     count = np.zeros(k, np.int64)
     for v in range(keys.size):
@@ -159,12 +159,12 @@ def _top_density(heat: np.ndarray, size: np.ndarray) -> float:
 
 
 def densities(kind: ItemKind) -> NDArray[np.float64]:
-    """Heat of all laws per byte, shape [N]."""
+    """Compute the heat of all laws per byte, shape [N]."""
     return np.asarray(_all_densities(kind.heat, kind.size_array()))
 
 
 def density_order(kind: ItemKind) -> NDArray[np.int64] | None:
-    """Ids from most to least heat per byte, ties by id; None where laws or sizes are several."""
+    """Sort ids by heat per byte, ties by id; None where laws or sizes are several."""
     if len(kind.heat) > 1 or isinstance(kind.size, np.ndarray):
         return None
     return hotness_order(kind.heat[0])
@@ -173,10 +173,8 @@ def density_order(kind: ItemKind) -> NDArray[np.int64] | None:
 def make_buckets(kind: ItemKind, limit: int = 256, *, largest: int | None = None) -> Buckets:
     """Sort the items of a kind into at most `limit` buckets (a few more where laws differ much).
 
-    Args:
-        kind: heat and sizes; read in two passes, so it may be memory-mapped.
-        limit: buckets wanted; this many items or fewer are a bucket each.
-        largest: bytes of the largest device; longer lists are kept apart. None: all fit.
+    Heat and sizes are read in two passes, so they may be memory-mapped. `limit` items or fewer are
+    a bucket each; those larger than the `largest` device are kept apart.
     """
     size = kind.size_array()
     num, most = kind.num_items, np.iinfo(np.int64).max if largest is None else largest
@@ -206,20 +204,20 @@ def make_buckets(kind: ItemKind, limit: int = 256, *, largest: int | None = None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Alike devices."""
+    """Devices that are alike."""
 
     devices: tuple[int, ...]
     per_clique: int
-    """How many of them each clique has."""
+    """Number of them in each clique."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CliqueClass:
-    """Alike cliques and the groups in them."""
+    """Cliques that are alike, and the groups in them."""
 
     cliques: tuple[int, ...]
     size: int
-    """Devices of each."""
+    """Devices of each clique."""
     groups: tuple[int, ...]
 
 
@@ -314,11 +312,8 @@ class Program:
     """A linear programme with what is needed to read its solution."""
 
     linear: LinearProgram
-    num_groups: int
-    num_buckets: int
-    """Over all kinds, in their order."""
     unit_seconds: float
-    """z is in this unit."""
+    """Seconds that one unit of z stands for."""
     device_rows: NDArray[np.int64]
     """Constraint of each group's memory."""
     host_row: int
@@ -327,21 +322,7 @@ class Program:
     """Constraint of each row of the objective; equal rows share one."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Prices:
-    """What one unit more of each limit saves; any non-negative ones give a lower bound."""
-
-    rows: NDArray[np.float64]
-    """Weight of each row of the objective, summing to 1; shape [K]."""
-    device: NDArray[np.float64]
-    """Seconds per byte of each device's memory, shape [G]."""
-    host: float
-    """Seconds per byte of host memory."""
-
-
 class _Constraints:
-    """Constraints as they are added."""
-
     def __init__(self) -> None:
         self.row: list[NDArray[np.int64]] = []
         self.column: list[NDArray[np.int64]] = []
@@ -370,18 +351,17 @@ class _Constraints:
 def build_program(
     problem: PlacementProblem, rows: ObjectiveRows, groups: Groups, buckets: list[Buckets]
 ) -> Program:
-    """The programme of an problem."""
-    kinds, num_groups = problem.kinds, len(groups.groups)
-    sizes = np.concatenate([b.bytes for b in buckets])
-    kind_of = np.repeat(np.arange(len(kinds)), [len(b.bytes) for b in buckets])
+    """Write a placement problem as a linear programme."""
+    num_groups = len(groups.groups)
+    sizes, kind_of, fits = join_buckets(buckets)
     num = len(sizes)
-    reads = _reads(problem, groups, buckets)
+    reads = asked_bytes(problem, groups, buckets)
     columns = np.arange(num_groups * num * STATES).reshape(num_groups, num, STATES)
     limited = problem.host_bytes is not None
     host = columns.size + np.arange(num if limited else 0)
     z = columns.size + len(host)
     upper = _available(problem, groups, kind_of)
-    upper[:, ~np.concatenate([b.fits for b in buckets]), OWN] = 0
+    upper[:, ~fits, OWN] = 0
     found = _Constraints()
     ones = np.ones(num)
 
@@ -442,8 +422,6 @@ def build_program(
     )
     return Program(
         linear=linear,
-        num_groups=num_groups,
-        num_buckets=num,
         unit_seconds=unit,
         device_rows=device_rows,
         host_row=host_row,
@@ -451,37 +429,21 @@ def build_program(
     )
 
 
-def read_prices(
-    program: Program, duals: NDArray[np.float64], problem: PlacementProblem, groups: Groups
-) -> Prices:
-    """Prices from the constraints' multipliers, those of a group spread evenly over its devices.
-
-    Args:
-        program: the programme.
-        duals: of its constraints, not positive for `<=` ones as solvers report them.
-        problem: budgets.
-        groups: devices.
-    """
-    duals = np.maximum(0.0, -duals)
-    shared = np.bincount(program.objective_rows, minlength=len(duals))
-    weights = duals[program.objective_rows] / shared[program.objective_rows]
-    total = float(weights.sum())
-    weights = weights / total if total > 0 else np.full(len(weights), 1.0 / len(weights))
-    device = np.zeros(problem.num_devices)
-    for g, group in enumerate(groups.groups):
-        limit = max(min(problem.device_bytes[d] for d in group.devices), 1)
-        price = duals[program.device_rows[g]] / limit * program.unit_seconds
-        device[list(group.devices)] = price / len(group.devices)
-    host = 0.0
-    if problem.host_bytes is not None:
-        host = float(duals[program.host_row]) / max(problem.host_bytes, 1) * program.unit_seconds
-    return Prices(rows=weights, device=device, host=host)
+def join_buckets(
+    buckets: list[Buckets],
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Join the buckets of all kinds: bytes, index of the kind, and whether items fit, shape [B]."""
+    return (
+        np.concatenate([b.bytes for b in buckets]),
+        np.repeat(np.arange(len(buckets)), [len(b.bytes) for b in buckets]),
+        np.concatenate([b.fits for b in buckets]),
+    )
 
 
-def _reads(
+def asked_bytes(
     problem: PlacementProblem, groups: Groups, buckets: list[Buckets]
 ) -> NDArray[np.float64]:
-    """Bytes a device of each group asks for of each bucket, shape [groups, B]."""
+    """Count the bytes a device of each group asks for of each bucket, shape [groups, B]."""
     return np.stack(
         [
             np.concatenate(
@@ -498,7 +460,7 @@ def _reads(
 def _row_loads(
     rows: ObjectiveRows, groups: Groups, kind_of: NDArray[np.int64], reads: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Seconds each row gets if a bucket is read from a place, shape [K, groups, B, 5]."""
+    """Compute the seconds each row gets if a bucket is read from a place, [K, groups, B, 5]."""
     by_group = np.stack(
         [rows.weights[:, :, list(g.devices)].sum(axis=2) for g in groups.groups], axis=1
     )
@@ -508,7 +470,7 @@ def _row_loads(
 def _available(
     problem: PlacementProblem, groups: Groups, kind_of: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """1 where a group can read a kind from a place, else 0; shape [groups, B, 5]."""
+    """Mark with 1 where a group can read a kind from a place; shape [groups, B, 5]."""
     finite = np.isfinite(problem.network.alone)
     upper = np.zeros((len(groups.groups), len(kind_of), STATES))
     for g, group in enumerate(groups.groups):
@@ -523,7 +485,7 @@ def _available(
 
 
 def _covers(groups: Groups) -> list[tuple[dict[int, float], dict[int, float]]]:
-    """For each group: devices by group inside its clique, and in all others."""
+    """Count devices by group, for each group those in its clique and those in all others."""
     found: list[tuple[dict[int, float], dict[int, float]]] = []
     for g in range(len(groups.groups)):
         own = groups.class_of[g]
@@ -540,7 +502,7 @@ def _covers(groups: Groups) -> list[tuple[dict[int, float], dict[int, float]]]:
 def _merged(
     terms: list[tuple[NDArray[np.int64], NDArray[np.float64]]],
 ) -> list[tuple[NDArray[np.int64], NDArray[np.float64]]]:
-    """Terms of one column added up."""
+    """Add up terms of one column."""
     found: dict[int, tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
     for columns, values in terms:
         key = int(columns[0]) if len(columns) else -1

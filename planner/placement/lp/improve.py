@@ -3,18 +3,14 @@
 Rounding leaves gaps of less than an item per device and bucket, and uneven loads. Each pass tries,
 for every device, the items that would gain most against the copies that are missed least, and keeps
 what lowers a sum of powers of the objective's rows, which comes ever closer to their maximum. Only
-moves that keep every budget are tried, and a result worse than the start is dropped.
-
-Moves of single copies, kept where they lower the loads; in place, compiled.
-
-Every move changes `loads` [rows of the objective] by what the clique's reads of its items weigh,
-and is taken back where a sum of the loads' powers does not fall.
+moves that keep every budget are tried; the compiled loops change `loads` [rows of the objective] by
+what the clique's reads of a move's items weigh, and take back what does not lower the sum.
 """
 
 import itertools
 import typing
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import Any, cast
 
 import numba
 import numpy as np
@@ -23,72 +19,7 @@ from numpy.typing import NDArray
 from gnnplan.planner.placement.costs import OWN, PEER, ObjectiveRows
 from gnnplan.planner.placement.evaluate import read_bytes
 from gnnplan.planner.placement.placement import ItemPlacement, Placement
-from gnnplan.planner.placement.problem import Ids, PlacementProblem
-
-Loads = NDArray[np.float64]
-"""Of each row of the objective."""
-
-
-class ItemState(NamedTuple):
-    """Items of all kinds in one row: who holds what, and who reads it from where."""
-
-    own: NDArray[np.bool_]
-    """[G, items]: who holds a copy."""
-    code: NDArray[np.uint8]
-    """[cliques, items]: the source of those of a clique that hold none."""
-    far: NDArray[np.uint8]
-    """[items]: the source of what no clique holds."""
-    reads: NDArray[np.float64]
-    """[G, items]: bytes."""
-    size: NDArray[np.int64]
-    """[items]: bytes of a copy."""
-    free: NDArray[np.int64]
-    """[G]: bytes left."""
-    kind: NDArray[np.int64]
-    """[items]: features or lists."""
-    clique: NDArray[np.int64]
-    """[G]: of each device."""
-
-
-def spread(loads: Loads, power: int, top: float) -> float:
-    """Sum of (loads / top)^power; for power 0 their maximum / top."""
-    return cast(float, _sum_of_powers(loads, power, top))
-
-
-def exchange_copies(
-    g: int, wanted: Ids, missed: Ids, power: int, loads: Loads, weights: Loads, items: ItemState
-) -> None:
-    """Copies of the wanted items for g, added or in place of copies that are missed least.
-
-    Args:
-        g: the device.
-        wanted: items it lacks.
-        missed: items it holds.
-        power: of the sum that must fall; 0: the maximum.
-        loads: of each row of the objective; changed.
-        weights: [rows, kinds, G, 5], what a byte read adds to each row.
-        items: changed.
-    """
-    _exchange(g, wanted, missed, power, loads, weights, *items)
-
-
-def trade_copies(
-    g: int,
-    h: int,
-    mine: Ids,
-    theirs: Ids,
-    power: int,
-    loads: Loads,
-    weights: Loads,
-    items: ItemState,
-) -> None:
-    """Copies of g against copies of h in the same clique, or given away for none."""
-    _trade(g, h, mine, theirs, power, loads, weights, *items)
-
-
-def reread_items(power: int, loads: Loads, weights: Loads, items: ItemState) -> None:
-    """Read items that a clique holds from the host instead, or the other way round."""
-    _reread(power, loads, weights, *items)
+from gnnplan.planner.placement.problem import PlacementProblem
 
 
 @numba.njit(cache=True, nogil=True)
@@ -266,8 +197,9 @@ TRIED = 48
 """Items and copies of a device that are tried against each other."""
 PASSES = 6
 POWERS = (8, 32, 0)
-"""Sums of the rows' powers that are lowered in turn; 0 is the maximum. A maximum alone stops where
-no single exchange lowers it, although several together would."""
+"""Powers of the rows' sums that are lowered in turn; 0 is the maximum, which alone stops where no
+single exchange lowers it, although several together would.
+"""
 
 
 def exchange(
@@ -278,11 +210,7 @@ def exchange(
 ) -> Placement:
     """Improve a placement by exchanges, through the sums of powers or straight at the maximum.
 
-    Args:
-        problem: the problem.
-        rows: of the objective.
-        placement: where to start.
-        seconds: priced seconds per byte, shape [T, G, 5]; says what is worth trying.
+    Priced `seconds` per byte, shape [T, G, 5], say what is worth trying.
     """
     if not worth_exchanging(problem):
         return placement
@@ -310,7 +238,7 @@ def _descend(
     seconds: NDArray[np.float64] | None,
     powers: tuple[int, ...],
 ) -> tuple[Placement, float]:
-    """Pass after pass; without `seconds`, each tries what gains most at the loads as they are."""
+    """Go pass after pass; without `seconds`, try what gains most at the present loads."""
     state = _State(problem, placement)
     loads = rows.values(read_bytes(problem, placement))
     weights = np.ascontiguousarray(rows.weights)
@@ -319,30 +247,35 @@ def _descend(
             priced = _seconds_at(rows, loads, power) if seconds is None else seconds
             known = np.isfinite(priced) & np.isfinite(problem.network.alone)
             finite = np.where(known, priced, 1e30)
-            before = spread(loads, power, float(loads.max()))
             top = float(loads.max())
+            before = cast(float, _sum_of_powers(loads, power, top))
             for g in range(problem.num_devices):
                 wanted, missed = state.worth_trying(g, finite)
-                exchange_copies(g, wanted, missed, power, loads, weights, state.items)
+                _exchange(g, wanted, missed, power, loads, weights, *state.arrays)
             for g, h in itertools.combinations(range(problem.num_devices), 2):
                 if state.clique[g] == state.clique[h]:
                     mine, theirs = state.differ(g, h), state.differ(h, g)
-                    trade_copies(g, h, mine, theirs, power, loads, weights, state.items)
-            reread_items(power, loads, weights, state.items)
-            if spread(loads, power, top) >= before * (1 - 1e-6):
+                    _trade(g, h, mine, theirs, power, loads, weights, *state.arrays)
+            _reread(power, loads, weights, *state.arrays)
+            if cast(float, _sum_of_powers(loads, power, top)) >= before * (1 - 1e-6):
                 break
     return state.placement(placement), float(loads.max())
 
 
 def _seconds_at(rows: ObjectiveRows, loads: NDArray[np.float64], power: int) -> NDArray[np.float64]:
-    """Seconds per byte [T, G, 5], rows weighed as the sum of their powers rises with them."""
+    """Compute seconds per byte [T, G, 5], rows weighed as the sum of their powers rises."""
     most = max(float(loads.max()), 1e-300)
     weights = (loads / most) ** ((power or max(POWERS)) - 1)
     return np.einsum("k,ktgs->tgs", weights / max(float(weights.sum()), 1e-300), rows.weights)
 
 
 class _State:
-    """All kinds' items in one row, with who holds and who reads what."""
+    """All kinds' items in one row: who holds a copy, and who reads it from where.
+
+    own [G, items] says who holds a copy, code [cliques, items] the source of a clique that holds
+    none, far [items] that of what no clique holds. reads [G, items], size [items] and free [G] are
+    bytes that a device reads, of a copy, and left on a device.
+    """
 
     def __init__(self, problem: PlacementProblem, placement: Placement) -> None:
         self.problem = problem
@@ -366,22 +299,24 @@ class _State:
                 self.code[c, span] = codes
             self.far[span] = 3 if held.on_host is None else np.where(held.on_host, 3, 4)
         self.clique = problem.clique_of()
-        self.items = ItemState(
-            own=self.own, code=self.code, far=self.far, reads=self.reads, size=self.size,
-            free=self.free, kind=self.kind, clique=self.clique,
-        )  # fmt: skip
+
+    @property
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """Arrays that the compiled loops read and change, in the order of their arguments."""
+        return (self.own, self.code, self.far, self.reads, self.size, self.free, self.kind,
+                self.clique)  # fmt: skip
 
     def worth_trying(
         self, g: int, seconds: NDArray[np.float64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Items g lacks and would gain most from, and copies of g that would be missed least."""
+        """List the items g would gain most from, and its copies that would be missed least."""
         gain = self.gains(g, seconds) / self.size
         lacks, holds = np.flatnonzero(~self.own[g]), np.flatnonzero(self.own[g])
         wanted = lacks[np.argsort(-gain[lacks], kind="stable")[:TRIED]]
         return wanted, holds[np.argsort(gain[holds], kind="stable")[:TRIED]]
 
     def gains(self, g: int, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Priced seconds the clique would lose without g's copy, or gain by one."""
+        """Compute the priced seconds the clique would lose without g's copy, or gain by one."""
         members = np.flatnonzero(self.clique == self.clique[g])
         others = self.own[members].sum(axis=0) - self.own[g]
         code = self.code[self.clique[g]]
@@ -395,7 +330,7 @@ class _State:
         return gain
 
     def differ(self, g: int, h: int) -> NDArray[np.int64]:
-        """Items that g holds and h does not, evenly from most to least read; -1 stands for none."""
+        """List items that only g holds, evenly from most to least read, and -1 for none."""
         ids = np.flatnonzero(self.own[g] & ~self.own[h])
         ids = ids[np.argsort(-self.reads[g, ids], kind="stable")]
         if len(ids) > TRIED:
@@ -403,7 +338,6 @@ class _State:
         return np.append(ids, -1)
 
     def placement(self, start: Placement) -> Placement:
-        """Read the state as a placement."""
         found: list[ItemPlacement] = []
         for t, old in enumerate(start.items):
             span = slice(int(self.ends[t]), int(self.ends[t + 1]))

@@ -8,36 +8,30 @@ the programme, and the value of the Lagrangian there is a lower bound (formulas 
 the optimum over fractions of single items, which no buckets blur. A mixture of fills is rounded
 item by item: one that some fills replicate and others deal goes to what is most behind its share.
 
-The cheapest fill of one clique at given prices of reading: thresholds on one order per kind.
-
-At given weights of the objective's rows the cliques no longer touch each other, and what a move of
-an item is worth per byte is its density (bytes read per byte held) times a factor of its kind
-(formulas 6.3 [C22]). So the order of a kind's items does not depend on the weights: it is sorted
-once, and a fill is two positions in it, up to which items are replicated and up to which they are
-held. Bytes and reads of a fill are prefix sums, and weights can be tried by the hundred.
+At given weights of the rows the cliques no longer touch each other, and what a move of an item is
+worth per byte is its density (bytes read per byte held) times a factor of its kind (formulas 6.3
+[C22]). So a kind's items are sorted once, and a fill is two positions in that order: up to which
+items are replicated, and up to which they are held. Bytes and reads of a fill are prefix sums.
 """
 
 import typing
 from dataclasses import dataclass
-from typing import cast
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.placement.costs import CROSS, HOST, OWN, PEER, ObjectiveRows, drop_dominated
-from gnnplan.planner.placement.lp.formulate import Groups, LinearProgram, Prices
+from gnnplan.planner.placement.lp.formulate import Groups, LinearProgram
+from gnnplan.planner.placement.lp.relax import Prices
 from gnnplan.planner.placement.lp.round_solution import WantedCopies, fill_devices
 from gnnplan.planner.placement.lp.solver import SHARED, Failure
-from gnnplan.planner.placement.order import hotness_order
+from gnnplan.planner.placement.order import hotness_order, prefix_sums
 from gnnplan.planner.placement.placement import ItemPlacement, Placement, mark_holders
 from gnnplan.planner.placement.problem import PlacementProblem
 
 HALVINGS = 200
-"""Of the interval that holds a price: more than a float has bits."""
-
-
-_Sums = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Halvings of the interval that holds a price: more than a float has bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -45,13 +39,13 @@ class Ladder:
     """One kind's items by density, for the devices of one clique, which draw from one law."""
 
     ids: NDArray[np.int64]
-    """Densest first, without those that nobody reads or no device has room for."""
+    """Ids, densest first, without those that nobody reads or no device has room for."""
     density: NDArray[np.float32]
     """Bytes read per byte held, with the other sign so that it rises."""
     size: NDArray[np.float64]
     """Bytes of the first i items, shape [len(ids) + 1]."""
     reads: NDArray[np.float64]
-    """Bytes a device reads of the first i, likewise."""
+    """Bytes a device reads of the first i items, of the same shape."""
     total: float
     """Bytes it reads of all items."""
 
@@ -92,25 +86,18 @@ class _Factors:
 
 
 def make_ladder(problem: PlacementProblem, t: int, device: int, limit: int) -> Ladder:
-    """Sort a kind's items as one device reads them.
-
-    Args:
-        problem: the problem.
-        t: index of the kind.
-        device: whose law.
-        limit: bytes of the device; larger items are left out.
-    """
+    """Sort a kind's items as one device reads them; those larger than the limit are left out."""
     kind = problem.kinds[t]
     heat, size = kind.heat[kind.laws[device]], kind.size_array()
     density = np.asarray(_densities(heat, size, kind.read_bytes, limit))
     order = hotness_order(density)
     order = order[: int(np.count_nonzero(density))]
-    ends, reads = cast(_Sums, _sums(heat, size, kind.read_bytes, order))
+    sizes = np.broadcast_to(kind.size_array(order), order.shape)
     return Ladder(
         ids=order,
         density=-density[order],
-        size=ends,
-        reads=reads,
+        size=prefix_sums(sizes),
+        reads=prefix_sums(kind.read_bytes * heat[order].astype(np.float64)),
         total=kind.read_bytes * float(heat.sum(dtype=np.float64)),
     )
 
@@ -118,7 +105,7 @@ def make_ladder(problem: PlacementProblem, t: int, device: int, limit: int) -> L
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _densities(heat: np.ndarray, size: np.ndarray, read_bytes: float, limit: int) -> np.ndarray:
-    """Bytes read per byte held [N]; 0 for items larger than the limit."""
+    """Compute the bytes read per byte held [N]; 0 for items larger than the limit."""
     found = np.zeros(heat.size, np.float32)
     for v in range(heat.size):
         bytes_ = size[v if size.size > 1 else 0]
@@ -127,28 +114,13 @@ def _densities(heat: np.ndarray, size: np.ndarray, read_bytes: float, limit: int
     return found
 
 
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
-def _sums(heat: np.ndarray, size: np.ndarray, read_bytes: float, order: np.ndarray) -> tuple:
-    """Bytes and reads of the first i items of the order, two of shape [len(order) + 1]."""
-    ends, reads = np.zeros(order.size + 1), np.zeros(order.size + 1)
-    for i in range(order.size):
-        v = order[i]
-        ends[i + 1] = ends[i] + size[v if size.size > 1 else 0]
-        reads[i + 1] = reads[i] + read_bytes * heat[v]
-    return ends, reads
-
-
-def cheapest(
+def find_cheapest_fill(
     ladders: list[Ladder], seconds: NDArray[np.float64], num_devices: int, limit: int
 ) -> CheapestFill:
     """Fill a clique so that its devices read for the fewest priced seconds.
 
-    Args:
-        ladders: of each kind.
-        seconds: per byte that a device reads, by kind and place; shape [T, 5].
-        num_devices: of the clique.
-        limit: bytes of each of its devices.
+    `seconds` are per byte that a device reads, by kind and place [T, 5]; each device has `limit`
+    bytes.
     """
     factors = [_factors(of_kind, num_devices) for of_kind in seconds]
 
@@ -187,7 +159,7 @@ def cheapest(
 
 
 def fill_reads(ladders: list[Ladder], fill: Fill, num_devices: int) -> NDArray[np.float64]:
-    """Bytes each device reads by kind and place, dealt items spread evenly; shape [T, 5]."""
+    """Count the bytes each device reads by kind and place, dealt items spread evenly; [T, 5]."""
     found = np.zeros((len(ladders), 5))
     for t, ladder in enumerate(ladders):
         whole = float(ladder.reads[fill.whole[t]])
@@ -215,7 +187,7 @@ def _factors(seconds: NDArray[np.float64], num_devices: int) -> _Factors:
 
 
 def _worth(ladder: Ladder, factor: float, price: float) -> int:
-    """How many items' move saves more per byte than the price."""
+    """Count the items whose move saves more per byte than the price."""
     if factor <= 0:
         return 0
     least = np.float32(max(-price / factor, float(np.finfo(np.float32).min)))
@@ -223,11 +195,11 @@ def _worth(ladder: Ladder, factor: float, price: float) -> int:
 
 
 MOST_ITEMS = 16_000_000
-"""Of all kinds: sorting more for every clique takes longer than it gains."""
+"""Most items of all kinds: sorting more for every clique takes longer than it gains."""
 ROUNDS = 60
-"""Weights tried at most."""
+"""Most weights that are tried."""
 SECONDS = 5.0
-"""Of a processor, for one programme of a few hundred unknowns."""
+"""Processor seconds of one programme of a few hundred unknowns."""
 ENOUGH = 1e-5
 """Relative distance of the programme's value from the best bound that ends the search."""
 STEADY = 0.5
@@ -241,18 +213,17 @@ Columns = list[list[tuple[NDArray[np.float64], CheapestFill]]]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Mixture:
-    """Where the two sides met."""
+    """Mixture of fills, and the prices that bound it."""
 
     prices: Prices
-    """Those of the best bound."""
+    """Prices of the best bound."""
     value: float
-    """Of the mixture, in which items may be split; no placement of whole items need reach it."""
+    """Objective of the mixture, in which items may be split."""
     bound: float
-    """At the prices, by the prefix sums of the ladders."""
+    """Bound at the prices, by the prefix sums of the ladders."""
     reads: NDArray[np.float64]
     """Bytes of the mixture by kind, device and place, shape [T, G, 5]."""
     shares: tuple[Shares, ...]
-    """By clique."""
     ladders: list[list[Ladder]]
 
     @property
@@ -272,7 +243,7 @@ class _Loads:
     """Weights of all rows from those of these, shape [K, K']."""
 
     def of(self, clique: int, reads: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Load of every row by what each device of a clique reads [T, 5]."""
+        """Load every row with what each device of a clique reads [T, 5]."""
         return np.einsum("kts,ts->k", self.weights[:, :, clique], reads)
 
 
@@ -289,16 +260,16 @@ class _Cliques:
         ]
 
     def at(self, weights: NDArray[np.float64]) -> tuple[float, list[CheapestFill]]:
-        """The Lagrangian's value at weights that sum to 1, and what reaches it."""
+        """Return the Lagrangian's value at weights that sum to 1, and the fills that reach it."""
         value, found = float(weights @ self.loads.constants), list[CheapestFill]()
         seconds = np.einsum("k,ktcs->tcs", weights, self.loads.weights)
         for c, (n, limit) in enumerate(zip(self.sizes, self.limits, strict=True)):
-            found.append(cheapest(self.ladders[c], seconds[:, c] / n, n, limit))
+            found.append(find_cheapest_fill(self.ladders[c], seconds[:, c] / n, n, limit))
             value += float((seconds[:, c] * self.reads(c, found[-1].fills)).sum())
         return value, found
 
     def reads(self, c: int, shares: Shares) -> NDArray[np.float64]:
-        """Bytes each device of a clique reads, shape [T, 5]."""
+        """Count the bytes each device of a clique reads, shape [T, 5]."""
         parts = [s * fill_reads(self.ladders[c], f, self.sizes[c]) for s, f in shares]
         return np.sum(parts, axis=0)
 
@@ -316,12 +287,7 @@ def can_fill(problem: PlacementProblem, groups: Groups) -> bool:
 
 
 def mix_fills(problem: PlacementProblem, rows: ObjectiveRows) -> Mixture | None:
-    """Find the weights that bound best; None where no solver answers.
-
-    Args:
-        problem: one that `can_fill` takes.
-        rows: of the objective.
-    """
+    """Find the weights that bound best, where `can_fill`; None where no solver answers."""
     loads = _by_clique(problem, rows)
     cliques = _Cliques(problem, loads)
     columns: Columns = [[] for _ in problem.cliques]
@@ -357,7 +323,7 @@ def mix_fills(problem: PlacementProblem, rows: ObjectiveRows) -> Mixture | None:
 
 
 def round_mixture(problem: PlacementProblem, mixture: Mixture) -> Placement:
-    """Whole items: each of a clique's items by the fills' shares, within every device's bytes."""
+    """Round to whole items by the fills' shares, within every device's bytes."""
     none = np.zeros(0, np.int64)
     chosen = [
         WantedCopies(
@@ -408,7 +374,7 @@ def _by_clique(problem: PlacementProblem, rows: ObjectiveRows) -> _Loads:
 def _solve(
     loads: _Loads, columns: Columns
 ) -> tuple[float, NDArray[np.float64], NDArray[np.float64]] | None:
-    """Value, shares of all columns clique after clique, and weights; None without a solver."""
+    """Return value, shares of all columns by clique, and weights; None without a solver."""
     load = np.stack([column for mine in columns for column, _ in mine], axis=1)
     num_rows, num = len(loads.constants), int(load.shape[1])
     unit = max(float(load.max(initial=0.0)), float(loads.constants.max(initial=0.0))) or 1.0
@@ -455,7 +421,7 @@ _EVERY, _PART, _UNREAD, _NONE = range(4)
 
 
 def _states(ladder: Ladder, t: int, shares: Shares) -> NDArray[np.int8]:
-    """Of each item some fill holds: by every device, by one, by one unread by others, by none."""
+    """Find for each item who holds it: every device, one, one unread by others, or none."""
     length = max((each.held[t] for _, each in shares), default=0)
     wanted = np.zeros((4, length + 1))
     for share, each in shares:
@@ -470,7 +436,7 @@ def _states(ladder: Ladder, t: int, shares: Shares) -> NDArray[np.int8]:
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _share_out(steps: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """State of each item [N]: the one furthest behind its share of bytes.
+    """Give each item [N] the state that is furthest behind its share of bytes.
 
     `steps` [S, N + 1] are what each state's share of the items changes by from an item on, `ends`
     the bytes of the first i items.

@@ -1,8 +1,8 @@
-"""The relaxation over buckets: one sort where that is proved exact, else the linear programme.
+"""The relaxation over buckets, the prices of its limits, and the lower bound that these give.
 
-A solver that fails or runs out of time leaves the density order, and the status says so.
-
-The sort: of one clique, item by item, placement is a fractional knapsack.
+One sort solves it where that is proved exact, else the linear programme. A solver that fails or
+runs out of time leaves the density order, and the status says so. The sort: of one clique, item by
+item, placement is a fractional knapsack.
 
     minimise   sum_i cR_i x_i^R + cP_i x_i^P + cH_i x_i^H         mean cost per GPU
     subject to x_i^R + x_i^P + x_i^H = 1,  x >= 0                 every item has a place
@@ -14,30 +14,58 @@ worth less per byte than the second, P is off the lower hull and the item moves 
 With one capacity and an additive objective the moves sorted by value per byte solve the linear
 programme, up to one fractional move (formulas 6.3 [C22]); else they are what a time-out gets. Host
 memory, where it is short, is then filled by density too, which is exact nowhere.
+
+The bound is weak duality, node by node (formulas 6.4), which no solver can spoil:
+
+    LB = sum_k w_k constant_k + sum over items of min over all ways to place and read the item of
+         [ sum_k w_k . seconds it adds to row k  +  price of the bytes it takes ]
+         - sum_g lambda_g M_g - mu M_host
+
+It is at most the objective of any placement, for any weights w >= 0 of the rows that sum to 1 and
+any prices lambda, mu >= 0. The minimum over the ways is exact: for every clique, the set of
+devices that hold the item; for all together, whether the host has it (mu is paid once, [C25]) and
+whether some device has it (which alone allows reads across cliques). Each device has its own law,
+so the bound also holds where the R/P form does not ([C23]).
 """
 
-import itertools
-from dataclasses import dataclass, replace
+import math
+import typing
+from dataclasses import dataclass
+from typing import Any
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from gnnplan.planner.parallel import side_by_side
 from gnnplan.planner.placement.costs import CROSS, DISK, HOST, OWN, PEER, Goal, ObjectiveRows
 from gnnplan.planner.placement.lp.formulate import (
     Buckets,
     Groups,
-    Prices,
     Program,
+    asked_bytes,
     build_program,
-    read_prices,
+    join_buckets,
 )
 from gnnplan.planner.placement.lp.solver import SHARED, Failure, Point
 from gnnplan.planner.placement.problem import PlacementProblem
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Prices:
+    """What one unit more of each limit saves; any non-negative ones give a lower bound."""
+
+    rows: NDArray[np.float64]
+    """Weight of each row of the objective, summing to 1; shape [K]."""
+    device: NDArray[np.float64]
+    """Seconds per byte of each device's memory, shape [G]."""
+    host: float
+    """Seconds per byte of host memory."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnapsackItems:
-    """What is to be placed: sizes, and mean cost per GPU in each state; arrays of shape [N]."""
+    """Items to place: sizes, and mean cost per GPU in each state; arrays of shape [N]."""
 
     size: NDArray[np.float64]
     replicated: NDArray[np.float64]
@@ -57,7 +85,6 @@ class Moves:
     value: NDArray[np.float64]
     size: NDArray[np.float64]
     item: NDArray[np.int64]
-    """Which item moves."""
     to_dealt: NDArray[np.bool_]
     """Whether to P; else to R, from P where the item has both moves."""
 
@@ -81,13 +108,9 @@ class Moves:
 
 
 def list_moves(items: KnapsackItems) -> Moves:
-    """Two moves per item, or one where P is off the lower hull.
+    """List two moves per item, or one where P is off the lower hull; none without value.
 
-        H -> P: cH - cP on s/n bytes,   P -> R: cP - cR on s*(n-1)/n bytes
-
-    Returns:
-        Moves of both kinds, and of H -> R, in no particular order; those without value are left
-        out.
+    H -> P: cH - cP on s/n bytes,   P -> R: cP - cR on s*(n-1)/n bytes
     """
     n, every = items.num_devices, np.arange(items.size.size)
     if n == 1:
@@ -138,13 +161,13 @@ def sort_is_exact(problem: PlacementProblem, goal: Goal, groups: Groups) -> bool
 def density_shares(
     problem: PlacementProblem, rows: ObjectiveRows, groups: Groups, buckets: list[Buckets]
 ) -> tuple[list[NDArray[np.float64]], Prices]:
-    """Shares of buckets by group and place, and prices.
+    """Share out buckets by group and place in the order of density, and price them.
 
     Returns:
         By kind, shape [groups, K, 5]; and the prices of the last moves taken.
     """
-    sizes = np.concatenate([b.bytes for b in buckets])
-    kind_of = np.repeat(np.arange(len(buckets)), [len(b.bytes) for b in buckets])
+    sizes, kind_of, fits = join_buckets(buckets)
+    asked = asked_bytes(problem, groups, buckets)
     shares = np.zeros((len(groups.groups), len(sizes), 5))
     device = np.zeros(problem.num_devices)
     missing = np.zeros(len(sizes))
@@ -152,18 +175,12 @@ def density_shares(
         for name in each.groups:
             group = groups.groups[name]
             g, n = group.devices[0], each.size
-            heat = np.concatenate(
-                [
-                    kind.read_bytes * b.heat[:, kind.laws[g]]
-                    for kind, b in zip(problem.kinds, buckets, strict=True)
-                ]
-            )
+            heat = asked[name]
             cost = _seconds(problem, rows, g)[kind_of]
             host = np.minimum(cost[:, HOST], cost[:, DISK])
             peer = np.minimum(cost[:, PEER], host)
-            # a device that has no like must not count on the others' copies
+            # devices that differ do not count on each other's copies
             n = n if len(each.groups) == 1 else 1
-            fits = np.concatenate([b.fits for b in buckets])
             items = KnapsackItems(
                 size=np.where(fits, sizes, np.inf),
                 replicated=heat * cost[:, OWN],
@@ -187,13 +204,12 @@ def density_shares(
             shares[name, :, HOST] = left
             missing += left * heat * len(group.devices)
     _leave_to_disk(problem, shares, missing, sizes)
-    ends = np.cumsum([len(b.bytes) for b in buckets])[:-1]
-    weights = _weights(rows, problem)
-    return list(np.split(shares, ends, axis=1)), Prices(rows=weights, device=device, host=0.0)
+    prices = Prices(rows=_weights(rows, problem), device=device, host=0.0)
+    return _by_kind(shares, buckets), prices
 
 
 def _seconds(problem: PlacementProblem, rows: ObjectiveRows, g: int) -> NDArray[np.float64]:
-    """Seconds per byte of a device by kind and place, shape [T, 5]."""
+    """Find the seconds per byte of a device by kind and place, shape [T, 5]."""
     alone = problem.network.alone[:, g].copy()
     if rows.names == ("transactions",):
         alone = np.where(np.isfinite(alone), rows.weights[0, :, g], np.inf)
@@ -202,7 +218,7 @@ def _seconds(problem: PlacementProblem, rows: ObjectiveRows, g: int) -> NDArray[
 
 
 def _weights(rows: ObjectiveRows, problem: PlacementProblem) -> NDArray[np.float64]:
-    """Equal weights of the rows that belong to one device each, else of all."""
+    """Weigh equally the rows that belong to one device each, else all."""
     touched = np.any(rows.weights > 0, axis=(1, 3)).sum(axis=1)
     single = touched == 1 if problem.num_devices > 1 else touched > 0
     chosen = single if single.any() else np.ones(len(rows.names), np.bool_)
@@ -215,7 +231,7 @@ def _leave_to_disk(
     missing: NDArray[np.float64],
     sizes: NDArray[np.float64],
 ) -> None:
-    """What host memory has no room for is read from disk, the least asked for first."""
+    """Read from disk what host memory has no room for, the least asked for first."""
     if problem.host_bytes is None:
         return
     order = np.argsort(-missing / np.maximum(sizes, 1e-300), kind="stable")
@@ -233,20 +249,20 @@ SECONDS = 20.0
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Relaxation:
-    """The programme's solution."""
+    """Solution of the programme."""
 
     seconds: float
-    """Its value: of the bucketed problem, so between the node-level optimum and rho times it."""
+    """Value over buckets: between the node-level optimum and rho times it."""
     shares: list[NDArray[np.float64]]
-    """By kind: [groups, K, 5]; none where no buckets were made."""
+    """Shares by kind: [groups, K, 5]; none where no buckets were made."""
     reads: NDArray[np.float64]
     """Bytes by kind, device and place, shape [T, G, 5]."""
     prices: Prices
     row_names: tuple[str, ...]
-    """Of the objective's rows that the prices weigh."""
+    """Names of the objective's rows that the prices weigh."""
     solver: str
     status: str
-    """optimal, or why it is not."""
+    """"optimal", or why it is not."""
 
 
 def relax(
@@ -268,8 +284,7 @@ def relax(
         program = build_program(problem, rows, groups, buckets)
         answer = SHARED.solve(program.linear, seconds=seconds, solver=solver)
         if not isinstance(answer, Failure):
-            found = _read(problem, groups, buckets, program, answer)
-            return replace(found, row_names=rows.names)
+            return _read(problem, rows, groups, buckets, program, answer)
         why = f"density order, since {answer.why}"
     shares, prices = density_shares(problem, rows, groups, buckets)
     reads = _reads(problem, groups, buckets, shares)
@@ -284,13 +299,18 @@ def relax(
     )
 
 
+def _by_kind(shares: NDArray[np.float64], buckets: list[Buckets]) -> list[NDArray[np.float64]]:
+    ends = np.cumsum([len(b.bytes) for b in buckets])[:-1]
+    return list(np.split(shares, ends, axis=1))
+
+
 def _reads(
     problem: PlacementProblem,
     groups: Groups,
     buckets: list[Buckets],
     shares: list[NDArray[np.float64]],
 ) -> NDArray[np.float64]:
-    """Bytes read at given shares, shape [T, G, 5]."""
+    """Count the bytes read at given shares, shape [T, G, 5]."""
     read = np.zeros((len(problem.kinds), problem.num_devices, 5))
     for t, (kind, b) in enumerate(zip(problem.kinds, buckets, strict=True)):
         for name, group in enumerate(groups.groups):
@@ -301,22 +321,167 @@ def _reads(
 
 def _read(
     problem: PlacementProblem,
+    rows: ObjectiveRows,
     groups: Groups,
     buckets: list[Buckets],
     program: Program,
     answer: Point,
 ) -> Relaxation:
-    x = answer.x
-    size = program.num_groups * program.num_buckets * 5
-    whole = np.clip(x[:size], 0.0, 1.0).reshape(program.num_groups, program.num_buckets, 5)
-    ends = np.cumsum([0, *(len(b.bytes) for b in buckets)])
-    shares = [whole[:, a:b] for a, b in itertools.pairwise(ends.tolist())]
+    shape = len(groups.groups), sum(len(b.bytes) for b in buckets), 5
+    whole = np.clip(answer.x[: math.prod(shape)], 0.0, 1.0).reshape(shape)
+    shares = _by_kind(whole, buckets)
     return Relaxation(
-        seconds=float(x[-1]) * program.unit_seconds,
+        seconds=float(answer.x[-1]) * program.unit_seconds,
         shares=shares,
         reads=_reads(problem, groups, buckets, shares),
         prices=read_prices(program, answer.duals, problem, groups),
-        row_names=(),
+        row_names=rows.names,
         solver=answer.solver,
         status="optimal",
     )
+
+
+def read_prices(
+    program: Program, duals: NDArray[np.float64], problem: PlacementProblem, groups: Groups
+) -> Prices:
+    """Read prices from the multipliers, those of a group spread evenly over its devices.
+
+    `duals` of `<=` constraints are not positive, as solvers report them.
+    """
+    duals = np.maximum(0.0, -duals)
+    shared = np.bincount(program.objective_rows, minlength=len(duals))
+    weights = duals[program.objective_rows] / shared[program.objective_rows]
+    total = float(weights.sum())
+    weights = weights / total if total > 0 else np.full(len(weights), 1.0 / len(weights))
+    device = np.zeros(problem.num_devices)
+    for g, group in enumerate(groups.groups):
+        limit = max(min(problem.device_bytes[d] for d in group.devices), 1)
+        price = duals[program.device_rows[g]] / limit * program.unit_seconds
+        device[list(group.devices)] = price / len(group.devices)
+    host = 0.0
+    if problem.host_bytes is not None:
+        host = float(duals[program.host_row]) / max(problem.host_bytes, 1) * program.unit_seconds
+    return Prices(rows=weights, device=device, host=host)
+
+
+NEVER = 1e30
+"""Seconds per byte where there is no such place."""
+
+
+def lagrangian_bound(problem: PlacementProblem, rows: ObjectiveRows, prices: Prices) -> float:
+    """Bound the objective, which no placement comes below, at any prices.
+
+    Those of the linear programme give the best bound.
+    """
+    total = float(prices.rows.sum())
+    weights = np.maximum(prices.rows, 0.0) / total if total > 0 else prices.rows
+    device, host = np.maximum(prices.device, 0.0), max(prices.host, 0.0)
+    seconds = np.einsum("k,ktgs->tgs", weights, rows.weights)
+    seconds[~np.isfinite(problem.network.alone)] = NEVER
+    if problem.host_bytes is None:  # what the host has is not read from disk
+        on_host = np.isfinite(problem.network.alone[:, :, HOST])
+        seconds[:, :, DISK] = np.where(on_host, NEVER, seconds[:, :, DISK])
+    bound = float(weights @ rows.constants)
+    bound -= sum(float(p) * m for p, m in zip(device, problem.device_bytes, strict=True))
+    if problem.host_bytes is not None:
+        bound -= host * problem.host_bytes
+
+    def least(t: int) -> float:
+        kind = problem.kinds[t]
+        laws, priced, device_price, room, clique, number = _alike(
+            problem, kind.laws, seconds[t] * kind.read_bytes, device
+        )
+        return float(
+            _least(
+                kind.heat,
+                laws,
+                priced,
+                device_price,
+                room,
+                clique,
+                number,
+                kind.size_array(),
+                host,
+                len(problem.cliques),
+                problem.host_bytes is not None,
+            )
+        )
+
+    items = max(kind.num_items for kind in problem.kinds)
+    for found in side_by_side(least, range(len(problem.kinds)), items=items):
+        bound += found
+    return bound
+
+
+def _alike(
+    problem: PlacementProblem,
+    laws: tuple[int, ...],
+    seconds: NDArray[np.float64],
+    device: NDArray[np.float64],
+) -> tuple[NDArray[Any], ...]:
+    """Group the devices that differ in nothing: laws, seconds, prices, room, clique and number."""
+    clique = problem.clique_of()
+    table = np.column_stack([clique, laws, problem.device_bytes, device, seconds])
+    _, first, number = np.unique(table, axis=0, return_index=True, return_counts=True)
+    room = np.array(problem.device_bytes, np.int64)
+    return (
+        np.array(laws)[first],
+        np.ascontiguousarray(seconds[first]),
+        device[first],
+        room[first],
+        clique[first],
+        number.astype(np.int64),
+    )
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _least(
+    heat: np.ndarray,
+    laws: np.ndarray,
+    seconds: np.ndarray,
+    device: np.ndarray,
+    room: np.ndarray,
+    clique: np.ndarray,
+    number: np.ndarray,
+    size: np.ndarray,
+    host: float,
+    num_cliques: int,
+    limited: bool,
+) -> float:
+    """Add up the least price of every item; seconds [G, 5] are per read."""
+    num_devices = laws.size
+    total = 0.0
+    held, empty, forced = np.empty(num_cliques), np.empty(num_cliques), np.empty(num_cliques)
+    for v in range(heat.shape[1]):
+        bytes_ = size[v if size.size > 1 else 0]
+        best = np.inf
+        for hosting in range(0 if limited else 1, 2):
+            nobody = 0.0
+            held[:], empty[:], forced[:] = 0.0, 0.0, np.inf
+            for g in range(num_devices):
+                x, c = heat[laws[g], v], clique[g]
+                own = x * seconds[g, 0] + device[g] * bytes_
+                far = seconds[g, 4]
+                if hosting and seconds[g, 3] < far:
+                    far = seconds[g, 3]
+                nobody += number[g] * x * far
+                far = min(far, seconds[g, 2])
+                empty[c] += number[g] * x * far
+                peer = x * min(far, seconds[g, 1])
+                if bytes_ > room[g]:  # no whole item fits, whatever its bytes cost
+                    held[c] += number[g] * peer
+                else:
+                    held[c] += number[g] * min(own, peer)
+                    forced[c] = min(forced[c], max(0.0, own - peer))
+            somebody, least = 0.0, np.inf
+            for c in range(num_cliques):
+                filled = held[c] + forced[c]
+                somebody += min(filled, empty[c])
+                least = min(least, max(0.0, filled - empty[c]))
+            best = min(
+                best,
+                min(nobody, somebody + least) + (host * bytes_ if limited and hosting else 0.0),
+            )
+        total += best
+    return total

@@ -11,7 +11,6 @@ a device's bytes is dropped.
 import typing
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numba
 import numpy as np
@@ -24,22 +23,26 @@ from gnnplan.planner.placement.lp.formulate import (
     Buckets,
     CliqueClass,
     Groups,
-    Prices,
     densities,
     density_order,
 )
 from gnnplan.planner.placement.lp.improve import exchange, worth_exchanging
-from gnnplan.planner.placement.lp.relax import Relaxation, density_shares
-from gnnplan.planner.placement.placement import ItemPlacement, Placement, mark_holders
+from gnnplan.planner.placement.lp.relax import Prices, Relaxation, density_shares
+from gnnplan.planner.placement.placement import (
+    ItemPlacement,
+    Placement,
+    deal_items,
+    fill_host,
+    held_by_others,
+    mark_holders,
+    split_by_device,
+)
 from gnnplan.planner.placement.problem import ItemKind, PlacementProblem
 
 SHARE = 1e-9
-"""A share of a bucket below this is none."""
+"""Largest share of a bucket that counts as none."""
 SORTED_ITEMS = 4_000_000
-"""Up to this many items are dealt in order of density, more in order of bucket."""
-
-
-_Dealt = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Most items that are dealt in order of density; more are dealt in order of bucket."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -63,18 +66,9 @@ def round_kind(
     *,
     mean: bool = False,
 ) -> WantedCopies:
-    """Whole items of one kind.
+    """Round shares [groups, K, 5] of one kind's buckets to whole items.
 
-    Args:
-        problem: the problem.
-        t: index of the kind.
-        groups: of the programme.
-        buckets: of the kind.
-        shares: of the programme's solution, shape [groups, K, 5].
-        mean: take the devices of every clique for alike, at the mean of their shares.
-
-    Returns:
-        Ids by clique and device.
+    With `mean` the devices of every clique are taken for alike, at the mean of their shares.
     """
     none = np.zeros(0, np.int64)
     replicated = [none] * len(problem.cliques)
@@ -92,7 +86,7 @@ def round_kind(
 
 
 def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """The parts after each other; without a copy where one is all, so that equal lists stay one."""
+    """Join the parts; one that is all is not copied, so that equal lists stay one."""
     some = [part for part in parts if part.size] or parts[:1]
     return some[0] if len(some) == 1 else np.concatenate(some)
 
@@ -100,7 +94,7 @@ def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _in_order(of: np.ndarray, chosen: np.ndarray, starts: np.ndarray, total: int) -> np.ndarray:
-    """Ids of the chosen buckets' items, bucket after bucket."""
+    """List the chosen buckets' items, bucket after bucket."""
     ids = np.empty(total, np.int64)
     for v in range(of.size):
         b = of[v]
@@ -120,7 +114,7 @@ class _Members:
         self.density = densities(self.kind) if few and self.order is None else None
 
     def whole(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Ids of all items of the chosen buckets."""
+        """List all items of the chosen buckets."""
         if self.order is not None:
             return self.order[chosen[self.buckets.of[self.order]]]
         counts = np.where(chosen, self.buckets.count, 0)
@@ -131,7 +125,7 @@ class _Members:
         return ids
 
     def split(self, b: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Ids of one bucket, hottest first, and the share of its bytes before each one's middle."""
+        """List one bucket, hottest first, and the share of its bytes before each item's middle."""
         ids = np.flatnonzero(self.buckets.of == b)
         sizes = self.kind.sizes(ids).astype(np.float64)
         if self.density is not None:
@@ -150,7 +144,7 @@ def _alike(
     replicated: list[NDArray[np.int64]],
     dealt: list[NDArray[np.int64]],
 ) -> None:
-    """Cliques whose devices share everything: u = R + P / n, q = P (n - 1) / n."""
+    """Round cliques whose devices share everything: u = R + P / n, q = P (n - 1) / n."""
     n = each.size
     u, q = shares[:, OWN], shares[:, PEER]
     copies = np.zeros_like(u) if n == 1 else np.minimum(q / (n - 1), u)
@@ -181,7 +175,7 @@ def _unlike(
     members: _Members,
     single: list[NDArray[np.int64]],
 ) -> None:
-    """A clique whose devices differ: each takes an arc of every bucket, one after the other."""
+    """Round a clique whose devices differ: each takes the next arc of every bucket."""
     group_of = {g: name for name in each.groups for g in groups.groups[name].devices}
     clique = problem.cliques[each.cliques[0]]
     own = np.stack([shares[group_of[g], :, OWN] for g in clique])
@@ -206,7 +200,7 @@ def _unlike(
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _that_fit(sizes: np.ndarray, free: int) -> np.ndarray:
-    """Whether each item is taken, first come first served; one that does not fit is passed over."""
+    """Take items first come first served; one that does not fit is passed over."""
     taken = np.zeros(sizes.size, np.bool_)
     for i in range(sizes.size):
         if sizes[i] <= free:
@@ -216,7 +210,7 @@ def _that_fit(sizes: np.ndarray, free: int) -> np.ndarray:
 
 
 def _first_that_fit(kind: ItemKind, ids: NDArray[np.int64], free: int) -> NDArray[np.int64]:
-    """Of items that together pass so many bytes, those that are taken, first come first served."""
+    """Select of items that together pass so many bytes those that fit, first come first served."""
     if not isinstance(kind.size, np.ndarray):
         return ids[: free // kind.size]
     return ids[np.asarray(_that_fit(kind.sizes(ids), free))]
@@ -224,48 +218,10 @@ def _first_that_fit(kind: ItemKind, ids: NDArray[np.int64], free: int) -> NDArra
 
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
-def _deal(num: int, sizes: np.ndarray, free: np.ndarray, serpentine: bool) -> np.ndarray:
-    """Device of each of `num` items or -1; free [n] is reduced."""
-    n = free.size
-    device = np.full(num, -1, np.int16)
-    turn = 0
-    for i in range(num):
-        best, size = -1, sizes[i if sizes.size > 1 else 0]
-        if serpentine:
-            for _ in range(2 * n):
-                lap, at = turn // n, turn % n
-                g = at if lap % 2 == 0 else n - 1 - at
-                turn += 1
-                if free[g] >= size:
-                    best = g
-                    break
-        else:
-            best = 0
-            for g in range(1, n):
-                if free[g] > free[best]:
-                    best = g
-            if free[best] < size:
-                best = -1
-        if best >= 0:
-            free[best] -= size
-            device[i] = best
-    return device
-
-
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
-def _add_reads(reads: np.ndarray, heat: np.ndarray, ids: np.ndarray, factor: float) -> None:
-    """To the reads of each item its heat times a factor."""
-    for i in range(ids.size):
-        reads[i] += factor * heat[ids[i]]
-
-
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
 def _deal_evenly(
     sizes: np.ndarray, reads: np.ndarray, free: np.ndarray, busy: np.ndarray
 ) -> np.ndarray:
-    """Device of each item or -1; free [n] is reduced, busy [n], bytes read of the dealt, grows."""
+    """Choose the device of each item, or -1; free [n] is reduced, busy [n], its reads, grows."""
     device = np.full(reads.size, -1, np.int16)
     for i in range(reads.size):
         best, size = -1, sizes[i if sizes.size > 1 else 0]
@@ -278,26 +234,6 @@ def _deal_evenly(
             busy[best] += reads[i]
             device[i] = best
     return device
-
-
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
-def _by_device(ids: np.ndarray, device: np.ndarray, n: int) -> tuple:
-    """Ids of device 0, of device 1 and so on, each in order; where each one's end, [n]."""
-    ends = np.zeros(n, np.int64)
-    for d in device:
-        if d >= 0:
-            ends[d] += 1
-    ends = np.cumsum(ends)
-    at = np.zeros(n, np.int64)
-    at[1:] = ends[:-1]
-    out = np.empty(ends[-1], np.int64)
-    for i in range(ids.size):
-        d = device[i]
-        if d >= 0:
-            out[at[d]] = ids[i]
-            at[d] += 1
-    return out, ends
 
 
 def fill_devices(
@@ -344,13 +280,13 @@ def fill_devices(
                 reads = np.zeros(len(ids), np.float32)
                 for law, count in Counter(kind.laws[g] for g in mine).items():
                     factor = kind.heat.dtype.type(count * kind.read_bytes)
-                    _add_reads(reads, kind.heat[law], ids, factor)
-                dealt = _deal_evenly(sizes, reads, room, read)
+                    reads += factor * kind.heat[law][ids]
+                dealt = np.asarray(_deal_evenly(sizes, reads, room, read))
             else:
-                dealt = _deal(len(ids), sizes, room, not isinstance(kind.size, np.ndarray))
+                equal = not isinstance(kind.size, np.ndarray)
+                dealt = deal_items(len(ids), sizes, room, serpentine=equal)
             free[mine], busy[mine] = room, read
-            by_device, ends = cast(_Dealt, _by_device(ids, dealt, len(mine)))
-            for g, part in zip(clique, np.split(by_device, ends[:-1]), strict=True):
+            for g, part in zip(clique, split_by_device(ids, dealt, len(mine)), strict=True):
                 parts[t][g].append(part)
     return [[_joined(mine) for mine in of_kind] for of_kind in parts]
 
@@ -366,7 +302,7 @@ def round_shares(
     buckets: list[Buckets],
     relaxed: Relaxation,
 ) -> Placement:
-    """Whole items: rounding, then what the host keeps, then who reads what where.
+    """Round to whole items, choose what the host keeps, and find who reads what where.
 
     Where an item matters, several ways to round are tried.
     """
@@ -406,7 +342,7 @@ def round_shares(
 def read_seconds(
     problem: PlacementProblem, rows: ObjectiveRows, prices: Prices
 ) -> NDArray[np.float64]:
-    """Priced seconds per byte by kind, device and place; ties are broken by what it takes alone."""
+    """Price a byte by kind, device and place; ties are broken by what it takes alone."""
     priced = np.einsum("k,ktgs->tgs", prices.rows, rows.weights)
     alone = np.where(np.isfinite(problem.network.alone), problem.network.alone, 0.0)
     tie = 1e-6 * max(float(priced.max()), 1e-300) / max(float(alone.max()), 1e-300)
@@ -423,7 +359,7 @@ def find_sources(
     own: list[list[NDArray[np.int64]]],
     seconds: NDArray[np.float64],
 ) -> Placement:
-    """Where cliques read what devices do not hold, and what the host keeps for them."""
+    """Find where cliques read what devices do not hold, and what the host keeps for them."""
 
     def places(t: int) -> list[NDArray[np.uint8]]:
         kind = problem.kinds[t]
@@ -435,11 +371,7 @@ def find_sources(
             for c in each.cliques:
                 place = np.full(kind.num_items, HOST, np.uint8)
                 if crossed.any():
-                    across = np.zeros(kind.num_items, np.bool_)
-                    for d, holders in enumerate(marks):
-                        if d != c:
-                            across |= holders >= 0
-                    place[across & crossed[buckets[t].of]] = CROSS
+                    place[held_by_others(marks, c) & crossed[buckets[t].of]] = CROSS
                 if peers.any():
                     place[(marks[c] >= 0) & peers[buckets[t].of]] = PEER
                 codes[c] = place
@@ -447,16 +379,11 @@ def find_sources(
 
     items = max(kind.num_items for kind in problem.kinds)
     elsewhere = side_by_side(places, range(len(problem.kinds)), items=items)
-    on_host = host_items(problem, own, elsewhere, seconds)
-    held: list[ItemPlacement] = []
-    for t in range(len(problem.kinds)):
-        mask = on_host[t]
-        if mask is not None:
-            for row in elsewhere[t]:
-                row[(row == HOST) & ~mask] = DISK
-        held.append(ItemPlacement(own=own[t], elsewhere=elsewhere[t], on_host=mask))
     return Placement(
-        policy="joint", cliques=problem.cliques, items=tuple(held), variant=relaxed.solver
+        policy="joint",
+        cliques=problem.cliques,
+        items=_with_host(problem, own, elsewhere, seconds),
+        variant=relaxed.solver,
     )
 
 
@@ -467,7 +394,7 @@ def _peers_pay(
     buckets: Buckets,
     laws: tuple[int, ...],
 ) -> NDArray[np.bool_]:
-    """Whether a bucket's held items are read from peers: whether most such reads are so, [K]."""
+    """Whether most reads of a bucket's held items come from peers, shape [K]."""
     covered = np.minimum(
         1.0, sum((groups.groups[g].per_clique * shares[g, :, 0] for g in names), np.zeros(1))
     )
@@ -479,24 +406,34 @@ def _peers_pay(
         possible += heat * np.maximum(0.0, covered - shares[g, :, 0])
     total = buckets.heat.sum(axis=1)
     share = SHARE * total if len(names) == 1 else 0.5 * possible
-    # what every device holds is read from a peer as soon as one drops it
+    # What every device holds is read from a peer as soon as one device drops its copy.
     return (from_peers > share) | (possible <= SHARE * total)
 
 
 def choose_host_again(
     problem: PlacementProblem, placement: Placement, seconds: NDArray[np.float64]
 ) -> Placement:
-    """The placement with the host's items chosen again for what its devices lack now."""
+    """Choose the host's items again for what a placement's devices lack now."""
     own = [held.own for held in placement.items]
     codes = [[row.copy() for row in held.elsewhere or ()] for held in placement.items]
-    masks = host_items(problem, own, codes, seconds)
+    return replace(placement, items=_with_host(problem, own, codes, seconds))
+
+
+def _with_host(
+    problem: PlacementProblem,
+    own: list[list[NDArray[np.int64]]],
+    elsewhere: list[list[NDArray[np.uint8]]],
+    seconds: NDArray[np.float64],
+) -> tuple[ItemPlacement, ...]:
+    """Choose what the host keeps; what it lacks is read from disk, where it was to be read."""
     held: list[ItemPlacement] = []
-    for t, mask in enumerate(masks):
-        for row in codes[t]:
-            if mask is not None:
-                row[row >= HOST] = np.where(mask, HOST, DISK)[row >= HOST]
-        held.append(ItemPlacement(own=own[t], elsewhere=codes[t], on_host=mask))
-    return replace(placement, items=tuple(held))
+    for t, mask in enumerate(host_items(problem, own, elsewhere, seconds)):
+        if mask is not None:
+            for row in elsewhere[t]:
+                far = row >= HOST
+                row[far] = np.where(mask, HOST, DISK)[far]
+        held.append(ItemPlacement(own=own[t], elsewhere=elsewhere[t], on_host=mask))
+    return tuple(held)
 
 
 def host_items(
@@ -505,10 +442,10 @@ def host_items(
     elsewhere: list[list[NDArray[np.uint8]]],
     seconds: NDArray[np.float64],
 ) -> list[NDArray[np.bool_] | None]:
-    """What the host keeps: the items whose reads from there save most seconds per byte."""
+    """Choose what the host keeps: the items whose reads from there save most seconds per byte."""
     if problem.host_bytes is None:
         return [None] * len(problem.kinds)
-    values: list[NDArray[np.float64]] = []
+    rates: list[NDArray[np.float64]] = []
     for t, kind in enumerate(problem.kinds):
         saved = np.zeros(kind.num_items)
         for c, clique in enumerate(problem.cliques):
@@ -519,12 +456,5 @@ def host_items(
                 mine = np.where(far, kind.heat[kind.laws[g]], 0.0) * gain
                 mine[own[t][g]] = 0.0
                 saved += mine
-        values.append(saved)
-    size = [kind.sizes(np.arange(kind.num_items)) for kind in problem.kinds]
-    rate = np.concatenate([v / s for v, s in zip(values, size, strict=True)])
-    order = np.argsort(-rate, kind="stable")
-    ends = np.cumsum(np.concatenate(size)[order])
-    kept = np.zeros(len(rate), np.bool_)
-    kept[order[: int(np.searchsorted(ends, problem.host_bytes, side="right"))]] = True
-    parts = np.split(kept, np.cumsum([len(s) for s in size])[:-1])
-    return list(parts)
+        rates.append(saved / kind.size_array())
+    return [*fill_host(problem, np.argsort(-np.concatenate(rates), kind="stable"))]

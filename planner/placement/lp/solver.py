@@ -4,10 +4,10 @@ Solvers report time-outs as optimal (PuLP gives status 1 for any incumbent), so 
 optimum counts, and the point is checked against the constraints afterwards. Always a minimisation:
 the sign of multipliers differs between solvers otherwise.
 
-A child process, `python -m planner.placement.lp.solver FD`, serves all programmes of a search. One
-that hangs or overruns is killed. The limit is on its processor seconds: on a busy machine a plan
-must not depend on how long others keep the processor. A wall clock limit, far above it, is left for
-a solver that only waits.
+A child process, `python -m gnnplan.planner.placement.lp.solver FD`, serves all programmes of a
+search and is killed if it hangs or overruns. The limit is on its processor seconds: a plan must not
+depend on how long others keep the processor. A wall clock limit, far above it, is left for a solver
+that only waits.
 """
 
 import atexit
@@ -32,9 +32,9 @@ from gnnplan.planner.placement.lp.formulate import LinearProgram
 TOLERANCE = 1e-6
 """Largest violation of a constraint (all are scaled to about 1) that is taken for rounding."""
 DROPPED = 1e-9
-"""Below it HiGHS takes a coefficient for 0."""
+"""Coefficient below which HiGHS takes it for 0."""
 LARGEST = 1e15
-"""HiGHS refuses coefficients above it; limits far above it mean none."""
+"""Largest coefficient that HiGHS takes; limits far above it mean none."""
 NEAR = 20
 """Powers of 2 from 1 within which costs and constraints are left as they are."""
 PROVEN = ("No Solution Exists", "Solution is Unbounded")
@@ -47,30 +47,25 @@ class Point:
 
     x: NDArray[np.float64]
     duals: NDArray[np.float64]
-    """Of the constraints, in their order."""
+    """Multipliers of the constraints, in their order."""
     solver: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """Why there is none."""
+    """Why there is no proven optimum."""
 
     why: str
 
 
 def solve(linear: LinearProgram, *, seconds: float, solver: str = "") -> Point | Failure:
-    """Solve in this process.
+    """Solve in this process; where HiGHS gives up, CBC is asked in what is left of the time.
 
-    Where HiGHS gives up, CBC is asked in what is left of the time.
-
-    Args:
-        linear: the programme.
-        seconds: elapsed time given to the solvers, which may overrun it.
-        solver: highs | cbc; empty: the first that answers.
+    Elapsed `seconds` may be overrun; solver is highs, cbc, or empty for the first that answers.
     """
     import pulp  # pyright: ignore[reportMissingTypeStubs]
 
-    why = unusable(linear)
+    why = explain_unusable(linear)
     if why:
         return Failure(why=why)
     scaled, factors = _scaled(linear)
@@ -84,7 +79,7 @@ def solve(linear: LinearProgram, *, seconds: float, solver: str = "") -> Point |
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of PuLP's next version
                 answer = _solve_with(pulp, chosen, scaled)
-        except Exception as error:  # of a solver's own making: what it refuses, PuLP stumbles over
+        except Exception as error:  # PuLP raises what it likes where a solver refuses
             answer = f"{type(error).__name__}: {error}"
         if not isinstance(answer, str):
             return Point(x=answer[0], duals=answer[1] * factors, solver=name)
@@ -94,8 +89,8 @@ def solve(linear: LinearProgram, *, seconds: float, solver: str = "") -> Point |
     return Failure(why="; ".join(reasons) or "no solver is installed; install highspy")
 
 
-def unusable(linear: LinearProgram) -> str:
-    """Why no solver is given the programme; empty where its numbers can be told apart."""
+def explain_unusable(linear: LinearProgram) -> str:
+    """Say why no solver is given the programme; empty where its numbers can be told apart."""
     numbers = (linear.cost, linear.value, linear.rhs, linear.upper[~np.isposinf(linear.upper)])
     if not all(np.isfinite(each).all() for each in numbers):
         return "the programme holds numbers that are not finite"
@@ -119,11 +114,7 @@ def unusable(linear: LinearProgram) -> str:
 
 
 def _scaled(linear: LinearProgram) -> tuple[LinearProgram, NDArray[np.float64]]:
-    """The programme with costs and constraints that are far from 1 brought near it.
-
-    Returns:
-        The programme, and what a constraint's multiplier is then to be multiplied with.
-    """
+    """Bring costs and constraints near 1, and return the factors of the multipliers."""
     sizes = np.zeros(len(linear.rhs))
     np.maximum.at(sizes, linear.row, np.abs(linear.value))
     by_row, of_cost = _factors(sizes), float(_factors(np.abs(linear.cost).max(initial=0.0)))
@@ -137,7 +128,7 @@ def _scaled(linear: LinearProgram) -> tuple[LinearProgram, NDArray[np.float64]]:
 
 
 def _factors(sizes: NDArray[np.float64] | float) -> NDArray[np.float64]:
-    """Powers of 2 that bring sizes near 1; 1 where they are within NEAR of it, or 0."""
+    """Return powers of 2 that bring sizes near 1; 1 where they are within NEAR of it, or 0."""
     exponents = np.frexp(sizes)[1]
     far = (np.asarray(sizes) != 0) & (np.abs(exponents) > NEAR)
     return np.asarray(np.ldexp(1.0, np.where(far, -exponents, 0)), np.float64)
@@ -146,7 +137,7 @@ def _factors(sizes: NDArray[np.float64] | float) -> NDArray[np.float64]:
 def _solve_with(
     pulp: Any, chosen: Any, linear: LinearProgram
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | str:
-    """Point and multipliers of a proven optimum, or why there is none."""
+    """Return point and multipliers of a proven optimum, or why there is none."""
     problem, variables, constraints = _model(pulp, linear)
     problem.solve(chosen)
     if problem.sol_status != pulp.LpSolutionOptimal:
@@ -159,7 +150,7 @@ def _solve_with(
 
 
 def violation(linear: LinearProgram, x: NDArray[np.float64]) -> float:
-    """The largest excess over any constraint or bound."""
+    """Find the largest excess over any constraint or bound."""
     left = np.bincount(
         linear.row, weights=linear.value * x[linear.column], minlength=len(linear.rhs)
     )
@@ -200,13 +191,13 @@ def _solver(pulp: Any, name: str, seconds: float) -> Any:
 
 
 GRACE_SECONDS = 5.0
-"""What a solver may overrun its limit by before it is killed."""
+"""Seconds that a solver may overrun its limit by before it is killed."""
 START_SECONDS = 120.0
-"""What a child may take to start on a busy machine."""
+"""Seconds that a child may take to start on a busy machine."""
 WALL_FACTOR = 30.0
 """Elapsed seconds for each second of the limit after which a child is given up."""
 LOOK_SECONDS = 0.5
-"""Between two looks at what a child has used."""
+"""Seconds between two looks at what a child has used."""
 
 
 class SolverProcess:
@@ -230,7 +221,7 @@ class SolverProcess:
             return again or Failure(why="the solver's process ended without an answer")
 
     def _solve(self, linear: LinearProgram, seconds: float, solver: str) -> Point | Failure | None:
-        """The child's answer; None where its process ended."""
+        """Ask the child; None where its process ended."""
         fresh = self._connection is None
         connection = self._connection or self._start()
         try:
@@ -285,7 +276,7 @@ class SolverProcess:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Processor seconds a process has used; 0 where the system does not tell."""
+    """Read the processor seconds a process has used; 0 where the system does not tell."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -294,7 +285,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 SHARED = SolverProcess()
-"""The process that the planner's programmes go to."""
+"""Process that the planner's programmes go to."""
 atexit.register(SHARED.close)
 
 

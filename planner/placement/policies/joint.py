@@ -6,8 +6,7 @@
 Where cliques draw from laws of their own, buckets would have to tell apart who asks for an item as
 well as how often, and become coarse: there mixtures of whole fills take the buckets' place. The one
 evaluator scores the result; the bound comes from the programme's prices by weak duality, so neither
-depends on what the solver claims. A published policy that scores better is taken instead: whole
-items and small budgets can favour a rule of thumb.
+depends on what the solver claims. A published policy that scores better is taken instead.
 """
 
 from dataclasses import dataclass, replace
@@ -15,11 +14,10 @@ from dataclasses import dataclass, replace
 from gnnplan.planner.parallel import side_by_side
 from gnnplan.planner.placement.costs import Goal, ObjectiveRows, drop_dominated, objective_rows
 from gnnplan.planner.placement.evaluate import PlacementScore, evaluate_rows, score
-from gnnplan.planner.placement.lp.bound import lagrangian_bound
 from gnnplan.planner.placement.lp.formulate import Buckets, Groups, find_groups, make_buckets
 from gnnplan.planner.placement.lp.improve import exchange
 from gnnplan.planner.placement.lp.mixture import can_fill, mix_fills, round_mixture
-from gnnplan.planner.placement.lp.relax import SECONDS, Relaxation, relax
+from gnnplan.planner.placement.lp.relax import SECONDS, Relaxation, lagrangian_bound, relax
 from gnnplan.planner.placement.lp.round_solution import read_seconds, round_shares
 from gnnplan.planner.placement.placement import Placement
 from gnnplan.planner.placement.policies.policy import Knowledge, place_by
@@ -36,12 +34,12 @@ BOUND_BUCKETS = 128
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class JointPlacement:
-    """A placement by the programme with what is known of it."""
+    """A placement by the programme, its score, and what bounds it."""
 
     placement: Placement
     score: PlacementScore
     bound: float
-    """No placement scores less."""
+    """Score below which no placement comes."""
     relaxed: Relaxation
 
     @property
@@ -61,15 +59,11 @@ def place_joint(
     seconds: float = SECONDS,
     solver: str = "",
 ) -> JointPlacement:
-    """Place by the linear programme.
+    """Place by the linear programme under an objective.
 
-    Args:
-        problem: the problem.
-        goal: objective.
-        limit: buckets per kind; None: by the number of groups.
-        seconds: limit of the solver; past it the density order places.
-        solver: highs | cbc | sort | density, over buckets; empty: mixtures of fills where they
-            serve, sort where it is exact, else what is installed.
+    Past `seconds` of the solver the density order places. The buckets per kind follow from the
+    number of groups where no `limit` is given; solver is highs, cbc, sort or density, over buckets,
+    or empty: mixtures of fills where they serve, sort where it is exact, else what is installed.
     """
     rows = drop_dominated(objective_rows(problem.network, goal))
     groups = find_groups(problem, rows)
@@ -143,10 +137,9 @@ def place_jointly(problem: PlacementProblem, know: Knowledge) -> Placement:
 
 
 def _rank(problem: PlacementProblem, found: Placement) -> tuple[float, ...]:
-    """Rank placements, least first.
+    """Return a key that ranks placements, least first.
 
-    With a network of unlike devices they are compared on it: those that share a link with more
-    readers wait longer.
+    Unlike devices are compared on the network: those that share a link wait longer.
     """
     if problem.compares_links:
         return (score(problem, found, "serial", check=False).seconds,)

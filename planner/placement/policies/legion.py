@@ -14,31 +14,25 @@ A row or list held by any GPU of the clique counts as free to all of them. Sorti
 byte instead is better [L4]; `order` chooses, the published one is the default.
 """
 
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.cost.stages.gather import lines
-from gnnplan.planner.placement.order import Probabilities, hotness_order
+from gnnplan.planner.placement.order import Probabilities, hotness_order, prefix_sums
+from gnnplan.planner.placement.placement import deal_items, split_by_device
 from gnnplan.planner.placement.policies.policy import Copies, Knowledge, Reason, sum_heat
 from gnnplan.planner.placement.problem import PlacementProblem
 
 
 def deal_rows(queue: NDArray[np.int64], num_devices: int) -> list[NDArray[np.int64]]:
-    """Rank r to GPU r mod K_g, slot r div K_g ([L5]); as many to each, so what is over stays out.
+    """Deal rank r to GPU r mod K_g, slot r div K_g ([L5]); as many to each, what is over stays out.
 
-    Args:
-        queue: ids, hottest first.
-        num_devices: K_g.
-
-    Example:
-        >>> [ids.tolist() for ids in deal_rows(np.array([7, 3, 5, 1, 9]), 2)]
-        [[7, 5], [3, 1]]
+    >>> [ids.tolist() for ids in deal_rows(np.array([7, 3, 5, 1, 9]), 2)]
+    [[7, 5], [3, 1]]
     """
     full = len(queue) // num_devices * num_devices
     return [queue[g:full:num_devices] for g in range(num_devices)]
@@ -47,40 +41,20 @@ def deal_rows(queue: NDArray[np.int64], num_devices: int) -> list[NDArray[np.int
 def fill_lists(
     queue: NDArray[np.int64], sizes: NDArray[np.int64], free_bytes: Sequence[int]
 ) -> list[NDArray[np.int64]]:
-    """Each list to the GPU with most free bytes; one that fits none is left out ([C9]).
+    """Give each list to the GPU with most free bytes; one that fits none is left out ([C9]).
 
-    Args:
-        queue: ids, in the order they are placed.
-        sizes: bytes of each list, of the same shape.
-        free_bytes: of each GPU.
-
-    Returns:
-        Ids each GPU holds, in order.
+    `queue` are ids in the order they are placed, `sizes` their bytes.
     """
     free = np.array(free_bytes, np.int64)
-    device = _fill(sizes.astype(np.int64), free)
-    return [queue[device == g] for g in range(len(free))]
-
-
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
-def _fill(sizes: np.ndarray, free: np.ndarray) -> np.ndarray:
-    device = np.full(sizes.size, -1, np.int16)
-    for i in range(sizes.size):
-        best = 0
-        for g in range(1, free.size):
-            if free[g] > free[best]:
-                best = g
-        if free.size and sizes[i] <= free[best]:
-            free[best] -= sizes[i]
-            device[i] = best
-    return device
+    device = deal_items(len(queue), sizes.astype(np.int64), free, serpentine=False)
+    return split_by_device(queue, device, len(free))
 
 
 POINTER_BYTES, NEIGHBOUR_BYTES = 8, 4
 STEPS = 100
+"""Grid points of alpha less one."""
 TABLE_BYTES = 4
-"""Entry of a location table; one for rows and one for lists stand on every GPU ([C9])."""
+"""Bytes of a location table's entry; every GPU has a table for rows and one for lists ([C9])."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -94,15 +68,15 @@ class Split:
     num_rows: int
     """n_F: rows from the head of theirs."""
     sampling_transactions: float
-    """N_T."""
+    """PCIe transactions of sampling, N_T."""
     feature_transactions: float
-    """N_F."""
+    """PCIe transactions of reading features, N_F."""
     curve: NDArray[np.float64]
-    """N_T + N_F of every share tried, shape [steps + 1]."""
+    """N_T + N_F of every share tried, shape [STEPS + 1]."""
 
     @property
     def transactions(self) -> float:
-        """N_T + N_F."""
+        """PCIe transactions of both, N_T + N_F."""
         return self.sampling_transactions + self.feature_transactions
 
 
@@ -115,29 +89,23 @@ class LegionPlacement:
     lists: list[NDArray[np.int64]]
     """Ids of the nodes whose in-neighbour lists each device holds."""
     splits: list[Split]
-    """Of each clique."""
+    """One split of each clique."""
 
 
 def list_bytes(degrees: NDArray[Any]) -> NDArray[np.int64]:
-    """S_T: an int64 offset and int32 ids; shape [N]. Degrees 0, 1, 25 take 8, 12, 108 [L2]."""
+    """Compute S_T of an int64 offset and int32 ids; degrees 0, 1, 25 take 8, 12, 108 bytes [L2]."""
     return POINTER_BYTES + NEIGHBOUR_BYTES * degrees.astype(np.int64)
 
 
 def cache_bytes(device_bytes: int, num_nodes: int, *, tables: int = 2) -> int:
-    """m: what the location tables leave of a device's cache memory; 0 if nothing ([C9])."""
+    """Compute m: what the location tables leave of a device's cache memory; 0 if nothing ([C9])."""
     return max(0, device_bytes - tables * TABLE_BYTES * num_nodes)
 
 
 def modelled_sampling_transactions(
     list_counts: NDArray[Any], visits: float, *, line_bytes: int = 64
 ) -> float:
-    """N_TSUM without hardware counters: a line per neighbour read, and per visit the two offsets.
-
-    Args:
-        list_counts: A_T, shape [N].
-        visits: times any list was opened.
-        line_bytes: CLS.
-    """
+    """Model N_TSUM without hardware counters: a line per neighbour read, two offsets per visit."""
     return float(list_counts.sum()) + visits * -(-2 * POINTER_BYTES // line_bytes)
 
 
@@ -149,8 +117,6 @@ def split_cache(
     row_bytes: int,
     clique_bytes: int,
     sampling_transactions: float | None = None,
-    line_bytes: int = 64,
-    steps: int = STEPS,
     order: Literal["count", "density"] = "count",
 ) -> Split:
     """Choose alpha on the grid, as published; O(N log N).
@@ -162,29 +128,27 @@ def split_cache(
         row_bytes: bytes of a feature row.
         clique_bytes: M_c.
         sampling_transactions: N_TSUM with no list cached; None: sum of A_T.
-        line_bytes: CLS, bytes of one PCIe transaction.
-        steps: grid points less one.
         order: of the lists: by count (published) or by count per byte (never worse in LP terms).
     """
     total = float(list_counts.sum()) if sampling_transactions is None else sampling_transactions
     lists = _list_queue(list_counts, degrees, order)
     ends = np.cumsum(list_bytes(degrees)[lists])
-    cached_lists = _prefix(list_counts[lists])
-    cached_rows = _prefix(row_counts[hotness_order(row_counts.astype(np.float64))])
-    share = np.arange(steps + 1, dtype=np.int64)
+    cached_lists = prefix_sums(list_counts[lists])
+    cached_rows = prefix_sums(row_counts[hotness_order(row_counts.astype(np.float64))])
+    share = np.arange(STEPS + 1, dtype=np.int64)
     # In integers: 0.15 * 320 must hold a list of 48 bytes.
-    num_lists = np.searchsorted(ends, clique_bytes * share // steps, side="right")
+    num_lists = np.searchsorted(ends, clique_bytes * share // STEPS, side="right")
     num_rows = np.minimum(
-        len(row_counts), clique_bytes * (steps - share) // (steps * row_bytes)
+        len(row_counts), clique_bytes * (STEPS - share) // (STEPS * row_bytes)
     ).astype(np.int64)
     of_lists = total * (1 - cached_lists[num_lists] / max(float(cached_lists[-1]), 1e-300))
     if cached_lists[-1] == 0:
         of_lists[:] = total
-    of_rows = lines(row_bytes, line_bytes) * (cached_rows[-1] - cached_rows[num_rows])
+    of_rows = lines(row_bytes) * (cached_rows[-1] - cached_rows[num_rows])
     curve = of_lists + of_rows
     best = int(np.argmin(curve))
     return Split(
-        alpha=best / steps,
+        alpha=best / STEPS,
         num_lists=int(num_lists[best]),
         num_rows=int(num_rows[best]),
         sampling_transactions=float(of_lists[best]),
@@ -201,21 +165,20 @@ def fractional_bound(
     row_bytes: int,
     clique_bytes: int,
     sampling_transactions: float | None = None,
-    line_bytes: int = 64,
 ) -> float:
-    """Least N_T + N_F if lists and rows could be cut: the fractional knapsack, below any split.
+    """Bound N_T + N_F from below, as if lists and rows could be cut: the fractional knapsack.
 
-    Args as in `split_cache`. [L4]: 67.1875 where the best split of items costs 80.
+    Arguments are those of `split_cache`. [L4]: 67.1875 where the best split of items costs 80.
     """
     counted = float(list_counts.sum())
     total = counted if sampling_transactions is None else sampling_transactions
     scale = total / counted if counted else 0.0
-    value = np.concatenate([list_counts * scale, row_counts * lines(row_bytes, line_bytes)])
+    value = np.concatenate([list_counts * scale, row_counts * lines(row_bytes)])
     size = np.concatenate([list_bytes(degrees), np.full(len(row_counts), row_bytes)])
     dense = np.argsort(-value / size, kind="stable")
     before = np.cumsum(size[dense]) - size[dense]
     taken = np.clip((clique_bytes - before) / size[dense], 0, 1)
-    nothing_cached = total + float(row_counts.sum()) * lines(row_bytes, line_bytes)
+    nothing_cached = total + float(row_counts.sum()) * lines(row_bytes)
     return nothing_cached - float((taken * value[dense]).sum())
 
 
@@ -227,30 +190,17 @@ def place_legion(
     cliques: Sequence[Sequence[int]],
     row_bytes: int,
     device_cache_bytes: int,
-    sampling_transactions: Sequence[float] | None = None,
-    line_bytes: int = 64,
 ) -> LegionPlacement:
-    """Split and fill every clique's cache.
+    """Split and fill every clique's cache of m = `device_cache_bytes` per device.
 
-    Args:
-        row_counts: H_F of each device, drawn from its own shard of the hierarchical partition;
-            shape [G, N].
-        list_counts: H_T, shape [G, N].
-        degrees: in-degrees, shape [N].
-        cliques: Devices of each clique; sizes may differ.
-        row_bytes: bytes of a feature row.
-        device_cache_bytes: m, after the location tables (`cache_bytes`).
-        sampling_transactions: N_TSUM of each clique; None: sum of its A_T.
-        line_bytes: CLS.
-
-    Returns:
-        Rows and lists of each device; none is given more than m bytes.
+    Counts are H_F and H_T of each device, drawn from its own shard of the hierarchical partition,
+    shape [G, N]. The location tables (`cache_bytes`) are off m already.
     """
     own = [np.zeros(0, np.int64)] * len(row_counts)
     lists = [np.zeros(0, np.int64)] * len(row_counts)
     splits: list[Split] = []
     sizes = list_bytes(degrees)
-    for index, clique in enumerate(cliques):
+    for clique in cliques:
         rows_read = row_counts[list(clique)].sum(axis=0)
         lists_read = list_counts[list(clique)].sum(axis=0)
         split = split_cache(
@@ -259,10 +209,6 @@ def place_legion(
             degrees,
             row_bytes=row_bytes,
             clique_bytes=len(clique) * device_cache_bytes,
-            sampling_transactions=None
-            if sampling_transactions is None
-            else sampling_transactions[index],
-            line_bytes=line_bytes,
         )
         queue = hotness_order(rows_read.astype(np.float64)).astype(np.int64)
         dealt = deal_rows(queue[: split.num_rows], len(clique))
@@ -278,13 +224,7 @@ def place_legion(
 def hit_rates(
     counts: NDArray[Any], held: Sequence[NDArray[np.int64]], cliques: Sequence[Sequence[int]]
 ) -> NDArray[np.float64]:
-    """Share of each device's reads served inside its clique; 0 where it reads nothing; shape [G].
-
-    Args:
-        counts: H_F or H_T, shape [G, N].
-        held: ids each device holds.
-        cliques: devices that serve each other.
-    """
+    """Find the share of each device's reads, counts [G, N], served inside its clique; shape [G]."""
     rates = np.zeros(len(counts))
     for clique in cliques:
         reachable = np.zeros(counts.shape[1], np.bool_)
@@ -303,11 +243,6 @@ def _list_queue(
     if order == "density":
         per_item = per_item / list_bytes(degrees)
     return hotness_order(per_item).astype(np.int64)
-
-
-def _prefix(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Sums of the first 0, 1, .. all values."""
-    return np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
 
 
 def place_unified_cache(problem: PlacementProblem, know: Knowledge) -> Copies | Reason:

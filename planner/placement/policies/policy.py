@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.placement.order import check_hotness, hotness_order
-from gnnplan.planner.placement.placement import ItemPlacement, Placement
+from gnnplan.planner.placement.placement import ItemPlacement, Placement, fill_host
 from gnnplan.planner.placement.policies.registry import PlacementPolicy, find_policy, load_function
 from gnnplan.planner.placement.problem import Heat, Ids, ItemKind, PlacementProblem
 
 Parts = Callable[[str, int], NDArray[np.int32]]
-"""Device of each node, by a partitioner's name and the number of devices."""
+"""Function to the device of each node, from a partitioner's name and the number of devices."""
 FAR = 1e30
 """Seconds per byte that stand for a place that cannot be read."""
 
@@ -34,10 +34,11 @@ class Knowledge:
     in_degree: NDArray[np.int64] | None = None
     """Length of each node's list, shape [N]; for legion."""
     parts: Callable[[str], NDArray[np.int32] | None] | None = None
-    """Device of each node by a partitioner's name (metis, pagraph), or None."""
+    """Function to the device of each node, or None, from a partitioner's name."""
     reach: Callable[[str], NDArray[np.bool_] | None] | None = None
-    """Nodes that each device's batches can touch under those parts, redundant ones included, shape
-    [G, N]; for pagraph and pagraph-plus. None: each device's own part."""
+    """Function to the nodes that each device's batches can touch under those parts, redundant ones
+    included, shape [G, N]; for pagraph and pagraph-plus. None: each device's own part.
+    """
     seed: int = 0
 
 
@@ -59,12 +60,7 @@ class Reason:
 
 
 def place(policy: str, problem: PlacementProblem, know: Knowledge | None = None) -> Placement:
-    """Place the items of a problem by a named policy.
-
-    Args:
-        policy: a name of the registry; `none` leaves the devices empty.
-        problem: the problem; its first kind are the feature rows.
-        know: what some policies look at besides.
+    """Place the items of a problem by a named policy; `none` leaves the devices empty.
 
     Raises:
         SettingsError: the policy is unknown or lacks its input.
@@ -117,10 +113,7 @@ def choose_host_items(
     """Choose what the host keeps: the items whose place there saves most seconds per byte.
 
     An item that no device of the clique holds would come from disk; one that a peer holds, from the
-    peer. Ties go to low ids.
-
-    Returns:
-        A mask of shape [N] for each kind; None where the host has room for all.
+    peer. Ties go to low ids. Masks have shape [N]; None where the host has room for all.
     """
     if problem.host_bytes is None:
         return [None] * len(problem.kinds)
@@ -137,12 +130,7 @@ def choose_host_items(
         costs = problem.read_costs(t)
         gain = max(0.0, min(costs.disk, FAR) - min(costs.host, FAR))
         rates.append(saved[t] * gain / kind.size_array())
-    order = hotness_order(np.concatenate(rates))
-    sizes = np.concatenate([kind.sizes(np.arange(kind.num_items)) for kind in problem.kinds])
-    ends = np.cumsum(sizes[order])
-    kept = np.zeros(len(order), np.bool_)
-    kept[order[: int(np.searchsorted(ends, problem.host_bytes, side="right"))]] = True
-    return list(np.split(kept, np.cumsum([kind.num_items for kind in problem.kinds])[:-1]))
+    return [*fill_host(problem, hotness_order(np.concatenate(rates)))]
 
 
 def _saved_reads(
@@ -152,7 +140,7 @@ def _saved_reads(
     kind, costs = problem.kinds[t], problem.read_costs(t)
     over_disk = costs.disk - costs.host
     over_peer = max(0.0, min(costs.peer, costs.disk) - costs.host)
-    # relative to disk; a disk that cannot be read outweighs any peer, unless that cannot be either
+    # Relative to a read from disk; one that cannot be read outweighs any peer that can.
     weight = 1.0 if over_peer >= over_disk else over_peer / over_disk
     saved = np.zeros(kind.num_items)
     for clique in cliques:

@@ -41,7 +41,7 @@ def place_random(problem: PlacementProblem, know: Knowledge) -> Copies:
     hotness, capacity = problem.kinds[0].heat_by_device(), problem.capacity_rows
     dealt = _deal_nodes(hotness.shape[-1], len(capacity), know.seed)
     if hotness.ndim == 1:
-        # One order serves all: what is dealt to a GPU stands in it from hot to cold already.
+        # One order serves all: within it, what is dealt to a GPU goes from hot to cold.
         order = hotness_order(hotness)
         owners = dealt[order]
         return Copies(own={0: [order[owners == g][:rows] for g, rows in enumerate(capacity)]})
@@ -52,7 +52,7 @@ def place_random(problem: PlacementProblem, know: Knowledge) -> Copies:
 @functools.lru_cache(maxsize=DEALS)
 def _deal_nodes(num_nodes: int, num_gpus: int, seed: int) -> NDArray[np.integer]:
     """Deal each id to a GPU: shuffled, then cut into blocks of equal size. Not to be written to."""
-    # Half the bytes are half the time; the same places change hands whatever lies there.
+    # Ids of half the bytes take half the time, and are shuffled the same way.
     ids = np.arange(num_nodes, dtype=np.int32 if num_nodes < 2**31 else np.int64)
     np.random.default_rng(seed).shuffle(ids)
     size = -(-num_nodes // num_gpus)
@@ -74,8 +74,8 @@ def place_metis(problem: PlacementProblem, know: Knowledge) -> Copies | Reason:
     found = _find_parts(know, "metis")
     if isinstance(found, Reason):
         return found
-    ids = (np.flatnonzero(found == g) for g in range(problem.num_devices))
-    return _keep_best(problem, ids, _heat_by_device(problem))
+    ids, rows = (np.flatnonzero(found == g) for g in range(problem.num_devices)), problem.kinds[0]
+    return _keep_best(problem, ids, (rows.heat[law] for law in rows.laws))
 
 
 def place_pagraph(problem: PlacementProblem, know: Knowledge) -> Copies | Reason:
@@ -93,7 +93,8 @@ def place_pagraph_plus(problem: PlacementProblem, know: Knowledge) -> Copies | R
     reached = _find_reached(problem, know, "metis")
     if isinstance(reached, Reason):
         return reached
-    return _keep_best(problem, reached, _heat_by_device(problem))
+    rows = problem.kinds[0]
+    return _keep_best(problem, reached, (rows.heat[law] for law in rows.laws))
 
 
 def place_gnnlab(problem: PlacementProblem, know: Knowledge) -> Copies | Reason:
@@ -130,7 +131,6 @@ def place_quiver(problem: PlacementProblem, know: Knowledge) -> Copies:
 
 
 def _find_parts(know: Knowledge, partitioner: str) -> NDArray[np.int32] | Reason:
-    """Find the device of each node by a partitioner."""
     parts = know.parts(partitioner) if know.parts is not None else None
     return Reason(why=f"the graph is not partitioned ({partitioner})") if parts is None else parts
 
@@ -153,9 +153,3 @@ def _keep_best(
     """Keep on each device, of some ids, those of highest score."""
     each = zip(ids, scores, problem.capacity_rows, strict=True)
     return Copies(own={0: [mine[hotness_order(score[mine])[:rows]] for mine, score, rows in each]})
-
-
-def _heat_by_device(problem: PlacementProblem) -> Iterator[NDArray[np.float64]]:
-    """Iterate over the heat of each device's law in double precision."""
-    rows = problem.kinds[0]
-    return (rows.heat[law].astype(np.float64) for law in rows.laws)

@@ -35,7 +35,7 @@ class PlacementPolicy:
     reads_peers: bool = True
     """Whether its devices read rows of each other."""
     auto_turn: int | None = None
-    """Its turn among those that `auto` tries, counted from 1; None: `auto` does not try it."""
+    """Turn among those that `auto` tries, counted from 1; None: `auto` does not try it."""
     checks_joint: bool = False
     """Whether `joint` takes its placement where that scores better; it may need nothing else."""
 
@@ -127,10 +127,7 @@ PLACEMENT_POLICIES: tuple[PlacementPolicy, ...] = (
 
 
 def find_policy(name: str) -> PlacementPolicy:
-    """Find a policy by its name.
-
-    Raises:
-        SettingsError: there is no such policy.
+    """Find a policy by its name; SettingsError where there is none.
 
     >>> find_policy("quiver").needs
     ('out_degree',)

@@ -2,16 +2,14 @@
 
 Start from the hottest rows replicated on every GPU, then trade second copies of the coldest of them
 for rows nobody holds, as long as the threshold says that pays. The threshold alpha of the paper is
-selfish (one GPU's view), alpha_star is exact for the mean, and neither is exact for the maximum, so
+selfish (one GPU's view), alpha_star is exact for the mean, and neither is exact for the maximum. So
 the best of Algorithm 1 under both and of split_k is taken, scored by the one evaluator
 (formulas 1.2, 1.3).
 
-split_k: replicate the hottest rows, deal the next ones, leave the rest on the host.
-
-k of a GPU's b slots are dealt, R = b - k hold replicated rows. Each k is a placement on whole
-slots, a restriction that comes within n - 1 swaps of the optimum of the mean when b is large, and
-whose balanced deal often wins on the maximum (formulas 1.3). Everything here works on ranks, the
-positions of vertices in hot-to-cold order.
+split_k replicates the hottest rows, deals the next ones and leaves the rest on the host: k of a
+GPU's b slots are dealt, R = b - k hold replicated rows. For large b it comes within n - 1 swaps of
+the optimum of the mean, and its balanced deal often wins on the maximum (formulas 1.3). Everything
+here works on ranks, the positions of vertices in hot-to-cold order.
 """
 
 import typing
@@ -35,7 +33,7 @@ from gnnplan.planner.placement.problem import PlacementProblem
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _first_rising(q: np.ndarray, n: int, b: int, last: int, peer: float, host: float) -> int:
-    """The k = 0..last of least F(k) by bisection: F is convex, its increments never fall."""
+    """Find the k = 0..last of least F(k) by bisection: F is convex, its increments never fall."""
     low, high = 0, last
     while low < high:
         k = (low + high) // 2
@@ -56,7 +54,7 @@ def _first_rising(q: np.ndarray, n: int, b: int, last: int, peer: float, host: f
 def _least_maximum(
     q: np.ndarray, n: int, b: int, last: int, start: int, peer: float, host: float
 ) -> int:
-    """The k of least maximum, ties to the smallest; only k with F(k) <= best so far are scored.
+    """Find the k of least maximum, ties to the smallest; only k with F(k) <= best are scored.
 
     max >= mean = F(k) and F is convex, so each direction from its minimum `start` ends at the
     first k beyond the best maximum. The mass a serpentine deal gives one GPU is two runs of stride
@@ -91,20 +89,16 @@ def _least_maximum(
 
 
 def whole_rounds(num_nodes: int, num_devices: int, buffer_rows: int) -> int:
-    """Largest k whose n * k dealt rows all exist: b + (n - 1) * k <= N and k <= b."""
+    """Find the largest k whose n * k dealt rows all exist: b + (n - 1) * k <= N and k <= b."""
     return min(buffer_rows, (num_nodes - buffer_rows) // (num_devices - 1))
 
 
 def best_split(q: NDArray[np.float64], num_devices: int, buffer_rows: int, costs: RowCosts) -> int:
-    """The k in 0..whole_rounds of least max_i E[C_i].
+    """Find the k in 0..whole_rounds of least max_i E[C_i], for 0 < b < N and C_gpu < C_cpu.
 
         F(k) = C_gpu*(n-1)/n * sum(q, dealt ranks) + C_cpu * sum(q, ranks on the host)    (net)
 
-    Args:
-        q: Hotness in descending order, shape [N].
-        num_devices: n >= 2.
-        buffer_rows: b, 0 < b < N.
-        costs: Gross costs with C_gpu < C_cpu.
+    q [N] is the hotness in descending order.
     """
     last = whole_rounds(q.size, num_devices, buffer_rows)
     args = (q, num_devices, buffer_rows, last)
@@ -134,22 +128,15 @@ def split_ranks(
     *,
     out: NDArray[np.int64] | None = None,
 ) -> NDArray[np.int64]:
-    """Ranks each GPU holds under split_k, shape [n, b].
+    """List the ranks each GPU holds under split_k, shape [n, b]; written to `out` if given.
 
     Slots 0..R-1 hold the replicated ranks, slot R + t the GPU's rank of round t. Rounds run back
     and forth (serpentine) so that local masses differ by at most the first dealt row's. Slots that
-    the last round cannot fill take the hottest dealt rank the GPU lacks.
+    the last round cannot fill take the hottest dealt rank the GPU lacks. k is at most
+    `whole_rounds(...)` plus one partial round.
 
-    Args:
-        num_nodes: N.
-        num_devices: n >= 2.
-        buffer_rows: b < N.
-        num_dealt: k, at most `whole_rounds(...)` plus one partial round.
-        out: Array of that shape to write to; None: a new one.
-
-    Example:
-        >>> split_ranks(6, 2, 2, 2).tolist()
-        [[0, 3], [1, 2]]
+    >>> split_ranks(6, 2, 2, 2).tolist()
+    [[0, 3], [1, 2]]
     """
     ranks = np.empty((num_devices, buffer_rows), np.int64) if out is None else out
     _write_split(num_nodes, num_dealt, ranks)
@@ -170,7 +157,7 @@ class Variant:
 
 
 def sort_key(scored: Variant | RowReads, objective: Objective = "max") -> tuple[float, float]:
-    """Rank by the objective, then by the other cost; least first."""
+    """Return a key that ranks by the objective, then by the other cost; least first."""
     if objective == "max":
         return scored.max_seconds, scored.mean_seconds
     return scored.mean_seconds, scored.max_seconds
@@ -179,7 +166,6 @@ def sort_key(scored: Variant | RowReads, objective: Objective = "max") -> tuple[
 def _score_variant(
     name: str, hotness: Probabilities, own: NDArray[np.int64], costs: RowCosts
 ) -> Variant:
-    """Score what the GPUs of one clique hold."""
     found = evaluate(hotness, list(own), costs)
     return Variant(name=name, max_seconds=found.max_seconds, mean_seconds=found.mean_seconds)
 
@@ -187,7 +173,7 @@ def _score_variant(
 PAIR = 2
 """Readings that are written and scored at once: each takes 8 bytes a slot and 3 a row."""
 Writer = Callable[[NDArray[np.int64]], object]
-"""Writes a placement's ranks by GPU and slot to an array of shape [n, b]."""
+"""Function that writes a placement's ranks by GPU and slot to an array of shape [n, b]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,7 +189,7 @@ class CliquePlacement:
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _exchange(q: np.ndarray, threshold: float, ranks: np.ndarray) -> int:
-    """The loop of Algorithm 1 on ranks [n, b], in place; the number of swaps made."""
+    """Run the loop of Algorithm 1 on ranks [n, b], in place; return the number of swaps made."""
     n, b = ranks.shape
     mass = np.zeros(n)
     order = np.arange(n)
@@ -236,22 +222,13 @@ def exchange_ranks(
     *,
     out: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.int64], int]:
-    """Algorithm 1 on ranks; see `algorithm1`. `out` is written to where it is given.
-
-    Returns:
-        Ranks by GPU and slot, shape [n, min(b, N)], and the number of swaps.
-    """
+    """Run `algorithm1` on ranks [n, min(b, N)]; return them and the number of swaps."""
     b = min(buffer_rows, q.size)
     ranks = np.empty((num_devices, b), np.int64) if out is None else out
-    _replicate(ranks)
+    ranks[:] = np.arange(b)  # the hottest rows on every GPU
     if num_devices == 1 or b in (0, q.size):
         return ranks, 0  # nothing to trade
     return ranks, int(_exchange(q, threshold, ranks))
-
-
-def _replicate(ranks: NDArray[np.int64]) -> None:
-    """The hottest rows on every GPU, written to ranks [n, b]."""
-    ranks[:] = np.arange(ranks.shape[1])
 
 
 def algorithm1(
@@ -261,30 +238,28 @@ def algorithm1(
     buffer_rows: int,
     threshold: float,
 ) -> NDArray[np.int64]:
-    """Algorithm 1 in its normative form: replicate, then swap while p(new) > threshold * p(old).
+    """Run Algorithm 1 as published: replicate, then swap while p(new) > threshold * p(old).
 
     Round r owns slot b-1-r of every GPU. Its n-1 next candidates go to the GPUs of least swapped-in
     mass; the last GPU keeps the old row. Candidates are consumed one after the other, none skipped,
-    and the first refusal ends the loop: new rows only get colder and old ones hotter.
+    and the first refusal ends the loop: new rows only get colder and old ones hotter. The caller
+    has excluded C_gpu >= C_cpu, where everything is replicated instead.
 
     Args:
-        order: Ids by (p descending, id ascending), shape [N].
+        order: ids by (p descending, id ascending), shape [N].
         hotness: p(v), shape [N].
         num_devices: n, GPUs of the clique.
         buffer_rows: BSIZE, rows each may hold.
-        threshold: `alpha` (published) or `alpha_star` (optimal for the mean). The caller has
-            excluded C_gpu >= C_cpu, where everything is replicated instead.
+        threshold: `alpha` (published) or `alpha_star` (optimal for the mean).
 
     Returns:
         Ids by GPU and slot, shape [n, min(BSIZE, N)].
 
-    References:
-        Song and Jiang, ICS 2022, Algorithm 1; formulas 1.2, which repairs its slot index.
+    Source: Song and Jiang, ICS 2022, Algorithm 1; formulas 1.2, which repairs its slot index.
 
-    Example:
-        >>> p = np.array([1.0, 0.9, 0.5, 0.4, 0.2, 0.0])
-        >>> algorithm1(hotness_order(p), p, 2, 2, 0.3).tolist()
-        [[0, 2], [3, 1]]
+    >>> p = np.array([1.0, 0.9, 0.5, 0.4, 0.2, 0.0])
+    >>> algorithm1(hotness_order(p), p, 2, 2, 0.3).tolist()
+    [[0, 2], [3, 1]]
     """
     ranks, _ = exchange_ranks(
         hotness[order].astype(np.float64), num_devices, buffer_rows, threshold
@@ -300,17 +275,14 @@ def best_of(
     *,
     objective: Objective = "max",
 ) -> CliquePlacement:
-    """The best of Alg1(alpha), Alg1(alpha_star) and every split_k; replication in case 1.
+    """Choose the best of Alg1(alpha), Alg1(alpha_star) and every split_k; replication in case 1.
 
     Args:
         hotness: p(v), shape [N] for all GPUs, or [n, N] per GPU (thresholds then use the mean).
-        costs: Gross seconds per row; `host` is what a row costs that no GPU holds.
+        costs: gross seconds per row; `host` is what a row costs that no GPU holds.
         num_devices: n, GPUs of the clique.
         buffer_rows: BSIZE, rows each may hold.
-        objective: The cost over the GPUs that is minimised; ties are broken by the other one.
-
-    Returns:
-        The chosen placement and every variant's score.
+        objective: cost over the GPUs that is minimised; ties are broken by the other one.
     """
     n, shared = num_devices, hotness if hotness.ndim == 1 else hotness.mean(axis=0)
     b = min(buffer_rows, shared.size)
@@ -326,7 +298,7 @@ def best_of(
     if costs.case is CostCase.REPLICATE or n == 1 or b == shared.size:
         return _alike("replicate", order[:b], sorted_hotness, n, costs)
     readings = _readings(q.astype(np.float64), n, b, costs)
-    # Arrays take turns, the best so far and those tried: pages of new ones cost as much as filling.
+    # The array of the best and those of the tried are reused: new pages cost as much as filling.
     spare = [np.empty((n, b), np.int64) for _ in range(1 + min(PAIR, len(readings)))]
     variants: list[Variant] = []
     named = list(readings.items())
@@ -350,14 +322,14 @@ def best_of(
 def _alike(
     name: str, ids: NDArray[np.int64], sorted_hotness: Probabilities, n: int, costs: RowCosts
 ) -> CliquePlacement:
-    """Every GPU holds those hottest ids."""
+    """Give every GPU the same hottest ids."""
     ranks = repeat_ids(np.arange(ids.size, dtype=np.int64), n)
     variant = _score_variant(name, sorted_hotness, ranks, costs)
     return CliquePlacement(own=repeat_ids(ids, n), variants=(variant,))
 
 
 def _readings(q: NDArray[np.float64], n: int, b: int, costs: RowCosts) -> dict[str, Writer]:
-    """The three readings by name; q [N] is in hot-to-cold order."""
+    """Name the writers of the three readings; q [N] is in hot-to-cold order."""
 
     def exchanged(threshold: float) -> Writer:
         return lambda ranks: exchange_ranks(q, n, b, threshold, out=ranks)
@@ -389,10 +361,7 @@ def place_cliques(problem: PlacementProblem, know: Knowledge) -> Placement:
 
 
 def _costs_of_a_miss(problem: PlacementProblem) -> list[RowCosts]:
-    """List costs for the thresholds: Song-Jiang knows one place for what no device holds.
-
-    Where host memory holds only some rows, a miss may cost either; both readings are tried.
-    """
+    """List what a miss may cost: Song-Jiang knows one place for what no device holds."""
     costs, rows = problem.row_costs, problem.kinds[0]
     disk = replace(costs, host=costs.disk)
     if problem.host_bytes is None or problem.host_bytes >= rows.total_bytes():

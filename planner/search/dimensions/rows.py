@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.request import Request
 from gnnplan.planner.placement.downsample import VertexRuns
-from gnnplan.planner.placement.evaluate import evaluate
+from gnnplan.planner.placement.evaluate import SOURCES, evaluate
 from gnnplan.planner.placement.owned import OWNED, place_shared, shared_floor
 from gnnplan.planner.placement.place import (
-    KINDS,
     CandidatePlacement,
     Memories,
     make_placer,
@@ -66,7 +65,7 @@ def of_all(
         whole: the same policy's placement of every node.
         hotness: what the few were placed by.
     """
-    shares = np.array([[r.shares.get(kind, 0.0) for kind in KINDS] for r in placed.rows.ranks])
+    shares = np.array([[r.shares.get(kind, 0.0) for kind in SOURCES] for r in placed.rows.ranks])
     every, costs = hotness.everything, placed.memories.costs
     reads = evaluate(every.features, whole.own, costs, cliques=whole.cliques, on_host=whole.on_host)
     return CandidatePlacement(

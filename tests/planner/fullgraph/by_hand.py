@@ -14,7 +14,7 @@ from gnnplan.planner.fullgraph.profile import (
     PartAnswer,
     Variance,
     cases_of,
-    connected,
+    connect_cut,
     cut_graph,
 )
 from gnnplan.planner.machine.model import MachineModel, Table
@@ -70,7 +70,7 @@ def hand_profile(
 ) -> FullProfile:
     """A cut's real parts with seconds by the formula of `case_seconds`."""
     work = settings.workload
-    parts = connected(graph, cut_graph(graph, cut), cut.ranks, work.model)
+    parts = connect_cut(graph, cut_graph(graph, cut), cut.ranks, work.model)
     model = build_model(work, graph.feature_dim, graph.num_classes, str(graph.task))
     widths = [graph.feature_dim, *[work.hidden] * (work.num_layers - 1), graph.num_classes]
     cases = cases_of(cut, draws)

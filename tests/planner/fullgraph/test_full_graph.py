@@ -6,18 +6,16 @@ import math
 import numpy as np
 import pytest
 
-from gnnplan.planner.fullgraph.bytes import (
+from gnnplan.planner.fullgraph.choose import Keep
+from gnnplan.planner.fullgraph.formulas import (
     PartSizes,
+    bernoulli_variance,
     broadcast_bytes,
+    choose_keep,
     columns_per_row,
     crossing_rows,
     drawn_epoch_bytes,
     epoch_bytes,
-)
-from gnnplan.planner.fullgraph.memory import csr_bytes, published_bytes, rank_bytes
-from gnnplan.planner.fullgraph.sampling_rate import (
-    bernoulli_variance,
-    choose_keep,
     fixed_size_variance,
     p_bandwidth,
     p_memory,
@@ -26,6 +24,7 @@ from gnnplan.planner.fullgraph.sampling_rate import (
     rounded_variance,
     variance_bound,
 )
+from gnnplan.planner.fullgraph.memory import csr_bytes, published_bytes, rank_bytes
 
 
 def test_equal_widths_cost_three_inner_and_one_boundary_row() -> None:
@@ -99,7 +98,7 @@ def test_the_rule_for_p() -> None:
     assert p_variance(4, 1) == pytest.approx(0.8)
     assert p_memory(10 * 28, 9 * 28, 11 * 28) == pytest.approx(0.5)
     assert p_memory(8, 9, 9) < 0
-    for arguments, keep, accurate in (
+    for (p_var, p_mem, p_bw), value, accurate in (
         ((0.8, 0.5, 0.3), 0.5, False),
         ((0.05, 0.5, 0.3), 0.3, True),
         ((0.4, 0.9, 0.3), 0.4, True),
@@ -107,8 +106,10 @@ def test_the_rule_for_p() -> None:
         ((0.1, -1, 1), None, False),
         ((0.1, 0, 1), 0, False),
     ):
-        found = choose_keep(*arguments)
-        assert (found.keep, found.accurate) == (keep, accurate)
+        found = choose_keep(p_var, p_mem, p_bw)
+        assert found == value
+        keep = Keep(value=found, p_mem=p_mem, p_bw=p_bw, p_var=p_var)
+        assert keep.accurate == accurate
 
 
 def test_the_sending_side_of_a_hub_binds() -> None:

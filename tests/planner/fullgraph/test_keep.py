@@ -15,7 +15,7 @@ from gnnplan.planner.fullgraph.candidate import (
     with_keep,
 )
 from gnnplan.planner.fullgraph.choose import (
-    Choice,
+    FullGraphChoice,
     alternatives,
     bandwidth_keep,
     choose,
@@ -46,7 +46,7 @@ def chosen(
     all_cuts: tuple[Cut, ...] = (ONE, TWO, RANDOM),
     budgets: Budgets | None = None,
     variance: Variance | None = None,
-) -> Choice:
+) -> FullGraphChoice:
     settings = PlanSettings(workload=work, mode="full-graph")
     allowed = StatisticsClass(work.allow)
     profiles = {

@@ -16,9 +16,9 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from gnnplan.planner.fullgraph.bytes import crossing_rows
+from gnnplan.planner.fullgraph.formulas import crossing_rows
 from gnnplan.planner.fullgraph.memory import rank_bytes
-from gnnplan.planner.fullgraph.profile import Parts, connected, sizes_of
+from gnnplan.planner.fullgraph.profile import Parts, connect_cut, sizes_of
 from gnnplan.planner.fullgraph.timing import StandIn
 from gnnplan.runtime.fullgraph.forward import FullGraphModel
 from gnnplan.runtime.fullgraph.part import Part
@@ -127,7 +127,7 @@ def measure(rank: int, case: int, small: Path, large: Path, out: Path) -> None:
     for folder in (small, large):
         graph = open_graph(folder, validate=False)
         partition = (np.arange(graph.num_nodes) % 3 > 0).astype(np.int32)
-        parts = connected(graph, partition, 2, model)
+        parts = connect_cut(graph, partition, 2, model)
         gc.collect()
         with PeakMemory() as memory:
             loop = open_loop(graph, parts, model, settings)

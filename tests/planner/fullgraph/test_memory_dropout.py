@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from gnnplan.planner.fullgraph.memory import rank_bytes
-from gnnplan.planner.fullgraph.profile import connected, sizes_of
+from gnnplan.planner.fullgraph.profile import connect_cut, sizes_of
 from gnnplan.planner.profile.timing_process import MEMORY_EVENT, held_bytes
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.fullgraph.forward import FullGraphModel
@@ -36,7 +36,7 @@ def test_tensors_of_an_epoch_are_the_predicted_ones(
     graph = generate_sbm(
         tmp_path / "g", num_nodes=8192, degree=10.0, feature_dim=FEATURES, num_classes=CLASSES
     )
-    parts = connected(graph, np.zeros(graph.num_nodes, np.int32), 1, model)
+    parts = connect_cut(graph, np.zeros(graph.num_nodes, np.int32), 1, model)
     work = Workload(
         model=model, num_layers=3, hidden=HIDDEN, heads=HEADS, fanouts=[-1] * 3, dropout=dropout
     )

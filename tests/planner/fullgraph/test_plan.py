@@ -11,7 +11,7 @@ import pytest
 import gnnplan.planner.fullgraph.plan as module
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.fullgraph.profile import connected, sent_bytes
+from gnnplan.planner.fullgraph.profile import connect_cut
 from gnnplan.planner.machine.model import MachineModel, save_machine
 from gnnplan.planner.pipeline import plan, search_for
 from gnnplan.planner.queries.compare import compare
@@ -26,6 +26,7 @@ from gnnplan.runtime.plan.io import load_array, load_plan
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import WARMUP_STEPS
 from tests.planner.fullgraph.by_hand import WORK, hand_profiles, linked_machine
+from tests.support.fullgraph_plans import sent_bytes
 
 EPOCHS = WARMUP_STEPS + 3
 SETTINGS = PlanSettings(workload=WORK, mode="full-graph")
@@ -78,7 +79,7 @@ def test_two_ranks_train_their_plan_and_send_the_bytes_it_says(
     assert made.statistics_class == "unbiased"
     report = launch.train(tmp_path / "p", epochs=EPOCHS, eval_every=0, oversubscribe=True)
     partition = load_array(made, tmp_path / "p", "partition")
-    parts = connected(small_graph, partition, 2, work.model)
+    parts = connect_cut(small_graph, partition, 2, work.model)
     widths = [small_graph.feature_dim, work.hidden, work.hidden, small_graph.num_classes]
     drawn = [
         sent_bytes(parts, full, widths, seed=work.seed, epoch=epoch) for epoch in range(EPOCHS)

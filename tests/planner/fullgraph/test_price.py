@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from gnnplan.planner.cost.stages.exchange import bound_bytes, shift_bytes
-from gnnplan.planner.fullgraph.bytes import columns_per_row
 from gnnplan.planner.fullgraph.candidate import Cut, list_cuts, whole_graph_candidate, with_keep
+from gnnplan.planner.fullgraph.formulas import columns_per_row
 from gnnplan.planner.fullgraph.price import (
     busiest_rows,
     edges_left,
@@ -18,7 +18,7 @@ from gnnplan.planner.fullgraph.price import (
     rank_seconds,
     table_seconds,
 )
-from gnnplan.planner.fullgraph.profile import connected, cut_graph, sent_bytes
+from gnnplan.planner.fullgraph.profile import connect_cut, cut_graph
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import FullGraph
@@ -31,6 +31,7 @@ from tests.planner.fullgraph.by_hand import (
     linked_machine,
     uneven,
 )
+from tests.support.fullgraph_plans import sent_bytes
 
 CUT = Cut(ranks=2, threads=1, partitioner="kaminpar")
 SETTINGS = PlanSettings(workload=WORK, mode="full-graph")
@@ -76,7 +77,7 @@ def test_the_slowest_rank_decides_and_not_the_mean(small_graph: Graph) -> None:
 def test_bytes_are_those_of_the_draws_and_on_average_of_the_formula(small_graph: Graph) -> None:
     """docs/formulas.md 3.4: p Vol elt (d_0 + 2 sum of the hidden widths)."""
     profile = hand_profile(small_graph, SETTINGS, CUT, ()).numbers
-    parts = connected(small_graph, cut_graph(small_graph, CUT), 2, WORK.model)
+    parts = connect_cut(small_graph, cut_graph(small_graph, CUT), 2, WORK.model)
     for known in (False, True):
         whole = FullGraph(precompute_first_layer=known)
         exact = sent_bytes(parts, whole, profile.widths, seed=0, epoch=0)
@@ -96,7 +97,7 @@ def test_overlap_hides_what_was_measured_and_no_more(small_graph: Graph) -> None
     made = {
         eta: exchange_seconds(
             linked_machine(eta=eta), profile.sizes, profile.widths, windows,
-            keep=1.0, threads=1, precomputed=False, overlap=True,
+            whole_graph_candidate(CUT, FullGraph(), overlap=True),
         )
         for eta in (1e-3, 0.5)
     }  # fmt: skip
@@ -105,7 +106,7 @@ def test_overlap_hides_what_was_measured_and_no_more(small_graph: Graph) -> None
     assert made[0.5].exposed < made[1e-3].exposed <= made[1e-3].seconds
     inline = exchange_seconds(
         linked_machine(), profile.sizes, profile.widths, windows,
-        keep=1.0, threads=1, precomputed=False, overlap=False,
+        whole_graph_candidate(CUT, FullGraph(), overlap=False),
     )  # fmt: skip
     assert inline.exposed == inline.seconds
 
@@ -113,8 +114,8 @@ def test_overlap_hides_what_was_measured_and_no_more(small_graph: Graph) -> None
 def test_turns_of_unequal_messages_widen_the_interval(small_graph: Graph) -> None:
     """docs/formulas.md 8.4 [A4]: the fullest rank binds, turns by shifts take longer."""
     three = Cut(ranks=3, threads=1, partitioner="random")
-    machine, parts = linked_machine(), connected(small_graph, cut_graph(small_graph, three), 3, "")
-    sizes = parts.sizes
+    machine = linked_machine()
+    sizes = connect_cut(small_graph, cut_graph(small_graph, three), 3, "").sizes
     for size in sizes:
         assert (sum(size.received), size.received[sizes.index(size)]) == (size.halo, 0)
     received = [size.received for size in sizes]
@@ -125,7 +126,7 @@ def test_turns_of_unequal_messages_widen_the_interval(small_graph: Graph) -> Non
     found = [
         exchange_seconds(
             machine, known, [8, 4, 2], [[0.0] * 3] * 3,
-            keep=0.5, threads=1, precomputed=False, overlap=False,
+            whole_graph_candidate(three, FullGraph(keep=0.5), overlap=False),
         )
         for known in (sizes, [replace(size, received=()) for size in sizes])
     ]  # fmt: skip
@@ -133,7 +134,7 @@ def test_turns_of_unequal_messages_widen_the_interval(small_graph: Graph) -> Non
     assert found[0].seconds == found[1].seconds
     assert (found[0].spread, found[1].spread) == (pytest.approx(math.hypot(spread, longer)), spread)
     assert ("in 2 turns" in found[0].provenance) == (longer >= 0.005)
-    two = connected(small_graph, cut_graph(small_graph, CUT), 2, WORK.model).sizes
+    two = connect_cut(small_graph, cut_graph(small_graph, CUT), 2, WORK.model).sizes
     assert longer_in_turns(two) == 0.0
 
 

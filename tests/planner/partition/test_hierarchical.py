@@ -1,10 +1,10 @@
-"""Tests for planner/partition/hierarchical.py: formulas 2.2."""
+"""Tests for planner/partition/partition.py: parts over cliques (formulas 2.2)."""
 
 import numpy as np
 import pytest
 
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.partition.hierarchical import hash_shards, hierarchical_parts
+from gnnplan.planner.partition.partition import hash_shards, hierarchical_parts
 from tests.planner.partition.graphs import random_csc, ring_of_cliques
 from tests.reference.partition_quality import measure_quality
 

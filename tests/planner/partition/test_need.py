@@ -1,4 +1,4 @@
-"""Tests for planner/partition/need.py: what is said before a partitioner starts."""
+"""Tests for planner/partition/partition.py: what is said before a partitioner starts."""
 
 import tracemalloc
 
@@ -8,8 +8,16 @@ import pytest
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.partition.balance import refine_bytes, refine_volume
 from gnnplan.planner.partition.multilevel import to_undirected, undirected_bytes
-from gnnplan.planner.partition.need import check_fits, load_rates, predict_need, training_edges
-from gnnplan.planner.partition.partition import PARTITIONERS, hash_parts, partition, random_parts
+from gnnplan.planner.partition.partition import (
+    PARTITIONERS,
+    check_fits,
+    hash_parts,
+    load_rates,
+    partition,
+    predict_need,
+    random_parts,
+    training_edges,
+)
 from gnnplan.planner.partition.problem import make_problem
 from gnnplan.planner.partition.streaming import ldg_parts
 from gnnplan.runtime.errors import BudgetExceeded

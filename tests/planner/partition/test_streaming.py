@@ -1,4 +1,4 @@
-"""Tests for planner/partition/streaming.py, balance.py and pagraph.py."""
+"""Tests for planner/partition/streaming.py and balance.py."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,10 +8,9 @@ import pytest
 
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.partition.balance import repair_balance
-from gnnplan.planner.partition.pagraph import pagraph_parts
 from gnnplan.planner.partition.partition import partition
-from gnnplan.planner.partition.problem import Balance, Problem, make_problem
-from gnnplan.planner.partition.streaming import fennel_parts, ldg_parts
+from gnnplan.planner.partition.problem import Balance, PartitionProblem, make_problem
+from gnnplan.planner.partition.streaming import fennel_parts, ldg_parts, pagraph_parts
 from tests.planner.partition.graphs import csc, random_csc, ring_of_cliques
 from tests.reference.partition_quality import measure_quality
 
@@ -66,19 +65,19 @@ def test_first_pass_of_ldg_by_hand(monkeypatch: pytest.MonkeyPatch):
     assert ldg_parts(problem).tolist() == [0, 0, 1, 1]
 
 
-def ldg_score(problem: Problem, near: int, filled: float) -> float:
+def ldg_score(problem: PartitionProblem, near: int, filled: float) -> float:
     """Stanton and Kliot: neighbours in the part, by the share of its capacity that is free."""
     return near * (1 - filled)
 
 
-def fennel_score(problem: Problem, near: int, filled: float) -> float:
+def fennel_score(problem: PartitionProblem, near: int, filled: float) -> float:
     """Tsourakakis et al., exponent 1.5: less the derivative of a * sum of loads^1.5."""
     n, p, m = problem.num_nodes, problem.num_parts, problem.num_edges / 2  # both ends store it
     alpha = np.sqrt(p) * m / n**1.5
     return near - alpha * 1.5 * np.sqrt(filled * n / p)
 
 
-def streamed(problem: Problem, score: Callable[..., float], slack: float) -> list[int]:
+def streamed(problem: PartitionProblem, score: Callable[..., float], slack: float) -> list[int]:
     """Node by node, with every load counted anew, for three rounds.
 
     Loads are the parts' largest over their share, `slack` times as large for LDG's capacity.

@@ -8,8 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from gnnplan.planner.fullgraph.bytes import drawn_epoch_bytes
-from gnnplan.planner.fullgraph.sampling_rate import bernoulli_variance
+from gnnplan.planner.fullgraph.formulas import bernoulli_variance, drawn_epoch_bytes
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.fullgraph.draws import (
     AbstractMasks,

@@ -9,9 +9,8 @@ import pytest
 from gnnplan.planner.placement.costs import ReadNetwork, RowCosts, network_of_costs, objective_rows
 from gnnplan.planner.placement.evaluate import evaluate, score
 from gnnplan.planner.placement.lp import relax as relax_module
-from gnnplan.planner.placement.lp.bound import lagrangian_bound
-from gnnplan.planner.placement.lp.formulate import Prices, find_groups, make_buckets
-from gnnplan.planner.placement.lp.relax import relax
+from gnnplan.planner.placement.lp.formulate import find_groups, make_buckets
+from gnnplan.planner.placement.lp.relax import Prices, lagrangian_bound, relax
 from gnnplan.planner.placement.lp.solver import Failure
 from gnnplan.planner.placement.order import hotness_order
 from gnnplan.planner.placement.placement import (

@@ -9,17 +9,16 @@ import pytest
 from gnnplan.planner.placement.costs import ObjectiveRows, drop_dominated, objective_rows
 from gnnplan.planner.placement.evaluate import read_bytes, score
 from gnnplan.planner.placement.lp import mixture
-from gnnplan.planner.placement.lp.bound import lagrangian_bound
-from gnnplan.planner.placement.lp.formulate import Prices, find_groups
+from gnnplan.planner.placement.lp.formulate import find_groups
 from gnnplan.planner.placement.lp.mixture import (
     can_fill,
-    cheapest,
     fill_reads,
+    find_cheapest_fill,
     make_ladder,
     mix_fills,
     round_mixture,
 )
-from gnnplan.planner.placement.lp.relax import KnapsackItems
+from gnnplan.planner.placement.lp.relax import KnapsackItems, Prices, lagrangian_bound
 from gnnplan.planner.placement.placement import check_placement
 from gnnplan.planner.placement.policies.joint import bound_placements, place_joint
 from gnnplan.planner.placement.problem import ItemKind, PlacementProblem
@@ -52,7 +51,7 @@ def test_a_fill_by_thresholds_is_the_sorted_knapsack_of_all_moves(seed: int):
     seconds[:, 1] = rng.random(2)
     seconds[:, 3] = 0.5 + rng.random(2)
     ladders = [make_ladder(instance, t, 0, limit) for t in range(2)]
-    found = cheapest(ladders, seconds, n, limit)
+    found = find_cheapest_fill(ladders, seconds, n, limit)
     parts = [share * fill_reads(ladders, fill, n) for share, fill in found.fills]
     value = float((np.sum(parts, axis=0) * seconds).sum())
     sizes, own, dealt, host = [], [], [], []

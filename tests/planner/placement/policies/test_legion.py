@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from gnnplan.planner.cost.stages.gather import lines
+from gnnplan.planner.placement import placement as dealing
 from gnnplan.planner.placement.costs import RowCosts
 from gnnplan.planner.placement.evaluate import evaluate
-from gnnplan.planner.placement.policies import legion as legion_fill
 from gnnplan.planner.placement.policies.legion import (
     cache_bytes,
     deal_rows,
@@ -124,8 +124,9 @@ def test_lists_are_filled_within_their_arrays():
     rng = np.random.default_rng(3)
     for count in (0, 1, 7):
         sizes, free = rng.integers(0, 50, count), np.array([60, 80], np.int64)
-        checked = legion_fill._fill.py_func(sizes, free.copy())
-        assert checked.tolist() == legion_fill._fill(sizes, free.copy()).tolist()
+        checked = dealing._deal.py_func(len(sizes), sizes, free.copy(), False)
+        dealt = dealing.deal_items(len(sizes), sizes, free.copy(), serpentine=False)
+        assert checked.tolist() == dealt.tolist()
 
 
 def test_c9_the_split_counts_a_pool_that_its_devices_are_not():
