@@ -19,28 +19,20 @@ from numpy.typing import NDArray
 
 Indices = NDArray[np.int32] | NDArray[np.int64]
 Chances = NDArray[np.float32] | NDArray[np.float64]
-"""Shape [N]. Chances of being hit, never of being missed: those near 0 keep their digits."""
+"""Probabilities of being hit, shape [N]; those of being missed would lose the digits near 0."""
 
 
 def seed_probability(
     num_train: int, batch_size: int, *, num_ranks: int = 1, drop_last: bool = False
 ) -> float:
-    """P_0 of a training vertex: the chance of being a seed of one rank's share of one batch.
+    """Return P_0 of a training vertex: its chance of being a seed of one rank's batch.
 
         1 / (ceil(T / B) * ranks), or B / (T * ranks) where a last partial batch is dropped
 
-    Args:
-        num_train: T, training vertices.
-        batch_size: B, the global batch.
-        num_ranks: Ranks the batch is dealt to.
-        drop_last: Whether a last partial batch is dropped.
+    T are training vertices, B is the global batch (formulas 1.4 b).
 
-    References:
-        Formulas 1.4 b.
-
-    Example:
-        >>> seed_probability(1000, 512), seed_probability(1000, 512, drop_last=True)
-        (0.5, 0.512)
+    >>> seed_probability(1000, 512), seed_probability(1000, 512, drop_last=True)
+    (0.5, 0.512)
     """
     if drop_last:
         return min(1.0, batch_size / num_train) / num_ranks
@@ -55,7 +47,7 @@ def neighbor_hotness(
     *,
     dialect: Literal["first_seen", "every_hop"] = "every_hop",
 ) -> Chances:
-    """P_L under neighbour sampling without replacement.
+    """Return P_L under neighbour sampling without replacement (formulas 1.4 b).
 
         P_{l+1}(u) = 1 - (1 - P_l(u)) * prod over s != u that list u of (1 - E_l(s) * q_s(u))
         q_s(u)     = min(1, k / d_s); 1 - C(d-m, k) / C(d, k) where s lists u m times
@@ -64,18 +56,14 @@ def neighbor_hotness(
     P_l(s) - P_{l-1}(s) in first_seen, where a vertex is expanded only where it first appears.
 
     Args:
-        indptr: Shape [N + 1].
-        indices: Shape [E]; the list of s is `indices[indptr[s]:indptr[s+1]]`.
+        indptr: shape [N + 1].
+        indices: shape [E]; the list of s is `indices[indptr[s]:indptr[s+1]]`.
         seeds: P_0, shape [N]; float32 halves the memory.
         fanouts: k by hop, the hop next to the seeds first; -1 takes all.
-        dialect: Which vertices are expanded at each hop.
+        dialect: which vertices are expanded at each hop.
 
     Returns:
-        P_L, shape [N], in the type of the seeds. O(L * E) time; beside it one array [N] of float64,
-        one of int32, and in first_seen one of the seeds' type.
-
-    References:
-        Formulas 1.4 b; first_seen is derived in the same way.
+        P_L, shape [N], in the type of the seeds; O(L * E) time.
     """
     # Many small terms may meet in one sum: float32 would lose them.
     p, hit = seeds.copy(), np.zeros(len(seeds))
@@ -93,15 +81,12 @@ def labor_hotness(
     seeds: NDArray[np.float64],
     fanouts: Sequence[int],
 ) -> NDArray[np.float64]:
-    """P_L under Poisson LABOR-0 (every hop expands all vertices so far).
+    """Return P_L under Poisson LABOR-0, which expands all vertices so far at every hop.
 
         P_hit(u) = sum_j q_j P_l(s_j) prod_{i<j} (1 - P_l(s_i)),   q_s = min(1, k/d_s) descending
 
     All s share u's random number, so the s of largest q that is present decides, and parallel
-    edges count once. Arguments, shapes and cost as `neighbor_hotness`.
-
-    References:
-        Formulas 1.4 b.
+    edges count once. Arguments and shapes as `neighbor_hotness`; formulas 1.4 b.
     """
     degree_order = np.argsort(np.diff(indptr), kind="stable")  # q descending for every k at once
     p = seeds.copy()
@@ -114,13 +99,10 @@ def labor_hotness(
 
 
 def smooth(measured: Chances, analytic: Chances, num_batches: int) -> None:
-    """Order the zeros of measured hotness: 0.5 / m times the analytic value (formulas 1.4 c).
+    """Replace zeros of measured hotness [N] by 0.5 / m times `analytic` [N] (formulas 1.4 c).
 
-    Args:
-        measured: Share of m batches whose input set holds the vertex, shape [N]; changed in place,
-            so that nothing else as long is made.
-        analytic: `neighbor_hotness`, shape [N].
-        num_batches: m.
+    `measured` is the share of m = `num_batches` batches whose inputs hold the vertex; changed in
+    place.
     """
     _order_zeros(measured, analytic, 0.5 / num_batches)
 
@@ -128,7 +110,6 @@ def smooth(measured: Chances, analytic: Chances, num_batches: int) -> None:
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _order_zeros(measured: np.ndarray, analytic: np.ndarray, factor: float) -> None:
-    """Put `factor` times `analytic` [N] where `measured` [N] is not positive."""
     for v in range(measured.size):
         if not measured[v] > 0:
             measured[v] = factor * analytic[v]
@@ -137,10 +118,7 @@ def _order_zeros(measured: np.ndarray, analytic: np.ndarray, factor: float) -> N
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _advance(p: np.ndarray, expanded: np.ndarray, hit: np.ndarray, first_seen: bool) -> None:
-    """One hop on: P [N] grows by what is new in `hit` [N], which is zero again.
-
-    In first_seen `expanded` [N] becomes what is new; else it is P itself.
-    """
+    """Advance P [N] by the new hits and clear `hit`; in first_seen `expanded` [N] keeps them."""
     for v in range(p.size):
         new = (1.0 - p[v]) * hit[v]
         hit[v] = 0.0
@@ -152,7 +130,7 @@ def _advance(p: np.ndarray, expanded: np.ndarray, hit: np.ndarray, first_seen: b
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _miss_draws(degree: int, multiplicity: int, k: int) -> float:
-    """C(d-m, k) / C(d, k): k of d places are drawn and none of the m is among them."""
+    """Return C(d-m, k) / C(d, k), the chance that k of d places miss all of m given ones."""
     miss = 1.0
     for i in range(multiplicity):
         miss *= max(0.0, (degree - k - i) / (degree - i))
@@ -169,7 +147,7 @@ def _spread_neighbor(
     hit: np.ndarray,
     seen: np.ndarray,
 ) -> None:
-    """Join to hit [N] the chance that each s draws some of its places of u; seen is zero."""
+    """Add to hit [N] the chance that each s draws u; `seen` [N] is zero before and after."""
     for s in range(expanded.size):
         if expanded[s] <= 0.0:
             continue
@@ -199,7 +177,7 @@ def _spread_labor(
     absent: np.ndarray,
     last: np.ndarray,
 ) -> None:
-    """Add each s to the hit chance [N] of the u it lists, s by q descending; last [N] is -1."""
+    """Add to hit [N] the chance that each s draws u, s by q descending; `last` [N] starts at -1."""
     for s in order:
         if p[s] <= 0.0:
             continue

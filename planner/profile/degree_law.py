@@ -20,45 +20,43 @@ from numpy.typing import NDArray
 from gnnplan.runtime.sampling.registry import sampler_or_unknown
 
 UPPER = 0.57 + 0.19
-"""Probability that a bit is 0: a + b, which equals a + c (Graph500)."""
+"""Probability that one bit of a node's number is 0: a + b, which equals a + c (Graph500)."""
 CLASSES, LAST_SIGMA = 161, 5.0
-"""Classes of the log-normal law, and how many deviations they reach."""
+"""Number of classes of the log-normal law, and the standard deviations that they span."""
 MOST_POISSON = 60.0
-"""Mean degree above which fan-outs are taken to be filled."""
+"""Mean degree above which every fan-out is taken to be filled."""
 
 Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DegreeClasses:
-    """Nodes of like degree."""
+    """Nodes grouped by degree; arrays have shape [classes]."""
 
     nodes: Numbers
-    """[classes] nodes of each class."""
     weight: Numbers
-    """[classes] probability that an edge's end is one given node of the class."""
+    """Probability that an edge's end is one given node of the class."""
     degree: Numbers
-    """[classes] mean degree."""
+    """Mean degree."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Frontiers:
-    """A batch, hop by hop; every hop expands all vertices so far."""
+    """Expected vertices and edges of a batch by hop; every hop expands all vertices so far."""
 
     vertices: list[Numbers]
-    """Expected vertices by class up to each hop, seeds first."""
+    """Vertices by class up to each hop, seeds first."""
     edges: list[float]
-    """Drawn at each hop."""
     seen: Numbers
-    """[classes] probability that the last hop's lists name a given node, whether drawn or not."""
+    """Probability that the last hop's lists name a given node, drawn or not, shape [classes]."""
 
     def count(self, hop: int) -> float:
-        """Expected vertices up to a hop."""
+        """Return the expected vertices up to a hop."""
         return float(self.vertices[hop].sum())
 
 
 def rmat_classes(num_nodes: int, num_edges: int) -> DegreeClasses:
-    """The classes of an R-MAT graph with so many stored (directed) edges.
+    """Return the classes of an R-MAT graph with `num_edges` stored (directed) edges.
 
     >>> classes = rmat_classes(1 << 10, 10_240)
     >>> round(classes.nodes.sum()), round(float(classes.nodes @ classes.degree))
@@ -73,7 +71,7 @@ def rmat_classes(num_nodes: int, num_edges: int) -> DegreeClasses:
 
 
 def lognormal_classes(num_nodes: int, num_edges: int, sigma: float) -> DegreeClasses:
-    """Nodes in `CLASSES` classes whose degrees are log-normal around the mean degree.
+    """Return `CLASSES` classes whose degrees are log-normal around the mean degree.
 
     >>> classes = lognormal_classes(1000, 20_000, 1.0)
     >>> round(classes.nodes.sum()), round(float(classes.nodes @ classes.degree))
@@ -88,7 +86,7 @@ def lognormal_classes(num_nodes: int, num_edges: int, sigma: float) -> DegreeCla
 
 
 def mean_drawn(degree: Numbers, fanout: int) -> Numbers:
-    """E min(d, fanout) for Poisson degrees.
+    """Return E min(d, fanout) of Poisson degrees d with the given means.
 
     >>> [round(float(x), 3) for x in mean_drawn(np.array([0.5, 1e6]), 10)]
     [0.5, 10.0]
@@ -104,16 +102,16 @@ def mean_drawn(degree: Numbers, fanout: int) -> Numbers:
 def frontiers(
     classes: DegreeClasses, num_seeds: float, fanouts: Sequence[int], sampler: str
 ) -> Frontiers:
-    """Expected frontiers of a batch of uniform seeds among the nodes with an edge.
+    """Return the expected frontiers of a batch of uniform seeds among nodes with an edge.
 
     NS       S_{l+1} = n (1 - (1 - S_l/n) exp(-m w)),  m edges drawn in the hop
     LABOR-0  the same with P(hit) = integral_0^1 1 - exp(-w sum of degrees whose k/d >= x) dx
 
     Args:
-        classes: the graph's.
-        num_seeds: of the batch.
-        fanouts: per hop, next to the seeds first.
-        sampler: its name; LABOR's draws are by vertex.
+        classes: degree classes of the graph.
+        num_seeds: seeds of the batch.
+        fanouts: fan-out per hop, next to the seeds first.
+        sampler: name of the sampler; LABOR draws by vertex.
 
     Source: docs/formulas.md 1.4 (b) for Poisson numbers of edges between a frontier and a node.
     """
@@ -125,7 +123,7 @@ def frontiers(
 def expand(
     classes: DegreeClasses, start: Numbers, fanouts: Sequence[int], sampler: str
 ) -> Frontiers:
-    """As `frontiers`, from given vertices by class."""
+    """Return the frontiers that follow from `start`, the expected vertices by class."""
     held, edges = [start], list[float]()
     seen = np.zeros_like(start)
     for fanout in fanouts:
@@ -144,7 +142,7 @@ def expand(
 
 
 def _labor_hit(classes: DegreeClasses, now: Numbers, fanout: int) -> Numbers:
-    """Expected largest min(1, k/d) over the frontier's nodes that a node stands in the list of."""
+    """Return the expected largest min(1, k/d) over frontier nodes whose list names a node."""
     # As drawn on average, which for Poisson degrees near the fan-out is a little below min(1, k/d).
     q = mean_drawn(classes.degree, fanout) / np.maximum(classes.degree, 1e-300)
     q = np.minimum(1.0, q)

@@ -1,15 +1,13 @@
-"""The batches that a profile is made from: those the runtime's loader would draw for a rank's step.
+"""The batches that a profile is made from: those that the runtime's loader would draw.
 
 They come from an epoch that no training reaches, so that nothing is scored on the batches it was
 made from.
 
-One rank's part of batches that ranks sample together, drawn by this process alone.
-
-What a rank does in a hop depends on what the others ask of it: vertices that it numbers, expands in
-the next hop, and whose rows it sends. Some batches are therefore drawn by all ranks first, a thread
-each, and what rank 0 was sent is kept; rank 0 then draws them again whenever it is asked to, and
-its exchanges are answered from what was kept. They take no time, and are priced apart
-(DEC-41).
+Of batches that ranks sample together, one rank's part depends on what the others ask of it:
+vertices
+that it numbers, expands in the next hop, and sends rows of. So all ranks, a thread each, draw some
+batches first, and the ids that rank 0 receives are kept. Rank 0 then repeats its part alone, its
+exchanges answered at once from those ids; exchanges are priced apart (DEC-41).
 """
 
 import functools
@@ -35,36 +33,36 @@ from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.seeds import LinkSchedule, SeedSchedule
 
 PROFILE_EPOCH = 1 << 30
-"""An epoch no training reaches."""
+"""Number of an epoch that no training reaches."""
 
 Draw = Callable[[int, int], MiniBatch]
-"""draw(rank, step): that rank's batch, sampled but without features; steps run on into further
+"""draw(rank, step): that rank's batch, sampled but without features. Steps run on into further
 epochs, each without its last, smaller step."""
 Chosen = Callable[[], MiniBatch]
-"""Samples the batch whose seeds were chosen."""
+"""Samples the batch of the seeds that were chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawer:
-    """A `Draw` whose seeds can be chosen first: they are another of a loader's stages."""
+    """A `Draw` whose seeds can be chosen apart from sampling, as in two stages of a loader."""
 
     choose: Callable[[int, int], Chosen]
-    """choose(rank, step): as `Draw`, with the sampling left to do."""
+    """choose(rank, step): chooses the seeds and returns the sampling of their batch."""
 
     def __call__(self, rank: int, step: int) -> MiniBatch:
-        """The whole of it."""
+        """Draw the whole batch."""
         return self.choose(rank, step)()
 
 
 def sampler_of(settings: PlanSettings) -> Sampler:
-    """The user's own sampler, as a plan names it."""
+    """Return the sampler of the settings, as a plan names it."""
     return Sampler(
         name=settings.sampler, dialect=settings.dialect, parameters=settings.sampler_parameters
     )
 
 
 def whole_steps(num_train: int, batch_size: int) -> int:
-    """Steps of one epoch without the last, smaller one; a single small step is kept.
+    """Count the steps of an epoch without a last, smaller one; a single small step counts.
 
     >>> whole_steps(1000, 512), whole_steps(100, 512)
     (1, 1)
@@ -73,7 +71,7 @@ def whole_steps(num_train: int, batch_size: int) -> int:
 
 
 def moment(step: int, whole: int) -> tuple[int, int]:
-    """Epoch and step within it of the profile's step, where an epoch has so many whole ones.
+    """Return the epoch, and the step within it, of a profile's step; epochs have `whole` steps.
 
     >>> moment(5, 3) == (PROFILE_EPOCH + 1, 2)
     True
@@ -83,12 +81,7 @@ def moment(step: int, whole: int) -> tuple[int, int]:
 
 
 def drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Drawer:
-    """Batches of a workload on `num_ranks` ranks: of nodes, of links, or of a typed graph.
-
-    Raises:
-        SamplerError: a sampler or fan-outs that cannot be used.
-        DatasetError: model rgcn for a graph without edge types.
-    """
+    """Make a `Drawer` of batches on `num_ranks` ranks: of nodes, links or a typed graph."""
     if str(graph.task) == "link":
         return _link_drawer(graph, workload, sampler, num_ranks)
     schedules = [
@@ -111,7 +104,7 @@ def drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -
 
 
 def chosen(sampler: BatchSampler, schedule: SeedSchedule, epoch: int, step: int) -> Chosen:
-    """The sampling of a rank's share of a step."""
+    """Return the sampling of a rank's share of a step."""
     seeds, input_id, total = schedule.share(epoch, step)
     return functools.partial(
         sampler.sample, seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=total
@@ -121,12 +114,9 @@ def chosen(sampler: BatchSampler, schedule: SeedSchedule, epoch: int, step: int)
 def last_batch(
     graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int
 ) -> MiniBatch | None:
-    """The first rank's part of an epoch's last batch, where that is smaller than the others.
+    """Draw rank 0's part of an epoch's last batch; None where that is no smaller than others.
 
-    Links and typed graphs are left out: what theirs holds is not counted apart.
-
-    Raises:
-        SamplerError: as `drawer`.
+    None also for links and typed graphs, of which no profile counts it apart.
     """
     if str(graph.task) == "link" or is_typed(workload):
         return None
@@ -159,7 +149,7 @@ def _sampler(
 
 
 def _link_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Drawer:
-    """By the loader's own stages, which know negatives and what is left out of the graph."""
+    """Draw by the loader's own stages, which know negatives and the edges left out."""
     from gnnplan.runtime.loader.stages import seed_batch
     from gnnplan.runtime.loader.tasks import (
         link_stages,  # imports torch, which other profiles do without
@@ -196,16 +186,16 @@ def _link_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: 
 
 
 MOST_BATCHES = 32
-"""Batches that are drawn by all ranks, and then by one of them in turn."""
+"""Most batches that all ranks draw, for rank 0 to repeat."""
 MOST_IDS = 4_000_000
-"""Ids that are kept of their exchanges, about: 32 MB."""
+"""Ids (32 MB of them) of kept exchanges from which no further batch is drawn."""
 
 Answer = tuple[NDArray[np.int64], list[int]]
 """Ids that came in one exchange, those of rank 0 first, and how many came from each rank."""
 
 
 class _Among:
-    """Ranks that are threads of this process: they leave each other's ids in a box."""
+    """A rank that is a thread of this process and exchanges ids through a shared box."""
 
     def __init__(
         self, rank: int, box: list[list[NDArray[np.int64]]], barrier: threading.Barrier
@@ -213,12 +203,10 @@ class _Among:
         self.rank, self.size = rank, len(box)
         self._box, self._barrier = box, barrier
         self.answers: list[Answer] = []
-        """What came, exchange by exchange."""
 
     def all_to_all_ids(
         self, ids: torch.Tensor, counts: Sequence[int]
     ) -> tuple[torch.Tensor, list[int]]:
-        """As `Communicator.all_to_all_ids`."""
         self._box[self.rank] = np.split(ids.numpy(), np.cumsum(counts)[:-1])
         self._barrier.wait()
         came = [sent[self.rank] for sent in self._box]
@@ -229,25 +217,21 @@ class _Among:
 
 
 class _Answered:
-    """Rank 0 of several, whose exchanges are answered from what was kept."""
+    """Rank 0 alone, whose exchanges are answered from kept ids."""
 
     def __init__(self, num_ranks: int) -> None:
         self.rank, self.size = 0, num_ranks
         self.answers: Iterator[Answer] = iter(())
-        """Of the batch under way."""
 
     def all_to_all_ids(
         self, ids: torch.Tensor, counts: Sequence[int]
     ) -> tuple[torch.Tensor, list[int]]:
-        """As `Communicator.all_to_all_ids`, at once."""
         del ids, counts
         came, came_counts = next(self.answers)
         return torch.as_tensor(came), list(came_counts)
 
 
 class _Rank:
-    """One rank's sampler and seeds."""
-
     def __init__(
         self,
         graph: Graph,
@@ -278,15 +262,15 @@ class _Rank:
         )
 
     def choose(self, step: int) -> Chosen:
-        """Its part of the profile's step."""
         return chosen(self._sampler, self._seeds, *moment(step, self._whole))
 
 
 def shared_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Drawer:
-    """A rank's part of batches that `num_ranks` ranks sample together: rank 0's, for any rank.
+    """Make a `Drawer` of rank 0's part of batches that `num_ranks` ranks sample together.
 
-    After `MOST_BATCHES` steps at the latest the same batches come again. What a hop costs beside
-    its draws (numbering, owners, places) is in it; the exchanges are priced apart.
+    After at most `MOST_BATCHES` steps the same batches come again. What a hop costs beside its
+    draws
+    (numbering, owners, places) is included; exchanges take no time.
     """
     kept = _kept(graph, workload, sampler, num_ranks)
     comm = _Answered(num_ranks)
@@ -302,7 +286,7 @@ def shared_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks:
 
 
 def _kept(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> list[list[Answer]]:
-    """What rank 0 is sent while all ranks draw some batches, by batch."""
+    """Return the exchanges of rank 0 while all ranks draw some batches, by batch."""
     box: list[list[NDArray[np.int64]]] = [[] for _ in range(num_ranks)]
     barrier = threading.Barrier(num_ranks)
     comms = [_Among(rank, box, barrier) for rank in range(num_ranks)]
@@ -329,7 +313,7 @@ def _kept(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) ->
 
 
 def _raise_cause(drawn: Sequence[Future[MiniBatch]]) -> None:
-    """Raise what a rank failed with, and not that the others met it no more."""
+    """Raise a rank's own error rather than that others waited in vain for it."""
     errors = [error for error in (each.exception() for each in drawn) if error is not None]
     causes = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
     for error in [*causes, *errors]:

@@ -1,4 +1,4 @@
-"""The profile for GPUs: batches drawn on these cores; the model timed on a GPU that is here.
+"""The profile for GPUs: batches drawn on these cores, and the model timed on a GPU here.
 
 For GPUs that are not here, or for a model that could not be timed, its seconds are a roofline.
 """
@@ -29,13 +29,13 @@ from gnnplan.runtime.sampling.gpu.capture_room import may_capture
 from gnnplan.runtime.sampling.registry import is_able
 
 LOOP_SECONDS = 24.0
-"""Seconds for the loops of all numbers of ranks, in the ways that plans make batches."""
+"""Seconds for the loops of all numbers of ranks and ways of making batches."""
 VERSION = 2
-"""Rises when what is timed on a GPU means something else than before."""
+"""Version of the meaning of GPU timings, part of a profile's key."""
 LEAST_SECONDS = 1e-9
-"""Tables hold positive values."""
+"""Least value of a table, whose values are positive."""
 DRAWN = 0.5
-"""Of the progress of a profile: drawing batches. The rest is timing."""
+"""Share of a profile's progress that is drawing; the rest is timing."""
 
 
 def gpu_profile(
@@ -47,23 +47,16 @@ def gpu_profile(
     progress: Progress | None = None,
     measure: bool = True,
 ) -> Profile:
-    """The profile for GPUs: drawn batches, and the model's seconds.
+    """Return the profile for GPUs: drawn batches, and the model's seconds.
 
-    The batches do not depend on the machine and are cached for all. Where the machine is this one,
-    sampler and model are timed on its GPU, and what was measured is cached too; the roofline is
-    arithmetic.
-
-    Args:
-        graph: the dataset.
-        settings: sampler, model and global batch.
-        machine: the GPUs' rates.
-        ranks: numbers of GPUs that candidates may use.
-        progress: told what is going on.
-        measure: False takes cached batches or raises; nothing is drawn or timed.
+    Batches do not depend on the machine and are cached for all. Where the machine is this one,
+    sampler
+    and model are timed on its GPU, and the times are cached too. `measure` False takes cached
+    batches
+    or raises; nothing is drawn or timed.
 
     Raises:
-        SettingsError: a model whose work does not follow from its shapes, or nothing is cached
-            and nothing may be drawn.
+        SettingsError: a model whose work does not follow from its shapes, or nothing is cached.
         WorkerFailed: the GPU could not be used; the text is its own error.
     """
     timed = _is_timed(graph, settings, machine)
@@ -124,7 +117,7 @@ def _rooflines(
     combinations: Sequence[Combination],
     drawn: Profile,
 ) -> dict[str, ModelTiming]:
-    """Arithmetic, by seeds of a rank."""
+    """Return roofline timings by seeds of a rank."""
     work = settings.workload
     outputs = {"binary": 1, "link": work.hidden}.get(str(graph.task), graph.num_classes)
     return {
@@ -143,7 +136,7 @@ def _rooflines(
 
 
 def _is_timed(graph: Graph, settings: PlanSettings, machine: MachineModel) -> bool:
-    """Whether the GPUs are this machine's, and draw this graph's batches themselves."""
+    """Tell whether the GPUs are this machine's, and draw this graph's batches themselves."""
     if machine.provenance != "measured" or machine.fingerprint != machine_fingerprint():
         return False
     return str(graph.task) != "link" and not is_typed(settings.workload)
@@ -152,7 +145,7 @@ def _is_timed(graph: Graph, settings: PlanSettings, machine: MachineModel) -> bo
 def _timed(
     graph: Graph, settings: PlanSettings, combinations: Sequence[Combination]
 ) -> tuple[dict[str, ModelTiming], str]:
-    """Timed on this machine's first GPU, by seeds of a rank; or why it could not be."""
+    """Time on this machine's first GPU, by seeds of a rank; or say why it could not be."""
     found = dict[str, ModelTiming]()
     able = is_able(settings.sampler, settings.sampler_parameters, "captured")
     with Team(1) as team:
@@ -178,12 +171,7 @@ def _timed(
 
 
 def timing_of(answer: GpuTimingAnswer, ranks: int) -> ModelTiming:
-    """The model's time as it was measured.
-
-    Args:
-        answer: of the GPU.
-        ranks: GPUs that compute at once; they share nothing.
-    """
+    """Make tables of a GPU's answer; `ranks` GPUs compute at once and share nothing."""
     update, one = answer.optimizer_seconds, [[float(ranks)], [1.0]]
     return ModelTiming(
         forward_backward=Table(

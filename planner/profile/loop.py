@@ -1,8 +1,7 @@
-"""The runtime's own training loop on synthetic batches: what every timing is made with.
+"""The runtime's own training loop on synthetic batches, with which timings are made.
 
-`handing` is what a step takes besides its stages: a batch of the profiled sizes is ready, passes
-the stages as a drawn one does, is handed to the training thread, and a step is taken on it
-(DEC-35).
+`handing` measures a step without its stages' work: a ready batch passes the stages as a drawn one
+does, is handed to the training thread, and a step is taken on it (DEC-35).
 """
 
 import itertools
@@ -29,7 +28,7 @@ from gnnplan.runtime.train.overlap import Prefetcher, Turns
 from gnnplan.runtime.train.streams import streams_of
 
 BATCHES = 3
-"""Different synthetic batches in turn, so that no batch stays in the cache."""
+"""Synthetic batches taken in turn, so that none stays in the cache."""
 
 
 class Bench:
@@ -74,7 +73,7 @@ class Bench:
         self.steps = 0
 
     def step(self, batch: MiniBatch) -> tuple[float, float, float]:
-        """Seconds of forward and backward, of the optimizer, and of adding gradients over ranks."""
+        """Return seconds of forward and backward, of the optimizer, and of adding gradients."""
         self.steps += 1
         self.loop.step(batch, self.steps)
         compute, update, added = (
@@ -84,19 +83,19 @@ class Bench:
         return compute, update, added
 
     def turn(self, scale: int, i: int) -> tuple[float, float, float]:
-        """`step` on the i-th batch in turn of a scale."""
+        """Take a step on the i-th batch in turn of a scale."""
         return self.step(self.batches[scale][i % len(self.batches[scale])])
 
     def agree(self, mine: bool) -> bool:
-        """Return what rank 0 says: all ranks take the same steps."""
+        """Return rank 0's answer, so that all ranks take the same steps."""
         return bool(self.comm.broadcast(torch.tensor([mine])).item())
 
     def read_from(self, out: NDArray[np.float32]) -> None:
-        """Have the batches' rows lie in `out` [rows, feature_dim], which a loader writes."""
+        """Put the batches' rows into `out` [rows, feature_dim], which a loader writes."""
         self.batches = [on_rows(of_scale, out) for of_scale in self.batches]
 
     def part(self) -> None:
-        """Leave the other ranks, where there are some: the next request may have others."""
+        """Leave the other ranks: the next request may have others."""
         if self.request.ranks > 1:
             import torch.distributed as dist
 
@@ -118,7 +117,6 @@ def _meet(request: TimingRequest) -> None:
 
 
 def _scale_index(scales: list[float]) -> int:
-    """Position of the mean batch among the scales."""
     return min(range(len(scales)), key=lambda i: abs(scales[i] - 1.0))
 
 
@@ -140,13 +138,13 @@ def handing(
     """Take steps, and return medians of what is not drawing, gathering or computing.
 
     Args:
-        loop: of the model, one rank.
-        graph: whose seeds and labels are taken.
-        workload: of the plan.
-        num_ranks: among which seeds are divided.
-        batches: of the profiled sizes, with rows and labels; taken in turn.
-        first: number of the first step, for the meter: higher than any before.
-        steps: to take, `WARM` of which are not counted.
+        loop: training loop of the model on one rank.
+        graph: dataset whose seeds and labels are taken.
+        workload: workload of the plan.
+        num_ranks: ranks among which seeds are divided.
+        batches: batches with rows and labels, taken in turn.
+        first: number of the first step, higher than any that the meter knows.
+        steps: steps to take, `WARM` of which are not counted.
     """
     stages = _stages(graph, workload, num_ranks, batches)
     loop.run(_handed(loop, stages, workload, graph, first, steps), first, lambda _: None)
@@ -167,19 +165,18 @@ def handing(
 
 
 class _Nothing(AbstractStage):
-    """Hands the batch on."""
+    """A stage that hands the batch on."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
-        """The batch as it is."""
         del index
         return batch
 
 
 class _Ready(AbstractStage):
-    """The next batch that was made before, for the seeds that were chosen."""
+    """A stage that replaces chosen seeds by the next ready batch."""
 
     name = Stage.SAMPLE
 
@@ -187,7 +184,6 @@ class _Ready(AbstractStage):
         self._turns = itertools.cycle(batches)
 
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
-        """A whole batch in place of its seeds."""
         del index
         ready = next(self._turns)
         if batch.seeds.size:
@@ -196,10 +192,9 @@ class _Ready(AbstractStage):
 
 
 class _Labels(BatchStage):
-    """Takes the seeds' labels, and leaves those that fit the model's output."""
+    """A stage that takes the seeds' labels, and leaves those that fit the model's output."""
 
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
-        """The batch as it was."""
         fitting = batch.y
         batch = super().submit(batch, index)
         batch.y = fitting
@@ -209,7 +204,7 @@ class _Labels(BatchStage):
 def _stages(
     graph: Graph, workload: Workload, num_ranks: int, batches: Sequence[MiniBatch]
 ) -> list[AbstractStage]:
-    """The loader's stages, without the work that is timed elsewhere."""
+    """Return the loader's stages, without the work that is timed elsewhere."""
     sample, gather = _Ready(batches), _Nothing(Stage.GATHER)
     if str(graph.task) == "link" or graph.y is None:  # their seeds are drawn with the batch
         return [_Nothing(Stage.SEEDS), sample, gather, _Nothing(Stage.BATCH)]

@@ -1,7 +1,7 @@
-"""Graph -> profiles: draw batches for every number of ranks, then time the model on those shapes.
+"""The profile of a graph: batches drawn for every number of ranks, and the model timed on them.
 
-All of it ends within a minute on graphs of up to ten million edges, whatever else runs:
-what drawing leaves is dealt to the timings (`planner.profile.schedule`, DEC-102).
+It ends within a minute on graphs of up to ten million edges, whatever else runs: the time that
+drawing leaves is dealt to the timings (`planner.profile.schedule`, DEC-102).
 """
 
 import time
@@ -28,17 +28,16 @@ from gnnplan.runtime import codec
 from gnnplan.runtime.graph.dataset import Graph
 
 VERSION = 49
-"""Rises when a profile means something else than before."""
+"""Version of a profile's meaning, part of its key."""
 
 KEYED = (14, 3, 9)
-"""Entries of a profile's key that keep the names of profiles of before."""
+"""Constants of a profile's key, which keep the names of older profiles."""
 PROFILE_SECONDS, LEAST_SECONDS = 48.0, 5.0
-"""Seconds after which nothing more of a profile is begun, a minute less what a busy machine takes
-to end what is under way; and the least for timing."""
+"""Seconds after which nothing more of a profile is begun, and the least for timing."""
 DRAWN = 0.05
-"""Of the progress of a profile: drawing batches. The rest is timing."""
+"""Share of a profile's progress that is drawing; the rest is timing."""
 GATHER_TABLES = ("gather", "mapped_gather", "disk_read")
-"""Of the machine, against which a graph's gathers and reads of the disk are held."""
+"""Tables of the machine to which a graph's gathers and disk reads are compared."""
 
 
 def profile_key(
@@ -47,10 +46,10 @@ def profile_key(
     machine: MachineModel,
     combinations: Sequence[Combination],
 ) -> str:
-    """Hash of everything that decides a profile.
+    """Hash everything that decides a profile.
 
-    Gathers on the graph are kept as factors of the machine's tables: a machine that is probed anew
-    has others, and an old factor would undo what the new table says.
+    It includes the machine's tables whose factors the profile has: a factor holds for its table
+    alone.
     """
     work = settings.workload
     decided = [
@@ -70,9 +69,8 @@ class Wanted:
     """One workload to profile."""
 
     settings: PlanSettings
-    """Sampler, model and global batch."""
     combinations: Sequence[Combination]
-    """(ranks, threads) that candidates may use."""
+    """Ways to share the cores that candidates may use."""
 
 
 def profile(
@@ -84,7 +82,7 @@ def profile(
     progress: Progress | None = None,
     measure: bool = True,
 ) -> Profile:
-    """The profile of one workload; see `profiles`."""
+    """Return the profile of one workload; see `profiles`."""
     wanted = [Wanted(settings=settings, combinations=combinations)]
     return profiles(graph, wanted, machine, progress=progress, measure=measure)[0]
 
@@ -97,16 +95,16 @@ def profiles(
     progress: Progress | None = None,
     measure: bool = True,
 ) -> list[Profile]:
-    """The profiles of workloads that are to be compared, from the cache where they were made so.
+    """Return profiles of workloads that are to be compared, from the cache where they are whole.
 
-    They are timed in the same rounds: a machine that is slower for a minute is so for all of them
+    They are timed in the same rounds, so that a slow minute of the machine meets all of them
     (DEC-38).
 
     Args:
         graph: the dataset.
-        wanted: what to profile.
-        machine: its fingerprint enters the key, since layer times are the machine's.
-        progress: told what is going on.
+        wanted: workloads to profile.
+        machine: the machine; its fingerprint enters the key, since layer times are its own.
+        progress: called with what is done and the share of it.
         measure: False takes cached profiles or raises; nothing is drawn or timed.
 
     Raises:
@@ -128,11 +126,7 @@ def profiles(
 
 
 def cached(key: str, graph: Graph, *, measure: bool) -> Profile | None:
-    """The cached profile of that key, or None where it may be made.
-
-    Raises:
-        SettingsError: there is none and nothing may be measured.
-    """
+    """Return the cached profile of a key; None where it may be made, else raise SettingsError."""
     found = cache.load(key)
     if found is None and not measure:
         raise SettingsError(
@@ -175,7 +169,7 @@ def _make(
 
 
 class _Drawn:
-    """Batches of one workload, as they were drawn."""
+    """The drawn batches of one workload."""
 
     def __init__(self, graph: Graph, wanted: Wanted, progress: Progress | None) -> None:
         settings, combinations = wanted.settings, wanted.combinations
@@ -191,10 +185,10 @@ class _Drawn:
             TimedBatch(batch=self._batch(mine[0]), combinations=mine, settings=settings)
             for mine in by_key.values()
         ]
-        """What is to be timed of it."""
+        """Batch sizes to time."""
 
     def _batch(self, found: Combination) -> BatchProfile:
-        """Of one rank under a combination."""
+        """Return one rank's batches under a combination."""
         size = self._work.batch_size
         if self._shared is None or not found.shared:
             return self._batches[-(-size // found.num_ranks)]
@@ -210,15 +204,7 @@ class _Drawn:
         process: ProcessCost,
         notes: list[str],
     ) -> Profile:
-        """Return the profile with what was timed of `timed`; gathering as `with_loading` has it.
-
-        Args:
-            key: names the profile.
-            machine: whose tables gathering is held against.
-            found: what was timed, whose next are this workload's.
-            process: cost of the processes that timed.
-            notes: what is said of all timings.
-        """
+        """Return the profile, given the times of `timed`, which `found` yields next."""
         mine = [next(found) for _ in self.timed]
         timing = {
             name: with_loading(

@@ -1,9 +1,8 @@
 """Batches that the model is timed on: blocks of given sizes with random ids, or drawn ones.
 
 A sampler numbers vertices in the order in which it first meets them, so neighbouring edges of a
-real block often name neighbouring rows. Synthetic blocks are made by the same process from the
-sizes alone: of a hop's edges, some are first meetings and get the next free number, the others
-name an earlier vertex at random.
+real block often name neighbouring rows. Synthetic blocks are made likewise: of a hop's edges, some
+are first meetings and get the next free number, the others name an earlier vertex at random.
 """
 
 from collections.abc import Sequence
@@ -18,15 +17,7 @@ from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 
 
 def synthetic_batch(shape: BatchShape, seed: int) -> MiniBatch:
-    """A batch of that shape; ids count from 0 and mean nothing.
-
-    Args:
-        shape: sizes per hop.
-        seed: of the draws.
-
-    Returns:
-        Blocks outermost first, as a sampler of that dialect would leave them.
-    """
+    """Make a batch of that shape, whose ids count from 0, as a sampler would leave it."""
     rng = np.random.default_rng(seed)
     first_seen = Dialect(shape.dialect) is Dialect.FIRST_SEEN
     hops = len(shape.edges)
@@ -64,13 +55,13 @@ def synthetic_batch(shape: BatchShape, seed: int) -> MiniBatch:
 
 
 def synthetic_links(shape: BatchShape, num_negatives: int, seed: int) -> NDArray[np.int64]:
-    """Links between the seeds of such a batch: int64 [num_links, 2 + num_negatives]."""
+    """Draw links between the seeds of a batch: int64 [num_links, 2 + num_negatives]."""
     rng = np.random.default_rng([seed, 1])
     return rng.integers(0, shape.vertices[0], (shape.num_links, 2 + num_negatives))
 
 
 def _meet(rng: np.random.Generator, before: int, after: int, num_edges: int) -> NDArray[np.int32]:
-    """Sources of a hop's edges: new vertices in order of meeting, others at random."""
+    """Return the sources of a hop's edges: new vertices in order of meeting, others at random."""
     new = min(after - before, num_edges)
     at = np.sort(rng.choice(num_edges, size=new, replace=False)) if new else np.zeros(0, np.int64)
     met = np.zeros(num_edges, np.int64)
@@ -82,7 +73,7 @@ def _meet(rng: np.random.Generator, before: int, after: int, num_edges: int) -> 
 
 
 def _spread(num_edges: int, destinations: int) -> NDArray[np.int64]:
-    """Edges dealt evenly over destinations."""
+    """Return edge counts per destination, as equal as can be."""
     if destinations <= 0:
         return np.zeros(0, np.int64)
     ends = np.linspace(0, num_edges, destinations + 1).round().astype(np.int64)
@@ -106,7 +97,7 @@ def _give_types(rng: np.random.Generator, shape: BatchShape, blocks: list[Block]
 
 
 def _to_one(shares: list[float]) -> NDArray[np.float64]:
-    """Shares that add up to 1 after having been written as text; equal ones where all are 0."""
+    """Return shares that add up to 1, despite rounding; equal ones where all are 0."""
     given = np.asarray(shares, dtype=np.float64)
     return given / given.sum() if given.sum() > 0 else np.full(len(given), 1 / len(given))
 
@@ -145,13 +136,9 @@ def timed_batch(request: TimingRequest, scale: float, seed: int) -> MiniBatch:
 def drawn_batch(
     request: TimingRequest, batch: MiniBatch, out: NDArray[np.float32] | None, seed: int
 ) -> MiniBatch:
-    """Make a drawn batch ready for a step, with edge weights, rows and some labels.
+    """Make a drawn batch of nodes ready for a step, with edge weights, rows and some labels.
 
-    Args:
-        request: of nodes; links have labels of their own.
-        batch: as it was drawn.
-        out: where the loader puts rows, float32 [rows, feature_dim]; None: it reads none.
-        seed: of the labels.
+    `out` are the rows that a loader reads, float32 [rows, feature_dim]; None: it reads none.
     """
     import torch
 
@@ -177,11 +164,7 @@ def _some_labels(request: TimingRequest, batch: MiniBatch, generator: Any) -> An
 
 
 def on_rows(batches: Sequence[MiniBatch], out: NDArray[np.float32]) -> list[MiniBatch]:
-    """Put the batches on rows that are read anew before each step, as a loader reads them.
-
-    Rows that lay there before have left the caches while their thread waited for a disk, which
-    makes steps longer than a run's, whose rows have just come (DEC-28).
-    """
+    """Put batches on rows `out` that a loader reads anew before each step (DEC-28)."""
     import torch
 
     rows = torch.as_tensor(out)
@@ -189,17 +172,13 @@ def on_rows(batches: Sequence[MiniBatch], out: NDArray[np.float32]) -> list[Mini
 
 
 def some_degrees(batch: MiniBatch) -> NDArray[np.int64]:
-    """Return some degree for every vertex; its value does not change the work."""
+    """Return one degree for all vertices; its value does not change the work."""
     degrees: NDArray[np.int64] = np.full(int(batch.n_id.size), 16, dtype=np.int64)
     return degrees
 
 
 def rehearse() -> bool:
-    """Sample, gather and train a step as a rank does, on a ring of a few nodes.
-
-    Returns:
-        Whether a kernel had to be compiled.
-    """
+    """Take a rank's step on a ring of a few nodes; return whether a kernel was compiled."""
     from numba.core import event
 
     compiling: Any = event  # numba has no types
