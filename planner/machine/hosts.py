@@ -1,4 +1,4 @@
-"""A machine of several hosts, host by host: whose part is what, and fewer of them.
+"""Parts of a machine of several hosts by host, and the same machine with fewer hosts.
 
 Host 0's parts keep their plain names; those of host h begin with `h<h>.`. What lies between hosts
 (cards and the network, tables `hosts_*` and `message.*`) belongs to none of them.
@@ -13,22 +13,22 @@ BETWEEN = ("card", "network")
 
 
 def prefix_of(host: int) -> str:
-    """What the names of a host's parts begin with."""
+    """Return the prefix of the names of a host's parts."""
     return f"h{host}." if host else ""
 
 
 def num_hosts(machine: MachineModel) -> int:
-    """Hosts of a machine."""
+    """Count the hosts of a machine."""
     return 1 + max((p.host for p in machine.processors), default=0)
 
 
 def joins_hosts(machine: MachineModel) -> bool:
-    """Whether ranks on several hosts can be priced: their collectives were measured."""
+    """Tell whether ranks on several hosts can be priced: their collectives were measured."""
     return num_hosts(machine) > 1 and "hosts_all_reduce" in machine.tables
 
 
 def one_host(machine: MachineModel, host: int) -> MachineModel:
-    """One host's own part, under the names that a machine of one host has.
+    """Return one host's own part, under the names that a machine of one host has.
 
     Tables between hosts stay; those of other hosts are dropped.
     """
@@ -66,7 +66,7 @@ def one_host(machine: MachineModel, host: int) -> MachineModel:
 
 
 def first_hosts(machine: MachineModel, hosts: int) -> MachineModel:
-    """The first hosts of a machine alone."""
+    """Return a machine of its first `hosts` hosts alone."""
     if num_hosts(machine) <= hosts:
         return machine
     if hosts == 1:
@@ -91,6 +91,5 @@ def first_hosts(machine: MachineModel, hosts: int) -> MachineModel:
 
 
 def _of_other(name: str) -> bool:
-    """Whether a name begins with a host's prefix."""
     head, dot, _ = name.partition(".")
     return bool(dot) and head[:1] == "h" and head[1:].isdecimal()

@@ -23,12 +23,7 @@ Found = TypeVar("Found")
 
 
 class Budget:
-    """Time until an end, which inner parts bring nearer for a while.
-
-    Args:
-        seconds: from now on.
-        clock: monotonic seconds.
-    """
+    """Time until an end, `seconds` from now, which inner parts bring nearer for a while."""
 
     def __init__(
         self, seconds: float = math.inf, clock: Callable[[], float] = time.monotonic
@@ -42,11 +37,7 @@ class Budget:
 
     @contextmanager
     def within(self, share: float) -> Generator[None]:
-        """Let what runs inside have a share of the time that is left.
-
-        Args:
-            share: of the seconds left, 0 to 1.
-        """
+        """Give what runs inside a share, 0 to 1, of the time that is left."""
         outer = self.end
         self.end = self.clock() + share * self.left
         try:
@@ -62,16 +53,10 @@ class Budget:
         least: int = 1,
         is_affordable: Callable[[Point], bool] = lambda _: True,
     ) -> dict[Point, Found]:
-        """Measure points in turn, each within its share, until time is over.
+        """Measure points in turn, the most important first, each within its share of the time.
 
-        Args:
-            points: those that matter most first.
-            measure: what is to be found at a point.
-            least: points to measure however late it is.
-            is_affordable: whether there is time for what a point needs; others are left out.
-
-        Returns:
-            What was found, by point.
+        At least `least` points are measured however late it is. Of the others, those that are not
+        affordable, or come when time is over, are left out.
         """
         found: dict[Point, Found] = {}
         for number, point in enumerate(points):
@@ -98,7 +83,7 @@ def ordered(axes: Mapping[str, Sequence[int]], cores: int) -> list[Point]:
 
 
 def _levels(count: int) -> list[int]:
-    """Halvings after which each of so many places is met: 0 for both ends.
+    """Return the halvings after which each of so many places is met: 0 for both ends.
 
     >>> _levels(5), _levels(1)
     ([0, 2, 1, 2, 0], [0])
@@ -114,14 +99,9 @@ def _levels(count: int) -> list[int]:
 
 
 def filled(axes: Sequence[Sequence[int]], found: Mapping[Point, float]) -> NDArray[np.float64]:
-    """Values on the whole grid: those found, else from their neighbours along the axes.
+    """Return values on the whole grid; missing ones are interpolated axis by axis in log space.
 
-    Between two values it is interpolated in log space, beyond them the nearest holds, as
-    `Table.at` does; axis by axis.
-
-    Args:
-        axes: grid points, rising and positive.
-        found: positive values by point; at least one.
+    `axes` are rising and positive. Beyond the known values the nearest holds, as in `Table.at`.
 
     >>> filled([[1, 10, 100], [1, 2]], {(1, 1): 1.0, (100, 1): 100.0}).round(6).tolist()
     [[1.0, 1.0], [10.0, 10.0], [100.0, 100.0]]

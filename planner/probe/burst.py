@@ -1,9 +1,4 @@
-"""What a computing rank does before, between and beside what is measured.
-
-A burst is a forward and backward of a two-layer perceptron of width 256 under torch: matrix
-products, element-wise work, Python dispatch and the interpreter lock, in about a training step's
-proportions. An interlude leaves the caches as a layer leaves them. Called in worker processes only.
-"""
+"""Compute before, between and beside what is measured. For worker processes only."""
 
 import threading
 from collections.abc import Generator
@@ -18,7 +13,13 @@ INTERLUDE_ROWS = 8192
 
 
 def make_burst(rows: int) -> Any:
-    """Make a function of no arguments that runs one burst on `rows` rows of width 256."""
+    """Make a function that runs one burst of compute on `rows` rows.
+
+    A burst is a forward and backward of a two-layer perceptron of width 256 under torch: matrix
+    products, element-wise work, Python dispatch and the interpreter lock, in about a training
+    step's
+    proportions.
+    """
     import torch as torch_module
 
     torch: Any = torch_module  # its stubs are partial
@@ -57,7 +58,7 @@ def background_load() -> Generator[None]:
 
 
 class Interlude:
-    """Calling it does about what a layer does between two timed gathers or samplings.
+    """About a layer's work, called between two timed gathers or samplings.
 
     In a tight loop both find their buffers and page tables in the processor's caches and look about
     twice as fast as between two steps of a model (DEC-25).

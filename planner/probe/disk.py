@@ -1,13 +1,12 @@
-"""Direct reads of random aligned blocks against read size, queue depth and concurrent readers.
+"""Direct reads of random aligned blocks by read size, queue depth and concurrent readers.
 
 O_DIRECT, because a read through the page cache measures memory. Where the file system refuses it
-the table is left out and a note says so; nothing is invented. One thread keeps one read in flight,
-with the kernel of the runtime's disk tier: a row as long as the read is copied out besides.
+the table is left out and a note says so. One thread keeps one read in flight, with the kernel of
+the runtime's disk tier: a row as long as the read is copied out besides.
 
 Readers are processes, as ranks are. A fast disk serves two of them more than one (DEC-23), and
-within short times not alike. Where one core serves all interrupts of the disk, as on many virtual
-machines, the reader on that core gets less. So each reader keeps to its share of the cores, as
-ranks do (DEC-22).
+within short times not alike: where one core serves all interrupts of the disk, the reader on that
+core gets less. So each reader keeps to its share of the cores, as ranks do (DEC-22).
 """
 
 import itertools
@@ -33,23 +32,23 @@ from gnnplan.runtime.features.disk import DEFAULT_DEPTH, MOST_REQUEST_BYTES
 
 MODULE = "gnnplan.planner.probe.disk"
 GAP_SECONDS = 0.02
-"""Between the starts of two points, beside the reading: threads start and end."""
+"""Seconds between the starts of two points, beside the reading: threads start and end."""
 CHUNK = 8
 """Reads that a thread does before it looks at the clock."""
 DRAWN = 4096
 """Places that a thread draws before the clock starts, and goes through again and again."""
 WRITTEN = 0.3
-"""Share of the disk's time in which its file is written; a slow disk has a smaller one."""
+"""Share of the disk's time in which its file is written; a slow disk has a smaller file."""
 LEAST_APART = 1e-3
-"""Tables are read on logarithms, which have no 0."""
+"""Least value of the table, which is read on logarithms."""
 DISK_LIMIT = 0.25
 """Accepted spread: disks of virtual machines are shared."""
 
 
 def measure(context: ProbeContext) -> dict[str, Table]:
-    """Tables `disk_read` and, of several readers, `disk_apart`.
+    """Measure the tables `disk_read` and, of several readers, `disk_apart`.
 
-    Nothing and a note where direct reads are refused.
+    Nothing but a note where direct reads are refused.
     """
     sizes, path = context.sizes, context.scratch / "disk.bin"
     seconds = WRITTEN * context.budget.left
@@ -159,11 +158,7 @@ def write_file(path: Path, num_bytes: int, seconds: float = math.inf) -> None:
 
 
 def open_direct(path: Path) -> int:
-    """Open for direct reads and try one.
-
-    Raises:
-        OSError: the system or the file system has no direct reads.
-    """
+    """Open for direct reads and try one; OSError where there are none."""
     flag = getattr(os, "O_DIRECT", None)
     if flag is None:
         raise OSError(95, "this system has no O_DIRECT")
@@ -203,7 +198,7 @@ def read_task(
 
 
 def share_of_cores(rank: int, ranks: int) -> list[int]:
-    """Cores of one of several processes, as many for each; none where there are too few."""
+    """Return the cores of one of several processes, as many for each; none where too few."""
     cores = usable_core_ids()
     each = len(cores) // ranks
     return cores[rank * each : (rank + 1) * each]
@@ -212,20 +207,10 @@ def share_of_cores(rank: int, ranks: int) -> list[int]:
 def seconds_per_read(
     descriptor: int, path: Path, read_bytes: int, depth: int, seconds: float
 ) -> float:
-    """One over the sum of the threads' rates, each over the time that it read itself.
+    """Return one over the sum of the threads' rates, each over its own time of reading.
 
     Elapsed over all reads would count the threads' start and their last reads, which fewer and
-    fewer of them have in flight.
-
-    Args:
-        descriptor: of the file, opened for direct reads.
-        path: of the file, which is at least one read long.
-        read_bytes: of each read, whole blocks, at random places.
-        depth: threads; each has one read in flight.
-        seconds: for how long they read.
-
-    Raises:
-        OSError: a read failed.
+    fewer of them have in flight. Each of `depth` threads has one read of whole blocks in flight.
     """
     num_blocks = path.stat().st_size // read_bytes
     ready = threading.Barrier(depth)

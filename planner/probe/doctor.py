@@ -28,7 +28,7 @@ LEAST_DISK_BYTES = 5 << 30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check: str
     level: Literal["ok", "note", "problem"]
@@ -37,11 +37,7 @@ class Finding:
 
 
 def examine(machine: MachineModel | None = None) -> list[Finding]:
-    """Everything worth knowing before planning here.
-
-    Args:
-        machine: a machine file made here earlier; what changed since is reported.
-    """
+    """List everything worth knowing before planning here, and changes since a machine file."""
     return [
         _python(),
         _torch(),
@@ -112,7 +108,7 @@ def _cores() -> Finding:
 
 
 def _quiet() -> Finding:
-    """Look once beside what earlier looks found; nothing is written down."""
+    """Look once, against what earlier looks found; nothing is written down."""
     seen = seen_before(cache_path())
     slower = Disturbance(seen).slowdown()
     if slower < SLOW:
@@ -158,14 +154,13 @@ def _gpus() -> list[Finding]:
 
 
 def _topology(machine: MachineModel | None) -> list[Finding]:
-    """Links, slots and NUMA nodes of the GPUs here, and against an earlier machine file."""
     return topology_findings(inventory(), machine)
 
 
 def topology_findings(
     found: Inventory | None, machine: MachineModel | None = None
 ) -> list[Finding]:
-    """Faults and notes of an inventory, and its differences from a machine file, as findings."""
+    """Return faults and notes of an inventory, and its differences from a machine file."""
     if found is None:
         gone = machine is not None and machine.provenance == "measured" and machine.gpus
         lost = Fault(
@@ -272,11 +267,11 @@ def _cache_folder() -> Finding:
 
 
 TRIED_BYTES = 64 << 20
-"""Page-locked to see whether it can be."""
+"""Bytes that are page-locked to see whether they can be."""
 
 
 def data_path() -> list[Finding]:
-    """Findings about what plans on GPUs want; without a GPU, only that its kernels are not used."""
+    """Return findings about what plans on GPUs need."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -34,7 +34,7 @@ class NonNegativeFit:
 def fit_non_negative(
     quantities: NDArray[np.float64], seconds: NDArray[np.float64]
 ) -> NonNegativeFit:
-    """Costs per unit of each quantity, by least squares on relative errors.
+    """Fit costs per unit of each quantity, by least squares on relative errors.
 
     Equation: minimise sum_i ((sum_k c_k x_ik - y_i) / y_i)^2 over c >= 0 (Lawson-Hanson): rows
     are divided by their seconds, so that small cases weigh as much as large ones.
@@ -42,9 +42,6 @@ def fit_non_negative(
     Args:
         quantities: x, shape (num_cases, num_quantities), non-negative.
         seconds: y, shape (num_cases,), positive.
-
-    Raises:
-        ValueError: no case, or seconds that are not positive.
     """
     from scipy import optimize  # pyright: ignore[reportMissingTypeStubs]
 
@@ -61,14 +58,9 @@ def fit_non_negative(
 
 
 def fit_alpha_beta(num_bytes: Sequence[float | int], seconds: Sequence[float]) -> AlphaBeta:
-    """Latency and bandwidth of a link from timed messages.
+    """Fit latency and bandwidth of a link to timed messages.
 
-    Args:
-        num_bytes: message sizes.
-        seconds: elapsed seconds of each.
-
-    Returns:
-        The fit; where time does not grow with size the bandwidth is the largest one seen.
+    Where time does not grow with size the bandwidth is the largest one seen.
     """
     sizes = np.asarray(num_bytes, dtype=np.float64)
     times = np.asarray(seconds, dtype=np.float64)
@@ -81,7 +73,7 @@ def fit_alpha_beta(num_bytes: Sequence[float | int], seconds: Sequence[float]) -
 
 
 def rising(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Nearest non-decreasing sequence in log space (pool adjacent violators), shape kept (n,)."""
+    """Return the nearest non-decreasing sequence in log space (pool adjacent violators)."""
     logs = np.log(values)
     means: list[float] = []
     counts: list[int] = []
@@ -98,15 +90,10 @@ def rising(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def monotone(
     values: NDArray[np.float64], axes: Sequence[int], sweeps: int = 50
 ) -> tuple[NDArray[np.float64], float]:
-    """Make a grid non-decreasing along some axes, moving it as little as that takes.
+    """Make a positive grid non-decreasing along some axes, moving it as little as that takes.
 
     Noise can make a larger message look faster than a smaller one; a cost that falls with size
-    would mislead the solver, and what the correction moved is part of the table's spread.
-
-    Args:
-        values: positive grid.
-        axes: axes along which it must not fall; swept in turn until nothing moves.
-        sweeps: most sweeps before a running maximum ends it.
+    would mislead the solver. Axes are swept in turn, `sweeps` times at most.
 
     Returns:
         The grid, and the root mean square of the relative change.

@@ -36,7 +36,7 @@ from gnnplan.runtime.cores import batch_threads
 from gnnplan.runtime.launch.hosts import Roll, call_roll
 
 GROUP_SECONDS = 1800.0
-"""Longest wait of one host for another while both probe."""
+"""Longest seconds that one host waits for another while both probe."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,8 +52,7 @@ class Meeting:
 class HostTeam:
     """The process group of one process per host; use as a context manager.
 
-    Raises:
-        WorkerFailed: a host did not come, or probes with other sizes.
+    Entering raises WorkerFailed where a host did not come, or probes with other sizes.
     """
 
     def __init__(self, meeting: Meeting, sizes: ProbeSizes) -> None:
@@ -90,7 +89,7 @@ class HostTeam:
         self.dist.destroy_process_group()
 
     def gather(self, value: Any) -> list[Any]:
-        """Every host's value (picklable), in the order of the hosts."""
+        """Return every host's value (picklable), in the order of the hosts."""
         values: list[Any] = [None] * self.size
         self.dist.all_gather_object(values, value)
         return values
@@ -105,7 +104,7 @@ STEPPED = {
     "hidden": "all_to_all_hidden",
 }
 ASKED = {"asked": "all_to_all_asked", "around_ids": "all_to_all_around_ids"}
-"""Names of what `read_steps` reads: over bytes of rows, and over those of ids."""
+"""Table names of what `read_steps` reads: in STEPPED over bytes of rows, here over those of ids."""
 SUSTAINED_SECONDS = 0.3
 CHUNK_BYTES = MIB
 MOST_CALLS = 50
@@ -116,7 +115,7 @@ CLOCK_TRIPS = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostRates:
-    """What was measured between n hosts; the diagonals are zero."""
+    """Rates between n hosts; the diagonals are zero."""
 
     latency_seconds: NDArray[np.float64]
     """Shape (n, n), from row to column."""
@@ -135,29 +134,28 @@ class HostRates:
     """Seconds of a call, row-major over (message_bytes, host_counts)."""
     exchange_bytes: list[int] = field(default_factory=list[int])
     stepped: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
-    """The same between two stretches of compute, over (exchange_bytes, host_counts): `*_stepped`,
-    `all_to_all_early`, how much before the last host the mean one leaves, and `all_to_all_after`,
-    what the compute that follows takes longer; `all_to_all_around_rows`, what is not metered, and
-    `all_to_all_hidden`, an exchange long after the hosts met and one soon after it."""
+    """Seconds between two stretches of compute, over (exchange_bytes, host_counts), by table:
+    `*_stepped`; `all_to_all_early`, the mean host's lead over the last; `all_to_all_after`, the
+    delay of the compute that follows; `all_to_all_around_rows`, what is not metered; and
+    `all_to_all_hidden`, a late and an early exchange."""
     asked: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
     """Seconds of the counts and ids that go ahead, over (asked_sizes(exchange_bytes), hosts):
     `all_to_all_asked`, and `all_to_all_around_ids`, what is not metered."""
 
 
 def measure_hosts(team: HostTeam, report: ProgressCallback = silent) -> HostRates:
-    """Measure every pair, card and collective; collective, and all hosts return the same."""
+    """Measure every pair, card and collective; all hosts call this and return the same."""
     return _Schedule(team).measure(report)
 
 
 class _Schedule:
-    """What every host goes through, in the same order."""
+    """Measurements that every host takes part in, in the same order."""
 
     def __init__(self, team: HostTeam) -> None:
         self._team, self._dist, self._sizes = team, team.dist, team.sizes
         self.host, self.size, self.gather = team.host, team.size, team.gather
 
     def measure(self, report: ProgressCallback) -> HostRates:
-        """Every pair, card and collective."""
         n = self.size
         latency, bandwidth = np.zeros((n, n)), np.zeros((n, n))
         messages: dict[tuple[int, int], list[Measurement]] = {}
@@ -204,7 +202,7 @@ class _Schedule:
         return self.gather(found)[source]
 
     def _exchanges(self, source: int, target: int, there: int, back: int) -> list[float]:
-        """Seconds of round trips as the source sees them; the target's are its own."""
+        """Return seconds of round trips as the source sees them; the target's are its own."""
         import torch
 
         sent = torch.zeros(there, dtype=torch.uint8)
@@ -232,7 +230,7 @@ class _Schedule:
         return out
 
     def _rate(self, source: int, target: int) -> float:
-        """A first guess of a link's bytes per second, agreed on by both."""
+        """Estimate a link's bytes per second, agreed on by both hosts."""
         import torch
 
         seconds = float(np.median(self._exchanges(source, target, 4 * MIB, SMALL_BYTES)))
@@ -244,7 +242,7 @@ class _Schedule:
         return float(agreed)
 
     def _sustained(self, centre: int, rates: dict[int, float], *, outward: bool = True) -> float:
-        """Bytes per second between a host and others at once, each sent for about equally long.
+        """Return bytes per second between a host and others, each sent for as long.
 
         Only the centre's answer counts: it has the acknowledgements of all (outward), or all of
         what it waited for.
@@ -297,12 +295,12 @@ class _Schedule:
         return self.gather(self._sustained(host, rates, outward=outward))[host]
 
     def _new_groups(self, counts: Sequence[int]) -> list[Any]:
-        """Of the first so many hosts, as the runtime makes its groups."""
+        """Make groups of the first so many hosts, as the runtime makes its groups."""
         with batch_threads():
             return [self._dist.new_group(list(range(count))) for count in counts]
 
     def _collective(self, name: str, counts: Sequence[int]) -> list[Measurement]:
-        """Seconds of a call on the first hosts, the slowest host's, by bytes and hosts."""
+        """Return the slowest host's seconds of a call on the first hosts, by bytes and hosts."""
         groups = dict(zip(counts, self._new_groups(counts), strict=True))
         points: list[Measurement] = []
         for num_bytes in self._sizes.message_bytes:
@@ -340,7 +338,7 @@ class _Schedule:
     def _stepped(
         self, counts: Sequence[int]
     ) -> tuple[dict[str, list[Measurement]], dict[str, list[Measurement]]]:
-        """Seconds of the calls of a training loop, and of the counts and ids that go ahead."""
+        """Return seconds of a training loop's calls, and of counts and ids that go ahead."""
         from gnnplan.runtime.comm.collectives import Communicator
 
         found: dict[str, list[Measurement]] = {name: [] for name in STEPPED.values()}
@@ -379,7 +377,7 @@ class _Schedule:
         return found, asked
 
     def _clock_offset(self) -> float:
-        """This host's clock less host 0's: both read in the middle of the quickest round trip."""
+        """Return this host's clock less host 0's, in the middle of the quickest round trip."""
         import torch
 
         self._dist.barrier()

@@ -25,7 +25,7 @@ CLEAR_MARGIN = 1.5
 
 
 def host_cliques(bandwidth: NDArray[np.float64]) -> list[list[int]]:
-    """Hosts whose links beat the others by a clear margin, as the measurement says.
+    """Return cliques of hosts whose links beat the others by a clear margin.
 
     Rates of pairs (the slower direction) are sorted; the widest gap between neighbours divides fast
     links from slow ones, where it is at least `CLEAR_MARGIN`. The fast ones are covered by the
@@ -47,19 +47,12 @@ def host_cliques(bandwidth: NDArray[np.float64]) -> list[list[int]]:
 
 
 def join_hosts(machines: list[MachineModel], rates: HostRates) -> MachineModel:
-    """One machine of several hosts.
+    """Join each host's own model to one machine by the rates between them.
 
     Tables of host 0 keep their names, other hosts' begin with their prefix. New tables:
     `message.<a>.<b>` (bytes), `hosts_all_reduce`, `hosts_all_to_all`, their `_stepped` ones and
     `hosts_all_to_all_asked`, `_early`, `_after`, `_around_ids`, `_around_rows`, `_hidden` (bytes,
     hosts).
-
-    Args:
-        machines: each host's own model.
-        rates: what was measured between them.
-
-    Raises:
-        MachineError: the numbers of hosts differ.
     """
     if len(machines) != len(rates.sent):
         raise MachineError(f"expected {len(rates.sent)} machines, found {len(machines)}")

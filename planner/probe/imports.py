@@ -1,4 +1,4 @@
-"""What other tools know of a machine, put onto a machine model (`gnnplan machine import`).
+"""Other tools' files put onto a machine model (`gnnplan machine import`).
 
 NCCL's topology file (NCCL_TOPO_DUMP_FILE) has GPUs and links, and no sizes or rates:
 
@@ -33,11 +33,9 @@ from gnnplan.runtime import codec
 
 
 def import_machine(path: Path, onto: MachineModel) -> MachineModel:
-    """A machine from another tool's file.
+    """Return a machine from NCCL's topology (XML) or nvbandwidth's output (JSON).
 
-    Args:
-        path: NCCL topology (XML) or nvbandwidth output (JSON); told apart by the first character.
-        onto: supplies what the file does not say.
+    `onto` supplies what the file does not say.
 
     Raises:
         MachineError: the file is missing or is neither, or does not fit the machine.
@@ -64,7 +62,7 @@ def _named(machine: MachineModel, path: Path, onto: MachineModel) -> MachineMode
 
 
 def _with_topology(path: Path, onto: MachineModel) -> MachineModel:
-    """The file's GPUs, links and cliques; memory sizes, rates of cores and kernels from `onto`."""
+    """Take the file's GPUs, links and cliques; memory sizes and rates from `onto`."""
     first = onto.gpus[0]
     inventory = read_nccl(path, onto.memory(first.memory).capacity_bytes)
     processors, memories, notes = gpu_parts(inventory)
@@ -99,7 +97,7 @@ def _with_topology(path: Path, onto: MachineModel) -> MachineModel:
 
 
 def _like(link: Link, old: dict[str, Link]) -> Link:
-    """A link with the shares and latency that its kind has in the other machine."""
+    """Give a link the shares and latency that its kind has in the other machine."""
     kind = link.name.rstrip("0123456789").split(".")[0].rstrip("0123456789")
     for other in old.values():
         if other.name.split(".")[0].rstrip("0123456789") == kind and other.lanes:
@@ -126,7 +124,7 @@ class Element:
     children: list["Element"] = field(default_factory=list["Element"])
 
     def all(self, tag: str) -> list["Element"]:
-        """Elements of that tag anywhere inside, in order."""
+        """Return elements of that tag anywhere inside, in order."""
         found: list[Element] = []
         for child in self.children:
             found += [child] if child.tag == tag else []
@@ -135,7 +133,7 @@ class Element:
 
 
 def read_xml(path: Path) -> Element:
-    """The root element of a file.
+    """Return the root element of a file.
 
     Raises:
         MachineError: not well-formed, with a DOCTYPE, too large or too deep.
@@ -167,7 +165,6 @@ class _Growing:
         self._stack = [self.top]
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
-        """An element begins."""
         if len(self._stack) > MOST_DEPTH:
             raise MachineError(f"{self._path}: expected XML of at most {MOST_DEPTH} levels")
         element = Element(tag=tag, attributes=attributes)
@@ -175,33 +172,25 @@ class _Growing:
         self._stack.append(element)
 
     def end(self, _tag: str) -> None:
-        """The innermost element ends."""
         self._stack.pop()
 
     def refuse(self, *_: object) -> None:
-        """The file defines something of its own."""
+        """Refuse a file that defines something of its own."""
         raise MachineError(f"{self._path}: expected XML without DOCTYPE and entities, found one")
 
 
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
-"""GT/s per lane -> PCI Express generation."""
+"""PCI Express generation by GT/s per lane."""
 SWITCH_CLASS = "0x0680"
-"""PCI class of an NVSwitch begins so."""
+"""Beginning of the PCI class of an NVSwitch."""
 LINK_BYTES_PER_SECOND = {6: 20e9}
-"""NVLink, one direction, by compute capability; 25 GB/s from 7.0 on (NVIDIA's white papers)."""
+"""Rate of NVLink, one direction, by compute capability; 25 GB/s from 7.0 on (NVIDIA's white
+papers)."""
 MOST_GPUS, MOST_LINKS = 64, 36
 
 
 def read_nccl(path: Path, memory_bytes: int) -> Inventory:
-    """The GPUs of a topology file.
-
-    Args:
-        path: the XML file.
-        memory_bytes: of each GPU; the file does not say.
-
-    Raises:
-        MachineError: not such a file.
-    """
+    """Read the GPUs of a topology file; each has `memory_bytes`, which the file does not say."""
     root = read_xml(path)
     if root.tag != "system":
         raise MachineError(f"{path}: expected NCCL's <system>, found <{root.tag[:40]}>")
@@ -299,7 +288,7 @@ def _links(path: Path, gpu: Element, sm: int) -> list[NvLink]:
 
 
 def _pair(a: Gpu, b: Gpu) -> GpuPair:
-    """NCCL lists links that are up; a switch joins all who have links to one."""
+    """Join two GPUs; NCCL lists links that are up, and a switch joins all who have links to one."""
     count, switch = pair_links(a.nvlinks, a.bus_id, b.nvlinks, b.bus_id, nvlink_peer=True)
     return GpuPair(
         first=a.index,
@@ -333,7 +322,7 @@ GB = 1e9
 MOST_JSON_BYTES = 64 << 20
 Rows = list[list[float | None]]
 Rates = dict[str, tuple[float | None, float | None]]
-"""By link: bytes per second of copies and of kernels' reads; None where not measured."""
+"""Bytes per second of copies and of kernels' reads, by link; None where not measured."""
 SLOTS = {
     "host_to_device_memcpy_ce": ("h2d", 0),
     "device_to_host_memcpy_ce": ("d2h", 0),
@@ -345,11 +334,7 @@ TOGETHER = "host_to_all_memcpy_ce"
 
 
 def read_nvbandwidth(path: Path) -> tuple[dict[str, Rows], list[str]]:
-    """Passed tests by name, bytes per second by row and column, and notes.
-
-    Raises:
-        MachineError: not such a file.
-    """
+    """Read passed tests by name, bytes per second by row and column, and notes."""
     if path.stat().st_size > MOST_JSON_BYTES:
         raise MachineError(
             f"{path}: expected nvbandwidth's JSON, found {path.stat().st_size} bytes"
@@ -377,7 +362,6 @@ def read_nvbandwidth(path: Path) -> tuple[dict[str, Rows], list[str]]:
 
 
 def _word(value: Any) -> str:
-    """A name for one line."""
     if not isinstance(value, str):
         raise TypeError(f"expected a name, found {type(value).__name__}")
     return " ".join(value.split())[:80]
@@ -391,7 +375,7 @@ def _rows(path: Path, name: str, matrix: Any) -> Rows:
 
 
 def _rate(path: Path, name: str, cell: Any) -> float | None:
-    """GB/s as bytes per second; None for N/A."""
+    """Return GB/s as bytes per second; None for N/A."""
     if cell is None or cell == "N/A":
         return None
     value = float(cell)
@@ -403,15 +387,9 @@ def _rate(path: Path, name: str, cell: Any) -> float | None:
 def with_nvbandwidth(
     machine: MachineModel, tests: dict[str, Rows], notes: list[str]
 ) -> MachineModel:
-    """The machine with measured rates on the links that the tests crossed.
+    """Put measured rates onto the links that the tests crossed.
 
-    Args:
-        machine: whose links are replaced, by GPU index.
-        tests: from `read_nvbandwidth`.
-        notes: kept in the machine's notes.
-
-    Raises:
-        MachineError: the tests are of another number of GPUs.
+    MachineError where the tests are of another number of GPUs.
     """
     gpus = len([g for g in machine.gpus if g.host == 0])
     for name, rows in tests.items():
@@ -455,7 +433,7 @@ def _note(rates: Rates, link: str, kind: int, value: float | None) -> None:
 
 
 def _together(machine: MachineModel, rows: Rows | None) -> dict[str, float]:
-    """What each switch's port carried while all its GPUs copied, where that was the limit."""
+    """Return what each switch's port carried while all its GPUs copied, if that was the limit."""
     if rows is None:
         return {}
     found: dict[str, float] = {}

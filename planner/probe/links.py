@@ -17,7 +17,7 @@ from gnnplan.planner.probe.gpu.nvml import Gpu, Inventory
 from gnnplan.planner.probe.host import shared_bridges
 
 DISK = "disk0.read"
-"""The link from a host's disk to its memory."""
+"""Name of the link from a host's disk to its memory."""
 PCIE_BYTES_PER_SECOND_PER_LANE = {
     1: 0.25e9,
     2: 0.5e9,
@@ -26,11 +26,12 @@ PCIE_BYTES_PER_SECOND_PER_LANE = {
     5: 3.938e9,
     6: 7.563e9,
 }
-"""One direction, line code included; PCI Express base specifications 1.0 to 6.0."""
+"""PCIe rates by generation, one direction, line code included; PCI Express base specifications 1.0
+to 6.0."""
 
 
 def host_links(tables: dict[str, Table]) -> tuple[list[Link], list[str]]:
-    """Memory to cores, disk to memory, and rank to rank on this host; notes on their fits."""
+    """Return memory to cores, disk to memory, and rank to rank links, and notes on their fits."""
     links = _memory_links(tables)
     notes: list[str] = []
     if "disk_read" in tables:
@@ -43,7 +44,7 @@ def host_links(tables: dict[str, Table]) -> tuple[list[Link], list[str]]:
 
 
 def _memory_links(tables: dict[str, Table]) -> list[Link]:
-    """Aggregate copy bandwidth of all readers; the latency is a short row's, read at random."""
+    """Return all readers' copy bandwidth, with the latency of a short random row."""
     copy, gather = tables["copy"], tables["gather"]
     readers = copy.points[0]
     bandwidth = max(n * rate for n, rate in zip(readers, copy.values, strict=True))
@@ -68,7 +69,7 @@ def _memory_links(tables: dict[str, Table]) -> list[Link]:
 
 
 def disk_link(table: Table) -> Link:
-    """From the disk to memory: a lone read's latency, and the best rate that was measured."""
+    """Return the disk's link: a lone read's latency, and the best rate that was measured."""
     sizes, depths, readers = table.points
     one = [table.at(read_bytes=size, queue_depth=depths[0], readers=1.0) for size in sizes]
     best = max(
@@ -86,7 +87,7 @@ def disk_link(table: Table) -> Link:
 
 
 def _exchange_link(table: Table) -> tuple[Link, str]:
-    """What two ranks of one host exchange through gloo; half of an all-to-all leaves a rank."""
+    """Return the gloo link of two ranks of a host; half of an all-to-all leaves a rank."""
     sizes, ranks = table.points
     seconds = [table.at(bytes=size, ranks=ranks[0]) for size in sizes]
     share = 1 - 1 / ranks[0]
@@ -103,7 +104,7 @@ def _exchange_link(table: Table) -> tuple[Link, str]:
 
 
 def gpu_parts(inventory: Inventory) -> tuple[list[Processor], list[Memory], list[str]]:
-    """A processor and a memory per GPU, of what is free of it.
+    """Return a processor and a memory (what is free of it) per GPU, and notes.
 
     A GPU whose memory is unknown, or held by others, is left out, with a note.
     """
@@ -139,7 +140,7 @@ def gpu_parts(inventory: Inventory) -> tuple[list[Processor], list[Memory], list
 
 
 def gpu_links(inventory: Inventory) -> list[Link]:
-    """PCIe to the host, direct NVLinks, and one switch node with each GPU's port capacity."""
+    """Return PCIe to the host, direct NVLinks, and one switch node with each GPU's port."""
     present = {gpu.index: gpu for gpu in inventory.gpus if gpu.capacity_bytes}
     groups = pcie_groups(inventory)
     above = {g: f"plx{s}" for s, group in enumerate(groups) for g in group}
@@ -169,7 +170,7 @@ def gpu_links(inventory: Inventory) -> list[Link]:
 
 
 def pcie_groups(inventory: Inventory) -> list[list[int]]:
-    """GPUs that share an upstream port: those under one bridge, as the device tree says.
+    """Group GPUs that share an upstream port: those under one bridge, by the device tree.
 
     Where the tree is hidden, those whose way to each other does not pass the host bridge.
     """
@@ -188,7 +189,7 @@ def pcie_groups(inventory: Inventory) -> list[list[int]]:
 
 
 def gpu_switches(inventory: Inventory) -> list[Switch]:
-    """PCIe switches that GPUs share, and the NVSwitch fabric taken as one node."""
+    """Return PCIe switches that GPUs share, and the NVSwitch fabric taken as one node."""
     found = [Switch(name=f"plx{s}", kind="pcie") for s in range(len(pcie_groups(inventory)))]
     if any(pair.via_switch and pair.num_nvlinks for pair in inventory.pairs):
         found.append(Switch(name="nvswitch0", kind="nvlink"))
@@ -196,7 +197,7 @@ def gpu_switches(inventory: Inventory) -> list[Switch]:
 
 
 def pcie_width(gpu: Gpu) -> int:
-    """Lanes in use, at most those of the slot; 0 where unknown. Widths do not rest when idle."""
+    """Return the lanes in use, at most those of the slot; 0 where unknown."""
     known = [width for width in (gpu.pcie_width, gpu.pcie_max_width) if width]
     return min(known) if gpu.pcie_max_width else 0
 
@@ -207,7 +208,7 @@ def _pcie_rate(gpu: Gpu) -> float:
 
 
 def _pcie_links(gpu: Gpu, name: str, above: str, below: str) -> list[Link]:
-    """Both directions at the slot's generation and the lanes in use; none where unknown."""
+    """Return both directions at the slot's generation and the lanes in use; none where unknown."""
     if not _pcie_rate(gpu):
         return []
     return [
@@ -225,7 +226,7 @@ def _pcie_links(gpu: Gpu, name: str, above: str, below: str) -> list[Link]:
 
 
 def _nvlink(gpu: Gpu, source: str, target: str, count: int) -> list[Link]:
-    """`count` links at the driver's speed; none where it does not state one."""
+    """Return `count` links as one, at the driver's speed; none where it does not state one."""
     speeds = [link.bytes_per_second for link in gpu.nvlinks or [] if link.bytes_per_second]
     if not speeds:
         return []
@@ -243,7 +244,7 @@ def _nvlink(gpu: Gpu, source: str, target: str, count: int) -> list[Link]:
 
 
 def nvlink_covers(inventory: Inventory) -> list[list[list[str]]]:
-    """Covers by the fewest groups of GPUs joined all to all by NVLink, best first."""
+    """Cover GPUs by the fewest groups joined all to all by NVLink; best covers first."""
     present = [gpu.index for gpu in inventory.gpus if gpu.capacity_bytes]
     place = {index: position for position, index in enumerate(present)}
     joined = np.zeros((len(place), len(place)), np.int64)
@@ -258,5 +259,5 @@ def nvlink_covers(inventory: Inventory) -> list[list[list[str]]]:
 
 
 def nvlink_cliques(inventory: Inventory) -> list[list[str]]:
-    """The best of `nvlink_covers`; link counts break ties."""
+    """Return the best of `nvlink_covers`; link counts break ties."""
     return nvlink_covers(inventory)[0]

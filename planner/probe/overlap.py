@@ -1,8 +1,8 @@
-"""What runs beside what: compute beside a loader thread, compute beside an exchange, crowded cores.
+"""Slowdowns of work that runs at once: compute, a loader thread, an exchange, crowded cores.
 
 - `beside`: slowdown of a compute burst while one loader thread of the same process gathers rows;
-  `beside_loader`: slowdown of that loader. Only where every thread has a core: cores that are
-  shared out are counted by the cost model, and not here once more.
+  `beside_loader`: slowdown of that loader. Only where every thread has a core: the cost model
+  counts shared cores itself.
 - `overlap_eta`: share of an all-reduce hidden by compute (modelling rule 5).
 - `compute_slowdown`: a burst in several processes at once against one alone (rule 3).
 """
@@ -27,13 +27,13 @@ from gnnplan.planner.probe.timing import Measurement, robust_spread, summarize, 
 
 MODULE = "gnnplan.planner.probe.overlap"
 EXCHANGE_BYTES = 4 * 2**20
-"""All-reduce of the eta measurement: long enough to be worth hiding."""
+"""Bytes of the eta measurement's all-reduce: long enough to be worth hiding."""
 LOADER_ROWS = 10_000
 LOADER_COLUMNS = 128
 LOADER_TABLE_ROWS = 2**18
-"""128 MiB of rows: more than caches hold."""
+"""Rows of the loader's table, 128 MiB: more than caches hold."""
 LEAST_ETA = 1e-3
-"""Tables hold positive values: nothing hidden is written as this."""
+"""Least eta, since tables hold positive values."""
 RATIO_LIMIT = 0.2
 ROUNDS = 3
 
@@ -111,7 +111,7 @@ def _beside_point(context: ProbeContext, ranks: int) -> tuple[Measurement, Measu
 
 
 def _ratio(top: Measurement, bottom: Measurement) -> Measurement:
-    """Ratio of two measurements, at least 1, its spread joined from both."""
+    """Return the ratio of two measurements, at least 1, its spread joined from both."""
     ratio = max(1.0, top.value / bottom.value)
     spread = float(np.hypot(top.spread, bottom.spread))
     joined = summarize([ratio])
@@ -125,9 +125,10 @@ def _ratio(top: Measurement, bottom: Measurement) -> Measurement:
 
 
 def eta(compute_seconds: float, serial_seconds: float, overlapped_seconds: float) -> float:
-    """Share of the exchange that compute hides: (serial - overlapped) / (serial - compute).
+    """Return the share of the exchange that compute hides (modelling rule 5).
 
-    Source: modelling rule 5. Within [0.001, 1]; 0.001 where the exchange cost nothing visible.
+    (serial - overlapped) / (serial - compute), within [0.001, 1]; 0.001 where the exchange cost
+    nothing visible.
 
     >>> round(eta(43.8, 49.8, 46.5), 2)
     0.55
@@ -257,7 +258,7 @@ def _burst(state: State, rows: int, threads: int) -> Callable[[], None]:
 
 
 def _loader(state: State) -> Callable[[], object]:
-    """One unit of a loader thread's work: gather LOADER_ROWS random rows."""
+    """Return one unit of a loader thread's work: a gather of LOADER_ROWS random rows."""
     if "loader" not in state.kept:
         table = np.ones((LOADER_TABLE_ROWS, LOADER_COLUMNS), dtype=np.float32)
         out = np.empty((LOADER_ROWS, LOADER_COLUMNS), dtype=np.float32)

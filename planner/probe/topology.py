@@ -1,7 +1,7 @@
-"""What is wrong with how GPUs are joined, from what the driver says; and what has changed.
+"""Faults of how GPUs are joined, from what the driver says; and changes since a machine file.
 
 `faults` looks at one inventory: links that are down, slots at part of their width, sources that
-contradict each other. `changes` holds an inventory against a machine file made earlier: its plans
+contradict each other. `changes` compares an inventory with a machine file made earlier: its plans
 rest on those links. Capability bits are facts here, never rates.
 """
 
@@ -31,7 +31,7 @@ class Fault:
 
 
 def faults(inventory: Inventory) -> list[Fault]:
-    """What one look at the machine shows, GPUs in order."""
+    """List an inventory's faults, GPUs in order."""
     found: list[Fault] = []
     for gpu in inventory.gpus:
         found += _divided(gpu) + _slot(gpu) + _links_down(gpu)
@@ -78,7 +78,7 @@ def _links_down(gpu: Gpu) -> list[Fault]:
 
 
 def _fewer_links(inventory: Inventory) -> list[Fault]:
-    """GPUs of one model with fewer links up than most of their kind."""
+    """Return GPUs with fewer links up than most of their model."""
     by_model: dict[str, list[Gpu]] = {}
     for gpu in inventory.gpus:
         by_model.setdefault(gpu.name, []).append(gpu)
@@ -131,13 +131,9 @@ def _nodes(inventory: Inventory) -> list[Fault]:
 
 
 def changes(machine: MachineModel, inventory: Inventory) -> list[Fault]:
-    """What differs from a machine file: GPUs, NUMA nodes, lanes, links, cliques.
+    """List differences from a machine file: GPUs, NUMA nodes, lanes, links, cliques.
 
     GPUs are matched by UUID: indices depend on the environment.
-
-    Args:
-        machine: as it was probed.
-        inventory: as it is now.
     """
     now, _, _ = gpu_parts(inventory)
     before = {p.uuid: p for p in machine.gpus}
@@ -172,7 +168,7 @@ def changes(machine: MachineModel, inventory: Inventory) -> list[Fault]:
 def _changed_links(
     machine: MachineModel, now: list[Link], called: dict[str, str], advice: str
 ) -> list[Fault]:
-    """Links of GPUs by their ends, as the file names the GPUs."""
+    """Compare links of GPUs by their ends, as the file names the GPUs."""
 
     def end(name: str) -> str:
         gpu, dot, rest = name.partition(".")
@@ -229,11 +225,9 @@ def refuse_changed(machine: MachineModel, inventory: Inventory | None) -> None:
 
 
 def with_free_memory(machine: MachineModel, inventory: Inventory | None) -> MachineModel:
-    """The machine with no more memory on each GPU than is free of it now, noted where that is less.
+    """Limit each GPU's memory to what is free of it now, noted where that is less.
 
-    Args:
-        machine: as it was probed; GPUs are found again by UUID.
-        inventory: as it is now.
+    GPUs are found again by UUID.
     """
     free = {gpu.uuid: gpu for gpu in ([] if inventory is None else inventory.gpus)}
     now: dict[str, Gpu] = {p.memory: free[p.uuid] for p in machine.gpus if p.uuid in free}
