@@ -75,19 +75,6 @@ class Table:
         return float(np.exp(grid))
 
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "Link",
-    "MachineModel",
-    "Memory",
-    "Processor",
-    "Provenance",
-    "Switch",
-    "Table",
-    "load_machine",
-    "save_machine",
-]
-
 if TYPE_CHECKING:
     import networkx as nx
 

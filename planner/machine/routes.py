@@ -49,17 +49,6 @@ class Route:
         """Bandwidth of the narrowest link; infinite where none is crossed."""
         return min((x.bandwidth_bytes_per_second for x in self.links), default=math.inf)
 
-    def copy_seconds(self, machine: MachineModel, size_bytes: float | int) -> float:
-        """One large copy alone: each link's own curve, the slowest link and all latencies.
-
-        T = sum of latencies + n / least bandwidth, or the largest of the links' measured curves
-        (table `copy.<link>` over bytes), where there are such.
-        """
-        curves = [machine.tables.get(f"copy.{link.name}") for link in self.links]
-        measured = max((t.at(bytes=size_bytes) for t in curves if t is not None), default=0.0)
-        modelled = self.latency_seconds + size_bytes / self.bandwidth_bytes_per_second
-        return measured if None not in curves else max(measured, modelled)
-
 
 def moved_bytes(link: Link, row_bytes: int) -> float:
     """Return the bytes that a link carries for one random row: whole transactions [C7].

@@ -32,10 +32,16 @@ from numpy.typing import NDArray
 from gnnplan.planner.cost.pipeline_time import kappa
 from gnnplan.planner.machine.model import Table
 from gnnplan.planner.probe.budget import Point
-from gnnplan.planner.probe.burst import background_load, make_burst
 from gnnplan.planner.probe.context import ProbeContext
 from gnnplan.planner.probe.team import State
-from gnnplan.planner.probe.timing import Measurement, robust_spread, summarize, wait_until
+from gnnplan.planner.probe.timing import (
+    Measurement,
+    background_load,
+    make_burst,
+    robust_spread,
+    summarize,
+    wait_until,
+)
 from gnnplan.runtime.cores import batch_threads
 
 CALLS = ("asked", "all_to_all", "all_reduce")

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.probe.burst import make_burst
 from gnnplan.planner.probe.collectives import (
     SHORT,
     distributed,
@@ -29,7 +28,7 @@ from gnnplan.planner.probe.collectives import (
     take_steps,
 )
 from gnnplan.planner.probe.context import MIB, ProbeSizes, ProgressCallback
-from gnnplan.planner.probe.timing import Measurement, summarize
+from gnnplan.planner.probe.timing import Measurement, make_burst, summarize
 from gnnplan.planner.progress import silent
 from gnnplan.runtime.comm.route import split_endpoint, use_route_to
 from gnnplan.runtime.cores import batch_threads

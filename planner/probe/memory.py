@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from gnnplan.planner.machine.model import Table
 from gnnplan.planner.probe.context import ProbeContext
 from gnnplan.planner.probe.team import State
-from gnnplan.planner.probe.timing import timed, wait_until
+from gnnplan.planner.probe.timing import Interlude, timed, wait_until
 
 MODULE = "gnnplan.planner.probe.memory"
 WARM_UP = f"{MODULE}:warm_up"
@@ -120,8 +120,6 @@ def _gathers(
 
 def warm_up(state: State) -> None:
     """Task: compile or load the gather kernel, and make what runs between two timed calls."""
-    from gnnplan.planner.probe.burst import Interlude
-
     state.kept["interlude"] = Interlude()
     out = np.empty((2, 16), dtype=np.float32)
     gather(np.zeros((4, 16), dtype=np.float32), np.array([1, 2]), out)

@@ -18,12 +18,18 @@ import numpy as np
 
 from gnnplan.planner.machine.model import Table
 from gnnplan.planner.probe.budget import Point
-from gnnplan.planner.probe.burst import make_burst
 from gnnplan.planner.probe.collectives import distributed
 from gnnplan.planner.probe.context import ProbeContext
 from gnnplan.planner.probe.memory import gather
 from gnnplan.planner.probe.team import State
-from gnnplan.planner.probe.timing import Measurement, robust_spread, summarize, timed, wait_until
+from gnnplan.planner.probe.timing import (
+    Measurement,
+    make_burst,
+    robust_spread,
+    summarize,
+    timed,
+    wait_until,
+)
 
 MODULE = "gnnplan.planner.probe.overlap"
 EXCHANGE_BYTES = 4 * 2**20

@@ -90,7 +90,7 @@ class Team:
         self._pipes.append(ours)
 
     def run(self, task: str, *, ranks: int | None = None, **arguments: Any) -> list[Any]:
-        """Run the task `gnnplan.planner.probe.module:function` on the first `ranks` workers at
+        """Run a task, `gnnplan.planner.probe.module:function`, on the first `ranks` workers at
         once.
 
         `arguments` are passed to it. Returns each worker's result, by rank.

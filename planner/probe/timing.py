@@ -1,9 +1,11 @@
-"""Timing: medians, robust spread, and one second try where a reading was noisy or disturbed."""
+"""Timing: repeats and their spread, the compute around them, and one second try where disturbed."""
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -140,6 +142,77 @@ def noise_task(state: State, *, kernel_seconds: float, repeats: int) -> float:
     """Task: the noise floor of one process with one thread."""
     del state
     return noise_floor(kernel_seconds=kernel_seconds, repeats=repeats)
+
+
+BURST_WIDTH, BURST_CLASSES, INTERLUDE_ROWS = 256, 32, 8192
+
+
+def make_burst(rows: int) -> Any:
+    """Make a function that runs one burst of compute on `rows` rows.
+
+    A burst is a forward and backward of a two-layer perceptron of width 256 under torch: matrix
+    products, element-wise work, Python dispatch and the interpreter lock, in about a training
+    step's
+    proportions.
+    """
+    import torch as torch_module
+
+    torch: Any = torch_module  # its stubs are partial
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(BURST_WIDTH, BURST_WIDTH),
+        torch.nn.ReLU(),
+        torch.nn.Linear(BURST_WIDTH, BURST_CLASSES),
+    )
+    x = torch.randn(rows, BURST_WIDTH)
+    y = torch.randint(0, BURST_CLASSES, (rows,))
+
+    def burst() -> None:
+        model.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+
+    return burst
+
+
+@contextmanager
+def background_load() -> Generator[None]:
+    """Let a thread of this process multiply matrices for as long as the block runs."""
+    stop = threading.Event()
+
+    def work() -> None:
+        a = np.full((512, 512), 0.5, dtype=np.float32)
+        out = np.empty_like(a)
+        while not stop.is_set():
+            np.matmul(a, a, out=out)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+class Interlude:
+    """About a layer's work, called between two timed gathers or samplings.
+
+    In a tight loop both find their buffers and page tables in the processor's caches and look about
+    twice as fast as between two steps of a model (DEC-25).
+    """
+
+    def __init__(self, rows: int = INTERLUDE_ROWS, columns: int = BURST_WIDTH) -> None:
+        import torch
+
+        generator = torch.Generator().manual_seed(0)
+        self._x = torch.randn(rows, columns, generator=generator)
+        self._weight = torch.randn(columns, columns, generator=generator)
+
+    def __call__(self) -> None:
+        """Multiply and rectify into fresh memory, as in a training step."""
+        import torch
+
+        torch.mm(self._x, self._weight).relu_()
 
 
 DISTURBED = 1.0

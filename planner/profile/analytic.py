@@ -1,21 +1,34 @@
-"""Hotness without sampling: one pass over the edges per hop.
+"""What batches touch, computed from the graph instead of drawn.
 
-P_l(u), the probability that u is among the vertices drawn up to hop l, follows from hop to hop as
-if all vertices were drawn independently (formulas 1.4 b). It is exact for one hop from independent
-seeds, under neighbour sampling or Poisson LABOR-0. Otherwise it ranks and does not measure [C5]:
+From the adjacency lists: P_l(u), the probability that u is among the vertices drawn up to hop l, by
+one pass over the edges per hop, as if all vertices were drawn independently (formulas 1.4 b). It is
+exact for one hop from independent seeds under neighbour sampling. Otherwise it ranks and does not
+measure [C5]:
 
 * batches of fixed size draw seeds without replacement, and the formula is low by O(b / |train|);
-* for exact-k LABOR the joint hits of two seeds differ from the Poisson ones;
 * deeper hops share vertices, and for neighbour sampling the formula is high [C26].
+
+From a law of degrees alone: expected frontiers of a graph that is not at hand. Nodes fall into
+classes by w, the probability that an edge's end is one given node; degrees are Poisson around w
+times the ends of all edges, and all that a batch touches is a sum over classes. Two laws:
+
+    rmat       Graph500's: w = .76^(L-k) .24^k for the C(L, k) nodes with k ones among L bits
+    lognormal  log w normal with standard deviation sigma: data sets are less skewed than R-MAT
+
+Repeated edges are not taken out, so hubs are a little hotter here than in a generated graph.
 """
 
+import math
 import typing
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from gnnplan.runtime.sampling.registry import sampler_or_unknown
 
 Indices = NDArray[np.int32] | NDArray[np.int64]
 Chances = NDArray[np.float32] | NDArray[np.float64]
@@ -72,29 +85,6 @@ def neighbor_hotness(
     for k in fanouts:
         _spread_neighbor(indptr, indices, expanded, k, hit, seen)
         _advance(p, expanded, hit, dialect == "first_seen")
-    return p
-
-
-def labor_hotness(
-    indptr: NDArray[np.int64],
-    indices: Indices,
-    seeds: NDArray[np.float64],
-    fanouts: Sequence[int],
-) -> NDArray[np.float64]:
-    """Return P_L under Poisson LABOR-0, which expands all vertices so far at every hop.
-
-        P_hit(u) = sum_j q_j P_l(s_j) prod_{i<j} (1 - P_l(s_i)),   q_s = min(1, k/d_s) descending
-
-    All s share u's random number, so the s of largest q that is present decides, and parallel
-    edges count once. Arguments and shapes as `neighbor_hotness`; formulas 1.4 b.
-    """
-    degree_order = np.argsort(np.diff(indptr), kind="stable")  # q descending for every k at once
-    p = seeds.copy()
-    for k in fanouts:
-        hit, absent = np.zeros_like(p), np.ones_like(p)
-        last = np.full(len(p), -1, np.int64)
-        _spread_labor(indptr, indices, degree_order, p, k, hit, absent, last)
-        p = 1 - (1 - p) * (1 - hit)
     return p
 
 
@@ -165,28 +155,136 @@ def _spread_neighbor(
             hit[u] += (1.0 - hit[u]) * (expanded[s] * q)
 
 
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
-def _spread_labor(
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    order: np.ndarray,
-    p: np.ndarray,
-    k: int,
-    hit: np.ndarray,
-    absent: np.ndarray,
-    last: np.ndarray,
-) -> None:
-    """Add to hit [N] the chance that each s draws u, s by q descending; `last` [N] starts at -1."""
-    for s in order:
-        if p[s] <= 0.0:
-            continue
-        degree = indptr[s + 1] - indptr[s]
-        q = 1.0 if k < 0 or k >= degree else k / degree
-        for e in range(indptr[s], indptr[s + 1]):
-            u = indices[e]
-            if u == s or last[u] == s:
-                continue
-            last[u] = s
-            hit[u] += q * p[s] * absent[u]
-            absent[u] *= 1.0 - p[s]
+UPPER = 0.57 + 0.19
+"""Probability that one bit of a node's number is 0: a + b, which equals a + c (Graph500)."""
+CLASSES, LAST_SIGMA = 161, 5.0
+"""Number of classes of the log-normal law, and the standard deviations that they span."""
+MOST_POISSON = 60.0
+"""Mean degree above which every fan-out is taken to be filled."""
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DegreeClasses:
+    """Nodes grouped by degree; arrays have shape [classes]."""
+
+    nodes: Numbers
+    weight: Numbers
+    """Probability that an edge's end is one given node of the class."""
+    degree: Numbers
+    """Mean degree."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Frontiers:
+    """Expected vertices and edges of a batch by hop; every hop expands all vertices so far."""
+
+    vertices: list[Numbers]
+    """Vertices by class up to each hop, seeds first."""
+    edges: list[float]
+    seen: Numbers
+    """Probability that the last hop's lists name a given node, drawn or not, shape [classes]."""
+
+    def count(self, hop: int) -> float:
+        """Return the expected vertices up to a hop."""
+        return float(self.vertices[hop].sum())
+
+
+def rmat_classes(num_nodes: int, num_edges: int) -> DegreeClasses:
+    """Return the classes of an R-MAT graph with `num_edges` stored (directed) edges.
+
+    >>> classes = rmat_classes(1 << 10, 10_240)
+    >>> round(classes.nodes.sum()), round(float(classes.nodes @ classes.degree))
+    (1024, 10240)
+    """
+    levels = max(1, (num_nodes - 1).bit_length())
+    ones = np.arange(levels + 1)
+    share = np.array([math.comb(levels, int(k)) for k in ones], dtype=np.float64) / 2.0**levels
+    nodes = share * num_nodes
+    weight = UPPER ** (levels - ones) * (1 - UPPER) ** ones * (2.0**levels / num_nodes)
+    return DegreeClasses(nodes=nodes, weight=weight, degree=weight * num_edges)
+
+
+def lognormal_classes(num_nodes: int, num_edges: int, sigma: float) -> DegreeClasses:
+    """Return `CLASSES` classes whose degrees are log-normal around the mean degree.
+
+    >>> classes = lognormal_classes(1000, 20_000, 1.0)
+    >>> round(classes.nodes.sum()), round(float(classes.nodes @ classes.degree))
+    (1000, 20000)
+    """
+    z = np.linspace(-LAST_SIGMA, LAST_SIGMA, CLASSES)
+    share = np.exp(-(z**2) / 2)
+    nodes = num_nodes * share / share.sum()
+    weight = np.exp(sigma * z)
+    weight /= float(nodes @ weight)
+    return DegreeClasses(nodes=nodes, weight=weight, degree=weight * num_edges)
+
+
+def mean_drawn(degree: Numbers, fanout: int) -> Numbers:
+    """Return E min(d, fanout) of Poisson degrees d with the given means.
+
+    >>> [round(float(x), 3) for x in mean_drawn(np.array([0.5, 1e6]), 10)]
+    [0.5, 10.0]
+    """
+    low = np.minimum(degree, MOST_POISSON)
+    term, total = np.exp(-low), np.full_like(low, float(fanout))
+    for d in range(fanout):
+        total -= term * (fanout - d)
+        term = term * low / (d + 1)
+    return np.where(degree > MOST_POISSON, np.minimum(degree, float(fanout)), total)
+
+
+def frontiers(
+    classes: DegreeClasses, num_seeds: float, fanouts: Sequence[int], sampler: str
+) -> Frontiers:
+    """Return the expected frontiers of a batch of uniform seeds among nodes with an edge.
+
+    NS       S_{l+1} = n (1 - (1 - S_l/n) exp(-m w)),  m edges drawn in the hop
+    LABOR-0  the same with P(hit) = integral_0^1 1 - exp(-w sum of degrees whose k/d >= x) dx
+
+    Args:
+        classes: degree classes of the graph.
+        num_seeds: seeds of the batch.
+        fanouts: fan-out per hop, next to the seeds first.
+        sampler: name of the sampler; LABOR draws by vertex.
+
+    Source: docs/formulas.md 1.4 (b) for Poisson numbers of edges between a frontier and a node.
+    """
+    connected = classes.nodes * -np.expm1(-classes.degree)
+    start = num_seeds * connected / connected.sum()
+    return expand(classes, np.minimum(start, classes.nodes), fanouts, sampler)
+
+
+def expand(
+    classes: DegreeClasses, start: Numbers, fanouts: Sequence[int], sampler: str
+) -> Frontiers:
+    """Return the frontiers that follow from `start`, the expected vertices by class."""
+    held, edges = [start], list[float]()
+    seen = np.zeros_like(start)
+    for fanout in fanouts:
+        now = held[-1]
+        drawn = mean_drawn(classes.degree, fanout)
+        edges.append(float(now @ drawn))
+        ends = float(now @ classes.degree)
+        seen = -np.expm1(-ends * classes.weight)
+        if sampler_or_unknown(sampler).one_draw_per_vertex:
+            hit = _labor_hit(classes, now, fanout)
+        else:
+            hit = -np.expm1(-edges[-1] * classes.weight)
+        share = np.divide(now, classes.nodes, out=np.zeros_like(now), where=classes.nodes > 0)
+        held.append(classes.nodes * (1 - (1 - np.minimum(1.0, share)) * (1 - hit)))
+    return Frontiers(vertices=held, edges=edges, seen=seen)
+
+
+def _labor_hit(classes: DegreeClasses, now: Numbers, fanout: int) -> Numbers:
+    """Return the expected largest min(1, k/d) over frontier nodes whose list names a node."""
+    # As drawn on average, which for Poisson degrees near the fan-out is a little below min(1, k/d).
+    q = mean_drawn(classes.degree, fanout) / np.maximum(classes.degree, 1e-300)
+    q = np.minimum(1.0, q)
+    order = np.argsort(-q, kind="stable")
+    reach = np.cumsum((now * classes.degree)[order])  # edge ends of nodes with at least that q
+    upper = q[order]
+    width = upper - np.append(upper[1:], 0.0)
+    chance = -np.expm1(-np.outer(classes.weight, reach))
+    return chance @ width

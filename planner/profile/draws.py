@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from gnnplan.planner.candidate import Candidate, list_cores, make_candidate
 from gnnplan.planner.machine.model import Table
+from gnnplan.planner.probe.timing import Interlude
 from gnnplan.planner.profile import cache
 from gnnplan.planner.profile.cache import keep_answer
 from gnnplan.planner.profile.draw import PROFILE_EPOCH
@@ -197,7 +198,6 @@ class GraphDraws:
     def _timed_dependence(self, num_ranks: int) -> Table | str:
         if not self.measure:
             return "batches that hang together were not timed when the plan was made; plan again"
-        from gnnplan.planner.probe.burst import Interlude  # torch, which other draws do without
 
         schedule = self._schedule(num_ranks)
         try:
@@ -218,7 +218,6 @@ class GraphDraws:
     def _timed_stacks(self, num_ranks: int) -> Table | str:
         if not self.measure:
             return "stacks were not timed when the plan was made; plan again"
-        from gnnplan.planner.probe.burst import Interlude  # torch, which other draws do without
         from gnnplan.runtime.loader.bulk import with_own_arrays
         from gnnplan.runtime.sampling.minibatch import Request
 

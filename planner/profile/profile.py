@@ -73,20 +73,6 @@ class Wanted:
     """Ways to share the cores that candidates may use."""
 
 
-def profile(
-    graph: Graph,
-    settings: PlanSettings,
-    machine: MachineModel,
-    combinations: Sequence[Combination],
-    *,
-    progress: Progress | None = None,
-    measure: bool = True,
-) -> Profile:
-    """Return the profile of one workload; see `profiles`."""
-    wanted = [Wanted(settings=settings, combinations=combinations)]
-    return profiles(graph, wanted, machine, progress=progress, measure=measure)[0]
-
-
 def profiles(
     graph: Graph,
     wanted: Sequence[Wanted],

@@ -302,7 +302,7 @@ def _ports(
 
 
 def _message_tables(found: GpuFindings) -> dict[str, Table]:
-    """Copies over the slot by size, as `Route.copy_seconds` asks for them."""
+    """Copies over the slot by size."""
     tables: dict[str, Table] = {}
     for way, points in (("h2d", found.to_gpu), ("d2h", found.to_host)):
         if points:
