@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.errors import MachineError
-from gnnplan.planner.machine.hosts import prefix_of
 from gnnplan.planner.machine.model import (
     Link,
     MachineModel,
@@ -25,6 +24,7 @@ from gnnplan.planner.machine.model import (
     Provenance,
     Switch,
     Table,
+    prefix_of,
 )
 from gnnplan.planner.partition.cliques import clique_covers
 from gnnplan.planner.probe.links import PCIE_BYTES_PER_SECOND_PER_LANE

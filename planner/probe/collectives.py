@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from gnnplan.planner.cost.pipeline_time import kappa
 from gnnplan.planner.machine.model import Table
-from gnnplan.planner.probe.budget import Point
 from gnnplan.planner.probe.context import ProbeContext
+from gnnplan.planner.probe.grid import Point
 from gnnplan.planner.probe.team import State
 from gnnplan.planner.probe.timing import (
     Measurement,

@@ -14,8 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from gnnplan.planner.machine.model import Table
-from gnnplan.planner.probe.budget import Budget, Point, filled, ordered
-from gnnplan.planner.probe.fit import monotone
+from gnnplan.planner.probe.grid import Budget, Point, filled, monotone, ordered
 from gnnplan.planner.probe.team import Team
 from gnnplan.planner.probe.timing import Measurement, Patience, summarize
 

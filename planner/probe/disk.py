@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.machine.model import Table
-from gnnplan.planner.probe.budget import Point
 from gnnplan.planner.probe.context import ProbeContext
+from gnnplan.planner.probe.grid import Point
 from gnnplan.planner.probe.team import State
 from gnnplan.planner.probe.timing import Measurement, summarize, wait_until
 from gnnplan.runtime.cores import process_on, usable_core_ids

@@ -12,11 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.errors import MachineError
-from gnnplan.planner.machine.hosts import prefix_of
-from gnnplan.planner.machine.model import Link, MachineModel, Memory, Processor, Switch, Table
+from gnnplan.planner.machine.model import (
+    Link,
+    MachineModel,
+    Memory,
+    Processor,
+    Switch,
+    Table,
+    prefix_of,
+)
 from gnnplan.planner.partition.cliques import clique_covers
 from gnnplan.planner.probe.collectives import asked_sizes
-from gnnplan.planner.probe.fit import monotone
+from gnnplan.planner.probe.grid import monotone
 from gnnplan.planner.probe.hosts import HostRates
 from gnnplan.planner.probe.timing import Measurement
 

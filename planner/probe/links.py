@@ -12,8 +12,8 @@ import numpy as np
 
 from gnnplan.planner.machine.model import Link, Memory, Processor, Switch, Table
 from gnnplan.planner.partition.cliques import clique_covers
-from gnnplan.planner.probe.fit import fit_alpha_beta
 from gnnplan.planner.probe.gpu.nvml import Gpu, Inventory
+from gnnplan.planner.probe.grid import fit_alpha_beta
 from gnnplan.planner.probe.host import shared_bridges
 
 DISK = "disk0.read"

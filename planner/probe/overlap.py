@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from gnnplan.planner.machine.model import Table
-from gnnplan.planner.probe.budget import Point
 from gnnplan.planner.probe.collectives import distributed
 from gnnplan.planner.probe.context import ProbeContext
+from gnnplan.planner.probe.grid import Point
 from gnnplan.planner.probe.memory import gather
 from gnnplan.planner.probe.team import State
 from gnnplan.planner.probe.timing import (

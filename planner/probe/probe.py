@@ -27,7 +27,6 @@ from gnnplan.planner.machine.model import (
     save_machine,
 )
 from gnnplan.planner.probe import collectives, disk, host, links, memory, overlap, sampling
-from gnnplan.planner.probe.budget import Budget
 from gnnplan.planner.probe.context import (
     AGAIN,
     FULL,
@@ -42,6 +41,7 @@ from gnnplan.planner.probe.gpu import measure as gpu
 from gnnplan.planner.probe.gpu.machine import with_gpus
 from gnnplan.planner.probe.gpu.measure import GpuFindings
 from gnnplan.planner.probe.gpu.nvml import Inventory, inventory
+from gnnplan.planner.probe.grid import Budget
 from gnnplan.planner.probe.hosts import HostTeam, Meeting, measure_hosts
 from gnnplan.planner.probe.hosts_machine import join_hosts
 from gnnplan.planner.probe.quiet import disturbance

@@ -22,9 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.machine.model import Table
-from gnnplan.planner.probe.budget import Point
 from gnnplan.planner.probe.context import AGAIN, ProbeContext
-from gnnplan.planner.probe.fit import fit_non_negative
+from gnnplan.planner.probe.grid import Point, fit_non_negative
 from gnnplan.planner.probe.team import State
 from gnnplan.planner.probe.timing import Measurement, is_wanting, wait_until
 
@@ -181,17 +180,17 @@ def _draw(context: ProbeContext, num_readers: int) -> Drawn:
 
 def _fit(drawn: Drawn) -> tuple[Measurement, Measurement]:
     """Turn fitted costs, per edge and per vertex, into measurements that carry the residual."""
-    fit = fit_non_negative(drawn.counts, drawn.seconds)
-    spread = float(np.hypot(fit.residual, drawn.spread))
+    costs, residual = fit_non_negative(drawn.counts, drawn.seconds)
+    spread = float(np.hypot(residual, drawn.spread))
     edge, vertex = (
         Measurement(
             value=max(LEAST_SECONDS, cost),
             p90=cost,
             spread=spread,
             num_samples=len(drawn.seconds),
-            uncertain=drawn.noisy or fit.residual > RESIDUAL_LIMIT,
+            uncertain=drawn.noisy or residual > RESIDUAL_LIMIT,
         )
-        for cost in fit.costs
+        for cost in costs
     )
     return edge, vertex
 

@@ -90,8 +90,7 @@ class Team:
         self._pipes.append(ours)
 
     def run(self, task: str, *, ranks: int | None = None, **arguments: Any) -> list[Any]:
-        """Run a task, `gnnplan.planner.probe.module:function`, on the first `ranks` workers at
-        once.
+        """Run a task, named `module:function`, on the first `ranks` workers at the same time.
 
         `arguments` are passed to it. Returns each worker's result, by rank.
 

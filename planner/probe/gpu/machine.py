@@ -22,8 +22,8 @@ import numpy as np
 
 from gnnplan.planner.machine.model import Link, MachineModel, Processor, Table
 from gnnplan.planner.machine.routes import moved_bytes
-from gnnplan.planner.probe.fit import fit_alpha_beta
 from gnnplan.planner.probe.gpu.measure import GpuFindings, Points
+from gnnplan.planner.probe.grid import fit_alpha_beta
 
 
 def matched(

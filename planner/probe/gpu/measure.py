@@ -22,9 +22,9 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from gnnplan.planner.probe.budget import Budget
 from gnnplan.planner.probe.context import AGAIN, FULL, ProbeContext
 from gnnplan.planner.probe.gpu.nvml import Inventory
+from gnnplan.planner.probe.grid import Budget
 from gnnplan.planner.probe.timing import Clock, Measurement, Patience, summarize
 from gnnplan.runtime.device import available_ram_bytes
 from gnnplan.runtime.errors import WorkerFailed

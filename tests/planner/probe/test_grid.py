@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from gnnplan.planner.probe.budget import Budget, Point, filled, ordered
+from gnnplan.planner.probe.grid import Budget, Point, filled, ordered
 
 AXES = {"bytes": [1, 2, 4, 8, 16], "ranks": [2, 4]}
 
