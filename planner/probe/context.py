@@ -147,8 +147,8 @@ QUICK = ProbeSizes(
 def fit_to(sizes: ProbeSizes, *, cores: int, available_ram_bytes: int) -> ProbeSizes:
     """Cut the sizes to what the machine can hold.
 
-    Every reader has a table of its own, so the largest working set is held to an eighth of the
-    free memory over the readers; the smallest always stays.
+    Every reader has a table of its own, so the largest working set is held to an eighth of the free
+    memory over the readers; the smallest always stays.
     """
     readers = min(sizes.max_team, 2 * cores if sizes.oversubscribe else cores)
     largest = available_ram_bytes // 8 // max(1, readers)
@@ -299,8 +299,7 @@ class ProbeContext:
         """Make a table of measured points, noted where some are uncertain or missing.
 
         Along the axes in `rising` the value cannot truly fall: the grid is made monotone there, and
-        the
-        change enters the spread.
+        the change enters the spread.
         """
         grid = list(axes.values())
         before = self._points.get(name, {})

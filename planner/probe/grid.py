@@ -137,8 +137,8 @@ def fit_non_negative(
 ) -> tuple[list[float], float]:
     """Fit costs per unit of each quantity, by least squares on relative errors.
 
-    Equation: minimise sum_i ((sum_k c_k x_ik - y_i) / y_i)^2 over c >= 0 (Lawson-Hanson): rows
-    are divided by their seconds, so that small cases weigh as much as large ones.
+    Equation: minimise sum_i ((sum_k c_k x_ik - y_i) / y_i)^2 over c >= 0 (Lawson-Hanson): rows are
+    divided by their seconds, so that small cases weigh as much as large ones.
 
     Args:
         quantities: x, shape (num_cases, num_quantities), non-negative.

@@ -4,9 +4,9 @@
 
 Between two hosts: latency is half the round trip of a small message, bandwidth the rate of several
 megabytes sent back to back (0.3 s), in each direction by itself. Both are the best of the repeats:
-other traffic and busy hosts only make a link look worse. A card (NIC) is what a host sends
-to, or receives from, all others at once, each at the share that its pair alone would take: less
-than their sum where the card is shared. All numbers are of gloo over TCP, payload only.
+other traffic and busy hosts only make a link look worse. A card (NIC) is what a host sends to, or
+receives from, all others at once, each at the share that its pair alone would take: less than their
+sum where the card is shared. All numbers are of gloo over TCP, payload only.
 """
 
 import itertools

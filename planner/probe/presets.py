@@ -2,8 +2,8 @@
 
 A preset (`presets/NAME.yaml`) is either a machine model whose numbers were measured on such a
 machine once (`dump_preset` writes one), or a box of GPUs: parts by name and how they are joined,
-from which the machine is built (box.py). Each number says where it is from. NAME:N asks for
-N boxes joined by their network, where the preset allows several.
+from which the machine is built (box.py). Each number says where it is from. NAME:N asks for N boxes
+joined by their network, where the preset allows several.
 """
 
 import difflib

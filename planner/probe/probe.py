@@ -122,8 +122,7 @@ def probe_hosts(
     """Measure this host, and with the others that meet here the links between all of them.
 
     Every host calls this and returns the same machine (planner/probe/hosts_machine.py). `seconds`
-    limit
-    each host's own part; other arguments as for `probe`, alike on all hosts.
+    limit each host's own part; other arguments as for `probe`, alike on all hosts.
 
     Raises:
         WorkerFailed: a host did not come in time, or a measuring process failed.

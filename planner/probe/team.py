@@ -3,8 +3,8 @@
 Real processes, because ranks are: each has its own memory, threads and sockets. The team is started
 once per probe (starting Python with torch costs seconds) and told what to run: a task is a function
 of a probe module named `module:function`; it gets the worker's `State` and keyword arguments. What
-it leaves in `state.kept` lives until the team ends, so preparation and measurement are two tasks.
-A worker is `python -m gnnplan.planner.probe.team DESCRIPTOR RANK`.
+it leaves in `state.kept` lives until the team ends, so preparation and measurement are two tasks. A
+worker is `python -m gnnplan.planner.probe.team DESCRIPTOR RANK`.
 """
 
 import contextlib

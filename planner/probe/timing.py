@@ -152,8 +152,7 @@ def make_burst(rows: int) -> Any:
 
     A burst is a forward and backward of a two-layer perceptron of width 256 under torch: matrix
     products, element-wise work, Python dispatch and the interpreter lock, in about a training
-    step's
-    proportions.
+    step's proportions.
     """
     import torch as torch_module
 
@@ -240,8 +239,7 @@ class Patience:
         """Begin with nothing timed; `level` is as `Disturbance.level`.
 
         Second tries may take `left()` seconds; without it, `seconds` in all, and `share` of those
-        that were
-        timed so far.
+        that were timed so far.
         """
         self._level, self._clock = level, clock
         self._seconds, self._share, self._left = seconds, share, left

@@ -65,8 +65,8 @@ def neighbor_hotness(
         P_{l+1}(u) = 1 - (1 - P_l(u)) * prod over s != u that list u of (1 - E_l(s) * q_s(u))
         q_s(u)     = min(1, k / d_s); 1 - C(d-m, k) / C(d, k) where s lists u m times
 
-    E_l(s) is the chance that s is expanded at hop l: P_l(s) in dialect every_hop, and
-    P_l(s) - P_{l-1}(s) in first_seen, where a vertex is expanded only where it first appears.
+    E_l(s) is the chance that s is expanded at hop l: P_l(s) in dialect every_hop, and P_l(s) -
+    P_{l-1}(s) in first_seen, where a vertex is expanded only where it first appears.
 
     Args:
         indptr: shape [N + 1].

@@ -4,10 +4,9 @@ They come from an epoch that no training reaches, so that nothing is scored on t
 made from.
 
 Of batches that ranks sample together, one rank's part depends on what the others ask of it:
-vertices
-that it numbers, expands in the next hop, and sends rows of. So all ranks, a thread each, draw some
-batches first, and the ids that rank 0 receives are kept. Rank 0 then repeats its part alone, its
-exchanges answered at once from those ids; exchanges are priced apart (DEC-41).
+vertices that it numbers, expands in the next hop, and sends rows of. So all ranks, a thread each,
+draw some batches first, and the ids that rank 0 receives are kept. Rank 0 then repeats its part
+alone, its exchanges answered at once from those ids; exchanges are priced apart (DEC-41).
 """
 
 import functools
@@ -269,8 +268,7 @@ def shared_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks:
     """Make a `Drawer` of rank 0's part of batches that `num_ranks` ranks sample together.
 
     After at most `MOST_BATCHES` steps the same batches come again. What a hop costs beside its
-    draws
-    (numbering, owners, places) is included; exchanges take no time.
+    draws (numbering, owners, places) is included; exchanges take no time.
     """
     kept = _kept(graph, workload, sampler, num_ranks)
     comm = _Answered(num_ranks)

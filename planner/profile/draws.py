@@ -58,8 +58,7 @@ def stack_rates(
     """Time batches in stacks of k over batches drawn alone, by k.
 
     stack(first, k) draws batches first .. first + k - 1 together. `between` is a model's work,
-    which
-    leaves the caches as training does.
+    which leaves the caches as training does.
     """
     ratios: list[float] = []
     spreads: list[float] = []

@@ -50,10 +50,8 @@ def gpu_profile(
     """Return the profile for GPUs: drawn batches, and the model's seconds.
 
     Batches do not depend on the machine and are cached for all. Where the machine is this one,
-    sampler
-    and model are timed on its GPU, and the times are cached too. `measure` False takes cached
-    batches
-    or raises; nothing is drawn or timed.
+    sampler and model are timed on its GPU, and the times are cached too. `measure` False takes
+    cached batches or raises; nothing is drawn or timed.
 
     Raises:
         SettingsError: a model whose work does not follow from its shapes, or nothing is cached.

@@ -117,8 +117,7 @@ class KeptLoaders:
     """Loaders of earlier requests, for later ones that ask for the same.
 
     Opening a large graph and drawing some batches takes seconds, and rounds of timings return to
-    each
-    number of ranks. Where the loaders are large, those unused for longest are dropped.
+    each number of ranks. Where the loaders are large, those unused for longest are dropped.
     """
 
     def __init__(self) -> None:

@@ -91,8 +91,7 @@ def time_all(
     """Time the model and loading of every batch size within some seconds.
 
     Every batch size is visited once, however little time there is. `team` has as many processes as
-    the
-    most ranks; `clock` returns monotonic seconds.
+    the most ranks; `clock` returns monotonic seconds.
     """
     say, until, batches = (
         progress or silent,
