@@ -30,7 +30,15 @@ from gnnplan.planner.profile.loading import (
     time_beside,
     time_in_turns,
 )
-from gnnplan.planner.profile.loop import Bench
+from gnnplan.planner.profile.loop import (
+    Bench,
+    drawn_batch,
+    on_rows,
+    rehearse,
+    some_degrees,
+    synthetic_batch,
+    timed_batch,
+)
 from gnnplan.planner.profile.protocol import (
     GPU,
     GpuTimingReply,
@@ -43,14 +51,6 @@ from gnnplan.planner.profile.protocol import (
     TimingRequest,
     half_width,
     serve_standard_streams,
-)
-from gnnplan.planner.profile.synthetic import (
-    drawn_batch,
-    on_rows,
-    rehearse,
-    some_degrees,
-    synthetic_batch,
-    timed_batch,
 )
 from gnnplan.planner.workload import Interference, LoopOverhead
 from gnnplan.runtime import codec
