@@ -10,7 +10,7 @@ lies between hosts (cards and the network, tables `hosts_*` and `message.*`) bel
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -76,6 +76,27 @@ class Table:
             weight = (x - p[hi - 1]) / (p[hi] - p[hi - 1])
             grid = grid[hi - 1] * (1 - weight) + grid[hi] * weight
         return float(np.exp(grid))
+
+
+def make_table(
+    unit: str,
+    axes: Mapping[str, Sequence[float]],
+    values: Iterable[float],
+    spread: float,
+    *,
+    provenance: Provenance = "measured",
+    uncertain: bool = False,
+) -> Table:
+    """Make a table of values, row-major over axes whose points stand under their names."""
+    return Table(
+        unit=unit,
+        axes=list(axes),
+        points=[[float(point) for point in points] for points in axes.values()],
+        values=[float(value) for value in values],
+        spread=spread,
+        provenance=provenance,
+        uncertain=uncertain,
+    )
 
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from gnnplan.planner.machine.model import (
     Provenance,
     Switch,
     Table,
+    make_table,
     prefix_of,
 )
 from gnnplan.planner.partition.cliques import clique_covers
@@ -425,14 +426,7 @@ def _tables(build: Build) -> tuple[dict[str, Table], dict[str, str]]:
         found["host_message"] = ("seconds", build.box.network.latency_seconds)
     spread = effects["spread"].value
     tables = {
-        name: Table(
-            unit=unit,
-            axes=["ranks"],
-            points=[[1.0]],
-            values=[number.value],
-            spread=spread,
-            provenance=number.provenance,
-        )
+        name: make_table(unit, {"ranks": [1]}, [number.value], spread, provenance=number.provenance)
         for name, (unit, number) in found.items()
     }
     return tables, {name: number.source for name, (_, number) in found.items()}

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from gnnplan.planner.machine.model import Table
+from gnnplan.planner.machine.model import Table, make_table
 from gnnplan.planner.probe.grid import Budget, Point, filled, monotone, ordered
 from gnnplan.planner.probe.team import Team
 from gnnplan.planner.probe.timing import Measurement, Patience, summarize
@@ -320,15 +320,8 @@ class ProbeContext:
         if left:
             self.notes.append(f"time: {name}: {_not_reached(list(axes), left)}")
         spread = float(np.percentile([found.spread for found in points.values()], 75))
-        table = Table(
-            unit=unit,
-            axes=list(axes),
-            points=[[float(p) for p in axis] for axis in grid],
-            values=[float(v) for v in values.ravel()],
-            spread=float(np.hypot(spread, moved)),
-            uncertain=bool(noisy or left),
-        )
-        return {name: table}
+        spread, uncertain = float(np.hypot(spread, moved)), bool(noisy or left)
+        return {name: make_table(unit, axes, values.ravel(), spread, uncertain=uncertain)}
 
 
 AGAIN = "run gnnplan probe again when nothing else runs here, or with more --seconds"

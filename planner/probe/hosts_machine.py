@@ -19,6 +19,7 @@ from gnnplan.planner.machine.model import (
     Processor,
     Switch,
     Table,
+    make_table,
     prefix_of,
 )
 from gnnplan.planner.partition.cliques import clique_covers
@@ -147,37 +148,27 @@ def _link(name: str, source: str, target: str, latency: float, bandwidth: float)
 
 
 def _tables(rates: HostRates) -> dict[str, Table]:
-    sizes = [float(size) for size in rates.message_bytes]
-    counts = [float(count) for count in rates.host_counts]
+    def of_hosts(sizes: Sequence[int]) -> dict[str, Sequence[int]]:
+        return {"bytes": sizes, "hosts": rates.host_counts}
+
     out = {
-        f"message.{a}.{b}": _table(["bytes"], [sizes], points)
+        f"message.{a}.{b}": _table({"bytes": rates.message_bytes}, points)
         for (a, b), points in rates.messages.items()
     }
     for name, points in rates.collectives.items():
-        out[f"hosts_{name}"] = _table(["bytes", "hosts"], [sizes, counts], points)
-    sizes = [float(size) for size in rates.exchange_bytes]
+        out[f"hosts_{name}"] = _table(of_hosts(rates.message_bytes), points)
     for name, points in rates.stepped.items():
         rising = [] if name == "all_to_all_early" else [0]
-        out[f"hosts_{name}"] = _table(["bytes", "hosts"], [sizes, counts], points, rising)
-    sizes = [float(size) for size in asked_sizes(rates.exchange_bytes)]
+        out[f"hosts_{name}"] = _table(of_hosts(rates.exchange_bytes), points, rising)
     for name, points in rates.asked.items():
-        out[f"hosts_{name}"] = _table(["bytes", "hosts"], [sizes, counts], points)
+        out[f"hosts_{name}"] = _table(of_hosts(asked_sizes(rates.exchange_bytes)), points)
     return out
 
 
 def _table(
-    axes: list[str],
-    grid: list[list[float]],
-    points: list[Measurement],
-    rising: Sequence[int] = (0,),
+    axes: dict[str, Sequence[int]], points: list[Measurement], rising: Sequence[int] = (0,)
 ) -> Table:
-    values = np.array([point.value for point in points]).reshape([len(axis) for axis in grid])
-    values, moved = monotone(values, rising)
+    shape = [len(axis) for axis in axes.values()]
+    values, moved = monotone(np.array([p.value for p in points]).reshape(shape), rising)
     spread = float(np.percentile([point.spread for point in points], 75))
-    return Table(
-        unit="seconds",
-        axes=axes,
-        points=grid,
-        values=[float(value) for value in values.ravel()],
-        spread=float(np.hypot(spread, moved)),
-    )
+    return make_table("seconds", axes, values.ravel(), float(np.hypot(spread, moved)))

@@ -43,6 +43,20 @@ def host_links(tables: dict[str, Table]) -> tuple[list[Link], list[str]]:
     return links, notes
 
 
+def _derived_link(
+    name: str, source: str, target: str, bandwidth: float, latency: float = 0.0, lanes: int = 0
+) -> Link:
+    return Link(
+        name=name,
+        source=source,
+        target=target,
+        latency_seconds=latency,
+        bandwidth_bytes_per_second=bandwidth,
+        provenance="derived",
+        lanes=lanes,
+    )
+
+
 def _memory_links(tables: dict[str, Table]) -> list[Link]:
     """Return all readers' copy bandwidth, with the latency of a short random row."""
     copy, gather = tables["copy"], tables["gather"]
@@ -53,18 +67,8 @@ def _memory_links(tables: dict[str, Table]) -> list[Link]:
         "row_bytes": grid["row_bytes"][0], "readers": 1.0,
     })  # fmt: skip
     return [
-        Link(
-            name=name,
-            source=source,
-            target=target,
-            latency_seconds=latency,
-            bandwidth_bytes_per_second=bandwidth,
-            provenance="derived",
-        )
-        for name, source, target in (
-            ("memory0.read", "host0", "cpu0"),
-            ("memory0.write", "cpu0", "host0"),
-        )
+        _derived_link("memory0.read", "host0", "cpu0", bandwidth, latency),
+        _derived_link("memory0.write", "cpu0", "host0", bandwidth, latency),
     ]
 
 
@@ -76,14 +80,7 @@ def disk_link(table: Table) -> Link:
         size * count / table.at(read_bytes=size, queue_depth=depth, readers=count)
         for size, depth, count in itertools.product(sizes, depths, readers)
     )
-    return Link(
-        name=DISK,
-        source="disk0",
-        target="host0",
-        latency_seconds=fit_alpha_beta(sizes, one).latency_seconds,
-        bandwidth_bytes_per_second=best,
-        provenance="derived",
-    )
+    return _derived_link(DISK, "disk0", "host0", best, fit_alpha_beta(sizes, one).latency_seconds)
 
 
 def _exchange_link(table: Table) -> tuple[Link, str]:
@@ -92,13 +89,8 @@ def _exchange_link(table: Table) -> tuple[Link, str]:
     seconds = [table.at(bytes=size, ranks=ranks[0]) for size in sizes]
     share = 1 - 1 / ranks[0]
     fit = fit_alpha_beta([size * share for size in sizes], seconds)
-    link = Link(
-        name="gloo0",
-        source="host0",
-        target="host0",
-        latency_seconds=fit.latency_seconds,
-        bandwidth_bytes_per_second=fit.bandwidth_bytes_per_second,
-        provenance="derived",
+    link = _derived_link(
+        "gloo0", "host0", "host0", fit.bandwidth_bytes_per_second, fit.latency_seconds
     )
     return link, f"gloo0: latency + bytes / bandwidth fitted with {fit.residual:.0%} residual"
 
@@ -212,15 +204,7 @@ def _pcie_links(gpu: Gpu, name: str, above: str, below: str) -> list[Link]:
     if not _pcie_rate(gpu):
         return []
     return [
-        Link(
-            name=f"{name}.{way}",
-            source=source,
-            target=target,
-            latency_seconds=0.0,
-            bandwidth_bytes_per_second=_pcie_rate(gpu),
-            provenance="derived",
-            lanes=pcie_width(gpu),
-        )
+        _derived_link(f"{name}.{way}", source, target, _pcie_rate(gpu), lanes=pcie_width(gpu))
         for way, source, target in (("h2d", above, below), ("d2h", below, above))
     ]
 
@@ -230,17 +214,8 @@ def _nvlink(gpu: Gpu, source: str, target: str, count: int) -> list[Link]:
     speeds = [link.bytes_per_second for link in gpu.nvlinks or [] if link.bytes_per_second]
     if not speeds:
         return []
-    return [
-        Link(
-            name=f"nvlink.{source.split('.')[0]}.{target.split('.')[0]}",
-            source=source,
-            target=target,
-            latency_seconds=0.0,
-            bandwidth_bytes_per_second=float(np.median(speeds)) * count,
-            provenance="derived",
-            lanes=count,
-        )
-    ]
+    name = f"nvlink.{source.split('.')[0]}.{target.split('.')[0]}"
+    return [_derived_link(name, source, target, float(np.median(speeds)) * count, lanes=count)]
 
 
 def nvlink_covers(inventory: Inventory) -> list[list[list[str]]]:

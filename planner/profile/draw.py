@@ -79,20 +79,18 @@ def moment(step: int, whole: int) -> tuple[int, int]:
     return PROFILE_EPOCH + ahead, step
 
 
+def seed_schedule(graph: Graph, workload: Workload, num_ranks: int, rank: int = 0) -> SeedSchedule:
+    """Return the schedule of one rank's seeds."""
+    return SeedSchedule(
+        graph.train_idx, workload.batch_size, seed=workload.seed, num_ranks=num_ranks, rank=rank
+    )
+
+
 def drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Drawer:
     """Make a `Drawer` of batches on `num_ranks` ranks: of nodes, links or a typed graph."""
     if str(graph.task) == "link":
         return _link_drawer(graph, workload, sampler, num_ranks)
-    schedules = [
-        SeedSchedule(
-            graph.train_idx,
-            workload.batch_size,
-            seed=workload.seed,
-            num_ranks=num_ranks,
-            rank=rank,
-        )
-        for rank in range(num_ranks)
-    ]
+    schedules = [seed_schedule(graph, workload, num_ranks, rank) for rank in range(num_ranks)]
     drawn = _sampler(graph, workload, sampler, schedules[0].num_steps)
     whole = whole_steps(graph.num_train, workload.batch_size)
 
@@ -121,9 +119,7 @@ def last_batch(
         return None
     if graph.num_train <= workload.batch_size or graph.num_train % workload.batch_size == 0:
         return None
-    schedule = SeedSchedule(
-        graph.train_idx, workload.batch_size, seed=workload.seed, num_ranks=num_ranks, rank=0
-    )
+    schedule = seed_schedule(graph, workload, num_ranks)
     step = schedule.num_steps - 1
     if schedule.share(PROFILE_EPOCH, step)[0].size == 0:
         return None

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import os
 import tempfile
-import time
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.candidate import Candidate, list_cores, make_candidate
-from gnnplan.planner.machine.model import Table
+from gnnplan.planner.machine.model import Table, make_table
 from gnnplan.planner.probe.timing import Interlude
 from gnnplan.planner.profile import cache
 from gnnplan.planner.profile.cache import keep_answer
-from gnnplan.planner.profile.draw import PROFILE_EPOCH
+from gnnplan.planner.profile.draw import PROFILE_EPOCH, chosen, moment, seed_schedule
+from gnnplan.planner.profile.loading import seconds_of
 from gnnplan.planner.search.dimensions.stacks import BULKS
 from gnnplan.planner.search.drawn import LocalBatches
 from gnnplan.planner.search.samplers import plan_sampler
@@ -66,22 +66,16 @@ def stack_rates(
         found: list[float] = []
         for turn in range(ROUNDS + 1):
             between()
-            together = _seconds(lambda at=turn * k, k=k: stack(at, k)) / k
+            together = seconds_of(lambda at=turn * k, k=k: stack(at, k)) / k
             alone: list[float] = []
             for step in range(turn * k, turn * k + min(k, SINGLES)):
                 between()
-                alone.append(_seconds(lambda step=step: single(step)))
+                alone.append(seconds_of(lambda step=step: single(step)))
             found.append(together / float(np.median(alone)))
         found = found[1:]
         ratios.append(float(np.median(found)))
         spreads.append((max(found) - min(found)) / 2 / ratios[-1])
-    return Table(
-        unit="ratio",
-        axes=["batches"],
-        points=[[float(k) for k in sizes]],
-        values=ratios,
-        spread=float(np.median(spreads)),
-    )
+    return make_table("ratio", {"batches": sizes}, ratios, float(np.median(spreads)))
 
 
 def dependent_rates(
@@ -97,26 +91,15 @@ def dependent_rates(
         # The batch at a multiple of kappa needs one set of numbers, those between mix two.
         for step in range(1, DEPENDENT + 1):
             between()
-            found.append(_seconds(lambda step=step: draw(kappa, step)))
+            found.append(seconds_of(lambda step=step: draw(kappa, step)))
         return found
 
     for kappa in (None, *kappas):
         draw(kappa, 0)  # grows the workspace
     alone = seconds(None)
-    means = [float(np.mean(seconds(kappa))) for kappa in kappas]
-    return Table(
-        unit="ratio",
-        axes=["kappa"],
-        points=[[float(k) for k in kappas]],
-        values=[mean / float(np.mean(alone)) for mean in means],
-        spread=float(np.std(alone) / np.mean(alone)),
-    )
-
-
-def _seconds(task: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    task()
-    return time.perf_counter() - start
+    ratios = [float(np.mean(seconds(kappa))) / float(np.mean(alone)) for kappa in kappas]
+    spread = float(np.std(alone) / np.mean(alone))
+    return make_table("ratio", {"kappa": kappas}, ratios, spread)
 
 
 TIMED_KAPPAS = (4, 64)
@@ -208,11 +191,9 @@ class GraphDraws:
         except SamplerError as error:
             return str(error)
 
-        def draw(kappa: int | None, step: int) -> None:
-            ahead, at = divmod(step, schedule.num_steps)
-            _draw(samplers[kappa], schedule, at, epoch=PROFILE_EPOCH + ahead)
-
-        return dependent_rates(TIMED_KAPPAS, draw, Interlude())
+        return dependent_rates(
+            TIMED_KAPPAS, lambda kappa, step: _draw(samplers[kappa], schedule, step), Interlude()
+        )
 
     def _timed_stacks(self, num_ranks: int) -> Table | str:
         if not self.measure:
@@ -226,16 +207,15 @@ class GraphDraws:
             return bulk
         single = self._sampler(plan_sampler(self.settings), schedule)
 
-        def place(index: int) -> tuple[int, int]:
-            ahead, step = divmod(index, schedule.num_steps)
-            return PROFILE_EPOCH + ahead, step
-
         def request(index: int) -> Request:
-            epoch, step = place(index)
+            epoch, step = moment(index, schedule.num_steps)
             seeds, input_id, total = schedule.share(epoch, step)
-            seeds = np.ascontiguousarray(seeds)
             return Request(
-                seeds=seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=total
+                seeds=np.ascontiguousarray(seeds),
+                epoch=epoch,
+                step=step,
+                input_id=input_id,
+                global_num_seeds=total,
             )
 
         def stack(first: int, k: int) -> None:
@@ -246,12 +226,7 @@ class GraphDraws:
         sizes = sorted({min(k, schedule.num_steps) for k in BULKS} - {1})
         if not sizes:
             return "an epoch is a single step"
-        return stack_rates(
-            sizes,
-            stack,
-            lambda index: _draw(single, schedule, place(index)[1], epoch=place(index)[0]),
-            Interlude(),
-        )
+        return stack_rates(sizes, stack, lambda index: _draw(single, schedule, index), Interlude())
 
     def _stacks(self, schedule: SeedSchedule) -> "BulkSampler | str":
         """Return the user's sampler of many batches at once, or why it has no such form."""
@@ -311,9 +286,7 @@ class GraphDraws:
             sampler = self._sampler(named, schedule)
             found, rows = Batches(), 0
             for step in range(_length(named)):
-                # Steps beyond the epoch's last one go on in the next, as training does.
-                ahead, at = divmod(step, schedule.num_steps)
-                batch = _draw(sampler, schedule, at, epoch=PROFILE_EPOCH + ahead)
+                batch = _draw(sampler, schedule, step)
                 found.append(batch.n_id.astype(np.int32))
                 rows += len(batch.n_id)
                 if rows > SEQUENCE_ROWS:
@@ -330,10 +303,7 @@ class GraphDraws:
         return f"model rgcn is {what}" if is_typed(self.settings.workload) else ""
 
     def _schedule(self, num_ranks: int) -> SeedSchedule:
-        work = self.settings.workload
-        return SeedSchedule(
-            self.graph.train_idx, work.batch_size, seed=work.seed, num_ranks=num_ranks, rank=0
-        )
+        return seed_schedule(self.graph, self.settings.workload, num_ranks)
 
     def _sampler(
         self,
@@ -384,11 +354,9 @@ def _with(*, las: float | None, kappa: int | None) -> Candidate:
     return make_candidate(list_cores(1), sampler=sampler)
 
 
-def _draw(
-    sampler: BatchSampler, schedule: SeedSchedule, step: int, epoch: int = PROFILE_EPOCH
-) -> MiniBatch:
-    seeds, input_id, total = schedule.share(epoch, step)
-    return sampler.sample(seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=total)
+def _draw(sampler: BatchSampler, schedule: SeedSchedule, index: int) -> MiniBatch:
+    """Draw a batch; beyond an epoch's last one they go on in the next, as training does."""
+    return chosen(sampler, schedule, *moment(index, schedule.num_steps))()
 
 
 def _read(place: Path) -> Batches:

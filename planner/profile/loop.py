@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gnnplan.planner.profile.draw import moment, whole_steps
+from gnnplan.planner.profile.draw import moment, seed_schedule, whole_steps
 from gnnplan.planner.profile.protocol import BatchShape, TimingRequest
 from gnnplan.planner.workload import LoopOverhead
 from gnnplan.runtime.cores import batch_threads
@@ -26,7 +26,6 @@ from gnnplan.runtime.loader.pipeline import pass_through
 from gnnplan.runtime.loader.stages import AbstractStage, BatchStage, SeedsStage, seed_batch
 from gnnplan.runtime.plan.schema import Workload
 from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
-from gnnplan.runtime.sampling.seeds import SeedSchedule
 from gnnplan.runtime.stages import Stage
 from gnnplan.runtime.train.minibatch import STEP, TrainLoop
 from gnnplan.runtime.train.overlap import Prefetcher, Turns
@@ -213,9 +212,7 @@ def _stages(
     sample, gather = _Ready(batches), _Nothing(Stage.GATHER)
     if str(graph.task) == "link" or graph.y is None:  # their seeds are drawn with the batch
         return [_Nothing(Stage.SEEDS), sample, gather, _Nothing(Stage.BATCH)]
-    schedule = SeedSchedule(
-        graph.train_idx, workload.batch_size, seed=workload.seed, num_ranks=num_ranks, rank=0
-    )
+    schedule = seed_schedule(graph, workload, num_ranks)
     labels = _Labels(graph, workload, torch.device("cpu"), lambda batch: batch)
     return [SeedsStage(schedule, Dialect.FIRST_SEEN), sample, gather, labels]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gnnplan.planner.cost.rates import MachineTable, lookup
 from gnnplan.planner.cost.stages.gather import QUEUE_DEPTH, disk_rate, expected_factor
-from gnnplan.planner.machine.model import MachineModel, Table
+from gnnplan.planner.machine.model import MachineModel, make_table
 from gnnplan.planner.profile.draw import sampler_of
 from gnnplan.planner.profile.protocol import (
     BatchShape,
@@ -196,31 +196,15 @@ def model_timing(answers: Sequence[tuple[Combination, Sequence[TimingAnswer]]]) 
     ]
     every = [a for _, found in answers for a in found]
     reduced = [added(found) for _, found in answers]
-    shared = [[float(ranks.pop())], [float(t) for t in threads]]
+    shared = {"ranks": [ranks.pop()], "threads": threads}
+    spread = max(a.spread for a in every)
+    updates = [float(np.mean([a.optimizer_seconds for a in found])) for _, found in answers]
+    sums = [float(np.median(each)) for each in reduced]
+    sums_spread = max(half_width(each.tolist()) for each in reduced)
     return ModelTiming(
-        forward_backward=Table(
-            unit="seconds",
-            axes=["scale", "ranks", "threads"],
-            points=[SCALES, *shared],
-            values=values,
-            spread=max(a.spread for a in every),
-        ),
-        optimizer=Table(
-            unit="seconds",
-            axes=["ranks", "threads"],
-            points=shared,
-            values=[float(np.mean([a.optimizer_seconds for a in found])) for _, found in answers],
-            spread=max(a.spread for a in every),
-        ),
-        all_reduce=None
-        if min(float(np.median(each)) for each in reduced) <= 0.0
-        else Table(
-            unit="seconds",
-            axes=["ranks", "threads"],
-            points=shared,
-            values=[float(np.median(each)) for each in reduced],
-            spread=max(half_width(each.tolist()) for each in reduced),
-        ),
+        forward_backward=make_table("seconds", {"scale": SCALES} | shared, values, spread),
+        optimizer=make_table("seconds", shared, updates, spread),
+        all_reduce=None if min(sums) <= 0.0 else make_table("seconds", shared, sums, sums_spread),
         own_batches=all(a.own_batches for a in every),
         num_parameters=every[0].num_parameters,
         activation_bytes=max(a.activation_bytes for a in every),

@@ -25,7 +25,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.cost.request import interpolate_inclusion, row_bytes
+from gnnplan.planner.cost.request import interpolate_inclusion, row_bytes, seeds_per_rank
 from gnnplan.planner.cost.stages.gather import counted_runs, expected_runs
 from gnnplan.planner.profile.analytic import neighbor_hotness, seed_probability, smooth
 from gnnplan.planner.profile.draw import Draw, drawer, last_batch, sampler_of, whole_steps
@@ -152,7 +152,7 @@ def presample(
         known = error < TARGET_ERROR or step + 1 >= epoch
         if (step + 1) % (2 * turn) == 0 and known and counts.share() >= 1.0:
             break
-    batch, hotness = _summary(counts, -(-workload.batch_size // num_ranks))
+    batch, hotness = _summary(counts, seeds_per_rank(workload.batch_size, num_ranks))
     last = last_batch(graph, workload, sampler, num_ranks)
     if last is not None:
         batch = replace(
@@ -406,7 +406,7 @@ def draw_all(
     # The power forms bend noise too: from few batches they are off, and few are soon drawn.
     rough = min(b.num_batches for b in batches.values()) < MIN_BATCHES
     for count in ranks:
-        seeds = -(-settings.workload.batch_size // count)
+        seeds = seeds_per_rank(settings.workload.batch_size, count)
         if seeds in batches:
             continue
         if rough or len(ranks) <= MOST_SAMPLED:
@@ -469,7 +469,7 @@ def draw_sharing(
     stacks: dict[str, StackProfile] = {}
     degrees = np.diff(graph.indptr) if any(c.parts for c in combinations) else np.zeros(0, np.int64)
     for ranks in sorted({c.num_ranks for c in combinations if c.parts}):
-        seeds = -(-work.batch_size // ranks)
+        seeds = seeds_per_rank(work.batch_size, ranks)
         draw = drawer(graph, work, sampler, ranks)
         stacks[str(seeds)] = stack_profile(
             draw, degrees, seeds_per_rank=seeds, num_ranks=ranks, steps=steps

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 from gnnplan.planner.cache_folder import cache_folder
 from gnnplan.planner.cost.backends.cooperative import part_of, part_profile
+from gnnplan.planner.cost.request import seeds_per_rank
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.machine.model import MachineModel, Table
+from gnnplan.planner.machine.model import MachineModel, make_table
 from gnnplan.planner.probe.quiet import disturbance
 from gnnplan.planner.probe.timing import DISTURBED
 from gnnplan.planner.profile import cache
@@ -203,7 +204,7 @@ class _Drawn:
         """Return one rank's batches under a combination."""
         size = self._work.batch_size
         if self._shared is None or not found.shared:
-            return self._batches[-(-size // found.num_ranks)]
+            return self._batches[seeds_per_rank(size, found.num_ranks)]
         whole = self._batches[size]
         part = part_of(whole, self._shared, found.num_ranks, every_hop=self._every_hop)
         return part_profile(whole, part)
@@ -330,7 +331,7 @@ def _rooflines(
             scales=SCALES,
         )
         for combination in combinations
-        for seeds in [-(-work.batch_size // combination.ranks)]
+        for seeds in [seeds_per_rank(work.batch_size, combination.ranks)]
     }
 
 
@@ -349,7 +350,7 @@ def _time_on_gpu(
     able = is_able(settings.sampler, settings.sampler_parameters, "captured")
     with Team(1) as team:
         for combination in combinations:
-            seeds = -(-settings.workload.batch_size // combination.ranks)
+            seeds = seeds_per_rank(settings.workload.batch_size, combination.ranks)
             request = GpuTimingRequest(
                 graph=str(graph.path),
                 fingerprint=graph.fingerprint,
@@ -371,22 +372,13 @@ def _time_on_gpu(
 
 def timing_of(answer: GpuTimingAnswer, ranks: int) -> ModelTiming:
     """Make tables of a GPU's answer; `ranks` GPUs compute at once and share nothing."""
-    update, one = answer.optimizer_seconds, [[float(ranks)], [1.0]]
+    update, one = answer.optimizer_seconds, {"ranks": [ranks], "threads": [1]}
+    values = [max(LEAST_VALUE, seconds - update) for seconds in answer.step_seconds]
     return ModelTiming(
-        forward_backward=Table(
-            unit="seconds",
-            axes=["scale", "ranks", "threads"],
-            points=[answer.sizes, *one],
-            values=[max(LEAST_VALUE, seconds - update) for seconds in answer.step_seconds],
-            spread=answer.spread,
+        forward_backward=make_table(
+            "seconds", {"scale": answer.sizes} | one, values, answer.spread
         ),
-        optimizer=Table(
-            unit="seconds",
-            axes=["ranks", "threads"],
-            points=one,
-            values=[max(LEAST_VALUE, update)],
-            spread=answer.spread,
-        ),
+        optimizer=make_table("seconds", one, [max(LEAST_VALUE, update)], answer.spread),
         num_parameters=answer.num_parameters,
         activation_bytes=answer.activation_bytes,
         host_seconds=answer.host_seconds,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.machine.model import MachineModel, Table
+from gnnplan.planner.machine.model import MachineModel, make_table
 from gnnplan.planner.workload import BatchProfile, ModelTiming
 from gnnplan.runtime.plan.schema import Workload
 
@@ -185,25 +185,14 @@ def roofline_timing(
     ]
     parameters = num_parameters(workload.model, widths)
     update = Operation(flops=10.0 * parameters, moved_bytes=4.0 * OPTIMIZER_PASSES * parameters)
-    one = [[float(ranks)], [1.0]]
+    one = {"ranks": [ranks], "threads": [1]}
     spread = max(flops.spread, kernel.spread)
+    updates = [rate.seconds(update) + (OPTIMIZER_KERNELS - 1) * rate.kernel]
     return ModelTiming(
-        forward_backward=Table(
-            unit="seconds",
-            axes=["scale", "ranks", "threads"],
-            points=[list(scales), *one],
-            values=seconds,
-            spread=spread,
-            provenance="derived",
+        forward_backward=make_table(
+            "seconds", {"scale": scales} | one, seconds, spread, provenance="derived"
         ),
-        optimizer=Table(
-            unit="seconds",
-            axes=["ranks", "threads"],
-            points=one,
-            values=[rate.seconds(update) + (OPTIMIZER_KERNELS - 1) * rate.kernel],
-            spread=spread,
-            provenance="derived",
-        ),
+        optimizer=make_table("seconds", one, updates, spread, provenance="derived"),
         num_parameters=parameters,
         host_seconds=(len(one_by_one) + LOSS_KERNELS + OPTIMIZER_KERNELS) * rate.kernel,
         activation_bytes=_activation_bytes(workload.model, _shapes(batch, widths, 1.0)),
