@@ -18,11 +18,11 @@ machine does not have are noted.
 
 import math
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
-from xml.parsers import expat
+from xml.etree import ElementTree
 
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import Link, MachineModel
@@ -115,24 +115,31 @@ MOST_XML_BYTES = 16 << 20
 MOST_DEPTH = 64
 
 
-@dataclass(slots=True)
-class Element:
-    """A tag, its attributes and what is inside."""
+class _StrictBuilder(ElementTree.TreeBuilder):
+    """Builds a tree of few levels, from a file that defines nothing of its own."""
 
-    tag: str
-    attributes: dict[str, str]
-    children: list["Element"] = field(default_factory=list["Element"])
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path, self._depth = path, 0
 
-    def all(self, tag: str) -> list["Element"]:
-        """Return elements of that tag anywhere inside, in order."""
-        found: list[Element] = []
-        for child in self.children:
-            found += [child] if child.tag == tag else []
-            found += child.all(tag)
-        return found
+    def start(self, tag: str, attrs: dict[str, str], /) -> ElementTree.Element:
+        """Refuse an element below the lowest level."""
+        self._depth += 1
+        if self._depth > MOST_DEPTH:
+            raise MachineError(f"{self._path}: expected XML of at most {MOST_DEPTH} levels")
+        return super().start(tag, attrs)
+
+    def end(self, tag: str, /) -> ElementTree.Element:
+        """Leave a level."""
+        self._depth -= 1
+        return super().end(tag)
+
+    def doctype(self, *_: object) -> None:
+        """Refuse definitions, of entities too."""
+        raise MachineError(f"{self._path}: expected XML without DOCTYPE and entities, found one")
 
 
-def read_xml(path: Path) -> Element:
+def read_xml(path: Path) -> ElementTree.Element:
     """Return the root element of a file.
 
     Raises:
@@ -143,40 +150,12 @@ def read_xml(path: Path) -> Element:
         raise MachineError(
             f"{path}: expected at most {MOST_XML_BYTES} bytes of XML, found {len(data)}"
         )
-    growing = _Growing(path)
-    parser = expat.ParserCreate()
-    parser.StartElementHandler = growing.start
-    parser.EndElementHandler = growing.end
-    parser.StartDoctypeDeclHandler = growing.refuse
-    parser.EntityDeclHandler = growing.refuse
+    parser = ElementTree.XMLParser(target=_StrictBuilder(path))
     try:
-        parser.Parse(data, True)
-    except (expat.ExpatError, ValueError, LookupError) as error:  # LookupError: its encoding
+        parser.feed(data)
+        return parser.close()
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: its encoding
         raise MachineError(f"{path}: not XML ({' '.join(str(error).split())[:120]})") from None
-    return growing.top.children[0]
-
-
-class _Growing:
-    """The tree while it is read; its methods are the parser's handlers."""
-
-    def __init__(self, path: Path) -> None:
-        self.top = Element(tag="", attributes={})
-        self._path = path
-        self._stack = [self.top]
-
-    def start(self, tag: str, attributes: dict[str, str]) -> None:
-        if len(self._stack) > MOST_DEPTH:
-            raise MachineError(f"{self._path}: expected XML of at most {MOST_DEPTH} levels")
-        element = Element(tag=tag, attributes=attributes)
-        self._stack[-1].children.append(element)
-        self._stack.append(element)
-
-    def end(self, _tag: str) -> None:
-        self._stack.pop()
-
-    def refuse(self, *_: object) -> None:
-        """Refuse a file that defines something of its own."""
-        raise MachineError(f"{self._path}: expected XML without DOCTYPE and entities, found one")
 
 
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
@@ -195,9 +174,9 @@ def read_nccl(path: Path, memory_bytes: int) -> Inventory:
     if root.tag != "system":
         raise MachineError(f"{path}: expected NCCL's <system>, found <{root.tag[:40]}>")
     gpus: list[Gpu] = []
-    for cpu in [c for c in root.children if c.tag == "cpu"]:
+    for cpu in [c for c in root if c.tag == "cpu"]:
         node = _whole(path, cpu, "numaid", -1)
-        for pci in cpu.children:
+        for pci in cpu:
             _walk(path, pci, [], None if node < 0 else node, gpus, memory_bytes)
     if not 0 < len(gpus) <= MOST_GPUS:
         raise MachineError(f"{path}: expected 1 to {MOST_GPUS} GPUs, found {len(gpus)}")
@@ -210,7 +189,7 @@ def read_nccl(path: Path, memory_bytes: int) -> Inventory:
 
 def _walk(
     path: Path,
-    pci: Element,
+    pci: ElementTree.Element,
     above: list[str],
     node: int | None,
     gpus: list[Gpu],
@@ -219,8 +198,8 @@ def _walk(
     """Collect GPUs under a PCI device; `above` are the bridges over it."""
     if pci.tag != "pci" or len(above) > MOST_GPUS:
         return
-    bus = bus_key(pci.attributes.get("busid", ""))
-    for child in pci.children:
+    bus = bus_key(pci.attrib.get("busid", ""))
+    for child in pci:
         if len(gpus) > MOST_GPUS:
             return
         if child.tag == "gpu":
@@ -231,15 +210,15 @@ def _walk(
 
 def _gpu(
     path: Path,
-    pci: Element,
-    gpu: Element,
+    pci: ElementTree.Element,
+    gpu: ElementTree.Element,
     bus: str,
     above: list[str],
     node: int | None,
     memory_bytes: int,
 ) -> Gpu:
     index, sm = _whole(path, gpu, "dev", -1), _whole(path, gpu, "sm", 0)
-    speed = re.match(r"\s*([0-9.]+)\s*GT/s", pci.attributes.get("link_speed", ""))
+    speed = re.match(r"\s*([0-9.]+)\s*GT/s", pci.attrib.get("link_speed", ""))
     generation = GENERATIONS.get(_number(speed[1])) if speed else None
     width = _whole(path, pci, "link_width", 0) or None
     return Gpu(
@@ -263,11 +242,11 @@ def _gpu(
     )
 
 
-def _links(path: Path, gpu: Element, sm: int) -> list[NvLink]:
+def _links(path: Path, gpu: ElementTree.Element, sm: int) -> list[NvLink]:
     rate = LINK_BYTES_PER_SECOND.get(sm // 10, 25e9)
     found: list[NvLink] = []
-    for link in [c for c in gpu.children if c.tag == "nvlink"]:
-        switch = link.attributes.get("tclass", "").startswith(SWITCH_CLASS)
+    for link in [c for c in gpu if c.tag == "nvlink"]:
+        switch = link.attrib.get("tclass", "").startswith(SWITCH_CLASS)
         count = _whole(path, link, "count", 1)
         if count < 0 or len(found) + count > MOST_LINKS:
             raise MachineError(
@@ -280,7 +259,7 @@ def _links(path: Path, gpu: Element, sm: int) -> list[NvLink]:
                     up=True,
                     peer_access=None,
                     remote_kind="switch" if switch else "gpu",
-                    remote_bus_id=bus_key(link.attributes.get("target", "")),
+                    remote_bus_id=bus_key(link.attrib.get("target", "")),
                     bytes_per_second=rate,
                 )
             )
@@ -300,8 +279,8 @@ def _pair(a: Gpu, b: Gpu) -> GpuPair:
     )
 
 
-def _whole(path: Path, element: Element, name: str, missing: int) -> int:
-    text = element.attributes.get(name)
+def _whole(path: Path, element: ElementTree.Element, name: str, missing: int) -> int:
+    text = element.attrib.get(name)
     if text is None:
         return missing
     if not re.fullmatch(r"-?[0-9]{1,9}", text):

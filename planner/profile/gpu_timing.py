@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from gnnplan.planner.profile.gpu_loop import LoopParts, labelled, time_loops
+from gnnplan.planner.profile.loop import make_loop
 from gnnplan.planner.profile.protocol import (
     GpuTimingAnswer,
     GpuTimingReply,
@@ -30,7 +31,6 @@ from gnnplan.planner.profile.protocol import (
     half_width,
 )
 from gnnplan.planner.workload import GpuSample
-from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.device import set_threads
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.fallback import has_triton
@@ -40,7 +40,6 @@ from gnnplan.runtime.features.gather_triton import DeviceTable
 from gnnplan.runtime.features.location import encode
 from gnnplan.runtime.graph.dataset import open_graph
 from gnnplan.runtime.loader.device import DeviceBatchStage, DeviceMiniBatch
-from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.sampling.build import build_device_sampler
 from gnnplan.runtime.sampling.gpu.captured import CapturedNeighborSampler
@@ -48,9 +47,7 @@ from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.seeds import SeedSchedule
 from gnnplan.runtime.stages import Stage
-from gnnplan.runtime.train.gradients import GradientBuffer
-from gnnplan.runtime.train.minibatch import TrainLoop, make_optimizer
-from gnnplan.runtime.train.precision import Precision
+from gnnplan.runtime.train.minibatch import TrainLoop
 
 FEW_SEEDS = 8
 """Seeds of the batch that shows the host's part."""
@@ -121,18 +118,7 @@ class GpuTimed:
         graph, work = self._graph, self._request.workload
         model = build_model(work, graph.feature_dim, graph.num_classes, str(graph.task))
         model.to(self._device).train()
-        return TrainLoop(
-            model=model,
-            optimizer=make_optimizer(
-                model, learning_rate=work.learning_rate, weight_decay=work.weight_decay
-            ),
-            gradients=GradientBuffer(model),
-            comm=Communicator(),
-            meter=StageMeter(),
-            task=str(graph.task),
-            seed=work.seed,
-            precision=Precision(work.precision),
-        )
+        return make_loop(model, work, str(graph.task))
 
     def run(self) -> GpuTimingAnswer:
         """Time all parts of a step."""

@@ -20,32 +20,48 @@ from numpy.typing import NDArray
 from gnnplan.planner.profile.draw import moment, seed_schedule, whole_steps
 from gnnplan.planner.profile.protocol import BatchShape, TimingRequest
 from gnnplan.planner.workload import LoopOverhead
+from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.cores import batch_threads
+from gnnplan.runtime.device import set_threads
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.loader.pipeline import pass_through
 from gnnplan.runtime.loader.stages import AbstractStage, BatchStage, SeedsStage, seed_batch
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.models.weights import fill_weights
 from gnnplan.runtime.plan.schema import Workload
 from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 from gnnplan.runtime.stages import Stage
-from gnnplan.runtime.train.minibatch import STEP, TrainLoop
+from gnnplan.runtime.train.gradients import GradientBuffer
+from gnnplan.runtime.train.minibatch import STEP, TrainLoop, make_optimizer
 from gnnplan.runtime.train.overlap import Prefetcher, Turns
+from gnnplan.runtime.train.precision import Precision
 from gnnplan.runtime.train.streams import streams_of
 
 BATCHES = 3
 """Synthetic batches taken in turn, so that none stays in the cache."""
 
 
+def make_loop(model: torch.nn.Module, workload: Workload, task: str) -> TrainLoop:
+    """Make the runtime's training loop of a model, on all ranks of this process's group."""
+    return TrainLoop(
+        model=model,
+        optimizer=make_optimizer(
+            model, learning_rate=workload.learning_rate, weight_decay=workload.weight_decay
+        ),
+        gradients=GradientBuffer(model),
+        comm=Communicator(),
+        meter=StageMeter(),
+        task=task,
+        seed=workload.seed,
+        precision=Precision(workload.precision),
+    )
+
+
 class Bench:
     """The runtime's own training loop on the batches of one request."""
 
     def __init__(self, request: TimingRequest) -> None:
-        from gnnplan.runtime.comm.collectives import Communicator
-        from gnnplan.runtime.device import set_threads
-        from gnnplan.runtime.meter import StageMeter
         from gnnplan.runtime.models.build import build_model
-        from gnnplan.runtime.train.gradients import GradientBuffer
-        from gnnplan.runtime.train.minibatch import make_optimizer
-        from gnnplan.runtime.train.precision import Precision
 
         set_threads(request.threads)
         _meet(request)
@@ -55,20 +71,8 @@ class Bench:
         )
         model.train()
         self.request = request
-        self.meter = StageMeter()
-        self.comm = Communicator()
-        self.loop = TrainLoop(
-            model=model,
-            optimizer=make_optimizer(
-                model, learning_rate=work.learning_rate, weight_decay=work.weight_decay
-            ),
-            gradients=GradientBuffer(model),
-            comm=self.comm,
-            meter=self.meter,
-            task=request.task,
-            seed=work.seed,
-            precision=Precision(work.precision),
-        )
+        self.loop = make_loop(model, work, request.task)
+        self.meter, self.comm = self.loop.meter, self.loop.comm
         self.batches = [
             [timed_batch(request, scale, seed) for seed in range(BATCHES)]
             for scale in request.scales
@@ -340,8 +344,6 @@ def _block(
 
 def timed_batch(request: TimingRequest, scale: float, seed: int) -> MiniBatch:
     """Make a synthetic batch with features, labels and the model's edge weights."""
-    from gnnplan.runtime.models.weights import fill_weights
-
     batch = synthetic_batch(request.shape.scaled(scale), seed)
     fill_weights(batch, request.workload, some_degrees(batch))  # in place
     generator = torch.Generator().manual_seed(seed)
@@ -361,8 +363,6 @@ def drawn_batch(
 
     `out` are the rows that a loader reads, float32 [rows, feature_dim]; None: it reads none.
     """
-    from gnnplan.runtime.models.weights import fill_weights
-
     fill_weights(batch, request.workload, some_degrees(batch))  # in place
     generator = torch.Generator().manual_seed(seed)
     size = batch.n_id.size
@@ -406,10 +406,8 @@ def _train_a_step() -> None:
     from gnnplan.runtime.features.gather import gather_rows
     from gnnplan.runtime.models.adjacency import torch_blocks
     from gnnplan.runtime.models.build import build_model
-    from gnnplan.runtime.models.weights import fill_weights
     from gnnplan.runtime.plan.schema import Workload
     from gnnplan.runtime.sampling.neighbor import NeighborSampler
-    from gnnplan.runtime.train.minibatch import make_optimizer
 
     nodes, degree, width = 256, 4, 16
     work = Workload(num_layers=2, hidden=16, fanouts=[2, 2])
