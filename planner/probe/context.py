@@ -21,7 +21,6 @@ from gnnplan.planner.probe.timing import Measurement, Patience, summarize
 MIB = 2**20
 SMALL_COPY_BYTES = 16 * MIB
 NAMED = 4
-"""Most points that a note names one by one."""
 Found = TypeVar("Found")
 
 

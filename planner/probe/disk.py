@@ -42,7 +42,6 @@ WRITTEN = 0.3
 LEAST_APART = 1e-3
 """Least value of the table, which is read on logarithms."""
 DISK_LIMIT = 0.25
-"""Accepted spread: disks of virtual machines are shared."""
 
 
 def measure(context: ProbeContext) -> dict[str, Table]:
@@ -109,17 +108,14 @@ def measure(context: ProbeContext) -> dict[str, Table]:
 
 
 def apart_share(seconds: NDArray[np.float64], typical: NDArray[np.float64]) -> float:
-    """How much earlier than the last reader the mean one is done, when all begin and read alike.
+    """Return how much earlier than the last reader the mean one is done, of the last's time.
 
-    Those that are left read faster, as fewer do. Readers that were not counted between two that
-    were are taken to be served as the more of them.
+    All begin and read alike; as some end, those left read faster. At least a thousandth.
 
     Args:
-        seconds: of each reader per read while all read, shape (readers,).
-        typical: what reads take by number of readers, of the numbers measured up to all, ascending.
-
-    Returns:
-        Of the last one's time: 0 where all are served alike; no less than a thousandth.
+        seconds: seconds per read of each reader while all read, shape (readers,).
+        typical: seconds of a read by number of readers, up to all, ascending; a number that was
+            not measured is taken as the next larger one.
 
     >>> round(apart_share(np.array([2.0, 4.0]), np.array([1.0, 3.0])), 4)  # at 2 and 2 + 2/3
     0.125
@@ -134,7 +130,7 @@ def apart_share(seconds: NDArray[np.float64], typical: NDArray[np.float64]) -> f
 
 
 def write_task(state: State, *, path: Path, num_bytes: int, seconds: float) -> str:
-    """Task: write the file; why direct reads of it are refused, or nothing."""
+    """Task: write the file; return why direct reads of it are refused, or nothing."""
     del state
     try:
         write_file(path, num_bytes, seconds)
@@ -145,7 +141,7 @@ def write_task(state: State, *, path: Path, num_bytes: int, seconds: float) -> s
 
 
 def write_file(path: Path, num_bytes: int, seconds: float = math.inf) -> None:
-    """Write a file of bytes that do not compress to the disk, as long as the seconds allow."""
+    """Write bytes that do not compress to the disk, as long as the seconds allow."""
     block = np.random.default_rng(0).bytes(4 * 2**20)
     end = time.perf_counter() + seconds
     with path.open("wb") as file:

@@ -128,7 +128,6 @@ class HostRates:
     messages: dict[tuple[int, int], list[Measurement]]
     """Seconds of one message, by pair and size."""
     host_counts: list[int]
-    """Numbers of hosts that the collectives ran on."""
     collectives: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
     """Seconds of a call, row-major over (message_bytes, host_counts)."""
     exchange_bytes: list[int] = field(default_factory=list[int])

@@ -200,7 +200,7 @@ def _pcie_rate(gpu: Gpu) -> float:
 
 
 def _pcie_links(gpu: Gpu, name: str, above: str, below: str) -> list[Link]:
-    """Return both directions at the slot's generation and the lanes in use; none where unknown."""
+    """Return both directions at the slot's generation and the lanes in use; none if unknown."""
     if not _pcie_rate(gpu):
         return []
     return [

@@ -39,7 +39,6 @@ LOADER_COLUMNS = 128
 LOADER_TABLE_ROWS = 2**18
 """Rows of the loader's table, 128 MiB: more than caches hold."""
 LEAST_ETA = 1e-3
-"""Least eta, since tables hold positive values."""
 RATIO_LIMIT = 0.2
 ROUNDS = 3
 

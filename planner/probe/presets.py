@@ -93,11 +93,7 @@ def unknown_machine(name: str) -> MachineError:
 
 
 def load_preset(name: str) -> MachineModel:
-    """Return a machine known by name, such as siton or perlmutter:8.
-
-    Raises:
-        MachineError: there is no such preset, its file is damaged, or it has no N boxes.
-    """
+    """Return a machine known by name, such as siton or perlmutter:8, or raise MachineError."""
     base, colon, count = name.partition(":")
     if base not in list_presets():
         raise unknown_machine(name)
@@ -108,11 +104,7 @@ def load_preset(name: str) -> MachineModel:
 
 
 def parse_preset(text: str, name: str, *, num_hosts: int = 1) -> MachineModel:
-    """Return a preset from its YAML text.
-
-    Raises:
-        MachineError: not YAML, neither a machine model nor a box, or not for so many hosts.
-    """
+    """Return a preset from its YAML text, or raise MachineError."""
     try:
         plain: Any = yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -49,7 +49,6 @@ class Drawn:
     counts: NDArray[np.float64]
     """Edges and distinct vertices, shape (n, 2)."""
     seconds: NDArray[np.float64]
-    """Seconds, shape (n,)."""
     spread: float
     noisy: bool
 

@@ -31,8 +31,7 @@ class Measurement:
 def robust_spread(samples: Sequence[float]) -> float:
     """Return a robust coefficient of variation: interquartile range / 1.349 / median.
 
-    Equals the standard deviation over the mean for normal samples; one outlier does not move it.
-    Zero for fewer than two samples, where nothing is known.
+    For normal samples it equals the standard deviation over the mean; below two samples it is 0.
 
     >>> robust_spread([1.0, 1.0, 1.0, 1.0, 50.0])
     0.0
@@ -44,10 +43,7 @@ def robust_spread(samples: Sequence[float]) -> float:
 
 
 def summarize(samples: Sequence[float], *, limit: float = np.inf) -> Measurement:
-    """Return median, p90 and spread of samples.
-
-    A spread above `limit` makes a finite limit's reading uncertain; so does a single sample.
-    """
+    """Return median, p90 and spread; above a finite `limit` the spread makes them uncertain."""
     if not samples:
         raise ValueError("expected at least one sample, found none")
     spread = robust_spread(samples)
@@ -148,11 +144,10 @@ BURST_WIDTH, BURST_CLASSES, INTERLUDE_ROWS = 256, 32, 8192
 
 
 def make_burst(rows: int) -> Any:
-    """Make a function that runs one burst of compute on `rows` rows.
+    """Make a function that runs one burst of compute, in a training step's proportions.
 
-    A burst is a forward and backward of a two-layer perceptron of width 256 under torch: matrix
-    products, element-wise work, Python dispatch and the interpreter lock, in about a training
-    step's proportions.
+    A burst is a forward and backward of a two-layer perceptron of width 256 on `rows` rows: matrix
+    products, element-wise work, Python dispatch and the interpreter lock.
     """
     import torch as torch_module
 
@@ -194,11 +189,7 @@ def background_load() -> Generator[None]:
 
 
 class Interlude:
-    """About a layer's work, called between two timed gathers or samplings.
-
-    In a tight loop both find their buffers and page tables in the processor's caches and look about
-    twice as fast as between two steps of a model (DEC-25).
-    """
+    """About a layer's work, called between two timed gathers or samplings (DEC-25)."""
 
     def __init__(self, rows: int = INTERLUDE_ROWS, columns: int = BURST_WIDTH) -> None:
         import torch
@@ -222,10 +213,7 @@ Found = TypeVar("Found")
 
 
 class Patience:
-    """Times work, and once more where the machine was disturbed, while a bound allows it.
-
-    found = patience.timed(time_something)
-    """
+    """Times work, and once more where the machine was disturbed, while a bound allows it."""
 
     def __init__(
         self,
