@@ -33,7 +33,6 @@ class Table:
     """
 
     unit: str
-    """Unit of the values, e.g. seconds_per_row."""
     axes: list[str]
     """Names of the coordinates, e.g. row_bytes."""
     points: list[list[float]]
@@ -197,7 +196,6 @@ class MachineModel:
     sources: dict[str, str] = field(default_factory=dict[str, str])
     """Sources of the numbers of a preset's links, memories and tables, by name."""
     notes: list[str] = field(default_factory=list[str])
-    """Notes of the probe (noisy points, missing permissions)."""
 
     @property
     def calibration(self) -> str:
@@ -211,7 +209,6 @@ class MachineModel:
 
     @property
     def gpus(self) -> list[Processor]:
-        """GPUs, in order."""
         return [p for p in self.processors if p.kind == "cuda"]
 
     def reference(self) -> MachineRef:

@@ -290,7 +290,6 @@ def add_gpus(build: Build, h: int) -> None:
 
 
 def _add_pcie(build: Build, name: str, above: str, below: str) -> None:
-    """Add both directions of one PCIe connection."""
     gpu, effects = build.gpu, build.effects
     lanes, generation = int(gpu["pcie_lanes"].value), int(gpu["pcie_generation"].value)
     raw = Number(
@@ -412,7 +411,6 @@ def box_machine(box: Box, name: str, num_hosts: int = 1) -> MachineModel:
 
 
 def _tables(build: Build) -> tuple[dict[str, Table], dict[str, str]]:
-    """Return rates of GPUs that are no links, one value each, and their sources."""
     effects, gpu = build.effects, build.gpu
     found = {
         "gpu_flops": ("flops_per_second", gpu["flops_per_second"].times(effects["matmul_share"])),

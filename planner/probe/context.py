@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from gnnplan.planner.machine.model import Table, make_table
-from gnnplan.planner.probe.grid import Budget, Point, filled, monotone, ordered
+from gnnplan.planner.probe.grid import Budget, Point, fill_grid, make_monotone, order_points
 from gnnplan.planner.probe.team import Team
 from gnnplan.planner.probe.timing import Measurement, Patience, summarize
 
@@ -38,7 +38,6 @@ class ProbeSizes:
     least_repeats: int
     """Fewest calls of a grid point, however long each is."""
     max_team: int
-    """Most processes at once."""
     oversubscribe: bool
     """Whether compute and collectives also run in twice as many processes as cores."""
     copy_bytes: int
@@ -63,12 +62,10 @@ class ProbeSizes:
     exchange_burst_rows: int
     """Rows of the compute burst between exchanges, which lasts as a short step does."""
     graph_nodes: tuple[int, ...]
-    """Nodes of the calibration graphs."""
     graph_degree: int
     sample_cases: tuple[tuple[int, tuple[int, ...]], ...]
     """(seeds, fan-outs) of the calibration batches of each graph."""
     sample_seconds: float
-    """Seconds for one case."""
     threads: tuple[int, ...]
     """Compute threads per rank in the overlap measurements."""
     burst_rows: int
@@ -219,7 +216,6 @@ class ProbeContext:
         """
         self.team, self.cores, self.scratch = team, cores, scratch
         self._points = dict[str, dict[Point, Measurement]]()
-        """Measured points, by table."""
         self._pace = dict[str, float]()
         """Seconds per unit of size that the last preparation of a kind took."""
         self.begin(sizes, budget or Budget(), level)
@@ -272,7 +268,7 @@ class ProbeContext:
     ) -> dict[Point, Found]:
         """Measure a grid's points, as many as a share of the time left allows."""
         with self.budget.within(share):
-            points = ordered(axes, self.cores)
+            points = order_points(axes, self.cores)
             return self.budget.walk(points, measure, is_affordable=is_affordable)
 
     def rounds(self, most: int, measure: Callable[[int], object]) -> int:
@@ -306,8 +302,8 @@ class ProbeContext:
         if self.sizes.corners_only:
             points = {p: replace(found, uncertain=True) for p, found in points.items()}
         self._points[name] = points
-        values = filled(grid, {point: found.value for point, found in points.items()})
-        values, moved = monotone(values, [list(axes).index(axis) for axis in rising])
+        values = fill_grid(grid, {point: found.value for point, found in points.items()})
+        values, moved = make_monotone(values, [list(axes).index(axis) for axis in rising])
         noisy = sum(found.uncertain for found in points.values())
         if noisy:
             worst = max(found.spread for found in points.values())
@@ -315,7 +311,7 @@ class ProbeContext:
                 f"{name}: {noisy} of {values.size} points uncertain: noisy, disturbed or read "
                 f"in haste, worst spread {worst:.0%}"
             )
-        left = [point for point in ordered(axes, self.cores) if point not in points]
+        left = [point for point in order_points(axes, self.cores) if point not in points]
         if left:
             self.notes.append(f"time: {name}: {_not_reached(list(axes), left)}")
         spread = float(np.percentile([found.spread for found in points.values()], 75))

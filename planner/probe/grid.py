@@ -1,8 +1,8 @@
 """A grid of measurements: its points within a time, and a whole, smooth table from those reached.
 
     with budget.within(0.3):                        # of the time that is left
-        found = budget.walk(ordered(axes, cores), measure)
-    values, moved = monotone(filled(axes, found), rising)
+        found = budget.walk(order_points(axes, cores), measure)
+    values, moved = make_monotone(fill_grid(axes, found), rising)
 
 Time is shared out over points before they are measured. A point may use its share of what is left
 and leaves the rest to those after it; points for which no time is left take their neighbours'
@@ -70,10 +70,10 @@ class Budget:
         return found
 
 
-def ordered(axes: Mapping[str, Sequence[int]], cores: int) -> list[Point]:
+def order_points(axes: Mapping[str, Sequence[int]], cores: int) -> list[Point]:
     """List a grid's points: a coarse grid first, then what lies between; crowded ranks last.
 
-    >>> ordered({"bytes": [1, 2, 3], "ranks": [2, 4]}, cores=2)
+    >>> order_points({"bytes": [1, 2, 3], "ranks": [2, 4]}, cores=2)
     [(1, 2), (3, 2), (2, 2), (1, 4), (3, 4), (2, 4)]
     """
     levels = {name: dict(zip(axis, _levels(len(axis)), strict=True)) for name, axis in axes.items()}
@@ -101,12 +101,12 @@ def _levels(count: int) -> list[int]:
     return levels
 
 
-def filled(axes: Sequence[Sequence[int]], found: Mapping[Point, float]) -> NDArray[np.float64]:
+def fill_grid(axes: Sequence[Sequence[int]], found: Mapping[Point, float]) -> NDArray[np.float64]:
     """Return values on the whole grid; missing ones are interpolated axis by axis in log space.
 
     `axes` are rising and positive. Beyond the known values the nearest holds, as in `Table.at`.
 
-    >>> filled([[1, 10, 100], [1, 2]], {(1, 1): 1.0, (100, 1): 100.0}).round(6).tolist()
+    >>> fill_grid([[1, 10, 100], [1, 2]], {(1, 1): 1.0, (100, 1): 100.0}).round(6).tolist()
     [[1.0, 1.0], [10.0, 10.0], [100.0, 100.0]]
     """
     known = np.array([found.get(point, math.nan) for point in itertools.product(*axes)])
@@ -189,7 +189,7 @@ def rising(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.exp(np.repeat(means, counts))
 
 
-def monotone(
+def make_monotone(
     values: NDArray[np.float64], axes: Sequence[int], sweeps: int = 50
 ) -> tuple[NDArray[np.float64], float]:
     """Make a positive grid non-decreasing along some axes, moving it as little as that takes.

@@ -293,7 +293,6 @@ class _Schedule:
         return self.gather(self._sustained(host, rates, outward=outward))[host]
 
     def _new_groups(self, counts: Sequence[int]) -> list[Any]:
-        """Make groups of the first so many hosts, as the runtime makes its groups."""
         with batch_threads():
             return [self._dist.new_group(list(range(count))) for count in counts]
 

@@ -24,7 +24,7 @@ from gnnplan.planner.machine.model import (
 )
 from gnnplan.planner.partition.cliques import clique_covers
 from gnnplan.planner.probe.collectives import asked_sizes
-from gnnplan.planner.probe.grid import monotone
+from gnnplan.planner.probe.grid import make_monotone
 from gnnplan.planner.probe.hosts import HostRates
 from gnnplan.planner.probe.timing import Measurement
 
@@ -169,6 +169,6 @@ def _table(
     axes: dict[str, Sequence[int]], points: list[Measurement], rising: Sequence[int] = (0,)
 ) -> Table:
     shape = [len(axis) for axis in axes.values()]
-    values, moved = monotone(np.array([p.value for p in points]).reshape(shape), rising)
+    values, moved = make_monotone(np.array([p.value for p in points]).reshape(shape), rising)
     spread = float(np.percentile([point.spread for point in points], 75))
     return make_table("seconds", axes, values.ravel(), float(np.hypot(spread, moved)))

@@ -52,11 +52,11 @@ def import_machine(path: Path, onto: MachineModel) -> MachineModel:
         return _with_topology(path, onto)
     if first == b"{":
         tests, notes = read_nvbandwidth(path)
-        return _named(with_nvbandwidth(onto, tests, notes), path, onto)
+        return _name_import(with_nvbandwidth(onto, tests, notes), path, onto)
     raise MachineError(f"{path}: expected NCCL's topology XML or nvbandwidth's JSON, found neither")
 
 
-def _named(machine: MachineModel, path: Path, onto: MachineModel) -> MachineModel:
+def _name_import(machine: MachineModel, path: Path, onto: MachineModel) -> MachineModel:
     name = f"{onto.name} with {path.name}"
     return replace(machine, name=name, fingerprint=f"imported:{name}")
 
@@ -83,7 +83,7 @@ def _with_topology(path: Path, onto: MachineModel) -> MachineModel:
         memories=[m for m in onto.memories if m.kind != "device"]
         + [replace(m, provenance="derived") for m in memories],
         switches=gpu_switches(inventory),
-        links=kept + own + [_like(link, old) for link in gpu_links(inventory)],
+        links=kept + own + [_with_rates_of_kind(link, old) for link in gpu_links(inventory)],
         cliques=covers[0],
         other_covers=covers[1:],
         notes=[
@@ -93,10 +93,10 @@ def _with_topology(path: Path, onto: MachineModel) -> MachineModel:
             f"host from {onto.name}; host memory is taken as one, without its NUMA nodes' bridges",
         ],
     )
-    return _named(machine, path, onto)
+    return _name_import(machine, path, onto)
 
 
-def _like(link: Link, old: dict[str, Link]) -> Link:
+def _with_rates_of_kind(link: Link, old: dict[str, Link]) -> Link:
     """Give a link the shares and latency that its kind has in the other machine."""
     kind = link.name.rstrip("0123456789").split(".")[0].rstrip("0123456789")
     for other in old.values():
@@ -354,7 +354,6 @@ def _rows(path: Path, name: str, matrix: Any) -> Rows:
 
 
 def _rate(path: Path, name: str, cell: Any) -> float | None:
-    """Return GB/s as bytes per second; None for N/A."""
     if cell is None or cell == "N/A":
         return None
     value = float(cell)
@@ -381,18 +380,19 @@ def with_nvbandwidth(
     rates: Rates = {}
     for name, (way, kind) in SLOTS.items():
         for g, value in enumerate(tests.get(name, [[]])[0]):
-            _note(rates, f"pcie{g}.{way}", kind, value)
+            _note_rate(rates, f"pcie{g}.{way}", kind, value)
     for name, kind in PEERS.items():
         for reader, row in enumerate(tests.get(name, [])):
             for owner, value in enumerate(row):
-                _note(rates, f"nvlink.gpu{owner}.gpu{reader}", kind, value)
+                _note_rate(rates, f"nvlink.gpu{owner}.gpu{reader}", kind, value)
             ports = [v for v in row if v is not None]
             for port in (f"nvlink.nvswitch0.gpu{reader}", f"nvlink.gpu{reader}.nvswitch0"):
-                _note(rates, port, kind, median(ports) if ports else None)
-    for name, rate in _together(machine, tests.get(TOGETHER)).items():
-        _note(rates, name, 0, rate)
+                _note_rate(rates, port, kind, median(ports) if ports else None)
+    for name, rate in _port_rates(machine, tests.get(TOGETHER)).items():
+        _note_rate(rates, name, 0, rate)
     links = [
-        _measured(link, rates[n]) if (n := link.name) in rates else link for link in known.values()
+        _measured_link(link, rates[n]) if (n := link.name) in rates else link
+        for link in known.values()
     ]
     used = sorted(set(rates) & set(known))
     words = f"nvbandwidth: measured {', '.join(used) if used else 'no link of this machine'}"
@@ -404,14 +404,14 @@ def with_nvbandwidth(
     )
 
 
-def _note(rates: Rates, link: str, kind: int, value: float | None) -> None:
+def _note_rate(rates: Rates, link: str, kind: int, value: float | None) -> None:
     if value is None:
         return
     copies, reads = rates.get(link, (None, None))
     rates[link] = (value, reads) if kind == 0 else (copies, value)
 
 
-def _together(machine: MachineModel, rows: Rows | None) -> dict[str, float]:
+def _port_rates(machine: MachineModel, rows: Rows | None) -> dict[str, float]:
     """Return what each switch's port carried while all its GPUs copied, if that was the limit."""
     if rows is None:
         return {}
@@ -428,7 +428,7 @@ def _together(machine: MachineModel, rows: Rows | None) -> dict[str, float]:
     return found
 
 
-def _measured(link: Link, rates: tuple[float | None, float | None]) -> Link:
+def _measured_link(link: Link, rates: tuple[float | None, float | None]) -> Link:
     copies, reads = rates
     share = link.gather_bytes_per_second / link.bandwidth_bytes_per_second
     bandwidth = link.bandwidth_bytes_per_second if copies is None else copies

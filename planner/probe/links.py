@@ -200,7 +200,6 @@ def _pcie_rate(gpu: Gpu) -> float:
 
 
 def _pcie_links(gpu: Gpu, name: str, above: str, below: str) -> list[Link]:
-    """Return both directions at the slot's generation and the lanes in use; none if unknown."""
     if not _pcie_rate(gpu):
         return []
     return [
@@ -210,7 +209,6 @@ def _pcie_links(gpu: Gpu, name: str, above: str, below: str) -> list[Link]:
 
 
 def _nvlink(gpu: Gpu, source: str, target: str, count: int) -> list[Link]:
-    """Return `count` links as one, at the driver's speed; none where it does not state one."""
     speeds = [link.bytes_per_second for link in gpu.nvlinks or [] if link.bytes_per_second]
     if not speeds:
         return []

@@ -85,7 +85,6 @@ def _copies(context: ProbeContext) -> dict[str, Table]:
 def _gathers(
     context: ProbeContext, name: str, source: str, sets: Sequence[int], share: float = 1.0
 ) -> dict[str, Table]:
-    """Measure a table of gathers from working sets of some of its sizes."""
     sizes, readers = context.sizes, context.readers()
 
     def samples(

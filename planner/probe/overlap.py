@@ -91,7 +91,6 @@ def _beside(context: ProbeContext) -> dict[str, Table]:
 
 
 def _beside_point(context: ProbeContext, ranks: int) -> tuple[Measurement, Measurement]:
-    """Measure slowdowns of compute and loader beside each other, in interleaved rounds."""
     modes = ("compute", "load", "both")
     compute: dict[str, list[float]] = {mode: [] for mode in modes}
     loader: dict[str, list[float]] = {mode: [] for mode in modes}
@@ -116,7 +115,6 @@ def _beside_point(context: ProbeContext, ranks: int) -> tuple[Measurement, Measu
 
 
 def _ratio(top: Measurement, bottom: Measurement) -> Measurement:
-    """Return the ratio of two measurements, at least 1, its spread joined from both."""
     ratio = max(1.0, top.value / bottom.value)
     spread = float(np.hypot(top.spread, bottom.spread))
     joined = summarize([ratio])
@@ -263,7 +261,6 @@ def _burst(state: State, rows: int, threads: int) -> Callable[[], None]:
 
 
 def _loader(state: State) -> Callable[[], object]:
-    """Return one unit of a loader thread's work: a gather of LOADER_ROWS random rows."""
     if "loader" not in state.kept:
         table = np.ones((LOADER_TABLE_ROWS, LOADER_COLUMNS), dtype=np.float32)
         out = np.empty((LOADER_ROWS, LOADER_COLUMNS), dtype=np.float32)

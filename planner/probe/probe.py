@@ -190,8 +190,6 @@ def probe_with(
 
 
 class _Run:
-    """One probe under way, and what has been measured so far."""
-
     def __init__(self, context: ProbeContext, report: ProgressCallback, seconds: float) -> None:
         self.context, self.report, self.seconds = context, report, seconds
         self.tables = dict[str, Table]()
@@ -202,7 +200,6 @@ class _Run:
         """Subjects that were measured whole."""
 
     def measure_needed(self) -> None:
-        """Start the processes, and measure what plans cannot do without."""
         context, begun = self.context, time.perf_counter()
         collectives.join(context)
         self.tables |= _start_table(context, time.perf_counter() - begun)
@@ -235,7 +232,6 @@ class _Run:
         self.done.append(GPUS[0])
 
     def time_notes(self) -> list[str]:
-        """Say what was measured in haste or not at all for want of time, and how to get it."""
         subjects = [name for name, _, _ in SUBJECTS]
         if self.gpus is not None and self.gpus.gpus:
             subjects.append(GPUS[0])
@@ -316,7 +312,6 @@ def _assemble(
     notes: list[str],
     gpus: Inventory | None,
 ) -> MachineModel:
-    """Join facts, tables, derived links and the GPU inventory."""
     processors: list[Processor] = [host.host_processor(facts)]
     found_links, link_notes = links.host_links(tables)
     covers: list[list[list[str]]] = [[]]
@@ -388,7 +383,6 @@ def cached_machine(*, quick: bool = False) -> MachineModel | None:
 
 
 def _is_current(machine: MachineModel) -> bool:
-    """Tell whether this machine was measured, by a probe whose tables mean the same."""
     return machine.fingerprint == machine_fingerprint() and machine.versions.get("probe") == VERSION
 
 

@@ -78,7 +78,6 @@ def good_seconds(seen: Sequence[float]) -> float:
 
 @functools.cache
 def _step() -> Callable[[], object]:
-    """Make the small model's forward and backward, once in a process."""
     import torch as torch_module
 
     torch: Any = torch_module  # its stubs are partial

@@ -141,7 +141,6 @@ def _error(drawn: Drawn, costs: NDArray[np.float64]) -> float:
 
 
 def _draw(context: ProbeContext, num_readers: int) -> Drawn:
-    """Draw batches of the opened graphs by so many processes at once."""
     cases: list[Point] = [
         (g, c) for c in range(len(context.sizes.sample_cases)) for g in range(len(KINDS))
     ]

@@ -34,11 +34,11 @@ def faults(inventory: Inventory) -> list[Fault]:
     """List an inventory's faults, GPUs in order."""
     found: list[Fault] = []
     for gpu in inventory.gpus:
-        found += _divided(gpu) + _slot(gpu) + _links_down(gpu)
-    return found + _fewer_links(inventory) + _nodes(inventory)
+        found += _mig_faults(gpu) + _slot_faults(gpu) + _link_faults(gpu)
+    return found + _fewer_link_faults(inventory) + _numa_faults(inventory)
 
 
-def _divided(gpu: Gpu) -> list[Fault]:
+def _mig_faults(gpu: Gpu) -> list[Fault]:
     if not gpu.mig or gpu.slice_of:
         return []
     return [
@@ -51,7 +51,7 @@ def _divided(gpu: Gpu) -> list[Fault]:
     ]
 
 
-def _slot(gpu: Gpu) -> list[Fault]:
+def _slot_faults(gpu: Gpu) -> list[Fault]:
     width, full = pcie_width(gpu), gpu.pcie_max_width or 0
     if not width or width >= full:
         return []
@@ -64,7 +64,7 @@ def _slot(gpu: Gpu) -> list[Fault]:
     ]
 
 
-def _links_down(gpu: Gpu) -> list[Fault]:
+def _link_faults(gpu: Gpu) -> list[Fault]:
     down = [link.index for link in gpu.nvlinks or [] if link.up is False]
     if not down:
         return []
@@ -77,14 +77,14 @@ def _links_down(gpu: Gpu) -> list[Fault]:
     ]
 
 
-def _fewer_links(inventory: Inventory) -> list[Fault]:
+def _fewer_link_faults(inventory: Inventory) -> list[Fault]:
     """Return GPUs with fewer links up than most of their model."""
     by_model: dict[str, list[Gpu]] = {}
     for gpu in inventory.gpus:
         by_model.setdefault(gpu.name, []).append(gpu)
     found: list[Fault] = []
     for model, alike in by_model.items():
-        counts = {g.index: _up(g) for g in alike if g.nvlinks is not None}
+        counts = {g.index: _links_up(g) for g in alike if g.nvlinks is not None}
         if not counts:
             continue
         usual = max(Counter(counts.values()).items(), key=lambda item: (item[1], item[0]))[0]
@@ -100,11 +100,11 @@ def _fewer_links(inventory: Inventory) -> list[Fault]:
     return found
 
 
-def _up(gpu: Gpu) -> int:
+def _links_up(gpu: Gpu) -> int:
     return sum(bool(link.up) for link in gpu.nvlinks or [])
 
 
-def _nodes(inventory: Inventory) -> list[Fault]:
+def _numa_faults(inventory: Inventory) -> list[Fault]:
     found = [
         Fault(
             check="numa",
@@ -160,7 +160,7 @@ def changes(machine: MachineModel, inventory: Inventory) -> list[Fault]:
     found += _changed_links(machine, gpu_links(inventory), called, advice)
     groups = sorted(sorted(called[g] for g in clique) for clique in nvlink_cliques(inventory))
     if groups != sorted(sorted(clique) for clique in machine.cliques):
-        words = f"cliques {_text(machine.cliques)} before, {_text(groups)} now"
+        words = f"cliques {_clique_text(machine.cliques)} before, {_clique_text(groups)} now"
         found.append(Fault(check="nvlink", found=words, advice=advice))
     return found
 
@@ -198,7 +198,7 @@ def _changed_links(
     return found
 
 
-def _text(cliques: list[list[str]]) -> str:
+def _clique_text(cliques: list[list[str]]) -> str:
     return " ".join("+".join(sorted(clique)) for clique in sorted(cliques))
 
 

@@ -69,10 +69,10 @@ def whole_steps(num_train: int, batch_size: int) -> int:
     return max(1, num_train // batch_size)
 
 
-def moment(step: int, whole: int) -> tuple[int, int]:
+def epoch_and_step(step: int, whole: int) -> tuple[int, int]:
     """Return the epoch, and the step within it, of a profile's step; epochs have `whole` steps.
 
-    >>> moment(5, 3) == (PROFILE_EPOCH + 1, 2)
+    >>> epoch_and_step(5, 3) == (PROFILE_EPOCH + 1, 2)
     True
     """
     ahead, step = divmod(step, whole)
@@ -95,12 +95,12 @@ def drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -
     whole = whole_steps(graph.num_train, workload.batch_size)
 
     def choose(rank: int, step: int) -> Chosen:
-        return chosen(drawn, schedules[rank], *moment(step, whole))
+        return prepare_batch(drawn, schedules[rank], *epoch_and_step(step, whole))
 
     return Drawer(choose)
 
 
-def chosen(sampler: BatchSampler, schedule: SeedSchedule, epoch: int, step: int) -> Chosen:
+def prepare_batch(sampler: BatchSampler, schedule: SeedSchedule, epoch: int, step: int) -> Chosen:
     """Return the sampling of a rank's share of a step."""
     seeds, input_id, total = schedule.share(epoch, step)
     return functools.partial(
@@ -124,7 +124,7 @@ def last_batch(
     if schedule.share(PROFILE_EPOCH, step)[0].size == 0:
         return None
     drawn = _sampler(graph, workload, sampler, schedule.num_steps)
-    return chosen(drawn, schedule, PROFILE_EPOCH, step)()
+    return prepare_batch(drawn, schedule, PROFILE_EPOCH, step)()
 
 
 def _sampler(
@@ -171,7 +171,7 @@ def _link_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: 
     whole = whole_steps(graph.num_train, workload.batch_size)
 
     def draw(rank: int, step: int) -> MiniBatch:
-        epoch, step = moment(step, whole)
+        epoch, step = epoch_and_step(step, whole)
         batch = seed_batch(epoch, step, dialect)
         for stage in stages[rank]:
             batch = stage.wait(stage.submit(batch, step))
@@ -257,7 +257,7 @@ class _Rank:
         )
 
     def choose(self, step: int) -> Chosen:
-        return chosen(self._sampler, self._seeds, *moment(step, self._whole))
+        return prepare_batch(self._sampler, self._seeds, *epoch_and_step(step, self._whole))
 
 
 def shared_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Drawer:
@@ -266,7 +266,7 @@ def shared_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks:
     After at most `MOST_BATCHES` steps the same batches come again. What a hop costs beside its
     draws (numbering, owners, places) is included; exchanges take no time.
     """
-    kept = _kept(graph, workload, sampler, num_ranks)
+    kept = _record_exchanges(graph, workload, sampler, num_ranks)
     comm = _Answered(num_ranks)
     first = _Rank(graph, workload, sampler, comm)
 
@@ -279,7 +279,9 @@ def shared_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks:
     return Drawer(choose)
 
 
-def _kept(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> list[list[Answer]]:
+def _record_exchanges(
+    graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int
+) -> list[list[Answer]]:
     """Return the exchanges of rank 0 while all ranks draw some batches, by batch."""
     box: list[list[NDArray[np.int64]]] = [[] for _ in range(num_ranks)]
     barrier = threading.Barrier(num_ranks)

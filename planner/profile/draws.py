@@ -23,7 +23,7 @@ from gnnplan.planner.machine.model import Table, make_table
 from gnnplan.planner.probe.timing import Interlude
 from gnnplan.planner.profile import cache
 from gnnplan.planner.profile.cache import keep_answer
-from gnnplan.planner.profile.draw import PROFILE_EPOCH, chosen, moment, seed_schedule
+from gnnplan.planner.profile.draw import PROFILE_EPOCH, epoch_and_step, prepare_batch, seed_schedule
 from gnnplan.planner.profile.loading import seconds_of
 from gnnplan.planner.search.dimensions.stacks import BULKS
 from gnnplan.planner.search.drawn import LocalBatches
@@ -183,11 +183,11 @@ class GraphDraws:
 
         schedule = self._schedule(num_ranks)
         try:
-            samplers = {
-                kappa: self._sampler(plan_sampler(self.settings, _with(las=None, kappa=kappa)),
-                                     schedule)
+            named = {
+                kappa: plan_sampler(self.settings, _sampler_choice(las=None, kappa=kappa))
                 for kappa in (None, *TIMED_KAPPAS)
-            }  # fmt: skip
+            }
+            samplers = {kappa: self._sampler(each, schedule) for kappa, each in named.items()}
         except SamplerError as error:
             return str(error)
 
@@ -208,7 +208,7 @@ class GraphDraws:
         single = self._sampler(plan_sampler(self.settings), schedule)
 
         def request(index: int) -> Request:
-            epoch, step = moment(index, schedule.num_steps)
+            epoch, step = epoch_and_step(index, schedule.num_steps)
             seeds, input_id, total = schedule.share(epoch, step)
             return Request(
                 seeds=np.ascontiguousarray(seeds),
@@ -246,7 +246,7 @@ class GraphDraws:
 
     def local(self, num_ranks: int, factor: float, own: NDArray[np.int64]) -> LocalBatches | str:
         """Return sizes of batches that prefer neighbours among `own`, the ids of a rank's rows."""
-        named = plan_sampler(self.settings, _with(las=factor, kappa=None))
+        named = plan_sampler(self.settings, _sampler_choice(las=factor, kappa=None))
         held = hashlib.sha256(np.ascontiguousarray(own, np.int64).tobytes()).hexdigest()
         return self._unusual("sampled without preference") or keep_answer(
             ["local", LOCAL_BATCHES, held, *self._decided(named, num_ranks)],
@@ -275,7 +275,7 @@ class GraphDraws:
         why = self._unusual("sampled from independent numbers")
         if why:
             return why
-        named = plan_sampler(self.settings, _with(las=None, kappa=kappa))
+        named = plan_sampler(self.settings, _sampler_choice(las=None, kappa=kappa))
         place = self._folder() / f"{self._key(named, num_ranks)}.npz"
         with contextlib.suppress(OSError, ValueError):
             return _read(place)
@@ -329,7 +329,6 @@ class GraphDraws:
         return codec.content_hash([first, [_length(named), SEQUENCE_ROWS], sampler])[:32]
 
     def _decided(self, named: Sampler, num_ranks: int) -> list[object]:
-        """List all that decides a rank's batches."""
         work = self.settings.workload
         return [
             [self.graph.fingerprint, work.fanouts, work.seed, work.batch_size, num_ranks],
@@ -345,7 +344,7 @@ def _length(named: Sampler) -> int:
     return LONG_SEQUENCE if float(named.parameters.get("kappa", 1)) == 1.0 else SEQUENCE
 
 
-def _with(*, las: float | None, kappa: int | None) -> Candidate:
+def _sampler_choice(*, las: float | None, kappa: int | None) -> Candidate:
     """Return a candidate that only says how its sampler draws."""
     factor = {} if las is None else {"factor": las}
     shared = {} if kappa is None else {"kappa": float(kappa)}
@@ -356,7 +355,7 @@ def _with(*, las: float | None, kappa: int | None) -> Candidate:
 
 def _draw(sampler: BatchSampler, schedule: SeedSchedule, index: int) -> MiniBatch:
     """Draw a batch; beyond an epoch's last one they go on in the next, as training does."""
-    return chosen(sampler, schedule, *moment(index, schedule.num_steps))()
+    return prepare_batch(sampler, schedule, *epoch_and_step(index, schedule.num_steps))()
 
 
 def _read(place: Path) -> Batches:

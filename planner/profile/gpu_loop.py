@@ -112,7 +112,6 @@ def _loop_of(way: Way, rounds: Sequence[_Round]) -> GpuLoop:
 def _one_round(
     parts: LoopParts, way: Way, streams: AbstractStreams, device: torch.device, number: int
 ) -> _Round:
-    """Take successive steps on the cores that a rank would have."""
     meter = StageMeter()
     stages: list[AbstractStage] = [
         SeedsStage(parts.schedule, parts.dialect),
@@ -131,7 +130,7 @@ def _one_round(
     def batches() -> Iterator[MiniBatch]:
         with Prefetcher(make, STEPS, workers=workers, depth=DEPTH) as ready:
             for made in ready:
-                yield labelled(taken(made, streams), parts.label_shape, device)
+                yield add_labels(taken(made, streams), parts.label_shape, device)
 
     with process_on(usable_core_ids()[: 1 + way.ahead]):
         workers = Workers(int(way.ahead))
@@ -147,7 +146,7 @@ def _one_round(
     )
 
 
-def labelled(batch: MiniBatch, shape: tuple[int, ...], device: torch.device) -> MiniBatch:
+def add_labels(batch: MiniBatch, shape: tuple[int, ...], device: torch.device) -> MiniBatch:
     """Add some labels to a batch that has none; one seed's label has shape `shape`."""
     if batch.y is None:
         batch.y = torch.zeros((batch.num_seeds, *shape), dtype=torch.int64, device=device)

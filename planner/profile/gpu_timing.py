@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gnnplan.planner.profile.gpu_loop import LoopParts, labelled, time_loops
+from gnnplan.planner.profile.gpu_loop import LoopParts, add_labels, time_loops
 from gnnplan.planner.profile.loop import make_loop
 from gnnplan.planner.profile.protocol import (
     GpuTimingAnswer,
@@ -58,7 +58,6 @@ WARM_STEPS = 4
 STEPS = 16
 """Timed steps of each size, in turns, so that drift meets all alike."""
 EPOCH = 1 << 20
-"""Epoch of the draws, which no run reaches."""
 HOLD_SECONDS = 0.05
 """Most seconds that the device is held back: longer than a step takes to be enqueued."""
 CYCLES_PER_SECOND = 2_000_000_000
@@ -163,7 +162,7 @@ class GpuTimed:
         batch = DeviceMiniBatch(drawn)
         batch.x = self._store.empty(drawn.n_id.numel())
         self._store.gather(drawn.n_id, batch.x, self._counts)
-        return labelled(self._blocks.submit(batch, self._step), self._label_shape, self._device)
+        return add_labels(self._blocks.submit(batch, self._step), self._label_shape, self._device)
 
     def _some_rows(self) -> DeviceFeatureStore:
         """Make rows of the graph's width on the device, shared by nodes where they must be."""
@@ -230,11 +229,11 @@ class GpuTimed:
     def _steps(self, sized: Sequence["_Drawn"]) -> tuple[list[list[float]], float]:
         """Return seconds of steps by size, and of starting the update's kernels."""
         first = self._step + WARM_STEPS * len(sized)
-        found = self._in_turns([_Task(self._take, self._handed(drawn)) for drawn in sized])
+        found = self._in_turns([_Task(self._take, self._batch_maker(drawn)) for drawn in sized])
         updates = self._loop.meter.seconds(Stage.OPTIMIZER, skip_steps=first)
         return found, float(np.median(updates))
 
-    def _handed(self, drawn: "_Drawn") -> Callable[[], Any]:
+    def _batch_maker(self, drawn: "_Drawn") -> Callable[[], Any]:
         """Return a maker of handed-over batches, new each time: blocks keep what steps add."""
         return lambda: self._hand(drawn.next())
 
@@ -245,7 +244,9 @@ class GpuTimed:
     def _device_seconds(self, drawn: "_Drawn") -> float:
         """Time a step on the device, behind a hold that lasts until all of it is enqueued."""
         if self._device.type != "cuda":
-            return float(np.median(self._in_turns([_Task(self._take, self._handed(drawn))])[0]))
+            return float(
+                np.median(self._in_turns([_Task(self._take, self._batch_maker(drawn))])[0])
+            )
         cuda, found = torch.cuda, list[float]()
         for _ in range(STEPS):
             batch = self._hand(drawn.next())
@@ -260,7 +261,6 @@ class GpuTimed:
         return float(np.median(found))
 
     def _activation_bytes(self, drawn: "_Drawn") -> int:
-        """Return the most bytes that a step holds beside what was held before it."""
         if self._device.type != "cuda":
             return 0
         cuda, batch = torch.cuda, self._hand(drawn.next())

@@ -338,7 +338,6 @@ def _after(before: Callable[[], object], work: Work) -> float:
 def _time_beside(
     asked: BesideWork, step: Callable[[], object], loader: Executor, seconds: float
 ) -> Interference:
-    """Return medians over rounds of steps alone, steps beside work and work beside steps."""
     work, before = asked.work, asked.before
     begun = work if before is None else functools.partial(_after, before, work)
 
@@ -351,16 +350,16 @@ def _time_beside(
     stretch = max(STRETCH_SECONDS, 2 * step_seconds, 2 * work_seconds)
     rounds: list[Interference] = []
     while not rounds or (len(rounds) < ROUNDS and time.perf_counter() + 3 * stretch < until):
-        step_alone = _repeat(timed_step, stretch)
+        step_alone = _repeat_for(timed_step, stretch)
         stop = threading.Event()
-        working = loader.submit(_until, work, stop)
+        working = loader.submit(_work_until, work, stop)
         try:
-            steps = _repeat(timed_step, stretch)
+            steps = _repeat_for(timed_step, stretch)
         finally:
             stop.set()
         work_beside = working.result()
         if not asked.unbroken:
-            work_beside = _repeat(lambda: _begun_with(step, loader.submit(begun)), stretch)
+            work_beside = _repeat_for(lambda: _time_begun_work(step, loader.submit(begun)), stretch)
         rounds.append(Interference(work=work_beside / asked.alone, step=steps / step_alone))
     return Interference(
         work=statistics.median(each.work for each in rounds),
@@ -375,8 +374,7 @@ def seconds_of(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _repeat(work: Work, stretch: float) -> float:
-    """Return the median seconds over as many times as fit."""
+def _repeat_for(work: Work, stretch: float) -> float:
     until = time.perf_counter() + stretch
     found = [work()]
     while time.perf_counter() < until:
@@ -384,7 +382,7 @@ def _repeat(work: Work, stretch: float) -> float:
     return statistics.median(found)
 
 
-def _until(work: Work, stop: threading.Event) -> float:
+def _work_until(work: Work, stop: threading.Event) -> float:
     """Return the median seconds without the last, which steps no longer ran beside."""
     found = [work()]
     while not stop.is_set():
@@ -392,7 +390,7 @@ def _until(work: Work, stop: threading.Event) -> float:
     return statistics.median(found[:-1] or found)
 
 
-def _begun_with(step: Callable[[], object], working: Future[float]) -> float:
+def _time_begun_work(step: Callable[[], object], working: Future[float]) -> float:
     """Return the seconds of work that has begun, with steps beside it until it is done."""
     step()
     while not working.done():

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gnnplan.planner.profile.draw import moment, seed_schedule, whole_steps
+from gnnplan.planner.profile.draw import epoch_and_step, seed_schedule, whole_steps
 from gnnplan.planner.profile.protocol import BatchShape, TimingRequest
 from gnnplan.planner.workload import LoopOverhead
 from gnnplan.runtime.comm.collectives import Communicator
@@ -155,7 +155,7 @@ def handing(
         steps: steps to take, `WARM` of which are not counted.
     """
     stages = _stages(graph, workload, num_ranks, batches)
-    loop.run(_handed(loop, stages, workload, graph, first, steps), first, lambda _: None)
+    loop.run(_make_batches(loop, stages, workload, graph, first, steps), first, lambda _: None)
     seconds = {
         name: np.asarray(loop.meter.seconds(name, skip_steps=first + WARM))
         for name in (STEP, *(stage.name for stage in stages), *_OF_TRAINING)
@@ -173,8 +173,6 @@ def handing(
 
 
 class _Nothing(AbstractStage):
-    """A stage that hands the batch on."""
-
     def __init__(self, name: str) -> None:
         self.name = name
 
@@ -212,7 +210,6 @@ class _Labels(BatchStage):
 def _stages(
     graph: Graph, workload: Workload, num_ranks: int, batches: Sequence[MiniBatch]
 ) -> list[AbstractStage]:
-    """Return the loader's stages, without the work that is timed elsewhere."""
     sample, gather = _Ready(batches), _Nothing(Stage.GATHER)
     if str(graph.task) == "link" or graph.y is None:  # their seeds are drawn with the batch
         return [_Nothing(Stage.SEEDS), sample, gather, _Nothing(Stage.BATCH)]
@@ -221,7 +218,7 @@ def _stages(
     return [SeedsStage(schedule, Dialect.FIRST_SEEN), sample, gather, labels]
 
 
-def _handed(
+def _make_batches(
     loop: TrainLoop,
     stages: Sequence[AbstractStage],
     workload: Workload,
@@ -234,7 +231,7 @@ def _handed(
     whole = whole_steps(graph.num_train, workload.batch_size)
 
     def produce(index: int, turns: Turns) -> MiniBatch:
-        batch = seed_batch(*moment(index, whole), Dialect.FIRST_SEEN)
+        batch = seed_batch(*epoch_and_step(index, whole), Dialect.FIRST_SEEN)
         return pass_through(batch, stages, loop.meter, streams, first + index, index, turns)[0]
 
     with Prefetcher(produce, steps, workers=None, depth=1) as ready:
@@ -300,7 +297,6 @@ def _meet(rng: np.random.Generator, before: int, after: int, num_edges: int) -> 
 
 
 def _spread(num_edges: int, destinations: int) -> NDArray[np.int64]:
-    """Return edge counts per destination, as equal as can be."""
     if destinations <= 0:
         return np.zeros(0, np.int64)
     ends = np.linspace(0, num_edges, destinations + 1).round().astype(np.int64)

@@ -70,7 +70,6 @@ def loading_factors(
 SCALES = [0.6, 1.0, 1.6]
 """Batch sizes over the mean batch at which the model is timed."""
 STEPS = 84
-"""Most measured steps of each scale in a round."""
 
 
 def batch_shape(
@@ -195,7 +194,7 @@ def model_timing(answers: Sequence[tuple[Combination, Sequence[TimingAnswer]]]) 
         for _, found in answers
     ]
     every = [a for _, found in answers for a in found]
-    reduced = [added(found) for _, found in answers]
+    reduced = [reduce_seconds(found) for _, found in answers]
     shared = {"ranks": [ranks.pop()], "threads": threads}
     spread = max(a.spread for a in every)
     updates = [float(np.mean([a.optimizer_seconds for a in found])) for _, found in answers]
@@ -215,7 +214,7 @@ def model_timing(answers: Sequence[tuple[Combination, Sequence[TimingAnswer]]]) 
     )
 
 
-def added(found: Sequence[TimingAnswer]) -> NDArray[np.float64]:
+def reduce_seconds(found: Sequence[TimingAnswer]) -> NDArray[np.float64]:
     """Return the mean over ranks of the seconds of adding gradients, by step; one zero for a rank.
 
     The medians of single ranks would lose half a millisecond of steps of 30 (`over_ranks`).

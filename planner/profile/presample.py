@@ -237,7 +237,6 @@ def _summary(counts: _Counts, seeds_per_rank: int) -> tuple[BatchProfile, Hotnes
 
 
 def _shares(counts: list[NDArray[np.int64]]) -> list[float]:
-    """Return the share of each type over all batches; empty where nothing has types."""
     width = max((len(each) for each in counts), default=0)
     total = np.zeros(width)
     for each in counts:
@@ -366,7 +365,6 @@ def stack_profile(
 
 
 def _expanded(batch: MiniBatch) -> list[NDArray[np.int64]]:
-    """Return the vertices whose rows each hop draws from."""
     ends = np.cumsum(batch.num_sampled_nodes).tolist()
     first_seen = batch.dialect is Dialect.FIRST_SEEN
     found: list[NDArray[np.int64]] = []

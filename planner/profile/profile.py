@@ -156,7 +156,6 @@ def _make(
     keys: Sequence[str],
     progress: Progress | None,
 ) -> list[Profile]:
-    """Draw and time, without looking at the cache."""
     begun, progress = time.monotonic(), progress or silent
     drawing, timing = portion(progress, 0.0, DRAWN), portion(progress, DRAWN, 1.0)
     with ThreadPoolExecutor(1) as beside, disturbance(cache_folder()) as disturbed:
@@ -182,8 +181,6 @@ def _make(
 
 
 class _Drawn:
-    """The drawn batches of one workload."""
-
     def __init__(self, graph: Graph, wanted: Wanted, progress: Progress | None) -> None:
         settings, combinations = wanted.settings, wanted.combinations
         self._graph, self._work = graph, settings.workload
@@ -198,10 +195,8 @@ class _Drawn:
             TimedBatch(batch=self._batch(mine[0]), combinations=mine, settings=settings)
             for mine in by_key.values()
         ]
-        """Batch sizes to time."""
 
     def _batch(self, found: Combination) -> BatchProfile:
-        """Return one rank's batches under a combination."""
         size = self._work.batch_size
         if self._shared is None or not found.shared:
             return self._batches[seeds_per_rank(size, found.num_ranks)]
@@ -317,7 +312,6 @@ def _rooflines(
     combinations: Sequence[Combination],
     drawn: Profile,
 ) -> dict[str, ModelTiming]:
-    """Return roofline timings by seeds of a rank."""
     work = settings.workload
     outputs = {"binary": 1, "link": work.hidden}.get(str(graph.task), graph.num_classes)
     return {

@@ -18,10 +18,10 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from gnnplan.planner.profile.model_seconds import (
-    added,
     among_steps_of,
     loading_request,
     model_timing,
+    reduce_seconds,
     timing_request,
 )
 from gnnplan.planner.profile.protocol import (
@@ -154,7 +154,7 @@ class _TimedSteps:
         """Difference of the two quickest rounds over the quicker; 0 for fewer."""
         if len(self.rounds) < 2:
             return 0.0
-        first, second, *_ = sorted(map(_whole, self.rounds))
+        first, second, *_ = sorted(map(_round_seconds, self.rounds))
         return second / first - 1.0 if first > 0 else 0.0
 
     def step_range(self) -> tuple[float, float]:
@@ -165,15 +165,13 @@ class _TimedSteps:
         scales = self.request.scales
         mean = min(range(len(scales)), key=lambda s: abs(scales[s] - 1.0))
         training = max(a.forward_backward[mean] + a.optimizer_seconds for a in found)
-        training += float(np.median(added(found)))
-        loading = max(_before(answer) for answer in found)
+        training += float(np.median(reduce_seconds(found)))
+        loading = max(_loading_seconds(answer) for answer in found)
         return max(0.0, 1.0 - width) * training, (1.0 + width) * (training + loading)
 
 
 @dataclass(kw_only=True, slots=True)
 class _LoadingRounds:
-    """A loader's other work on one batch size, round by round."""
-
     ranks: int
     request: TimingRequest
     what: str
@@ -317,12 +315,12 @@ def middle_round(rounds: Sequence[Sequence[TimingAnswer]]) -> list[TimingAnswer]
     Of two rounds the quicker counts, since disturbances only add. A short exchange between
     processes of one host has two speeds, of which a run of more steps keeps the faster (DEC-31).
     """
-    fast = min(rounds, key=lambda found: float(np.median(added(found))))
+    fast = min(rounds, key=lambda found: float(np.median(reduce_seconds(found))))
     return [replace(a, all_reduce=b.all_reduce) for a, b in zip(_middle(rounds), fast, strict=True)]
 
 
 def _middle(rounds: Sequence[Sequence[TimingAnswer]]) -> Sequence[TimingAnswer]:
-    return sorted(rounds, key=_whole)[(len(rounds) - 1) // 2]
+    return sorted(rounds, key=_round_seconds)[(len(rounds) - 1) // 2]
 
 
 def in_line_of(rounds: Sequence[Sequence[TimingAnswer]]) -> InLine | None:
@@ -371,13 +369,14 @@ def middle(found: Sequence[T]) -> T:
     return cast("T", first)
 
 
-def _whole(found: Sequence[TimingAnswer]) -> float:
+def _round_seconds(found: Sequence[TimingAnswer]) -> float:
     """Return the seconds of a step of each scale over all ranks, with the work before it."""
-    return sum(sum(a.forward_backward) + len(a.forward_backward) * _before(a) for a in found)
+    return sum(
+        sum(a.forward_backward) + len(a.forward_backward) * _loading_seconds(a) for a in found
+    )
 
 
-def _before(answer: TimingAnswer) -> float:
-    """Return the seconds of sampling a batch and gathering its rows."""
+def _loading_seconds(answer: TimingAnswer) -> float:
     if answer.in_line is None:
         return 0.0
     gathers = [gather.seconds for gather in answer.in_line.gathers.values()]

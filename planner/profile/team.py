@@ -37,8 +37,6 @@ TIMING = "gnnplan.planner.profile.timing_process"
 
 
 class _Member:
-    """One timing process."""
-
     def __init__(self, module: str) -> None:
         # The profiler's own log would end up in the words of an error.
         environment = with_huge_pages(
@@ -61,7 +59,6 @@ class _Member:
             self._errors.append(line.rstrip())
 
     def send(self, line: str) -> None:
-        """Send one line, or raise WorkerFailed if the process is gone."""
         try:
             stdin = _stream(self._process.stdin)
             stdin.write(line + "\n")
@@ -70,14 +67,12 @@ class _Member:
             raise self._failure() from None
 
     def receive(self) -> str:
-        """Return the next line; raise WorkerFailed, with its last words, if the process ended."""
         line = _stream(self._process.stdout).readline()
         if not line:
             raise self._failure()
         return line.strip()
 
     def pin(self, cores: set[int]) -> None:
-        """Let the process run on these cores only, where the system can."""
         if hasattr(os, "sched_setaffinity"):
             for task in os.listdir(f"/proc/{self._process.pid}/task"):  # noqa: PTH208
                 os.sched_setaffinity(int(task), cores)

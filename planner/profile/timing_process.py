@@ -298,12 +298,10 @@ class TimedModel:
         return self._bench.turn(scale, i)
 
     def _meet(self) -> None:
-        """Wait for the other ranks, whose loading takes longer."""
         if self._bench.request.ranks > 1:
             self._bench.comm.barrier()
 
     def _drawn_steps(self) -> list[tuple[float, float]]:
-        """Time compute, and adding gradients, on batches that each rank draws."""
         request, loading = self._bench.request, self._loading
         if (
             loading is None
@@ -338,17 +336,15 @@ class TimedModel:
         return float(np.median(seconds[1:]))
 
     def _activation_bytes(self) -> int:
-        """Return the most tensor bytes of a step, at the mean batch or an epoch's last one."""
-        bench, most = self._bench, _held(lambda: self._bench.turn(self._bench.steady, 0))
+        bench, most = self._bench, _peak_bytes(lambda: self._bench.turn(self._bench.steady, 0))
         if bench.request.last is not None:
             alike = replace(bench.request, shape=bench.request.last)
             batch = timed_batch(alike, 1.0, 0)
-            most = max(most, _held(lambda: bench.step(batch)))
+            most = max(most, _peak_bytes(lambda: bench.step(batch)))
         return most
 
 
-def _held(step: Callable[[], object]) -> int:
-    """Return the most bytes of tensors that a step holds at once."""
+def _peak_bytes(step: Callable[[], object]) -> int:
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

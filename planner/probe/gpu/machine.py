@@ -52,7 +52,6 @@ def matched(
 def _pairs(
     machine: MachineModel, findings: Sequence[GpuFindings]
 ) -> list[tuple[GpuFindings, Processor]]:
-    """Pair findings with their GPUs, in the findings' order."""
     here = {_bare(gpu.uuid): gpu for gpu in machine.gpus if gpu.host == 0}
     found = {f.gpu: here[_bare(f.uuid)] for f in findings if _bare(f.uuid) in here}
     # Of a divided GPU whose slices the driver does not name, torch knows the slice alone.
@@ -216,7 +215,6 @@ def _memory_link(found: GpuFindings) -> Link | None:
 
 
 def _bandwidth(points: Points) -> tuple[float, float] | None:
-    """Fit latency and bytes per second to copies of several sizes."""
     if not points:
         return None
     sizes = [n for (n,) in points]
@@ -290,7 +288,6 @@ def _ports(
 
 
 def _message_tables(found: GpuFindings) -> dict[str, Table]:
-    """Return copies over the slot by size."""
     tables: dict[str, Table] = {}
     for way, points in (("h2d", found.to_gpu), ("d2h", found.to_host)):
         if points:

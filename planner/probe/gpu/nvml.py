@@ -44,7 +44,6 @@ P2P_INDEX = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3, "pci": 4}
 """Indices as plain integers: the module's constant for `read` is a tuple by mistake."""
 P2P_OK = 0
 MASK_WORDS = 16
-"""64-bit words of a CPU or NUMA node mask: 1024 bits."""
 
 
 def inventory(
@@ -257,7 +256,6 @@ def read_links(ask: Ask, nvml: Any, handle: Any, major: int | None) -> list[NvLi
 
 
 def _has_no_links(nvml: Any, error: Exception) -> bool:
-    """Tell whether the driver says that this GPU has no NVLink at all."""
     kinds = tuple(
         kind
         for name in ("NVMLError_NotSupported", "NVMLError_InvalidArgument")
@@ -325,7 +323,6 @@ def _active(links: list[NvLink]) -> list[NvLink]:
 
 
 def _switched(links: list[NvLink]) -> int:
-    """Return links that end at a switch, or where the driver does not say."""
     return sum(
         link.remote_kind == "switch" or (link.remote_kind == "unknown" and not link.remote_bus_id)
         for link in links

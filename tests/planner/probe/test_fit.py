@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gnnplan.planner.probe.grid import fit_alpha_beta, fit_non_negative, monotone, rising
+from gnnplan.planner.probe.grid import fit_alpha_beta, fit_non_negative, make_monotone, rising
 
 SIZES = [256.0, 4096.0, 65536.0, 2.0**20, 2.0**22, 2.0**24]
 
@@ -71,7 +71,7 @@ def test_rising_pools_a_fall_into_its_geometric_mean():
 
 def test_monotone_leaves_a_monotone_grid_alone():
     grid = np.array([[1.0, 2.0], [3.0, 5.0]])
-    found, moved = monotone(grid, [0, 1])
+    found, moved = make_monotone(grid, [0, 1])
     assert found == pytest.approx(grid)
     assert moved == pytest.approx(0.0, abs=1e-12)
 
@@ -81,7 +81,7 @@ def test_monotone_never_falls_along_its_axes_and_stays_near(seed: int):
     draws = np.random.default_rng(seed)
     truth = np.cumsum(np.cumsum(draws.uniform(0.1, 1, (5, 4, 2)), axis=0), axis=1)
     noisy = truth * np.exp(0.2 * draws.standard_normal(truth.shape))
-    found, moved = monotone(noisy, [0, 1])
+    found, moved = make_monotone(noisy, [0, 1])
     assert np.all(np.diff(found, axis=0) >= -1e-12)
     assert np.all(np.diff(found, axis=1) >= -1e-12)
     error = np.abs(np.log(found / truth)).mean()
