@@ -10,7 +10,7 @@ lies between hosts (cards and the network, tables `hosts_*` and `message.*`) bel
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -209,6 +209,7 @@ class MachineModel:
 
     @property
     def gpus(self) -> list[Processor]:
+        """GPUs, in order."""
         return [p for p in self.processors if p.kind == "cuda"]
 
     def reference(self) -> MachineRef:
@@ -280,6 +281,44 @@ def joins_hosts(machine: MachineModel) -> bool:
     return num_hosts(machine) > 1 and "hosts_all_reduce" in machine.tables
 
 
+def select_parts(
+    machine: MachineModel,
+    keep: Callable[[str], bool],
+    rename: Callable[[str], str],
+    *,
+    host: int | None = None,
+) -> MachineModel:
+    """Keep the parts with some names, under other names; links stay where both their ends do.
+
+    Args:
+        machine: a machine; its tables stay as they are.
+        keep: tells by its name whether a part stays.
+        rename: returns the name of a part that stays.
+        host: number of the host that all processors are in from now on; None: as they are.
+    """
+    return replace(
+        machine,
+        processors=[
+            replace(
+                p,
+                name=rename(p.name),
+                memory=rename(p.memory),
+                host=p.host if host is None else host,
+            )
+            for p in machine.processors
+            if keep(p.name)
+        ],
+        memories=[replace(m, name=rename(m.name)) for m in machine.memories if keep(m.name)],
+        links=[
+            replace(x, name=rename(x.name), source=rename(x.source), target=rename(x.target))
+            for x in machine.links
+            if keep(x.source) and keep(x.target)
+        ],
+        switches=[replace(s, name=rename(s.name)) for s in machine.switches if keep(s.name)],
+        cliques=[[rename(n) for n in c] for c in machine.cliques if all(map(keep, c))],
+    )
+
+
 def one_host(machine: MachineModel, host: int) -> MachineModel:
     """Return one host's own part, under the names that a machine of one host has.
 
@@ -299,23 +338,9 @@ def one_host(machine: MachineModel, host: int) -> MachineModel:
     names |= {p.name for p in machine.processors if p.host == host}
     names |= {s.name for s in machine.switches if own(s.name) and s.kind not in BETWEEN}
     between = {k: t for k, t in machine.tables.items() if k.startswith(("hosts_", "message."))}
-    return replace(
-        machine,
-        processors=[
-            replace(p, name=named(p.name), memory=named(p.memory), host=0)
-            for p in machine.processors
-            if p.host == host
-        ],
-        memories=[replace(m, name=named(m.name)) for m in machine.memories if m.name in names],
-        links=[
-            replace(x, name=named(x.name), source=named(x.source), target=named(x.target))
-            for x in machine.links
-            if x.source in names and x.target in names
-        ],
-        switches=[replace(s, name=named(s.name)) for s in machine.switches if s.name in names],
-        cliques=[[named(n) for n in c] for c in machine.cliques if all(n in names for n in c)],
-        tables={named(k): t for k, t in machine.tables.items() if own(k)} | between,
-    )
+    part = select_parts(machine, names.__contains__, named, host=0)
+    own_tables = {named(k): t for k, t in machine.tables.items() if own(k)}
+    return replace(part, tables=own_tables | between)
 
 
 def first_hosts(machine: MachineModel, hosts: int) -> MachineModel:
@@ -332,15 +357,8 @@ def first_hosts(machine: MachineModel, hosts: int) -> MachineModel:
     def within(name: str) -> bool:
         return not name.startswith(beyond) and name not in gone
 
-    return replace(
-        machine,
-        processors=[p for p in machine.processors if p.host < hosts],
-        memories=[m for m in machine.memories if within(m.name)],
-        links=[x for x in machine.links if within(x.source) and within(x.target)],
-        switches=[s for s in machine.switches if within(s.name)],
-        cliques=[c for c in machine.cliques if all(within(n) for n in c)],
-        tables={k: t for k, t in machine.tables.items() if within(k)},
-    )
+    kept = select_parts(machine, within, lambda name: name)
+    return replace(kept, tables={k: t for k, t in machine.tables.items() if within(k)})
 
 
 def _of_other(name: str) -> bool:

@@ -15,12 +15,11 @@ from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import (
     Link,
     MachineModel,
-    Memory,
-    Processor,
     Switch,
     Table,
     make_table,
     prefix_of,
+    select_parts,
 )
 from gnnplan.planner.partition.cliques import clique_covers
 from gnnplan.planner.probe.collectives import asked_sizes
@@ -94,28 +93,11 @@ def _clique_note(near: list[list[int]], num_hosts: int) -> str:
 
 def _prefixed(machine: MachineModel, host: int) -> MachineModel:
     prefix = prefix_of(host)
-
-    def named(name: str) -> str:
-        return prefix + name
-
-    processors: list[Processor] = [
-        replace(p, name=named(p.name), memory=named(p.memory), host=host)
-        for p in machine.processors
-    ]
-    memories: list[Memory] = [replace(m, name=named(m.name)) for m in machine.memories]
-    links = [
-        replace(link, name=named(link.name), source=named(link.source), target=named(link.target))
-        for link in machine.links
-    ]
+    part = select_parts(machine, lambda _: True, lambda name: prefix + name, host=host)
     return replace(
-        machine,
-        processors=processors,
-        memories=memories,
-        links=links,
-        switches=[replace(switch, name=named(switch.name)) for switch in machine.switches],
-        cliques=[[named(name) for name in clique] for clique in machine.cliques],
-        tables={named(name): table for name, table in machine.tables.items()},
-        notes=[f"{prefix}{note}" if prefix else note for note in machine.notes],
+        part,
+        tables={prefix + name: table for name, table in machine.tables.items()},
+        notes=[f"{prefix}{note}" for note in machine.notes],
     )
 
 

@@ -242,19 +242,14 @@ Measure = Callable[[], Any]
 """Measures what was built; its answer is a dataclass that the codec knows."""
 
 
-def serve(
-    read: Callable[[], str],
-    write: Callable[[str], None],
-    *,
+def serve_standard_streams(
     libraries: Sequence[str],
     build: Callable[[Any], Measure],
     rehearse: Callable[[], bool] | None = None,
 ) -> None:
-    """Answer requests until an empty line or the end of the input.
+    """Answer requests on standard input until an empty line or its end.
 
     Args:
-        read: returns the next line, empty at the end.
-        write: sends one line.
         libraries: modules that a rank has imported; their bytes are a process's own.
         build: prepares a request given as plain data.
         rehearse: runs a rank's work in small; returns whether something was compiled.
@@ -262,31 +257,21 @@ def serve(
     from gnnplan.runtime.device import flush_denormals
     from gnnplan.runtime.process import keep_freed_memory
 
+    def write(line: str) -> None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
     for library in libraries:
         importlib.import_module(library)
     keep_freed_memory()
     flush_denormals()
     compiled = rehearse is not None and rehearse()
     write(json.dumps({"resident_bytes": private_bytes(), "compiled": compiled}))
-    while line := read().strip():
+    while line := sys.stdin.readline().strip():
         measure = build(json.loads(line))
         write("ready")
-        read()
+        sys.stdin.readline()
         write(json.dumps(codec.to_plain(measure())))
-
-
-def serve_standard_streams(
-    libraries: Sequence[str],
-    build: Callable[[Any], Measure],
-    rehearse: Callable[[], bool] | None = None,
-) -> None:
-    """Serve the process's own input and output."""
-
-    def write(line: str) -> None:
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
-
-    serve(sys.stdin.readline, write, libraries=libraries, build=build, rehearse=rehearse)
 
 
 def private_bytes() -> int:

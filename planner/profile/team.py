@@ -104,7 +104,7 @@ def _stream(stream: Any) -> Any:
 
 
 class Team:
-    """Up to `size` processes that time the model at once; `module` speaks as `protocol.serve`."""
+    """Up to `size` processes that time the model at once; `module` speaks the protocol."""
 
     def __init__(self, size: int, module: str = TIMING) -> None:
         self._members: list[_Member] = []
