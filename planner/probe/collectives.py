@@ -109,7 +109,6 @@ def settle_middle(samples: NDArray[np.float64]) -> Measurement:
         value=middle_mean(kept),
         p90=float(np.percentile(kept, 90)),
         spread=min(1.0, robust_spread(list(kept)) / max(1, len(kept)) ** 0.5),
-        num_samples=len(kept),
         uncertain=False,
     )
 

@@ -115,16 +115,8 @@ def _beside_point(context: ProbeContext, ranks: int) -> tuple[Measurement, Measu
 
 
 def _ratio(top: Measurement, bottom: Measurement) -> Measurement:
-    ratio = max(1.0, top.value / bottom.value)
-    spread = float(np.hypot(top.spread, bottom.spread))
-    joined = summarize([ratio])
-    return Measurement(
-        value=joined.value,
-        p90=joined.p90,
-        spread=spread,
-        num_samples=top.num_samples,
-        uncertain=spread > 2 * RATIO_LIMIT,
-    )
+    ratio, spread = max(1.0, top.value / bottom.value), float(np.hypot(top.spread, bottom.spread))
+    return Measurement(value=ratio, p90=ratio, spread=spread, uncertain=spread > 2 * RATIO_LIMIT)
 
 
 def eta(compute_seconds: float, serial_seconds: float, overlapped_seconds: float) -> float:
@@ -173,13 +165,7 @@ def _eta_point(context: ProbeContext, ranks: int, threads: int) -> Measurement:
     if robust_spread(etas) <= 2 * RATIO_LIMIT:
         return replace(point, uncertain=len(etas) < ROUNDS)
     low = float(min(etas))  # scattered: the least of them, so that no overlap is promised
-    return Measurement(
-        value=low,
-        p90=point.p90,
-        spread=min(1.0, point.spread),
-        num_samples=len(etas),
-        uncertain=True,
-    )
+    return replace(point, value=low, spread=min(1.0, point.spread), uncertain=True)
 
 
 def burst_task(

@@ -128,16 +128,13 @@ def spread_of_seconds(
     Root mean square over a point's batches, with their repeats' spread; the upper quartile over
     points. `per_edge` and `per_vertex` are seconds by point.
     """
-    errors = [
-        np.hypot(_error(each, np.array([edge, vertex])), each.spread)
-        for each, edge, vertex in zip(drawn, per_edge, per_vertex, strict=True)
-    ]
-    return float(np.percentile(errors, 75))
 
+    def error(each: Drawn, costs: tuple[float, float]) -> float:
+        relative = each.counts @ np.array(costs) / each.seconds - 1.0
+        return float(np.hypot(np.sqrt(np.mean(relative**2)), each.spread))
 
-def _error(drawn: Drawn, costs: NDArray[np.float64]) -> float:
-    relative = drawn.counts @ costs / drawn.seconds - 1.0
-    return float(np.sqrt(np.mean(relative**2)))
+    errors = map(error, drawn, zip(per_edge, per_vertex, strict=True))
+    return float(np.percentile(list(errors), 75))
 
 
 def _draw(context: ProbeContext, num_readers: int) -> Drawn:
@@ -185,7 +182,6 @@ def _fit(drawn: Drawn) -> tuple[Measurement, Measurement]:
             value=max(LEAST_SECONDS, cost),
             p90=cost,
             spread=spread,
-            num_samples=len(drawn.seconds),
             uncertain=drawn.noisy or residual > RESIDUAL_LIMIT,
         )
         for cost in costs

@@ -23,7 +23,6 @@ class Measurement:
     p90: float
     spread: float
     """Relative half-width: `robust_spread` of the repeats."""
-    num_samples: int
     uncertain: bool
     """Whether the repeats are noisier than the limit, or the machine was disturbed."""
 
@@ -51,7 +50,6 @@ def summarize(samples: Sequence[float], *, limit: float = np.inf) -> Measurement
         value=float(np.median(samples)),
         p90=float(np.percentile(samples, 90)),
         spread=spread,
-        num_samples=len(samples),
         uncertain=limit < np.inf and not (spread <= limit and len(samples) > 1),
     )
 

@@ -77,7 +77,8 @@ class Bench:
             [timed_batch(request, scale, seed) for seed in range(BATCHES)]
             for scale in request.scales
         ]
-        self.steady = _scale_index(request.scales)
+        self.steady = min(range(len(request.scales)), key=lambda s: abs(request.scales[s] - 1.0))
+        """Position of the mean batch among the scales."""
         self.steps = 0
 
     def step(self, batch: MiniBatch) -> tuple[float, float, float]:
@@ -122,10 +123,6 @@ def _meet(request: TimingRequest) -> None:
                 rank=request.rank,
                 world_size=request.ranks,
             )
-
-
-def _scale_index(scales: list[float]) -> int:
-    return min(range(len(scales)), key=lambda i: abs(scales[i] - 1.0))
 
 
 WARM = 4

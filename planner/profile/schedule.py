@@ -110,7 +110,7 @@ def time_all(
             say(_words(visit.what, number, left), min(1.0, 1.0 - left / seconds))
             share = left * visit.most / (later + sum(each.most for each in visits[i:]))
             given = max(LEAST_SECONDS, min(visit.most, share - beyond))
-            visit.take(team, given, _hopeless_seconds(batches))
+            visit.take(team, given, min(NO_BOUND, HOPELESS * _shortest_at_most(batches)))
             extra.append(max(0.0, clock() - begun - given))
     return [each.kept() for each in batches]
 
@@ -303,10 +303,6 @@ def _shortest_at_most(batches: Sequence[_BatchRounds]) -> float:
         if steps.rounds and steps.combination.hosts == 1 and not steps.combination.shared
     ]
     return min(plain, default=math.inf)
-
-
-def _hopeless_seconds(batches: Sequence[_BatchRounds]) -> float:
-    return min(NO_BOUND, HOPELESS * _shortest_at_most(batches))
 
 
 def middle_round(rounds: Sequence[Sequence[TimingAnswer]]) -> list[TimingAnswer]:

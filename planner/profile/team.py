@@ -210,14 +210,15 @@ WAIT_SECONDS = 120.0
 def launcher_bytes() -> int:
     """Measure private bytes that launching takes of its host, once per installed version."""
     libraries = [metadata.version(name) for name in ("gnnplan", "torch")]
-    found = keep_answer(["launcher", sys.version, *libraries], ProcessCost, _launcher_cost)
+    found = keep_answer(
+        ["launcher", sys.version, *libraries],
+        ProcessCost,
+        lambda: ProcessCost(
+            start_seconds=0.0, resident_bytes=0, launcher_bytes=private_bytes_of(MODULES)
+        ),
+    )
     assert not isinstance(found, str)
     return found.launcher_bytes
-
-
-def _launcher_cost() -> ProcessCost:
-    sizes = private_bytes_of(MODULES)
-    return ProcessCost(start_seconds=0.0, resident_bytes=0, launcher_bytes=sizes)
 
 
 def private_bytes_of(modules: Sequence[str]) -> int:

@@ -369,28 +369,26 @@ def _events(profiler: Any) -> list[Any]:
     return profiler.profiler.kineto_results.events()
 
 
-class Builder:
-    """Makes what requests ask for, and keeps loaders from one request to the next."""
+def build(
+    loaders: KeptLoaders, plain: Any
+) -> Callable[[], TimingAnswer | LoadingAnswer | GpuTimingReply]:
+    """Return the function that measures what a request, as plain data, asks for."""
+    if GPU in plain:
+        from gnnplan.planner.profile.gpu_timing import answer_request
 
-    def __init__(self) -> None:
-        self._loaders = KeptLoaders()
-
-    def build(self, plain: Any) -> Callable[[], TimingAnswer | LoadingAnswer | GpuTimingReply]:
-        """Return the function that measures what a request asks for."""
-        if GPU in plain:
-            from gnnplan.planner.profile.gpu_timing import answer_request
-
-            return functools.partial(answer_request, codec.decode(GpuTimingRequest, plain[GPU]))
-        request = codec.decode(TimingRequest, plain)
-        if request.loading is None:
-            return TimedModel(Bench(request)).run
-        loader = self._loaders.get(request.loading, request.workload, request.rank)
-        if not request.times_loading:
-            return TimedModel(Bench(request), loader).run
-        return TimedLoading(Bench(request), request.loading, loader).run
+        return functools.partial(answer_request, codec.decode(GpuTimingRequest, plain[GPU]))
+    request = codec.decode(TimingRequest, plain)
+    if request.loading is None:
+        return TimedModel(Bench(request)).run
+    loader = loaders.get(request.loading, request.workload, request.rank)
+    if not request.times_loading:
+        return TimedModel(Bench(request), loader).run
+    return TimedLoading(Bench(request), request.loading, loader).run
 
 
 if __name__ == "__main__":
     serve_standard_streams(
-        ("torch", "torch_geometric.nn", "gnnplan.runtime.worker"), Builder().build, rehearse
+        ("torch", "torch_geometric.nn", "gnnplan.runtime.worker"),
+        functools.partial(build, KeptLoaders()),
+        rehearse,
     )
