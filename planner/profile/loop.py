@@ -64,7 +64,7 @@ class Bench:
         from gnnplan.runtime.models.build import build_model
 
         set_threads(request.threads)
-        _meet(request)
+        _join_ranks(request)
         work = request.workload
         model = build_model(
             work, request.in_dim, request.num_classes, request.task, types=request.types
@@ -111,7 +111,7 @@ class Bench:
             dist.destroy_process_group()
 
 
-def _meet(request: TimingRequest) -> None:
+def _join_ranks(request: TimingRequest) -> None:
     """Join the other ranks, where there are some."""
     if request.ranks > 1:
         import torch.distributed as dist
@@ -250,7 +250,7 @@ def synthetic_batch(shape: BatchShape, seed: int) -> MiniBatch:
         expanded = before
         if first_seen:
             expanded -= shape.vertices[hop - 1] if hop else 0
-        indices = _meet(rng, before, after, shape.edges[hop])
+        indices = _draw_sources(rng, before, after, shape.edges[hop])
         spread = _spread(shape.edges[hop], expanded)
         if first_seen:
             pieces.append(indices)
@@ -281,7 +281,9 @@ def synthetic_links(shape: BatchShape, num_negatives: int, seed: int) -> NDArray
     return rng.integers(0, shape.vertices[0], (shape.num_links, 2 + num_negatives))
 
 
-def _meet(rng: np.random.Generator, before: int, after: int, num_edges: int) -> NDArray[np.int32]:
+def _draw_sources(
+    rng: np.random.Generator, before: int, after: int, num_edges: int
+) -> NDArray[np.int32]:
     """Return the sources of a hop's edges: new vertices in order of meeting, others at random."""
     new = min(after - before, num_edges)
     at = np.sort(rng.choice(num_edges, size=new, replace=False)) if new else np.zeros(0, np.int64)
