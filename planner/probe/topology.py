@@ -20,7 +20,7 @@ from gnnplan.planner.probe.links import (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Fault:
     """One thing that is not as it should be."""
 
@@ -41,40 +41,28 @@ def faults(inventory: Inventory) -> list[Fault]:
 def _mig_faults(gpu: Gpu) -> list[Fault]:
     if not gpu.mig or gpu.slice_of:
         return []
-    return [
-        Fault(
-            check="mig",
-            found=unknown_slice_text(gpu),
-            advice="turn MIG off (nvidia-smi -mig 0), or let the driver name the slices: a newer "
-            "driver and nvidia-ml-py, and permission to see them",
-        )
-    ]
+    advice = (
+        "turn MIG off (nvidia-smi -mig 0), or let the driver name the slices: a newer "
+        "driver and nvidia-ml-py, and permission to see them"
+    )
+    return [Fault("mig", unknown_slice_text(gpu), advice)]
 
 
 def _slot_faults(gpu: Gpu) -> list[Fault]:
     width, full = pcie_width(gpu), gpu.pcie_max_width or 0
     if not width or width >= full:
         return []
-    return [
-        Fault(
-            check="pcie",
-            found=f"gpu{gpu.index}: {width} of {full} PCIe lanes in use",
-            advice="seat the card again, or give its slot all lanes in the firmware's settings",
-        )
-    ]
+    advice = "seat the card again, or give its slot all lanes in the firmware's settings"
+    return [Fault("pcie", f"gpu{gpu.index}: {width} of {full} PCIe lanes in use", advice)]
 
 
 def _link_faults(gpu: Gpu) -> list[Fault]:
     down = [link.index for link in gpu.nvlinks or [] if link.up is False]
     if not down:
         return []
-    return [
-        Fault(
-            check="nvlink",
-            found=f"gpu{gpu.index}: NVLinks {', '.join(map(str, down))} are down",
-            advice="seat the bridge or board again; see nvidia-smi nvlink --status",
-        )
-    ]
+    found = f"gpu{gpu.index}: NVLinks {', '.join(map(str, down))} are down"
+    advice = "seat the bridge or board again; see nvidia-smi nvlink --status"
+    return [Fault("nvlink", found, advice)]
 
 
 def _fewer_link_faults(inventory: Inventory) -> list[Fault]:
@@ -88,12 +76,9 @@ def _fewer_link_faults(inventory: Inventory) -> list[Fault]:
         if not counts:
             continue
         usual = max(Counter(counts.values()).items(), key=lambda item: (item[1], item[0]))[0]
+        advice = "a link or bridge is missing; see nvidia-smi nvlink --status"
         found += [
-            Fault(
-                check="nvlink",
-                found=f"gpu{index}: {count} NVLinks up, {usual} on other {model}",
-                advice="a link or bridge is missing; see nvidia-smi nvlink --status",
-            )
+            Fault("nvlink", f"gpu{index}: {count} NVLinks up, {usual} on other {model}", advice)
             for index, count in counts.items()
             if count < usual
         ]
@@ -105,28 +90,19 @@ def _links_up(gpu: Gpu) -> int:
 
 
 def _numa_faults(inventory: Inventory) -> list[Fault]:
-    found = [
-        Fault(
-            check="numa",
-            found=f"gpu{g.index}: NVML says NUMA node {g.numa_conflict[0]}, the system "
-            f"{g.numa_conflict[1]}",
-            advice="firmware and driver disagree; left unknown, measure which is nearer",
-        )
-        for g in inventory.gpus
-        if g.numa_conflict is not None
-    ]
+    advice = "firmware and driver disagree; left unknown, measure which is nearer"
+    found: list[Fault] = []
+    for g in inventory.gpus:
+        if g.numa_conflict is not None:
+            nvml, system = g.numa_conflict
+            words = f"gpu{g.index}: NVML says NUMA node {nvml}, the system {system}"
+            found.append(Fault("numa", words, advice))
+    advice = "the firmware's NUMA table is wrong; measure which node is nearer"
     node = {g.index: g.numa_node for g in inventory.gpus}
     for group in pcie_groups(inventory):
-        nodes = {node[g] for g in group} - {None}
-        if len(nodes) > 1:
+        if len({node[g] for g in group} - {None}) > 1:
             words = ", ".join(f"gpu{g} on {node[g]}" for g in group)
-            found.append(
-                Fault(
-                    check="numa",
-                    found=f"one PCIe switch, several NUMA nodes: {words}",
-                    advice="the firmware's NUMA table is wrong; measure which node is nearer",
-                )
-            )
+            found.append(Fault("numa", f"one PCIe switch, several NUMA nodes: {words}", advice))
     return found
 
 
@@ -140,12 +116,12 @@ def changes(machine: MachineModel, inventory: Inventory) -> list[Fault]:
     after = {p.uuid: p for p in now}
     advice = "probe the machine again, or mend it; plans made for the file do not hold"
     found = [
-        Fault(check="gpu", found=f"{p.name} ({p.uuid}) is gone", advice=advice)
+        Fault("gpu", f"{p.name} ({p.uuid}) is gone", advice)
         for uuid, p in before.items()
         if uuid not in after
     ]
     found += [
-        Fault(check="gpu", found=f"{p.name} ({p.uuid}) is new", advice=advice)
+        Fault("gpu", f"{p.name} ({p.uuid}) is new", advice)
         for uuid, p in after.items()
         if uuid not in before
     ]
@@ -156,12 +132,12 @@ def changes(machine: MachineModel, inventory: Inventory) -> list[Fault]:
         old = before[uuid]
         if old.numa_node != p.numa_node:
             words = f"{old.name}: NUMA node {old.numa_node} before, {p.numa_node} now"
-            found.append(Fault(check="numa", found=words, advice=advice))
+            found.append(Fault("numa", words, advice))
     found += _changed_links(machine, gpu_links(inventory), called, advice)
     groups = sorted(sorted(called[g] for g in clique) for clique in nvlink_cliques(inventory))
     if groups != sorted(sorted(clique) for clique in machine.cliques):
         words = f"cliques {_clique_text(machine.cliques)} before, {_clique_text(groups)} now"
-        found.append(Fault(check="nvlink", found=words, advice=advice))
+        found.append(Fault("nvlink", words, advice))
     return found
 
 
@@ -180,22 +156,20 @@ def _changed_links(
         }
         return {k: x for k, x in ends.items() if any(e.startswith(("gpu", "plx")) for e in k)}
 
+    def fault(link: Link, words: str) -> Fault:
+        check = "nvlink" if link.name.startswith("nvlink") else "pcie"
+        return Fault(check, f"{link.name}: {words}", advice)
+
     before = of_gpus([x for x in machine.links if x.lanes], rename=False)
     after = of_gpus(now, rename=True)
     found: list[Fault] = []
-    for (source, target), link in sorted(before.items()):
-        other = after.get((source, target))
-        lanes = 0 if other is None else other.lanes
+    for ends, link in sorted(before.items()):
+        lanes = after[ends].lanes if ends in after else 0
         if lanes != link.lanes:
-            check = "nvlink" if link.name.startswith("nvlink") else "pcie"
-            words = f"{link.name}: {link.lanes} lanes or links before, {lanes} now"
-            found.append(Fault(check=check, found=words, advice=advice))
-    for (source, target), link in sorted(after.items()):
-        if (source, target) not in before:
-            words = f"{link.name}: was not there before"
-            check = "nvlink" if link.name.startswith("nvlink") else "pcie"
-            found.append(Fault(check=check, found=words, advice=advice))
-    return found
+            found.append(fault(link, f"{link.lanes} lanes or links before, {lanes} now"))
+    return found + [
+        fault(after[ends], "was not there before") for ends in sorted(after.keys() - before.keys())
+    ]
 
 
 def _clique_text(cliques: list[list[str]]) -> str:
