@@ -101,9 +101,12 @@ STEPPED = {
     "after": "all_to_all_after",
     "around_rows": "all_to_all_around_rows",
     "hidden": "all_to_all_hidden",
+    "asked": "all_to_all_asked",
+    "around_ids": "all_to_all_around_ids",
 }
-ASKED = {"asked": "all_to_all_asked", "around_ids": "all_to_all_around_ids"}
-"""Table names of what `read_steps` reads: in STEPPED over bytes of rows, here over those of ids."""
+"""Table names of what `read_steps` reads."""
+ID_TABLES = ("all_to_all_asked", "all_to_all_around_ids")
+"""Tables over bytes of ids; the others are over bytes of rows."""
 SUSTAINED_SECONDS = 0.3
 CHUNK_BYTES = MIB
 MOST_CALLS = 50
@@ -134,11 +137,9 @@ class HostRates:
     stepped: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
     """Seconds between two stretches of compute, over (exchange_bytes, host_counts), by table:
     `*_stepped`; `all_to_all_early`, the mean host's lead over the last; `all_to_all_after`, the
-    delay of the compute that follows; `all_to_all_around_rows`, what is not metered; and
-    `all_to_all_hidden`, a late and an early exchange."""
-    asked: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
-    """Seconds of the counts and ids that go ahead, over (asked_sizes(exchange_bytes), hosts):
-    `all_to_all_asked`, and `all_to_all_around_ids`, what is not metered."""
+    delay of the compute that follows; `all_to_all_asked`, the counts and ids that go ahead;
+    `all_to_all_around_*`, what is not metered; `all_to_all_hidden`, a late and an early exchange.
+    """
 
 
 def measure_hosts(team: HostTeam, report: ProgressCallback = silent) -> HostRates:
@@ -168,7 +169,6 @@ class _Schedule:
         counts = list(range(2, n + 1))
         calls = {name: self._collective(name, counts) for name in ("all_reduce", "all_to_all")}
         report("collectives between compute", 0.95)
-        stepped, asked = self._stepped(counts)
         return HostRates(
             latency_seconds=latency,
             bandwidth=bandwidth,
@@ -179,8 +179,7 @@ class _Schedule:
             host_counts=counts,
             collectives=calls,
             exchange_bytes=list(self._sizes.exchange_bytes),
-            stepped=stepped,
-            asked=asked,
+            stepped=self._stepped(counts),
         )
 
     def _pair(self, source: int, target: int) -> tuple[float, float, list[Measurement]]:
@@ -332,14 +331,11 @@ class _Schedule:
             out.append(time.perf_counter() - start)
         return out[1:]  # the first one connects
 
-    def _stepped(
-        self, counts: Sequence[int]
-    ) -> tuple[dict[str, list[Measurement]], dict[str, list[Measurement]]]:
+    def _stepped(self, counts: Sequence[int]) -> dict[str, list[Measurement]]:
         """Return seconds of a training loop's calls, and of counts and ids that go ahead."""
         from gnnplan.runtime.comm.collectives import Communicator
 
         found: dict[str, list[Measurement]] = {name: [] for name in STEPPED.values()}
-        asked: dict[str, list[Measurement]] = {name: [] for name in ASKED.values()}
         rows = self._sizes.exchange_burst_rows
         compute, short = make_burst(rows), make_burst(rows // SHORT)
         groups = {
@@ -366,12 +362,10 @@ class _Schedule:
                 read = read_steps(np.array(each))
                 for of, name in STEPPED.items():
                     found[name].append(read[of])
-                for of, name in ASKED.items():
-                    asked[name].append(read[of])
         for group in itertools.chain(*groups.values()):
             if group is not self._dist.GroupMember.NON_GROUP_MEMBER:
                 self._dist.destroy_process_group(group)
-        return found, asked
+        return found
 
     def _clock_offset(self) -> float:
         """Return this host's clock less host 0's, in the middle of the quickest round trip."""

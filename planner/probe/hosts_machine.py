@@ -24,7 +24,7 @@ from gnnplan.planner.machine.model import (
 from gnnplan.planner.partition.cliques import clique_covers
 from gnnplan.planner.probe.collectives import asked_sizes
 from gnnplan.planner.probe.grid import make_monotone
-from gnnplan.planner.probe.hosts import HostRates
+from gnnplan.planner.probe.hosts import ID_TABLES, HostRates
 from gnnplan.planner.probe.timing import Measurement
 
 CLEAR_MARGIN = 1.5
@@ -140,10 +140,9 @@ def _tables(rates: HostRates) -> dict[str, Table]:
     for name, points in rates.collectives.items():
         out[f"hosts_{name}"] = _table(of_hosts(rates.message_bytes), points)
     for name, points in rates.stepped.items():
+        sizes = asked_sizes(rates.exchange_bytes) if name in ID_TABLES else rates.exchange_bytes
         rising = [] if name == "all_to_all_early" else [0]
-        out[f"hosts_{name}"] = _table(of_hosts(rates.exchange_bytes), points, rising)
-    for name, points in rates.asked.items():
-        out[f"hosts_{name}"] = _table(of_hosts(asked_sizes(rates.exchange_bytes)), points)
+        out[f"hosts_{name}"] = _table(of_hosts(sizes), points, rising)
     return out
 
 
