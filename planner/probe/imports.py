@@ -16,8 +16,10 @@ A machine file or preset supplies the rest. What stays of it, tests that failed,
 machine does not have are noted.
 """
 
+import itertools
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -49,14 +51,13 @@ def import_machine(path: Path, onto: MachineModel) -> MachineModel:
     if not onto.gpus:
         raise MachineError(f"expected a machine with GPUs to import onto, found {onto.name}")
     if first == b"<":
-        return _with_topology(path, onto)
-    if first == b"{":
-        tests, notes = read_nvbandwidth(path)
-        return _name_import(with_nvbandwidth(onto, tests, notes), path, onto)
-    raise MachineError(f"{path}: expected NCCL's topology XML or nvbandwidth's JSON, found neither")
-
-
-def _name_import(machine: MachineModel, path: Path, onto: MachineModel) -> MachineModel:
+        machine = _with_topology(path, onto)
+    elif first == b"{":
+        machine = with_nvbandwidth(onto, *read_nvbandwidth(path))
+    else:
+        raise MachineError(
+            f"{path}: expected NCCL's topology XML or nvbandwidth's JSON, found neither"
+        )
     name = f"{onto.name} with {path.name}"
     return replace(machine, name=name, fingerprint=f"imported:{name}")
 
@@ -76,7 +77,7 @@ def _with_topology(path: Path, onto: MachineModel) -> MachineModel:
     ]
     gone = {m.name for m in onto.memories if m.kind == "device"} | {s.name for s in onto.switches}
     kept = [x for x in onto.links if x.source not in gone and x.target not in gone]
-    machine = replace(
+    return replace(
         onto,
         processors=[p for p in onto.processors if p.kind == "cpu"]
         + [replace(p, model=first.model) for p in processors],
@@ -93,7 +94,6 @@ def _with_topology(path: Path, onto: MachineModel) -> MachineModel:
             f"host from {onto.name}; host memory is taken as one, without its NUMA nodes' bridges",
         ],
     )
-    return _name_import(machine, path, onto)
 
 
 def _with_rates_of_kind(link: Link, old: dict[str, Link]) -> Link:
@@ -173,11 +173,16 @@ def read_nccl(path: Path, memory_bytes: int) -> Inventory:
     root = read_xml(path)
     if root.tag != "system":
         raise MachineError(f"{path}: expected NCCL's <system>, found <{root.tag[:40]}>")
-    gpus: list[Gpu] = []
-    for cpu in [c for c in root if c.tag == "cpu"]:
-        node = _whole(path, cpu, "numaid", -1)
-        for pci in cpu:
-            _walk(path, pci, [], None if node < 0 else node, gpus, memory_bytes)
+    try:
+        found = (
+            gpu
+            for cpu in root.findall("cpu")
+            for pci in cpu
+            for gpu in _find_gpus(pci, [], _whole(cpu, "numaid", -1), memory_bytes)
+        )
+        gpus = list(itertools.islice(found, MOST_GPUS + 1))
+    except ValueError as error:
+        raise MachineError(f"{path}: {error}") from None
     if not 0 < len(gpus) <= MOST_GPUS:
         raise MachineError(f"{path}: expected 1 to {MOST_GPUS} GPUs, found {len(gpus)}")
     gpus.sort(key=lambda gpu: gpu.index)
@@ -187,40 +192,31 @@ def read_nccl(path: Path, memory_bytes: int) -> Inventory:
     return Inventory(driver_version="", cuda_driver_version=None, gpus=gpus, pairs=pairs)
 
 
-def _walk(
-    path: Path,
-    pci: ElementTree.Element,
-    above: list[str],
-    node: int | None,
-    gpus: list[Gpu],
-    memory_bytes: int,
-) -> None:
-    """Collect GPUs under a PCI device; `above` are the bridges over it."""
-    if pci.tag != "pci" or len(above) > MOST_GPUS:
+def _find_gpus(
+    pci: ElementTree.Element, above: list[str], node: int, memory_bytes: int
+) -> Iterator[Gpu]:
+    """Yield the GPUs under a PCI device; `above` are the bridges over it."""
+    if pci.tag != "pci":
         return
-    bus = bus_key(pci.attrib.get("busid", ""))
+    bus = bus_key(pci.get("busid", ""))
     for child in pci:
-        if len(gpus) > MOST_GPUS:
-            return
         if child.tag == "gpu":
-            gpus.append(_gpu(path, pci, child, bus, above, node, memory_bytes))
+            yield _gpu(pci, child, above, node, memory_bytes)
         else:
-            _walk(path, child, [*above, bus], node, gpus, memory_bytes)
+            yield from _find_gpus(child, [*above, bus], node, memory_bytes)
 
 
 def _gpu(
-    path: Path,
     pci: ElementTree.Element,
     gpu: ElementTree.Element,
-    bus: str,
     above: list[str],
-    node: int | None,
+    node: int,
     memory_bytes: int,
 ) -> Gpu:
-    index, sm = _whole(path, gpu, "dev", -1), _whole(path, gpu, "sm", 0)
-    speed = re.match(r"\s*([0-9.]+)\s*GT/s", pci.attrib.get("link_speed", ""))
+    bus, index, sm = bus_key(pci.get("busid", "")), _whole(gpu, "dev", -1), _whole(gpu, "sm", 0)
+    speed = re.match(r"\s*([0-9.]+)\s*GT/s", pci.get("link_speed", ""))
     generation = GENERATIONS.get(_number(speed[1])) if speed else None
-    width = _whole(path, pci, "link_width", 0) or None
+    width = _whole(pci, "link_width", 0) or None
     return Gpu(
         index=index,
         uuid=f"nccl-{bus}",
@@ -229,7 +225,7 @@ def _gpu(
         compute_capability=(sm // 10, sm % 10) if sm else None,
         memory_bytes=memory_bytes,
         mig=None,
-        numa_node=node,
+        numa_node=None if node < 0 else node,
         numa_conflict=None,
         pci_bridges=list(above),
         cpus=None,
@@ -237,21 +233,19 @@ def _gpu(
         pcie_width=width,
         pcie_max_generation=generation,
         pcie_max_width=width,
-        nvlinks=_links(path, gpu, sm),
+        nvlinks=_links(gpu, sm),
         compute_processes=None,
     )
 
 
-def _links(path: Path, gpu: ElementTree.Element, sm: int) -> list[NvLink]:
+def _links(gpu: ElementTree.Element, sm: int) -> list[NvLink]:
     rate = LINK_BYTES_PER_SECOND.get(sm // 10, 25e9)
     found: list[NvLink] = []
-    for link in [c for c in gpu if c.tag == "nvlink"]:
-        switch = link.attrib.get("tclass", "").startswith(SWITCH_CLASS)
-        count = _whole(path, link, "count", 1)
+    for link in gpu.findall("nvlink"):
+        switch = link.get("tclass", "").startswith(SWITCH_CLASS)
+        count = _whole(link, "count", 1)
         if count < 0 or len(found) + count > MOST_LINKS:
-            raise MachineError(
-                f"{path}: expected at most {MOST_LINKS} NVLinks of a GPU, found more"
-            )
+            raise ValueError(f"expected at most {MOST_LINKS} NVLinks of a GPU, found more")
         for _ in range(count):
             found.append(
                 NvLink(
@@ -259,7 +253,7 @@ def _links(path: Path, gpu: ElementTree.Element, sm: int) -> list[NvLink]:
                     up=True,
                     peer_access=None,
                     remote_kind="switch" if switch else "gpu",
-                    remote_bus_id=bus_key(link.attrib.get("target", "")),
+                    remote_bus_id=bus_key(link.get("target", "")),
                     bytes_per_second=rate,
                 )
             )
@@ -279,14 +273,12 @@ def _pair(a: Gpu, b: Gpu) -> GpuPair:
     )
 
 
-def _whole(path: Path, element: ElementTree.Element, name: str, missing: int) -> int:
-    text = element.attrib.get(name)
+def _whole(element: ElementTree.Element, name: str, missing: int) -> int:
+    text = element.get(name)
     if text is None:
         return missing
     if not re.fullmatch(r"-?[0-9]{1,9}", text):
-        raise MachineError(
-            f"{path}: <{element.tag} {name}>: expected a number, found {text[:40]!r}"
-        )
+        raise ValueError(f"<{element.tag} {name}>: expected a number, found {text[:40]!r}")
     return int(text)
 
 
