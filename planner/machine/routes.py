@@ -156,26 +156,26 @@ def row_seconds(readers: Iterable[Reader], row_bytes: int) -> dict[str, float]:
 
     Source: docs/formulas.md 6.2 (t_sw, t_pcie) with [C7].
     """
-    everyone = list(readers)
-    load = _load(everyone, lambda link: moved_bytes(link, row_bytes) / gather_bandwidth(link))
-    return {r.name: max((load[x.name] for x in _links(r)), default=0.0) for r in everyone}
+    return _shared_seconds(
+        readers, lambda link: moved_bytes(link, row_bytes) / gather_bandwidth(link)
+    )
 
 
 def byte_seconds(readers: Iterable[Reader]) -> dict[str, float]:
     """Return seconds per byte of each reader while all copy at the same rate."""
+    return _shared_seconds(readers, lambda link: 1 / link.bandwidth_bytes_per_second)
+
+
+def _shared_seconds(
+    readers: Iterable[Reader], seconds_of: Callable[[Link], float]
+) -> dict[str, float]:
+    """Return seconds per unit of each reader: those of the most loaded link on its routes."""
     everyone = list(readers)
-    load = _load(everyone, lambda link: 1 / link.bandwidth_bytes_per_second)
-    return {r.name: max((load[x.name] for x in _links(r)), default=0.0) for r in everyone}
-
-
-def _links(reader: Reader) -> list[Link]:
-    return [link for route in reader.routes for link in route.links]
-
-
-def _load(readers: Sequence[Reader], seconds_of: Callable[[Link], float]) -> dict[str, float]:
     total: dict[str, float] = {}
-    for reader in readers:
-        for route in reader.routes:
-            for link in route.links:
-                total[link.name] = total.get(link.name, 0.0) + route.share * seconds_of(link)
-    return total
+    for route in (route for reader in everyone for route in reader.routes):
+        for link in route.links:
+            total[link.name] = total.get(link.name, 0.0) + route.share * seconds_of(link)
+    return {
+        reader.name: max((total[x.name] for r in reader.routes for x in r.links), default=0.0)
+        for reader in everyone
+    }
