@@ -79,7 +79,7 @@ class Table:
 
 def make_table(
     unit: str,
-    axes: Mapping[str, Sequence[float]],
+    axes: Mapping[str, Sequence[float | int]],
     values: Iterable[float],
     spread: float,
     *,
