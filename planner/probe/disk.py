@@ -45,10 +45,7 @@ DISK_LIMIT = 0.25
 
 
 def measure(context: ProbeContext) -> dict[str, Table]:
-    """Measure the tables `disk_read` and, of several readers, `disk_apart`.
-
-    Nothing but a note where direct reads are refused.
-    """
+    """Measure `disk_read` and, of several readers, `disk_apart`; note where reads are refused."""
     sizes, path = context.sizes, context.scratch / "disk.bin"
     seconds = WRITTEN * context.budget.left
     refused = context.team.run(

@@ -161,10 +161,7 @@ def fit_non_negative(
 
 
 def fit_alpha_beta(num_bytes: Sequence[float | int], seconds: Sequence[float]) -> AlphaBeta:
-    """Fit latency and bandwidth of a link to timed messages.
-
-    Where time does not grow with size the bandwidth is the largest one seen.
-    """
+    """Fit latency and bandwidth (the largest seen, where time is flat) to timed messages."""
     sizes = np.asarray(num_bytes, dtype=np.float64)
     times = np.asarray(seconds, dtype=np.float64)
     (alpha, per_byte), residual = fit_non_negative(

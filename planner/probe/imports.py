@@ -140,11 +140,7 @@ class _StrictBuilder(ElementTree.TreeBuilder):
 
 
 def read_xml(path: Path) -> ElementTree.Element:
-    """Return the root element of a file.
-
-    Raises:
-        MachineError: not well-formed, with a DOCTYPE, too large or too deep.
-    """
+    """Return the root of an XML file without DOCTYPE, neither too large nor too deep."""
     data = path.read_bytes()
     if len(data) > MOST_XML_BYTES:
         raise MachineError(
@@ -357,10 +353,7 @@ def _rate(path: Path, name: str, cell: Any) -> float | None:
 def with_nvbandwidth(
     machine: MachineModel, tests: dict[str, Rows], notes: list[str]
 ) -> MachineModel:
-    """Put measured rates onto the links that the tests crossed.
-
-    MachineError where the tests are of another number of GPUs.
-    """
+    """Put measured rates onto the links that the tests, of as many GPUs, crossed."""
     gpus = len([g for g in machine.gpus if g.host == 0])
     for name, rows in tests.items():
         if name in {*SLOTS, *PEERS, TOGETHER} and len(rows[0]) != gpus:

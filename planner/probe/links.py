@@ -96,10 +96,7 @@ def _exchange_link(table: Table) -> tuple[Link, str]:
 
 
 def gpu_parts(inventory: Inventory) -> tuple[list[Processor], list[Memory], list[str]]:
-    """Return a processor and a memory (what is free of it) per GPU, and notes.
-
-    A GPU whose memory is unknown, or held by others, is left out, with a note.
-    """
+    """Return a processor and its free memory per GPU, and notes on those that are left out."""
     processors: list[Processor] = []
     memories: list[Memory] = []
     notes = list(inventory.notes)

@@ -35,11 +35,7 @@ def is_preset(name: str) -> bool:
 
 
 def find_machine(name: str) -> MachineModel:
-    """Return a preset by name, or read a machine file.
-
-    Raises:
-        MachineError: neither exists, or it is damaged.
-    """
+    """Return a preset by name, or read a machine file; MachineError where neither is whole."""
     if is_preset(name):
         return load_preset(name)
     if not Path(name).exists():

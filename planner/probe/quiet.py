@@ -44,10 +44,7 @@ class Disturbance:
         look: Callable[[], float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin with the seconds `seen` by earlier looks.
-
-        `look` times a small step now (None: `step_seconds`); `clock` returns monotonic seconds.
-        """
+        """Begin with the seconds `seen` by earlier looks; `look` times a small step now."""
         self.seen = list(seen)
         self._look, self._clock = look or step_seconds, clock
         self._found, self._looked_at, self._kept_at = 1.0, -math.inf, -math.inf
@@ -122,10 +119,7 @@ def look_task(state: State) -> float:
 
 @contextlib.contextmanager
 def disturbance(folder: Path, look: Callable[[], float] | None = None) -> Generator[Disturbance]:
-    """Watch this machine, and keep in a folder what looks have found.
-
-    A damaged file there is begun anew. `look` is as `Disturbance` takes it.
-    """
+    """Watch this machine by `look`, and keep in a folder what looks have found."""
     found = Disturbance(seen_before(folder), look)
     yield found
     write_text_atomically(_file(folder), json.dumps([float(f"{each:.3g}") for each in found.seen]))

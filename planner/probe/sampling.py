@@ -96,10 +96,7 @@ def measure(context: ProbeContext) -> dict[str, Table]:
 
 
 def _on_graphs(context: ProbeContext, num_nodes: int) -> tuple[int, dict[Point, Drawn]]:
-    """Draw batches of both calibration graphs of a size.
-
-    Returns bytes of the topology, and the batches by number of readers.
-    """
+    """Draw batches of both graphs of a size; return topology bytes, and batches by readers."""
     folders = [context.scratch / f"{kind}-{num_nodes}" for kind in KINDS]
     most, makers = max(context.readers()), min(len(KINDS), context.team.size)
     with context.preparing("a graph", num_nodes):
@@ -237,10 +234,7 @@ def sample_task(
     most: float,
     start_at: float,
 ) -> tuple[list[float], list[tuple[int, int]]]:
-    """Task: seconds, and (edges, vertices), of each batch; no batch is drawn twice.
-
-    Compute precedes each batch, as in training.
-    """
+    """Task: seconds, and (edges, vertices), of each batch; compute precedes each."""
     from gnnplan.runtime.sampling.neighbor import NeighborSampler
 
     data: Any = state.kept["graphs"][graph]

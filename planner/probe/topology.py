@@ -107,10 +107,7 @@ def _numa_faults(inventory: Inventory) -> list[Fault]:
 
 
 def changes(machine: MachineModel, inventory: Inventory) -> list[Fault]:
-    """List differences from a machine file: GPUs, NUMA nodes, lanes, links, cliques.
-
-    GPUs are matched by UUID: indices depend on the environment.
-    """
+    """List differences from a machine file, by UUID: GPUs, NUMA nodes, lanes, links, cliques."""
     now, _, _ = gpu_parts(inventory)
     before = {p.uuid: p for p in machine.gpus}
     after = {p.uuid: p for p in now}
@@ -199,10 +196,7 @@ def refuse_changed(machine: MachineModel, inventory: Inventory | None) -> None:
 
 
 def with_free_memory(machine: MachineModel, inventory: Inventory | None) -> MachineModel:
-    """Limit each GPU's memory to what is free of it now, noted where that is less.
-
-    GPUs are found again by UUID.
-    """
+    """Limit each GPU's memory to what is free of it now, noted where that is less."""
     free = {gpu.uuid: gpu for gpu in ([] if inventory is None else inventory.gpus)}
     now: dict[str, Gpu] = {p.memory: free[p.uuid] for p in machine.gpus if p.uuid in free}
     memories, notes = list[Memory](), list(machine.notes)

@@ -89,10 +89,9 @@ def neighbor_hotness(
 
 
 def smooth(measured: Chances, analytic: Chances, num_batches: int) -> None:
-    """Replace zeros of measured hotness [N] by 0.5 / m times `analytic` [N] (formulas 1.4 c).
+    """Replace zeros of measured hotness by 0.5 / m times the analytic value (formulas 1.4 c).
 
-    `measured` is the share of m = `num_batches` batches whose inputs hold the vertex; changed in
-    place.
+    `measured` [N], shares of m = `num_batches` batches, is changed in place.
     """
     _order_zeros(measured, analytic, 0.5 / num_batches)
 

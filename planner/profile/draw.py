@@ -111,10 +111,7 @@ def prepare_batch(sampler: BatchSampler, schedule: SeedSchedule, epoch: int, ste
 def last_batch(
     graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int
 ) -> MiniBatch | None:
-    """Draw rank 0's part of an epoch's last batch; None where that is no smaller than others.
-
-    None also for links and typed graphs, of which no profile counts it apart.
-    """
+    """Draw rank 0's part of an epoch's last, smaller batch; None where there is none to count."""
     if str(graph.task) == "link" or is_typed(workload):
         return None
     if graph.num_train <= workload.batch_size or graph.num_train % workload.batch_size == 0:

@@ -277,10 +277,7 @@ def time_in_turns(
     *,
     seconds: float,
 ) -> InTurns:
-    """Time a step and some work one after the other, by the same thread.
-
-    `before` does what a loader does before that work, untimed.
-    """
+    """Time a step and, after an untimed `before`, some work in turns, by the same thread."""
     loading = work if before is None else functools.partial(_after, before, work)
 
     def turn() -> tuple[float, float]:

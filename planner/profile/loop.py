@@ -354,10 +354,7 @@ def timed_batch(request: TimingRequest, scale: float, seed: int) -> MiniBatch:
 def drawn_batch(
     request: TimingRequest, batch: MiniBatch, out: NDArray[np.float32] | None, seed: int
 ) -> MiniBatch:
-    """Make a drawn batch of nodes ready for a step, with edge weights, rows and some labels.
-
-    `out` are the rows that a loader reads, float32 [rows, feature_dim]; None: it reads none.
-    """
+    """Make a drawn batch of nodes ready for a step; `out` are rows [rows, feature_dim], if any."""
     fill_weights(batch, request.workload, some_degrees(batch))  # in place
     generator = torch.Generator().manual_seed(seed)
     size = batch.n_id.size

@@ -36,10 +36,7 @@ from gnnplan.runtime.sampling.statistics import is_weighted
 def loading_factors(
     machine: MachineModel, in_line: InLine | None, found: LoadingAnswer, ranks: int
 ) -> dict[str, float]:
-    """Return measured seconds over those of the machine's tables, by table.
-
-    `ranks` of one host loaded at once, each from tables of its own.
-    """
+    """Return measured seconds over those of the machine's tables, by table."""
     said = dict[str, tuple[float, float]]()
     for table, gather in (in_line.gathers if in_line else {}).items():
         if table in machine.tables:

@@ -131,11 +131,7 @@ def presample(
     *,
     progress: Progress | None = None,
 ) -> tuple[BatchProfile, Hotness]:
-    """Draw batches as `num_ranks` ranks would, and count what they read.
-
-    Returns:
-        Sizes of one rank's batches, and how often each vertex is read.
-    """
+    """Draw batches as `num_ranks` ranks would; return their sizes, and reads of each vertex."""
     draw = drawer(graph, workload, sampler, num_ranks)
     counts = _Counts(graph.num_nodes, row_bytes=row_bytes(graph), data_offset=_data_offset(graph))
     epoch = whole_steps(graph.num_train, workload.batch_size)
@@ -280,11 +276,7 @@ def _draws(indptr, indices, last, out):
 
 
 def shared_batch(draw: Draw, *, steps: int) -> SharedBatch:
-    """Count, per hop, by how many rows of a global batch each source is drawn.
-
-    `draw` gives the batches of one rank that has the whole global batch; an epoch has `steps` of
-    them.
-    """
+    """Count, per hop, by how many rows of a global batch, drawn by one rank, a source is drawn."""
     counted: list[dict[int, int]] = []
     number = max(1, min(SHARED_BATCHES, steps))
     seeds = 0
@@ -386,10 +378,7 @@ def draw_all(
     *,
     keep: Callable[[Hotness], Hotness] = lambda hotness: hotness,
 ) -> tuple[dict[int, BatchProfile], dict[int, Hotness]]:
-    """Return batch sizes and hotness for each number of ranks, by seeds per rank.
-
-    `keep` replaces each hotness by one that takes less memory.
-    """
+    """Return batch sizes and hotness, as replaced by `keep`, by seeds per rank."""
     ranks = sorted({c.num_ranks for c in combinations} | {1 for c in combinations if c.shared})
     sampler = sampler_of(settings)
     batches: dict[int, BatchProfile] = {}
@@ -418,10 +407,7 @@ def draw_all(
 def interpolated(
     seeds: int, batches: dict[int, BatchProfile], hotness: dict[int, Hotness]
 ) -> tuple[BatchProfile, Hotness]:
-    """Interpolate a batch size between two profiled ones, by both power forms [A5].
-
-    Sizes per hop are scaled by the ratio that the input vertices get.
-    """
+    """Interpolate a batch size between two profiled ones, by both power forms [A5]."""
     low = max(s for s in hotness if s <= seeds)
     high = min(s for s in hotness if s >= seeds)
     weight = float(np.log(seeds / low) / np.log(high / low)) if high > low else 0.0
@@ -455,10 +441,7 @@ def interpolated(
 def draw_sharing(
     graph: Graph, settings: PlanSettings, combinations: Sequence[Combination]
 ) -> tuple[SharedBatch | None, dict[str, StackProfile]]:
-    """Count what ranks ask each other for where they share a batch or the topology.
-
-    The shared batch is None where no combination has one; stacks are by seeds per rank, as text.
-    """
+    """Count what ranks that share a batch, or the topology, ask each other for."""
     work, sampler = settings.workload, sampler_of(settings)
     steps = max(1, graph.num_train // work.batch_size)
     shared = None

@@ -73,11 +73,7 @@ def profile_key(
     machine: MachineModel,
     combinations: Sequence[Combination],
 ) -> str:
-    """Hash everything that decides a profile.
-
-    It includes the machine's tables whose factors the profile has: a factor holds for its table
-    alone.
-    """
+    """Hash everything that decides a profile, with the tables that its factors are of."""
     work = settings.workload
     decided = [
         VERSION,

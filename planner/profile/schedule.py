@@ -320,10 +320,7 @@ def _middle(rounds: Sequence[Sequence[TimingAnswer]]) -> Sequence[TimingAnswer]:
 
 
 def in_line_of(rounds: Sequence[Sequence[TimingAnswer]]) -> InLine | None:
-    """Return the work before the middle round's steps, as the mean over its ranks.
-
-    The spread of sampling is that of its repeats or of the rounds, whichever is more.
-    """
+    """Return the mean over ranks of the work before the middle round's steps."""
     kept = [answer.in_line for answer in _middle(rounds) if answer.in_line]
     if not kept:
         return None

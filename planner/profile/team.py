@@ -153,11 +153,7 @@ class Team:
         return [codec.decode(TimingAnswer, json.loads(answer)) for answer in answers]
 
     def load(self, request: TimingRequest, ranks: int) -> LoadingAnswer:
-        """Have the first `ranks` processes time a loader's work, each for itself, all at once.
-
-        They share memory and disk as a job's ranks do. The first one's answer is returned: all do
-        the same.
-        """
+        """Have the first `ranks` processes time a loader's work at once; the first one answers."""
         assert request.loading is not None
         threads = request.threads + int(request.loading.beside)
         texts = [json.dumps(codec.to_plain(replace(request, rank=r))) for r in range(ranks)]

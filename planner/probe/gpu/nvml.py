@@ -165,10 +165,7 @@ def set_bits(mask: Any) -> list[int] | None:
 def _numa_node(
     asker: Asker, handle: Any, told: int | None
 ) -> tuple[int | None, tuple[int, int] | None]:
-    """Return the NUMA node next to the GPU, and both sources' nodes where they disagree.
-
-    `told` is what the system says; None: it does not know.
-    """
+    """Return the NUMA node next to the GPU, and both sources' nodes where they disagree."""
     nodes = set_bits(asker.ask("nvmlDeviceGetMemoryAffinity", handle, MASK_WORDS, 0))
     asked = nodes[0] if nodes is not None and len(nodes) == 1 else None
     if told is None or asked is None:
