@@ -49,10 +49,11 @@ TARGET_ERROR = 0.02
 MIN_BATCHES = 32
 """Batches drawn before that error is believed."""
 MOST_BATCHES = 256
+"""Batches from which hotness needs no more."""
 MOST_IN_EPOCHS = 4 * MOST_BATCHES
 """Most batches of two whole epochs; of longer epochs the halves are even and odd steps."""
 DRAWN_VERTICES = 4_000_000
-"""Vertices, or small batches' share of them, that are drawn in about a second."""
+"""Vertices that are drawn in about a second."""
 
 MOST_SMOOTHED_EDGES = 1 << 26
 """Edges up to which vertices that no batch met are ordered, by one pass per hop."""
