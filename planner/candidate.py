@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gnnplan.planner.machine.hosts import prefix_of
-from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.machine.model import MachineModel, prefix_of
 from gnnplan.runtime.plan.schema import (
     Device,
     FeaturePlacement,

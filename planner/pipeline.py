@@ -27,8 +27,7 @@ from gnnplan.planner.placement.downsample import downsample_hotness
 from gnnplan.planner.placement.order import count_out_degree
 from gnnplan.planner.profile.cache import PlanRecord, Profile, save_record
 from gnnplan.planner.profile.draws import GraphDraws
-from gnnplan.planner.profile.gpu_profile import gpu_profile
-from gnnplan.planner.profile.profile import Wanted, profiles
+from gnnplan.planner.profile.profile import Wanted, gpu_profile, profiles
 from gnnplan.planner.progress import Progress, onward, portion, silent
 from gnnplan.planner.queries.calibrate import calibrated, load_calibration
 from gnnplan.planner.queries.remedies import advice, find_remedies

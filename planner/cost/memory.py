@@ -10,8 +10,7 @@ from gnnplan.planner.candidate import Candidate, PlacedRows
 from gnnplan.planner.cost.pipeline_time import kappa
 from gnnplan.planner.cost.rates import MachineTable, rate_per_rank, topology_bytes
 from gnnplan.planner.errors import MachineError, PlanDoesNotFit
-from gnnplan.planner.machine.hosts import prefix_of
-from gnnplan.planner.machine.model import MachineModel, Memory
+from gnnplan.planner.machine.model import MachineModel, Memory, prefix_of
 from gnnplan.planner.workload import BatchProfile, ModelTiming, ProcessCost, Spread
 from gnnplan.runtime.plan.schema import GraphRef, MemoryUse
 from gnnplan.runtime.sampling.memory import HEADROOM, BulkBytes

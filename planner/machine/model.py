@@ -1,13 +1,16 @@
-"""The machine model: memories, processors and links, and what was measured on them.
+"""The machine model: memories, processors and links, and the rates measured on them.
 
 A machine is a directed graph of memories and processors joined by links. Every cost the planner
 computes is bytes over links or work on processors; every number says where it came from. Rates that
 depend on several things (row size, working set, concurrent readers) are `Table`s.
+
+Of several hosts, host 0's parts keep their plain names; those of host h begin with `h<h>.`. What
+lies between hosts (cards and the network, tables `hosts_*` and `message.*`) belongs to none.
 """
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +22,7 @@ from gnnplan.runtime import codec
 from gnnplan.runtime.plan.schema import MachineRef
 
 Provenance = Literal["measured", "preset", "derived"]
-"""measured: here; preset: by others, source named; derived: computed from such numbers."""
+"""measured: on this machine; preset: by others, source named; derived: from such numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +33,6 @@ class Table:
     """
 
     unit: str
-    """Unit of the values, e.g. seconds_per_row."""
     axes: list[str]
     """Names of the coordinates, e.g. row_bytes."""
     points: list[list[float]]
@@ -41,7 +43,7 @@ class Table:
     """Relative half-width of the repeats (robust), the residual of a fit included."""
     provenance: Provenance = "measured"
     uncertain: bool = False
-    """True where the repeats stayed noisier than the probe accepts."""
+    """Whether the repeats stayed noisier than the probe accepts."""
 
     def __post_init__(self) -> None:
         size = 1
@@ -57,11 +59,7 @@ class Table:
             raise ValueError("expected positive axis points and values")
 
     def at(self, **coordinates: float | int) -> float:
-        """The value at the named coordinates.
-
-        Raises:
-            KeyError: the names given are not those of the axes, each once.
-        """
+        """Return the value at the coordinates, one for each axis; other names raise KeyError."""
         if set(coordinates) != set(self.axes):
             raise KeyError(f"expected coordinates {self.axes}, found {sorted(coordinates)}")
         grid = np.log(np.asarray(self.values, dtype=np.float64)).reshape(
@@ -79,18 +77,26 @@ class Table:
         return float(np.exp(grid))
 
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "Link",
-    "MachineModel",
-    "Memory",
-    "Processor",
-    "Provenance",
-    "Switch",
-    "Table",
-    "load_machine",
-    "save_machine",
-]
+def make_table(
+    unit: str,
+    axes: Mapping[str, Sequence[float | int]],
+    values: Iterable[float],
+    spread: float,
+    *,
+    provenance: Provenance = "measured",
+    uncertain: bool = False,
+) -> Table:
+    """Make a table of values, row-major over axes whose points stand under their names."""
+    return Table(
+        unit=unit,
+        axes=list(axes),
+        points=[[float(point) for point in points] for points in axes.values()],
+        values=[float(value) for value in values],
+        spread=spread,
+        provenance=provenance,
+        uncertain=uncertain,
+    )
+
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -110,7 +116,7 @@ class Memory:
     kind: Literal["host", "device", "disk"]
     capacity_bytes: int
     numa_node: int = -1
-    """-1 where unknown or there is one."""
+    """NUMA node; -1 where unknown or there is one."""
     provenance: Provenance = "measured"
 
 
@@ -124,19 +130,19 @@ class Processor:
     """Name of the memory next to it."""
     cores: int = 1
     uuid: str = ""
-    """Of a GPU: what joins NVML's view with torch's, never the index."""
+    """UUID of a GPU, by which NVML's view and torch's are joined, never by the index."""
     model: str = ""
     host: int = 0
-    """Which of several hosts it is in."""
+    """Number of its host."""
     numa_node: int = -1
-    """-1 where unknown."""
+    """NUMA node; -1 where unknown."""
     bus_id: str = ""
     """PCI address of a GPU, as in sysfs; empty where unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Switch:
-    """A node that bytes pass and do not live in: all who cross its links share them."""
+    """A node that bytes pass and do not live in; all who cross its links share them."""
 
     name: str
     kind: Literal["pcie", "nvlink", "numa", "card", "network"]
@@ -153,10 +159,10 @@ class Link:
     target: str
     latency_seconds: float
     bandwidth_bytes_per_second: float
-    """Of large copies, over all who cross it at once."""
+    """Bandwidth of large copies, over all who cross it at once."""
     provenance: Provenance = "measured"
     transaction_bytes: int = 0
-    """Granularity of reads at random, which move whole lines; 0: any size."""
+    """Granularity of random reads, which move whole lines; 0: any size."""
     gather_bytes_per_second: float = 0.0
     """Bandwidth of random reads, lines counted whole; 0: that of copies."""
     lanes: int = 0
@@ -170,27 +176,26 @@ class MachineModel:
     schema_version: int = SCHEMA_VERSION
     name: str
     fingerprint: str
-    """Hash of what the machine is; equals runtime.device.machine_fingerprint() where measured."""
+    """Hash of the machine's parts; `runtime.device.machine_fingerprint()` where measured."""
     provenance: Provenance
     processors: list[Processor]
     memories: list[Memory]
     links: list[Link]
     switches: list[Switch] = field(default_factory=list[Switch])
     cliques: list[list[str]] = field(default_factory=list[list[str]])
-    """Processors joined by fast peer links."""
+    """Groups of processors joined by fast peer links."""
     other_covers: list[list[list[str]]] = field(default_factory=list[list[list[str]]])
-    """Other ways to cover the same processors by as few cliques, next best first."""
+    """Other covers of the same processors by as few cliques, next best first."""
     tables: dict[str, Table] = field(default_factory=dict[str, Table])
     """Measured curves; names and axes are listed in planner/probe/README.md."""
     noise: float = 0.05
     """Coefficient of variation of a fixed kernel: the least half-width of any interval."""
     extent: str = ""
-    """quick | full: how much was measured; empty for presets."""
+    """Extent of probing, quick or full; empty for presets."""
     versions: dict[str, str] = field(default_factory=dict[str, str])
     sources: dict[str, str] = field(default_factory=dict[str, str])
-    """Where the numbers of a preset's links, memories and tables are from, by name."""
+    """Sources of the numbers of a preset's links, memories and tables, by name."""
     notes: list[str] = field(default_factory=list[str])
-    """What was noticed while probing (noisy points, missing permissions)."""
 
     @property
     def calibration(self) -> str:
@@ -199,16 +204,16 @@ class MachineModel:
 
     @property
     def num_cores(self) -> int:
-        """CPU cores of the host."""
+        """CPU cores of all hosts."""
         return sum(p.cores for p in self.processors if p.kind == "cpu")
 
     @property
     def gpus(self) -> list[Processor]:
-        """The GPUs, in order."""
+        """GPUs, in order."""
         return [p for p in self.processors if p.kind == "cuda"]
 
     def reference(self) -> MachineRef:
-        """What a plan says of the machine it was made for."""
+        """Return what a plan says of the machine it was made for."""
         return MachineRef(
             name=self.name,
             fingerprint=self.fingerprint,
@@ -217,22 +222,14 @@ class MachineModel:
         )
 
     def memory(self, name: str) -> Memory:
-        """The memory of that name.
-
-        Raises:
-            MachineError: there is none.
-        """
+        """Return the memory of that name, or raise MachineError."""
         for memory in self.memories:
             if memory.name == name:
                 return memory
         raise MachineError(f"machine {self.name}: no memory named {name!r}")
 
     def table(self, name: str) -> Table:
-        """The measured table of that name.
-
-        Raises:
-            MachineError: this machine has no such measurement; nothing is invented.
-        """
+        """Return the table of that name; MachineError where it was not measured."""
         if name not in self.tables:
             raise MachineError(
                 f"machine {self.name}: no measurement {name!r}; run `gnnplan probe` on it again"
@@ -240,7 +237,7 @@ class MachineModel:
         return self.tables[name]
 
     def graph(self) -> Topology:
-        """The machine as a directed graph: processors, memories and switches joined by links."""
+        """Return the directed graph of processors, memories and switches joined by links."""
         import networkx as nx
 
         out: Topology = nx.DiGraph()
@@ -261,8 +258,112 @@ class MachineModel:
         return out
 
     def with_tables(self, tables: dict[str, Table]) -> "MachineModel":
-        """The same machine with some tables replaced or added."""
+        """Return the machine with some tables replaced or added."""
         return replace(self, tables={**self.tables, **tables})
+
+
+BETWEEN = ("card", "network")
+"""Kinds of switches that lie between hosts."""
+
+
+def prefix_of(host: int) -> str:
+    """Return the prefix of the names of a host's parts."""
+    return f"h{host}." if host else ""
+
+
+def num_hosts(machine: MachineModel) -> int:
+    """Count the hosts of a machine."""
+    return 1 + max((p.host for p in machine.processors), default=0)
+
+
+def joins_hosts(machine: MachineModel) -> bool:
+    """Tell whether ranks on several hosts can be priced: their collectives were measured."""
+    return num_hosts(machine) > 1 and "hosts_all_reduce" in machine.tables
+
+
+def select_parts(
+    machine: MachineModel,
+    keep: Callable[[str], bool],
+    rename: Callable[[str], str],
+    *,
+    host: int | None = None,
+) -> MachineModel:
+    """Keep the parts with some names, under other names; links stay where both their ends do.
+
+    Args:
+        machine: a machine; its tables stay as they are.
+        keep: tells by its name whether a part stays.
+        rename: returns the name of a part that stays.
+        host: number of the host that all processors are in from now on; None: as they are.
+    """
+    return replace(
+        machine,
+        processors=[
+            replace(
+                p,
+                name=rename(p.name),
+                memory=rename(p.memory),
+                host=p.host if host is None else host,
+            )
+            for p in machine.processors
+            if keep(p.name)
+        ],
+        memories=[replace(m, name=rename(m.name)) for m in machine.memories if keep(m.name)],
+        links=[
+            replace(x, name=rename(x.name), source=rename(x.source), target=rename(x.target))
+            for x in machine.links
+            if keep(x.source) and keep(x.target)
+        ],
+        switches=[replace(s, name=rename(s.name)) for s in machine.switches if keep(s.name)],
+        cliques=[[rename(n) for n in c] for c in machine.cliques if all(map(keep, c))],
+    )
+
+
+def one_host(machine: MachineModel, host: int) -> MachineModel:
+    """Return one host's own part, under the names that a machine of one host has.
+
+    Tables between hosts stay; those of other hosts are dropped.
+    """
+    if num_hosts(machine) == 1:
+        return machine
+    prefix = prefix_of(host)
+
+    def own(name: str) -> bool:
+        return name.startswith(prefix) if prefix else not _of_other(name)
+
+    def named(name: str) -> str:
+        return name.removeprefix(prefix)
+
+    names = {m.name for m in machine.memories if own(m.name)}
+    names |= {p.name for p in machine.processors if p.host == host}
+    names |= {s.name for s in machine.switches if own(s.name) and s.kind not in BETWEEN}
+    between = {k: t for k, t in machine.tables.items() if k.startswith(("hosts_", "message."))}
+    part = select_parts(machine, names.__contains__, named, host=0)
+    own_tables = {named(k): t for k, t in machine.tables.items() if own(k)}
+    return replace(part, tables=own_tables | between)
+
+
+def first_hosts(machine: MachineModel, hosts: int) -> MachineModel:
+    """Return a machine of its first `hosts` hosts alone."""
+    if num_hosts(machine) <= hosts:
+        return machine
+    if hosts == 1:
+        return one_host(machine, 0)
+    beyond = tuple(prefix_of(h) for h in range(hosts, num_hosts(machine)))
+    # A card goes with the host whose memory it is joined to.
+    cards = {s.name for s in machine.switches if s.kind == "card"}
+    gone = {x.target for x in machine.links if x.source.startswith(beyond) and x.target in cards}
+
+    def within(name: str) -> bool:
+        return not name.startswith(beyond) and name not in gone
+
+    kept = select_parts(machine, within, lambda name: name)
+    return replace(kept, tables={k: t for k, t in machine.tables.items() if within(k)})
+
+
+def _of_other(name: str) -> bool:
+    head, dot, _ = name.partition(".")
+    return bool(dot) and head[:1] == "h" and head[1:].isdecimal()
 
 
 def save_machine(machine: MachineModel, path: Path) -> None:
@@ -296,16 +397,12 @@ def load_machine(path: Path) -> MachineModel:
 
 
 MOST_PARTS = 4096
-"""Processors, memories and switches; a thousand GPUs are fewer."""
+"""Most processors, memories and switches together; a thousand GPUs are fewer."""
 MOST_LINKS = 1 << 16
 
 
 def check_machine(machine: MachineModel) -> None:
-    """Refuse a machine whose parts do not fit together.
-
-    Raises:
-        MachineError: names the first thing that does not.
-    """
+    """Refuse a machine whose parts do not fit together, naming the first that does not."""
     parts = [x.name for x in (*machine.processors, *machine.memories, *machine.switches)]
     if not machine.processors or not machine.memories:
         _refuse("expected at least one processor and one memory, found none")
@@ -351,7 +448,7 @@ def _check_link(link: Link, known: set[str]) -> None:
 
 
 def _check_card(machine: MachineModel, card: str, memories: set[str]) -> None:
-    """A card is one host's: bytes reach it from that host's memory, and go back there."""
+    """Refuse a card that is not joined, both ways, to one host's memory."""
     joined = {x.source for x in machine.links if x.target == card} & memories
     back = {x.target for x in machine.links if x.source == card} & memories
     if len(joined) != 1 or joined != back:

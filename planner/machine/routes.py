@@ -1,4 +1,4 @@
-"""Ways through a machine: from a memory to a processor, and what those who read at once share.
+"""Routes through a machine, from a memory to a processor, and how concurrent readers share them.
 
 A link's bandwidth is one capacity for all whose routes cross it: a PCIe switch's upstream port, the
 bridge between two NUMA nodes, a GPU's port to an NVSwitch, a network card, a disk, DRAM channels.
@@ -15,11 +15,11 @@ from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import Link, MachineModel
 
 PROBE_BYTES = 1 << 20
-"""Size at which the shortest route is chosen where none is said."""
+"""Default bytes of a copy for which the shortest route is chosen."""
 
 
 def lines(row_bytes: int, line_bytes: int = 64) -> float:
-    """Expected cache lines a row touches at a random multiple-of-row offset.
+    """Return the cache lines that a row touches, on average over random multiple-of-row offsets.
 
     (L - gcd(L, C)) / C + 1
 
@@ -37,32 +37,21 @@ class Route:
 
     links: tuple[Link, ...]
     share: float = 1.0
-    """Below 1 where memory is spread over NUMA nodes and its parts take other ways."""
+    """Share of the bytes; below 1 where memory is spread over NUMA nodes."""
 
     @property
     def latency_seconds(self) -> float:
-        """Sum over the links."""
+        """Sum of the links' latencies."""
         return sum(link.latency_seconds for link in self.links)
 
     @property
     def bandwidth_bytes_per_second(self) -> float:
-        """Of the narrowest link; infinite where nothing is crossed."""
+        """Bandwidth of the narrowest link; infinite where none is crossed."""
         return min((x.bandwidth_bytes_per_second for x in self.links), default=math.inf)
-
-    def copy_seconds(self, machine: MachineModel, size_bytes: float | int) -> float:
-        """One large copy alone: each link's own curve, the slowest link and all latencies.
-
-        T = sum of latencies + n / least bandwidth, or the largest of the links' measured curves
-        (table `copy.<link>` over bytes), where there are such.
-        """
-        curves = [machine.tables.get(f"copy.{link.name}") for link in self.links]
-        measured = max((t.at(bytes=size_bytes) for t in curves if t is not None), default=0.0)
-        modelled = self.latency_seconds + size_bytes / self.bandwidth_bytes_per_second
-        return measured if None not in curves else max(measured, modelled)
 
 
 def moved_bytes(link: Link, row_bytes: int) -> float:
-    """Bytes a link carries for one row read at random: whole transactions [C7].
+    """Return the bytes that a link carries for one random row: whole transactions [C7].
 
     >>> base = {"name": "x", "source": "a", "target": "b", "latency_seconds": 0.0}
     >>> moved_bytes(Link(**base, bandwidth_bytes_per_second=1.0, transaction_bytes=128), 100)
@@ -73,14 +62,14 @@ def moved_bytes(link: Link, row_bytes: int) -> float:
 
 
 def gather_bandwidth(link: Link) -> float:
-    """Bytes per second of random reads over a link."""
+    """Return the bytes per second of random reads over a link."""
     return link.gather_bytes_per_second or link.bandwidth_bytes_per_second
 
 
 def shortest(
     machine: MachineModel, source: str, target: str, size_bytes: float | int = PROBE_BYTES
 ) -> Route | None:
-    """The route that carries that many bytes soonest; None where there is none.
+    """Return the route that carries that many bytes soonest; None where there is none.
 
     Bytes stream through all links at once, so a route takes its latencies plus n / least bandwidth:
     for each bandwidth that occurs, the least latency over links at least as wide is found. GPUs do
@@ -125,7 +114,7 @@ def _least_latency(
 
 
 def routes(machine: MachineModel, memory: str, processor: str) -> list[Route]:
-    """How a processor reads a memory: one route, or one per NUMA node of an interleaved memory.
+    """Return how a processor reads a memory: one route, or one per node of an interleaved memory.
 
     A memory with links to several `numa` switches has its pages spread evenly over them, so each of
     those links carries an equal share of every read.
@@ -154,43 +143,39 @@ def routes(machine: MachineModel, memory: str, processor: str) -> list[Route]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reader:
-    """One who reads while others do: its routes, their shares adding up to its own bytes."""
+    """One of several concurrent readers: its routes, whose shares add up to its own bytes."""
 
     name: str
     routes: list[Route] = field(default_factory=list[Route])
 
 
 def row_seconds(readers: Iterable[Reader], row_bytes: int) -> dict[str, float]:
-    """Seconds per row of each reader while all read at random at the same rate.
+    """Return seconds per row of each reader while all read at random at the same rate.
 
     c_g = max over links l of g of  sum over readers h of share_{h,l} * moved_l / bandwidth_l
 
-    Args:
-        readers: who reads at once.
-        row_bytes: of a row; links move whole transactions.
-
     Source: docs/formulas.md 6.2 (t_sw, t_pcie) with [C7].
     """
-    everyone = list(readers)
-    load = _load(everyone, lambda link: moved_bytes(link, row_bytes) / gather_bandwidth(link))
-    return {r.name: max((load[x.name] for x in _links(r)), default=0.0) for r in everyone}
+    return _shared_seconds(
+        readers, lambda link: moved_bytes(link, row_bytes) / gather_bandwidth(link)
+    )
 
 
 def byte_seconds(readers: Iterable[Reader]) -> dict[str, float]:
-    """Seconds per byte of each while all copy at the same rate; as `row_seconds`."""
+    """Return seconds per byte of each reader while all copy at the same rate."""
+    return _shared_seconds(readers, lambda link: 1 / link.bandwidth_bytes_per_second)
+
+
+def _shared_seconds(
+    readers: Iterable[Reader], seconds_of: Callable[[Link], float]
+) -> dict[str, float]:
+    """Return seconds per unit of each reader: those of the most loaded link on its routes."""
     everyone = list(readers)
-    load = _load(everyone, lambda link: 1 / link.bandwidth_bytes_per_second)
-    return {r.name: max((load[x.name] for x in _links(r)), default=0.0) for r in everyone}
-
-
-def _links(reader: Reader) -> list[Link]:
-    return [link for route in reader.routes for link in route.links]
-
-
-def _load(readers: Sequence[Reader], seconds_of: Callable[[Link], float]) -> dict[str, float]:
     total: dict[str, float] = {}
-    for reader in readers:
-        for route in reader.routes:
-            for link in route.links:
-                total[link.name] = total.get(link.name, 0.0) + route.share * seconds_of(link)
-    return total
+    for route in (route for reader in everyone for route in reader.routes):
+        for link in route.links:
+            total[link.name] = total.get(link.name, 0.0) + route.share * seconds_of(link)
+    return {
+        reader.name: max((total[x.name] for r in reader.routes for x in r.links), default=0.0)
+        for reader in everyone
+    }

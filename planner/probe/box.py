@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.errors import MachineError
-from gnnplan.planner.machine.hosts import prefix_of
 from gnnplan.planner.machine.model import (
     Link,
     MachineModel,
@@ -25,6 +24,8 @@ from gnnplan.planner.machine.model import (
     Provenance,
     Switch,
     Table,
+    make_table,
+    prefix_of,
 )
 from gnnplan.planner.partition.cliques import clique_covers
 from gnnplan.planner.probe.links import PCIE_BYTES_PER_SECOND_PER_LANE
@@ -64,13 +65,13 @@ class Numa:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """Cards of one host, all alike, and what a message between hosts costs."""
+    """Cards of one host, all alike, and the cost of a message between hosts."""
 
     cards: int
     bytes_per_second: Number
-    """Of one card, one direction."""
+    """Bandwidth of one card, one direction."""
     share: Number
-    """What messages get of it."""
+    """Share of it that messages get."""
     latency_seconds: Number
 
 
@@ -89,11 +90,11 @@ class Box:
     numa: Numa
     network: Network | None = None
     most_hosts: int = 1
-    """The preset can be asked for with up to so many hosts (NAME:N)."""
+    """Most hosts that the preset can be asked for (NAME:N)."""
     notes: list[str] = field(default_factory=list[str])
 
     def links(self) -> NDArray[np.int64]:
-        """NVLinks between each two GPUs, shape (num_gpus, num_gpus)."""
+        """Return the NVLinks between each two GPUs, shape (num_gpus, num_gpus)."""
         n = self.num_gpus
         found = np.full((n, n), self.nvlinks.switch, np.int64)
         np.fill_diagonal(found, 0)
@@ -111,11 +112,7 @@ class Box:
 
 
 def read_box(plain: dict[str, Any], name: str) -> Box:
-    """A box from its YAML form.
-
-    Raises:
-        MachineError: a field is missing, unknown or of the wrong kind.
-    """
+    """Read a box from its YAML form; MachineError where a field is missing, unknown or wrong."""
     network = plain.get("network")
     try:
         box = codec.decode(Box, {key: value for key, value in plain.items() if key != "network"})
@@ -138,7 +135,7 @@ HOST_LINE_BYTES = 64
 
 @dataclass(slots=True)
 class Build:
-    """What has been added so far, and what it is added from."""
+    """The parts of a machine under construction, and what they are made from."""
 
     box: Box
     gpu: Part
@@ -160,7 +157,7 @@ class Build:
         *,
         numa_node: int = -1,
     ) -> None:
-        """Add a memory with where its size is from."""
+        """Add a memory with the source of its size."""
         self.memories.append(
             Memory(
                 name=name,
@@ -184,7 +181,7 @@ class Build:
         transaction_bytes: int = 0,
         lanes: int = 0,
     ) -> None:
-        """Add a link with where its bandwidth is from."""
+        """Add a link with the source of its bandwidth."""
         self.links.append(
             Link(
                 name=name,
@@ -203,7 +200,7 @@ class Build:
 
 
 def _numa_names(build: Build, host: int) -> list[str]:
-    """NUMA nodes as switches; with one socket host memory itself stands for its node."""
+    """Name the NUMA nodes; with one socket host memory itself stands for its node."""
     prefix, sockets = prefix_of(host), int(build.host["sockets"].value)
     if sockets == 1:
         return [f"{prefix}host0"]
@@ -211,7 +208,7 @@ def _numa_names(build: Build, host: int) -> list[str]:
 
 
 def add_host(build: Build, h: int) -> None:
-    """Cores, memory, disk, and the channels and bridges between them."""
+    """Add cores, memory, disk, and the channels and bridges between them."""
     prefix, host, effects = prefix_of(h), build.host, build.effects
     memory, cpu, disk = f"{prefix}host0", f"{prefix}cpu0", f"{prefix}disk0"
     build.processors.append(
@@ -253,7 +250,7 @@ def add_host(build: Build, h: int) -> None:
 
 
 def add_gpus(build: Build, h: int) -> None:
-    """GPUs, their memories, and PCIe up to the NUMA node."""
+    """Add GPUs, their memories, and PCIe up to the NUMA node."""
     prefix, box, effects = prefix_of(h), build.box, build.effects
     nodes = _numa_names(build, h)
     size, hbm = build.gpu["memory_bytes"], build.gpu["memory_bytes_per_second"]
@@ -293,7 +290,6 @@ def add_gpus(build: Build, h: int) -> None:
 
 
 def _add_pcie(build: Build, name: str, above: str, below: str) -> None:
-    """Both directions of one PCIe connection."""
     gpu, effects = build.gpu, build.effects
     lanes, generation = int(gpu["pcie_lanes"].value), int(gpu["pcie_generation"].value)
     raw = Number(
@@ -315,7 +311,7 @@ def _add_pcie(build: Build, name: str, above: str, below: str) -> None:
 
 
 def add_nvlinks(build: Build, h: int) -> None:
-    """Direct pairs, or one switch with each GPU's port: contention is at the port."""
+    """Add direct pairs, or one switch with each GPU's port, where contention is."""
     prefix, box = prefix_of(h), build.box
 
     def join(name: str, source: str, target: str, count: int) -> None:
@@ -345,7 +341,7 @@ def add_nvlinks(build: Build, h: int) -> None:
 
 
 def add_card(build: Build, h: int) -> None:
-    """The host's network cards taken together, in both directions."""
+    """Add the host's network cards taken together, in both directions."""
     network = build.box.network
     assert network is not None
     bandwidth = network.bytes_per_second.scaled(network.cards).times(network.share)
@@ -362,16 +358,7 @@ def add_card(build: Build, h: int) -> None:
 
 
 def box_machine(box: Box, name: str, num_hosts: int = 1) -> MachineModel:
-    """The machine of one or several such boxes.
-
-    Args:
-        box: one host.
-        name: of the preset.
-        num_hosts: boxes joined by their network cards.
-
-    Raises:
-        MachineError: a part is not known.
-    """
+    """Return the machine of `num_hosts` such boxes, joined by their network cards."""
     gpu_model, gpu = load_part("gpus", box.gpu)
     host_model, host = load_part("hosts", box.host)
     build = Build(
@@ -424,7 +411,6 @@ def box_machine(box: Box, name: str, num_hosts: int = 1) -> MachineModel:
 
 
 def _tables(build: Build) -> tuple[dict[str, Table], dict[str, str]]:
-    """Rates of GPUs that are no links; one value each."""
     effects, gpu = build.effects, build.gpu
     found = {
         "gpu_flops": ("flops_per_second", gpu["flops_per_second"].times(effects["matmul_share"])),
@@ -438,14 +424,7 @@ def _tables(build: Build) -> tuple[dict[str, Table], dict[str, str]]:
         found["host_message"] = ("seconds", build.box.network.latency_seconds)
     spread = effects["spread"].value
     tables = {
-        name: Table(
-            unit=unit,
-            axes=["ranks"],
-            points=[[1.0]],
-            values=[number.value],
-            spread=spread,
-            provenance=number.provenance,
-        )
+        name: make_table(unit, {"ranks": [1]}, [number.value], spread, provenance=number.provenance)
         for name, (unit, number) in found.items()
     }
     return tables, {name: number.source for name, (_, number) in found.items()}

@@ -31,11 +31,17 @@ from numpy.typing import NDArray
 
 from gnnplan.planner.cost.pipeline_time import kappa
 from gnnplan.planner.machine.model import Table
-from gnnplan.planner.probe.budget import Point
-from gnnplan.planner.probe.burst import background_load, make_burst
 from gnnplan.planner.probe.context import ProbeContext
+from gnnplan.planner.probe.grid import Point
 from gnnplan.planner.probe.team import State
-from gnnplan.planner.probe.timing import Measurement, robust_spread, summarize, wait_until
+from gnnplan.planner.probe.timing import (
+    Measurement,
+    background_load,
+    make_burst,
+    robust_spread,
+    summarize,
+    wait_until,
+)
 from gnnplan.runtime.process import batch_threads
 
 CALLS = ("asked", "all_to_all", "all_reduce")
@@ -44,27 +50,25 @@ ROW_IDS = 64
 """Bytes of rows for each byte of ids: rows of 128 columns and more ask for fewer ids."""
 WARM_STEPS = 2
 LEAST_SECONDS = 1e-6
-"""Tables hold positive values."""
 
 SHORT = 12
-"""Update and sampling, and the gather between ids and rows, each take about this part of the
-compute."""
+"""Compute over update and sampling, and over the gather between ids and rows, about."""
 
 COMPUTED, PLAIN, AROUND_IDS, AROUND_ROWS, HIDDEN, BACK = range(len(CALLS), len(CALLS) + 6)
-"""Places among a step's moments: compute after the rows; compute after next to none; time around
-the exchange of ids, and of rows, that no stage meters; an exchange of hidden rows long after the
+"""Places among a step's moments after `CALLS`: compute after the rows; compute after next to none;
+unmetered time around the exchange of ids, and of rows; an exchange of hidden rows long after the
 ranks met; and one of their gradients soon after that."""
 
 
 @runtime_checkable
 class Exchanges(Protocol):
-    """What a step asks of the runtime's `Communicator`, whose module imports torch."""
+    """What a step needs of the runtime's `Communicator`, whose module imports torch."""
 
     size: int
 
     @property
     def traffic(self) -> Mapping[Any, Any]:
-        """What was exchanged so far, with its `seconds`, by stage."""
+        """Traffic so far, with its `seconds`, by stage."""
         ...
 
     def all_to_all_ids(self, ids: Any, counts: Sequence[int]) -> object:
@@ -105,27 +109,22 @@ def settle_middle(samples: NDArray[np.float64]) -> Measurement:
         value=middle_mean(kept),
         p90=float(np.percentile(kept, 90)),
         spread=min(1.0, robust_spread(list(kept)) / max(1, len(kept)) ** 0.5),
-        num_samples=len(kept),
         uncertain=False,
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchanged:
-    """One call of the loop, over steps."""
+    """Times of one call of the loop, over steps."""
 
     seconds: Measurement
-    """From the last entry to the last exit."""
+    """Seconds from the last entry to the last exit."""
     early: Measurement
-    """Before the last exit, the mean rank's."""
+    """Seconds by which the mean rank leaves before the last."""
 
 
 def exchanged(moments: NDArray[np.float64]) -> Exchanged:
-    """Read the moments of one call.
-
-    Args:
-        moments: entry and exit on one clock, shape (ranks, steps, 2).
-    """
+    """Read the moments, entry and exit on one clock, of one call: shape (ranks, steps, 2)."""
     entries, exits = moments[:, :, 0], moments[:, :, 1]
     last = exits.max(axis=0)
     return Exchanged(
@@ -135,12 +134,7 @@ def exchanged(moments: NDArray[np.float64]) -> Exchanged:
 
 
 def there_and_back(there: NDArray[np.float64], back: NDArray[np.float64]) -> Measurement:
-    """Add two exchanges of a step, each from its last entry to its last exit.
-
-    Args:
-        there: entry and exit of the first, shape (ranks, steps, 2).
-        back: of the second.
-    """
+    """Add two exchanges of a step, each from its last entry to its last exit."""
     first, second = (m[:, :, 1].max(axis=0) - m[:, :, 0].max(axis=0) for m in (there, back))
     return settle_middle(first + second)
 
@@ -148,12 +142,9 @@ def there_and_back(there: NDArray[np.float64], back: NDArray[np.float64]) -> Mea
 def jitter(moments: NDArray[np.float64], kappa: float) -> float:
     """Find the relative deviation of ranks' equal compute that explains what they wait.
 
-    (mean of the longest - mean) / (mean kappa_P), kappa_P the expected maximum of P standard
-    normal variables [A1]; the middle half of the steps.
-
-    Args:
-        moments: start and end of the compute, shape (ranks, steps, 2).
-        kappa: of that many ranks.
+    (mean of the longest - mean) / (mean kappa_P), kappa_P the expected maximum of P standard normal
+    variables [A1]; the middle half of the steps. `moments` are start and end of the compute, shape
+    (ranks, steps, 2).
     """
     seconds = moments[:, :, 1] - moments[:, :, 0]
     mean = float(seconds.mean())
@@ -176,11 +167,7 @@ def after(moments: NDArray[np.float64], plain: NDArray[np.float64]) -> Measureme
     """Find the seconds that compute takes longer after an exchange than after next to nothing.
 
     Caches hold the exchange's bytes, and a slower rank may still have to receive. Both kinds of
-    steps take turns, since a machine that swings would add its own difference (DEC-24).
-
-    Args:
-        moments: start and end of the compute, shape (ranks, steps, 2).
-        plain: the same of the step after each, which exchanges next to nothing.
+    steps take turns (DEC-24): `plain` is the step after each, which exchanges next to nothing.
     """
     seconds, least = (each[:, :, 1] - each[:, :, 0] for each in (moments, plain))
     longer = middle_mean((seconds - least).mean(axis=0))
@@ -188,20 +175,15 @@ def after(moments: NDArray[np.float64], plain: NDArray[np.float64]) -> Measureme
 
 
 def around(moments: NDArray[np.float64]) -> Measurement:
-    """Average over ranks the seconds around an exchange that its stage does not meter.
-
-    Args:
-        moments: 0 and those seconds, on any clock, shape (ranks, steps, 2).
-    """
+    """Average over ranks the seconds around an exchange that its stage does not meter."""
     seconds = (moments[:, :, 1] - moments[:, :, 0]).mean(axis=0)
     return summarize([max(LEAST_SECONDS, middle_mean(seconds))])
 
 
 def read_steps(moments: NDArray[np.float64]) -> dict[str, Measurement]:
-    """Read all that steps tell of an exchange, by what it is.
+    """Read all measurements of an exchange from steps, by name.
 
-    Args:
-        moments: `Moments` of all ranks on one clock, shape (ranks, steps, places, 2).
+    `moments` are `Moments` of all ranks on one clock, shape (ranks, steps, places, 2).
     """
     calls = {name: exchanged(moments[:, :, i]) for i, name in enumerate(CALLS)}
     return {
@@ -241,7 +223,7 @@ def one_compute_thread() -> Generator[None]:
 
 
 def asked_bytes(num_bytes: int, ranks: int) -> int:
-    """Count the bytes of ids that go ahead of so many bytes of rows: one id for each rank or more.
+    """Count the bytes of ids that ask for so many bytes of rows: one id per rank or more.
 
     >>> asked_bytes(256, 2), asked_bytes(4096, 2), asked_bytes(16384, 3)
     (16, 64, 240)
@@ -250,7 +232,7 @@ def asked_bytes(num_bytes: int, ranks: int) -> int:
 
 
 def asked_sizes(sizes: Sequence[int]) -> list[int]:
-    """List the bytes of ids for each size of rows, as a table's axis: those of two ranks, rising.
+    """List the bytes of ids for each size of rows, as a table's axis: those of two ranks.
 
     >>> asked_sizes([256, 16384])
     [16, 256]
@@ -272,12 +254,12 @@ def take_steps(
     is kept apart (DEC-13). The first `WARM_STEPS` are not counted.
 
     Args:
-        exchanging: these ranks, for ids and rows.
-        reducing: the same ranks, for gradients: connections of their own, as in runs.
-        num_bytes: that each rank hands over (its own share too), and of the gradient.
-        steps: counted.
-        compute: what a rank does between its exchanges of rows and of gradients.
-        short: and what it does before it asks for rows, and before it hands them over.
+        exchanging: communicator of ids and rows.
+        reducing: communicator of gradients, with connections of its own, as in runs.
+        num_bytes: bytes that each rank hands over (its own share too), and of the gradient.
+        steps: counted steps.
+        compute: compute between the exchanges of rows and of gradients.
+        short: compute before ids, and before rows.
     """
     import torch
 
@@ -328,7 +310,6 @@ def take_steps(
 
 
 def _seconds(exchanging: Exchanges) -> float:
-    """Add up all that was metered so far."""
     return float(sum(each.seconds for each in exchanging.traffic.values()))
 
 
@@ -368,7 +349,7 @@ def measure(context: ProbeContext) -> dict[str, Table]:
 
 
 def _stepped(context: ProbeContext, share: float = 1.0) -> dict[str, Table]:
-    """Measure tables `*_stepped`, `step_jitter`, and what else a step tells of an all-to-all."""
+    """Measure tables `*_stepped`, `step_jitter`, and the others that steps have."""
     sizes, counts = context.sizes.exchange_bytes, context.ranks(least=2)
     axes = {"bytes": sizes, "ranks": counts}
     steps = _Steps(context)
@@ -396,15 +377,15 @@ def _stepped(context: ProbeContext, share: float = 1.0) -> dict[str, Table]:
 
 
 class _Steps:
-    """Takes steps of the loop; how long one took says how many the next point can have."""
+    """Takes steps of the loop; the seconds of one limit how many the next point can have."""
 
     def __init__(self, context: ProbeContext) -> None:
         self._context = context
         self._seconds = dict[int, float]()
-        """Of a step, by number of ranks."""
+        """Seconds of a step, by number of ranks."""
 
     def point(self, at: Point) -> dict[str, Measurement]:
-        """Measure all that a step tells of an exchange, by what it is, at (bytes, ranks)."""
+        """Measure an exchange at (bytes, ranks), by name."""
         num_bytes, ranks = at
         if ranks not in self._seconds:
             self._take(num_bytes, ranks, 1)
@@ -417,13 +398,13 @@ class _Steps:
         return {name: replace(each, uncertain=disturbed) for name, each in found.items()}
 
     def _affordable(self, ranks: int) -> int:
-        """Steps that a point's time allows; fewer for crowded ranks, planned for less closely."""
+        """Count the steps that a point's time allows; fewer for crowded ranks."""
         sizes, cores = self._context.sizes, self._context.cores
         most = sizes.exchange_steps if ranks <= cores else max(2, sizes.exchange_steps // 4)
         return int(np.clip(self._context.budget.left / self._seconds[ranks] - WARM_STEPS, 2, most))
 
     def _take(self, num_bytes: int, ranks: int, steps: int) -> NDArray[np.float64]:
-        """Moments of steps, shape (ranks, steps, places, 2)."""
+        """Return moments of steps, shape (ranks, steps, places, 2)."""
         begun = time.perf_counter()
         moments = self._context.team.run_together(
             f"{MODULE}:step_task",

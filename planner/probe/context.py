@@ -13,16 +13,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from gnnplan.planner.machine.model import Table
-from gnnplan.planner.probe.budget import Budget, Point, filled, ordered
-from gnnplan.planner.probe.fit import monotone
+from gnnplan.planner.machine.model import Table, make_table
+from gnnplan.planner.probe.grid import Budget, Point, fill_grid, make_monotone, order_points
 from gnnplan.planner.probe.team import Team
 from gnnplan.planner.probe.timing import Measurement, Patience, summarize
 
 MIB = 2**20
 SMALL_COPY_BYTES = 16 * MIB
 NAMED = 4
-"""Most points that a note names one by one."""
 Found = TypeVar("Found")
 
 
@@ -31,53 +29,50 @@ class ProbeSizes:
     """One extent of probing."""
 
     name: str
-    """quick | full; kept in the machine file."""
+    """quick or full; kept in the machine file."""
     noise_kernel_seconds: float
     noise_repeats: int
-    """A fixed kernel of that length, repeated: its coefficient of variation is the noise floor."""
+    """Calls of a fixed kernel whose coefficient of variation is the noise floor."""
     point_seconds: float
-    """Time given to one grid point of a memory or collective table, while there is time."""
+    """Seconds for one grid point of a memory or collective table, while there is time."""
     least_repeats: int
     """Fewest calls of a grid point, however long each is."""
     max_team: int
-    """Most processes at once."""
     oversubscribe: bool
-    """Also measure compute and collectives with twice as many processes as cores."""
+    """Whether compute and collectives also run in twice as many processes as cores."""
     copy_bytes: int
     row_bytes: tuple[int, ...]
     working_set_bytes: tuple[int, ...]
     gather_rows: tuple[int, ...]
-    """Rows of one gather call: a small batch pays for cold caches and page tables as a large one
-    does, over fewer rows."""
+    """Rows of one gather call; a small batch pays for cold caches over fewer rows."""
     disk_file_bytes: int
     disk_read_bytes: tuple[int, ...]
     disk_queue_depths: tuple[int, ...]
     disk_rounds: int
-    """Times that all points are read, one after the other: disks of virtual machines swing by a
-    quarter within seconds, and a point measured at one moment has that moment's."""
+    """Times that all points are read, one after the other, since disks of virtual machines swing
+    within seconds."""
     message_bytes: tuple[int, ...]
-    """All-reduce: bytes of the tensor; all-to-all: bytes each rank sends, its own share too."""
+    """Bytes of an all-reduce's tensor, or that each rank sends in an all-to-all, its own share too.
+    """
     exchange_bytes: tuple[int, ...]
     """As `message_bytes`, where ranks compute between exchanges; finer about the size of gradients,
     where the seconds of a call rise tenfold."""
     exchange_steps: int
     """Steps of each point where ranks compute between exchanges."""
     exchange_burst_rows: int
-    """Rows of the compute burst between them: a short step's."""
+    """Rows of the compute burst between exchanges, which lasts as a short step does."""
     graph_nodes: tuple[int, ...]
-    """Vertices of the calibration graphs."""
     graph_degree: int
     sample_cases: tuple[tuple[int, tuple[int, ...]], ...]
     """(seeds, fan-outs) of the calibration batches of each graph."""
     sample_seconds: float
-    """Time given to one case."""
     threads: tuple[int, ...]
     """Compute threads per rank in the overlap measurements."""
     burst_rows: int
-    """Rows of the compute burst (a two-layer perceptron of width 256) beside other work."""
+    """Rows of the compute burst beside other work."""
     overlap_repeats: int
     corners_only: bool = False
-    """Of numbers of processes the least and the most alone, and every point is uncertain."""
+    """Whether only the least and the most processes are measured, all points being uncertain."""
 
 
 FULL = ProbeSizes(
@@ -148,8 +143,8 @@ QUICK = ProbeSizes(
 def fit_to(sizes: ProbeSizes, *, cores: int, available_ram_bytes: int) -> ProbeSizes:
     """Cut the sizes to what the machine can hold.
 
-    Every reader has a table of its own, so the largest working set is held to an eighth of the
-    free memory over the readers; the smallest always stays.
+    Every reader has a table of its own, so the largest working set is held to an eighth of the free
+    memory over the readers; the smallest always stays.
     """
     readers = min(sizes.max_team, 2 * cores if sizes.oversubscribe else cores)
     largest = available_ram_bytes // 8 // max(1, readers)
@@ -215,25 +210,18 @@ class ProbeContext:
         budget: Budget | None = None,
         level: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Create it.
+        """Begin to measure with a team; `scratch` is a folder, on a disk if there is one.
 
-        Args:
-            team: processes that measure.
-            sizes: how much is measured.
-            cores: of this machine.
-            scratch: folder for temporary files, on a disk if there is one.
-            budget: time for the probe; None: as long as it takes.
-            level: how disturbed the machine is now, as `Disturbance.level`.
+        Without a budget it takes as long as it takes. `level` is as `Disturbance.level`.
         """
         self.team, self.cores, self.scratch = team, cores, scratch
         self._points = dict[str, dict[Point, Measurement]]()
-        """Those measured so far, by table."""
         self._pace = dict[str, float]()
-        """Seconds for each unit of its size that the last preparation took, by what it was."""
+        """Seconds per unit of size that the last preparation of a kind took."""
         self.begin(sizes, budget or Budget(), level)
 
     def begin(self, sizes: ProbeSizes, budget: Budget, level: Callable[[], float]) -> None:
-        """Measure as much as this says from now on; points found before stand in for others."""
+        """Go on with other sizes and time; points found before stand in for others."""
         self.sizes, self.budget = sizes, budget
         self.patience = Patience(level, left=lambda: self.budget.left)
         self.notes = list[str]()
@@ -280,11 +268,11 @@ class ProbeContext:
     ) -> dict[Point, Found]:
         """Measure a grid's points, as many as a share of the time left allows."""
         with self.budget.within(share):
-            points = ordered(axes, self.cores)
+            points = order_points(axes, self.cores)
             return self.budget.walk(points, measure, is_affordable=is_affordable)
 
     def rounds(self, most: int, measure: Callable[[int], object]) -> int:
-        """Measure the same in up to so many rounds, while another one will fit; how many were."""
+        """Measure up to `most` rounds, while another one fits; return how many there were."""
         longest = 0.0
         for number in range(most):
             begun = self.budget.clock()
@@ -303,15 +291,10 @@ class ProbeContext:
         *,
         rising: Sequence[str] = (),
     ) -> dict[str, Table]:
-        """Make a table of measured points, noted where some are uncertain or were not reached.
+        """Make a table of measured points, noted where some are uncertain or missing.
 
-        Args:
-            name: of the table.
-            unit: of the values.
-            axes: grid points by axis name, in order.
-            points: what was measured; at least one point of the grid.
-            rising: axes along which the value cannot truly fall; the grid is made monotone there
-                and what that moved enters the spread.
+        Along the axes in `rising` the value cannot truly fall: the grid is made monotone there, and
+        the change enters the spread.
         """
         grid = list(axes.values())
         before = self._points.get(name, {})
@@ -319,8 +302,8 @@ class ProbeContext:
         if self.sizes.corners_only:
             points = {p: replace(found, uncertain=True) for p, found in points.items()}
         self._points[name] = points
-        values = filled(grid, {point: found.value for point, found in points.items()})
-        values, moved = monotone(values, [list(axes).index(axis) for axis in rising])
+        values = fill_grid(grid, {point: found.value for point, found in points.items()})
+        values, moved = make_monotone(values, [list(axes).index(axis) for axis in rising])
         noisy = sum(found.uncertain for found in points.values())
         if noisy:
             worst = max(found.spread for found in points.values())
@@ -328,19 +311,12 @@ class ProbeContext:
                 f"{name}: {noisy} of {values.size} points uncertain: noisy, disturbed or read "
                 f"in haste, worst spread {worst:.0%}"
             )
-        left = [point for point in ordered(axes, self.cores) if point not in points]
+        left = [point for point in order_points(axes, self.cores) if point not in points]
         if left:
             self.notes.append(f"time: {name}: {_not_reached(list(axes), left)}")
         spread = float(np.percentile([found.spread for found in points.values()], 75))
-        table = Table(
-            unit=unit,
-            axes=list(axes),
-            points=[[float(p) for p in axis] for axis in grid],
-            values=[float(v) for v in values.ravel()],
-            spread=float(np.hypot(spread, moved)),
-            uncertain=bool(noisy or left),
-        )
-        return {name: table}
+        spread, uncertain = float(np.hypot(spread, moved)), bool(noisy or left)
+        return {name: make_table(unit, axes, values.ravel(), spread, uncertain=uncertain)}
 
 
 AGAIN = "run gnnplan probe again when nothing else runs here, or with more --seconds"

@@ -1,13 +1,12 @@
-"""Direct reads of random aligned blocks against read size, queue depth and concurrent readers.
+"""Direct reads of random aligned blocks by read size, queue depth and concurrent readers.
 
 O_DIRECT, because a read through the page cache measures memory. Where the file system refuses it
-the table is left out and a note says so; nothing is invented. One thread keeps one read in flight,
-with the kernel of the runtime's disk tier: a row as long as the read is copied out besides.
+the table is left out and a note says so. One thread keeps one read in flight, with the kernel of
+the runtime's disk tier: a row as long as the read is copied out besides.
 
 Readers are processes, as ranks are. A fast disk serves two of them more than one (DEC-23), and
-within short times not alike. Where one core serves all interrupts of the disk, as on many virtual
-machines, the reader on that core gets less. So each reader keeps to its share of the cores, as
-ranks do (DEC-22).
+within short times not alike: where one core serves all interrupts of the disk, the reader on that
+core gets less. So each reader keeps to its share of the cores, as ranks do (DEC-22).
 """
 
 import itertools
@@ -23,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.machine.model import Table
-from gnnplan.planner.probe.budget import Point
 from gnnplan.planner.probe.context import ProbeContext
+from gnnplan.planner.probe.grid import Point
 from gnnplan.planner.probe.team import State
 from gnnplan.planner.probe.timing import Measurement, summarize, wait_until
 from gnnplan.runtime.features.direct import read_blocks_at, read_buffers
@@ -33,24 +32,20 @@ from gnnplan.runtime.process import process_on, usable_core_ids
 
 MODULE = "gnnplan.planner.probe.disk"
 GAP_SECONDS = 0.02
-"""Between the starts of two points, beside the reading: threads start and end."""
+"""Seconds between the starts of two points, beside the reading: threads start and end."""
 CHUNK = 8
 """Reads that a thread does before it looks at the clock."""
 DRAWN = 4096
 """Places that a thread draws before the clock starts, and goes through again and again."""
 WRITTEN = 0.3
-"""Share of the disk's time in which its file is written; a slow disk has a smaller one."""
+"""Share of the disk's time in which its file is written; a slow disk has a smaller file."""
 LEAST_APART = 1e-3
-"""Tables are read on logarithms, which have no 0."""
+"""Least value of the table, which is read on logarithms."""
 DISK_LIMIT = 0.25
-"""Accepted spread: disks of virtual machines are shared."""
 
 
 def measure(context: ProbeContext) -> dict[str, Table]:
-    """Tables `disk_read` and, of several readers, `disk_apart`.
-
-    Nothing and a note where direct reads are refused.
-    """
+    """Measure `disk_read` and, of several readers, `disk_apart`; note where reads are refused."""
     sizes, path = context.sizes, context.scratch / "disk.bin"
     seconds = WRITTEN * context.budget.left
     refused = context.team.run(
@@ -110,17 +105,14 @@ def measure(context: ProbeContext) -> dict[str, Table]:
 
 
 def apart_share(seconds: NDArray[np.float64], typical: NDArray[np.float64]) -> float:
-    """How much earlier than the last reader the mean one is done, when all begin and read alike.
+    """Return how much earlier than the last reader the mean one is done, of the last's time.
 
-    Those that are left read faster, as fewer do. Readers that were not counted between two that
-    were are taken to be served as the more of them.
+    All begin and read alike; as some end, those left read faster. At least a thousandth.
 
     Args:
-        seconds: of each reader per read while all read, shape (readers,).
-        typical: what reads take by number of readers, of the numbers measured up to all, ascending.
-
-    Returns:
-        Of the last one's time: 0 where all are served alike; no less than a thousandth.
+        seconds: seconds per read of each reader while all read, shape (readers,).
+        typical: seconds of a read by number of readers, up to all, ascending; a number that was
+            not measured is taken as the next larger one.
 
     >>> round(apart_share(np.array([2.0, 4.0]), np.array([1.0, 3.0])), 4)  # at 2 and 2 + 2/3
     0.125
@@ -135,7 +127,7 @@ def apart_share(seconds: NDArray[np.float64], typical: NDArray[np.float64]) -> f
 
 
 def write_task(state: State, *, path: Path, num_bytes: int, seconds: float) -> str:
-    """Task: write the file; why direct reads of it are refused, or nothing."""
+    """Task: write the file; return why direct reads of it are refused, or nothing."""
     del state
     try:
         write_file(path, num_bytes, seconds)
@@ -146,7 +138,7 @@ def write_task(state: State, *, path: Path, num_bytes: int, seconds: float) -> s
 
 
 def write_file(path: Path, num_bytes: int, seconds: float = math.inf) -> None:
-    """Write a file of bytes that do not compress to the disk, as long as the seconds allow."""
+    """Write bytes that do not compress to the disk, as long as the seconds allow."""
     block = np.random.default_rng(0).bytes(4 * 2**20)
     end = time.perf_counter() + seconds
     with path.open("wb") as file:
@@ -159,11 +151,7 @@ def write_file(path: Path, num_bytes: int, seconds: float = math.inf) -> None:
 
 
 def open_direct(path: Path) -> int:
-    """Open for direct reads and try one.
-
-    Raises:
-        OSError: the system or the file system has no direct reads.
-    """
+    """Open for direct reads and try one; OSError where there are none."""
     flag = getattr(os, "O_DIRECT", None)
     if flag is None:
         raise OSError(95, "this system has no O_DIRECT")
@@ -203,7 +191,7 @@ def read_task(
 
 
 def share_of_cores(rank: int, ranks: int) -> list[int]:
-    """Cores of one of several processes, as many for each; none where there are too few."""
+    """Return the cores of one of several processes, as many for each; none where too few."""
     cores = usable_core_ids()
     each = len(cores) // ranks
     return cores[rank * each : (rank + 1) * each]
@@ -212,20 +200,10 @@ def share_of_cores(rank: int, ranks: int) -> list[int]:
 def seconds_per_read(
     descriptor: int, path: Path, read_bytes: int, depth: int, seconds: float
 ) -> float:
-    """One over the sum of the threads' rates, each over the time that it read itself.
+    """Return one over the sum of the threads' rates, each over its own time of reading.
 
     Elapsed over all reads would count the threads' start and their last reads, which fewer and
-    fewer of them have in flight.
-
-    Args:
-        descriptor: of the file, opened for direct reads.
-        path: of the file, which is at least one read long.
-        read_bytes: of each read, whole blocks, at random places.
-        depth: threads; each has one read in flight.
-        seconds: for how long they read.
-
-    Raises:
-        OSError: a read failed.
+    fewer of them have in flight. Each of `depth` threads has one read of whole blocks in flight.
     """
     num_blocks = path.stat().st_size // read_bytes
     ready = threading.Barrier(depth)

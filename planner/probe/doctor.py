@@ -28,7 +28,7 @@ LEAST_DISK_BYTES = 5 << 30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check: str
     level: Literal["ok", "note", "problem"]
@@ -37,11 +37,7 @@ class Finding:
 
 
 def examine(machine: MachineModel | None = None) -> list[Finding]:
-    """Everything worth knowing before planning here.
-
-    Args:
-        machine: a machine file made here earlier; what changed since is reported.
-    """
+    """List everything worth knowing before planning here, and changes since a machine file."""
     return [
         _python(),
         _torch(),
@@ -49,7 +45,7 @@ def examine(machine: MachineModel | None = None) -> list[Finding]:
         _quiet(),
         _memory(),
         *_gpus(),
-        *_topology(machine),
+        *topology_findings(inventory(), machine),
         _shared_memory(),
         _open_files(),
         _locked_memory(),
@@ -74,13 +70,8 @@ def _finding(
 
 
 def _python() -> Finding:
-    return _finding(
-        "python",
-        ".".join(map(str, sys.version_info[:3])),
-        "use Python 3.11 or newer",
-        good=sys.version_info >= (3, 11),
-        otherwise="problem",
-    )
+    version, good = ".".join(map(str, sys.version_info[:3])), sys.version_info >= (3, 11)
+    return _finding("python", version, "use Python 3.11 or newer", good=good, otherwise="problem")
 
 
 def _torch() -> Finding:
@@ -88,54 +79,43 @@ def _torch() -> Finding:
         import torch
     except ImportError as error:
         advice = "install torch: pip install torch"
-        return Finding(check="torch", level="problem", found=str(error), advice=advice)
+        return _finding("torch", str(error), advice, good=False, otherwise="problem")
     # NCCL is only of use with GPUs; without them gloo carries the ranks.
     backends = ["gloo"] if torch.distributed.is_gloo_available() else []
     backends += ["nccl"] if torch.distributed.is_nccl_available() else []
-    return _finding(
-        "torch",
-        f"{torch.__version__}, {'+'.join(backends) or 'no backend'}",
-        "this build has no gloo: several ranks cannot run",
-        good=bool(backends),
-        otherwise="problem",
-    )
+    found = f"{torch.__version__}, {'+'.join(backends) or 'no backend'}"
+    advice = "this build has no gloo: several ranks cannot run"
+    return _finding("torch", found, advice, good=bool(backends), otherwise="problem")
 
 
 def _cores() -> Finding:
     usable, present = usable_cores(), os.cpu_count() or 1
-    return _finding(
-        "cores",
-        f"{usable} usable of {present}",
-        "plans use the usable cores only",
-        good=usable == present,
-    )
+    advice = "plans use the usable cores only"
+    return _finding("cores", f"{usable} usable of {present}", advice, good=usable == present)
 
 
 def _quiet() -> Finding:
-    """Look once beside what earlier looks found; nothing is written down."""
+    """Look once, against what earlier looks found; nothing is written down."""
     seen = seen_before(cache_path())
     slower = Disturbance(seen).slowdown()
-    if slower < SLOW:
-        found = "as at its best" if seen else "looked at for the first time"
-        return Finding(check="quiet", level="ok", found=found)
-    return Finding(
-        check="quiet",
-        level="note",
-        found=f"a small training step takes {slower:.1f} times what it takes in good moments",
-        advice="other work runs here, or somebody outside this machine uses the same chip: steps "
+    found = "as at its best" if seen else "looked at for the first time"
+    if slower >= SLOW:
+        found = f"a small training step takes {slower:.1f} times what it takes in good moments"
+    return _finding(
+        "quiet",
+        found,
+        "other work runs here, or somebody outside this machine uses the same chip: steps "
         "take longer meanwhile; plan and measure in a quieter hour",
+        good=slower < SLOW,
     )
 
 
 def _memory() -> Finding:
     total, available = usable_ram_bytes(), available_ram_bytes()
     present = meminfo().get("MemTotal", total)
-    return _finding(
-        "memory",
-        f"{available / 1e9:.1f} of {total / 1e9:.1f} GB available",
-        f"a control group's limit; the machine has {present / 1e9:.1f} GB",
-        good=total >= present,
-    )
+    found = f"{available / 1e9:.1f} of {total / 1e9:.1f} GB available"
+    advice = f"a control group's limit; the machine has {present / 1e9:.1f} GB"
+    return _finding("memory", found, advice, good=total >= present)
 
 
 def _gpus() -> list[Finding]:
@@ -143,29 +123,16 @@ def _gpus() -> list[Finding]:
 
     gpus = machine_facts().get("gpus")
     if not gpus:
-        return [
-            Finding(
-                check="gpu",
-                level="note",
-                found="none",
-                advice="ranks run on the CPU; plan for a preset with --machine NAME",
-            )
-        ]
-    return [
-        Finding(check="gpu", level="ok", found=f"{gpu['name']}, {gpu['memory_bytes'] / 1e9:.1f} GB")
-        for gpu in gpus
-    ]
-
-
-def _topology(machine: MachineModel | None) -> list[Finding]:
-    """Links, slots and NUMA nodes of the GPUs here, and against an earlier machine file."""
-    return topology_findings(inventory(), machine)
+        advice = "ranks run on the CPU; plan for a preset with --machine NAME"
+        return [_finding("gpu", "none", advice, good=False)]
+    found = [f"{gpu['name']}, {gpu['memory_bytes'] / 1e9:.1f} GB" for gpu in gpus]
+    return [Finding(check="gpu", level="ok", found=each) for each in found]
 
 
 def topology_findings(
     found: Inventory | None, machine: MachineModel | None = None
 ) -> list[Finding]:
-    """Faults and notes of an inventory, and its differences from a machine file, as findings."""
+    """Return faults and notes of an inventory, and its differences from a machine file."""
     if found is None:
         gone = machine is not None and machine.provenance == "measured" and machine.gpus
         lost = Fault(
@@ -194,89 +161,65 @@ def topology_findings(
 
 def _shared_memory() -> Finding:
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
-    return _finding(
-        "/dev/shm",
-        f"{free / 1e9:.1f} GB free",
+    advice, good = (
         "a container: start it with a larger --shm-size",
-        good=free >= LEAST_SHARED_MEMORY_BYTES,
+        free >= LEAST_SHARED_MEMORY_BYTES,
     )
+    return _finding("/dev/shm", f"{free / 1e9:.1f} GB free", advice, good=good)
 
 
 def _open_files() -> Finding:
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _finding(
-        "open files",
-        f"limit {soft}",
-        f"ulimit -n {LEAST_OPEN_FILES * 4}",
-        good=soft >= LEAST_OPEN_FILES,
-    )
+    advice = f"ulimit -n {LEAST_OPEN_FILES * 4}"
+    return _finding("open files", f"limit {soft}", advice, good=soft >= LEAST_OPEN_FILES)
 
 
 def _locked_memory() -> Finding:
     soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     unlimited = soft == resource.RLIM_INFINITY
-    return _finding(
-        "locked memory",
-        "unlimited" if unlimited else f"limit {soft / 1e6:.1f} MB",
-        "matters with GPUs only: ulimit -l unlimited to pin features",
-        good=unlimited,
-    )
+    found = "unlimited" if unlimited else f"limit {soft / 1e6:.1f} MB"
+    advice = "matters with GPUs only: ulimit -l unlimited to pin features"
+    return _finding("locked memory", found, advice, good=unlimited)
 
 
 def _direct_io() -> Finding:
+    refused = ""
     with tempfile.NamedTemporaryFile(dir=Path.cwd() if os.access(".", os.W_OK) else None) as file:
         try:
             os.close(os.open(file.name, os.O_RDONLY | os.O_DIRECT))
         except OSError as error:
-            return Finding(
-                check="direct disk reads",
-                level="note",
-                found=f"refused here ({error.strerror})",
-                advice="the disk tier falls back to the page cache; keep data on ext4 or xfs",
-            )
-    return Finding(check="direct disk reads", level="ok", found="work here")
+            refused = f"refused here ({error.strerror})"
+    advice = "the disk tier falls back to the page cache; keep data on ext4 or xfs"
+    return _finding("direct disk reads", refused or "work here", advice, good=not refused)
 
 
 def _disk() -> Finding:
     free = shutil.disk_usage(Path.cwd()).free
-    return _finding(
-        "disk",
-        f"{free / 1e9:.1f} GB free here",
-        "datasets and plans need room",
-        good=free >= LEAST_DISK_BYTES,
-    )
+    advice, good = "datasets and plans need room", free >= LEAST_DISK_BYTES
+    return _finding("disk", f"{free / 1e9:.1f} GB free here", advice, good=good)
 
 
 def _pynvml() -> Finding:
-    names = {d.metadata["Name"].lower() for d in metadata.distributions()}
-    deprecated = "pynvml" in names
-    return _finding(
-        "NVML",
-        "the deprecated package pynvml is installed" if deprecated else "nvidia-ml-py",
-        "pip uninstall pynvml; pip install --force-reinstall nvidia-ml-py",
-        good=not deprecated,
-        otherwise="problem",
-    )
+    deprecated = "pynvml" in {d.metadata["Name"].lower() for d in metadata.distributions()}
+    found = "the deprecated package pynvml is installed" if deprecated else "nvidia-ml-py"
+    advice = "pip uninstall pynvml; pip install --force-reinstall nvidia-ml-py"
+    return _finding("NVML", found, advice, good=not deprecated, otherwise="problem")
 
 
 def _cache_folder() -> Finding:
     folder = cache_path()
     nearest = next(p for p in (folder, *folder.parents) if p.exists())
-    return _finding(
-        "cache",
-        str(folder),
-        "not writable: set GNNPLAN_CACHE to a folder that is",
-        good=nearest.is_dir() and os.access(nearest, os.W_OK),
-        otherwise="problem",
-    )
+    good = nearest.is_dir() and os.access(nearest, os.W_OK)
+    advice = "not writable: set GNNPLAN_CACHE to a folder that is"
+    return _finding("cache", str(folder), advice, good=good, otherwise="problem")
 
 
 TRIED_BYTES = 64 << 20
-"""Page-locked to see whether it can be."""
+"""Bytes that are page-locked to see whether they can be."""
 
 
 def data_path() -> list[Finding]:
-    """Findings about what plans on GPUs want; without a GPU, only that its kernels are not used."""
+    """Return findings about what plans on GPUs need."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -284,19 +227,19 @@ def data_path() -> list[Finding]:
 
 
 def _kernels(gpus: int) -> Finding:
+    level: Literal["note", "problem"] = "problem" if gpus else "note"
     try:
         version = metadata.version("triton")
     except metadata.PackageNotFoundError:
-        return Finding(
-            check="GPU kernels",
-            level="problem" if gpus else "note",
-            found="Triton is not installed",
-            advice="pip install 'gnnplan[gpu]': until then the processor draws and gathers for GPUs"
+        advice = (
+            "pip install 'gnnplan[gpu]': until then the processor draws and gathers for GPUs"
             if gpus
-            else "matters with GPUs only: pip install 'gnnplan[gpu]'",
+            else "matters with GPUs only: pip install 'gnnplan[gpu]'"
         )
+        found = "Triton is not installed"
+        return _finding("GPU kernels", found, advice, good=False, otherwise=level)
     found = f"Triton {version}" + ("" if gpus else ", no GPU to run them on")
-    return Finding(check="GPU kernels", level="ok" if gpus else "note", found=found)
+    return _finding("GPU kernels", found, "", good=gpus > 0)
 
 
 def _locking() -> Finding:
@@ -305,18 +248,14 @@ def _locking() -> Finding:
     from gnnplan.runtime.features.device_rows import PinError, lock_pages, unlock_pages
 
     memory = torch.empty(TRIED_BYTES, dtype=torch.uint8)
+    found, good = f"{TRIED_BYTES >> 20} MiB can be locked", True
     try:
         lock_pages(memory, torch.device("cuda"))
+        unlock_pages(memory)
     except PinError as error:
-        return Finding(
-            check="page-locked memory",
-            level="problem",
-            found=str(error),
-            advice="until then the processor gathers rows and copies them: several times slower",
-        )
-    unlock_pages(memory)
-    found = f"{TRIED_BYTES >> 20} MiB can be locked"
-    return Finding(check="page-locked memory", level="ok", found=found)
+        found, good = str(error), False
+    advice = "until then the processor gathers rows and copies them: several times slower"
+    return _finding("page-locked memory", found, advice, good=good, otherwise="problem")
 
 
 def _peers(gpus: int) -> Finding:
@@ -324,16 +263,12 @@ def _peers(gpus: int) -> Finding:
 
     pairs = [(a, b) for a in range(gpus) for b in range(gpus) if a != b]
     apart = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
-    if not apart:
-        found = "all GPUs read each other's memory" if pairs else "one GPU has no peers"
-        return Finding(check="peer memory", level="ok", found=found)
-    listed = ", ".join(f"{a}-{b}" for a, b in apart[:8])
-    return Finding(
-        check="peer memory",
-        level="note",
-        found=f"{len(apart)} of {len(pairs)} pairs cannot ({listed})",
-        advice="rows of those peers are exchanged; ACS in the BIOS and IOMMU settings prevent it",
-    )
+    found = "all GPUs read each other's memory" if pairs else "one GPU has no peers"
+    if apart:
+        listed = ", ".join(f"{a}-{b}" for a, b in apart[:8])
+        found = f"{len(apart)} of {len(pairs)} pairs cannot ({listed})"
+    advice = "rows of those peers are exchanged; ACS in the BIOS and IOMMU settings prevent it"
+    return _finding("peer memory", found, advice, good=not apart)
 
 
 def _shared(gpus: int) -> Finding:

@@ -28,7 +28,7 @@ class LoadSample:
 
 
 def read_load() -> LoadSample:
-    """Where /proc is missing all ticks are zero."""
+    """Read the load from /proc; where that is missing all ticks are zero."""
     try:
         words = (PROC / "stat").read_text().splitlines()[0].split()[1:9]
     except (OSError, IndexError):
@@ -44,11 +44,7 @@ def read_load() -> LoadSample:
 
 
 def load_notes(before: LoadSample, after: LoadSample, cores: int) -> list[str]:
-    """What the reader of a machine file must know of the load it was measured under.
-
-    Noted are a load average above a quarter of the cores before the start, and processor time
-    stolen by the hypervisor above 1% of the time.
-    """
+    """Note a load average above a quarter of the cores, or over 1% of processor time stolen."""
     notes: list[str] = []
     if before.load > max(0.25 * cores, 0.5):
         notes.append(
@@ -74,14 +70,14 @@ def disturbance_notes(num_disturbed: int) -> list[str]:
 
 
 def host_processor(facts: dict[str, Any]) -> Processor:
-    """All usable cores together."""
+    """Return all usable cores together."""
     return Processor(
         name="cpu0", kind="cpu", memory="host0", cores=facts["cores"], model=facts["cpu_model"]
     )
 
 
 def host_memories(facts: dict[str, Any], scratch: Path) -> list[Memory]:
-    """The host's RAM, and the disk that holds `scratch` (its free bytes)."""
+    """Return the host's RAM, and the disk that holds `scratch` (its free bytes)."""
     numa_node = 0 if facts["numa_nodes"] == 1 else -1
     return [
         Memory(name="host0", kind="host", capacity_bytes=facts["ram_bytes"], numa_node=numa_node),
@@ -104,35 +100,31 @@ _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PciFacts:
-    """What the system knows of one device."""
+    """What the system knows of one PCI device."""
 
     numa_node: int | None = None
-    """None where the system does not know (it says -1)."""
+    """NUMA node; None where the system does not know (it says -1)."""
     bridges: list[str] | None = None
     """PCI addresses above the device, the one next to the root first; None where unknown."""
 
 
 @runtime_checkable
 class PciDevices(Protocol):
-    """Looks devices up by address."""
+    """Looks PCI devices up by address."""
 
     def facts(self, bus_id: str) -> PciFacts | None:
-        """What is known; None where there is no such device."""
+        """Return the facts of a device; None where there is no such device."""
         ...
 
 
 class SysfsDevices:
-    """Devices of this machine, from /sys.
-
-    Args:
-        sysfs: root of the tree, another one in tests.
-    """
+    """Devices of this machine, from the tree `sysfs`."""
 
     def __init__(self, sysfs: Path = Path("/sys")) -> None:
         self._folder = sysfs / "bus/pci/devices"
 
     def facts(self, bus_id: str) -> PciFacts | None:
-        """NUMA node and bridges of a device."""
+        """Return NUMA node and bridges of a device; None where there is no such device."""
         place = self._folder / bus_id
         if not bus_id or not place.exists():
             return None
@@ -145,10 +137,10 @@ class SysfsDevices:
 
 
 def shared_bridges(bridges: Mapping[int, list[str]]) -> list[list[int]]:
-    """Devices that share a bridge: the lowest one that two or more of them are under.
+    """Group devices by the lowest bridge that two or more of them share.
 
     Args:
-        bridges: by device, addresses above it, root first.
+        bridges: addresses above each device, root first.
 
     Returns:
         Groups of at least two devices, each device in at most one.

@@ -4,9 +4,9 @@
 
 Between two hosts: latency is half the round trip of a small message, bandwidth the rate of several
 megabytes sent back to back (0.3 s), in each direction by itself. Both are the best of the repeats:
-other traffic and busy hosts only make a link look worse. A card (NIC) is what a host sends
-to, or receives from, all others at once, each at the share that its pair alone would take: less
-than their sum where the card is shared. All numbers are of gloo over TCP, payload only.
+other traffic and busy hosts only make a link look worse. A card (NIC) is what a host sends to, or
+receives from, all others at once, each at the share that its pair alone would take: less than their
+sum where the card is shared. All numbers are of gloo over TCP, payload only.
 """
 
 import itertools
@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.probe.burst import make_burst
 from gnnplan.planner.probe.collectives import (
     SHORT,
     distributed,
@@ -29,14 +28,14 @@ from gnnplan.planner.probe.collectives import (
     take_steps,
 )
 from gnnplan.planner.probe.context import MIB, ProbeSizes, ProgressCallback
-from gnnplan.planner.probe.timing import Measurement, summarize
+from gnnplan.planner.probe.timing import Measurement, make_burst, summarize
 from gnnplan.planner.progress import silent
 from gnnplan.runtime.comm.route import split_endpoint, use_route_to
 from gnnplan.runtime.launch.hosts import Roll, call_roll
 from gnnplan.runtime.process import batch_threads
 
 GROUP_SECONDS = 1800.0
-"""Longest wait of one host for another while both probe."""
+"""Longest seconds that one host waits for another while both probe."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,8 +51,7 @@ class Meeting:
 class HostTeam:
     """The process group of one process per host; use as a context manager.
 
-    Raises:
-        WorkerFailed: a host did not come, or probes with other sizes.
+    Entering raises WorkerFailed where a host did not come, or probes with other sizes.
     """
 
     def __init__(self, meeting: Meeting, sizes: ProbeSizes) -> None:
@@ -90,7 +88,7 @@ class HostTeam:
         self.dist.destroy_process_group()
 
     def gather(self, value: Any) -> list[Any]:
-        """Every host's value (picklable), in the order of the hosts."""
+        """Return every host's value (picklable), in the order of the hosts."""
         values: list[Any] = [None] * self.size
         self.dist.all_gather_object(values, value)
         return values
@@ -103,9 +101,12 @@ STEPPED = {
     "after": "all_to_all_after",
     "around_rows": "all_to_all_around_rows",
     "hidden": "all_to_all_hidden",
+    "asked": "all_to_all_asked",
+    "around_ids": "all_to_all_around_ids",
 }
-ASKED = {"asked": "all_to_all_asked", "around_ids": "all_to_all_around_ids"}
-"""Names of what `read_steps` reads: over bytes of rows, and over those of ids."""
+"""Table names of what `read_steps` reads."""
+ID_TABLES = ("all_to_all_asked", "all_to_all_around_ids")
+"""Tables over bytes of ids; the others are over bytes of rows."""
 SUSTAINED_SECONDS = 0.3
 CHUNK_BYTES = MIB
 MOST_CALLS = 50
@@ -116,7 +117,7 @@ CLOCK_TRIPS = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostRates:
-    """What was measured between n hosts; the diagonals are zero."""
+    """Rates between n hosts; the diagonals are zero."""
 
     latency_seconds: NDArray[np.float64]
     """Shape (n, n), from row to column."""
@@ -130,34 +131,30 @@ class HostRates:
     messages: dict[tuple[int, int], list[Measurement]]
     """Seconds of one message, by pair and size."""
     host_counts: list[int]
-    """Numbers of hosts that the collectives ran on."""
     collectives: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
     """Seconds of a call, row-major over (message_bytes, host_counts)."""
     exchange_bytes: list[int] = field(default_factory=list[int])
     stepped: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
-    """The same between two stretches of compute, over (exchange_bytes, host_counts): `*_stepped`,
-    `all_to_all_early`, how much before the last host the mean one leaves, and `all_to_all_after`,
-    what the compute that follows takes longer; `all_to_all_around_rows`, what is not metered, and
-    `all_to_all_hidden`, an exchange long after the hosts met and one soon after it."""
-    asked: dict[str, list[Measurement]] = field(default_factory=dict[str, list[Measurement]])
-    """Seconds of the counts and ids that go ahead, over (asked_sizes(exchange_bytes), hosts):
-    `all_to_all_asked`, and `all_to_all_around_ids`, what is not metered."""
+    """Seconds between two stretches of compute, over (exchange_bytes, host_counts), by table:
+    `*_stepped`; `all_to_all_early`, the mean host's lead over the last; `all_to_all_after`, the
+    delay of the compute that follows; `all_to_all_asked`, the counts and ids that go ahead;
+    `all_to_all_around_*`, what is not metered; `all_to_all_hidden`, a late and an early exchange.
+    """
 
 
 def measure_hosts(team: HostTeam, report: ProgressCallback = silent) -> HostRates:
-    """Measure every pair, card and collective; collective, and all hosts return the same."""
+    """Measure every pair, card and collective; all hosts call this and return the same."""
     return _Schedule(team).measure(report)
 
 
 class _Schedule:
-    """What every host goes through, in the same order."""
+    """Measurements that every host takes part in, in the same order."""
 
     def __init__(self, team: HostTeam) -> None:
         self._team, self._dist, self._sizes = team, team.dist, team.sizes
         self.host, self.size, self.gather = team.host, team.size, team.gather
 
     def measure(self, report: ProgressCallback) -> HostRates:
-        """Every pair, card and collective."""
         n = self.size
         latency, bandwidth = np.zeros((n, n)), np.zeros((n, n))
         messages: dict[tuple[int, int], list[Measurement]] = {}
@@ -172,7 +169,6 @@ class _Schedule:
         counts = list(range(2, n + 1))
         calls = {name: self._collective(name, counts) for name in ("all_reduce", "all_to_all")}
         report("collectives between compute", 0.95)
-        stepped, asked = self._stepped(counts)
         return HostRates(
             latency_seconds=latency,
             bandwidth=bandwidth,
@@ -183,8 +179,7 @@ class _Schedule:
             host_counts=counts,
             collectives=calls,
             exchange_bytes=list(self._sizes.exchange_bytes),
-            stepped=stepped,
-            asked=asked,
+            stepped=self._stepped(counts),
         )
 
     def _pair(self, source: int, target: int) -> tuple[float, float, list[Measurement]]:
@@ -204,7 +199,7 @@ class _Schedule:
         return self.gather(found)[source]
 
     def _exchanges(self, source: int, target: int, there: int, back: int) -> list[float]:
-        """Seconds of round trips as the source sees them; the target's are its own."""
+        """Return seconds of round trips as the source sees them; the target's are its own."""
         import torch
 
         sent = torch.zeros(there, dtype=torch.uint8)
@@ -232,7 +227,7 @@ class _Schedule:
         return out
 
     def _rate(self, source: int, target: int) -> float:
-        """A first guess of a link's bytes per second, agreed on by both."""
+        """Estimate a link's bytes per second, agreed on by both hosts."""
         import torch
 
         seconds = float(np.median(self._exchanges(source, target, 4 * MIB, SMALL_BYTES)))
@@ -244,7 +239,7 @@ class _Schedule:
         return float(agreed)
 
     def _sustained(self, centre: int, rates: dict[int, float], *, outward: bool = True) -> float:
-        """Bytes per second between a host and others at once, each sent for about equally long.
+        """Return bytes per second between a host and others, each sent for as long.
 
         Only the centre's answer counts: it has the acknowledgements of all (outward), or all of
         what it waited for.
@@ -297,12 +292,11 @@ class _Schedule:
         return self.gather(self._sustained(host, rates, outward=outward))[host]
 
     def _new_groups(self, counts: Sequence[int]) -> list[Any]:
-        """Of the first so many hosts, as the runtime makes its groups."""
         with batch_threads():
             return [self._dist.new_group(list(range(count))) for count in counts]
 
     def _collective(self, name: str, counts: Sequence[int]) -> list[Measurement]:
-        """Seconds of a call on the first hosts, the slowest host's, by bytes and hosts."""
+        """Return the slowest host's seconds of a call on the first hosts, by bytes and hosts."""
         groups = dict(zip(counts, self._new_groups(counts), strict=True))
         points: list[Measurement] = []
         for num_bytes in self._sizes.message_bytes:
@@ -337,14 +331,11 @@ class _Schedule:
             out.append(time.perf_counter() - start)
         return out[1:]  # the first one connects
 
-    def _stepped(
-        self, counts: Sequence[int]
-    ) -> tuple[dict[str, list[Measurement]], dict[str, list[Measurement]]]:
-        """Seconds of the calls of a training loop, and of the counts and ids that go ahead."""
+    def _stepped(self, counts: Sequence[int]) -> dict[str, list[Measurement]]:
+        """Return seconds of a training loop's calls, and of counts and ids that go ahead."""
         from gnnplan.runtime.comm.collectives import Communicator
 
         found: dict[str, list[Measurement]] = {name: [] for name in STEPPED.values()}
-        asked: dict[str, list[Measurement]] = {name: [] for name in ASKED.values()}
         rows = self._sizes.exchange_burst_rows
         compute, short = make_burst(rows), make_burst(rows // SHORT)
         groups = {
@@ -371,15 +362,13 @@ class _Schedule:
                 read = read_steps(np.array(each))
                 for of, name in STEPPED.items():
                     found[name].append(read[of])
-                for of, name in ASKED.items():
-                    asked[name].append(read[of])
         for group in itertools.chain(*groups.values()):
             if group is not self._dist.GroupMember.NON_GROUP_MEMBER:
                 self._dist.destroy_process_group(group)
-        return found, asked
+        return found
 
     def _clock_offset(self) -> float:
-        """This host's clock less host 0's: both read in the middle of the quickest round trip."""
+        """Return this host's clock less host 0's, in the middle of the quickest round trip."""
         import torch
 
         self._dist.barrier()

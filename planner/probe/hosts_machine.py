@@ -12,12 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.errors import MachineError
-from gnnplan.planner.machine.hosts import prefix_of
-from gnnplan.planner.machine.model import Link, MachineModel, Memory, Processor, Switch, Table
+from gnnplan.planner.machine.model import (
+    Link,
+    MachineModel,
+    Switch,
+    Table,
+    make_table,
+    prefix_of,
+    select_parts,
+)
 from gnnplan.planner.partition.cliques import clique_covers
 from gnnplan.planner.probe.collectives import asked_sizes
-from gnnplan.planner.probe.fit import monotone
-from gnnplan.planner.probe.hosts import HostRates
+from gnnplan.planner.probe.grid import make_monotone
+from gnnplan.planner.probe.hosts import ID_TABLES, HostRates
 from gnnplan.planner.probe.timing import Measurement
 
 CLEAR_MARGIN = 1.5
@@ -25,7 +32,7 @@ CLEAR_MARGIN = 1.5
 
 
 def host_cliques(bandwidth: NDArray[np.float64]) -> list[list[int]]:
-    """Hosts whose links beat the others by a clear margin, as the measurement says.
+    """Return cliques of hosts whose links beat the others by a clear margin.
 
     Rates of pairs (the slower direction) are sorted; the widest gap between neighbours divides fast
     links from slow ones, where it is at least `CLEAR_MARGIN`. The fast ones are covered by the
@@ -47,19 +54,12 @@ def host_cliques(bandwidth: NDArray[np.float64]) -> list[list[int]]:
 
 
 def join_hosts(machines: list[MachineModel], rates: HostRates) -> MachineModel:
-    """One machine of several hosts.
+    """Join each host's own model to one machine by the rates between them.
 
     Tables of host 0 keep their names, other hosts' begin with their prefix. New tables:
     `message.<a>.<b>` (bytes), `hosts_all_reduce`, `hosts_all_to_all`, their `_stepped` ones and
     `hosts_all_to_all_asked`, `_early`, `_after`, `_around_ids`, `_around_rows`, `_hidden` (bytes,
     hosts).
-
-    Args:
-        machines: each host's own model.
-        rates: what was measured between them.
-
-    Raises:
-        MachineError: the numbers of hosts differ.
     """
     if len(machines) != len(rates.sent):
         raise MachineError(f"expected {len(rates.sent)} machines, found {len(machines)}")
@@ -93,28 +93,11 @@ def _clique_note(near: list[list[int]], num_hosts: int) -> str:
 
 def _prefixed(machine: MachineModel, host: int) -> MachineModel:
     prefix = prefix_of(host)
-
-    def named(name: str) -> str:
-        return prefix + name
-
-    processors: list[Processor] = [
-        replace(p, name=named(p.name), memory=named(p.memory), host=host)
-        for p in machine.processors
-    ]
-    memories: list[Memory] = [replace(m, name=named(m.name)) for m in machine.memories]
-    links = [
-        replace(link, name=named(link.name), source=named(link.source), target=named(link.target))
-        for link in machine.links
-    ]
+    part = select_parts(machine, lambda _: True, lambda name: prefix + name, host=host)
     return replace(
-        machine,
-        processors=processors,
-        memories=memories,
-        links=links,
-        switches=[replace(switch, name=named(switch.name)) for switch in machine.switches],
-        cliques=[[named(name) for name in clique] for clique in machine.cliques],
-        tables={named(name): table for name, table in machine.tables.items()},
-        notes=[f"{prefix}{note}" if prefix else note for note in machine.notes],
+        part,
+        tables={prefix + name: table for name, table in machine.tables.items()},
+        notes=[f"{prefix}{note}" for note in machine.notes],
     )
 
 
@@ -147,37 +130,26 @@ def _link(name: str, source: str, target: str, latency: float, bandwidth: float)
 
 
 def _tables(rates: HostRates) -> dict[str, Table]:
-    sizes = [float(size) for size in rates.message_bytes]
-    counts = [float(count) for count in rates.host_counts]
+    def of_hosts(sizes: Sequence[int]) -> dict[str, Sequence[int]]:
+        return {"bytes": sizes, "hosts": rates.host_counts}
+
     out = {
-        f"message.{a}.{b}": _table(["bytes"], [sizes], points)
+        f"message.{a}.{b}": _table({"bytes": rates.message_bytes}, points)
         for (a, b), points in rates.messages.items()
     }
     for name, points in rates.collectives.items():
-        out[f"hosts_{name}"] = _table(["bytes", "hosts"], [sizes, counts], points)
-    sizes = [float(size) for size in rates.exchange_bytes]
+        out[f"hosts_{name}"] = _table(of_hosts(rates.message_bytes), points)
     for name, points in rates.stepped.items():
+        sizes = asked_sizes(rates.exchange_bytes) if name in ID_TABLES else rates.exchange_bytes
         rising = [] if name == "all_to_all_early" else [0]
-        out[f"hosts_{name}"] = _table(["bytes", "hosts"], [sizes, counts], points, rising)
-    sizes = [float(size) for size in asked_sizes(rates.exchange_bytes)]
-    for name, points in rates.asked.items():
-        out[f"hosts_{name}"] = _table(["bytes", "hosts"], [sizes, counts], points)
+        out[f"hosts_{name}"] = _table(of_hosts(sizes), points, rising)
     return out
 
 
 def _table(
-    axes: list[str],
-    grid: list[list[float]],
-    points: list[Measurement],
-    rising: Sequence[int] = (0,),
+    axes: dict[str, Sequence[int]], points: list[Measurement], rising: Sequence[int] = (0,)
 ) -> Table:
-    values = np.array([point.value for point in points]).reshape([len(axis) for axis in grid])
-    values, moved = monotone(values, rising)
+    shape = [len(axis) for axis in axes.values()]
+    values, moved = make_monotone(np.array([p.value for p in points]).reshape(shape), rising)
     spread = float(np.percentile([point.spread for point in points], 75))
-    return Table(
-        unit="seconds",
-        axes=axes,
-        points=grid,
-        values=[float(value) for value in values.ravel()],
-        spread=float(np.hypot(spread, moved)),
-    )
+    return make_table("seconds", axes, values.ravel(), float(np.hypot(spread, moved)))

@@ -1,4 +1,4 @@
-"""What other tools know of a machine, put onto a machine model (`gnnplan machine import`).
+"""Other tools' files put onto a machine model (`gnnplan machine import`).
 
 NCCL's topology file (NCCL_TOPO_DUMP_FILE) has GPUs and links, and no sizes or rates:
 
@@ -16,13 +16,15 @@ A machine file or preset supplies the rest. What stays of it, tests that failed,
 machine does not have are noted.
 """
 
+import itertools
 import math
 import re
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
-from xml.parsers import expat
+from xml.etree import ElementTree
 
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import Link, MachineModel
@@ -33,11 +35,9 @@ from gnnplan.runtime import codec
 
 
 def import_machine(path: Path, onto: MachineModel) -> MachineModel:
-    """A machine from another tool's file.
+    """Return a machine from NCCL's topology (XML) or nvbandwidth's output (JSON).
 
-    Args:
-        path: NCCL topology (XML) or nvbandwidth output (JSON); told apart by the first character.
-        onto: supplies what the file does not say.
+    `onto` supplies what the file does not say.
 
     Raises:
         MachineError: the file is missing or is neither, or does not fit the machine.
@@ -51,20 +51,19 @@ def import_machine(path: Path, onto: MachineModel) -> MachineModel:
     if not onto.gpus:
         raise MachineError(f"expected a machine with GPUs to import onto, found {onto.name}")
     if first == b"<":
-        return _with_topology(path, onto)
-    if first == b"{":
-        tests, notes = read_nvbandwidth(path)
-        return _named(with_nvbandwidth(onto, tests, notes), path, onto)
-    raise MachineError(f"{path}: expected NCCL's topology XML or nvbandwidth's JSON, found neither")
-
-
-def _named(machine: MachineModel, path: Path, onto: MachineModel) -> MachineModel:
+        machine = _with_topology(path, onto)
+    elif first == b"{":
+        machine = with_nvbandwidth(onto, *read_nvbandwidth(path))
+    else:
+        raise MachineError(
+            f"{path}: expected NCCL's topology XML or nvbandwidth's JSON, found neither"
+        )
     name = f"{onto.name} with {path.name}"
     return replace(machine, name=name, fingerprint=f"imported:{name}")
 
 
 def _with_topology(path: Path, onto: MachineModel) -> MachineModel:
-    """The file's GPUs, links and cliques; memory sizes, rates of cores and kernels from `onto`."""
+    """Take the file's GPUs, links and cliques; memory sizes and rates from `onto`."""
     first = onto.gpus[0]
     inventory = read_nccl(path, onto.memory(first.memory).capacity_bytes)
     processors, memories, notes = gpu_parts(inventory)
@@ -78,14 +77,14 @@ def _with_topology(path: Path, onto: MachineModel) -> MachineModel:
     ]
     gone = {m.name for m in onto.memories if m.kind == "device"} | {s.name for s in onto.switches}
     kept = [x for x in onto.links if x.source not in gone and x.target not in gone]
-    machine = replace(
+    return replace(
         onto,
         processors=[p for p in onto.processors if p.kind == "cpu"]
         + [replace(p, model=first.model) for p in processors],
         memories=[m for m in onto.memories if m.kind != "device"]
         + [replace(m, provenance="derived") for m in memories],
         switches=gpu_switches(inventory),
-        links=kept + own + [_like(link, old) for link in gpu_links(inventory)],
+        links=kept + own + [_with_rates_of_kind(link, old) for link in gpu_links(inventory)],
         cliques=covers[0],
         other_covers=covers[1:],
         notes=[
@@ -95,11 +94,10 @@ def _with_topology(path: Path, onto: MachineModel) -> MachineModel:
             f"host from {onto.name}; host memory is taken as one, without its NUMA nodes' bridges",
         ],
     )
-    return _named(machine, path, onto)
 
 
-def _like(link: Link, old: dict[str, Link]) -> Link:
-    """A link with the shares and latency that its kind has in the other machine."""
+def _with_rates_of_kind(link: Link, old: dict[str, Link]) -> Link:
+    """Give a link the shares and latency that its kind has in the other machine."""
     kind = link.name.rstrip("0123456789").split(".")[0].rstrip("0123456789")
     for other in old.values():
         if other.name.split(".")[0].rstrip("0123456789") == kind and other.lanes:
@@ -117,99 +115,70 @@ MOST_XML_BYTES = 16 << 20
 MOST_DEPTH = 64
 
 
-@dataclass(slots=True)
-class Element:
-    """A tag, its attributes and what is inside."""
+class _StrictBuilder(ElementTree.TreeBuilder):
+    """Builds a tree of few levels, from a file that defines nothing of its own."""
 
-    tag: str
-    attributes: dict[str, str]
-    children: list["Element"] = field(default_factory=list["Element"])
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path, self._depth = path, 0
 
-    def all(self, tag: str) -> list["Element"]:
-        """Elements of that tag anywhere inside, in order."""
-        found: list[Element] = []
-        for child in self.children:
-            found += [child] if child.tag == tag else []
-            found += child.all(tag)
-        return found
+    def start(self, tag: str, attrs: dict[str, str], /) -> ElementTree.Element:
+        """Refuse an element below the lowest level."""
+        self._depth += 1
+        if self._depth > MOST_DEPTH:
+            raise MachineError(f"{self._path}: expected XML of at most {MOST_DEPTH} levels")
+        return super().start(tag, attrs)
+
+    def end(self, tag: str, /) -> ElementTree.Element:
+        """Leave a level."""
+        self._depth -= 1
+        return super().end(tag)
+
+    def doctype(self, *_: object) -> None:
+        """Refuse definitions, of entities too."""
+        raise MachineError(f"{self._path}: expected XML without DOCTYPE and entities, found one")
 
 
-def read_xml(path: Path) -> Element:
-    """The root element of a file.
-
-    Raises:
-        MachineError: not well-formed, with a DOCTYPE, too large or too deep.
-    """
+def read_xml(path: Path) -> ElementTree.Element:
+    """Return the root of an XML file without DOCTYPE, neither too large nor too deep."""
     data = path.read_bytes()
     if len(data) > MOST_XML_BYTES:
         raise MachineError(
             f"{path}: expected at most {MOST_XML_BYTES} bytes of XML, found {len(data)}"
         )
-    growing = _Growing(path)
-    parser = expat.ParserCreate()
-    parser.StartElementHandler = growing.start
-    parser.EndElementHandler = growing.end
-    parser.StartDoctypeDeclHandler = growing.refuse
-    parser.EntityDeclHandler = growing.refuse
+    parser = ElementTree.XMLParser(target=_StrictBuilder(path))
     try:
-        parser.Parse(data, True)
-    except (expat.ExpatError, ValueError, LookupError) as error:  # LookupError: its encoding
+        parser.feed(data)
+        return parser.close()
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: its encoding
         raise MachineError(f"{path}: not XML ({' '.join(str(error).split())[:120]})") from None
-    return growing.top.children[0]
-
-
-class _Growing:
-    """The tree while it is read; its methods are the parser's handlers."""
-
-    def __init__(self, path: Path) -> None:
-        self.top = Element(tag="", attributes={})
-        self._path = path
-        self._stack = [self.top]
-
-    def start(self, tag: str, attributes: dict[str, str]) -> None:
-        """An element begins."""
-        if len(self._stack) > MOST_DEPTH:
-            raise MachineError(f"{self._path}: expected XML of at most {MOST_DEPTH} levels")
-        element = Element(tag=tag, attributes=attributes)
-        self._stack[-1].children.append(element)
-        self._stack.append(element)
-
-    def end(self, _tag: str) -> None:
-        """The innermost element ends."""
-        self._stack.pop()
-
-    def refuse(self, *_: object) -> None:
-        """The file defines something of its own."""
-        raise MachineError(f"{self._path}: expected XML without DOCTYPE and entities, found one")
 
 
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
-"""GT/s per lane -> PCI Express generation."""
+"""PCI Express generation by GT/s per lane."""
 SWITCH_CLASS = "0x0680"
-"""PCI class of an NVSwitch begins so."""
+"""Beginning of the PCI class of an NVSwitch."""
 LINK_BYTES_PER_SECOND = {6: 20e9}
-"""NVLink, one direction, by compute capability; 25 GB/s from 7.0 on (NVIDIA's white papers)."""
+"""Rate of NVLink, one direction, by compute capability; 25 GB/s from 7.0 on (NVIDIA's white
+papers)."""
 MOST_GPUS, MOST_LINKS = 64, 36
 
 
 def read_nccl(path: Path, memory_bytes: int) -> Inventory:
-    """The GPUs of a topology file.
-
-    Args:
-        path: the XML file.
-        memory_bytes: of each GPU; the file does not say.
-
-    Raises:
-        MachineError: not such a file.
-    """
+    """Read the GPUs of a topology file; each has `memory_bytes`, which the file does not say."""
     root = read_xml(path)
     if root.tag != "system":
         raise MachineError(f"{path}: expected NCCL's <system>, found <{root.tag[:40]}>")
-    gpus: list[Gpu] = []
-    for cpu in [c for c in root.children if c.tag == "cpu"]:
-        node = _whole(path, cpu, "numaid", -1)
-        for pci in cpu.children:
-            _walk(path, pci, [], None if node < 0 else node, gpus, memory_bytes)
+    try:
+        found = (
+            gpu
+            for cpu in root.findall("cpu")
+            for pci in cpu
+            for gpu in _find_gpus(pci, [], _whole(cpu, "numaid", -1), memory_bytes)
+        )
+        gpus = list(itertools.islice(found, MOST_GPUS + 1))
+    except ValueError as error:
+        raise MachineError(f"{path}: {error}") from None
     if not 0 < len(gpus) <= MOST_GPUS:
         raise MachineError(f"{path}: expected 1 to {MOST_GPUS} GPUs, found {len(gpus)}")
     gpus.sort(key=lambda gpu: gpu.index)
@@ -219,40 +188,31 @@ def read_nccl(path: Path, memory_bytes: int) -> Inventory:
     return Inventory(driver_version="", cuda_driver_version=None, gpus=gpus, pairs=pairs)
 
 
-def _walk(
-    path: Path,
-    pci: Element,
-    above: list[str],
-    node: int | None,
-    gpus: list[Gpu],
-    memory_bytes: int,
-) -> None:
-    """Collect GPUs under a PCI device; `above` are the bridges over it."""
-    if pci.tag != "pci" or len(above) > MOST_GPUS:
+def _find_gpus(
+    pci: ElementTree.Element, above: list[str], node: int, memory_bytes: int
+) -> Iterator[Gpu]:
+    """Yield the GPUs under a PCI device; `above` are the bridges over it."""
+    if pci.tag != "pci":
         return
-    bus = bus_key(pci.attributes.get("busid", ""))
-    for child in pci.children:
-        if len(gpus) > MOST_GPUS:
-            return
+    bus = bus_key(pci.get("busid", ""))
+    for child in pci:
         if child.tag == "gpu":
-            gpus.append(_gpu(path, pci, child, bus, above, node, memory_bytes))
+            yield _gpu(pci, child, above, node, memory_bytes)
         else:
-            _walk(path, child, [*above, bus], node, gpus, memory_bytes)
+            yield from _find_gpus(child, [*above, bus], node, memory_bytes)
 
 
 def _gpu(
-    path: Path,
-    pci: Element,
-    gpu: Element,
-    bus: str,
+    pci: ElementTree.Element,
+    gpu: ElementTree.Element,
     above: list[str],
-    node: int | None,
+    node: int,
     memory_bytes: int,
 ) -> Gpu:
-    index, sm = _whole(path, gpu, "dev", -1), _whole(path, gpu, "sm", 0)
-    speed = re.match(r"\s*([0-9.]+)\s*GT/s", pci.attributes.get("link_speed", ""))
+    bus, index, sm = bus_key(pci.get("busid", "")), _whole(gpu, "dev", -1), _whole(gpu, "sm", 0)
+    speed = re.match(r"\s*([0-9.]+)\s*GT/s", pci.get("link_speed", ""))
     generation = GENERATIONS.get(_number(speed[1])) if speed else None
-    width = _whole(path, pci, "link_width", 0) or None
+    width = _whole(pci, "link_width", 0) or None
     return Gpu(
         index=index,
         uuid=f"nccl-{bus}",
@@ -261,7 +221,7 @@ def _gpu(
         compute_capability=(sm // 10, sm % 10) if sm else None,
         memory_bytes=memory_bytes,
         mig=None,
-        numa_node=node,
+        numa_node=None if node < 0 else node,
         numa_conflict=None,
         pci_bridges=list(above),
         cpus=None,
@@ -269,21 +229,19 @@ def _gpu(
         pcie_width=width,
         pcie_max_generation=generation,
         pcie_max_width=width,
-        nvlinks=_links(path, gpu, sm),
+        nvlinks=_links(gpu, sm),
         compute_processes=None,
     )
 
 
-def _links(path: Path, gpu: Element, sm: int) -> list[NvLink]:
+def _links(gpu: ElementTree.Element, sm: int) -> list[NvLink]:
     rate = LINK_BYTES_PER_SECOND.get(sm // 10, 25e9)
     found: list[NvLink] = []
-    for link in [c for c in gpu.children if c.tag == "nvlink"]:
-        switch = link.attributes.get("tclass", "").startswith(SWITCH_CLASS)
-        count = _whole(path, link, "count", 1)
+    for link in gpu.findall("nvlink"):
+        switch = link.get("tclass", "").startswith(SWITCH_CLASS)
+        count = _whole(link, "count", 1)
         if count < 0 or len(found) + count > MOST_LINKS:
-            raise MachineError(
-                f"{path}: expected at most {MOST_LINKS} NVLinks of a GPU, found more"
-            )
+            raise ValueError(f"expected at most {MOST_LINKS} NVLinks of a GPU, found more")
         for _ in range(count):
             found.append(
                 NvLink(
@@ -291,7 +249,7 @@ def _links(path: Path, gpu: Element, sm: int) -> list[NvLink]:
                     up=True,
                     peer_access=None,
                     remote_kind="switch" if switch else "gpu",
-                    remote_bus_id=bus_key(link.attributes.get("target", "")),
+                    remote_bus_id=bus_key(link.get("target", "")),
                     bytes_per_second=rate,
                 )
             )
@@ -299,7 +257,7 @@ def _links(path: Path, gpu: Element, sm: int) -> list[NvLink]:
 
 
 def _pair(a: Gpu, b: Gpu) -> GpuPair:
-    """NCCL lists links that are up; a switch joins all who have links to one."""
+    """Join two GPUs; NCCL lists links that are up, and a switch joins all who have links to one."""
     count, switch = pair_links(a.nvlinks, a.bus_id, b.nvlinks, b.bus_id, nvlink_peer=True)
     return GpuPair(
         first=a.index,
@@ -311,14 +269,12 @@ def _pair(a: Gpu, b: Gpu) -> GpuPair:
     )
 
 
-def _whole(path: Path, element: Element, name: str, missing: int) -> int:
-    text = element.attributes.get(name)
+def _whole(element: ElementTree.Element, name: str, missing: int) -> int:
+    text = element.get(name)
     if text is None:
         return missing
     if not re.fullmatch(r"-?[0-9]{1,9}", text):
-        raise MachineError(
-            f"{path}: <{element.tag} {name}>: expected a number, found {text[:40]!r}"
-        )
+        raise ValueError(f"<{element.tag} {name}>: expected a number, found {text[:40]!r}")
     return int(text)
 
 
@@ -333,7 +289,7 @@ GB = 1e9
 MOST_JSON_BYTES = 64 << 20
 Rows = list[list[float | None]]
 Rates = dict[str, tuple[float | None, float | None]]
-"""By link: bytes per second of copies and of kernels' reads; None where not measured."""
+"""Bytes per second of copies and of kernels' reads, by link; None where not measured."""
 SLOTS = {
     "host_to_device_memcpy_ce": ("h2d", 0),
     "device_to_host_memcpy_ce": ("d2h", 0),
@@ -345,11 +301,7 @@ TOGETHER = "host_to_all_memcpy_ce"
 
 
 def read_nvbandwidth(path: Path) -> tuple[dict[str, Rows], list[str]]:
-    """Passed tests by name, bytes per second by row and column, and notes.
-
-    Raises:
-        MachineError: not such a file.
-    """
+    """Read passed tests by name, bytes per second by row and column, and notes."""
     if path.stat().st_size > MOST_JSON_BYTES:
         raise MachineError(
             f"{path}: expected nvbandwidth's JSON, found {path.stat().st_size} bytes"
@@ -377,7 +329,6 @@ def read_nvbandwidth(path: Path) -> tuple[dict[str, Rows], list[str]]:
 
 
 def _word(value: Any) -> str:
-    """A name for one line."""
     if not isinstance(value, str):
         raise TypeError(f"expected a name, found {type(value).__name__}")
     return " ".join(value.split())[:80]
@@ -391,7 +342,6 @@ def _rows(path: Path, name: str, matrix: Any) -> Rows:
 
 
 def _rate(path: Path, name: str, cell: Any) -> float | None:
-    """GB/s as bytes per second; None for N/A."""
     if cell is None or cell == "N/A":
         return None
     value = float(cell)
@@ -403,16 +353,7 @@ def _rate(path: Path, name: str, cell: Any) -> float | None:
 def with_nvbandwidth(
     machine: MachineModel, tests: dict[str, Rows], notes: list[str]
 ) -> MachineModel:
-    """The machine with measured rates on the links that the tests crossed.
-
-    Args:
-        machine: whose links are replaced, by GPU index.
-        tests: from `read_nvbandwidth`.
-        notes: kept in the machine's notes.
-
-    Raises:
-        MachineError: the tests are of another number of GPUs.
-    """
+    """Put measured rates onto the links that the tests, of as many GPUs, crossed."""
     gpus = len([g for g in machine.gpus if g.host == 0])
     for name, rows in tests.items():
         if name in {*SLOTS, *PEERS, TOGETHER} and len(rows[0]) != gpus:
@@ -424,18 +365,19 @@ def with_nvbandwidth(
     rates: Rates = {}
     for name, (way, kind) in SLOTS.items():
         for g, value in enumerate(tests.get(name, [[]])[0]):
-            _note(rates, f"pcie{g}.{way}", kind, value)
+            _note_rate(rates, f"pcie{g}.{way}", kind, value)
     for name, kind in PEERS.items():
         for reader, row in enumerate(tests.get(name, [])):
             for owner, value in enumerate(row):
-                _note(rates, f"nvlink.gpu{owner}.gpu{reader}", kind, value)
+                _note_rate(rates, f"nvlink.gpu{owner}.gpu{reader}", kind, value)
             ports = [v for v in row if v is not None]
             for port in (f"nvlink.nvswitch0.gpu{reader}", f"nvlink.gpu{reader}.nvswitch0"):
-                _note(rates, port, kind, median(ports) if ports else None)
-    for name, rate in _together(machine, tests.get(TOGETHER)).items():
-        _note(rates, name, 0, rate)
+                _note_rate(rates, port, kind, median(ports) if ports else None)
+    for name, rate in _port_rates(machine, tests.get(TOGETHER)).items():
+        _note_rate(rates, name, 0, rate)
     links = [
-        _measured(link, rates[n]) if (n := link.name) in rates else link for link in known.values()
+        _measured_link(link, rates[n]) if (n := link.name) in rates else link
+        for link in known.values()
     ]
     used = sorted(set(rates) & set(known))
     words = f"nvbandwidth: measured {', '.join(used) if used else 'no link of this machine'}"
@@ -447,15 +389,15 @@ def with_nvbandwidth(
     )
 
 
-def _note(rates: Rates, link: str, kind: int, value: float | None) -> None:
+def _note_rate(rates: Rates, link: str, kind: int, value: float | None) -> None:
     if value is None:
         return
     copies, reads = rates.get(link, (None, None))
     rates[link] = (value, reads) if kind == 0 else (copies, value)
 
 
-def _together(machine: MachineModel, rows: Rows | None) -> dict[str, float]:
-    """What each switch's port carried while all its GPUs copied, where that was the limit."""
+def _port_rates(machine: MachineModel, rows: Rows | None) -> dict[str, float]:
+    """Return what each switch's port carried while all its GPUs copied, if that was the limit."""
     if rows is None:
         return {}
     found: dict[str, float] = {}
@@ -471,7 +413,7 @@ def _together(machine: MachineModel, rows: Rows | None) -> dict[str, float]:
     return found
 
 
-def _measured(link: Link, rates: tuple[float | None, float | None]) -> Link:
+def _measured_link(link: Link, rates: tuple[float | None, float | None]) -> Link:
     copies, reads = rates
     share = link.gather_bytes_per_second / link.bandwidth_bytes_per_second
     bandwidth = link.bandwidth_bytes_per_second if copies is None else copies

@@ -12,12 +12,12 @@ import numpy as np
 
 from gnnplan.planner.machine.model import Link, Memory, Processor, Switch, Table
 from gnnplan.planner.partition.cliques import clique_covers
-from gnnplan.planner.probe.fit import fit_alpha_beta
 from gnnplan.planner.probe.gpu.nvml import Gpu, Inventory
+from gnnplan.planner.probe.grid import fit_alpha_beta
 from gnnplan.planner.probe.host import shared_bridges
 
 DISK = "disk0.read"
-"""The link from a host's disk to its memory."""
+"""Name of the link from a host's disk to its memory."""
 PCIE_BYTES_PER_SECOND_PER_LANE = {
     1: 0.25e9,
     2: 0.5e9,
@@ -26,11 +26,12 @@ PCIE_BYTES_PER_SECOND_PER_LANE = {
     5: 3.938e9,
     6: 7.563e9,
 }
-"""One direction, line code included; PCI Express base specifications 1.0 to 6.0."""
+"""PCIe rates by generation, one direction, line code included; PCI Express base specifications 1.0
+to 6.0."""
 
 
 def host_links(tables: dict[str, Table]) -> tuple[list[Link], list[str]]:
-    """Memory to cores, disk to memory, and rank to rank on this host; notes on their fits."""
+    """Return memory to cores, disk to memory, and rank to rank links, and notes on their fits."""
     links = _memory_links(tables)
     notes: list[str] = []
     if "disk_read" in tables:
@@ -42,8 +43,22 @@ def host_links(tables: dict[str, Table]) -> tuple[list[Link], list[str]]:
     return links, notes
 
 
+def _derived_link(
+    name: str, source: str, target: str, bandwidth: float, latency: float = 0.0, lanes: int = 0
+) -> Link:
+    return Link(
+        name=name,
+        source=source,
+        target=target,
+        latency_seconds=latency,
+        bandwidth_bytes_per_second=bandwidth,
+        provenance="derived",
+        lanes=lanes,
+    )
+
+
 def _memory_links(tables: dict[str, Table]) -> list[Link]:
-    """Aggregate copy bandwidth of all readers; the latency is a short row's, read at random."""
+    """Return all readers' copy bandwidth, with the latency of a short random row."""
     copy, gather = tables["copy"], tables["gather"]
     readers = copy.points[0]
     bandwidth = max(n * rate for n, rate in zip(readers, copy.values, strict=True))
@@ -52,61 +67,36 @@ def _memory_links(tables: dict[str, Table]) -> list[Link]:
         "row_bytes": grid["row_bytes"][0], "readers": 1.0,
     })  # fmt: skip
     return [
-        Link(
-            name=name,
-            source=source,
-            target=target,
-            latency_seconds=latency,
-            bandwidth_bytes_per_second=bandwidth,
-            provenance="derived",
-        )
-        for name, source, target in (
-            ("memory0.read", "host0", "cpu0"),
-            ("memory0.write", "cpu0", "host0"),
-        )
+        _derived_link("memory0.read", "host0", "cpu0", bandwidth, latency),
+        _derived_link("memory0.write", "cpu0", "host0", bandwidth, latency),
     ]
 
 
 def disk_link(table: Table) -> Link:
-    """From the disk to memory: a lone read's latency, and the best rate that was measured."""
+    """Return the disk's link: a lone read's latency, and the best rate that was measured."""
     sizes, depths, readers = table.points
     one = [table.at(read_bytes=size, queue_depth=depths[0], readers=1.0) for size in sizes]
     best = max(
         size * count / table.at(read_bytes=size, queue_depth=depth, readers=count)
         for size, depth, count in itertools.product(sizes, depths, readers)
     )
-    return Link(
-        name=DISK,
-        source="disk0",
-        target="host0",
-        latency_seconds=fit_alpha_beta(sizes, one).latency_seconds,
-        bandwidth_bytes_per_second=best,
-        provenance="derived",
-    )
+    return _derived_link(DISK, "disk0", "host0", best, fit_alpha_beta(sizes, one).latency_seconds)
 
 
 def _exchange_link(table: Table) -> tuple[Link, str]:
-    """What two ranks of one host exchange through gloo; half of an all-to-all leaves a rank."""
+    """Return the gloo link of two ranks of a host; half of an all-to-all leaves a rank."""
     sizes, ranks = table.points
     seconds = [table.at(bytes=size, ranks=ranks[0]) for size in sizes]
     share = 1 - 1 / ranks[0]
     fit = fit_alpha_beta([size * share for size in sizes], seconds)
-    link = Link(
-        name="gloo0",
-        source="host0",
-        target="host0",
-        latency_seconds=fit.latency_seconds,
-        bandwidth_bytes_per_second=fit.bandwidth_bytes_per_second,
-        provenance="derived",
+    link = _derived_link(
+        "gloo0", "host0", "host0", fit.bandwidth_bytes_per_second, fit.latency_seconds
     )
     return link, f"gloo0: latency + bytes / bandwidth fitted with {fit.residual:.0%} residual"
 
 
 def gpu_parts(inventory: Inventory) -> tuple[list[Processor], list[Memory], list[str]]:
-    """A processor and a memory per GPU, of what is free of it.
-
-    A GPU whose memory is unknown, or held by others, is left out, with a note.
-    """
+    """Return a processor and its free memory per GPU, and notes on those that are left out."""
     processors: list[Processor] = []
     memories: list[Memory] = []
     notes = list(inventory.notes)
@@ -139,7 +129,7 @@ def gpu_parts(inventory: Inventory) -> tuple[list[Processor], list[Memory], list
 
 
 def gpu_links(inventory: Inventory) -> list[Link]:
-    """PCIe to the host, direct NVLinks, and one switch node with each GPU's port capacity."""
+    """Return PCIe to the host, direct NVLinks, and one switch node with each GPU's port."""
     present = {gpu.index: gpu for gpu in inventory.gpus if gpu.capacity_bytes}
     groups = pcie_groups(inventory)
     above = {g: f"plx{s}" for s, group in enumerate(groups) for g in group}
@@ -169,7 +159,7 @@ def gpu_links(inventory: Inventory) -> list[Link]:
 
 
 def pcie_groups(inventory: Inventory) -> list[list[int]]:
-    """GPUs that share an upstream port: those under one bridge, as the device tree says.
+    """Group GPUs that share an upstream port: those under one bridge, by the device tree.
 
     Where the tree is hidden, those whose way to each other does not pass the host bridge.
     """
@@ -188,7 +178,7 @@ def pcie_groups(inventory: Inventory) -> list[list[int]]:
 
 
 def gpu_switches(inventory: Inventory) -> list[Switch]:
-    """PCIe switches that GPUs share, and the NVSwitch fabric taken as one node."""
+    """Return PCIe switches that GPUs share, and the NVSwitch fabric taken as one node."""
     found = [Switch(name=f"plx{s}", kind="pcie") for s in range(len(pcie_groups(inventory)))]
     if any(pair.via_switch and pair.num_nvlinks for pair in inventory.pairs):
         found.append(Switch(name="nvswitch0", kind="nvlink"))
@@ -196,7 +186,7 @@ def gpu_switches(inventory: Inventory) -> list[Switch]:
 
 
 def pcie_width(gpu: Gpu) -> int:
-    """Lanes in use, at most those of the slot; 0 where unknown. Widths do not rest when idle."""
+    """Return the lanes in use, at most those of the slot; 0 where unknown."""
     known = [width for width in (gpu.pcie_width, gpu.pcie_max_width) if width]
     return min(known) if gpu.pcie_max_width else 0
 
@@ -207,43 +197,24 @@ def _pcie_rate(gpu: Gpu) -> float:
 
 
 def _pcie_links(gpu: Gpu, name: str, above: str, below: str) -> list[Link]:
-    """Both directions at the slot's generation and the lanes in use; none where unknown."""
     if not _pcie_rate(gpu):
         return []
     return [
-        Link(
-            name=f"{name}.{way}",
-            source=source,
-            target=target,
-            latency_seconds=0.0,
-            bandwidth_bytes_per_second=_pcie_rate(gpu),
-            provenance="derived",
-            lanes=pcie_width(gpu),
-        )
+        _derived_link(f"{name}.{way}", source, target, _pcie_rate(gpu), lanes=pcie_width(gpu))
         for way, source, target in (("h2d", above, below), ("d2h", below, above))
     ]
 
 
 def _nvlink(gpu: Gpu, source: str, target: str, count: int) -> list[Link]:
-    """`count` links at the driver's speed; none where it does not state one."""
     speeds = [link.bytes_per_second for link in gpu.nvlinks or [] if link.bytes_per_second]
     if not speeds:
         return []
-    return [
-        Link(
-            name=f"nvlink.{source.split('.')[0]}.{target.split('.')[0]}",
-            source=source,
-            target=target,
-            latency_seconds=0.0,
-            bandwidth_bytes_per_second=float(np.median(speeds)) * count,
-            provenance="derived",
-            lanes=count,
-        )
-    ]
+    name = f"nvlink.{source.split('.')[0]}.{target.split('.')[0]}"
+    return [_derived_link(name, source, target, float(np.median(speeds)) * count, lanes=count)]
 
 
 def nvlink_covers(inventory: Inventory) -> list[list[list[str]]]:
-    """Covers by the fewest groups of GPUs joined all to all by NVLink, best first."""
+    """Cover GPUs by the fewest groups joined all to all by NVLink; best covers first."""
     present = [gpu.index for gpu in inventory.gpus if gpu.capacity_bytes]
     place = {index: position for position, index in enumerate(present)}
     joined = np.zeros((len(place), len(place)), np.int64)
@@ -258,5 +229,5 @@ def nvlink_covers(inventory: Inventory) -> list[list[list[str]]]:
 
 
 def nvlink_cliques(inventory: Inventory) -> list[list[str]]:
-    """The best of `nvlink_covers`; link counts break ties."""
+    """Return the best of `nvlink_covers`; link counts break ties."""
     return nvlink_covers(inventory)[0]

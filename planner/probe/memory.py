@@ -1,9 +1,9 @@
-"""DRAM: copies, and gathers of random rows against row size, working set and concurrent readers.
+"""DRAM: copies, and gathers of random rows by row size, working set and concurrent readers.
 
 The gather is the runtime's own kernel into a re-used buffer, on as many rows as a small and a large
-batch ask for (few rows cost more each: the first ones after a step find page tables cold, DEC-25),
-with cold caches as between two steps of a model. Readers are processes, each with a table of its
-own (`gather`) or all on one shared mapping of a file that lies in the page cache (`mapped_gather`).
+batch ask for, with cold caches as between two steps of a model (DEC-25). Readers are processes,
+each with a table of its own (`gather`) or all on one shared mapping of a file that lies in the page
+cache (`mapped_gather`).
 """
 
 import itertools
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from gnnplan.planner.machine.model import Table
 from gnnplan.planner.probe.context import ProbeContext
 from gnnplan.planner.probe.team import State
-from gnnplan.planner.probe.timing import timed, wait_until
+from gnnplan.planner.probe.timing import Interlude, timed, wait_until
 
 MODULE = "gnnplan.planner.probe.memory"
 WARM_UP = f"{MODULE}:warm_up"
@@ -26,8 +26,7 @@ WARM_UP = f"{MODULE}:warm_up"
 BUFFER_BYTES = 64 * 2**20
 """Largest output of one gather call; rows are cut to it."""
 ID_SETS = 8
-"""Different sets of random ids that calls take in turn, so that one call's rows are not the last
-one's."""
+"""Sets of random ids that calls take in turn, so that two calls read different rows."""
 LOADED_LIMIT = 0.2
 """Accepted spread where several readers run at once."""
 
@@ -35,14 +34,14 @@ LOADED_LIMIT = 0.2
 def gather(
     table: NDArray[np.float32], ids: NDArray[np.int64], out: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """out[i] = table[ids[i]], as the runtime does it."""
+    """Gather rows, out[i] = table[ids[i]], as the runtime does it."""
     from gnnplan.runtime.features.gather import gather_rows
 
     return gather_rows(table, ids, out)
 
 
 def measure(context: ProbeContext) -> dict[str, Table]:
-    """Tables `copy`, `gather` and `mapped_gather`."""
+    """Measure the tables `copy`, `gather` and `mapped_gather`."""
     with context.budget.within(0.1):
         tables = _copies(context)
     most, (smallest, *larger) = max(context.readers()), context.sizes.working_set_bytes
@@ -86,7 +85,6 @@ def _copies(context: ProbeContext) -> dict[str, Table]:
 def _gathers(
     context: ProbeContext, name: str, source: str, sets: Sequence[int], share: float = 1.0
 ) -> dict[str, Table]:
-    """Measure a table of gathers from working sets of some of its sizes."""
     sizes, readers = context.sizes, context.readers()
 
     def samples(
@@ -121,15 +119,13 @@ def _gathers(
 
 def warm_up(state: State) -> None:
     """Task: compile or load the gather kernel, and make what runs between two timed calls."""
-    from gnnplan.planner.probe.burst import Interlude
-
     state.kept["interlude"] = Interlude()
     out = np.empty((2, 16), dtype=np.float32)
     gather(np.zeros((4, 16), dtype=np.float32), np.array([1, 2]), out)
 
 
 def prepare_copy(state: State, *, num_bytes: int) -> None:
-    """Task: two buffers, touched."""
+    """Task: make two buffers and touch them."""
     state.kept["copy_from"] = np.ones(num_bytes // 4, dtype=np.float32)
     state.kept["copy_to"] = np.zeros(num_bytes // 4, dtype=np.float32)
 
@@ -144,7 +140,7 @@ def copy(
 
 
 def prepare_own(state: State, *, num_bytes: int) -> None:
-    """Task: this reader's own table and output buffer, touched."""
+    """Task: make this reader's own table and output buffer, touched."""
     state.kept["own"] = np.ones(num_bytes // 4, dtype=np.float32)
     state.kept["out"] = np.zeros(BUFFER_BYTES // 4, dtype=np.float32)
 

@@ -1,8 +1,8 @@
-"""What runs beside what: compute beside a loader thread, compute beside an exchange, crowded cores.
+"""Slowdowns of work that runs at once: compute, a loader thread, an exchange, crowded cores.
 
 - `beside`: slowdown of a compute burst while one loader thread of the same process gathers rows;
-  `beside_loader`: slowdown of that loader. Only where every thread has a core: cores that are
-  shared out are counted by the cost model, and not here once more.
+  `beside_loader`: slowdown of that loader. Only where every thread has a core: the cost model
+  counts shared cores itself.
 - `overlap_eta`: share of an all-reduce hidden by compute (modelling rule 5).
 - `compute_slowdown`: a burst in several processes at once against one alone (rule 3).
 """
@@ -17,23 +17,28 @@ from typing import Any
 import numpy as np
 
 from gnnplan.planner.machine.model import Table
-from gnnplan.planner.probe.budget import Point
-from gnnplan.planner.probe.burst import make_burst
 from gnnplan.planner.probe.collectives import distributed
 from gnnplan.planner.probe.context import ProbeContext
+from gnnplan.planner.probe.grid import Point
 from gnnplan.planner.probe.memory import gather
 from gnnplan.planner.probe.team import State
-from gnnplan.planner.probe.timing import Measurement, robust_spread, summarize, timed, wait_until
+from gnnplan.planner.probe.timing import (
+    Measurement,
+    make_burst,
+    robust_spread,
+    summarize,
+    timed,
+    wait_until,
+)
 
 MODULE = "gnnplan.planner.probe.overlap"
 EXCHANGE_BYTES = 4 * 2**20
-"""All-reduce of the eta measurement: long enough to be worth hiding."""
+"""Bytes of the eta measurement's all-reduce: long enough to be worth hiding."""
 LOADER_ROWS = 10_000
 LOADER_COLUMNS = 128
 LOADER_TABLE_ROWS = 2**18
-"""128 MiB of rows: more than caches hold."""
+"""Rows of the loader's table, 128 MiB: more than caches hold."""
 LEAST_ETA = 1e-3
-"""Tables hold positive values: nothing hidden is written as this."""
 RATIO_LIMIT = 0.2
 ROUNDS = 3
 
@@ -86,7 +91,6 @@ def _beside(context: ProbeContext) -> dict[str, Table]:
 
 
 def _beside_point(context: ProbeContext, ranks: int) -> tuple[Measurement, Measurement]:
-    """Measure slowdowns of compute and loader beside each other, in interleaved rounds."""
     modes = ("compute", "load", "both")
     compute: dict[str, list[float]] = {mode: [] for mode in modes}
     loader: dict[str, list[float]] = {mode: [] for mode in modes}
@@ -111,23 +115,15 @@ def _beside_point(context: ProbeContext, ranks: int) -> tuple[Measurement, Measu
 
 
 def _ratio(top: Measurement, bottom: Measurement) -> Measurement:
-    """Ratio of two measurements, at least 1, its spread joined from both."""
-    ratio = max(1.0, top.value / bottom.value)
-    spread = float(np.hypot(top.spread, bottom.spread))
-    joined = summarize([ratio])
-    return Measurement(
-        value=joined.value,
-        p90=joined.p90,
-        spread=spread,
-        num_samples=top.num_samples,
-        uncertain=spread > 2 * RATIO_LIMIT,
-    )
+    ratio, spread = max(1.0, top.value / bottom.value), float(np.hypot(top.spread, bottom.spread))
+    return Measurement(value=ratio, p90=ratio, spread=spread, uncertain=spread > 2 * RATIO_LIMIT)
 
 
 def eta(compute_seconds: float, serial_seconds: float, overlapped_seconds: float) -> float:
-    """Share of the exchange that compute hides: (serial - overlapped) / (serial - compute).
+    """Return the share of the exchange that compute hides (modelling rule 5).
 
-    Source: modelling rule 5. Within [0.001, 1]; 0.001 where the exchange cost nothing visible.
+    (serial - overlapped) / (serial - compute), within [0.001, 1]; 0.001 where the exchange cost
+    nothing visible.
 
     >>> round(eta(43.8, 49.8, 46.5), 2)
     0.55
@@ -169,13 +165,7 @@ def _eta_point(context: ProbeContext, ranks: int, threads: int) -> Measurement:
     if robust_spread(etas) <= 2 * RATIO_LIMIT:
         return replace(point, uncertain=len(etas) < ROUNDS)
     low = float(min(etas))  # scattered: the least of them, so that no overlap is promised
-    return Measurement(
-        value=low,
-        p90=point.p90,
-        spread=min(1.0, point.spread),
-        num_samples=len(etas),
-        uncertain=True,
-    )
+    return replace(point, value=low, spread=min(1.0, point.spread), uncertain=True)
 
 
 def burst_task(
@@ -257,7 +247,6 @@ def _burst(state: State, rows: int, threads: int) -> Callable[[], None]:
 
 
 def _loader(state: State) -> Callable[[], object]:
-    """One unit of a loader thread's work: gather LOADER_ROWS random rows."""
     if "loader" not in state.kept:
         table = np.ones((LOADER_TABLE_ROWS, LOADER_COLUMNS), dtype=np.float32)
         out = np.empty((LOADER_ROWS, LOADER_COLUMNS), dtype=np.float32)

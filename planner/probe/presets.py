@@ -1,9 +1,9 @@
-"""Known machines as files: plan for one without owning it, or before probing.
+"""Known machines as files, to plan for one without owning it or before probing.
 
 A preset (`presets/NAME.yaml`) is either a machine model whose numbers were measured on such a
 machine once (`dump_preset` writes one), or a box of GPUs: parts by name and how they are joined,
-from which the machine is built (box.py). Each number says where it is from. NAME:N asks for
-N boxes joined by their network, where the preset allows several.
+from which the machine is built (box.py). Each number says where it is from. NAME:N asks for N boxes
+joined by their network, where the preset allows several.
 """
 
 import difflib
@@ -25,21 +25,17 @@ PRESETS_FOLDER = Path(__file__).with_name("presets")
 
 
 def list_presets() -> list[str]:
-    """Names that `load_preset` knows, sorted."""
+    """List the names that `load_preset` knows, sorted."""
     return sorted(path.stem for path in PRESETS_FOLDER.glob("*.yaml"))
 
 
 def is_preset(name: str) -> bool:
-    """Whether a name, with a number of boxes or without, is a preset's."""
+    """Tell whether a name, with a number of boxes or without, is a preset's."""
     return name.partition(":")[0] in list_presets()
 
 
 def find_machine(name: str) -> MachineModel:
-    """A machine file, or a preset by name.
-
-    Raises:
-        MachineError: neither exists, or it is damaged.
-    """
+    """Return a preset by name, or read a machine file; MachineError where neither is whole."""
     if is_preset(name):
         return load_preset(name)
     if not Path(name).exists():
@@ -81,7 +77,7 @@ def choose_machine(
 
 
 def unknown_machine(name: str) -> MachineError:
-    """The error for a name that is neither a preset's nor a file's."""
+    """Return the error for a name that is neither a preset's nor a file's."""
     base, colon, count = name.partition(":")
     alike = difflib.get_close_matches(base.lower(), list_presets(), n=2, cutoff=0.5)
     guess = f"; did you mean {' or '.join(a + colon + count for a in alike)}?"
@@ -93,11 +89,7 @@ def unknown_machine(name: str) -> MachineError:
 
 
 def load_preset(name: str) -> MachineModel:
-    """A machine known by name, such as siton or perlmutter:8.
-
-    Raises:
-        MachineError: there is no such preset, its file is damaged, or it has no N boxes.
-    """
+    """Return a machine known by name, such as siton or perlmutter:8, or raise MachineError."""
     base, colon, count = name.partition(":")
     if base not in list_presets():
         raise unknown_machine(name)
@@ -108,11 +100,7 @@ def load_preset(name: str) -> MachineModel:
 
 
 def parse_preset(text: str, name: str, *, num_hosts: int = 1) -> MachineModel:
-    """A preset from its YAML text.
-
-    Raises:
-        MachineError: not YAML, neither a machine model nor a box, or not for so many hosts.
-    """
+    """Return a preset from its YAML text, or raise MachineError."""
     try:
         plain: Any = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -150,12 +138,10 @@ def _refuse_hosts(name: str, num_hosts: int, most: int) -> None:
 
 
 def dump_preset(machine: MachineModel, *, name: str, notes: list[str]) -> str:
-    """YAML text of a preset made of a machine's numbers, at three significant digits.
+    """Return the YAML text of a machine's numbers as a preset, at three significant digits.
 
-    Args:
-        machine: probed while idle.
-        name: of the preset; also its fingerprint, so that it never equals a real machine's.
-        notes: where the numbers are from.
+    Its name is also its fingerprint, so that it never equals a real machine's. `notes` are its
+    sources.
     """
     tables = {
         key: replace(table, provenance="preset", values=[_rounded(v) for v in table.values])
@@ -202,7 +188,7 @@ class Number:
     source: str
 
     def times(self, other: "Number") -> "Number":
-        """Their product; preset only where both are."""
+        """Return the product of two numbers; preset only where both are."""
         both = self.provenance == other.provenance == "preset"
         return Number(
             value=self.value * other.value,
@@ -211,7 +197,7 @@ class Number:
         )
 
     def scaled(self, factor: float | int) -> "Number":
-        """The same number so many times over (links side by side)."""
+        """Return the number times a factor (links side by side)."""
         return Number(value=self.value * factor, provenance=self.provenance, source=self.source)
 
 
@@ -220,11 +206,7 @@ Part = dict[str, Number]
 
 
 def read_number(value: Any, where: str) -> Number:
-    """A number from its YAML form, [value, provenance, source].
-
-    Raises:
-        MachineError: something else stands there.
-    """
+    """Read a number from its YAML form, [value, provenance, source]; else MachineError."""
     match value:
         case [int() | float() as number, "preset" | "derived" as provenance, str() as source] if (
             number > 0 and source
@@ -243,15 +225,7 @@ def _file(name: str) -> dict[str, Any]:
 
 
 def load_part(kind: str, name: str) -> tuple[str, Part]:
-    """Model name and numbers of a part.
-
-    Args:
-        kind: gpus or hosts.
-        name: of the part in that file.
-
-    Raises:
-        MachineError: there is none of that name, or it is damaged.
-    """
+    """Return model name and numbers of a part; `kind` is gpus or hosts."""
     parts = _file(kind)
     if name not in parts:
         known = ", ".join(sorted(parts))
@@ -263,5 +237,5 @@ def load_part(kind: str, name: str) -> tuple[str, Part]:
 
 
 def load_effects() -> Part:
-    """What is left of data sheets' bandwidths, and costs that they do not state."""
+    """Return the shares that are left of data sheets' bandwidths, and unstated costs."""
     return {k: read_number(v, f"effects.yaml: {k}") for k, v in _file("effects").items()}

@@ -1,4 +1,4 @@
-"""The probe: hardware -> MachineModel, one call.
+"""The probe: measures the hardware and returns a MachineModel.
 
 Workers are started once (their start is itself measured), subjects run one after the other so that
 nothing disturbs what is being measured, and every table carries its spread. What plans cannot do
@@ -27,7 +27,6 @@ from gnnplan.planner.machine.model import (
     save_machine,
 )
 from gnnplan.planner.probe import collectives, disk, host, links, memory, overlap, sampling
-from gnnplan.planner.probe.budget import Budget
 from gnnplan.planner.probe.context import (
     AGAIN,
     FULL,
@@ -42,6 +41,7 @@ from gnnplan.planner.probe.gpu import measure as gpu
 from gnnplan.planner.probe.gpu.machine import with_gpus
 from gnnplan.planner.probe.gpu.measure import GpuFindings
 from gnnplan.planner.probe.gpu.nvml import Inventory, inventory
+from gnnplan.planner.probe.grid import Budget
 from gnnplan.planner.probe.hosts import HostTeam, Meeting, measure_hosts
 from gnnplan.planner.probe.hosts_machine import join_hosts
 from gnnplan.planner.probe.quiet import disturbance
@@ -53,7 +53,7 @@ from gnnplan.runtime.device import available_ram_bytes, machine_facts, machine_f
 from gnnplan.runtime.errors import WorkerFailed
 
 VERSION = "6"
-"""Rises when tables mean something else; cached machines of another version are measured anew."""
+"""Version of the tables' meaning; cached machines of another version are measured anew."""
 
 SUBJECTS: tuple[tuple[str, float, Callable[[ProbeContext], dict[str, Table]]], ...] = (
     ("memory", 0.3, memory.measure),
@@ -62,19 +62,19 @@ SUBJECTS: tuple[tuple[str, float, Callable[[ProbeContext], dict[str, Table]]], .
     ("overlap", 0.1, overlap.measure),
     ("disk", 0.1, disk.measure),
 )
-"""What is measured, its part of the time, and by what; what plans need most comes first."""
+"""Name, part of the time and function of each subject; what plans need most comes first."""
 LOOK = "gnnplan.planner.probe.quiet:look_task"
 NEEDED = ("memory", "sampling", "exchange between ranks")
-"""Without these nothing can be planned: their corners are measured first, whatever the time."""
+"""Subjects without which nothing can be planned: their corners are measured first, always."""
 GPUS = ("GPUs", 0.3)
-"""The same of the GPUs, where there are some."""
+"""Name and part of the time of the GPUs, where there are some."""
 NOISE_SHARE = 0.06
 FULL_SECONDS, QUICK_SECONDS = 180.0, 30.0
 """Seconds after which a probe measures nothing that plans can do without."""
 GIVEN_UP = 4.0
-"""Times that limit, a quick probe's at least, after which it ends without a machine."""
+"""Multiple of that limit, a quick probe's at least, after which it ends without a machine."""
 KEPT_BACK, MOST_KEPT_BACK = 0.13, 10.0
-"""Share of them, and most seconds, for what comes after measuring: the files."""
+"""Share of the limit, and most seconds, that are kept for writing files."""
 SHARED_OUT = 0.92
 """Share of the rest that is shared out; points may overrun theirs by what is left."""
 
@@ -96,7 +96,7 @@ def probe(
     Args:
         quick: coarser grids and fewer repeats.
         progress: called with what is under way and the share that is done.
-        seconds: to measure for; None: 180, or 30 where quick.
+        seconds: seconds of measuring; None: 180, or 30 where quick.
         began: reading of time.monotonic() that they count from; None: now.
 
     Raises:
@@ -121,13 +121,8 @@ def probe_hosts(
 ) -> MachineModel:
     """Measure this host, and with the others that meet here the links between all of them.
 
-    Every host calls this and returns the same machine (planner/probe/hosts_machine.py).
-
-    Args:
-        meeting: this host among the others.
-        quick: as for `probe`, alike on all hosts.
-        progress: as for `probe`.
-        seconds: limit of each host's own part, as for `probe`.
+    Every host calls this and returns the same machine (planner/probe/hosts_machine.py). `seconds`
+    limit each host's own part; other arguments as for `probe`, alike on all hosts.
 
     Raises:
         WorkerFailed: a host did not come in time, or a measuring process failed.
@@ -195,8 +190,6 @@ def probe_with(
 
 
 class _Run:
-    """One probe under way, and what has been measured so far."""
-
     def __init__(self, context: ProbeContext, report: ProgressCallback, seconds: float) -> None:
         self.context, self.report, self.seconds = context, report, seconds
         self.tables = dict[str, Table]()
@@ -207,11 +200,6 @@ class _Run:
         """Subjects that were measured whole."""
 
     def measure_needed(self) -> None:
-        """Start the processes, and measure what plans cannot do without.
-
-        Raises:
-            OutOfTime: it took too long.
-        """
         context, begun = self.context, time.perf_counter()
         collectives.join(context)
         self.tables |= _start_table(context, time.perf_counter() - begun)
@@ -223,11 +211,7 @@ class _Run:
                 self.tables |= measure(context)
 
     def measure_all(self) -> None:
-        """Measure all subjects in turn, as much as there is time for.
-
-        Raises:
-            OutOfTime: time is over; what was measured until then is kept.
-        """
+        """Measure all subjects in turn until OutOfTime, which keeps what was measured."""
         context = self.context
         self.gpus = inventory()
         self.report("noise floor", 0.05)
@@ -248,7 +232,6 @@ class _Run:
         self.done.append(GPUS[0])
 
     def time_notes(self) -> list[str]:
-        """Say what was measured in haste or not at all for want of time, and how to get it."""
         subjects = [name for name, _, _ in SUBJECTS]
         if self.gpus is not None and self.gpus.gpus:
             subjects.append(GPUS[0])
@@ -273,14 +256,10 @@ def _gave_up(seconds: float) -> str:
 def with_disk_again(
     machine: MachineModel, *, progress: ProgressCallback | None = None
 ) -> MachineModel:
-    """The machine with its disk measured anew: those of virtual machines swing within minutes.
+    """Measure a machine's disk anew: those of virtual machines swing within minutes.
 
-    Takes seconds. Plans price the disk anew; all else is as it was. Where direct reads are refused
-    the machine keeps what it has, and a note says why.
-
-    Args:
-        machine: a model of this machine.
-        progress: as for `probe`.
+    All else is as it was. Where direct reads are refused the machine keeps what it has, and a note
+    says why. Takes seconds.
     """
     report = progress or silent
     report("disk", 0.0)
@@ -305,7 +284,7 @@ def with_disk_again(
 
 
 def _start_table(context: ProbeContext, seconds: float) -> dict[str, Table]:
-    """From no process to all of them joined in one group, torch imported: part of start-up."""
+    """Return the seconds from no process to all of them in one group, torch imported."""
     size = context.team.size
     return context.table(
         "process_start", "seconds", {"ranks": [size]}, {(size,): summarize([seconds])}
@@ -333,7 +312,6 @@ def _assemble(
     notes: list[str],
     gpus: Inventory | None,
 ) -> MachineModel:
-    """Join facts, tables, derived links and the GPU inventory."""
     processors: list[Processor] = [host.host_processor(facts)]
     found_links, link_notes = links.host_links(tables)
     covers: list[list[list[str]]] = [[]]
@@ -370,15 +348,12 @@ def load_or_probe(
     quick: bool = False,
     progress: ProgressCallback | None = None,
 ) -> MachineModel:
-    """This machine's model: from a file, from the cache, or measured now and cached.
+    """Return this machine's model: from a file, from the cache, or measured now and cached.
 
     Args:
-        path: a machine file to read instead; it must exist.
-        quick: a quick probe will do. A cached full probe serves both; a quick one only quick.
+        path: a machine file to read instead; MachineError where it is missing or damaged.
+        quick: whether a quick probe will do; a cached full probe serves both.
         progress: as for `probe`.
-
-    Raises:
-        MachineError: `path` is missing or damaged. A damaged cache is measured again.
     """
     if path is not None:
         return load_machine(path)
@@ -391,7 +366,7 @@ def load_or_probe(
 
 
 def keep_for_plans(machine: MachineModel) -> bool:
-    """Keep a full probe of this machine for plans that name none; returns whether it is one."""
+    """Keep a full probe of this machine for plans that name none; tell whether it is one."""
     if not _is_current(machine) or machine.extent != FULL.name:
         return False
     save_machine(machine, _cached_path())
@@ -399,11 +374,7 @@ def keep_for_plans(machine: MachineModel) -> bool:
 
 
 def cached_machine(*, quick: bool = False) -> MachineModel | None:
-    """This machine's model as it was probed before; None where it has to be measured.
-
-    Args:
-        quick: a quick probe will do.
-    """
+    """Return this machine's cached model, quick or full; None where it has to be measured."""
     try:
         machine = load_machine(_cached_path())
     except MachineError:
@@ -412,7 +383,6 @@ def cached_machine(*, quick: bool = False) -> MachineModel | None:
 
 
 def _is_current(machine: MachineModel) -> bool:
-    """Whether this machine was measured, by a probe whose tables mean what this one's do."""
     return machine.fingerprint == machine_fingerprint() and machine.versions.get("probe") == VERSION
 
 

@@ -1,9 +1,9 @@
-"""Is the machine quiet? Measured by a small training step, beside its good moments.
+"""Whether the machine is quiet: a small training step beside its good moments.
 
 Other processes, other machines on the same chip and a throttled clock all make a small model's step
 longer (DEC-19), and shorter steps than usual do not occur. Looks of earlier runs are kept, because
 a machine that is busy all along looks like a slower one. Good is what a quarter of all looks found
-(DEC-20). `Patience` times what was disturbed once more, within a bound (DEC-101).
+(DEC-20). `timing.Patience` times what was disturbed once more, within a bound (DEC-101).
 """
 
 import contextlib
@@ -32,11 +32,11 @@ MOST_LOOKS = 2_000
 FRESH_SECONDS = 0.2
 """Age up to which a look counts as one of this moment."""
 APART_SECONDS = 1.0
-"""Least time between two looks that are kept: long disturbances shall not become the rule."""
+"""Least seconds between two kept looks, so that a long disturbance does not become the rule."""
 
 
 class Disturbance:
-    """How much slower the machine is now than in its good moments."""
+    """Slowdown of the machine against its good moments."""
 
     def __init__(
         self,
@@ -44,19 +44,13 @@ class Disturbance:
         look: Callable[[], float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create it.
-
-        Args:
-            seen: seconds that earlier looks found.
-            look: finds the seconds of a small step now; None: `step_seconds`.
-            clock: monotonic seconds.
-        """
+        """Begin with the seconds `seen` by earlier looks; `look` times a small step now."""
         self.seen = list(seen)
         self._look, self._clock = look or step_seconds, clock
         self._found, self._looked_at, self._kept_at = 1.0, -math.inf, -math.inf
 
     def slowdown(self) -> float:
-        """Seconds of a small step over those of good moments."""
+        """Return seconds of a small step over those of good moments."""
         if self._clock() >= self._looked_at + FRESH_SECONDS:
             self._found = self._look()
             self._looked_at = self._clock()
@@ -66,12 +60,12 @@ class Disturbance:
         return self._found / good_seconds(self.seen)
 
     def level(self) -> float:
-        """The slowdown over the least one that counts: disturbed from 1 on."""
+        """Return the slowdown over the least one that counts: disturbed from 1 on."""
         return self.slowdown() / SLOW
 
 
 def good_seconds(seen: Sequence[float]) -> float:
-    """Seconds that a quarter of all looks found, or less.
+    """Return the seconds that a quarter of all looks found, or less.
 
     >>> good_seconds([0.4, 0.2, 0.1, 0.3])
     0.1
@@ -81,7 +75,6 @@ def good_seconds(seen: Sequence[float]) -> float:
 
 @functools.cache
 def _step() -> Callable[[], object]:
-    """Make the small model's forward and backward, once in a process."""
     import torch as torch_module
 
     torch: Any = torch_module  # its stubs are partial
@@ -126,12 +119,7 @@ def look_task(state: State) -> float:
 
 @contextlib.contextmanager
 def disturbance(folder: Path, look: Callable[[], float] | None = None) -> Generator[Disturbance]:
-    """Watch this machine, and keep in a folder what looks have found.
-
-    Args:
-        folder: keeps the looks; a damaged file there is begun anew.
-        look: as `Disturbance` takes it.
-    """
+    """Watch this machine by `look`, and keep in a folder what looks have found."""
     found = Disturbance(seen_before(folder), look)
     yield found
     write_text_atomically(_file(folder), json.dumps([float(f"{each:.3g}") for each in found.seen]))

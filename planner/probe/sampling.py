@@ -6,11 +6,9 @@ a batch, E edges and V distinct vertices, is fitted as
 
     T = E * sample_edge + V * sample_vertex,      both >= 0, least squares of relative errors
 
-per size and number of readers. The two costs are uncertain together: a batch's edges and vertices
-grow alike, so that one cost may rise eightfold while the other falls and all batches take as long.
-So both tables have the spread of the seconds that they give for those batches, after they were
-made monotone. The graphs are the probe's own: no constant is ever fitted on the graph being planned
-for.
+per size and number of readers. Both tables have the spread of the seconds that they give together:
+a batch's edges and vertices grow alike, so one cost may rise while the other falls. No constant is
+ever fitted on the graph being planned for.
 """
 
 import shutil
@@ -24,19 +22,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.machine.model import Table
-from gnnplan.planner.probe.budget import Point
 from gnnplan.planner.probe.context import AGAIN, ProbeContext
-from gnnplan.planner.probe.fit import fit_non_negative
+from gnnplan.planner.probe.grid import Point, fit_non_negative
 from gnnplan.planner.probe.team import State
 from gnnplan.planner.probe.timing import Measurement, is_wanting, wait_until
 
 MODULE = "gnnplan.planner.probe.sampling"
 RELABEL_BYTES = 8
-"""The sampler's dense relabelling table: a stamp and a local id per vertex."""
+"""Bytes per vertex of the sampler's relabelling table: a stamp and a local id."""
 LEAST_SECONDS = 1e-10
-"""Tables hold positive values: a cost fitted as zero is written as this."""
+"""Least cost, since tables hold positive values."""
 RESIDUAL_LIMIT = 0.4
-"""Fits worse than this are uncertain."""
+"""Residual from which a fit is uncertain."""
 SAMPLING_LIMIT = 0.2
 WARM_BATCHES = 3
 """Batches that grow the sampler's workspace before the clock runs."""
@@ -52,7 +49,6 @@ class Drawn:
     counts: NDArray[np.float64]
     """Edges and distinct vertices, shape (n, 2)."""
     seconds: NDArray[np.float64]
-    """Shape (n,)."""
     spread: float
     noisy: bool
 
@@ -100,10 +96,7 @@ def measure(context: ProbeContext) -> dict[str, Table]:
 
 
 def _on_graphs(context: ProbeContext, num_nodes: int) -> tuple[int, dict[Point, Drawn]]:
-    """Draw batches of both calibration graphs of a size; bytes of their topology, and the batches.
-
-    The batches are by number of readers.
-    """
+    """Draw batches of both graphs of a size; return topology bytes, and batches by readers."""
     folders = [context.scratch / f"{kind}-{num_nodes}" for kind in KINDS]
     most, makers = max(context.readers()), min(len(KINDS), context.team.size)
     with context.preparing("a graph", num_nodes):
@@ -127,30 +120,21 @@ def _on_graphs(context: ProbeContext, num_nodes: int) -> tuple[int, dict[Point, 
 def spread_of_seconds(
     drawn: Sequence[Drawn], per_edge: Sequence[float], per_vertex: Sequence[float]
 ) -> float:
-    """Relative error of the seconds that two tables give together for the batches they came from.
+    """Return the relative error of the seconds that two tables give for their batches.
 
     Root mean square over a point's batches, with their repeats' spread; the upper quartile over
-    points, as other tables have it.
-
-    Args:
-        drawn: batches of each point of the tables.
-        per_edge: seconds per edge, by point.
-        per_vertex: seconds per distinct vertex, by point.
+    points. `per_edge` and `per_vertex` are seconds by point.
     """
-    errors = [
-        np.hypot(_error(each, np.array([edge, vertex])), each.spread)
-        for each, edge, vertex in zip(drawn, per_edge, per_vertex, strict=True)
-    ]
-    return float(np.percentile(errors, 75))
 
+    def error(each: Drawn, costs: tuple[float, float]) -> float:
+        relative = each.counts @ np.array(costs) / each.seconds - 1.0
+        return float(np.hypot(np.sqrt(np.mean(relative**2)), each.spread))
 
-def _error(drawn: Drawn, costs: NDArray[np.float64]) -> float:
-    relative = drawn.counts @ costs / drawn.seconds - 1.0
-    return float(np.sqrt(np.mean(relative**2)))
+    errors = map(error, drawn, zip(per_edge, per_vertex, strict=True))
+    return float(np.percentile(list(errors), 75))
 
 
 def _draw(context: ProbeContext, num_readers: int) -> Drawn:
-    """Draw batches of the opened graphs by so many processes at once."""
     cases: list[Point] = [
         (g, c) for c in range(len(context.sizes.sample_cases)) for g in range(len(KINDS))
     ]
@@ -188,17 +172,16 @@ def _draw(context: ProbeContext, num_readers: int) -> Drawn:
 
 def _fit(drawn: Drawn) -> tuple[Measurement, Measurement]:
     """Turn fitted costs, per edge and per vertex, into measurements that carry the residual."""
-    fit = fit_non_negative(drawn.counts, drawn.seconds)
-    spread = float(np.hypot(fit.residual, drawn.spread))
+    costs, residual = fit_non_negative(drawn.counts, drawn.seconds)
+    spread = float(np.hypot(residual, drawn.spread))
     edge, vertex = (
         Measurement(
             value=max(LEAST_SECONDS, cost),
             p90=cost,
             spread=spread,
-            num_samples=len(drawn.seconds),
-            uncertain=drawn.noisy or fit.residual > RESIDUAL_LIMIT,
+            uncertain=drawn.noisy or residual > RESIDUAL_LIMIT,
         )
-        for cost in fit.costs
+        for cost in costs
     )
     return edge, vertex
 
@@ -206,7 +189,7 @@ def _fit(drawn: Drawn) -> tuple[Measurement, Measurement]:
 def generate_task(
     state: State, *, folders: list[Path], num_nodes: int, degree: int, makers: int
 ) -> int:
-    """Task: write a calibration graph, or both where one worker does; bytes of their topology."""
+    """Task: write a calibration graph, or both where one worker does; return topology bytes."""
     from gnnplan.runtime.graph.generate import generate_rmat, generate_sbm
 
     num_bytes = 0
@@ -251,10 +234,7 @@ def sample_task(
     most: float,
     start_at: float,
 ) -> tuple[list[float], list[tuple[int, int]]]:
-    """Task: seconds, and (edges, vertices), of each batch; no batch is drawn twice.
-
-    After a stretch of compute.
-    """
+    """Task: seconds, and (edges, vertices), of each batch; compute precedes each."""
     from gnnplan.runtime.sampling.neighbor import NeighborSampler
 
     data: Any = state.kept["graphs"][graph]

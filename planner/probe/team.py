@@ -3,8 +3,8 @@
 Real processes, because ranks are: each has its own memory, threads and sockets. The team is started
 once per probe (starting Python with torch costs seconds) and told what to run: a task is a function
 of a probe module named `module:function`; it gets the worker's `State` and keyword arguments. What
-it leaves in `state.kept` lives until the team ends, so preparation and measurement are two tasks.
-A worker is `python -m planner.probe.team DESCRIPTOR RANK`.
+it leaves in `state.kept` lives until the team ends, so preparation and measurement are two tasks. A
+worker is `python -m gnnplan.planner.probe.team DESCRIPTOR RANK`.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from gnnplan.runtime.process import with_huge_pages
 
 LAST_WORDS_SECONDS = 2.0
 START_AHEAD_SECONDS = 0.01
-"""A common start lies this far ahead, so that every worker has its task before it."""
+"""Seconds that a common start lies ahead, so that every worker has its task before it."""
 
 
 class OutOfTime(WorkerFailed):
@@ -37,10 +37,7 @@ class OutOfTime(WorkerFailed):
 class Team:
     """Worker processes 0 .. size-1; use as a context manager.
 
-    Args:
-        size: how many.
-        timeout_seconds: longest wait for one task.
-        until: reading of time.monotonic up to which all tasks are waited for, instead.
+    A task is waited for until `until`, a reading of time.monotonic, else `timeout_seconds`.
     """
 
     def __init__(self, size: int, *, timeout_seconds: float = 120.0, until: float | None = None):
@@ -93,15 +90,9 @@ class Team:
         self._pipes.append(ours)
 
     def run(self, task: str, *, ranks: int | None = None, **arguments: Any) -> list[Any]:
-        """Run one task on the first `ranks` workers (all by default) at the same time.
+        """Run a task, named `module:function`, on the first `ranks` workers at the same time.
 
-        Args:
-            task: `gnnplan.planner.probe.module:function`.
-            ranks: how many workers take part; the others stay idle.
-            arguments: passed to every worker.
-
-        Returns:
-            Each worker's result, by rank.
+        `arguments` are passed to it. Returns each worker's result, by rank.
 
         Raises:
             WorkerFailed: a worker raised, died or did not answer in time.
@@ -123,7 +114,7 @@ class Team:
         return [value for _, value in answers]
 
     def run_together(self, task: str, *, ranks: int | None = None, **arguments: Any) -> list[Any]:
-        """Like `run`, with an argument `start_at`: a moment of perf_counter to start at."""
+        """Run a task with an argument `start_at`: a moment of perf_counter to start at."""
         moment = time.perf_counter() + START_AHEAD_SECONDS
         return self.run(task, ranks=ranks, start_at=moment, **arguments)
 
@@ -182,11 +173,7 @@ class State:
 
 
 def run_task(state: State, name: str, arguments: dict[str, Any]) -> Any:
-    """Run one named task of the probe package.
-
-    Raises:
-        ValueError: the name is not one of a probe module.
-    """
+    """Run one named task of the probe package; other names raise ValueError."""
     module, _, function = name.partition(":")
     if not module.startswith(PACKAGE) or not function:
         raise ValueError(f"expected a task of {PACKAGE}*, found {name!r}")

@@ -1,9 +1,11 @@
-"""Timing: medians, robust spread, and one second try where a reading was noisy or disturbed."""
+"""Timing: repeats and their spread, the compute around them, and one second try where disturbed."""
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,23 +16,21 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """What the repeats of a measurement found."""
+    """Summary of a measurement's repeats."""
 
     value: float
     """Median of the repeats, in the unit that was sampled."""
     p90: float
     spread: float
     """Relative half-width: `robust_spread` of the repeats."""
-    num_samples: int
     uncertain: bool
-    """True where the reading is noisier than the limit, or the machine was disturbed."""
+    """Whether the repeats are noisier than the limit, or the machine was disturbed."""
 
 
 def robust_spread(samples: Sequence[float]) -> float:
-    """Robust coefficient of variation: interquartile range / 1.349 / median.
+    """Return a robust coefficient of variation: interquartile range / 1.349 / median.
 
-    Equals the standard deviation over the mean for normal samples; one outlier does not move it.
-    Zero for fewer than two samples, where nothing is known.
+    For normal samples it equals the standard deviation over the mean; below two samples it is 0.
 
     >>> robust_spread([1.0, 1.0, 1.0, 1.0, 50.0])
     0.0
@@ -42,15 +42,7 @@ def robust_spread(samples: Sequence[float]) -> float:
 
 
 def summarize(samples: Sequence[float], *, limit: float = np.inf) -> Measurement:
-    """Median, p90 and spread of samples.
-
-    Args:
-        samples: of one reading.
-        limit: spread from which a reading is uncertain; so is one of a single sample.
-
-    Raises:
-        ValueError: there are no samples.
-    """
+    """Return median, p90 and spread; above a finite `limit` the spread makes them uncertain."""
     if not samples:
         raise ValueError("expected at least one sample, found none")
     spread = robust_spread(samples)
@@ -58,7 +50,6 @@ def summarize(samples: Sequence[float], *, limit: float = np.inf) -> Measurement
         value=float(np.median(samples)),
         p90=float(np.percentile(samples, 90)),
         spread=spread,
-        num_samples=len(samples),
         uncertain=limit < np.inf and not (spread <= limit and len(samples) > 1),
     )
 
@@ -74,13 +65,8 @@ def timed(
 ) -> list[float]:
     """Call a kernel again and again, and time each call.
 
-    Args:
-        kernel: warmed up by the caller: the first call counts.
-        seconds: to go on for, and
-        least: calls to make, but
-        most: seconds after which one call is enough.
-        clock: monotonic seconds.
-        before: runs before each call; it is not timed, but takes of the seconds.
+    It goes on for some seconds and at least so many calls; after `most` seconds one call is enough.
+    `before` runs before each call, untimed. The first call counts: callers warm up.
     """
     out: list[float] = []
     begun = clock()
@@ -112,7 +98,7 @@ def wait_until(moment: float, clock: Clock = time.perf_counter) -> None:
 
 
 def fixed_kernel(num_loops: int) -> None:
-    """A fixed amount of one core's work: products of 128 x 128 matrices, in cache."""
+    """Do a fixed amount of one core's work: products of 128 x 128 matrices, in cache."""
     a = np.full((128, 128), 0.5, dtype=np.float32)
     out = np.empty_like(a)
     for _ in range(num_loops):
@@ -126,13 +112,10 @@ def noise_floor(
     kernel: Callable[[int], None] = fixed_kernel,
     clock: Clock = time.perf_counter,
 ) -> float:
-    """Coefficient of variation (std / mean) of a fixed kernel repeated.
+    """Return the coefficient of variation (std / mean) of a fixed kernel, at least 0.005.
 
     The kernel is first sized to last about `kernel_seconds`. Not robust on purpose: what disturbs
     the kernel now and then disturbs a training step as often.
-
-    Returns:
-        A fraction, at least 0.005: no shorter interval is believed.
     """
     loops, took = 16, 0.0
     while took < 0.02:
@@ -155,18 +138,80 @@ def noise_task(state: State, *, kernel_seconds: float, repeats: int) -> float:
     return noise_floor(kernel_seconds=kernel_seconds, repeats=repeats)
 
 
+BURST_WIDTH, BURST_CLASSES, INTERLUDE_ROWS = 256, 32, 8192
+
+
+def make_burst(rows: int) -> Any:
+    """Make a function that runs one burst of compute, in a training step's proportions.
+
+    A burst is a forward and backward of a two-layer perceptron of width 256 on `rows` rows: matrix
+    products, element-wise work, Python dispatch and the interpreter lock.
+    """
+    import torch as torch_module
+
+    torch: Any = torch_module  # its stubs are partial
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(BURST_WIDTH, BURST_WIDTH),
+        torch.nn.ReLU(),
+        torch.nn.Linear(BURST_WIDTH, BURST_CLASSES),
+    )
+    x = torch.randn(rows, BURST_WIDTH)
+    y = torch.randint(0, BURST_CLASSES, (rows,))
+
+    def burst() -> None:
+        model.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+
+    return burst
+
+
+@contextmanager
+def background_load() -> Generator[None]:
+    """Let a thread of this process multiply matrices for as long as the block runs."""
+    stop = threading.Event()
+
+    def work() -> None:
+        a = np.full((512, 512), 0.5, dtype=np.float32)
+        out = np.empty_like(a)
+        while not stop.is_set():
+            np.matmul(a, a, out=out)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+class Interlude:
+    """About a layer's work, called between two timed gathers or samplings (DEC-25)."""
+
+    def __init__(self, rows: int = INTERLUDE_ROWS, columns: int = BURST_WIDTH) -> None:
+        import torch
+
+        generator = torch.Generator().manual_seed(0)
+        self._x = torch.randn(rows, columns, generator=generator)
+        self._weight = torch.randn(columns, columns, generator=generator)
+
+    def __call__(self) -> None:
+        """Multiply and rectify into fresh memory, as in a training step."""
+        import torch
+
+        torch.mm(self._x, self._weight).relu_()
+
+
 DISTURBED = 1.0
-"""Level of a disturbance from which a reading does not count as undisturbed."""
+"""Level of a disturbance from which a reading counts as disturbed."""
 WAITED = 1.0
 """Seconds of second tries that a profile allows, over those that were timed."""
 Found = TypeVar("Found")
 
 
 class Patience:
-    """Times work, and once more where the machine was disturbed, while a bound allows it.
-
-    found = patience.timed(time_something)
-    """
+    """Times work, and once more where the machine was disturbed, while a bound allows it."""
 
     def __init__(
         self,
@@ -177,21 +222,17 @@ class Patience:
         left: Callable[[], float] | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """Create it with nothing timed.
+        """Begin with nothing timed; `level` is as `Disturbance.level`.
 
-        Args:
-            level: how disturbed the machine is now, as `Disturbance.level`.
-            seconds: of second tries in all, and
-            share: of the seconds that were timed so far, on top.
-            left: instead of both, seconds that a second try may take now.
-            clock: monotonic seconds.
+        Second tries may take `left()` seconds; without it, `seconds` in all, and `share` of those
+        that were timed so far.
         """
         self._level, self._clock = level, clock
         self._seconds, self._share, self._left = seconds, share, left
         self.lost_seconds = 0.0
-        """Of second tries."""
+        """Seconds of second tries."""
         self.timed_seconds = 0.0
-        """Of first tries."""
+        """Seconds of first tries."""
         self.num_disturbed = 0
         """Readings that were kept though they were disturbed."""
 
@@ -202,14 +243,10 @@ class Patience:
     def tried(
         self, work: Callable[[], Found], noise: Callable[[Found], float] = lambda _: 0.0
     ) -> tuple[Found, bool]:
-        """Time work, once more where the reading is disturbed or noisy, and keep the better one.
+        """Time work, once more where the reading is disturbed or noisy; keep the better one.
 
-        Args:
-            work: times something; it may be called twice.
-            noise: of what was found; 0: none that matters.
-
-        Returns:
-            What work found, and whether that reading was disturbed.
+        `noise` of a reading is 0 where it does not matter. Returns the reading, and whether it was
+        disturbed.
         """
         begun = self._clock()
         found, disturbed = self._once(work)

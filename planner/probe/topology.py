@@ -1,7 +1,7 @@
-"""What is wrong with how GPUs are joined, from what the driver says; and what has changed.
+"""Faults of how GPUs are joined, from what the driver says; and changes since a machine file.
 
 `faults` looks at one inventory: links that are down, slots at part of their width, sources that
-contradict each other. `changes` holds an inventory against a machine file made earlier: its plans
+contradict each other. `changes` compares an inventory with a machine file made earlier: its plans
 rest on those links. Capability bits are facts here, never rates.
 """
 
@@ -20,7 +20,7 @@ from gnnplan.planner.probe.links import (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Fault:
     """One thing that is not as it should be."""
 
@@ -31,125 +31,94 @@ class Fault:
 
 
 def faults(inventory: Inventory) -> list[Fault]:
-    """What one look at the machine shows, GPUs in order."""
+    """List an inventory's faults, GPUs in order."""
     found: list[Fault] = []
     for gpu in inventory.gpus:
-        found += _divided(gpu) + _slot(gpu) + _links_down(gpu)
-    return found + _fewer_links(inventory) + _nodes(inventory)
+        found += _mig_faults(gpu) + _slot_faults(gpu) + _link_faults(gpu)
+    return found + _fewer_link_faults(inventory) + _numa_faults(inventory)
 
 
-def _divided(gpu: Gpu) -> list[Fault]:
+def _mig_faults(gpu: Gpu) -> list[Fault]:
     if not gpu.mig or gpu.slice_of:
         return []
-    return [
-        Fault(
-            check="mig",
-            found=unknown_slice_text(gpu),
-            advice="turn MIG off (nvidia-smi -mig 0), or let the driver name the slices: a newer "
-            "driver and nvidia-ml-py, and permission to see them",
-        )
-    ]
+    advice = (
+        "turn MIG off (nvidia-smi -mig 0), or let the driver name the slices: a newer "
+        "driver and nvidia-ml-py, and permission to see them"
+    )
+    return [Fault("mig", unknown_slice_text(gpu), advice)]
 
 
-def _slot(gpu: Gpu) -> list[Fault]:
+def _slot_faults(gpu: Gpu) -> list[Fault]:
     width, full = pcie_width(gpu), gpu.pcie_max_width or 0
     if not width or width >= full:
         return []
-    return [
-        Fault(
-            check="pcie",
-            found=f"gpu{gpu.index}: {width} of {full} PCIe lanes in use",
-            advice="seat the card again, or give its slot all lanes in the firmware's settings",
-        )
-    ]
+    advice = "seat the card again, or give its slot all lanes in the firmware's settings"
+    return [Fault("pcie", f"gpu{gpu.index}: {width} of {full} PCIe lanes in use", advice)]
 
 
-def _links_down(gpu: Gpu) -> list[Fault]:
+def _link_faults(gpu: Gpu) -> list[Fault]:
     down = [link.index for link in gpu.nvlinks or [] if link.up is False]
     if not down:
         return []
-    return [
-        Fault(
-            check="nvlink",
-            found=f"gpu{gpu.index}: NVLinks {', '.join(map(str, down))} are down",
-            advice="seat the bridge or board again; see nvidia-smi nvlink --status",
-        )
-    ]
+    found = f"gpu{gpu.index}: NVLinks {', '.join(map(str, down))} are down"
+    advice = "seat the bridge or board again; see nvidia-smi nvlink --status"
+    return [Fault("nvlink", found, advice)]
 
 
-def _fewer_links(inventory: Inventory) -> list[Fault]:
-    """GPUs of one model with fewer links up than most of their kind."""
+def _fewer_link_faults(inventory: Inventory) -> list[Fault]:
+    """Return GPUs with fewer links up than most of their model."""
     by_model: dict[str, list[Gpu]] = {}
     for gpu in inventory.gpus:
         by_model.setdefault(gpu.name, []).append(gpu)
     found: list[Fault] = []
     for model, alike in by_model.items():
-        counts = {g.index: _up(g) for g in alike if g.nvlinks is not None}
+        counts = {g.index: _links_up(g) for g in alike if g.nvlinks is not None}
         if not counts:
             continue
         usual = max(Counter(counts.values()).items(), key=lambda item: (item[1], item[0]))[0]
+        advice = "a link or bridge is missing; see nvidia-smi nvlink --status"
         found += [
-            Fault(
-                check="nvlink",
-                found=f"gpu{index}: {count} NVLinks up, {usual} on other {model}",
-                advice="a link or bridge is missing; see nvidia-smi nvlink --status",
-            )
+            Fault("nvlink", f"gpu{index}: {count} NVLinks up, {usual} on other {model}", advice)
             for index, count in counts.items()
             if count < usual
         ]
     return found
 
 
-def _up(gpu: Gpu) -> int:
+def _links_up(gpu: Gpu) -> int:
     return sum(bool(link.up) for link in gpu.nvlinks or [])
 
 
-def _nodes(inventory: Inventory) -> list[Fault]:
-    found = [
-        Fault(
-            check="numa",
-            found=f"gpu{g.index}: NVML says NUMA node {g.numa_conflict[0]}, the system "
-            f"{g.numa_conflict[1]}",
-            advice="firmware and driver disagree; left unknown, measure which is nearer",
-        )
-        for g in inventory.gpus
-        if g.numa_conflict is not None
-    ]
+def _numa_faults(inventory: Inventory) -> list[Fault]:
+    advice = "firmware and driver disagree; left unknown, measure which is nearer"
+    found: list[Fault] = []
+    for g in inventory.gpus:
+        if g.numa_conflict is not None:
+            nvml, system = g.numa_conflict
+            words = f"gpu{g.index}: NVML says NUMA node {nvml}, the system {system}"
+            found.append(Fault("numa", words, advice))
+    advice = "the firmware's NUMA table is wrong; measure which node is nearer"
     node = {g.index: g.numa_node for g in inventory.gpus}
     for group in pcie_groups(inventory):
-        nodes = {node[g] for g in group} - {None}
-        if len(nodes) > 1:
+        if len({node[g] for g in group} - {None}) > 1:
             words = ", ".join(f"gpu{g} on {node[g]}" for g in group)
-            found.append(
-                Fault(
-                    check="numa",
-                    found=f"one PCIe switch, several NUMA nodes: {words}",
-                    advice="the firmware's NUMA table is wrong; measure which node is nearer",
-                )
-            )
+            found.append(Fault("numa", f"one PCIe switch, several NUMA nodes: {words}", advice))
     return found
 
 
 def changes(machine: MachineModel, inventory: Inventory) -> list[Fault]:
-    """What differs from a machine file: GPUs, NUMA nodes, lanes, links, cliques.
-
-    GPUs are matched by UUID: indices depend on the environment.
-
-    Args:
-        machine: as it was probed.
-        inventory: as it is now.
-    """
+    """List differences from a machine file, by UUID: GPUs, NUMA nodes, lanes, links, cliques."""
     now, _, _ = gpu_parts(inventory)
     before = {p.uuid: p for p in machine.gpus}
     after = {p.uuid: p for p in now}
     advice = "probe the machine again, or mend it; plans made for the file do not hold"
     found = [
-        Fault(check="gpu", found=f"{p.name} ({p.uuid}) is gone", advice=advice)
+        Fault("gpu", f"{p.name} ({p.uuid}) is gone", advice)
         for uuid, p in before.items()
         if uuid not in after
     ]
     found += [
-        Fault(check="gpu", found=f"{p.name} ({p.uuid}) is new", advice=advice)
+        Fault("gpu", f"{p.name} ({p.uuid}) is new", advice)
         for uuid, p in after.items()
         if uuid not in before
     ]
@@ -160,19 +129,19 @@ def changes(machine: MachineModel, inventory: Inventory) -> list[Fault]:
         old = before[uuid]
         if old.numa_node != p.numa_node:
             words = f"{old.name}: NUMA node {old.numa_node} before, {p.numa_node} now"
-            found.append(Fault(check="numa", found=words, advice=advice))
+            found.append(Fault("numa", words, advice))
     found += _changed_links(machine, gpu_links(inventory), called, advice)
     groups = sorted(sorted(called[g] for g in clique) for clique in nvlink_cliques(inventory))
     if groups != sorted(sorted(clique) for clique in machine.cliques):
-        words = f"cliques {_text(machine.cliques)} before, {_text(groups)} now"
-        found.append(Fault(check="nvlink", found=words, advice=advice))
+        words = f"cliques {_clique_text(machine.cliques)} before, {_clique_text(groups)} now"
+        found.append(Fault("nvlink", words, advice))
     return found
 
 
 def _changed_links(
     machine: MachineModel, now: list[Link], called: dict[str, str], advice: str
 ) -> list[Fault]:
-    """Links of GPUs by their ends, as the file names the GPUs."""
+    """Compare links of GPUs by their ends, as the file names the GPUs."""
 
     def end(name: str) -> str:
         gpu, dot, rest = name.partition(".")
@@ -184,25 +153,23 @@ def _changed_links(
         }
         return {k: x for k, x in ends.items() if any(e.startswith(("gpu", "plx")) for e in k)}
 
+    def fault(link: Link, words: str) -> Fault:
+        check = "nvlink" if link.name.startswith("nvlink") else "pcie"
+        return Fault(check, f"{link.name}: {words}", advice)
+
     before = of_gpus([x for x in machine.links if x.lanes], rename=False)
     after = of_gpus(now, rename=True)
     found: list[Fault] = []
-    for (source, target), link in sorted(before.items()):
-        other = after.get((source, target))
-        lanes = 0 if other is None else other.lanes
+    for ends, link in sorted(before.items()):
+        lanes = after[ends].lanes if ends in after else 0
         if lanes != link.lanes:
-            check = "nvlink" if link.name.startswith("nvlink") else "pcie"
-            words = f"{link.name}: {link.lanes} lanes or links before, {lanes} now"
-            found.append(Fault(check=check, found=words, advice=advice))
-    for (source, target), link in sorted(after.items()):
-        if (source, target) not in before:
-            words = f"{link.name}: was not there before"
-            check = "nvlink" if link.name.startswith("nvlink") else "pcie"
-            found.append(Fault(check=check, found=words, advice=advice))
-    return found
+            found.append(fault(link, f"{link.lanes} lanes or links before, {lanes} now"))
+    return found + [
+        fault(after[ends], "was not there before") for ends in sorted(after.keys() - before.keys())
+    ]
 
 
-def _text(cliques: list[list[str]]) -> str:
+def _clique_text(cliques: list[list[str]]) -> str:
     return " ".join("+".join(sorted(clique)) for clique in sorted(cliques))
 
 
@@ -229,12 +196,7 @@ def refuse_changed(machine: MachineModel, inventory: Inventory | None) -> None:
 
 
 def with_free_memory(machine: MachineModel, inventory: Inventory | None) -> MachineModel:
-    """The machine with no more memory on each GPU than is free of it now, noted where that is less.
-
-    Args:
-        machine: as it was probed; GPUs are found again by UUID.
-        inventory: as it is now.
-    """
+    """Limit each GPU's memory to what is free of it now, noted where that is less."""
     free = {gpu.uuid: gpu for gpu in ([] if inventory is None else inventory.gpus)}
     now: dict[str, Gpu] = {p.memory: free[p.uuid] for p in machine.gpus if p.uuid in free}
     memories, notes = list[Memory](), list(machine.notes)

@@ -1,46 +1,51 @@
-"""Hotness without sampling: one pass over the edges per hop.
+"""What batches touch, computed from the graph instead of drawn.
 
-P_l(u), the probability that u is among the vertices drawn up to hop l, follows from hop to hop as
-if all vertices were drawn independently (formulas 1.4 b). It is exact for one hop from independent
-seeds, under neighbour sampling or Poisson LABOR-0. Otherwise it ranks and does not measure [C5]:
+From the adjacency lists: P_l(u), the probability that u is among the vertices drawn up to hop l, by
+one pass over the edges per hop, as if all vertices were drawn independently (formulas 1.4 b). It is
+exact for one hop from independent seeds under neighbour sampling. Otherwise it ranks and does not
+measure [C5]:
 
 * batches of fixed size draw seeds without replacement, and the formula is low by O(b / |train|);
-* for exact-k LABOR the joint hits of two seeds differ from the Poisson ones;
 * deeper hops share vertices, and for neighbour sampling the formula is high [C26].
+
+From a law of degrees alone: expected frontiers of a graph that is not at hand. Nodes fall into
+classes by w, the probability that an edge's end is one given node; degrees are Poisson around w
+times the ends of all edges, and all that a batch touches is a sum over classes. Two laws:
+
+    rmat       Graph500's: w = .76^(L-k) .24^k for the C(L, k) nodes with k ones among L bits
+    lognormal  log w normal with standard deviation sigma: data sets are less skewed than R-MAT
+
+Repeated edges are not taken out, so hubs are a little hotter here than in a generated graph.
 """
 
+import math
 import typing
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from gnnplan.runtime.sampling.registry import sampler_or_unknown
+
 Indices = NDArray[np.int32] | NDArray[np.int64]
 Chances = NDArray[np.float32] | NDArray[np.float64]
-"""Shape [N]. Chances of being hit, never of being missed: those near 0 keep their digits."""
+"""Probabilities of being hit, shape [N]; those of being missed would lose the digits near 0."""
 
 
 def seed_probability(
     num_train: int, batch_size: int, *, num_ranks: int = 1, drop_last: bool = False
 ) -> float:
-    """P_0 of a training vertex: the chance of being a seed of one rank's share of one batch.
+    """Return P_0 of a training vertex: its chance of being a seed of one rank's batch.
 
         1 / (ceil(T / B) * ranks), or B / (T * ranks) where a last partial batch is dropped
 
-    Args:
-        num_train: T, training vertices.
-        batch_size: B, the global batch.
-        num_ranks: Ranks the batch is dealt to.
-        drop_last: Whether a last partial batch is dropped.
+    T are training vertices, B is the global batch (formulas 1.4 b).
 
-    References:
-        Formulas 1.4 b.
-
-    Example:
-        >>> seed_probability(1000, 512), seed_probability(1000, 512, drop_last=True)
-        (0.5, 0.512)
+    >>> seed_probability(1000, 512), seed_probability(1000, 512, drop_last=True)
+    (0.5, 0.512)
     """
     if drop_last:
         return min(1.0, batch_size / num_train) / num_ranks
@@ -55,27 +60,23 @@ def neighbor_hotness(
     *,
     dialect: Literal["first_seen", "every_hop"] = "every_hop",
 ) -> Chances:
-    """P_L under neighbour sampling without replacement.
+    """Return P_L under neighbour sampling without replacement (formulas 1.4 b).
 
         P_{l+1}(u) = 1 - (1 - P_l(u)) * prod over s != u that list u of (1 - E_l(s) * q_s(u))
         q_s(u)     = min(1, k / d_s); 1 - C(d-m, k) / C(d, k) where s lists u m times
 
-    E_l(s) is the chance that s is expanded at hop l: P_l(s) in dialect every_hop, and
-    P_l(s) - P_{l-1}(s) in first_seen, where a vertex is expanded only where it first appears.
+    E_l(s) is the chance that s is expanded at hop l: P_l(s) in dialect every_hop, and P_l(s) -
+    P_{l-1}(s) in first_seen, where a vertex is expanded only where it first appears.
 
     Args:
-        indptr: Shape [N + 1].
-        indices: Shape [E]; the list of s is `indices[indptr[s]:indptr[s+1]]`.
+        indptr: shape [N + 1].
+        indices: shape [E]; the list of s is `indices[indptr[s]:indptr[s+1]]`.
         seeds: P_0, shape [N]; float32 halves the memory.
         fanouts: k by hop, the hop next to the seeds first; -1 takes all.
-        dialect: Which vertices are expanded at each hop.
+        dialect: which vertices are expanded at each hop.
 
     Returns:
-        P_L, shape [N], in the type of the seeds. O(L * E) time; beside it one array [N] of float64,
-        one of int32, and in first_seen one of the seeds' type.
-
-    References:
-        Formulas 1.4 b; first_seen is derived in the same way.
+        P_L, shape [N], in the type of the seeds; O(L * E) time.
     """
     # Many small terms may meet in one sum: float32 would lose them.
     p, hit = seeds.copy(), np.zeros(len(seeds))
@@ -87,40 +88,10 @@ def neighbor_hotness(
     return p
 
 
-def labor_hotness(
-    indptr: NDArray[np.int64],
-    indices: Indices,
-    seeds: NDArray[np.float64],
-    fanouts: Sequence[int],
-) -> NDArray[np.float64]:
-    """P_L under Poisson LABOR-0 (every hop expands all vertices so far).
-
-        P_hit(u) = sum_j q_j P_l(s_j) prod_{i<j} (1 - P_l(s_i)),   q_s = min(1, k/d_s) descending
-
-    All s share u's random number, so the s of largest q that is present decides, and parallel
-    edges count once. Arguments, shapes and cost as `neighbor_hotness`.
-
-    References:
-        Formulas 1.4 b.
-    """
-    degree_order = np.argsort(np.diff(indptr), kind="stable")  # q descending for every k at once
-    p = seeds.copy()
-    for k in fanouts:
-        hit, absent = np.zeros_like(p), np.ones_like(p)
-        last = np.full(len(p), -1, np.int64)
-        _spread_labor(indptr, indices, degree_order, p, k, hit, absent, last)
-        p = 1 - (1 - p) * (1 - hit)
-    return p
-
-
 def smooth(measured: Chances, analytic: Chances, num_batches: int) -> None:
-    """Order the zeros of measured hotness: 0.5 / m times the analytic value (formulas 1.4 c).
+    """Replace zeros of measured hotness by 0.5 / m times the analytic value (formulas 1.4 c).
 
-    Args:
-        measured: Share of m batches whose input set holds the vertex, shape [N]; changed in place,
-            so that nothing else as long is made.
-        analytic: `neighbor_hotness`, shape [N].
-        num_batches: m.
+    `measured` [N], shares of m = `num_batches` batches, is changed in place.
     """
     _order_zeros(measured, analytic, 0.5 / num_batches)
 
@@ -128,7 +99,6 @@ def smooth(measured: Chances, analytic: Chances, num_batches: int) -> None:
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _order_zeros(measured: np.ndarray, analytic: np.ndarray, factor: float) -> None:
-    """Put `factor` times `analytic` [N] where `measured` [N] is not positive."""
     for v in range(measured.size):
         if not measured[v] > 0:
             measured[v] = factor * analytic[v]
@@ -137,10 +107,7 @@ def _order_zeros(measured: np.ndarray, analytic: np.ndarray, factor: float) -> N
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _advance(p: np.ndarray, expanded: np.ndarray, hit: np.ndarray, first_seen: bool) -> None:
-    """One hop on: P [N] grows by what is new in `hit` [N], which is zero again.
-
-    In first_seen `expanded` [N] becomes what is new; else it is P itself.
-    """
+    """Advance P [N] by the new hits and clear `hit`; in first_seen `expanded` [N] keeps them."""
     for v in range(p.size):
         new = (1.0 - p[v]) * hit[v]
         hit[v] = 0.0
@@ -152,7 +119,7 @@ def _advance(p: np.ndarray, expanded: np.ndarray, hit: np.ndarray, first_seen: b
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _miss_draws(degree: int, multiplicity: int, k: int) -> float:
-    """C(d-m, k) / C(d, k): k of d places are drawn and none of the m is among them."""
+    """Return C(d-m, k) / C(d, k), the chance that k of d places miss all of m given ones."""
     miss = 1.0
     for i in range(multiplicity):
         miss *= max(0.0, (degree - k - i) / (degree - i))
@@ -169,7 +136,7 @@ def _spread_neighbor(
     hit: np.ndarray,
     seen: np.ndarray,
 ) -> None:
-    """Join to hit [N] the chance that each s draws some of its places of u; seen is zero."""
+    """Add to hit [N] the chance that each s draws u; `seen` [N] is zero before and after."""
     for s in range(expanded.size):
         if expanded[s] <= 0.0:
             continue
@@ -187,28 +154,136 @@ def _spread_neighbor(
             hit[u] += (1.0 - hit[u]) * (expanded[s] * q)
 
 
-@numba.njit(cache=True, nogil=True)
-@typing.no_type_check
-def _spread_labor(
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    order: np.ndarray,
-    p: np.ndarray,
-    k: int,
-    hit: np.ndarray,
-    absent: np.ndarray,
-    last: np.ndarray,
-) -> None:
-    """Add each s to the hit chance [N] of the u it lists, s by q descending; last [N] is -1."""
-    for s in order:
-        if p[s] <= 0.0:
-            continue
-        degree = indptr[s + 1] - indptr[s]
-        q = 1.0 if k < 0 or k >= degree else k / degree
-        for e in range(indptr[s], indptr[s + 1]):
-            u = indices[e]
-            if u == s or last[u] == s:
-                continue
-            last[u] = s
-            hit[u] += q * p[s] * absent[u]
-            absent[u] *= 1.0 - p[s]
+UPPER = 0.57 + 0.19
+"""Probability that one bit of a node's number is 0: a + b, which equals a + c (Graph500)."""
+CLASSES, LAST_SIGMA = 161, 5.0
+"""Number of classes of the log-normal law, and the standard deviations that they span."""
+MOST_POISSON = 60.0
+"""Mean degree above which every fan-out is taken to be filled."""
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DegreeClasses:
+    """Nodes grouped by degree; arrays have shape [classes]."""
+
+    nodes: Numbers
+    weight: Numbers
+    """Probability that an edge's end is one given node of the class."""
+    degree: Numbers
+    """Mean degree."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Frontiers:
+    """Expected vertices and edges of a batch by hop; every hop expands all vertices so far."""
+
+    vertices: list[Numbers]
+    """Vertices by class up to each hop, seeds first."""
+    edges: list[float]
+    seen: Numbers
+    """Probability that the last hop's lists name a given node, drawn or not, shape [classes]."""
+
+    def count(self, hop: int) -> float:
+        """Return the expected vertices up to a hop."""
+        return float(self.vertices[hop].sum())
+
+
+def rmat_classes(num_nodes: int, num_edges: int) -> DegreeClasses:
+    """Return the classes of an R-MAT graph with `num_edges` stored (directed) edges.
+
+    >>> classes = rmat_classes(1 << 10, 10_240)
+    >>> round(classes.nodes.sum()), round(float(classes.nodes @ classes.degree))
+    (1024, 10240)
+    """
+    levels = max(1, (num_nodes - 1).bit_length())
+    ones = np.arange(levels + 1)
+    share = np.array([math.comb(levels, int(k)) for k in ones], dtype=np.float64) / 2.0**levels
+    nodes = share * num_nodes
+    weight = UPPER ** (levels - ones) * (1 - UPPER) ** ones * (2.0**levels / num_nodes)
+    return DegreeClasses(nodes=nodes, weight=weight, degree=weight * num_edges)
+
+
+def lognormal_classes(num_nodes: int, num_edges: int, sigma: float) -> DegreeClasses:
+    """Return `CLASSES` classes whose degrees are log-normal around the mean degree.
+
+    >>> classes = lognormal_classes(1000, 20_000, 1.0)
+    >>> round(classes.nodes.sum()), round(float(classes.nodes @ classes.degree))
+    (1000, 20000)
+    """
+    z = np.linspace(-LAST_SIGMA, LAST_SIGMA, CLASSES)
+    share = np.exp(-(z**2) / 2)
+    nodes = num_nodes * share / share.sum()
+    weight = np.exp(sigma * z)
+    weight /= float(nodes @ weight)
+    return DegreeClasses(nodes=nodes, weight=weight, degree=weight * num_edges)
+
+
+def mean_drawn(degree: Numbers, fanout: int) -> Numbers:
+    """Return E min(d, fanout) of Poisson degrees d with the given means.
+
+    >>> [round(float(x), 3) for x in mean_drawn(np.array([0.5, 1e6]), 10)]
+    [0.5, 10.0]
+    """
+    low = np.minimum(degree, MOST_POISSON)
+    term, total = np.exp(-low), np.full_like(low, float(fanout))
+    for d in range(fanout):
+        total -= term * (fanout - d)
+        term = term * low / (d + 1)
+    return np.where(degree > MOST_POISSON, np.minimum(degree, float(fanout)), total)
+
+
+def frontiers(
+    classes: DegreeClasses, num_seeds: float, fanouts: Sequence[int], sampler: str
+) -> Frontiers:
+    """Return the expected frontiers of a batch of uniform seeds among nodes with an edge.
+
+    NS       S_{l+1} = n (1 - (1 - S_l/n) exp(-m w)),  m edges drawn in the hop
+    LABOR-0  the same with P(hit) = integral_0^1 1 - exp(-w sum of degrees whose k/d >= x) dx
+
+    Args:
+        classes: degree classes of the graph.
+        num_seeds: seeds of the batch.
+        fanouts: fan-out per hop, next to the seeds first.
+        sampler: name of the sampler; LABOR draws by vertex.
+
+    Source: docs/formulas.md 1.4 (b) for Poisson numbers of edges between a frontier and a node.
+    """
+    connected = classes.nodes * -np.expm1(-classes.degree)
+    start = num_seeds * connected / connected.sum()
+    return expand(classes, np.minimum(start, classes.nodes), fanouts, sampler)
+
+
+def expand(
+    classes: DegreeClasses, start: Numbers, fanouts: Sequence[int], sampler: str
+) -> Frontiers:
+    """Return the frontiers that follow from `start`, the expected vertices by class."""
+    held, edges = [start], list[float]()
+    seen = np.zeros_like(start)
+    for fanout in fanouts:
+        now = held[-1]
+        drawn = mean_drawn(classes.degree, fanout)
+        edges.append(float(now @ drawn))
+        ends = float(now @ classes.degree)
+        seen = -np.expm1(-ends * classes.weight)
+        if sampler_or_unknown(sampler).one_draw_per_vertex:
+            hit = _labor_hit(classes, now, fanout)
+        else:
+            hit = -np.expm1(-edges[-1] * classes.weight)
+        share = np.divide(now, classes.nodes, out=np.zeros_like(now), where=classes.nodes > 0)
+        held.append(classes.nodes * (1 - (1 - np.minimum(1.0, share)) * (1 - hit)))
+    return Frontiers(vertices=held, edges=edges, seen=seen)
+
+
+def _labor_hit(classes: DegreeClasses, now: Numbers, fanout: int) -> Numbers:
+    """Return the expected largest min(1, k/d) over frontier nodes whose list names a node."""
+    # As drawn on average, which for Poisson degrees near the fan-out is a little below min(1, k/d).
+    q = mean_drawn(classes.degree, fanout) / np.maximum(classes.degree, 1e-300)
+    q = np.minimum(1.0, q)
+    order = np.argsort(-q, kind="stable")
+    reach = np.cumsum((now * classes.degree)[order])  # edge ends of nodes with at least that q
+    upper = q[order]
+    width = upper - np.append(upper[1:], 0.0)
+    chance = -np.expm1(-np.outer(classes.weight, reach))
+    return chance @ width

@@ -1,10 +1,9 @@
-"""Profiles, answers and requests on disk: a repeated plan reads the same numbers.
+"""Profiles, answers and planning requests on disk, so that a repeated plan reads the same numbers.
 
 A profile is a folder named by the hash of all that decided it, in gnnplan/profiles of the user's
-cache folder or of `GNNPLAN_CACHE`. Answers of a few batches or processes lie beside it. A plan's
-request, settings and machine, lies there under the plan's id: what prices something else
-(`why-not`, `whatif`, `tune`) needs it, and plan folders stay the same to the byte wherever they
-are made.
+cache folder or of `GNNPLAN_CACHE`. Answers of a few batches or processes lie beside it. So do the
+requests of plans, under their ids: `why-not`, `whatif` and `tune` price something else with them,
+and plan folders stay the same to the byte wherever they are made.
 """
 
 import contextlib
@@ -33,31 +32,24 @@ T = TypeVar("T")
 PROFILE_FILE = "profile.json"
 ARRAYS = ("first_half", "second_half", "topology")
 MAPPED_BYTES = 1 << 28
-"""Of one number of ranks' arrays, from which they stay on the disk and are mapped."""
+"""Bytes of one batch size's arrays from which they are mapped from the disk."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """What profiling hands over: the numbers, and hotness by seeds per rank."""
+    """The numbers of a profile, and its hotness by seeds per rank."""
 
     numbers: WorkloadProfile
     hotness: dict[int, Hotness]
 
 
 def cache_folder() -> Path:
-    """Where profiles are kept.
-
-    Raises:
-        InputError: GNNPLAN_CACHE names a folder that cannot be written.
-    """
+    """Return the folder of the profiles, or raise InputError if it cannot be written."""
     return root_folder() / "profiles"
 
 
 def load(key: str, folder: Path | None = None) -> Profile | None:
-    """The cached profile of that key; None where there is none that can be read.
-
-    A damaged entry counts as absent: it is measured again and replaced.
-    """
+    """Read the cached profile of a key; None where there is none, or a damaged one."""
     place = (folder or cache_folder()) / key
     try:
         document = codec.parse((place / PROFILE_FILE).read_bytes())
@@ -72,40 +64,28 @@ def load(key: str, folder: Path | None = None) -> Profile | None:
 
 
 class Staged:
-    """A profile that is being made: its arrays are on disk before the last of it is known."""
+    """A profile in the making, whose arrays are on disk before its numbers are known."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
         self.finished = False
 
     def keep(self, hotness: Hotness) -> Hotness:
-        """The same, whose arrays are mapped from the disk where they are large.
-
-        Raises:
-            OSError: they cannot be written.
-        """
+        """Write the arrays, and return them, mapped where they are large."""
         seeds = hotness.seeds_per_rank
         for name in ARRAYS:
             np.save(_array_file(self._place, name, seeds), getattr(hotness, name))
         return _load_hotness(self._place, seeds, hotness.num_batches)
 
     def finish(self, numbers: WorkloadProfile) -> None:
-        """Write what the arrays belong to: the profile is whole.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write the numbers, which make the profile whole."""
         (self._place / PROFILE_FILE).write_text(codec.dumps(numbers))
         self.finished = True
 
 
 @contextmanager
 def staged(key: str, folder: Path | None = None) -> Generator[Staged]:
-    """Make a profile piece by piece; it is kept once it is finished, as a whole or not at all.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Make a profile piece by piece; it is kept once it is finished, as a whole or not at all."""
     place = folder or cache_folder()
     place.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(dir=place, prefix=f".{key}."))
@@ -122,11 +102,7 @@ def staged(key: str, folder: Path | None = None) -> Generator[Staged]:
 
 
 def save(key: str, profile: Profile, folder: Path | None = None) -> None:
-    """Keep a profile, as a whole or not at all.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Keep a profile, as a whole or not at all."""
     with staged(key, folder) as made:
         for hotness in profile.hotness.values():
             made.keep(hotness)
@@ -134,12 +110,12 @@ def save(key: str, profile: Profile, folder: Path | None = None) -> None:
 
 
 def keep_answer(decided: Sequence[Any], cls: type[T], make: Callable[[], T | str]) -> T | str:
-    """Read an answer, or make it and keep it; a sentence (why there is none) is not kept.
+    """Read a kept answer, or make it and keep it; a refusal (a sentence) is not kept.
 
     Args:
         decided: all that decides the answer, the name of the question first.
         cls: dataclass of the answer.
-        make: answers.
+        make: returns the answer or the refusal.
     """
     name = f"{codec.content_hash(list(decided))[:32]}.json"
     place = cache_folder().with_name("pilots") / name
@@ -176,36 +152,28 @@ def _load_hotness(place: Path, seeds: int, num_batches: int) -> Hotness:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRecord:
-    """One planning request."""
+    """The request of one plan: settings and machine."""
 
     settings: PlanSettings
     machine: MachineModel
     factors: dict[str, float] = field(default_factory=dict[str, float])
-    """Calibration by stage that the prediction was multiplied with; empty: the raw model."""
+    """Calibration factors of the prediction, by stage; empty: the raw model."""
 
 
 def record_path(plan_id: str) -> Path:
-    """Where the request of a plan is kept."""
+    """Return the file of a plan's request."""
     return cache_folder().parent / "requests" / f"{plan_id}.json"
 
 
 def save_record(record: PlanRecord, plan_id: str) -> None:
-    """Keep a request.
-
-    Raises:
-        OSError: the cache cannot be written.
-    """
+    """Keep a plan's request."""
     path = record_path(plan_id)
     path.parent.mkdir(parents=True, exist_ok=True)
     codec.write_text_atomically(path, codec.dumps(record))
 
 
 def load_record(plan: Plan) -> PlanRecord:
-    """The request that a plan was made from.
-
-    Raises:
-        SettingsError: none is kept, or it cannot be read.
-    """
+    """Read the request that a plan was made from, or raise SettingsError if it is not there."""
     path = record_path(plan.plan_id)
     if not path.is_file():
         raise SettingsError(

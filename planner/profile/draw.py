@@ -1,15 +1,12 @@
-"""The batches that a profile is made from: those the runtime's loader would draw for a rank's step.
+"""The batches that a profile is made from: those that the runtime's loader would draw.
 
 They come from an epoch that no training reaches, so that nothing is scored on the batches it was
 made from.
 
-One rank's part of batches that ranks sample together, drawn by this process alone.
-
-What a rank does in a hop depends on what the others ask of it: vertices that it numbers, expands in
-the next hop, and whose rows it sends. Some batches are therefore drawn by all ranks first, a thread
-each, and what rank 0 was sent is kept; rank 0 then draws them again whenever it is asked to, and
-its exchanges are answered from what was kept. They take no time, and are priced apart
-(DEC-41).
+Of batches that ranks sample together, one rank's part depends on what the others ask of it:
+vertices that it numbers, expands in the next hop, and sends rows of. So all ranks, a thread each,
+draw some batches first, and the ids that rank 0 receives are kept. Rank 0 then repeats its part
+alone, its exchanges answered at once from those ids; exchanges are priced apart (DEC-41).
 """
 
 import functools
@@ -34,36 +31,36 @@ from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.seeds import LinkSchedule, SeedSchedule
 
 PROFILE_EPOCH = 1 << 30
-"""An epoch no training reaches."""
+"""Number of an epoch that no training reaches."""
 
 Draw = Callable[[int, int], MiniBatch]
-"""draw(rank, step): that rank's batch, sampled but without features; steps run on into further
+"""draw(rank, step): that rank's batch, sampled but without features. Steps run on into further
 epochs, each without its last, smaller step."""
 Chosen = Callable[[], MiniBatch]
-"""Samples the batch whose seeds were chosen."""
+"""Samples the batch of the seeds that were chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawer:
-    """A `Draw` whose seeds can be chosen first: they are another of a loader's stages."""
+    """A `Draw` whose seeds can be chosen apart from sampling, as in two stages of a loader."""
 
     choose: Callable[[int, int], Chosen]
-    """choose(rank, step): as `Draw`, with the sampling left to do."""
+    """choose(rank, step): chooses the seeds and returns the sampling of their batch."""
 
     def __call__(self, rank: int, step: int) -> MiniBatch:
-        """The whole of it."""
+        """Draw the whole batch."""
         return self.choose(rank, step)()
 
 
 def sampler_of(settings: PlanSettings) -> Sampler:
-    """The user's own sampler, as a plan names it."""
+    """Return the sampler of the settings, as a plan names it."""
     return Sampler(
         name=settings.sampler, dialect=settings.dialect, parameters=settings.sampler_parameters
     )
 
 
 def whole_steps(num_train: int, batch_size: int) -> int:
-    """Steps of one epoch without the last, smaller one; a single small step is kept.
+    """Count the steps of an epoch without a last, smaller one; a single small step counts.
 
     >>> whole_steps(1000, 512), whole_steps(100, 512)
     (1, 1)
@@ -71,46 +68,39 @@ def whole_steps(num_train: int, batch_size: int) -> int:
     return max(1, num_train // batch_size)
 
 
-def moment(step: int, whole: int) -> tuple[int, int]:
-    """Epoch and step within it of the profile's step, where an epoch has so many whole ones.
+def epoch_and_step(step: int, whole: int) -> tuple[int, int]:
+    """Return the epoch, and the step within it, of a profile's step; epochs have `whole` steps.
 
-    >>> moment(5, 3) == (PROFILE_EPOCH + 1, 2)
+    >>> epoch_and_step(5, 3) == (PROFILE_EPOCH + 1, 2)
     True
     """
     ahead, step = divmod(step, whole)
     return PROFILE_EPOCH + ahead, step
 
 
-def drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Drawer:
-    """Batches of a workload on `num_ranks` ranks: of nodes, of links, or of a typed graph.
+def seed_schedule(graph: Graph, workload: Workload, num_ranks: int, rank: int = 0) -> SeedSchedule:
+    """Return the schedule of one rank's seeds."""
+    return SeedSchedule(
+        graph.train_idx, workload.batch_size, seed=workload.seed, num_ranks=num_ranks, rank=rank
+    )
 
-    Raises:
-        SamplerError: a sampler or fan-outs that cannot be used.
-        DatasetError: model rgcn for a graph without edge types.
-    """
+
+def drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Drawer:
+    """Make a `Drawer` of batches on `num_ranks` ranks: of nodes, links or a typed graph."""
     if str(graph.task) == "link":
         return _link_drawer(graph, workload, sampler, num_ranks)
-    schedules = [
-        SeedSchedule(
-            graph.train_idx,
-            workload.batch_size,
-            seed=workload.seed,
-            num_ranks=num_ranks,
-            rank=rank,
-        )
-        for rank in range(num_ranks)
-    ]
+    schedules = [seed_schedule(graph, workload, num_ranks, rank) for rank in range(num_ranks)]
     drawn = _sampler(graph, workload, sampler, schedules[0].num_steps)
     whole = whole_steps(graph.num_train, workload.batch_size)
 
     def choose(rank: int, step: int) -> Chosen:
-        return chosen(drawn, schedules[rank], *moment(step, whole))
+        return prepare_batch(drawn, schedules[rank], *epoch_and_step(step, whole))
 
     return Drawer(choose)
 
 
-def chosen(sampler: BatchSampler, schedule: SeedSchedule, epoch: int, step: int) -> Chosen:
-    """The sampling of a rank's share of a step."""
+def prepare_batch(sampler: BatchSampler, schedule: SeedSchedule, epoch: int, step: int) -> Chosen:
+    """Return the sampling of a rank's share of a step."""
     seeds, input_id, total = schedule.share(epoch, step)
     return functools.partial(
         sampler.sample, seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=total
@@ -120,25 +110,17 @@ def chosen(sampler: BatchSampler, schedule: SeedSchedule, epoch: int, step: int)
 def last_batch(
     graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int
 ) -> MiniBatch | None:
-    """The first rank's part of an epoch's last batch, where that is smaller than the others.
-
-    Links and typed graphs are left out: what theirs holds is not counted apart.
-
-    Raises:
-        SamplerError: as `drawer`.
-    """
+    """Draw rank 0's part of an epoch's last, smaller batch; None where there is none to count."""
     if str(graph.task) == "link" or is_typed(workload):
         return None
     if graph.num_train <= workload.batch_size or graph.num_train % workload.batch_size == 0:
         return None
-    schedule = SeedSchedule(
-        graph.train_idx, workload.batch_size, seed=workload.seed, num_ranks=num_ranks, rank=0
-    )
+    schedule = seed_schedule(graph, workload, num_ranks)
     step = schedule.num_steps - 1
     if schedule.share(PROFILE_EPOCH, step)[0].size == 0:
         return None
     drawn = _sampler(graph, workload, sampler, schedule.num_steps)
-    return chosen(drawn, schedule, PROFILE_EPOCH, step)()
+    return prepare_batch(drawn, schedule, PROFILE_EPOCH, step)()
 
 
 def _sampler(
@@ -158,7 +140,7 @@ def _sampler(
 
 
 def _link_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Drawer:
-    """By the loader's own stages, which know negatives and what is left out of the graph."""
+    """Draw by the loader's own stages, which know negatives and the edges left out."""
     from gnnplan.runtime.loader.stages import seed_batch
     from gnnplan.runtime.loader.tasks import (
         link_stages,  # imports torch, which other profiles do without
@@ -185,7 +167,7 @@ def _link_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: 
     whole = whole_steps(graph.num_train, workload.batch_size)
 
     def draw(rank: int, step: int) -> MiniBatch:
-        epoch, step = moment(step, whole)
+        epoch, step = epoch_and_step(step, whole)
         batch = seed_batch(epoch, step, dialect)
         for stage in stages[rank]:
             batch = stage.wait(stage.submit(batch, step))
@@ -195,16 +177,16 @@ def _link_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: 
 
 
 MOST_BATCHES = 32
-"""Batches that are drawn by all ranks, and then by one of them in turn."""
+"""Most batches that all ranks draw, for rank 0 to repeat."""
 MOST_IDS = 4_000_000
-"""Ids that are kept of their exchanges, about: 32 MB."""
+"""Ids (32 MB of them) of kept exchanges from which no further batch is drawn."""
 
 Answer = tuple[NDArray[np.int64], list[int]]
 """Ids that came in one exchange, those of rank 0 first, and how many came from each rank."""
 
 
 class _Among:
-    """Ranks that are threads of this process: they leave each other's ids in a box."""
+    """A rank that is a thread of this process and exchanges ids through a shared box."""
 
     def __init__(
         self, rank: int, box: list[list[NDArray[np.int64]]], barrier: threading.Barrier
@@ -212,12 +194,10 @@ class _Among:
         self.rank, self.size = rank, len(box)
         self._box, self._barrier = box, barrier
         self.answers: list[Answer] = []
-        """What came, exchange by exchange."""
 
     def all_to_all_ids(
         self, ids: torch.Tensor, counts: Sequence[int]
     ) -> tuple[torch.Tensor, list[int]]:
-        """As `Communicator.all_to_all_ids`."""
         self._box[self.rank] = np.split(ids.numpy(), np.cumsum(counts)[:-1])
         self._barrier.wait()
         came = [sent[self.rank] for sent in self._box]
@@ -228,25 +208,21 @@ class _Among:
 
 
 class _Answered:
-    """Rank 0 of several, whose exchanges are answered from what was kept."""
+    """Rank 0 alone, whose exchanges are answered from kept ids."""
 
     def __init__(self, num_ranks: int) -> None:
         self.rank, self.size = 0, num_ranks
         self.answers: Iterator[Answer] = iter(())
-        """Of the batch under way."""
 
     def all_to_all_ids(
         self, ids: torch.Tensor, counts: Sequence[int]
     ) -> tuple[torch.Tensor, list[int]]:
-        """As `Communicator.all_to_all_ids`, at once."""
         del ids, counts
         came, came_counts = next(self.answers)
         return torch.as_tensor(came), list(came_counts)
 
 
 class _Rank:
-    """One rank's sampler and seeds."""
-
     def __init__(
         self,
         graph: Graph,
@@ -277,17 +253,16 @@ class _Rank:
         )
 
     def choose(self, step: int) -> Chosen:
-        """Its part of the profile's step."""
-        return chosen(self._sampler, self._seeds, *moment(step, self._whole))
+        return prepare_batch(self._sampler, self._seeds, *epoch_and_step(step, self._whole))
 
 
 def shared_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Drawer:
-    """A rank's part of batches that `num_ranks` ranks sample together: rank 0's, for any rank.
+    """Make a `Drawer` of rank 0's part of batches that `num_ranks` ranks sample together.
 
-    After `MOST_BATCHES` steps at the latest the same batches come again. What a hop costs beside
-    its draws (numbering, owners, places) is in it; the exchanges are priced apart.
+    After at most `MOST_BATCHES` steps the same batches come again. What a hop costs beside its
+    draws (numbering, owners, places) is included; exchanges take no time.
     """
-    kept = _kept(graph, workload, sampler, num_ranks)
+    kept = _record_exchanges(graph, workload, sampler, num_ranks)
     comm = _Answered(num_ranks)
     first = _Rank(graph, workload, sampler, comm)
 
@@ -300,8 +275,10 @@ def shared_drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks:
     return Drawer(choose)
 
 
-def _kept(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> list[list[Answer]]:
-    """What rank 0 is sent while all ranks draw some batches, by batch."""
+def _record_exchanges(
+    graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int
+) -> list[list[Answer]]:
+    """Return the exchanges of rank 0 while all ranks draw some batches, by batch."""
     box: list[list[NDArray[np.int64]]] = [[] for _ in range(num_ranks)]
     barrier = threading.Barrier(num_ranks)
     comms = [_Among(rank, box, barrier) for rank in range(num_ranks)]
@@ -328,7 +305,7 @@ def _kept(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) ->
 
 
 def _raise_cause(drawn: Sequence[Future[MiniBatch]]) -> None:
-    """Raise what a rank failed with, and not that the others met it no more."""
+    """Raise a rank's own error rather than that others waited in vain for it."""
     errors = [error for error in (each.exception() for each in drawn) if error is not None]
     causes = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
     for error in [*causes, *errors]:

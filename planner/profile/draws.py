@@ -1,19 +1,14 @@
-"""What the search asks of the sampler beside the profile: sizes, sequences and the rate of stacks.
+"""Draws that the search asks for beside the profile: batch sizes, sequences and sampling rates.
 
-All are kept in the cache folder, so a repeated plan draws nothing and stays the same to the byte.
-Where something cannot be drawn, the answer is a sentence that says why.
-
-What a few batches told, kept beside the profiles: a repeated plan reads it and draws nothing.
-
-Sizes are pure functions of graph and settings; seconds are not, and it is the file that makes a
-repeated plan the same to the byte.
+Answers are kept in the cache folder. A repeated plan therefore draws nothing and stays the same to
+the byte, although seconds are no pure function of graph and settings. Where something cannot be
+drawn, the answer is a sentence that says why.
 """
 
 import contextlib
 import hashlib
 import os
 import tempfile
-import time
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,10 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.candidate import Candidate, list_cores, make_candidate
-from gnnplan.planner.machine.model import Table
+from gnnplan.planner.machine.model import Table, make_table
+from gnnplan.planner.probe.timing import Interlude
 from gnnplan.planner.profile import cache
 from gnnplan.planner.profile.cache import keep_answer
-from gnnplan.planner.profile.draw import PROFILE_EPOCH
+from gnnplan.planner.profile.draw import PROFILE_EPOCH, epoch_and_step, prepare_batch, seed_schedule
+from gnnplan.planner.profile.loading import seconds_of
 from gnnplan.planner.search.dimensions.stacks import BULKS
 from gnnplan.planner.search.drawn import LocalBatches
 from gnnplan.planner.search.samplers import plan_sampler
@@ -45,11 +42,11 @@ from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, find_sampler
 from gnnplan.runtime.sampling.seeds import SeedSchedule
 
 ROUNDS = 3
-"""Stacks of each size that are timed, after one that warms up."""
+"""Timed stacks of each size, after one that warms up."""
 DEPENDENT = 8
-"""Batches timed for each kappa: two turns of the smallest."""
+"""Batches timed for each kappa: two periods of the smallest."""
 SINGLES = 3
-"""Single batches timed beside each stack; they take turns, so that load meets both."""
+"""Most single batches timed beside each stack, in turns with it so that load meets both."""
 
 
 def stack_rates(
@@ -58,13 +55,10 @@ def stack_rates(
     single: Callable[[int], object],
     between: Callable[[], object],
 ) -> Table:
-    """Seconds of a batch in a stack of k over those of one alone, by k.
+    """Time batches in stacks of k over batches drawn alone, by k.
 
-    Args:
-        sizes: values of k, rising.
-        stack: stack(first, k) draws batches first .. first + k - 1 together.
-        single: draws one batch.
-        between: work of a model between two draws, which leaves the caches as training does.
+    stack(first, k) draws batches first .. first + k - 1 together. `between` is a model's work,
+    which leaves the caches as training does.
     """
     ratios: list[float] = []
     spreads: list[float] = []
@@ -72,33 +66,24 @@ def stack_rates(
         found: list[float] = []
         for turn in range(ROUNDS + 1):
             between()
-            together = _seconds(lambda at=turn * k, k=k: stack(at, k)) / k
+            together = seconds_of(lambda at=turn * k, k=k: stack(at, k)) / k
             alone: list[float] = []
             for step in range(turn * k, turn * k + min(k, SINGLES)):
                 between()
-                alone.append(_seconds(lambda step=step: single(step)))
+                alone.append(seconds_of(lambda step=step: single(step)))
             found.append(together / float(np.median(alone)))
         found = found[1:]
         ratios.append(float(np.median(found)))
         spreads.append((max(found) - min(found)) / 2 / ratios[-1])
-    return Table(
-        unit="ratio",
-        axes=["batches"],
-        points=[[float(k) for k in sizes]],
-        values=ratios,
-        spread=float(np.median(spreads)),
-    )
+    return make_table("ratio", {"batches": sizes}, ratios, float(np.median(spreads)))
 
 
 def dependent_rates(
     kappas: Sequence[int], draw: Callable[[int | None, int], object], between: Callable[[], object]
 ) -> Table:
-    """Mean seconds of batches that hang together over those of independent ones, by kappa.
+    """Time dependent batches (mean seconds) over independent ones, by kappa.
 
-    Args:
-        kappas: rising.
-        draw: draw(kappa, step) draws one batch; kappa None: as the user's sampler says.
-        between: work of a model between two draws, which leaves the caches as training does.
+    draw(kappa, step) draws one batch, with kappa None an independent one.
     """
 
     def seconds(kappa: int | None) -> list[float]:
@@ -106,44 +91,31 @@ def dependent_rates(
         # The batch at a multiple of kappa needs one set of numbers, those between mix two.
         for step in range(1, DEPENDENT + 1):
             between()
-            found.append(_seconds(lambda step=step: draw(kappa, step)))
+            found.append(seconds_of(lambda step=step: draw(kappa, step)))
         return found
 
     for kappa in (None, *kappas):
         draw(kappa, 0)  # grows the workspace
     alone = seconds(None)
-    means = [float(np.mean(seconds(kappa))) for kappa in kappas]
-    return Table(
-        unit="ratio",
-        axes=["kappa"],
-        points=[[float(k) for k in kappas]],
-        values=[mean / float(np.mean(alone)) for mean in means],
-        spread=float(np.std(alone) / np.mean(alone)),
-    )
-
-
-def _seconds(task: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    task()
-    return time.perf_counter() - start
+    ratios = [float(np.mean(seconds(kappa))) / float(np.mean(alone)) for kappa in kappas]
+    spread = float(np.std(alone) / np.mean(alone))
+    return make_table("ratio", {"kappa": kappas}, ratios, spread)
 
 
 TIMED_KAPPAS = (4, 64)
-"""Batches that hang together, in the timed draws; the rate at other kappas lies between or near."""
+"""Values of kappa that are timed; rates at others are interpolated."""
 PILOT = 4
-"""Batches whose bytes tell those of a stack."""
+"""Batches from which the bytes of a stack are estimated."""
 SEQUENCE = 96
-"""Most successive batches that are drawn to see how soon rows come back, where they hang together:
-rows then come back within kappa batches, or late."""
+"""Most successive dependent batches drawn: their rows recur within kappa batches, or late."""
 LONG_SEQUENCE = 512
-"""And where they do not: a row that is read now and then stays in a large cache for hundreds."""
+"""Most successive independent batches drawn: a large cache keeps a row for hundreds."""
 SEQUENCE_ROWS = 8_000_000
-"""Most rows in them together: what is kept in the cache folder is four times as many bytes."""
+"""Rows of a sequence from which no further batch is drawn; it is kept as 4 bytes a row."""
 IN_FLIGHT = 3
-"""Batches of a stack that get arrays of their own: those ready ahead at the least depth, and one in
-use (`runtime.loader.bulk`)."""
+"""Batches of a stack that get arrays of their own: those ready ahead at the least depth, and the
+one in use (`runtime.loader.bulk`)."""
 LOCAL_BATCHES = 8
-"""Batches drawn with a preference for local neighbours."""
 
 if TYPE_CHECKING:
     from gnnplan.runtime.sampling.bulk.bulk import BulkSampler
@@ -154,25 +126,24 @@ ENDS, IDS = np.dtype(np.int64), np.dtype(np.int32)
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class GraphDraws:
-    """Draws on one dataset under one request (`planner.search.drawn.Draws`)."""
+    """Draws on one dataset for one request (`planner.search.drawn.Draws`)."""
 
     graph: Graph
     settings: PlanSettings
     machine: str = ""
-    """Fingerprint of the machine: whose seconds are kept."""
+    """Fingerprint of the machine whose seconds are kept."""
     measure: bool = True
     """False: sequences and rates come from the cache folder or not at all."""
     rates: dict[tuple[str, int], Table | str] = field(
         default_factory=dict[tuple[str, int], Table | str]
     )
-    """Timed draws, by what was drawn and ranks."""
     kept: dict[tuple[int, int | None], Batches | str] = field(
         default_factory=dict[tuple[int, int | None], Batches | str]
     )
-    """Sequences by ranks and kappa."""
+    """Sequences by number of ranks and kappa."""
 
     def bulk(self, num_ranks: int) -> BulkBytes | str:
-        """Bytes of stacks of one rank's batches."""
+        """Return the bytes of stacks of one rank's batches."""
 
         def drawn() -> BulkBytes | str:
             schedule = self._schedule(num_ranks)
@@ -190,17 +161,16 @@ class GraphDraws:
         )
 
     def stack_rate(self, num_ranks: int) -> Table | str:
-        """Seconds of a batch in a stack over those of one alone, by one thread."""
+        """Return seconds of a batch in a stack over those of one alone, by stack size."""
         return self._rate("stack rate", BULKS, num_ranks, self._timed_stacks)
 
     def dependent_rate(self, num_ranks: int) -> Table | str:
-        """Seconds of a batch that hangs together with others over an independent one's."""
+        """Return seconds of a dependent batch over an independent one's, by kappa."""
         return self._rate("dependent rate", TIMED_KAPPAS, num_ranks, self._timed_dependence)
 
     def _rate(
         self, name: str, sizes: tuple[int, ...], num_ranks: int, timed: Callable[[int], Table | str]
     ) -> Table | str:
-        """Timed once, then kept with the profile."""
         if (name, num_ranks) not in self.rates:
             decided = self._decided(plan_sampler(self.settings), num_ranks)
             key = [name, sizes, self.machine, *decided]
@@ -210,28 +180,24 @@ class GraphDraws:
     def _timed_dependence(self, num_ranks: int) -> Table | str:
         if not self.measure:
             return "batches that hang together were not timed when the plan was made; plan again"
-        from gnnplan.planner.probe.burst import Interlude  # torch, which other draws do without
 
         schedule = self._schedule(num_ranks)
         try:
-            samplers = {
-                kappa: self._sampler(plan_sampler(self.settings, _with(las=None, kappa=kappa)),
-                                     schedule)
+            named = {
+                kappa: plan_sampler(self.settings, _sampler_choice(las=None, kappa=kappa))
                 for kappa in (None, *TIMED_KAPPAS)
-            }  # fmt: skip
+            }
+            samplers = {kappa: self._sampler(each, schedule) for kappa, each in named.items()}
         except SamplerError as error:
             return str(error)
 
-        def draw(kappa: int | None, step: int) -> None:
-            ahead, at = divmod(step, schedule.num_steps)
-            _draw(samplers[kappa], schedule, at, epoch=PROFILE_EPOCH + ahead)
-
-        return dependent_rates(TIMED_KAPPAS, draw, Interlude())
+        return dependent_rates(
+            TIMED_KAPPAS, lambda kappa, step: _draw(samplers[kappa], schedule, step), Interlude()
+        )
 
     def _timed_stacks(self, num_ranks: int) -> Table | str:
         if not self.measure:
             return "stacks were not timed when the plan was made; plan again"
-        from gnnplan.planner.probe.burst import Interlude  # torch, which other draws do without
         from gnnplan.runtime.loader.bulk import with_own_arrays
         from gnnplan.runtime.sampling.minibatch import Request
 
@@ -241,16 +207,15 @@ class GraphDraws:
             return bulk
         single = self._sampler(plan_sampler(self.settings), schedule)
 
-        def place(index: int) -> tuple[int, int]:
-            ahead, step = divmod(index, schedule.num_steps)
-            return PROFILE_EPOCH + ahead, step
-
         def request(index: int) -> Request:
-            epoch, step = place(index)
+            epoch, step = epoch_and_step(index, schedule.num_steps)
             seeds, input_id, total = schedule.share(epoch, step)
-            seeds = np.ascontiguousarray(seeds)
             return Request(
-                seeds=seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=total
+                seeds=np.ascontiguousarray(seeds),
+                epoch=epoch,
+                step=step,
+                input_id=input_id,
+                global_num_seeds=total,
             )
 
         def stack(first: int, k: int) -> None:
@@ -261,15 +226,10 @@ class GraphDraws:
         sizes = sorted({min(k, schedule.num_steps) for k in BULKS} - {1})
         if not sizes:
             return "an epoch is a single step"
-        return stack_rates(
-            sizes,
-            stack,
-            lambda index: _draw(single, schedule, place(index)[1], epoch=place(index)[0]),
-            Interlude(),
-        )
+        return stack_rates(sizes, stack, lambda index: _draw(single, schedule, index), Interlude())
 
     def _stacks(self, schedule: SeedSchedule) -> "BulkSampler | str":
-        """The user's sampler, many batches at once."""
+        """Return the user's sampler of many batches at once, or why it has no such form."""
         from gnnplan.runtime.sampling.bulk.bulk import BulkSampler
 
         try:
@@ -278,15 +238,15 @@ class GraphDraws:
             return f"sampler {self.settings.sampler} with these parameters has no bulk form"
 
     def batches(self, num_ranks: int, kappa: int | None) -> Batches | str:
-        """Successive batches of one rank, as ids, with that dependence."""
+        """Return successive batches of one rank, as vertex ids, of dependence `kappa`."""
         key = (num_ranks, kappa)
         if key not in self.kept:
             self.kept[key] = self._sequence(num_ranks, kappa)
         return self.kept[key]
 
     def local(self, num_ranks: int, factor: float, own: NDArray[np.int64]) -> LocalBatches | str:
-        """Sizes of batches that prefer neighbours among `own`."""
-        named = plan_sampler(self.settings, _with(las=factor, kappa=None))
+        """Return sizes of batches that prefer neighbours among `own`, the ids of a rank's rows."""
+        named = plan_sampler(self.settings, _sampler_choice(las=factor, kappa=None))
         held = hashlib.sha256(np.ascontiguousarray(own, np.int64).tobytes()).hexdigest()
         return self._unusual("sampled without preference") or keep_answer(
             ["local", LOCAL_BATCHES, held, *self._decided(named, num_ranks)],
@@ -315,7 +275,7 @@ class GraphDraws:
         why = self._unusual("sampled from independent numbers")
         if why:
             return why
-        named = plan_sampler(self.settings, _with(las=None, kappa=kappa))
+        named = plan_sampler(self.settings, _sampler_choice(las=None, kappa=kappa))
         place = self._folder() / f"{self._key(named, num_ranks)}.npz"
         with contextlib.suppress(OSError, ValueError):
             return _read(place)
@@ -326,9 +286,7 @@ class GraphDraws:
             sampler = self._sampler(named, schedule)
             found, rows = Batches(), 0
             for step in range(_length(named)):
-                # Steps beyond the epoch's last one go on in the next, as training does.
-                ahead, at = divmod(step, schedule.num_steps)
-                batch = _draw(sampler, schedule, at, epoch=PROFILE_EPOCH + ahead)
+                batch = _draw(sampler, schedule, step)
                 found.append(batch.n_id.astype(np.int32))
                 rows += len(batch.n_id)
                 if rows > SEQUENCE_ROWS:
@@ -339,16 +297,13 @@ class GraphDraws:
         return found
 
     def _unusual(self, what: str) -> str:
-        """Why nothing of this dataset can be drawn otherwise than it is."""
+        """Say why this dataset cannot be drawn differently; empty where it can."""
         if is_link(self.graph):
             return f"task link is {what}"
         return f"model rgcn is {what}" if is_typed(self.settings.workload) else ""
 
     def _schedule(self, num_ranks: int) -> SeedSchedule:
-        work = self.settings.workload
-        return SeedSchedule(
-            self.graph.train_idx, work.batch_size, seed=work.seed, num_ranks=num_ranks, rank=0
-        )
+        return seed_schedule(self.graph, self.settings.workload, num_ranks)
 
     def _sampler(
         self,
@@ -374,7 +329,6 @@ class GraphDraws:
         return codec.content_hash([first, [_length(named), SEQUENCE_ROWS], sampler])[:32]
 
     def _decided(self, named: Sampler, num_ranks: int) -> list[object]:
-        """All that decides a rank's batches."""
         work = self.settings.workload
         return [
             [self.graph.fingerprint, work.fanouts, work.seed, work.batch_size, num_ranks],
@@ -387,12 +341,11 @@ class GraphDraws:
 
 
 def _length(named: Sampler) -> int:
-    """Most successive batches to draw of a sampler."""
     return LONG_SEQUENCE if float(named.parameters.get("kappa", 1)) == 1.0 else SEQUENCE
 
 
-def _with(*, las: float | None, kappa: int | None) -> Candidate:
-    """A candidate with these choices of the sampler and nothing else to say."""
+def _sampler_choice(*, las: float | None, kappa: int | None) -> Candidate:
+    """Return a candidate that only says how its sampler draws."""
     factor = {} if las is None else {"factor": las}
     shared = {} if kappa is None else {"kappa": float(kappa)}
     name = DEFAULT_SAMPLER if las is None else find_sampler(DEFAULT_SAMPLER).local_form
@@ -400,20 +353,13 @@ def _with(*, las: float | None, kappa: int | None) -> Candidate:
     return make_candidate(list_cores(1), sampler=sampler)
 
 
-def _draw(
-    sampler: BatchSampler, schedule: SeedSchedule, step: int, epoch: int = PROFILE_EPOCH
-) -> MiniBatch:
-    seeds, input_id, total = schedule.share(epoch, step)
-    return sampler.sample(seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=total)
+def _draw(sampler: BatchSampler, schedule: SeedSchedule, index: int) -> MiniBatch:
+    """Draw a batch; beyond an epoch's last one they go on in the next, as training does."""
+    return prepare_batch(sampler, schedule, *epoch_and_step(index, schedule.num_steps))()
 
 
 def _read(place: Path) -> Batches:
-    """A kept sequence.
-
-    Raises:
-        OSError: there is none.
-        ValueError: it is damaged.
-    """
+    """Read a kept sequence; a damaged one raises ValueError."""
     with place.open("rb") as file:
         try:
             with zipfile.ZipFile(file) as stored:
@@ -426,11 +372,7 @@ def _read(place: Path) -> Batches:
 
 
 def _member(stored: zipfile.ZipFile, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """One list; its size is held against what is stored, before memory is asked for.
-
-    Raises:
-        ValueError: they do not fit.
-    """
+    """Read one array, whose size is checked before memory is asked for."""
     info = stored.getinfo(f"{name}.npy")
     if info.compress_type != zipfile.ZIP_STORED or info.file_size > info.compress_size:
         raise ValueError(f"{name}: expected a member as it was written, found another size")
@@ -441,11 +383,6 @@ def _member(stored: zipfile.ZipFile, name: str, dtype: np.dtype[Any]) -> NDArray
 
 
 def _write(place: Path, batches: Batches) -> None:
-    """Keep a sequence, as a whole or not at all.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
     place.parent.mkdir(parents=True, exist_ok=True)
     ends = np.cumsum([len(ids) for ids in batches])
     handle, staging = tempfile.mkstemp(dir=place.parent, prefix=".sequence.")

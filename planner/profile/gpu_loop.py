@@ -30,11 +30,11 @@ from gnnplan.runtime.train.overlap import Prefetcher, Turns, Workers
 from gnnplan.runtime.train.streams import AbstractMark, AbstractStreams, streams_of
 
 LEAST_ROUNDS, ROUNDS = 3, 9
-"""Rounds of each way, in turns, so that drift meets all alike; the most while time is left."""
+"""Least rounds of each way, and the most while time is left; ways take turns."""
 STEPS, WARM_STEPS = 36, 8
-"""Of a round, and those of them that are left out: plans discard a run's first ones too."""
+"""Steps of a round, and those of them that are left out, as plans discard a run's first ones."""
 DEPTH = 2
-"""Batches that the thread may be ahead; of more the interpreter makes no more."""
+"""Batches that the thread may be ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,42 +50,29 @@ class LoopParts:
     """What a loop is made of."""
 
     samplers: Mapping[bool, object]
-    """On the device; by whether one CUDA graph draws a batch."""
+    """Samplers on the device, by whether one CUDA graph draws a batch."""
     store: DeviceFeatureStore
-    """All rows on the device."""
     filling: DeviceBatchStage
     schedule: SeedSchedule
     dialect: Dialect
     training: TrainLoop
-    """Its meter is not used."""
+    """Training loop, whose meter is not used."""
     label_shape: tuple[int, ...]
-    """Of one seed's label, for a graph that has none."""
+    """Shape of one seed's label, for a graph that has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Round:
-    """Seconds of each step that was not left out."""
-
     steps: list[float]
     stages: dict[str, list[float]]
 
     @property
     def median(self) -> float:
-        """Seconds of a step."""
         return float(np.median(self.steps))
 
 
 def time_loops(parts: LoopParts, device: torch.device, seconds: float = math.inf) -> list[GpuLoop]:
-    """Run every way in turns.
-
-    Args:
-        parts: ready to run.
-        device: a GPU, or in tests a processor.
-        seconds: after which no more than the least rounds are run.
-
-    Raises:
-        torch.OutOfMemoryError: the device is too small for the batches under way.
-    """
+    """Run every way in turns; beyond the least rounds only for so many seconds."""
     ways = [Way(captured, ahead) for captured in parts.samplers for ahead in (False, True)]
     rounds: dict[Way, list[_Round]] = {way: [] for way in ways}
     streams = streams_of(device)  # of all rounds: what a lane has freed only it takes again
@@ -99,7 +86,7 @@ def time_loops(parts: LoopParts, device: torch.device, seconds: float = math.inf
 
 
 def kept_place(count: int) -> int:
-    """Return which of so many rounds is kept, the quickest first.
+    """Return which of `count` rounds is kept, the quickest first.
 
     Were it always the second, more rounds would make it luckier (DEC-31).
 
@@ -125,7 +112,6 @@ def _loop_of(way: Way, rounds: Sequence[_Round]) -> GpuLoop:
 def _one_round(
     parts: LoopParts, way: Way, streams: AbstractStreams, device: torch.device, number: int
 ) -> _Round:
-    """Steps that follow each other, on the cores that a rank would have."""
     meter = StageMeter()
     stages: list[AbstractStage] = [
         SeedsStage(parts.schedule, parts.dialect),
@@ -144,7 +130,7 @@ def _one_round(
     def batches() -> Iterator[MiniBatch]:
         with Prefetcher(make, STEPS, workers=workers, depth=DEPTH) as ready:
             for made in ready:
-                yield labelled(take_made(made, streams), parts.label_shape, device)
+                yield add_labels(take_made(made, streams), parts.label_shape, device)
 
     with process_on(usable_core_ids()[: 1 + way.ahead]):
         workers = Workers(int(way.ahead))
@@ -160,14 +146,8 @@ def _one_round(
     )
 
 
-def labelled(batch: MiniBatch, shape: tuple[int, ...], device: torch.device) -> MiniBatch:
-    """With some labels, where the graph has none.
-
-    Args:
-        batch: as the loader made it.
-        shape: of one seed's label.
-        device: where the batch lies.
-    """
+def add_labels(batch: MiniBatch, shape: tuple[int, ...], device: torch.device) -> MiniBatch:
+    """Add some labels to a batch that has none; one seed's label has shape `shape`."""
     if batch.y is None:
         batch.y = torch.zeros((batch.num_seeds, *shape), dtype=torch.int64, device=device)
     return batch

@@ -1,4 +1,4 @@
-"""Times sampling and the model on a GPU that is here, by the runtime's own kernels and loop.
+"""Times of sampling and the model on a GPU here, by the runtime's own kernels and loop.
 
 Parts of a step, on batches of the graph's own:
 
@@ -7,13 +7,8 @@ Parts of a step, on batches of the graph's own:
     step      forward, backward and update, until its loss is on the host
     loops     all of it, as plans do it (`gpu_loop`)
 
-Each part is timed from its start until the device is done. What the host alone takes, to start
-kernels and to wait for a device with nothing to do, is the same of a batch of a few seeds, whose
-kernels take no time. What the device alone takes of a step is timed behind work that holds the
-device back until all of the step is enqueued.
-
-The planner itself never makes a CUDA context: that takes half a gigabyte and outlives what it is
-for. A timing process does.
+The host's own part is the time of a batch of a few seeds, whose kernels take no time. The device's
+own part of a step is timed behind work that holds the device back until all of it is enqueued.
 """
 
 import math
@@ -27,7 +22,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gnnplan.planner.profile.gpu_loop import LoopParts, labelled, time_loops
+from gnnplan.planner.profile.gpu_loop import LoopParts, add_labels, time_loops
+from gnnplan.planner.profile.loop import make_loop
 from gnnplan.planner.profile.protocol import (
     GpuTimingAnswer,
     GpuTimingReply,
@@ -35,7 +31,6 @@ from gnnplan.planner.profile.protocol import (
     half_width,
 )
 from gnnplan.planner.workload import GpuSample
-from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.device import has_triton, set_threads
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.features.device_rows import DeviceRows
@@ -44,7 +39,6 @@ from gnnplan.runtime.features.gather_triton import DeviceTable
 from gnnplan.runtime.features.location import encode
 from gnnplan.runtime.graph.dataset import open_graph
 from gnnplan.runtime.loader.device import DeviceBatchStage, DeviceMiniBatch
-from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.sampling.build import build_device_sampler
 from gnnplan.runtime.sampling.gpu.neighbor import CapturedNeighborSampler
@@ -52,45 +46,35 @@ from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.seeds import SeedSchedule
 from gnnplan.runtime.stages import Stage
-from gnnplan.runtime.train.gradients import GradientBuffer
-from gnnplan.runtime.train.minibatch import TrainLoop, make_optimizer
-from gnnplan.runtime.train.precision import Precision
+from gnnplan.runtime.train.minibatch import TrainLoop
 
 FEW_SEEDS = 8
-"""Of the batch that shows what the host takes."""
+"""Seeds of the batch that shows the host's part."""
 BATCHES = 3
-"""Different batches in turn, so that none stays in the device's caches."""
+"""Batches taken in turn, so that none stays in the device's caches."""
 WARM_STEPS = 4
-"""Compiled kernels, library warm-up, the allocator's first pieces."""
+"""Steps in which kernels are compiled, and libraries and the allocator warm up."""
 STEPS = 16
-"""Of each size, in turns, so that drift meets all alike."""
+"""Timed steps of each size, in turns, so that drift meets all alike."""
 EPOCH = 1 << 20
-"""Of the draws: no run's."""
 HOLD_SECONDS = 0.05
-"""Most that the device is held back: longer than a step takes to be enqueued."""
+"""Most seconds that the device is held back: longer than a step takes to be enqueued."""
 CYCLES_PER_SECOND = 2_000_000_000
-"""Of the device's clock, about: the hold's length need not be exact."""
+"""Rate of the device's clock, about: the hold's length need not be exact."""
 ROWS_SHARE, MOST_ROWS_BYTES = 0.1, 1 << 28
-"""Of the device's free memory, that rows to be gathered take, whose values do not matter; and the
-most of them: several times what a device's caches hold."""
+"""Share of the device's free memory for the rows to gather, and the most bytes of them."""
 FLOAT_BYTES = 4
 TOPOLOGY_SHARE = 0.4
-"""Of the device's free memory, that adjacency lists may take to be timed from there."""
+"""Share of the device's free memory that adjacency lists may take to lie there."""
 
 
 class GpuTimed:
     """The user's sampler and model on one device, ready to be timed."""
 
     def __init__(self, request: GpuTimingRequest, device: torch.device) -> None:
-        """Place the graph, and draw the batches.
+        """Place the graph on a GPU (in tests a processor), and build sampler, store and model.
 
-        Args:
-            request: what is asked.
-            device: a GPU, or in tests a processor.
-
-        Raises:
-            SamplerError: the sampler has no form on the device, or the lists no place.
-            torch.OutOfMemoryError: the device is too small for the batches.
+        Raises SamplerError where the sampler has no form there or the lists no place.
         """
         self._device, self._request = device, request
         self._graph = open_graph(
@@ -110,7 +94,7 @@ class GpuTimed:
         self._loop = self._build()
 
     def _place(self) -> tuple[str, Any]:
-        """The adjacency lists on the device, or where they are too long for it on the host."""
+        """Place adjacency lists on the device, or on the host where they are too long for it."""
         graph, request = self._graph, self._request
         size, room = graph.indptr.nbytes + graph.indices.nbytes, math.inf
         if self._device.type == "cuda":
@@ -132,25 +116,10 @@ class GpuTimed:
         graph, work = self._graph, self._request.workload
         model = build_model(work, graph.feature_dim, graph.num_classes, str(graph.task))
         model.to(self._device).train()
-        return TrainLoop(
-            model=model,
-            optimizer=make_optimizer(
-                model, learning_rate=work.learning_rate, weight_decay=work.weight_decay
-            ),
-            gradients=GradientBuffer(model),
-            comm=Communicator(),
-            meter=StageMeter(),
-            task=str(graph.task),
-            seed=work.seed,
-            precision=Precision(work.precision),
-        )
+        return make_loop(model, work, str(graph.task))
 
     def run(self) -> GpuTimingAnswer:
-        """Time all of it.
-
-        Raises:
-            torch.OutOfMemoryError: the device is too small for a step.
-        """
+        """Time all parts of a step."""
         request, mean = self._request, self._seeds(self._request.seeds)
         sample = self._sampled(self._sampler, mean, self._sampler, self._few)
         captured, by_graph = None, self._by_graph(mean) if request.captures else None
@@ -188,14 +157,14 @@ class GpuTimed:
         return sampler.sample(seeds, epoch=EPOCH, step=self._step)
 
     def _hand(self, drawn: Any) -> MiniBatch:
-        """The loader's stages behind sampling, up to where training takes the batch."""
+        """Run the loader's stages after sampling, up to where training takes the batch."""
         batch = DeviceMiniBatch(drawn)
         batch.x = self._store.empty(drawn.n_id.numel())
         self._store.gather(drawn.n_id, batch.x, self._counts)
-        return labelled(self._blocks.submit(batch, self._step), self._label_shape, self._device)
+        return add_labels(self._blocks.submit(batch, self._step), self._label_shape, self._device)
 
     def _some_rows(self) -> DeviceFeatureStore:
-        """Rows of the graph's width on the device, of which several nodes may have one."""
+        """Make rows of the graph's width on the device, shared by nodes where they must be."""
         nodes, width = self._graph.num_nodes, self._graph.feature_dim
         most = float(MOST_ROWS_BYTES)
         if self._device.type == "cuda":
@@ -206,11 +175,7 @@ class GpuTimed:
         return DeviceFeatureStore(DeviceTable(codes, {0: DeviceRows("own", table)}, self._device))
 
     def loop_parts(self, by_graph: CapturedNeighborSampler | None) -> LoopParts:
-        """What `time_loops` runs.
-
-        Args:
-            by_graph: draws whole batches by one CUDA graph; None: no plan does.
-        """
+        """Return the parts for `time_loops`; `by_graph` draws whole batches by one CUDA graph."""
         request, named = self._request, self._request.sampler
         count = max(1, min(request.seeds, len(self._graph.train_idx)))
         return LoopParts(
@@ -224,7 +189,6 @@ class GpuTimed:
         )
 
     def _sizes(self, seeds: int) -> "_Drawn":
-        """A few batches of so many seeds."""
         drawn = [self._draw(self._sampler, self._seeds(seeds)) for _ in range(BATCHES)]
         edges = [batch.blocks[0].indices.numel() for batch in drawn]
         return _Drawn(drawn, float(np.mean(edges)) or 1.0)
@@ -232,7 +196,7 @@ class GpuTimed:
     def _sampled(
         self, sampler: Any, seeds: NDArray[np.int64], of_few: Any, few: NDArray[np.int64]
     ) -> GpuSample:
-        """A batch's seconds, and a small one's, taken in turns."""
+        """Time a batch and a small one in turns."""
         whole, host = self._in_turns([
             _Task(lambda _: self._draw(sampler, seeds)),
             _Task(lambda _: self._draw(of_few, few)),
@@ -247,7 +211,7 @@ class GpuTimed:
     def _by_graph(
         self, seeds: NDArray[np.int64]
     ) -> tuple[CapturedNeighborSampler, CapturedNeighborSampler] | None:
-        """The sampler as one CUDA graph, of such batches and of a small one; None: it cannot be."""
+        """Capture the sampler as CUDA graphs of such batches and small ones, if it can be."""
         try:
             whole, few = (
                 CapturedNeighborSampler.of(self._sampler, len(each)) for each in (seeds, self._few)
@@ -259,18 +223,17 @@ class GpuTimed:
         return whole, few
 
     def _handing_seconds(self, few: "_Drawn") -> float:
-        """Of a small batch's gather, blocks and labels."""
         return float(np.median(self._in_turns([_Task(self._hand, few.next)])[0]))
 
     def _steps(self, sized: Sequence["_Drawn"]) -> tuple[list[list[float]], float]:
-        """Seconds of steps on the batches of each size, and of starting the update's kernels."""
+        """Return seconds of steps by size, and of starting the update's kernels."""
         first = self._step + WARM_STEPS * len(sized)
-        found = self._in_turns([_Task(self._take, self._handed(drawn)) for drawn in sized])
+        found = self._in_turns([_Task(self._take, self._batch_maker(drawn)) for drawn in sized])
         updates = self._loop.meter.seconds(Stage.OPTIMIZER, skip_steps=first)
         return found, float(np.median(updates))
 
-    def _handed(self, drawn: "_Drawn") -> Callable[[], Any]:
-        """Batches as a loader hands them over, made anew: blocks keep what steps made of them."""
+    def _batch_maker(self, drawn: "_Drawn") -> Callable[[], Any]:
+        """Return a maker of handed-over batches, new each time: blocks keep what steps add."""
         return lambda: self._hand(drawn.next())
 
     def _take(self, batch: Any) -> None:
@@ -278,9 +241,11 @@ class GpuTimed:
         self._loop.step(batch, self._step)
 
     def _device_seconds(self, drawn: "_Drawn") -> float:
-        """Of a step on the device, behind a hold that lasts until all of it is enqueued."""
+        """Time a step on the device, behind a hold that lasts until all of it is enqueued."""
         if self._device.type != "cuda":
-            return float(np.median(self._in_turns([_Task(self._take, self._handed(drawn))])[0]))
+            return float(
+                np.median(self._in_turns([_Task(self._take, self._batch_maker(drawn))])[0])
+            )
         cuda, found = torch.cuda, list[float]()
         for _ in range(STEPS):
             batch = self._hand(drawn.next())
@@ -295,7 +260,6 @@ class GpuTimed:
         return float(np.median(found))
 
     def _activation_bytes(self, drawn: "_Drawn") -> int:
-        """Most bytes that a step holds beside what was held before it."""
         if self._device.type != "cuda":
             return 0
         cuda, batch = torch.cuda, self._hand(drawn.next())
@@ -307,7 +271,7 @@ class GpuTimed:
         return int(cuda.max_memory_allocated(self._device) - before)
 
     def _in_turns(self, tasks: Sequence["_Task"]) -> list[list[float]]:
-        """Seconds of each task until the device is done, after a few to warm up."""
+        """Return seconds of each task until the device is done, after some to warm up."""
         for task in tasks:
             for _ in range(WARM_STEPS):
                 task.run(task.prepare())
@@ -329,22 +293,20 @@ class GpuTimed:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What is timed, and what is made for it each time before the clock runs."""
+    """A timed call, and what prepares its argument before the clock runs."""
 
     run: Callable[[Any], object]
     prepare: Callable[[], Any] = lambda: None
 
 
 class _Drawn:
-    """Batches of one size, as they were drawn."""
+    """Batches of one size, taken in turn."""
 
     def __init__(self, drawn: Sequence[Any], edges: float) -> None:
         self._drawn, self._next = drawn, 0
         self.edges = edges
-        """Of the outermost block, on average."""
 
     def next(self) -> Any:
-        """The next in turn."""
         self._next += 1
         return self._drawn[self._next % len(self._drawn)]
 
@@ -352,7 +314,7 @@ class _Drawn:
 def _rising(
     sizes: Sequence[float], seconds: Sequence[list[float]]
 ) -> list[tuple[float, list[float]]]:
-    """Sizes with their seconds in rising order, of equal ones the first."""
+    """Return sizes with their seconds in rising order, the first of equal sizes."""
     found: list[tuple[float, list[float]]] = []
     for size, each in sorted(zip(sizes, seconds, strict=True), key=lambda pair: pair[0]):
         if not found or size > found[-1][0] * 1.001:

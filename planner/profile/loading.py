@@ -3,9 +3,6 @@
 The steps are the model's own: they leave the caches as training does, and want the interpreter's
 lock as often (DEC-32). A loader thread waits for that lock between two of its kernels; a step waits
 for it whenever a loader's thread, or one that reads a disk for it, has it.
-
-A process keeps its loaders from one request to the next: opening a large graph, building its
-sampler and drawing some batches takes seconds.
 """
 
 import functools
@@ -39,46 +36,43 @@ from gnnplan.runtime.sampling.minibatch import MiniBatch
 TABLE_BYTES = 128 << 20
 """Most bytes of rows that are gathered from: more than a core's own caches hold."""
 LEAST_DRAWN, MOST_DRAWN = 4, 32
-"""Batches that are gathered and read in turn: as few of them as the caches hold would find each
-other's rows there more often than a run's batches do."""
+"""Least and most batches that are gathered and read in turn; of few, caches would hold more of each
+other's rows than in a run."""
 DISK_BUDGET_BYTES = 8 << 20
 DISK_START = "disk_start"
-"""Kind of work that reads a single row."""
 PER_NODE = 16
-"""Bytes of each node, about, that a sampler keeps to number vertices by."""
+"""Bytes, about, that a sampler keeps for each node to number vertices by."""
 MOST_BYTES = 1 << 29
-"""Most bytes of a process's loaders, the one in use aside where it alone is larger."""
+"""Most bytes of all loaders of a process; one that is larger by itself is kept alone."""
 
 Work = Callable[[], float]
-"""Does a batch's work and returns how many seconds it took."""
+"""Does a batch's work and returns its seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gathering:
-    """Gathering batches' rows from a table in memory, as wide as the graph's."""
+    """Gathers of batches' rows from a table in memory, as wide as the graph's."""
 
     work: Work
     rows: float
-    """Mean rows of a batch."""
     row_bytes: int
     table_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """Rows of batches in turn, read to where a step takes them from."""
+    """Memory that rows are read to, and the gathers that do so."""
 
     out: NDArray[np.float32]
-    """Rows as they are read, [most rows, feature_dim]."""
+    """Rows as they are read, shape [most rows, feature_dim]."""
     gathered: dict[str, Gathering]
-    """Gathers by the machine's tables; empty: the graph has no rows."""
+    """Gathers by the names of the machine's tables; empty: the graph has no rows."""
 
 
 class Loader:
-    """What one loader does for batch after batch."""
+    """Batches of one rank, and reads of their rows."""
 
     def __init__(self, request: LoadingRequest, workload: Workload, rank: int) -> None:
-        """Open the graph and draw some batches of a rank."""
         self.graph = open_graph(
             Path(request.graph), validate=False, fingerprint=request.fingerprint
         )
@@ -90,7 +84,7 @@ class Loader:
             self._draw = drawer(self.graph, workload, request.sampler, request.num_ranks)
         self._rank, self._numbers = rank, itertools.count()
         self.vertices = draw_batches(self.sample, self.graph.row_bytes)
-        """Ids of the vertices of some batches."""
+        """Vertex ids of the batches whose rows are read in turn."""
         self._reading: Reading | None = None
 
     def sample(self) -> MiniBatch:
@@ -98,12 +92,12 @@ class Loader:
         return self.choose()()
 
     def choose(self) -> Chosen:
-        """Choose the next batch's seeds, and leave its sampling to do."""
+        """Choose the next batch's seeds, and return its sampling."""
         return self._draw.choose(self._rank, next(self._numbers))
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it holds, about; what it maps of the dataset aside."""
+        """Bytes that it holds, about, without what it maps of the dataset."""
         held = PER_NODE * self.graph.num_nodes + sum(v.nbytes for v in self.vertices)
         if self._reading is None:
             return held
@@ -111,7 +105,7 @@ class Loader:
         return held + self._reading.out.nbytes + sum(tables)
 
     def reading(self, least_rows: int) -> Reading:
-        """Return reads of the rows of `vertices`, to where `least_rows` and more have room."""
+        """Return reads of the rows of `vertices`, into memory of at least `least_rows` rows."""
         if self._reading is None or self._reading.out.shape[0] < least_rows:
             rows = max(least_rows, *(ids.size for ids in self.vertices))
             out = np.ones((rows, self.graph.feature_dim), np.float32)
@@ -122,16 +116,16 @@ class Loader:
 class KeptLoaders:
     """Loaders of earlier requests, for later ones that ask for the same.
 
-    Rounds of timings go from one number of ranks to the next and back: each has a loader of its
-    own. All are kept where they are small; otherwise those asked for longest ago are let go.
+    Opening a large graph and drawing some batches takes seconds, and rounds of timings return to
+    each number of ranks. Where the loaders are large, those unused for longest are dropped.
     """
 
     def __init__(self) -> None:
         self._loaders: dict[str, Loader] = {}
-        """Loaders by what was asked for, longest ago first."""
+        """Loaders by the hash of their request, the longest unused first."""
 
     def get(self, request: LoadingRequest, workload: Workload, rank: int) -> Loader:
-        """Return the loader that is asked for."""
+        """Return a request's loader."""
         wanted = codec.content_hash([request.graph, request.sampler, request.num_ranks,
                                      request.shared, workload, rank])  # fmt: skip
         loader = self._loaders.pop(wanted, None)
@@ -142,7 +136,7 @@ class KeptLoaders:
         return loader
 
     def _make_room(self) -> None:
-        """Let loaders go until one more, as large as the largest, may be kept beside the rest."""
+        """Drop loaders until one more, as large as the largest, may be kept."""
         sizes = {name: loader.nbytes for name, loader in self._loaders.items()}
         largest = max(sizes.values(), default=0)
         for name in sizes:
@@ -152,15 +146,7 @@ class KeptLoaders:
 
 
 def draw_batches(sample: Callable[[], MiniBatch], row_bytes: int) -> list[NDArray[np.int64]]:
-    """Draw batches whose rows are several times a table of `TABLE_BYTES`, if so many are.
-
-    Args:
-        sample: draws the next batch.
-        row_bytes: bytes of a feature row; 0 for none.
-
-    Returns:
-        Ids of each batch's vertices.
-    """
+    """Draw batches whose rows are several times `TABLE_BYTES`; return their vertex ids."""
     found, drawn_bytes = list[NDArray[np.int64]](), 0
     while len(found) < LEAST_DRAWN or (len(found) < MOST_DRAWN and drawn_bytes < 4 * TABLE_BYTES):
         found.append(sample().n_id)
@@ -173,15 +159,9 @@ def gathers_of(
 ) -> dict[str, Gathering]:
     """Prepare gathers of the batches' rows in turn; none where the graph has no feature rows.
 
-    From private memory (`gather`), and from the dataset's mapped rows (`mapped_gather`), which
-    take longer, since their pages are smaller (DEC-42). The tables are no larger than it takes to
-    exceed the caches. Rows keep their ids in them, so that those that recur, and those that lie
-    beside each other, do so here as well.
-
-    Args:
-        graph: the dataset.
-        batches: ids of each batch's vertices.
-        out: takes each batch's rows.
+    They read private memory (`gather`), and the dataset's mapped rows (`mapped_gather`), which take
+    longer, since their pages are smaller (DEC-42). Rows keep their ids in the tables, so that those
+    that recur, or lie beside each other, do so here as well.
     """
     if graph.feature_dim == 0:
         return {}
@@ -213,17 +193,17 @@ def _gathering(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiskWork:
-    """Reading batches' rows past the page cache; no works where the graph has no dense rows."""
+    """Reads of batches' rows past the page cache."""
 
     works: dict[str, Work]
-    """Reading a batch's rows as `disk`, and a row of each as `disk_start`."""
+    """Reads of a batch's rows as `disk`, and of one row each as `disk_start`; empty: no dense rows.
+    """
     requests: float = 0.0
     """Mean reads of a batch; 0 where the file system refuses direct reads."""
     moved_bytes: float = 0.0
-    """Mean bytes of a batch."""
 
     def timed(self, seconds: float) -> TimedDisk | None:
-        """Return what reading took in turns with steps; None where it was not from the disk."""
+        """Return what reading took in turn with steps; None where it was not from the disk."""
         if self.requests <= 0:
             return None
         request_bytes = self.moved_bytes / self.requests
@@ -234,13 +214,7 @@ class DiskWork:
 def disk_work(
     graph: Graph, batches: Sequence[NDArray[np.int64]], out: NDArray[np.float32]
 ) -> Generator[DiskWork]:
-    """Open the disk's work, as long as the context is.
-
-    Args:
-        graph: the dataset.
-        batches: ids of each batch's vertices.
-        out: takes each batch's rows.
-    """
+    """Open the rows' file for reads past the page cache, until the context ends."""
     if graph.x is None:
         yield DiskWork(works={})
         return
@@ -279,19 +253,18 @@ def _disk_reads(
 
 
 WARM_TURNS = 2
-"""Turns before the clock counts: a thread makes room for its batches once."""
 TIMED_BATCHES = 16
-"""Most batches timed between steps, of each kind of work."""
+"""Most batches of each kind of work that are timed between steps."""
 LEAST_BATCHES = 3
 ROUNDS = 3
 """Most rounds of steps alone, steps beside work and work beside steps."""
 STRETCH_SECONDS = 0.06
-"""Seconds of each of them; longer where one step is."""
+"""Seconds of each part of a round; longer where one step is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InTurns:
-    """Median seconds of what was done in turns."""
+    """Median seconds of work and steps that were done in turn."""
 
     work: float
     step: float
@@ -304,14 +277,7 @@ def time_in_turns(
     *,
     seconds: float,
 ) -> InTurns:
-    """Time a step and some work one after the other, by the same thread.
-
-    Args:
-        work: does a batch's work of a loader.
-        step: takes a step of the model.
-        before: does what a loader does before that work, untimed.
-        seconds: after which no more than the least is timed.
-    """
+    """Time a step and, after an untimed `before`, some work in turns, by the same thread."""
     loading = work if before is None else functools.partial(_after, before, work)
 
     def turn() -> tuple[float, float]:
@@ -338,13 +304,12 @@ class BesideWork:
 
     work: Work
     alone: float
-    """Seconds of it between two steps."""
+    """Its seconds between two steps."""
     cores: Sequence[int] = ()
-    """Cores that the thread keeps to; none: wherever the system puts it."""
+    """Cores that the thread keeps to; empty: any."""
     unbroken: bool = False
-    """Whether training waits for it, so that the thread begins with the next batch at once."""
+    """Whether training waits for it, so that the next batch begins at once."""
     before: Callable[[], object] | None = None
-    """What a loader does before, where `alone` follows it as well; untimed."""
 
 
 def time_beside(
@@ -352,13 +317,8 @@ def time_beside(
 ) -> dict[str, Interference]:
     """Time each kind of work, by a thread of its own, and the steps beside each other.
 
-    A loader begins its batch with a step, as one does that has waited for training to take a batch:
-    that is what the work takes. Steps are slowed down by work without a pause.
-
-    Args:
-        works: by kind.
-        step: takes one step of the model, by the calling thread.
-        seconds: of each kind, after which no more than one round is timed.
+    The work begins with a step, as that of a loader which has waited for training to take a batch.
+    Steps are timed beside work without a pause.
     """
     found = dict[str, Interference]()
     for kind, each in works.items():
@@ -375,7 +335,6 @@ def _after(before: Callable[[], object], work: Work) -> float:
 def _time_beside(
     asked: BesideWork, step: Callable[[], object], loader: Executor, seconds: float
 ) -> Interference:
-    """Take medians over rounds, in each of which steps are alone, and then are not."""
     work, before = asked.work, asked.before
     begun = work if before is None else functools.partial(_after, before, work)
 
@@ -388,16 +347,16 @@ def _time_beside(
     stretch = max(STRETCH_SECONDS, 2 * step_seconds, 2 * work_seconds)
     rounds: list[Interference] = []
     while not rounds or (len(rounds) < ROUNDS and time.perf_counter() + 3 * stretch < until):
-        step_alone = _repeat(timed_step, stretch)
+        step_alone = _repeat_for(timed_step, stretch)
         stop = threading.Event()
-        working = loader.submit(_until, work, stop)
+        working = loader.submit(_work_until, work, stop)
         try:
-            steps = _repeat(timed_step, stretch)
+            steps = _repeat_for(timed_step, stretch)
         finally:
             stop.set()
         work_beside = working.result()
         if not asked.unbroken:
-            work_beside = _repeat(lambda: _begun_with(step, loader.submit(begun)), stretch)
+            work_beside = _repeat_for(lambda: _time_begun_work(step, loader.submit(begun)), stretch)
         rounds.append(Interference(work=work_beside / asked.alone, step=steps / step_alone))
     return Interference(
         work=statistics.median(each.work for each in rounds),
@@ -412,8 +371,7 @@ def seconds_of(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _repeat(work: Work, stretch: float) -> float:
-    """Return the median seconds over as many times as fit."""
+def _repeat_for(work: Work, stretch: float) -> float:
     until = time.perf_counter() + stretch
     found = [work()]
     while time.perf_counter() < until:
@@ -421,16 +379,16 @@ def _repeat(work: Work, stretch: float) -> float:
     return statistics.median(found)
 
 
-def _until(work: Work, stop: threading.Event) -> float:
-    """Return the median seconds, without the last: steps ended before it did."""
+def _work_until(work: Work, stop: threading.Event) -> float:
+    """Return the median seconds without the last, which steps no longer ran beside."""
     found = [work()]
     while not stop.is_set():
         found.append(work())
     return statistics.median(found[:-1] or found)
 
 
-def _begun_with(step: Callable[[], object], working: Future[float]) -> float:
-    """Return the seconds of work that a thread has begun, with steps beside it until it is done."""
+def _time_begun_work(step: Callable[[], object], working: Future[float]) -> float:
+    """Return the seconds of work that has begun, with steps beside it until it is done."""
     step()
     while not working.done():
         step()

@@ -1,9 +1,9 @@
-"""What timing processes are asked, and their answers as a profile's tables and factors.
+"""Requests to timing processes, and their answers as a profile's tables and factors.
 
 The model's seconds on blocks of the profiled sizes are a table over scale and threads. Gathers and
-reads of a disk are factors of the machine's tables, whose reads are at random places, one after the
-other: a batch's rows recur, lie beside each other and come in order of id, and a disk that was
-given a pause, as between steps, reads faster.
+disk reads are factors of the machine's tables, which were measured on random rows without pause: a
+batch's rows recur, lie beside each other and come in order of id, and a disk that rests between
+steps reads faster.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gnnplan.planner.cost.rates import MachineTable, lookup
 from gnnplan.planner.cost.stages.gather import QUEUE_DEPTH, disk_rate, expected_factor
-from gnnplan.planner.machine.model import MachineModel, Table
+from gnnplan.planner.machine.model import MachineModel, make_table
 from gnnplan.planner.profile.draw import sampler_of
 from gnnplan.planner.profile.protocol import (
     BatchShape,
@@ -36,17 +36,7 @@ from gnnplan.runtime.sampling.statistics import is_weighted
 def loading_factors(
     machine: MachineModel, in_line: InLine | None, found: LoadingAnswer, ranks: int
 ) -> dict[str, float]:
-    """Seconds of what was timed over what the machine's tables say of so many rows or requests.
-
-    Args:
-        machine: its tables; where one is missing there is nothing to be held against.
-        in_line: what gathering was timed at; None: it was not.
-        found: what reading a disk was timed at.
-        ranks: of one host, that loaded at once, each from tables of its own.
-
-    Returns:
-        A factor by the name of the table.
-    """
+    """Return measured seconds over those of the machine's tables, by table."""
     said = dict[str, tuple[float, float]]()
     for table, gather in (in_line.gathers if in_line else {}).items():
         if table in machine.tables:
@@ -77,13 +67,12 @@ def loading_factors(
 SCALES = [0.6, 1.0, 1.6]
 """Batch sizes over the mean batch at which the model is timed."""
 STEPS = 84
-"""Most measured steps of each scale in a round."""
 
 
 def batch_shape(
     batch: BatchProfile, dialect: str, *, links: bool = False, weighted: bool = False
 ) -> BatchShape:
-    """The mean batch as the timing processes build it; with `links`, its seeds are their ends."""
+    """Return the mean batch for timing processes; with `links`, its seeds are their ends."""
     return BatchShape(
         vertices=[round(v.mean) for v in batch.vertices],
         edges=[round(e.mean) for e in batch.edges],
@@ -96,7 +85,6 @@ def batch_shape(
 
 
 def _types(graph: Graph, settings: PlanSettings) -> GraphTypes | None:
-    """The graph's types where the model reads them."""
     return types_of(graph) if is_typed(settings.workload) else None
 
 
@@ -108,17 +96,7 @@ def timing_request(
     *,
     counts_bytes: bool = True,
 ) -> TimingRequest:
-    """What a timing process builds: the settings' model on blocks like those of their sampler.
-
-    Its steps follow the loader's work, as they do in line.
-
-    Args:
-        graph: the dataset.
-        settings: their sampler and model.
-        batch: of one rank.
-        combination: ranks and threads.
-        counts_bytes: look at bytes, of the epoch's last batch too.
-    """
+    """Return the request to time the settings' model on blocks of their sampler's sizes."""
     weighted = is_weighted(sampler_of(settings))
     last = None
     if counts_bytes and batch.last_vertices:
@@ -162,16 +140,10 @@ def loading_request(
     batch: BatchProfile,
     combinations: Sequence[Combination],
 ) -> TimingRequest:
-    """What a timing process does as a loader, among steps of the settings' model.
+    """Return the request to time a loader's work among steps of the settings' model.
 
     The steps have as many threads as leave every rank a core for a loader; where none does, no
     loader thread is timed.
-
-    Args:
-        graph: the dataset.
-        settings: their sampler and model.
-        batch: of one rank.
-        combinations: all that have such batches; of the same ranks.
     """
     chosen, beside = among_steps_of(combinations)
     request = timing_request(graph, settings, batch, chosen)
@@ -181,7 +153,7 @@ def loading_request(
 
 
 def among_steps_of(combinations: Sequence[Combination]) -> tuple[Combination, bool]:
-    """The combination among whose steps a loader's work is timed; whether a thread has a core."""
+    """Return the combination among whose steps loading is timed; whether a loader has a core."""
     cores = len(usable_core_ids()) or 1
     room = [c for c in combinations if c.ranks * (c.threads + 1) <= cores]
     return (max(room, key=lambda c: c.threads) if room else combinations[0]), bool(room)
@@ -194,15 +166,7 @@ def with_loading(
     machine: MachineModel | None,
     ranks: int,
 ) -> ModelTiming:
-    """The timing with what loading takes on this graph, and what it and the model cost each other.
-
-    Args:
-        timing: of the model.
-        in_line: what was timed before its steps; None: nothing.
-        found: what else a loader was timed at.
-        machine: whose tables gathering is held against; None: no machine's.
-        ranks: that loaded at once.
-    """
+    """Add to a model's timing what loading takes, and how both slow each other down."""
     return replace(
         timing,
         sample_seconds=in_line.sample_seconds if in_line else 0.0,
@@ -216,11 +180,7 @@ def with_loading(
 
 
 def model_timing(answers: Sequence[tuple[Combination, Sequence[TimingAnswer]]]) -> ModelTiming:
-    """One table out of the processes' answers, averaged over ranks that computed at once.
-
-    Args:
-        answers: per combination, each rank's answer; all combinations have the same ranks.
-    """
+    """Make tables of each rank's answers, averaged over ranks that computed at once."""
     threads = [c.threads for c, _ in answers]
     ranks = {c.ranks for c, _ in answers}
     if len(ranks) != 1:
@@ -231,32 +191,16 @@ def model_timing(answers: Sequence[tuple[Combination, Sequence[TimingAnswer]]]) 
         for _, found in answers
     ]
     every = [a for _, found in answers for a in found]
-    reduced = [added(found) for _, found in answers]
-    shared = [[float(ranks.pop())], [float(t) for t in threads]]
+    reduced = [reduce_seconds(found) for _, found in answers]
+    shared = {"ranks": [ranks.pop()], "threads": threads}
+    spread = max(a.spread for a in every)
+    updates = [float(np.mean([a.optimizer_seconds for a in found])) for _, found in answers]
+    sums = [float(np.median(each)) for each in reduced]
+    sums_spread = max(half_width(each.tolist()) for each in reduced)
     return ModelTiming(
-        forward_backward=Table(
-            unit="seconds",
-            axes=["scale", "ranks", "threads"],
-            points=[SCALES, *shared],
-            values=values,
-            spread=max(a.spread for a in every),
-        ),
-        optimizer=Table(
-            unit="seconds",
-            axes=["ranks", "threads"],
-            points=shared,
-            values=[float(np.mean([a.optimizer_seconds for a in found])) for _, found in answers],
-            spread=max(a.spread for a in every),
-        ),
-        all_reduce=None
-        if min(float(np.median(each)) for each in reduced) <= 0.0
-        else Table(
-            unit="seconds",
-            axes=["ranks", "threads"],
-            points=shared,
-            values=[float(np.median(each)) for each in reduced],
-            spread=max(half_width(each.tolist()) for each in reduced),
-        ),
+        forward_backward=make_table("seconds", {"scale": SCALES} | shared, values, spread),
+        optimizer=make_table("seconds", shared, updates, spread),
+        all_reduce=None if min(sums) <= 0.0 else make_table("seconds", shared, sums, sums_spread),
         own_batches=all(a.own_batches for a in every),
         num_parameters=every[0].num_parameters,
         activation_bytes=max(a.activation_bytes for a in every),
@@ -267,16 +211,10 @@ def model_timing(answers: Sequence[tuple[Combination, Sequence[TimingAnswer]]]) 
     )
 
 
-def added(found: Sequence[TimingAnswer]) -> NDArray[np.float64]:
-    """Return the seconds of adding the gradients over ranks, by step: the mean over the ranks.
+def reduce_seconds(found: Sequence[TimingAnswer]) -> NDArray[np.float64]:
+    """Return the mean over ranks of the seconds of adding gradients, by step; one zero for a rank.
 
-    Half a millisecond of steps of 30 is lost in each rank's own median (`over_ranks`).
-
-    Args:
-        found: each rank's answer, of the same steps.
-
-    Returns:
-        Shape (steps,); one zero for a rank alone.
+    The medians of single ranks would lose half a millisecond of steps of 30 (`over_ranks`).
     """
     each = [answer.all_reduce for answer in found]
     return over_ranks(each, len(each)) if each[0] else np.zeros(1)

@@ -1,12 +1,11 @@
-"""Draws batches with the real sampler, and counts what they ask for.
+"""Batches drawn by the real sampler, and counts of what they read.
 
 Batches are drawn until the expected number of input vertices is known to 2%, or one epoch has
 passed; of small batches more, which cost little and rank the colder vertices. Two halves are
 counted apart, so that a placement chosen on one can be scored on the other (formulas 1.4 (c) and
 8.9 [A9]). They are whole epochs where those are cheap to draw, since half an epoch does not meet
-what the other half's seeds read. On other graphs they are even and odd steps, whose expected misses
-are a little too many (DEC-36). Vertices that no batch met are ordered by their analytic hotness: a
-memory with room for more rows than those takes the likelier.
+what the other half's seeds read; else even and odd steps (DEC-36). Vertices that no batch met are
+ordered by their analytic hotness.
 
 Ranks that sample one batch together deal its vertices by a hash, and each asks the owners for what
 its own vertices drew. How much that is follows, for every number P of ranks at once, from the rows
@@ -26,7 +25,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.cost.request import interpolate_inclusion, row_bytes
+from gnnplan.planner.cost.request import interpolate_inclusion, row_bytes, seeds_per_rank
 from gnnplan.planner.cost.stages.gather import counted_runs, expected_runs
 from gnnplan.planner.profile.analytic import neighbor_hotness, seed_probability, smooth
 from gnnplan.planner.profile.draw import Draw, drawer, last_batch, sampler_of, whole_steps
@@ -48,22 +47,20 @@ from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 TARGET_ERROR = 0.02
 """Relative standard error of the expected input vertices at which drawing stops."""
 MIN_BATCHES = 32
-"""Batches drawn before the error is believed; hotness needs some to rank by."""
+"""Batches drawn before that error is believed."""
 MOST_BATCHES = 256
+"""Batches from which hotness needs no more."""
 MOST_IN_EPOCHS = 4 * MOST_BATCHES
-"""Batches drawn for two whole epochs; of longer ones the halves are parts."""
+"""Most batches of two whole epochs; of longer epochs the halves are even and odd steps."""
 DRAWN_VERTICES = 4_000_000
-"""Small batches are drawn on up to so many of them, or so many vertices: about a second."""
+"""Vertices that are drawn in about a second."""
 
 MOST_SMOOTHED_EDGES = 1 << 26
-"""Edges up to which vertices that no batch met are ordered: a pass over them per hop. On graphs
-beyond, more of the vertices that matter are met than any memory holds."""
+"""Edges up to which vertices that no batch met are ordered, by one pass per hop."""
 
 
 @dataclass(slots=True)
 class _Counts:
-    """Running counts over batches."""
-
     num_nodes: int
     vertices: list[list[int]] = field(default_factory=list[list[int]])
     edges: list[list[int]] = field(default_factory=list[list[int]])
@@ -71,22 +68,20 @@ class _Counts:
     halves: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
     half_batches: list[int] = field(default_factory=lambda: [0, 0])
     topology: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
-    """Neighbour reads: whole numbers, exact below 2^24."""
+    """Reads of each vertex's neighbours, shape [N]: whole numbers, exact below 2^24."""
     edge_types: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
     node_types: list[NDArray[np.int64]] = field(default_factory=list[NDArray[np.int64]])
     runs: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    """Requests and bytes that would read a batch's rows from a file, of the first batches."""
+    """Requests and bytes that would read each of the first batches' rows from a file."""
     row_bytes: int = 0
-    """Of a feature row; 0: the graph has none."""
+    """Bytes of a feature row; 0: the graph has none."""
     data_offset: int = 0
-    """Bytes of the rows' file before its first row."""
 
     def __post_init__(self) -> None:
         self.halves = [np.zeros(self.num_nodes, np.float32) for _ in range(2)]
         self.topology = np.zeros(self.num_nodes, np.float32)
 
     def add(self, batch: MiniBatch, half: int) -> None:
-        """Count one batch into one of the halves."""
         self.vertices.append(np.cumsum(batch.num_sampled_nodes).tolist())
         self.edges.append(list(batch.num_sampled_edges))
         self.block_edges.append([b.num_edges for b in batch.blocks])
@@ -102,7 +97,7 @@ class _Counts:
         self._add_types(batch)
 
     def runs_over(self, p: NDArray[np.float32]) -> tuple[float, float]:
-        """Requests and bytes counted, over those of rows met independently with chances p [N]."""
+        """Return requests and bytes over those of rows met independently with chances p [N]."""
         if not self.runs:
             return 1.0, 1.0
         requests, moved = expected_runs(p, self.row_bytes, self.data_offset)
@@ -110,7 +105,6 @@ class _Counts:
         return float(counted[0] / requests), float(counted[1] / moved)
 
     def _add_types(self, batch: MiniBatch) -> None:
-        """Edges by type, and input vertices by type, of a typed batch; nothing of another."""
         outer = batch.blocks[0]
         if outer.relation_ptr is not None and outer.num_dst:
             self.edge_types.append(np.diff(outer.relation_ptr).reshape(outer.num_dst, -1).sum(0))
@@ -118,13 +112,12 @@ class _Counts:
             self.node_types.append(np.bincount(outer.src_type))
 
     def share(self) -> float:
-        """Share of the batches that the hotness of vertices asks for; 1 or more: all."""
+        """Return the share drawn of the batches that hotness needs; 1 or more: all."""
         drawn = len(self.vertices)
         vertices = sum(sizes[-1] for sizes in self.vertices)
         return max(drawn / MOST_BATCHES, min(drawn / MIN_BATCHES, vertices / DRAWN_VERTICES))
 
     def input_error(self) -> float:
-        """Relative standard error of the mean input vertices."""
         sizes = np.array([v[-1] for v in self.vertices], dtype=np.float64)
         if sizes.size < 2 or sizes.mean() == 0:
             return 1.0 if sizes.size < 2 else 0.0
@@ -139,18 +132,7 @@ def presample(
     *,
     progress: Progress | None = None,
 ) -> tuple[BatchProfile, Hotness]:
-    """Draw batches as `num_ranks` ranks would, and count.
-
-    Args:
-        graph: the dataset; its task says whether seeds are nodes or the ends of links.
-        workload: fan-outs, seed and global batch; for links also their negatives.
-        sampler: as the plan will name it.
-        num_ranks: ranks that share the global batch.
-        progress: told how far the standard error has come down.
-
-    Returns:
-        Sizes of one rank's batches, and how often each vertex is read.
-    """
+    """Draw batches as `num_ranks` ranks would; return their sizes, and reads of each vertex."""
     draw = drawer(graph, workload, sampler, num_ranks)
     counts = _Counts(graph.num_nodes, row_bytes=row_bytes(graph), data_offset=_data_offset(graph))
     epoch = whole_steps(graph.num_train, workload.batch_size)
@@ -167,7 +149,7 @@ def presample(
         known = error < TARGET_ERROR or step + 1 >= epoch
         if (step + 1) % (2 * turn) == 0 and known and counts.share() >= 1.0:
             break
-    batch, hotness = _summary(counts, -(-workload.batch_size // num_ranks))
+    batch, hotness = _summary(counts, seeds_per_rank(workload.batch_size, num_ranks))
     last = last_batch(graph, workload, sampler, num_ranks)
     if last is not None:
         batch = replace(
@@ -179,22 +161,18 @@ def presample(
 
 
 def _cheap(num_batches: int, batch: MiniBatch) -> bool:
-    """Whether so many batches like this one are drawn in a second or two."""
+    """Tell whether so many batches like this one are drawn in a second or two."""
     return num_batches <= MOST_IN_EPOCHS and num_batches * batch.n_id.size <= DRAWN_VERTICES
 
 
 def _data_offset(graph: Graph) -> int:
-    """Bytes before the first row in the file that a disk tier reads; 0 where there is none."""
     return 0 if graph.x is None else read_header(graph.array_path("x")).data_offset
 
 
 def _smoothed(
     hotness: Hotness, graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int
 ) -> Hotness:
-    """Vertices that a half never met, by what neighbour sampling of independent seeds would do.
-
-    Other samplers of the same lists meet the same vertices; for them it ranks as well as any guess.
-    """
+    """Order vertices that a half never met by neighbour sampling of independent seeds."""
     typed, links = is_typed(workload), str(graph.task) == "link"
     if typed or links or graph.indices.shape[0] > MOST_SMOOTHED_EDGES:
         return hotness
@@ -217,7 +195,7 @@ def _smoothed(
 
 
 def _summary(counts: _Counts, seeds_per_rank: int) -> tuple[BatchProfile, Hotness]:
-    """Means, spreads and frequencies; the counts are used up."""
+    """Return means, spreads and frequencies; the counts' arrays are reused."""
     first, second = counts.halves
     # In place, with one array beside: the counts are as long as the graph.
     for half, batches in zip(counts.halves, counts.half_batches, strict=True):
@@ -256,7 +234,6 @@ def _summary(counts: _Counts, seeds_per_rank: int) -> tuple[BatchProfile, Hotnes
 
 
 def _shares(counts: list[NDArray[np.int64]]) -> list[float]:
-    """Share of each type over all batches; empty where nothing has types."""
     width = max((len(each) for each in counts), default=0)
     total = np.zeros(width)
     for each in counts:
@@ -265,7 +242,6 @@ def _shares(counts: list[NDArray[np.int64]]) -> list[float]:
 
 
 def _spreads(rows: list[list[int]]) -> list[Spread]:
-    """Column by column: mean, standard deviation, 99th percentile and maximum."""
     table = np.asarray(rows, dtype=np.float64)
     return [
         Spread(
@@ -279,11 +255,11 @@ def _spreads(rows: list[list[int]]) -> list[Spread]:
 
 
 SHARED_BATCHES = 8
-"""Global batches whose sources are counted; their number varies little from batch to batch."""
+"""Most global batches whose sources are counted; numbers vary little between batches."""
 STACK_SIZES = (1, 2, 4, 8, 16, 32)
 """Numbers of batches whose union of expanded vertices is counted."""
 EXACT = 16
-"""Sources drawn by up to so many rows are counted one by one, the others in classes."""
+"""Rows up to which sources are counted one by one, the others in classes."""
 CLASS_RATIO = 1.2
 """Largest over smallest number of rows within a class."""
 
@@ -291,7 +267,7 @@ CLASS_RATIO = 1.2
 @numba.njit(cache=True, nogil=True)
 @no_type_check
 def _draws(indptr, indices, last, out):
-    """out[t] = rows that drew source t; a row that drew itself asks nobody. `last` starts at -1."""
+    """Count the rows other than itself that drew each source; `last` [sources] starts at -1."""
     for row in range(indptr.shape[0] - 1):
         for e in range(indptr[row], indptr[row + 1]):
             source = indices[e]
@@ -301,12 +277,7 @@ def _draws(indptr, indices, last, out):
 
 
 def shared_batch(draw: Draw, *, steps: int) -> SharedBatch:
-    """Count, per hop, by how many rows of a global batch each source is drawn.
-
-    Args:
-        draw: batches of one rank that has the whole global batch to itself.
-        steps: whole batches of an epoch; at most `SHARED_BATCHES` are drawn.
-    """
+    """Count, per hop, by how many rows of a global batch, drawn by one rank, a source is drawn."""
     counted: list[dict[int, int]] = []
     number = max(1, min(SHARED_BATCHES, steps))
     seeds = 0
@@ -334,7 +305,7 @@ def _add(counts: dict[int, int], block: Block) -> None:
 
 
 def _classes(counts: dict[int, int], batches: int) -> list[tuple[float, float]]:
-    """(mean rows, sources per batch) of each class of sources, the rarest drawn first."""
+    """Return (mean rows, sources per batch) of each class of sources, the rarest drawn first."""
     found: list[tuple[float, float]] = []
     low = sources = total = 0
     for rows in sorted(counts):
@@ -359,18 +330,15 @@ def stack_profile(
     steps: int,
     sizes: Sequence[int] = STACK_SIZES,
 ) -> StackProfile:
-    """Distinct vertices, and entries of their adjacency rows, that stacks of batches expand.
+    """Count vertices, and entries of their adjacency rows, that stacks of batches expand.
 
     Args:
         draw: batches by rank and step.
         degrees: entries of every adjacency row, shape (num_nodes,).
-        seeds_per_rank: of a batch.
+        seeds_per_rank: seeds of a batch.
         num_ranks: ranks that `draw` knows.
-        steps: whole batches of an epoch.
-        sizes: numbers of batches, ascending; those beyond an epoch are left out.
-
-    Returns:
-        Means of one stack of each size.
+        steps: whole batches of an epoch; larger stacks are left out.
+        sizes: numbers of batches, ascending.
     """
     most = max(1, min(max(sizes), steps * num_ranks))
     used = [size for size in sizes if size <= most] or [1]
@@ -390,7 +358,6 @@ def stack_profile(
 
 
 def _expanded(batch: MiniBatch) -> list[NDArray[np.int64]]:
-    """Vertices whose rows each hop draws from."""
     ends = np.cumsum(batch.num_sampled_nodes).tolist()
     first_seen = batch.dialect is Dialect.FIRST_SEEN
     found: list[NDArray[np.int64]] = []
@@ -412,15 +379,7 @@ def draw_all(
     *,
     keep: Callable[[Hotness], Hotness] = lambda hotness: hotness,
 ) -> tuple[dict[int, BatchProfile], dict[int, Hotness]]:
-    """Batch sizes and hotness for each number of ranks, by seeds per rank.
-
-    Args:
-        graph: the dataset.
-        settings: sampler and global batch.
-        combinations: whose numbers of ranks.
-        progress: told how far it is.
-        keep: puts a number's hotness away, where several at once are too much for memory.
-    """
+    """Return batch sizes and hotness, as replaced by `keep`, by seeds per rank."""
     ranks = sorted({c.num_ranks for c in combinations} | {1 for c in combinations if c.shared})
     sampler = sampler_of(settings)
     batches: dict[int, BatchProfile] = {}
@@ -435,7 +394,7 @@ def draw_all(
     # The power forms bend noise too: from few batches they are off, and few are soon drawn.
     rough = min(b.num_batches for b in batches.values()) < MIN_BATCHES
     for count in ranks:
-        seeds = -(-settings.workload.batch_size // count)
+        seeds = seeds_per_rank(settings.workload.batch_size, count)
         if seeds in batches:
             continue
         if rough or len(ranks) <= MOST_SAMPLED:
@@ -449,10 +408,7 @@ def draw_all(
 def interpolated(
     seeds: int, batches: dict[int, BatchProfile], hotness: dict[int, Hotness]
 ) -> tuple[BatchProfile, Hotness]:
-    """A batch size between two profiled ones, by both power forms [A5].
-
-    Sizes per hop are scaled by the ratio that the input vertices get.
-    """
+    """Interpolate a batch size between two profiled ones, by both power forms [A5]."""
     low = max(s for s in hotness if s <= seeds)
     high = min(s for s in hotness if s >= seeds)
     weight = float(np.log(seeds / low) / np.log(high / low)) if high > low else 0.0
@@ -486,7 +442,7 @@ def interpolated(
 def draw_sharing(
     graph: Graph, settings: PlanSettings, combinations: Sequence[Combination]
 ) -> tuple[SharedBatch | None, dict[str, StackProfile]]:
-    """What ranks that share a batch, or the topology, ask each other for; nothing where none do."""
+    """Count what ranks that share a batch, or the topology, ask each other for."""
     work, sampler = settings.workload, sampler_of(settings)
     steps = max(1, graph.num_train // work.batch_size)
     shared = None
@@ -495,7 +451,7 @@ def draw_sharing(
     stacks: dict[str, StackProfile] = {}
     degrees = np.diff(graph.indptr) if any(c.parts for c in combinations) else np.zeros(0, np.int64)
     for ranks in sorted({c.num_ranks for c in combinations if c.parts}):
-        seeds = -(-work.batch_size // ranks)
+        seeds = seeds_per_rank(work.batch_size, ranks)
         draw = drawer(graph, work, sampler, ranks)
         stacks[str(seeds)] = stack_profile(
             draw, degrees, seeds_per_rank=seeds, num_ranks=ranks, steps=steps

@@ -1,9 +1,12 @@
-"""Graph -> profiles: draw batches for every number of ranks, then time the model on those shapes.
+"""The profile of a graph: batches drawn on these cores, and the model timed on cores or a GPU.
 
-All of it ends within a minute on graphs of up to ten million edges, whatever else runs:
-what drawing leaves is dealt to the timings (`planner.profile.schedule`, DEC-102).
+On cores the model is timed for every number of ranks, within a minute on graphs of up to ten
+million edges, whatever else runs: the time that drawing leaves is dealt to the timings
+(`planner.profile.schedule`, DEC-102). For GPUs it is timed on one that is here. For GPUs that are
+not, or for a model that could not be timed, its seconds are a roofline.
 """
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,34 +14,57 @@ from dataclasses import dataclass, replace
 
 from gnnplan.planner.cache_folder import cache_folder
 from gnnplan.planner.cost.backends.cooperative import part_of, part_profile
+from gnnplan.planner.cost.request import seeds_per_rank
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.machine.model import MachineModel, make_table
 from gnnplan.planner.probe.quiet import disturbance
 from gnnplan.planner.probe.timing import DISTURBED
 from gnnplan.planner.profile import cache
 from gnnplan.planner.profile.cache import Profile
+from gnnplan.planner.profile.draw import sampler_of
 from gnnplan.planner.profile.model_seconds import SCALES, with_loading
 from gnnplan.planner.profile.presample import MOST_SAMPLED, draw_all, draw_sharing
+from gnnplan.planner.profile.protocol import GPU, GpuTimingAnswer, GpuTimingReply, GpuTimingRequest
+from gnnplan.planner.profile.roofline import check_model, roofline_timing
 from gnnplan.planner.profile.schedule import Timed, TimedBatch, time_all
 from gnnplan.planner.profile.team import Team, launcher_bytes
 from gnnplan.planner.progress import Progress, portion, silent
 from gnnplan.planner.settings import PlanSettings
-from gnnplan.planner.workload import BatchProfile, Combination, ProcessCost, WorkloadProfile
+from gnnplan.planner.workload import (
+    BatchProfile,
+    Combination,
+    GpuTiming,
+    ModelTiming,
+    ProcessCost,
+    WorkloadProfile,
+)
 from gnnplan.runtime import codec
-from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.cores import usable_core_ids
+from gnnplan.runtime.device import machine_fingerprint
+from gnnplan.runtime.fallback import warn_once
+from gnnplan.runtime.graph.dataset import Graph, is_typed
+from gnnplan.runtime.sampling.memory import may_capture
+from gnnplan.runtime.sampling.registry import is_able
 
 VERSION = 49
-"""Rises when a profile means something else than before."""
+"""Version of a profile's meaning, part of its key."""
 
 KEYED = (14, 3, 9)
-"""Entries of a profile's key that keep the names of profiles of before."""
+"""Constants of a profile's key, which keep the names of older profiles."""
 PROFILE_SECONDS, LEAST_SECONDS = 48.0, 5.0
-"""Seconds after which nothing more of a profile is begun, a minute less what a busy machine takes
-to end what is under way; and the least for timing."""
+"""Seconds after which nothing more of a profile is begun, and the least for timing."""
 DRAWN = 0.05
-"""Of the progress of a profile: drawing batches. The rest is timing."""
+"""Share of a profile's progress that is drawing; the rest is timing."""
 GATHER_TABLES = ("gather", "mapped_gather", "disk_read")
-"""Of the machine, against which a graph's gathers and reads of the disk are held."""
+"""Tables of the machine to which a graph's gathers and disk reads are compared."""
+LOOP_SECONDS = 24.0
+"""Seconds for the loops of all numbers of ranks and ways of making batches."""
+GPU_VERSION = 2
+"""Version of the meaning of GPU timings, part of a profile's key."""
+LEAST_VALUE = 1e-9
+"""Least value of a table, whose values are positive."""
+GPU_DRAWN = 0.5
+"""Share of a GPU profile's progress that is drawing; the rest is timing."""
 
 
 def profile_key(
@@ -47,11 +73,7 @@ def profile_key(
     machine: MachineModel,
     combinations: Sequence[Combination],
 ) -> str:
-    """Hash of everything that decides a profile.
-
-    Gathers on the graph are kept as factors of the machine's tables: a machine that is probed anew
-    has others, and an old factor would undo what the new table says.
-    """
+    """Hash everything that decides a profile, with the tables that its factors are of."""
     work = settings.workload
     decided = [
         VERSION,
@@ -70,23 +92,8 @@ class Wanted:
     """One workload to profile."""
 
     settings: PlanSettings
-    """Sampler, model and global batch."""
     combinations: Sequence[Combination]
-    """(ranks, threads) that candidates may use."""
-
-
-def profile(
-    graph: Graph,
-    settings: PlanSettings,
-    machine: MachineModel,
-    combinations: Sequence[Combination],
-    *,
-    progress: Progress | None = None,
-    measure: bool = True,
-) -> Profile:
-    """The profile of one workload; see `profiles`."""
-    wanted = [Wanted(settings=settings, combinations=combinations)]
-    return profiles(graph, wanted, machine, progress=progress, measure=measure)[0]
+    """Ways to share the cores that candidates may use."""
 
 
 def profiles(
@@ -97,16 +104,16 @@ def profiles(
     progress: Progress | None = None,
     measure: bool = True,
 ) -> list[Profile]:
-    """The profiles of workloads that are to be compared, from the cache where they were made so.
+    """Return profiles of workloads that are to be compared, from the cache where they are whole.
 
-    They are timed in the same rounds: a machine that is slower for a minute is so for all of them
+    They are timed in the same rounds, so that a slow minute of the machine meets all of them
     (DEC-38).
 
     Args:
         graph: the dataset.
-        wanted: what to profile.
-        machine: its fingerprint enters the key, since layer times are the machine's.
-        progress: told what is going on.
+        wanted: workloads to profile.
+        machine: the machine; its fingerprint enters the key, since layer times are its own.
+        progress: called with what is done and the share of it.
         measure: False takes cached profiles or raises; nothing is drawn or timed.
 
     Raises:
@@ -128,11 +135,7 @@ def profiles(
 
 
 def cached(key: str, graph: Graph, *, measure: bool) -> Profile | None:
-    """The cached profile of that key, or None where it may be made.
-
-    Raises:
-        SettingsError: there is none and nothing may be measured.
-    """
+    """Return the cached profile of a key; None where it may be made, else raise SettingsError."""
     found = cache.load(key)
     if found is None and not measure:
         raise SettingsError(
@@ -149,7 +152,6 @@ def _make(
     keys: Sequence[str],
     progress: Progress | None,
 ) -> list[Profile]:
-    """Draw and time, without looking at the cache."""
     begun, progress = time.monotonic(), progress or silent
     drawing, timing = portion(progress, 0.0, DRAWN), portion(progress, DRAWN, 1.0)
     with ThreadPoolExecutor(1) as beside, disturbance(cache_folder()) as disturbed:
@@ -175,8 +177,6 @@ def _make(
 
 
 class _Drawn:
-    """Batches of one workload, as they were drawn."""
-
     def __init__(self, graph: Graph, wanted: Wanted, progress: Progress | None) -> None:
         settings, combinations = wanted.settings, wanted.combinations
         self._graph, self._work = graph, settings.workload
@@ -191,13 +191,11 @@ class _Drawn:
             TimedBatch(batch=self._batch(mine[0]), combinations=mine, settings=settings)
             for mine in by_key.values()
         ]
-        """What is to be timed of it."""
 
     def _batch(self, found: Combination) -> BatchProfile:
-        """Of one rank under a combination."""
         size = self._work.batch_size
         if self._shared is None or not found.shared:
-            return self._batches[-(-size // found.num_ranks)]
+            return self._batches[seeds_per_rank(size, found.num_ranks)]
         whole = self._batches[size]
         part = part_of(whole, self._shared, found.num_ranks, every_hop=self._every_hop)
         return part_profile(whole, part)
@@ -210,15 +208,7 @@ class _Drawn:
         process: ProcessCost,
         notes: list[str],
     ) -> Profile:
-        """Return the profile with what was timed of `timed`; gathering as `with_loading` has it.
-
-        Args:
-            key: names the profile.
-            machine: whose tables gathering is held against.
-            found: what was timed, whose next are this workload's.
-            process: cost of the processes that timed.
-            notes: what is said of all timings.
-        """
+        """Return the profile, given the times of `timed`, which `found` yields next."""
         mine = [next(found) for _ in self.timed]
         timing = {
             name: with_loading(
@@ -237,3 +227,157 @@ class _Drawn:
             notes=[*notes, *(note for each in mine for note in each.notes)],
         )
         return Profile(numbers=numbers, hotness=self._hotness)
+
+
+def gpu_profile(
+    graph: Graph,
+    settings: PlanSettings,
+    machine: MachineModel,
+    ranks: Sequence[int],
+    *,
+    progress: Progress | None = None,
+    measure: bool = True,
+) -> Profile:
+    """Return the profile for GPUs: drawn batches, and the model's seconds.
+
+    Batches do not depend on the machine and are cached for all. Where the machine is this one,
+    sampler and model are timed on its GPU, and the times are cached too. `measure` False takes
+    cached batches or raises; nothing is drawn or timed.
+
+    Raises:
+        SettingsError: a model whose work does not follow from its shapes, or nothing is cached.
+        WorkerFailed: the GPU could not be used; the text is its own error.
+    """
+    timed = _is_timed(graph, settings, machine)
+    if not timed:
+        check_model(settings.workload, machine)
+    report = progress or silent
+    combinations = [Combination(ranks=r, threads=1) for r in sorted(set(ranks))]
+    drawn = _draw_for_gpus(
+        graph, settings, machine, combinations, portion(report, 0.0, GPU_DRAWN), measure
+    )
+    named = replace(machine, fingerprint=f"{machine.fingerprint} GPU {GPU_VERSION}")
+    key = profile_key(graph, settings, named, combinations)
+    found = cached(key, graph, measure=measure or not timed)
+    if found is not None:
+        return found
+    if timed:
+        report("timing the model on the GPU", GPU_DRAWN)
+        timing, refusal = _time_on_gpu(graph, settings, combinations)
+        if not refusal:
+            made = replace(drawn, numbers=replace(drawn.numbers, timing=timing))
+            cache.save(key, made)
+            # Read back: the first plan and a repeated one then see the very same numbers.
+            return cache.load(key) or made
+        warn_once(
+            "GPU timing", f"the model's seconds are derived and not measured, because {refusal}"
+        )
+        check_model(settings.workload, machine)
+    derived = _rooflines(graph, settings, machine, combinations, drawn)
+    return replace(drawn, numbers=replace(drawn.numbers, timing=derived))
+
+
+def _draw_for_gpus(
+    graph: Graph,
+    settings: PlanSettings,
+    machine: MachineModel,
+    combinations: Sequence[Combination],
+    progress: Progress,
+    measure: bool,
+) -> Profile:
+    anywhere = replace(machine, fingerprint="any machine: batches alone", tables={})
+    key = profile_key(graph, settings, anywhere, combinations)
+    found = cached(key, graph, measure=measure)
+    if found is not None:
+        return found
+    with cache.staged(key) as made:
+        batches, hotness = draw_all(graph, settings, combinations, progress, keep=made.keep)
+        numbers = WorkloadProfile(
+            graph_fingerprint=graph.fingerprint,
+            sampler_fingerprint=key,
+            batches=[batches[seeds] for seeds in sorted(batches, reverse=True)],
+        )
+        made.finish(numbers)
+    return cache.load(key) or Profile(numbers=numbers, hotness=hotness)
+
+
+def _rooflines(
+    graph: Graph,
+    settings: PlanSettings,
+    machine: MachineModel,
+    combinations: Sequence[Combination],
+    drawn: Profile,
+) -> dict[str, ModelTiming]:
+    work = settings.workload
+    outputs = {"binary": 1, "link": work.hidden}.get(str(graph.task), graph.num_classes)
+    return {
+        str(seeds): roofline_timing(
+            work,
+            machine,
+            drawn.numbers.batch(seeds),
+            ranks=combination.ranks,
+            in_dim=graph.feature_dim,
+            num_outputs=outputs,
+            scales=SCALES,
+        )
+        for combination in combinations
+        for seeds in [seeds_per_rank(work.batch_size, combination.ranks)]
+    }
+
+
+def _is_timed(graph: Graph, settings: PlanSettings, machine: MachineModel) -> bool:
+    """Tell whether the GPUs are this machine's, and draw this graph's batches themselves."""
+    if machine.provenance != "measured" or machine.fingerprint != machine_fingerprint():
+        return False
+    return str(graph.task) != "link" and not is_typed(settings.workload)
+
+
+def _time_on_gpu(
+    graph: Graph, settings: PlanSettings, combinations: Sequence[Combination]
+) -> tuple[dict[str, ModelTiming], str]:
+    """Time on this machine's first GPU, by seeds of a rank; or say why it could not be."""
+    found = dict[str, ModelTiming]()
+    able = is_able(settings.sampler, settings.sampler_parameters, "captured")
+    with Team(1) as team:
+        for combination in combinations:
+            seeds = seeds_per_rank(settings.workload.batch_size, combination.ranks)
+            request = GpuTimingRequest(
+                graph=str(graph.path),
+                fingerprint=graph.fingerprint,
+                workload=settings.workload,
+                sampler=sampler_of(settings),
+                seeds=seeds,
+                scales=SCALES,
+                captures=able and may_capture(settings.workload.fanouts, seeds),
+                seconds=LOOP_SECONDS / len(combinations),
+            )
+            line = json.dumps({GPU: codec.to_plain(request)})
+            text = team.ask([line], len(usable_core_ids()) or 1)[0]
+            reply = codec.decode(GpuTimingReply, json.loads(text))
+            if reply.answer is None:
+                return {}, reply.refusal
+            found[str(seeds)] = timing_of(reply.answer, combination.ranks)
+    return found, ""
+
+
+def timing_of(answer: GpuTimingAnswer, ranks: int) -> ModelTiming:
+    """Make tables of a GPU's answer; `ranks` GPUs compute at once and share nothing."""
+    update, one = answer.optimizer_seconds, {"ranks": [ranks], "threads": [1]}
+    values = [max(LEAST_VALUE, seconds - update) for seconds in answer.step_seconds]
+    return ModelTiming(
+        forward_backward=make_table(
+            "seconds", {"scale": answer.sizes} | one, values, answer.spread
+        ),
+        optimizer=make_table("seconds", one, [max(LEAST_VALUE, update)], answer.spread),
+        num_parameters=answer.num_parameters,
+        activation_bytes=answer.activation_bytes,
+        host_seconds=answer.host_seconds,
+        gpu=GpuTiming(
+            sample=answer.sample,
+            captured=answer.captured,
+            topology=answer.topology,
+            handing_seconds=answer.handing_seconds,
+            device_seconds=answer.device_seconds,
+            loops=answer.loops,
+        ),
+    )

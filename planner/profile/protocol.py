@@ -1,8 +1,8 @@
-"""What timing processes are asked and answer, and how they serve.
+"""Requests and answers of timing processes, and how a process serves them.
 
 `planner.profile.team` starts a process as `python -m MODULE`. It reads one JSON request a line,
-answers "ready" when what it asks for is built, measures on the next line, and answers with the
-result.
+answers "ready" when what the request asks for is built, measures on the next line, and answers with
+the result.
 """
 
 import importlib
@@ -47,10 +47,10 @@ class BatchShape:
     node_types: list[float] = field(default_factory=list[float])
     """Share of each node type; empty where nodes have none."""
     weighted: bool = False
-    """The sampler's edges have an estimator's weights, which layers then read."""
+    """Whether the sampler gives edges an estimator's weights, which layers then read."""
 
     def scaled(self, factor: float) -> "BatchShape":
-        """All sizes times a factor, at least one seed."""
+        """Return all sizes times a factor, at least one seed."""
         return replace(
             self,
             vertices=[max(1, round(v * factor)) for v in self.vertices],
@@ -64,7 +64,6 @@ class LoadingRequest:
     """The loader whose work a timing process does."""
 
     graph: str
-    """Folder of the dataset."""
     fingerprint: str = ""
     """Fingerprint of the graph that must lie there; empty: any."""
     sampler: Sampler
@@ -72,17 +71,15 @@ class LoadingRequest:
     shared: bool
     """Whether ranks sample one batch together."""
     beside: bool
-    """Whether there is a core for a loader thread besides the model's."""
+    """Whether a loader thread has a core besides the model's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedGather:
-    """Gathering a batch's rows from memory, between two steps."""
+    """Gathers of a batch's rows from memory, between two steps; means and a median of seconds."""
 
     seconds: float
-    """Median seconds."""
     rows: float
-    """Mean rows of a batch."""
     row_bytes: int
     table_bytes: int
     """Bytes of all rows that are gathered from."""
@@ -90,42 +87,37 @@ class TimedGather:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedDisk:
-    """Reading a batch's rows from disk, between two steps."""
+    """Reads of a batch's rows from disk, between two steps; means and a median of seconds."""
 
     seconds: float
-    """Median seconds."""
     requests: float
-    """Mean reads of a batch."""
     request_bytes: float
-    """Mean bytes of a read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InLine:
-    """What the thread that takes the steps does before each of them."""
+    """Sampling and gathering by the thread that takes the steps, before each of them."""
 
     sample_seconds: float
     """Median seconds of sampling one batch."""
     sample_spread: float
     """Relative half-width (90%) of `sample_seconds`, from its repeats."""
     gathers: dict[str, TimedGather]
-    """Gathers from private memory and from the dataset's mapped rows, under the names of the
-    machine's tables; empty: the graph has no rows."""
+    """Gathers by the names of the machine's tables; empty: the graph has no rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadingAnswer:
-    """What else a loader does, timed."""
+    """Times of a loader's other work."""
 
     after_wait: ColdCachePenalty | None
-    """Steps whose thread has read rows from disk before each; None: it has none."""
+    """Penalty of steps whose thread read rows from disk before each; None: not timed."""
     beside: dict[str, Interference]
     """Interference by kind of work; empty: not asked for."""
     disk: TimedDisk | None = None
-    """Reading batches from disk by that thread; None: no rows, or the file system refuses direct
-    reads."""
+    """Disk reads by that thread; None: no rows, or no direct reads."""
     handing: LoopOverhead | None = None
-    """What lies between the stages of a step."""
+    """Seconds between the stages of a step."""
     disk_start_seconds: float = 0.0
     """Median seconds of reading a single row by that thread; 0: no rows."""
 
@@ -146,24 +138,23 @@ class TimingRequest:
     seconds: float = NO_BOUND
     """Seconds after which no more than the least is timed."""
     hopeless_seconds: float = NO_BOUND
-    """Seconds of a step from which it cannot be the shortest: then the least is timed."""
+    """Seconds of a step from which no more than the least is timed."""
     counts_bytes: bool = True
-    """Whether to look at bytes and at the loader's last stage too."""
+    """Whether to measure bytes and the loader's last stage too."""
     last: BatchShape | None = None
-    """Shape of an epoch's last, smaller batch, whose layers may sum and multiply in another order
-    and hold more; only its bytes are looked at. None: it is not asked for."""
+    """Shape of an epoch's last, smaller batch, whose layers may hold more bytes; None: not asked
+    for."""
     types: GraphTypes | None = None
     """Types of the graph, for model rgcn."""
     rank: int = 0
     ranks: int = 1
     """Processes that take the same steps and add their gradients."""
     meeting: str = ""
-    """File by which they find each other, where there are several."""
+    """File by which several processes find each other."""
     loading: LoadingRequest | None = None
-    """The loader that samples a batch and gathers one's rows before each step: caches then hold
-    other things than after a step (DEC-28). None: nothing is done before."""
+    """The loader that works before each step and so changes the caches (DEC-28); None: none."""
     times_loading: bool = False
-    """Time what else a loader does between and beside the mean batch's steps, and not the model."""
+    """Whether the loader's other work is timed instead of the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,19 +167,17 @@ class TimingAnswer:
     """Relative half-width of the median over steps, the largest of the scales."""
     optimizer_seconds: float
     batch_seconds: float
-    """Seconds of adding edge weights to a mean batch; 0: not looked at, like the bytes."""
+    """Seconds of adding edge weights to a mean batch; 0: not measured, like the bytes."""
     warmup_seconds: float
-    """Seconds of the warm-up steps above as many steady ones."""
+    """Seconds of the warm-up steps beyond as many steady ones."""
     num_parameters: int
     activation_bytes: int
     in_line: InLine | None = None
-    """What was done before each step; None: nothing."""
     all_reduce: list[float] = field(default_factory=list[float])
-    """Seconds of adding the gradients over ranks in each measured step, from this rank's entry;
-    empty for one rank."""
+    """Seconds of adding the gradients, of each measured step, from this rank's entry; empty: one
+    rank."""
     own_batches: bool = False
-    """Whether those steps are on batches that each rank drew, as in a run, where ranks wait for
-    the longer."""
+    """Whether those steps are on batches that each rank drew, as in a run."""
 
 
 GPU = "gpu"
@@ -200,9 +189,7 @@ class GpuTimingRequest:
     """A sampler and a model to build and time on a GPU."""
 
     graph: str
-    """Folder of the dataset."""
     fingerprint: str = ""
-    """Fingerprint of the graph that must lie there; empty: any."""
     workload: Workload
     sampler: Sampler
     seeds: int
@@ -217,14 +204,14 @@ class GpuTimingRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuTimingAnswer:
-    """What was measured on a GPU."""
+    """Times and bytes measured on a GPU."""
 
     sizes: list[float]
-    """Edges of the batches of each scale over those of the mean batch, rising."""
+    """Edges of each scale's batches over those of the mean batch, rising."""
     step_seconds: list[float]
     """Seconds of a step by itself, by size, until its loss is on the host."""
     optimizer_seconds: float
-    """Seconds of them that start the update's kernels."""
+    """Seconds of a step in which the host starts the update's kernels."""
     host_seconds: float
     """Seconds of a step on the host alone."""
     device_seconds: float
@@ -237,7 +224,7 @@ class GpuTimingAnswer:
     handing_seconds: float
     """Seconds on the host of starting a batch's gather, blocks and labels."""
     topology: str
-    """Where the lists lay: replicated (on the device) or host."""
+    """Place of the adjacency lists: replicated (on the device) or host."""
     num_parameters: int
     activation_bytes: int
     """Most bytes that a mean step holds beside the model and its batch."""
@@ -245,7 +232,7 @@ class GpuTimingAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuTimingReply:
-    """What was measured, or why it could not be."""
+    """A GPU's answer, or the reason why there is none."""
 
     answer: GpuTimingAnswer | None = None
     refusal: str = ""
@@ -255,26 +242,24 @@ Measure = Callable[[], Any]
 """Measures what was built; its answer is a dataclass that the codec knows."""
 
 
-def serve(
-    read: Callable[[], str],
-    write: Callable[[str], None],
-    *,
+def serve_standard_streams(
     libraries: Sequence[str],
     build: Callable[[Any], Measure],
     rehearse: Callable[[], bool] | None = None,
 ) -> None:
-    """Answer requests until an empty line or the end of the input.
+    """Answer requests on standard input until an empty line or its end.
 
     Args:
-        read: returns the next line, empty at the end.
-        write: sends one line.
         libraries: modules that a rank has imported; their bytes are a process's own.
         build: prepares a request given as plain data.
-        rehearse: does what a rank does in small, so that what loads at its first use is counted;
-            returns whether something was compiled first.
+        rehearse: runs a rank's work in small; returns whether something was compiled.
     """
     from gnnplan.runtime.device import flush_denormals
     from gnnplan.runtime.process import keep_freed_memory
+
+    def write(line: str) -> None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
 
     for library in libraries:
         importlib.import_module(library)
@@ -282,32 +267,15 @@ def serve(
     flush_denormals()
     compiled = rehearse is not None and rehearse()
     write(json.dumps({"resident_bytes": private_bytes(), "compiled": compiled}))
-    while line := read().strip():
+    while line := sys.stdin.readline().strip():
         measure = build(json.loads(line))
         write("ready")
-        read()
+        sys.stdin.readline()
         write(json.dumps(codec.to_plain(measure())))
 
 
-def serve_standard_streams(
-    libraries: Sequence[str],
-    build: Callable[[Any], Measure],
-    rehearse: Callable[[], bool] | None = None,
-) -> None:
-    """Serve the process's own input and output."""
-
-    def write(line: str) -> None:
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
-
-    serve(sys.stdin.readline, write, libraries=libraries, build=build, rehearse=rehearse)
-
-
 def private_bytes() -> int:
-    """Count resident bytes of this process that no file backs, or the peak where none are told.
-
-    Libraries' code is shared between ranks and not counted.
-    """
+    """Count resident bytes of this process that no file backs; its peak where none are told."""
     try:
         with open("/proc/self/smaps_rollup") as file:  # noqa: PTH123
             fields = dict(line.split(":", 1) for line in file if ":" in line)
@@ -329,7 +297,7 @@ def half_width(values: Sequence[float]) -> float:
 
 
 def half_range(values: Sequence[float]) -> float:
-    """Return half of what lies between the least and the most, over the middle; 0 for zeros.
+    """Return half the distance of the least and the most, over the middle; 0 for zeros.
 
     >>> half_range([0.9, 1.0, 1.3])
     0.2

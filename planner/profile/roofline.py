@@ -3,14 +3,14 @@
     T = sum over operations of max(flops / F, bytes / B) + launches * t_k
 
 F is the rate of float32 products, B the bandwidth of the GPU's memory, t_k the start of a kernel.
-Shapes are the profile's; nothing is run. The provenance of every number made here is `derived`.
+Nothing is run; the provenance of every number made here is `derived`.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.machine.model import MachineModel, Table
+from gnnplan.planner.machine.model import MachineModel, make_table
 from gnnplan.planner.workload import BatchProfile, ModelTiming
 from gnnplan.runtime.plan.schema import Workload
 
@@ -18,16 +18,16 @@ FLOAT_BYTES = 4
 INDEX_BYTES = 4
 KNOWN_MODELS = ("sage", "gcn", "gat")
 LOSS_KERNELS = 6
-"""Softmax, loss, their backward, and zeroing the gradient."""
+"""Kernels of softmax, loss, their backward, and zeroing the gradient."""
 OPTIMIZER_KERNELS = 12
-"""Adam over all parameters at once."""
+"""Kernels of Adam over all parameters at once."""
 OPTIMIZER_PASSES = 7
 """Reads of parameter, gradient and two moments; writes of all but the gradient."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
-    """One kernel: arithmetic and bytes of memory it moves."""
+    """Arithmetic and memory traffic of one kernel."""
 
     flops: float
     moved_bytes: float
@@ -35,7 +35,7 @@ class Operation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerShape:
-    """One layer of one batch."""
+    """Sizes of one layer on one batch."""
 
     num_src: float
     num_dst: float
@@ -44,13 +44,12 @@ class LayerShape:
     out_dim: int
     """Columns it computes: heads times the columns of one."""
     inputs: bool
-    """The layer reads the batch's features, which have no gradient."""
+    """Whether it reads the batch's features, which have no gradient."""
     heads: int
-    """Of attention; of other models 1."""
 
 
 def product(rows: float, a: int, b: int) -> Operation:
-    """Rows of a columns times an a x b matrix.
+    """Return the product of `rows` rows of a columns and an a x b matrix.
 
     >>> product(10.0, 2, 3)
     Operation(flops=120.0, moved_bytes=224.0)
@@ -60,7 +59,7 @@ def product(rows: float, a: int, b: int) -> Operation:
 
 
 def aggregation(shape: LayerShape, columns: int) -> Operation:
-    """Sums over the edges of rows of so many columns: every edge reads its source's row."""
+    """Return the sum of `columns` wide source rows over the edges, each edge reading a row."""
     read = shape.num_edges * (columns * FLOAT_BYTES + INDEX_BYTES + FLOAT_BYTES)
     return Operation(
         flops=2 * shape.num_edges * columns,
@@ -69,13 +68,13 @@ def aggregation(shape: LayerShape, columns: int) -> Operation:
 
 
 def elementwise(rows: float, columns: int, passes: int = 2) -> Operation:
-    """Passes over rows: an activation reads and writes."""
+    """Return some passes over rows; an activation has two, a read and a write."""
     size = rows * columns
     return Operation(flops=size, moved_bytes=passes * size * FLOAT_BYTES)
 
 
 def layer_operations(model: str, shape: LayerShape) -> Iterator[Operation]:
-    """Kernels of one layer, forward and backward.
+    """Yield the kernels of one layer, forward and backward.
 
     sage aggregates its inputs and multiplies twice (neighbours, self); gcn and gat multiply all
     sources and aggregate the products; gat also scores each edge for every head.
@@ -106,7 +105,7 @@ def layer_operations(model: str, shape: LayerShape) -> Iterator[Operation]:
 
 
 def num_parameters(model: str, widths: Sequence[tuple[int, int, int]]) -> int:
-    """Parameters of a model of runtime.models.build, from (inputs, columns of a head, heads).
+    """Count parameters of a model whose layers have (a inputs, b columns a head, h heads).
 
     sage: 2 a b + b;  gcn: a b + b;  gat: a h b + 2 h b, and a bias of h b (the last layer: b)
 
@@ -126,7 +125,7 @@ def num_parameters(model: str, widths: Sequence[tuple[int, int, int]]) -> int:
 
 
 def layer_widths(workload: Workload, in_dim: int, num_outputs: int) -> list[tuple[int, int, int]]:
-    """(inputs, columns of a head, heads) of every layer.
+    """Return (inputs, columns of a head, heads) of every layer.
 
     >>> layer_widths(Workload(model="gat", hidden=8, heads=2), 5, 3)
     [(5, 4, 2), (8, 3, 2)]
@@ -141,11 +140,7 @@ def layer_widths(workload: Workload, in_dim: int, num_outputs: int) -> list[tupl
 
 
 def check_model(workload: Workload, machine: MachineModel) -> None:
-    """Refuse a model whose work does not follow from its shapes.
-
-    Raises:
-        SettingsError: names the models that can be planned for.
-    """
+    """Refuse, by a SettingsError, a model whose work does not follow from its shapes."""
     if workload.model not in KNOWN_MODELS:
         raise SettingsError(
             f"machine {machine.name}: expected model {', '.join(KNOWN_MODELS)} (others cannot be "
@@ -163,19 +158,10 @@ def roofline_timing(
     num_outputs: int,
     scales: Sequence[float],
 ) -> ModelTiming:
-    """The model's time on the machine's slowest GPU at the profiled shapes.
+    """Return the model's time on the machine's slowest GPU at the profiled shapes.
 
-    Args:
-        workload: model, widths, layers.
-        machine: tables gpu_flops and gpu_kernel, and links gpu<g>.hbm.
-        batch: sizes per hop.
-        ranks: GPUs that compute at once; they share nothing.
-        in_dim: columns of the features.
-        num_outputs: columns of the logits.
-        scales: sizes over the mean batch at which the table has points.
-
-    Raises:
-        SettingsError: a model whose work does not follow from its shapes.
+    The machine has tables gpu_flops and gpu_kernel, and links gpu<g>.hbm. GPUs that compute at once
+    share nothing. The table has points at `scales`, sizes over the mean batch.
     """
     check_model(workload, machine)
     widths = layer_widths(workload, in_dim, num_outputs)
@@ -199,25 +185,14 @@ def roofline_timing(
     ]
     parameters = num_parameters(workload.model, widths)
     update = Operation(flops=10.0 * parameters, moved_bytes=4.0 * OPTIMIZER_PASSES * parameters)
-    one = [[float(ranks)], [1.0]]
+    one = {"ranks": [ranks], "threads": [1]}
     spread = max(flops.spread, kernel.spread)
+    updates = [rate.seconds(update) + (OPTIMIZER_KERNELS - 1) * rate.kernel]
     return ModelTiming(
-        forward_backward=Table(
-            unit="seconds",
-            axes=["scale", "ranks", "threads"],
-            points=[list(scales), *one],
-            values=seconds,
-            spread=spread,
-            provenance="derived",
+        forward_backward=make_table(
+            "seconds", {"scale": scales} | one, seconds, spread, provenance="derived"
         ),
-        optimizer=Table(
-            unit="seconds",
-            axes=["ranks", "threads"],
-            points=one,
-            values=[rate.seconds(update) + (OPTIMIZER_KERNELS - 1) * rate.kernel],
-            spread=spread,
-            provenance="derived",
-        ),
+        optimizer=make_table("seconds", one, updates, spread, provenance="derived"),
         num_parameters=parameters,
         host_seconds=(len(one_by_one) + LOSS_KERNELS + OPTIMIZER_KERNELS) * rate.kernel,
         activation_bytes=_activation_bytes(workload.model, _shapes(batch, widths, 1.0)),
@@ -234,14 +209,13 @@ class _Rate:
     kernel: float
 
     def seconds(self, operation: Operation) -> float:
-        """Of one kernel."""
         return max(operation.flops / self.flops, operation.moved_bytes / self.bytes) + self.kernel
 
 
 def _shapes(
     batch: BatchProfile, widths: Sequence[tuple[int, int, int]], scale: float
 ) -> list[LayerShape]:
-    """Layers of the mean batch times a factor; the first consumes the outermost block."""
+    """Return layer sizes of the scaled mean batch; the first consumes the outermost block."""
     vertices = [v.mean * scale for v in reversed(batch.vertices)]
     return [
         LayerShape(
@@ -258,11 +232,7 @@ def _shapes(
 
 
 def _activation_bytes(model: str, shapes: Sequence[LayerShape]) -> int:
-    """Rows kept for the backward pass, and a gradient of the same size for each.
-
-    sage keeps aggregates and outputs, gcn and gat products of all sources and outputs; gat also a
-    score and a weight per edge and head.
-    """
+    """Return bytes of rows kept for the backward pass, and of their gradients."""
     kept = 0.0
     for s in shapes:
         kept += s.num_dst * s.out_dim

@@ -1,10 +1,10 @@
-"""A profile's timings within a time: rounds over everything, fewer for what cannot win (DEC-102).
+"""The schedule of a profile's timings within a time limit (DEC-102).
 
 Each round visits every number of ranks and threads in turn, and the loading of every batch size, so
-that drift meets all alike. What is left of the time is dealt to the visits that are left. Ranks and
-threads whose step cannot be the shortest any more are left out of further rounds. Of the rounds the
-middle one is kept. Where two differ by more than `APART` there is one more; where the two quickest
-still do, they are uncertain.
+that drift meets all alike. The time left is dealt to the visits left. Ranks and threads whose step
+can no longer be the shortest are left out of further rounds. Of the rounds the middle one is kept.
+Where two differ by more than `APART` there is one more; where the two quickest still do, they are
+uncertain.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from gnnplan.planner.profile.model_seconds import (
-    added,
     among_steps_of,
     loading_request,
     model_timing,
+    reduce_seconds,
     timing_request,
 )
 from gnnplan.planner.profile.protocol import (
@@ -41,45 +41,43 @@ from gnnplan.runtime.graph.dataset import Graph
 ROUNDS = 2
 """Rounds over all that may still win, before one more of those that differ."""
 STEPS_SECONDS, BESIDE_SECONDS, BETWEEN_SECONDS = 2.0, 4.0, 1.5
-"""Most seconds of a visit to steps, to loading between and beside steps, and to loading between
-them alone."""
+"""Most seconds of a visit to steps, to loading between and beside steps, and between them alone."""
 LEAST_SECONDS = 0.2
 """Seconds of a visit where no time is left: a process times the least."""
 EXTRA_SECONDS = 0.7
-"""Seconds that a visit takes beyond those it is given, before that is known: building, warming."""
+"""Seconds that a visit takes beyond its own (building, warming), before that is known."""
 APART = 0.08
 """Difference of the two quickest rounds over the quicker from which they are uncertain."""
 FIRST_WIDTH, LEAST_WIDTH = 0.25, 0.05
-"""Least relative half-width of a step's seconds after one round, which says nothing of neighbours
-that stay for seconds, and after more."""
+"""Least relative half-widths of a step's seconds after one round, which cannot show disturbances
+that last for seconds, and after more."""
 HOPELESS = 2.0
-"""Times the longest that the shortest step may last, from which one warm-up step tells enough."""
+"""Multiple of the shortest step's longest duration from which one warm-up step is enough."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedBatch:
-    """One batch size, and all that have such batches."""
+    """One batch size, and the combinations that have it."""
 
     batch: BatchProfile
-    """Batches of one rank."""
     combinations: list[Combination]
-    """Ways to share the cores, of the same ranks."""
+    """Ways to share the cores, of the same number of ranks."""
     settings: PlanSettings
     """Sampler and model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timed:
-    """What was found of one batch size."""
+    """Times of one batch size."""
 
     model: ModelTiming
     in_line: InLine | None
-    """What was done before steps on as many threads as leave a loader a core; None: nothing."""
+    """Work before steps on as many threads as leave a loader a core; None: there was none."""
     loading: LoadingAnswer
     notes: list[str] = field(default_factory=list[str])
-    """What was not reached, lost early, or stayed uncertain."""
+    """What was not reached, left out early, or stayed uncertain."""
 
 
 def time_all(
@@ -92,18 +90,8 @@ def time_all(
 ) -> list[Timed]:
     """Time the model and loading of every batch size within some seconds.
 
-    Every batch size is visited once, however little time there is.
-
-    Args:
-        graph: the dataset.
-        wanted: what is timed.
-        team: processes, as many as the most ranks.
-        progress: told what is timed, and the share of the time that has passed.
-        seconds: for all of it.
-        clock: monotonic seconds.
-
-    Raises:
-        WorkerFailed: a process ended with an error.
+    Every batch size is visited once, however little time there is. `team` has as many processes as
+    the most ranks; `clock` returns monotonic seconds.
     """
     say, until, batches = (
         progress or silent,
@@ -122,7 +110,7 @@ def time_all(
             say(_words(visit.what, number, left), min(1.0, 1.0 - left / seconds))
             share = left * visit.most / (later + sum(each.most for each in visits[i:]))
             given = max(LEAST_SECONDS, min(visit.most, share - beyond))
-            visit.take(team, given, _hopeless_seconds(batches))
+            visit.take(team, given, min(NO_BOUND, HOPELESS * _shortest_at_most(batches)))
             extra.append(max(0.0, clock() - begun - given))
     return [each.kept() for each in batches]
 
@@ -145,14 +133,12 @@ class _TimedSteps:
     request: TimingRequest
     what: str
     needed: bool
-    """Whether it is timed once without time, as one of its batch size is."""
+    """Whether it is timed once even without time, as one of its batch size is."""
     rounds: list[list[TimingAnswer]] = field(default_factory=list[list[TimingAnswer]])
-    """Each rank's answers."""
     lost: bool = False
     most: float = STEPS_SECONDS
 
     def take(self, team: Team, seconds: float, hopeless_seconds: float) -> None:
-        """Time one more round."""
         request = replace(
             self.request,
             seconds=seconds,
@@ -168,26 +154,24 @@ class _TimedSteps:
         """Difference of the two quickest rounds over the quicker; 0 for fewer."""
         if len(self.rounds) < 2:
             return 0.0
-        first, second, *_ = sorted(map(_whole, self.rounds))
+        first, second, *_ = sorted(map(_round_seconds, self.rounds))
         return second / first - 1.0 if first > 0 else 0.0
 
     def step_range(self) -> tuple[float, float]:
-        """Return a step's seconds: at least with all loading hidden, at most with none."""
+        """Return a step's least seconds (all loading hidden) and most seconds (none hidden)."""
         found = middle_round(self.rounds)
         spread = max(answer.spread for answer in found)
         width = max(spread, self.apart, FIRST_WIDTH if len(self.rounds) == 1 else LEAST_WIDTH)
         scales = self.request.scales
         mean = min(range(len(scales)), key=lambda s: abs(scales[s] - 1.0))
         training = max(a.forward_backward[mean] + a.optimizer_seconds for a in found)
-        training += float(np.median(added(found)))
-        loading = max(_before(answer) for answer in found)
+        training += float(np.median(reduce_seconds(found)))
+        loading = max(_loading_seconds(answer) for answer in found)
         return max(0.0, 1.0 - width) * training, (1.0 + width) * (training + loading)
 
 
 @dataclass(kw_only=True, slots=True)
 class _LoadingRounds:
-    """A loader's other work on one batch size, round by round."""
-
     ranks: int
     request: TimingRequest
     what: str
@@ -196,12 +180,10 @@ class _LoadingRounds:
 
     @property
     def most(self) -> float:
-        """Most seconds of a visit."""
         beside = self.request.loading is not None and self.request.loading.beside
         return BESIDE_SECONDS if beside else BETWEEN_SECONDS
 
     def take(self, team: Team, seconds: float, hopeless_seconds: float) -> None:
-        """Time one more round."""
         del hopeless_seconds  # loading has to be known of every batch size
         self.rounds.append(team.load(replace(self.request, seconds=seconds), self.ranks))
 
@@ -222,7 +204,7 @@ class _BatchRounds:
             )
             for c in sorted(combinations, key=lambda c: (c != self.main, c.threads))
         ]
-        """The main combination first: beside its steps loading is timed."""
+        """Steps by combination; the main one, beside whose steps loading is timed, is first."""
         self.loading = _LoadingRounds(
             ranks=combinations[0].ranks,
             request=loading_request(graph, settings, batch, combinations),
@@ -230,7 +212,7 @@ class _BatchRounds:
         )
 
     def kept(self) -> Timed:
-        """Keep of steps the middle round, of what else a loader does the middle of each number."""
+        """Keep the middle round of steps, and the middle of each number of loading."""
         reached = sorted((s for s in self.steps if s.rounds), key=lambda s: s.combination.threads)
         main = self.steps[0]
         timing = model_timing([(s.combination, middle_round(s.rounds)) for s in reached])
@@ -289,7 +271,7 @@ def _name(combination: Combination, *, threads: bool = True) -> str:
 
 
 def _visits(batches: Sequence[_BatchRounds], number: int) -> Iterator[_TimedSteps | _LoadingRounds]:
-    """List what a round visits: first what each batch size needs, then all that may still win."""
+    """List a round's visits: first what each batch size needs, then all that may still win."""
     if number == 0:
         yield from (each.steps[0] for each in batches)
         yield from (each.loading for each in batches)
@@ -306,17 +288,14 @@ def _visits(batches: Sequence[_BatchRounds], number: int) -> Iterator[_TimedStep
 
 
 def _leave_out(batches: Sequence[_BatchRounds]) -> None:
-    """Mark steps that are longer than another's at most, loading included."""
+    """Mark steps whose least seconds exceed another's most."""
     shortest = _shortest_at_most(batches)
     for steps in (steps for batch in batches for steps in batch.steps if steps.rounds):
         steps.lost = steps.lost or steps.step_range()[0] > shortest
 
 
 def _shortest_at_most(batches: Sequence[_BatchRounds]) -> float:
-    """Return how long the shortest step lasts at most.
-
-    Exchanges between hosts and of shared batches are priced apart: steps with them tell nothing.
-    """
+    """Return the most seconds of the shortest step."""
     plain = [
         steps.step_range()[1]
         for batch in batches
@@ -326,36 +305,22 @@ def _shortest_at_most(batches: Sequence[_BatchRounds]) -> float:
     return min(plain, default=math.inf)
 
 
-def _hopeless_seconds(batches: Sequence[_BatchRounds]) -> float:
-    """Return the seconds from which a step is not worth more than the least."""
-    return min(NO_BOUND, HOPELESS * _shortest_at_most(batches))
-
-
 def middle_round(rounds: Sequence[Sequence[TimingAnswer]]) -> list[TimingAnswer]:
-    """Return the ranks' answers of the round in the middle; their exchange that of the least round.
+    """Return the ranks' answers of the middle round, with the exchange of the quickest one.
 
     Of two rounds the quicker counts, since disturbances only add. A short exchange between
     processes of one host has two speeds, of which a run of more steps keeps the faster (DEC-31).
     """
-    fast = min(rounds, key=lambda found: float(np.median(added(found))))
+    fast = min(rounds, key=lambda found: float(np.median(reduce_seconds(found))))
     return [replace(a, all_reduce=b.all_reduce) for a, b in zip(_middle(rounds), fast, strict=True)]
 
 
 def _middle(rounds: Sequence[Sequence[TimingAnswer]]) -> Sequence[TimingAnswer]:
-    return sorted(rounds, key=_whole)[(len(rounds) - 1) // 2]
+    return sorted(rounds, key=_round_seconds)[(len(rounds) - 1) // 2]
 
 
 def in_line_of(rounds: Sequence[Sequence[TimingAnswer]]) -> InLine | None:
-    """Return what was done before the steps of the middle round, as the mean over its ranks.
-
-    The spread of sampling is that of its repeats or of the rounds, whichever is more.
-
-    Args:
-        rounds: each rank's answers, by round.
-
-    Returns:
-        None where nothing was done.
-    """
+    """Return the mean over ranks of the work before the middle round's steps."""
     kept = [answer.in_line for answer in _middle(rounds) if answer.in_line]
     if not kept:
         return None
@@ -376,7 +341,7 @@ def in_line_of(rounds: Sequence[Sequence[TimingAnswer]]) -> InLine | None:
 
 
 def middle(found: Sequence[T]) -> T:
-    """Return the middle of each number in equal structures, of an even count the lower.
+    """Return the middle of each number in equal structures, the lower of an even count.
 
     Disturbances only add, so of two the lower is the better.
 
@@ -397,13 +362,14 @@ def middle(found: Sequence[T]) -> T:
     return cast("T", first)
 
 
-def _whole(found: Sequence[TimingAnswer]) -> float:
-    """Return the seconds of a step of each scale over all ranks, with what is done before it."""
-    return sum(sum(a.forward_backward) + len(a.forward_backward) * _before(a) for a in found)
+def _round_seconds(found: Sequence[TimingAnswer]) -> float:
+    """Return the seconds of a step of each scale over all ranks, with the work before it."""
+    return sum(
+        sum(a.forward_backward) + len(a.forward_backward) * _loading_seconds(a) for a in found
+    )
 
 
-def _before(answer: TimingAnswer) -> float:
-    """Return the seconds of sampling a batch and gathering its rows."""
+def _loading_seconds(answer: TimingAnswer) -> float:
     if answer.in_line is None:
         return 0.0
     gathers = [gather.seconds for gather in answer.in_line.gathers.values()]

@@ -3,8 +3,8 @@
     with Team(2) as team:
         answers = team.time(request, ranks=2)
 
-Processes are started once and told by line what to do; a line is sent to all of them when all are
-ready, so that they really compute at the same time.
+Processes are started once and told by line what to do. A line is sent to all of them when all are
+ready, so that they compute at the same time.
 """
 
 import contextlib
@@ -33,12 +33,10 @@ from gnnplan.runtime.process import with_huge_pages
 
 STOP_SECONDS = 5.0
 TIMING = "gnnplan.planner.profile.timing_process"
-"""What a member runs where nothing else is said: the model."""
+"""Default module of a process: it times the model."""
 
 
 class _Member:
-    """One timing process."""
-
     def __init__(self, module: str) -> None:
         # The profiler's own log would end up in the words of an error.
         environment = with_huge_pages(
@@ -61,11 +59,6 @@ class _Member:
             self._errors.append(line.rstrip())
 
     def send(self, line: str) -> None:
-        """Send one line.
-
-        Raises:
-            WorkerFailed: the process is gone.
-        """
         try:
             stdin = _stream(self._process.stdin)
             stdin.write(line + "\n")
@@ -74,24 +67,17 @@ class _Member:
             raise self._failure() from None
 
     def receive(self) -> str:
-        """The next line of the answer.
-
-        Raises:
-            WorkerFailed: the process ended instead; its own last words are in the text.
-        """
         line = _stream(self._process.stdout).readline()
         if not line:
             raise self._failure()
         return line.strip()
 
     def pin(self, cores: set[int]) -> None:
-        """Let the process run on these cores only, where the system can."""
         if hasattr(os, "sched_setaffinity"):
             for task in os.listdir(f"/proc/{self._process.pid}/task"):  # noqa: PTH208
                 os.sched_setaffinity(int(task), cores)
 
     def close(self) -> None:
-        """End the process."""
         with contextlib.suppress(OSError):  # it may be gone already, with unsent lines
             _stream(self._process.stdin).close()
         try:
@@ -113,18 +99,12 @@ class _Member:
 
 
 def _stream(stream: Any) -> Any:
-    """A pipe of a process started with pipes: there is one."""
     assert stream is not None
     return stream
 
 
 class Team:
-    """Up to `size` processes that time the model at once.
-
-    Args:
-        size: processes to start.
-        module: what each runs: it speaks the lines of `serving.serve`.
-    """
+    """Up to `size` processes that time the model at once; `module` speaks the protocol."""
 
     def __init__(self, size: int, module: str = TIMING) -> None:
         self._members: list[_Member] = []
@@ -140,7 +120,7 @@ class Team:
             raise
 
     def _start(self, size: int, module: str) -> tuple[ProcessCost, bool]:
-        """Start the processes: what one costs, and whether one of them had kernels to compile."""
+        """Start the processes; return what one costs, and whether any compiled kernels."""
         start = time.perf_counter()
         self._members = [_Member(module) for _ in range(size)]
         ready = [json.loads(member.receive()) for member in self._members]
@@ -162,11 +142,7 @@ class Team:
         self.close()
 
     def time(self, request: TimingRequest, ranks: int) -> list[TimingAnswer]:
-        """Have the first `ranks` processes take the same steps, adding their gradients.
-
-        Raises:
-            WorkerFailed: a process ended with an error.
-        """
+        """Have the first `ranks` processes take the same steps, adding their gradients."""
         with tempfile.TemporaryDirectory(prefix="gnnplan-timing-") as folder:
             meeting = str(Path(folder) / "meeting")
             texts = [
@@ -177,17 +153,7 @@ class Team:
         return [codec.decode(TimingAnswer, json.loads(answer)) for answer in answers]
 
     def load(self, request: TimingRequest, ranks: int) -> LoadingAnswer:
-        """Have the first `ranks` processes time a loader's work, each for itself, all at once.
-
-        They share memory and disk as a job's ranks do, and draw batches of their own. A loader's
-        thread has a core where the request asks so.
-
-        Returns:
-            What the first of them found: all do the same.
-
-        Raises:
-            WorkerFailed: a process ended with an error.
-        """
+        """Have the first `ranks` processes time a loader's work at once; the first one answers."""
         assert request.loading is not None
         threads = request.threads + int(request.loading.beside)
         texts = [json.dumps(codec.to_plain(replace(request, rank=r))) for r in range(ranks)]
@@ -195,14 +161,9 @@ class Team:
         return codec.decode(LoadingAnswer, json.loads(answers[0]))
 
     def ask(self, requests: Sequence[str], threads: int) -> list[str]:
-        """Have one process for each request answer it, all computing at once.
+        """Have one process for each request (a line) answer it, all computing at once.
 
-        Args:
-            requests: one line for each process.
-            threads: compute threads of each, which get cores of their own where there are enough.
-
-        Raises:
-            WorkerFailed: a process ended with an error.
+        Each gets `threads` cores of its own where there are enough. WorkerFailed: a process ended.
         """
         chosen = self._members[: len(requests)]
         for member, text in zip(chosen, requests, strict=True):
@@ -231,7 +192,7 @@ class Team:
 
 
 MODULES = ("gnnplan.planner.cli.main", "torch.distributed.run")
-"""What the two have imported while ranks run."""
+"""Modules that the two launching processes import while ranks run."""
 _MEASURE = """
 import importlib, sys
 from gnnplan.planner.profile.cache import keep_answer
@@ -243,28 +204,21 @@ WAIT_SECONDS = 120.0
 
 
 def launcher_bytes() -> int:
-    """Measure private bytes of what launching takes of its host, once for installed libraries.
-
-    Raises:
-        WorkerFailed: one of the two cannot be started.
-    """
+    """Measure private bytes that launching takes of its host, once per installed version."""
     libraries = [metadata.version(name) for name in ("gnnplan", "torch")]
-    found = keep_answer(["launcher", sys.version, *libraries], ProcessCost, _launcher_cost)
+    found = keep_answer(
+        ["launcher", sys.version, *libraries],
+        ProcessCost,
+        lambda: ProcessCost(
+            start_seconds=0.0, resident_bytes=0, launcher_bytes=private_bytes_of(MODULES)
+        ),
+    )
     assert not isinstance(found, str)
     return found.launcher_bytes
 
 
-def _launcher_cost() -> ProcessCost:
-    sizes = private_bytes_of(MODULES)
-    return ProcessCost(start_seconds=0.0, resident_bytes=0, launcher_bytes=sizes)
-
-
 def private_bytes_of(modules: Sequence[str]) -> int:
-    """Sum private bytes of processes that have imported one module each.
-
-    Raises:
-        WorkerFailed: one of them cannot be imported.
-    """
+    """Sum private bytes of processes that have imported one module each."""
     with contextlib.ExitStack() as stack:
         started = [
             stack.enter_context(

@@ -1,13 +1,11 @@
-"""One timing process: runs the real model and a loader's real work when told to.
+"""A timing process, which runs the real model and a loader's real work when told to.
 
-`python -m planner.profile.timing_process` speaks the lines of `planner.profile.protocol`. What it
-builds imports torch, and only when asked to build.
+`python -m gnnplan.planner.profile.timing_process` speaks the lines of `planner.profile.protocol`.
 
 Steps are timed as a run without loader threads takes them: a batch is sampled, its rows are
 gathered while the sampler's tables fill the caches, and a step computes on them. The sizes are
-timed on synthetic batches, whose edges are even and whose sources are random. A graph's own are
-neither, so all sizes are scaled by what steps take on drawn batches, over steps on synthetic ones
-of as many vertices and edges (DEC-27).
+timed on synthetic batches, whose edges are even and whose sources are random. So all sizes are
+scaled by the seconds on drawn batches over those on synthetic ones of equal size (DEC-27).
 """
 
 import functools
@@ -32,7 +30,15 @@ from gnnplan.planner.profile.loading import (
     time_beside,
     time_in_turns,
 )
-from gnnplan.planner.profile.loop import Bench
+from gnnplan.planner.profile.loop import (
+    Bench,
+    drawn_batch,
+    on_rows,
+    rehearse,
+    some_degrees,
+    synthetic_batch,
+    timed_batch,
+)
 from gnnplan.planner.profile.protocol import (
     GPU,
     GpuTimingReply,
@@ -46,14 +52,6 @@ from gnnplan.planner.profile.protocol import (
     half_width,
     serve_standard_streams,
 )
-from gnnplan.planner.profile.synthetic import (
-    drawn_batch,
-    on_rows,
-    rehearse,
-    some_degrees,
-    synthetic_batch,
-    timed_batch,
-)
 from gnnplan.planner.workload import Interference, LoopOverhead
 from gnnplan.runtime import codec
 from gnnplan.runtime.process import usable_core_ids
@@ -66,7 +64,6 @@ class TimedLoading:
     """A loader's work between and beside steps of the mean batch."""
 
     def __init__(self, bench: Bench, request: LoadingRequest, loader: Loader) -> None:
-        """Time `loader` among the steps of `bench`."""
         self._bench, self._request, self._loader = bench, request, loader
         steady = bench.batches[bench.steady]
         self._reading = loader.reading(max(batch.n_id.size for batch in steady))
@@ -74,7 +71,7 @@ class TimedLoading:
         self._steps = itertools.count()
 
     def run(self) -> LoadingAnswer:
-        """Time all of it, each kind of work for a share of the request's seconds."""
+        """Time each kind of work for a share of the request's seconds."""
         asked = self._request
         with disk_work(self._loader.graph, self._loader.vertices, self._reading.out) as read:
             works = self._works(read.works)
@@ -111,10 +108,7 @@ class TimedLoading:
         )
 
     def _works(self, disk: dict[str, Work]) -> dict[str, Work]:
-        """Sampling, where a loader thread has a core; gathering, where that or a disk is there.
-
-        Mapped rows are gathered by a thread that computes as the one of private rows does.
-        """
+        """Return sampling and gathering, where a thread or a disk needs them, and disk works."""
         found = dict[str, Work]()
         if self._request.beside:
             found["sample"] = functools.partial(seconds_of, self._loader.sample)
@@ -123,10 +117,7 @@ class TimedLoading:
         return found | disk
 
     def _before(self, kind: str) -> Callable[[], object] | None:
-        """Rows are read after a batch was drawn, whose tables the caches are then full of.
-
-        After LADIES, which sums over all nodes, a gather takes a third longer.
-        """
+        """Return the sampling before rows are read, whose tables then fill the caches."""
         return None if kind == "sample" else self._loader.sample
 
     def _handing(self, seconds: float) -> LoopOverhead:
@@ -155,27 +146,26 @@ class TimedLoading:
 
 
 class InLineWork:
-    """Samples and gathers, one batch a step.
+    """Sampling and gathering by the thread that takes the steps, one batch a step.
 
-    Rows come from private memory, and from the dataset's mapped ones after `to_next_rows`: not in
-    turn, since what caches keep of a table is there in the next step.
+    Rows come from private memory, and after `to_next_rows` from the dataset's mapped ones: not in
+    turn, since caches would keep a table's rows until the next step.
     """
 
     def __init__(self, loader: Loader, least_rows: int) -> None:
-        """Work of `loader`, whose batches have room for `least_rows` rows."""
         self._loader, self._reading = loader, loader.reading(least_rows)
         self._kinds = sorted(self._reading.gathered)
-        """Private rows first; those that are gathered now are the first."""
+        """Private rows first; the first kind is the one gathered now."""
         self._sampled = list[float]()
         self._gathered: dict[str, list[float]] = {kind: [] for kind in self._reading.gathered}
 
     @property
     def rows(self) -> NDArray[np.float32] | None:
-        """Where rows are put, [rows, feature_dim]; None: the graph has none."""
+        """Rows as they are read, shape [rows, feature_dim]; None: the graph has none."""
         return self._reading.out if self._reading.gathered else None
 
     def do(self) -> None:
-        """Do a batch's work."""
+        """Sample a batch and gather its rows."""
         self._sampled.append(seconds_of(self._loader.choose()))  # without its seeds
         self.gather()
 
@@ -184,22 +174,22 @@ class InLineWork:
         return self._loader.sample()
 
     def gather(self) -> None:
-        """Do the part of a batch's work that follows sampling."""
+        """Gather the rows of a batch."""
         if self._kinds:
             kind = self._kinds[0]
             self._gathered[kind].append(self._reading.gathered[kind].work())
 
     def to_next_rows(self) -> None:
-        """Gather the other rows from here on, where there are two."""
+        """Gather the dataset's mapped rows from here on, where there are any."""
         self._kinds = self._kinds[-1:]
 
     def forget(self) -> None:
-        """Leave out what was done so far: the first batches make room for all."""
+        """Discard the times so far."""
         for found in (self._sampled, *self._gathered.values()):
             found.clear()
 
     def found(self) -> InLine:
-        """Return medians over what was done."""
+        """Return the medians."""
         return InLine(
             sample_seconds=float(np.median(self._sampled)),
             sample_spread=half_width(self._sampled),
@@ -216,9 +206,9 @@ class InLineWork:
 
 
 WARMUP_STEPS, LEAST_WARMUP = 10, 2
-"""First steps of a process, which are thrown away: libraries warm up in them."""
+"""Most and least first steps of a process, which are thrown away."""
 DRAWN_WARMUP = 2
-"""Steps on drawn batches that are thrown away: sizes alternated before."""
+"""Steps on drawn batches that are thrown away."""
 LEAST_STEPS = 3
 """Least steps of each scale, and on drawn batches."""
 MEMORY_EVENT = "[memory]"
@@ -226,13 +216,12 @@ MEMORY_EVENT = "[memory]"
 
 
 class TimedModel:
-    """A model's steps, and what else they take."""
+    """A model's steps, their memory and their start-up."""
 
     def __init__(self, bench: Bench, loader: Loader | None = None) -> None:
-        """Time `bench`, whose steps follow the loader's work where there is one."""
+        """Prepare the steps of `bench`, each of which follows the loader's work if there is one."""
         self._bench = bench
         self._loading: InLineWork | None = None
-        """What is done before each timed step."""
         self._hopeless = False
         if loader is not None:
             most = max(batch.n_id.size for of_scale in bench.batches for batch in of_scale)
@@ -278,7 +267,7 @@ class TimedModel:
         return answer
 
     def _turns(self) -> list[list[tuple[float, float, float]]]:
-        """Take a step of each scale in turn; half of them on the loader's other rows."""
+        """Take a step of each scale in turn, half of the turns on the loader's other rows."""
         request, scales = self._bench.request, range(len(self._bench.batches))
         first = request.steps // 2 if self._loading is not None else 0
 
@@ -303,23 +292,16 @@ class TimedModel:
         return found
 
     def _timed(self, scale: int, i: int) -> tuple[float, float, float]:
-        """Take a step, after what is done before each."""
         if self._loading is not None:
             self._loading.do()
             self._meet()
         return self._bench.turn(scale, i)
 
     def _meet(self) -> None:
-        """Wait for the other ranks, which load for longer or shorter."""
         if self._bench.request.ranks > 1:
             self._bench.comm.barrier()
 
     def _drawn_steps(self) -> list[tuple[float, float]]:
-        """Time forward and backward, and adding gradients, on batches that each rank draws.
-
-        None without a loader; links are numbered within their batch, and shared batches are a part
-        of one.
-        """
         request, loading = self._bench.request, self._loading
         if (
             loading is None
@@ -341,7 +323,7 @@ class TimedModel:
         return self._repeat(step, most, least, request.seconds / 4)[DRAWN_WARMUP:]
 
     def _batch_seconds(self) -> float:
-        """Seconds to add edge weights to a mean batch, as the loader's last stage does."""
+        """Time adding edge weights to a mean batch, as the loader's last stage does."""
         from gnnplan.runtime.models.weights import fill_weights
 
         shape, seconds = self._bench.request.shape, list[float]()
@@ -354,21 +336,15 @@ class TimedModel:
         return float(np.median(seconds[1:]))
 
     def _activation_bytes(self) -> int:
-        """Most bytes of tensors that a step holds at once, at the mean batch or the last one.
-
-        What ranks keep of what they free comes on top, where there is room for it
-        (`runtime.limits.room_to_keep`): no plan needs it.
-        """
-        bench, most = self._bench, _held(lambda: self._bench.turn(self._bench.steady, 0))
+        bench, most = self._bench, _peak_bytes(lambda: self._bench.turn(self._bench.steady, 0))
         if bench.request.last is not None:
             alike = replace(bench.request, shape=bench.request.last)
             batch = timed_batch(alike, 1.0, 0)
-            most = max(most, _held(lambda: bench.step(batch)))
+            most = max(most, _peak_bytes(lambda: bench.step(batch)))
         return most
 
 
-def _held(step: Callable[[], object]) -> int:
-    """Most bytes of tensors that a step holds at once."""
+def _peak_bytes(step: Callable[[], object]) -> int:
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -381,10 +357,7 @@ def _held(step: Callable[[], object]) -> int:
 
 
 def held_bytes(changes: Sequence[int]) -> int:
-    """Most bytes at once.
-
-    Args:
-        changes: bytes taken, or given back below 0, in their order.
+    """Return the most bytes held at once; a change gives bytes back where it is below 0.
 
     >>> held_bytes([100, 40, -40, 60, -100, -60])
     160
@@ -393,32 +366,29 @@ def held_bytes(changes: Sequence[int]) -> int:
 
 
 def _events(profiler: Any) -> list[Any]:
-    """Everything the profiler saw: operators, and what was taken and given back between them."""
     return profiler.profiler.kineto_results.events()
 
 
-class Builder:
-    """Builds what requests ask for, and keeps loaders from one to the next."""
+def build(
+    loaders: KeptLoaders, plain: Any
+) -> Callable[[], TimingAnswer | LoadingAnswer | GpuTimingReply]:
+    """Return the function that measures what a request, as plain data, asks for."""
+    if GPU in plain:
+        from gnnplan.planner.profile.gpu_timing import answer_request
 
-    def __init__(self) -> None:
-        self._loaders = KeptLoaders()
-
-    def build(self, plain: Any) -> Callable[[], TimingAnswer | LoadingAnswer | GpuTimingReply]:
-        """Build the model and batches of a request; or a loader among its steps, or for a GPU."""
-        if GPU in plain:
-            from gnnplan.planner.profile.gpu_timing import answer_request
-
-            return functools.partial(answer_request, codec.decode(GpuTimingRequest, plain[GPU]))
-        request = codec.decode(TimingRequest, plain)
-        if request.loading is None:
-            return TimedModel(Bench(request)).run
-        loader = self._loaders.get(request.loading, request.workload, request.rank)
-        if not request.times_loading:
-            return TimedModel(Bench(request), loader).run
-        return TimedLoading(Bench(request), request.loading, loader).run
+        return functools.partial(answer_request, codec.decode(GpuTimingRequest, plain[GPU]))
+    request = codec.decode(TimingRequest, plain)
+    if request.loading is None:
+        return TimedModel(Bench(request)).run
+    loader = loaders.get(request.loading, request.workload, request.rank)
+    if not request.times_loading:
+        return TimedModel(Bench(request), loader).run
+    return TimedLoading(Bench(request), request.loading, loader).run
 
 
 if __name__ == "__main__":
     serve_standard_streams(
-        ("torch", "torch_geometric.nn", "gnnplan.runtime.worker"), Builder().build, rehearse
+        ("torch", "torch_geometric.nn", "gnnplan.runtime.worker"),
+        functools.partial(build, KeptLoaders()),
+        rehearse,
     )

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from gnnplan.planner.probe.burst import make_burst
 from gnnplan.planner.probe.collectives import CALLS, SHORT, exchanged, one_core_each, take_steps
 from gnnplan.planner.probe.context import FULL, MIB
+from gnnplan.planner.probe.timing import make_burst
 from tests.benchmarks.common import Spread, record
 from tests.hosts import INTERFACE, Hosts
 

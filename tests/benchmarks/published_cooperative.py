@@ -14,7 +14,7 @@ from gnnplan.planner.cost.stages.all_reduce import gpu_all_reduce
 from gnnplan.planner.graph_presets import graph_preset
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import load_preset
-from gnnplan.planner.profile.degree_law import (
+from gnnplan.planner.profile.analytic import (
     DegreeClasses,
     Frontiers,
     expand,

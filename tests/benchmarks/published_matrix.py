@@ -17,7 +17,7 @@ from gnnplan.planner.graph_presets import graph_preset
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.machine.routes import byte_seconds
 from gnnplan.planner.probe.presets import load_preset
-from gnnplan.planner.profile.degree_law import DegreeClasses, lognormal_classes, mean_drawn
+from gnnplan.planner.profile.analytic import DegreeClasses, lognormal_classes, mean_drawn
 from gnnplan.planner.profile.roofline import LayerShape
 from tests.benchmarks.published_cooperative import sigma
 from tests.benchmarks.published_parts import chosen, sage_seconds
@@ -64,7 +64,7 @@ class Lists:
 def lists_of(classes: DegreeClasses, seeds: float, fanouts: tuple[int, ...]) -> Lists:
     """Expected sizes; a drawn vertex is of a class by its share of the edges.
 
-    >>> from gnnplan.planner.profile.degree_law import lognormal_classes
+    >>> from gnnplan.planner.profile.analytic import lognormal_classes
     >>> found = lists_of(lognormal_classes(10**6, 10**9, 0.1), 1024, (15, 10, 5))
     >>> [round(x) for x in found.rows]  # formulas 4.4 [M11], with the vertices themselves
     [1024, 16384, 180224, 1081344]

@@ -16,8 +16,13 @@ from gnnplan.planner.assemble import assemble
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.machine.hosts import first_hosts, num_hosts, one_host
-from gnnplan.planner.machine.model import MachineModel, load_machine
+from gnnplan.planner.machine.model import (
+    MachineModel,
+    first_hosts,
+    load_machine,
+    num_hosts,
+    one_host,
+)
 from gnnplan.planner.pipeline import combinations_of, joined_candidates
 from gnnplan.planner.placement.owned import OWNED, owners_of
 from gnnplan.planner.search.choose import Evaluated

@@ -19,8 +19,7 @@ from gnnplan.planner.cost.request import Request, row_bytes, seeds_per_rank, ste
 from gnnplan.planner.cost.stages.all_reduce import gradient_bytes
 from gnnplan.planner.cost.terms import add_terms
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.machine.hosts import one_host, prefix_of
-from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.machine.model import MachineModel, one_host, prefix_of
 from gnnplan.planner.workload import BatchProfile, ModelTiming, timing_key
 from gnnplan.runtime.plan.schema import MemoryUse
 

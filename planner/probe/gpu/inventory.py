@@ -1,8 +1,8 @@
-"""What the driver says of the GPUs that CUDA shows, and what a reader must know of them.
+"""Facts of the GPUs that CUDA shows, as the driver states them (`nvml.py` asks).
 
-Read by `nvml.py`; facts, no measured rate. None is unknown throughout. A divided GPU
-(MIG) is planned with its slice's own memory. Where the driver does not name the slices, the
-smallest one that there is stands for it: an eighth of the memory.
+None is unknown throughout. A divided GPU (MIG) is planned with its slice's own memory. Where the
+driver does not name the slices, the smallest one that there is stands for it: an eighth of the
+memory.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any
 from gnnplan.runtime.device import VARIABLE, Listed, Shown, read_slices, shown_gpus
 
 IDLE_BYTES = 1 << 30
-"""The driver itself takes less of a GPU's memory: what is more belongs to other processes."""
+"""Most bytes of a GPU's memory that the driver itself takes; more are other processes'."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,9 +27,9 @@ class NvLink:
     remote_kind: str
     """gpu | npu | switch | unknown."""
     remote_bus_id: str
-    """Empty where unknown."""
+    """PCI address of the other end; empty where unknown."""
     bytes_per_second: float | None
-    """One direction, as the driver states it."""
+    """Rate in one direction, as the driver states it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,28 +40,28 @@ class Gpu:
     uuid: str
     name: str
     bus_id: str
-    """domain:bus:device.function, lower case, domain of 4 hex digits."""
+    """PCI address domain:bus:device.function, lower case, domain of 4 hex digits."""
     compute_capability: tuple[int, int] | None
     memory_bytes: int | None
     mig: bool | None
     numa_node: int | None
     numa_conflict: tuple[int, int] | None
-    """What NVML and the system say of the NUMA node, where they disagree."""
+    """NUMA nodes by NVML and the system, where they disagree."""
     pci_bridges: list[str] | None
     """PCI addresses above it, the one next to the root first."""
     cpus: list[int] | None
-    """Cores next to it."""
+    """Numbers of the cores next to it."""
     pcie_generation: int | None
-    """Now: the link trains down when idle."""
+    """Present generation: the link trains down when idle."""
     pcie_width: int | None
     pcie_max_generation: int | None
     pcie_max_width: int | None
     nvlinks: list[NvLink] | None
-    """None where not one link could be asked for (MIG, old driver)."""
+    """Links; None where not one could be asked for (MIG, old driver)."""
     compute_processes: int | None
-    """Processes that use it now: it is measured alone or not at all."""
+    """Number of processes that use it now: it is measured alone or not at all."""
     used_bytes: int | None = None
-    """Of its memory, taken now."""
+    """Bytes of its memory that are taken now."""
     slice_of: str = ""
     """UUID of the divided GPU (MIG) that this is a slice of; empty: it is a whole one."""
 
@@ -73,7 +73,7 @@ class Gpu:
 
     @property
     def capacity_bytes(self) -> int | None:
-        """Bytes that are there for a plan; None where its memory is unknown."""
+        """Bytes that a plan may use; None where its memory is unknown."""
         return None if self.memory_bytes is None else max(0, self.memory_bytes - self.others_bytes)
 
 
@@ -87,7 +87,7 @@ class GpuPair:
     p2p: dict[str, bool | None]
     num_nvlinks: int | None
     via_switch: bool | None
-    """None where there is no NVLink between them or it is unknown."""
+    """Whether the links pass a switch; None: no NVLink, or unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +109,7 @@ class Asker:
         self.refused: set[str] = set()
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """The function's answer, or None where it is refused or unknown to this module."""
+        """Return the function's answer, or None where it is refused or unknown to this module."""
         function: Callable[..., Any] | None = getattr(self.nvml, name, None)
         if function is None:
             self.refused.add(name)
@@ -121,12 +121,12 @@ class Asker:
             return None
 
     def number(self, name: str, *arguments: Any) -> int | None:
-        """An integer answer, or None."""
+        """Return an integer answer, or None."""
         answer = self.ask(name, *arguments)
         return None if answer is None else int(answer)
 
     def text(self, name: str, *arguments: Any) -> str:
-        """A text answer, empty where unknown."""
+        """Return a text answer, empty where unknown."""
         answer = self.ask(name, *arguments)
         if answer is None:
             return ""
@@ -134,7 +134,7 @@ class Asker:
 
 
 def differences(gpus: list[Gpu]) -> list[str]:
-    """What to say of GPUs that are not all of one kind: which there are, and how plans take it."""
+    """Say which kinds of GPUs there are, where they differ, and how plans take it."""
     kinds: dict[tuple[str, int | None], list[int]] = {}
     for gpu in gpus:
         kinds.setdefault((gpu.name, gpu.memory_bytes), []).append(gpu.index)
@@ -152,7 +152,7 @@ def differences(gpus: list[Gpu]) -> list[str]:
 
 
 def busy_text(gpu: Gpu) -> str:
-    """What to say of a GPU that others use; empty where nobody does."""
+    """Say that others use a GPU; empty where nobody does."""
     whose = f"{gpu.compute_processes} other processes use it"
     if gpu.memory_bytes is not None and gpu.others_bytes:
         held, free = gpu.others_bytes / 2**30, (gpu.capacity_bytes or 0) / 2**30
@@ -167,7 +167,7 @@ def busy_text(gpu: Gpu) -> str:
 
 
 def gpu_notes(notes: Sequence[str]) -> list[str]:
-    """Of a machine's notes those on which GPUs there are and what is free of them."""
+    """Return a machine's notes on its GPUs and their free memory."""
     return [note for note in notes if _OF_GPUS.match(note) and " refused: spread " not in note]
 
 
@@ -175,7 +175,7 @@ _OF_GPUS = re.compile(rf"gpu\d+: |GPUs |torch shows |{VARIABLE}=")
 
 
 SMALLEST_SLICE = 8
-"""Slices of the smallest kind that a GPU can be divided into (NVIDIA MIG user guide)."""
+"""Parts that a GPU can be divided into at most (NVIDIA MIG user guide)."""
 GIB = 2**30
 
 
@@ -190,12 +190,7 @@ class Slice:
 
 
 def slices_of(asker: Asker, handle: Any) -> list[Slice] | None:
-    """The slices of a GPU under MIG; None where the driver does not tell.
-
-    Args:
-        asker: asks NVML.
-        handle: of the GPU.
-    """
+    """Return the slices of a GPU under MIG; None where the driver does not tell."""
     handles = read_slices(asker.nvml, handle)
     if handles is None:
         return None
@@ -214,7 +209,7 @@ def slices_of(asker: Asker, handle: Any) -> list[Slice] | None:
 
 
 def used_bytes(memory: Any) -> int | None:
-    """Bytes of a device's memory that are taken, of NVML's answer; None where it does not say."""
+    """Return the bytes taken by NVML's answer on a device's memory; None if it does not say."""
     used = getattr(memory, "used", None)
     free = getattr(memory, "free", None)
     if used is None and free is not None:
@@ -227,7 +222,7 @@ class Visible:
     """The GPUs that CUDA shows, in its order, and what a reader must know of it."""
 
     places: list[int]
-    """Of each, its place among the driver's GPUs."""
+    """Place of each among the driver's GPUs."""
     gpus: list[Gpu]
     notes: list[str]
 
@@ -240,8 +235,8 @@ def visible_gpus(
     """Pick the GPUs that CUDA shows out of those that the driver lists.
 
     Args:
-        gpus: all of the machine.
-        slices: of each GPU under MIG; None: it is whole, or the driver does not name them.
+        gpus: all GPUs of the machine.
+        slices: slices of each GPU under MIG; None: it is whole, or the driver does not name them.
         environment: variables; None: those of this process.
     """
     variables = os.environ if environment is None else environment
@@ -325,7 +320,7 @@ def _slice_notes(
 
 
 def unknown_slice_text(gpu: Gpu) -> str:
-    """What is known of a GPU under MIG whose slices the driver does not name."""
+    """Say what is known of a GPU under MIG whose slices the driver does not name."""
     return (
         f"gpu{gpu.index}: MIG is on and the driver names no slice of it: planned with an eighth of "
         "its memory, the smallest slice there is"

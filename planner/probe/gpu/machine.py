@@ -1,4 +1,4 @@
-"""From what was measured of GPUs to the machine: links with rates of their own, and tables.
+"""The machine with measured GPUs: links with rates of their own, and tables.
 
     gpu<g>.hbm           its memory: bytes read or written per second, rows at random apart
     pcie<g>.h2d, .d2h    the slot: copies by engine, reads in place by kernel
@@ -7,10 +7,8 @@
 A kernel's reads move whole transactions: which size they have (32 to 128 bytes) is fitted to the
 seconds per row against row size (formulas 2.4, "calibrate").
 
-Which of the machine's GPUs torch measured: by UUID, never by number.
-
-torch and the driver number GPUs each in its own order, and torch shows what CUDA shows alone. Ranks
-are placed by torch's numbers, so that the machine's GPUs are put into its order.
+torch and the driver number GPUs each in its own order, and torch shows only what CUDA shows. Ranks
+are placed by torch's numbers, so the machine's GPUs, matched by UUID, are put into its order.
 """
 
 import math
@@ -22,22 +20,17 @@ import numpy as np
 
 from gnnplan.planner.machine.model import Link, MachineModel, Processor, Table
 from gnnplan.planner.machine.routes import moved_bytes
-from gnnplan.planner.probe.fit import fit_alpha_beta
 from gnnplan.planner.probe.gpu.measure import GpuFindings, Points
+from gnnplan.planner.probe.grid import fit_alpha_beta
 
 
 def matched(
     machine: MachineModel, findings: Sequence[GpuFindings]
 ) -> tuple[MachineModel, list[GpuFindings]]:
-    """The machine with the GPUs that torch shows, and their findings by the driver's numbers.
+    """Return the machine with the GPUs that torch shows, and findings by the driver's numbers.
 
-    Args:
-        machine: as the driver describes it.
-        findings: by torch's numbers; with none, or none that is this machine's, it stays as it is.
-
-    Returns:
-        The machine, with its GPUs in torch's order, and a note for each that torch does not show or
-        that the driver does not list; and the findings of those GPUs.
+    Without findings, or with none of this machine, it stays as it is. GPUs are in torch's order; a
+    note names each that torch does not show or that the driver does not list.
     """
     pairs = _pairs(machine, findings)
     known = {found.gpu for found, _ in pairs}
@@ -59,7 +52,6 @@ def matched(
 def _pairs(
     machine: MachineModel, findings: Sequence[GpuFindings]
 ) -> list[tuple[GpuFindings, Processor]]:
-    """Findings with their GPUs, in the findings' order."""
     here = {_bare(gpu.uuid): gpu for gpu in machine.gpus if gpu.host == 0}
     found = {f.gpu: here[_bare(f.uuid)] for f in findings if _bare(f.uuid) in here}
     # Of a divided GPU whose slices the driver does not name, torch knows the slice alone.
@@ -70,19 +62,19 @@ def _pairs(
 
 
 def is_divided(gpu: Processor) -> bool:
-    """Whether this is a slice of a GPU (MIG), or stands for one."""
+    """Tell whether this is a slice of a GPU (MIG), or stands for one."""
     return gpu.uuid.startswith("MIG-") or " MIG" in gpu.model
 
 
 def _bare(uuid: str) -> str:
-    """A UUID without what it is of: torch calls slices GPUs."""
+    """Return a UUID without its kind: torch calls slices GPUs."""
     return uuid.removeprefix("GPU-").removeprefix("MIG-")
 
 
 def _with_gpus(
     machine: MachineModel, shown: list[Processor], hidden: list[Processor]
 ) -> MachineModel:
-    """The machine with the first host's GPUs in that order, without the hidden ones."""
+    """Return the machine with the first host's GPUs in that order, without the hidden ones."""
     gone = {gpu.name for gpu in hidden} | {gpu.memory for gpu in hidden}
     others = [p for p in machine.processors if p.kind != "cuda" or p.host != 0]
     before = [p for p in others if p.host == 0]
@@ -102,7 +94,7 @@ def _with_gpus(
 
 
 def _renumbered(pairs: Sequence[tuple[GpuFindings, Processor]]) -> list[GpuFindings]:
-    """The findings by the driver's numbers; points with GPUs that are none here are left out."""
+    """Return findings by the driver's numbers, without points of GPUs that are not here."""
     joined = {found.gpu: int(gpu.name.removeprefix("gpu")) for found, gpu in pairs}
 
     def of(points: Points) -> Points:
@@ -124,12 +116,12 @@ UNITS = (32, 64, 128)
 """Bytes of a transaction that are tried."""
 FASTER_IF_LARGER = ("gpu_flops", "gpu_overlap_eta")
 NEAR_BEST = 0.95
-"""The least grid that reaches so much of the best rate is the gather's cap."""
+"""Share of the best rate that the gather's cap, the least such grid, reaches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadLaw:
-    """Rows read at random over one link: seconds = moved bytes / rate."""
+    """Law of random row reads over one link: seconds = moved bytes / rate."""
 
     transaction_bytes: int
     bytes_per_second: float
@@ -138,7 +130,7 @@ class ReadLaw:
 
 
 def fit_reads(seconds_per_row: Mapping[int, float]) -> ReadLaw | None:
-    """The transaction size and rate that fit seconds per row best, by row bytes; None for none.
+    """Fit the transaction size and rate to seconds per row by row bytes; None for none.
 
     For each size the rate is the geometric mean of moved bytes / seconds.
     """
@@ -157,12 +149,7 @@ def fit_reads(seconds_per_row: Mapping[int, float]) -> ReadLaw | None:
 
 
 def with_gpus(machine: MachineModel, findings: Sequence[GpuFindings]) -> MachineModel:
-    """The machine with what was measured on the links and tables of its GPUs.
-
-    Args:
-        machine: as the driver describes it; links keep what was not measured.
-        findings: one per GPU, in the driver's order.
-    """
+    """Put findings, one per GPU in the driver's order, onto links and tables of the machine."""
     notes = [note for found in findings for note in found.notes]
     machine, findings = matched(machine, findings)
     links = {link.name: link for link in machine.links}
@@ -208,7 +195,7 @@ def _links_of(found: GpuFindings, known: Mapping[str, Link]) -> list[Link]:
 
 
 def _memory_link(found: GpuFindings) -> Link | None:
-    """A copy reads and writes every byte; a gather's reads are what its writing leaves of it."""
+    """Return a GPU's memory link; a copy reads and writes, a gather's writing is subtracted."""
     copied = found.copy.get((max((n for (n,) in found.copy), default=0),))
     if copied is None:
         return None
@@ -228,7 +215,6 @@ def _memory_link(found: GpuFindings) -> Link | None:
 
 
 def _bandwidth(points: Points) -> tuple[float, float] | None:
-    """Latency and bytes per second of copies of several sizes."""
     if not points:
         return None
     sizes = [n for (n,) in points]
@@ -248,7 +234,7 @@ def _measured(link: Link, rate: tuple[float, float], law: ReadLaw | None) -> Lin
 
 
 def best_uva(found: GpuFindings) -> dict[int, float]:
-    """Seconds per row of host memory with the best grid, by row bytes."""
+    """Return seconds per row of host memory with the best grid, by row bytes."""
     best: dict[int, float] = {}
     for (row_bytes, _), measured in found.uva.items():
         best[row_bytes] = min(best.get(row_bytes, math.inf), measured.value)
@@ -256,7 +242,7 @@ def best_uva(found: GpuFindings) -> dict[int, float]:
 
 
 def gather_cap(found: GpuFindings) -> int | None:
-    """The least grid whose reads of the longest rows come near the best rate, if measured."""
+    """Return the least grid whose reads of the longest rows come near the best rate."""
     longest = max((r for r, _ in found.uva), default=0)
     rates = {p: 1 / m.value for (r, p), m in found.uva.items() if r == longest}
     enough = [p for p, rate in rates.items() if rate >= NEAR_BEST * max(rates.values())]
@@ -286,7 +272,7 @@ def _peer_links(found: GpuFindings, known: Mapping[str, Link]) -> list[Link]:
 def _ports(
     machine: MachineModel, findings: Sequence[GpuFindings], links: Mapping[str, Link]
 ) -> list[Link]:
-    """Ports of PCIe switches: what their GPUs copied together, where that was less than alone."""
+    """Return PCIe switches' ports: what their GPUs copied together, where less than alone."""
     crowded = {f"gpu{f.gpu}.memory": f.crowded[()].value for f in findings if f.crowded}
     out: list[Link] = []
     for switch in [s.name for s in machine.switches if s.kind == "pcie"]:
@@ -302,7 +288,6 @@ def _ports(
 
 
 def _message_tables(found: GpuFindings) -> dict[str, Table]:
-    """Copies over the slot by size, as `Route.copy_seconds` asks for them."""
     tables: dict[str, Table] = {}
     for way, points in (("h2d", found.to_gpu), ("d2h", found.to_host)):
         if points:
@@ -312,7 +297,7 @@ def _message_tables(found: GpuFindings) -> dict[str, Table]:
 
 
 def _shared_tables(findings: Sequence[GpuFindings]) -> dict[str, Table]:
-    """Curves of the slowest GPU of each: cost models know one kind of GPU per machine."""
+    """Return each curve of its slowest GPU: cost models know one kind of GPU per machine."""
     tables: dict[str, Table] = {}
     for found in findings:
         new: dict[str, Table | None] = {
@@ -340,7 +325,7 @@ def _shared_tables(findings: Sequence[GpuFindings]) -> dict[str, Table]:
 
 
 def _worse(name: str, first: Table, second: Table) -> Table:
-    """Of two GPUs' curves the one that costs more: seconds, bytes and slowdowns, not rates."""
+    """Return of two GPUs' curves the one that costs more: seconds, bytes and slowdowns."""
     low, high = sorted((first, second), key=lambda table: float(np.median(table.values)))
     return low if name in FASTER_IF_LARGER else high
 
@@ -373,7 +358,7 @@ def _curve(unit: str, axis: str, points: Points) -> Table | None:
 
 
 def _grid(points: Points) -> Table | None:
-    """Rows by programs; a grid with a point refused has only the rows that are whole."""
+    """Return rows by programs; a grid with a refused point has only the rows that are whole."""
     programs = sorted({p for _, p in points})
     rows = sorted({r for r, _ in points if all((r, p) in points for p in programs)})
     if not rows:
@@ -383,7 +368,6 @@ def _grid(points: Points) -> Table | None:
 
 
 def _table(unit: str, axes: Mapping[str, Sequence[int]], points: Points) -> Table:
-    """A table of points that stand in row-major order."""
     return Table(
         unit=unit,
         axes=list(axes),

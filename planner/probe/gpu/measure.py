@@ -1,13 +1,13 @@
-"""The subject "GPUs" of the probe: their memory, the bus, their peers, and what slows what.
+"""The subject "GPUs" of the probe: their memory, the bus, their peers, and slowdowns.
 
 One process of the team measures all GPUs, by work that a `GpuDevice` runs: `torch_device` on CUDA,
 in tests a law of seconds with noise. A point that is noisier than the limit in both of its tries is
 refused, as is all of a GPU that was throttled or shared meanwhile; what is refused is left out with
 a note, and stays what presets or the driver say.
 
-Reads by kernels and copies by engines are told apart, because a gather is a kernel; both against
-size, kernels' reads of host memory also against the grid. Contention: one GPU is measured while all
-others do the same.
+Reads by kernels and copies by engines are measured apart, because a gather is a kernel. Both have
+points by size, kernels' reads of host memory also by grid. For contention, one GPU is measured
+while all others do the same.
 
 - `gpu_beside`, `gpu_beside_gather`: slowdowns of compute and a gather from the host beside each
   other, by the gather's grid
@@ -22,9 +22,9 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from gnnplan.planner.probe.budget import Budget
 from gnnplan.planner.probe.context import AGAIN, FULL, ProbeContext
 from gnnplan.planner.probe.gpu.nvml import Inventory
+from gnnplan.planner.probe.grid import Budget
 from gnnplan.planner.probe.timing import Clock, Measurement, Patience, summarize
 from gnnplan.runtime.device import available_ram_bytes
 from gnnplan.runtime.errors import WorkerFailed
@@ -45,16 +45,16 @@ class Work:
     kind: Kind
     gpu: int
     place: Place = "own"
-    """Where the bytes come from (`copy_back`: go to)."""
+    """Place that the bytes come from (`copy_back`: go to)."""
     owner: int = -1
-    """The peer that holds them."""
+    """Number of the peer that holds them."""
     num_bytes: int = 0
-    """Moved in all, each byte once; of `compute` flops, of `launch` kernels, of `all_reduce` each
-    GPU's part of the sum."""
+    """Bytes moved, each once; flops of `compute`, kernels of `launch`, each GPU's part of an
+    `all_reduce`."""
     row_bytes: int = 0
-    """Of a gather; 4 reads entries like those of adjacency lists."""
+    """Bytes of a gathered row; 4 reads entries like those of adjacency lists."""
     programs: int = 0
-    """Most programs of a gather's grid; 0: what the product takes."""
+    """Most programs of a gather's grid; 0: as many as the product takes."""
     ranks: int = 0
     """GPUs of an all-reduce, from the first on."""
 
@@ -65,33 +65,30 @@ class GpuDevice(Protocol):
 
     num_gpus: int
     processors: int
-    """Multiprocessors of a GPU: grids are multiples of it."""
+    """Count the multiprocessors of a GPU: grids are multiples of it."""
 
     def seconds(self, work: Work, repeats: int, beside: Sequence[Work] = ()) -> list[float]:
-        """Seconds of the work, so many times, while the works `beside` it run all along."""
+        """Time the work, so many times, while the works `beside` it run all along."""
         ...
 
     def spoiled(self, gpu: int) -> list[str]:
-        """Why a measurement of this GPU cannot count now (throttled, shared); empty if it can."""
+        """Say why a measurement of this GPU cannot count now (throttled, shared), if so."""
         ...
 
     def uuid(self, gpu: int) -> str:
-        """What joins this GPU with the driver's list."""
+        """Return the UUID by which this GPU is found in the driver's list."""
         ...
 
     def peers(self) -> list[tuple[int, int]]:
-        """(reader, owner) of every pair where the first can read the second's memory.
-
-        Others copy from each other by way of the host.
-        """
+        """List (reader, owner) pairs where the first reads the second's memory directly."""
         ...
 
     def context_bytes(self, gpu: int) -> int:
-        """Device memory that this process takes beside its tensors."""
+        """Count the device memory that this process takes beside its tensors."""
         ...
 
     def process_bytes(self) -> int:
-        """Host memory of a process that has a CUDA context and no data yet."""
+        """Count the host memory of a process that has a CUDA context and no data yet."""
         ...
 
 
@@ -100,11 +97,11 @@ class GpuSizes:
     """How much is measured."""
 
     copy_bytes: int
-    """Of a large copy."""
+    """Bytes of a large copy."""
     message_bytes: tuple[int, ...]
-    """Copies from small to large, for latency and bandwidth."""
+    """Bytes of copies from small to large, for latency and bandwidth."""
     gather_bytes: int
-    """That one gather writes."""
+    """Bytes that one gather writes."""
     row_bytes: tuple[int, ...]
     grids: tuple[float, ...]
     """Programs of a gather's grid, per multiprocessor."""
@@ -140,19 +137,19 @@ QUICK = GpuSizes(
 
 
 Points = dict[tuple[int, ...], Measurement]
-"""By the point's coordinates."""
+"""Measurements by the point's coordinates."""
 
 
 @dataclass(kw_only=True, slots=True)
 class GpuFindings:
-    """What was measured of one GPU; empty points were refused or do not exist here."""
+    """Measurements of one GPU; empty points were refused or do not exist here."""
 
     gpu: int
-    """Its number among those measured; `uuid` says which GPU of the machine that is."""
+    """Number among the measured GPUs; `uuid` says which GPU of the machine it is."""
     uuid: str
     processors: int
     copy: Points = field(default_factory=dict[tuple[int, ...], Measurement])
-    """Seconds within its memory, by bytes."""
+    """Seconds of copies within its memory, by bytes."""
     to_gpu: Points = field(default_factory=dict[tuple[int, ...], Measurement])
     """Seconds of copies from page-locked host memory, by bytes."""
     to_host: Points = field(default_factory=dict[tuple[int, ...], Measurement])
@@ -175,8 +172,7 @@ class GpuFindings:
     beside_gather: Points = field(default_factory=dict[tuple[int, ...], Measurement])
     """Slowdown of that gather."""
     hidden: Points = field(default_factory=dict[tuple[int, ...], Measurement])
-    """Share of an all-reduce over several GPUs that compute on them hides, by how many; the first
-    GPU alone has it."""
+    """Share of an all-reduce that compute hides, by number of GPUs; the first GPU alone has it."""
     crowded: Points = field(default_factory=dict[tuple[int, ...], Measurement])
     """Slowdown of a large copy from the host while all other GPUs copy too, at ()."""
     context_bytes: int = 0
@@ -236,16 +232,14 @@ class Bench:
 
 
 POINTS_SHARE = 0.8
-"""Of the GPUs' time, after which no point is begun: the last one's end is waited for."""
+"""Share of the GPUs' time after which no point is begun: the last one's end is waited for."""
 TASK = "gnnplan.planner.probe.gpu.torch_device:measure_task"
 
 
 def measure(context: ProbeContext, gpus: Inventory | None) -> list[GpuFindings]:
     """Measure the GPUs that the driver lists; a crash leaves a note and the rest of the probe.
 
-    Args:
-        context: the probe; its team's first process makes the CUDA contexts.
-        gpus: from `inventory`, or None.
+    The team's first process makes the CUDA contexts. `gpus` are from `inventory`, or None.
     """
     if gpus is None:
         return []
@@ -264,9 +258,9 @@ def measure(context: ProbeContext, gpus: Inventory | None) -> list[GpuFindings]:
 
 
 EXCHANGE_BYTES = 4 * MIB
-"""Of the all-reduce, as on cores: long enough to be worth hiding."""
+"""Bytes of the all-reduce, as on cores: long enough to be worth hiding."""
 LEAST_ETA = 1e-3
-"""Tables hold positive values: nothing hidden is written as this."""
+"""Least eta, since tables hold positive values."""
 
 
 def beside_gathers(bench: Bench, found: GpuFindings, grids: Sequence[int]) -> None:
@@ -329,19 +323,14 @@ def _hidden(bench: Bench, found: GpuFindings, count: int) -> None:
 
 
 def hidden_share(compute: Measurement, exchange: Measurement) -> Measurement:
-    """Eta of modelling rule 5 from the two's slowdowns while both go on.
+    """Return eta of modelling rule 5, from the slowdowns of two works that run at once.
 
     An exchange of A seconds inside compute of C takes s_a A, in which compute gets on by s_a A /
     s_c: overlapped = C + s_a A (1 - 1 / s_c), so
 
         eta = (serial - overlapped) / (serial - compute) = 1 - s_a (1 - 1 / s_c)
 
-    Args:
-        compute: s_c, at least 1.
-        exchange: s_a, at least 1.
-
-    Returns:
-        Within [0.001, 1].
+    s_c (compute) and s_a (exchange) are at least 1; eta is within [0.001, 1].
     """
     share = 1 - exchange.value * (1 - 1 / compute.value)
     worst = 1 - exchange.p90 * (1 - 1 / compute.p90)
@@ -359,13 +348,8 @@ def measure_gpus(
 ) -> list[GpuFindings]:
     """Measure every GPU of the device, one after another, each within its share of the time.
 
-    A GPU that is spoiled before or after its measurements keeps nothing but its notes.
-
-    Args:
-        device: runs the work.
-        sizes: how much is measured.
-        seconds: after which no point is begun.
-        clock: monotonic seconds.
+    A GPU that is spoiled before or after its measurements keeps nothing but its notes. No point is
+    begun after `seconds`.
     """
     budget = Budget(seconds, clock)
     found: list[GpuFindings] = []
@@ -426,7 +410,7 @@ def _at_origin(measured: Measurement | None) -> Points:
 
 
 def _peers(bench: Bench, found: GpuFindings) -> None:
-    """Messages of other GPUs, copies and gathers of peers, a copy from the host while all copy."""
+    """Measure messages and gathers of other GPUs, and a copy from the host while all copy."""
     device, sizes, gpu = bench.device, bench.sizes, bench.gpu
     copies, messages = dict[tuple[int, ...], Work](), dict[tuple[int, ...], Work]()
     gathers, mapped = dict[tuple[int, ...], Work](), set(device.peers())

@@ -39,12 +39,11 @@ COMMON_ANCESTORS = {
     40: "node",
     50: "system",
 }
-"""Meeting point of two GPUs on PCIe: one bridge, several, the host bridge, a NUMA node, beyond."""
+"""Meeting points of two GPUs on PCIe: one bridge, several, the host bridge, a NUMA node, beyond."""
 P2P_INDEX = {"read": 0, "write": 1, "nvlink": 2, "atomics": 3, "pci": 4}
-"""Plain integers: the module's constant for `read` is a tuple by mistake."""
+"""Indices as plain integers: the module's constant for `read` is a tuple by mistake."""
 P2P_OK = 0
 MASK_WORDS = 16
-"""64-bit words of a CPU or NUMA node mask: 1024 bits."""
 
 
 def inventory(
@@ -58,7 +57,7 @@ def inventory(
 
     Args:
         nvml: a module like pynvml; None imports it.
-        sysfs: where PCI devices say their NUMA node and the bridges above them.
+        sysfs: folder where PCI devices say their NUMA node and the bridges above them.
         devices: looks PCI devices up instead of `sysfs`.
         environment: variables that say which GPUs CUDA shows; None: those of this process.
 
@@ -148,7 +147,7 @@ def _read_gpu(asker: Asker, index: int, handle: Any, devices: PciDevices) -> Gpu
 
 
 def _taken(memory: Any, processes: Any) -> int | None:
-    """Bytes in use: as the device says, or as its processes do where those are more."""
+    """Return the bytes in use, by the device or by its processes, whichever is more."""
     running: list[Any] = list(processes or [])
     held = sum(getattr(each, "usedGpuMemory", None) or 0 for each in running)
     told = None if memory is None else used_bytes(memory)
@@ -156,7 +155,7 @@ def _taken(memory: Any, processes: Any) -> int | None:
 
 
 def set_bits(mask: Any) -> list[int] | None:
-    """Positions of the set bits of an array of 64-bit words."""
+    """List the positions of the set bits of an array of 64-bit words."""
     if mask is None:
         return None
     words = [int(word) for word in mask]
@@ -166,13 +165,7 @@ def set_bits(mask: Any) -> list[int] | None:
 def _numa_node(
     asker: Asker, handle: Any, told: int | None
 ) -> tuple[int | None, tuple[int, int] | None]:
-    """The one NUMA node next to the GPU, unknown where the two sources disagree; and what they say.
-
-    Args:
-        asker: asks NVML.
-        handle: the device.
-        told: what the system says; None: it does not know.
-    """
+    """Return the NUMA node next to the GPU, and both sources' nodes where they disagree."""
     nodes = set_bits(asker.ask("nvmlDeviceGetMemoryAffinity", handle, MASK_WORDS, 0))
     asked = nodes[0] if nodes is not None and len(nodes) == 1 else None
     if told is None or asked is None:
@@ -214,7 +207,7 @@ Ask = Callable[..., Any]
 
 
 def bus_key(bus_id: Any) -> str:
-    """A PCI address made comparable: lower case, domain of at least four hex digits, as in sysfs.
+    """Return a comparable PCI address: lower case, domain of four hex digits, as in sysfs.
 
     NVML writes 00000000:07:00.0 where sysfs writes 0000:07:00.0; an address of all ones or without
     a domain is no address.
@@ -232,13 +225,9 @@ def bus_key(bus_id: Any) -> str:
 
 
 def read_links(ask: Ask, nvml: Any, handle: Any, major: int | None) -> list[NvLink] | None:
-    """Links of a GPU; [] where it has none, None where they could not be asked for.
+    """Read the links of a GPU; [] where it has none, None where they could not be asked for.
 
-    Args:
-        ask: calls NVML, None on refusal.
-        nvml: the module, for its exceptions.
-        handle: the device.
-        major: compute capability; from 9 on the state is read by a field, as NCCL does.
+    From compute capability 9 (`major`) on, the state is read by a field, as NCCL does.
     """
     links: list[NvLink] = []
     for index in range(MAX_LINKS):
@@ -264,7 +253,6 @@ def read_links(ask: Ask, nvml: Any, handle: Any, major: int | None) -> list[NvLi
 
 
 def _has_no_links(nvml: Any, error: Exception) -> bool:
-    """True where the driver says that this GPU has no NVLink at all."""
     kinds = tuple(
         kind
         for name in ("NVMLError_NotSupported", "NVMLError_InvalidArgument")
@@ -303,11 +291,11 @@ def pair_links(
     *,
     nvlink_peer: bool | None,
 ) -> tuple[int | None, bool | None]:
-    """Number of NVLinks between two GPUs, and whether they pass a switch.
+    """Count the NVLinks between two GPUs, and tell whether they pass a switch.
 
-    direct = links of a whose remote end is b. Where there are none, both have links to a switch
-    (or to an end they cannot see) and the driver says peer access over NVLink works:
-    min(links_a, links_b) through the switch. Otherwise none.
+    direct = links of a whose remote end is b. Where there are none, both have links to a switch (or
+    to an end they cannot see) and the driver says peer access over NVLink works: min(links_a,
+    links_b) through the switch. Otherwise none.
 
     Returns:
         (count, via switch); (None, None) where a GPU's links are unknown, (0, None) where none.
@@ -332,7 +320,6 @@ def _active(links: list[NvLink]) -> list[NvLink]:
 
 
 def _switched(links: list[NvLink]) -> int:
-    """Links that end at a switch, or where the driver does not say."""
     return sum(
         link.remote_kind == "switch" or (link.remote_kind == "unknown" and not link.remote_bus_id)
         for link in links

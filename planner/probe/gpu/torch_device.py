@@ -29,12 +29,12 @@ from gnnplan.planner.probe.team import State
 
 WARM_UPS = 4
 HOLD_CYCLES = 20_000_000
-"""About ten milliseconds: longer than the host takes to enqueue a measurement."""
+"""Cycles of about ten milliseconds: longer than the host takes to enqueue a measurement."""
 LEAST_SECONDS = 0.005
-"""Calls are repeated within one measurement until they take about so long together."""
+"""Seconds, about, for which calls are repeated within one measurement."""
 MOST_CALLS = 64
 MOST_ROWS = 1 << 26
-"""Of a table: of the shortest rows 256 MiB, more than caches hold."""
+"""Rows of a table: 256 MiB of the shortest, more than caches hold."""
 SPOILED = {
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -95,7 +95,7 @@ class CudaDevice:
             return []  # unknown: any core will do
 
     def _once(self, work: Work) -> float:
-        """Seconds of one call alone, from a first measurement."""
+        """Time one call alone, as a first estimate."""
         if work not in self._alone:
             self._call(work)
             self._alone[work] = max(self._run(work, 1, 0.0, []), 1e-7)
@@ -152,7 +152,7 @@ class CudaDevice:
         return self._make_gather(work) if work.kind == "gather" else self._make_copy(work)
 
     def _make_all_reduce(self, work: Work) -> Callable[[], object]:
-        """One process sums over its GPUs: on the current stream of `gpu`, else on the default."""
+        """Make a sum over this process's GPUs; `gpu` uses its current stream."""
         nccl = importlib.import_module("torch.cuda.nccl")
         parts = [
             self._torch.zeros(work.num_bytes // 4, device=f"cuda:{g}") for g in range(work.ranks)
@@ -160,7 +160,7 @@ class CudaDevice:
         return lambda: nccl.all_reduce(parts, parts)
 
     def _buffer(self, work: Work, num_bytes: int) -> Any:
-        """Bytes where the work reads them."""
+        """Return memory where the work reads it."""
         if work.place == "host":
             return self._torch.empty(num_bytes, dtype=self._torch.uint8, pin_memory=True)
         owner = work.owner if work.place == "peer" else work.gpu
@@ -173,7 +173,7 @@ class CudaDevice:
         return lambda: target.copy_(source, non_blocking=True)
 
     def _make_gather(self, work: Work) -> Callable[[], object]:
-        """Rows at random of a larger table, by the runtime's kernel; checked once."""
+        """Make a gather of random rows of a larger table by the runtime's kernel; check it once."""
         key, programs = replace(work, programs=0), work.programs or None
         if key not in self._rows:
             self._rows[key] = self._make_rows(key)
@@ -184,7 +184,7 @@ class CudaDevice:
         return lambda: table.gather(ids, out, counts, max_programs=programs)
 
     def _make_rows(self, work: Work) -> tuple[Any, Any, Any, Any]:
-        """A table of rows that hold their number, random ids, the output and its counters."""
+        """Make a table of rows that hold their number, random ids, the output and its counters."""
         import numpy as np
 
         from gnnplan.runtime.features.device_rows import DeviceRows
@@ -241,7 +241,7 @@ class CudaDevice:
 
 
 def sizes_for(quick: bool, *, host_bytes: int, device_bytes: int) -> GpuSizes:
-    """The sizes, cut to a sixteenth of the free host memory and of the device's."""
+    """Cut the sizes to a sixteenth of the free host memory and of the device's."""
     sizes, most = (QUICK if quick else FULL), min(host_bytes, device_bytes) // 16
     return replace(
         sizes,
@@ -254,7 +254,7 @@ def sizes_for(quick: bool, *, host_bytes: int, device_bytes: int) -> GpuSizes:
 def measure_task(
     state: State, *, quick: bool, host_bytes: int, seconds: float
 ) -> list[GpuFindings] | str:
-    """Task: what was measured of every GPU, or why nothing could be."""
+    """Task: findings of every GPU, or why nothing could be measured."""
     del state
     begun = time.perf_counter()
     try:

@@ -8,7 +8,7 @@ from gnnplan.planner.cost.link_use import link_of
 from gnnplan.planner.cost.memory import host_memory
 from gnnplan.planner.cost.request import Request
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.machine.hosts import first_hosts, joins_hosts, num_hosts, one_host
+from gnnplan.planner.machine.model import first_hosts, joins_hosts, num_hosts, one_host
 from gnnplan.planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
 from gnnplan.planner.search.drawn import Draws
 from gnnplan.planner.search.enumerate import candidates, machine_candidates, plans_gpus

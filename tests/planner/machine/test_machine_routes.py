@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gnnplan.planner.errors import MachineError
-from gnnplan.planner.machine.model import Link, MachineModel, Memory, Processor, Switch, Table
+from gnnplan.planner.machine.model import Link, MachineModel, Memory, Processor, Switch
 from gnnplan.planner.machine.routes import (
     Reader,
     Route,
@@ -164,15 +164,7 @@ def test_random_rows_move_whole_transactions_at_the_random_rate():
     )
 
 
-def test_a_measured_curve_of_a_copy_replaces_latency_and_bandwidth():
-    one = link("x", "host0", "gpu0.memory", gbs=1, latency=1e-6)
-    m = machine([one])
-    route = Route(links=(one,))
-    assert route.copy_seconds(m, 1e6) == pytest.approx(1e-6 + 1e-3)
-    curve = Table(
-        unit="seconds", axes=["bytes"], points=[[1e3, 1e6]], values=[1e-5, 5e-3], spread=0.1
-    )
-    assert route.copy_seconds(replace(m, tables={"copy.x": curve}), 1e6) == pytest.approx(5e-3)
+def test_a_route_of_no_links_is_infinitely_wide():
     assert Route(links=()).bandwidth_bytes_per_second == math.inf
 
 

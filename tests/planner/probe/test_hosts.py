@@ -210,8 +210,8 @@ def test_what_was_measured_between_compute_is_what_steps_are_priced_by() -> None
             "all_reduce_stepped": [summarize([7e-3])],
             "all_to_all_early": [summarize([1e-3])],
             "all_to_all_hidden": [summarize([6e-3])],
+            "all_to_all_asked": [summarize([2e-3])],
         },
-        asked={"all_to_all_asked": [summarize([2e-3])]},
     )
     model = joined(rates)
     threads = Threads(compute=1, sample=0, gather=1)
@@ -224,6 +224,6 @@ def test_what_was_measured_between_compute_is_what_steps_are_priced_by() -> None
     assert late is not None
     assert late.seconds == pytest.approx(6e-3)
     assert hosts_all_reduce(model, two, 4096).seconds == pytest.approx(7e-3)
-    plain = joined(replace(rates, stepped={}, asked={}))
+    plain = joined(replace(rates, stepped={}))
     assert hosts_all_reduce(plain, two, 4096).seconds == pytest.approx(2e-3)
     assert exchange_lead(plain, two, 100.0, 400) == 0.0

@@ -5,8 +5,14 @@ from dataclasses import replace
 import pytest
 
 from gnnplan.planner.errors import MachineError
-from gnnplan.planner.machine.hosts import first_hosts, one_host
-from gnnplan.planner.machine.model import MachineModel, check_machine, load_machine, save_machine
+from gnnplan.planner.machine.model import (
+    MachineModel,
+    check_machine,
+    first_hosts,
+    load_machine,
+    one_host,
+    save_machine,
+)
 from gnnplan.planner.probe.presets import list_presets, load_preset
 from tests.support.joined import hosts_machine
 

@@ -10,8 +10,8 @@ import pytest
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.machine.model import MachineModel, Table, check_machine
 from gnnplan.planner.probe import memory, probe as subject, sampling
-from gnnplan.planner.probe.budget import Budget
 from gnnplan.planner.probe.context import QUICK, ProbeContext, smallest
+from gnnplan.planner.probe.grid import Budget
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.probe.team import OutOfTime, Team
 from gnnplan.planner.probe.timing import summarize

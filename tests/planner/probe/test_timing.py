@@ -5,8 +5,14 @@ import time
 import numpy as np
 import pytest
 
-from gnnplan.planner.probe.burst import Interlude
-from gnnplan.planner.probe.timing import noise_floor, robust_spread, summarize, timed, wait_until
+from gnnplan.planner.probe.timing import (
+    Interlude,
+    noise_floor,
+    robust_spread,
+    summarize,
+    timed,
+    wait_until,
+)
 
 QUIET = [1.0, 1.01, 0.99, 1.0, 1.0]
 NOISY = [1.0, 3.0, 0.2, 2.0, 1.0]

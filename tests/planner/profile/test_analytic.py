@@ -7,12 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from gnnplan.planner.profile.analytic import (
-    labor_hotness,
-    neighbor_hotness,
-    seed_probability,
-    smooth,
-)
+from gnnplan.planner.profile.analytic import neighbor_hotness, seed_probability, smooth
 
 
 def csc(lists):
@@ -20,20 +15,17 @@ def csc(lists):
     return indptr, np.array([u for x in lists for u in x], np.int64)
 
 
-def one_hop(lists, seeds, k, law=neighbor_hotness):
-    return law(*csc(lists), np.array(seeds, float), [k])
+def one_hop(lists, seeds, k):
+    return neighbor_hotness(*csc(lists), np.array(seeds, float), [k])
 
 
 # two seeds, 0 and 1, with lists of 4 and 2 that share vertex 2
 SHARED = [[2, 3, 4, 5], [2, 6], [], [], [], [], []]
 
 
-@pytest.mark.parametrize(
-    ("law", "hit"), [(neighbor_hotness, 0.234375), (labor_hotness, 0.21875)], ids=["ns", "labor"]
-)
-def test_one_hop_from_independent_seeds(law, hit):
+def test_one_hop_from_independent_seeds():
     # formulas [S5]: P = (.5, .25), degrees (4, 2), k = 1; exact by enumeration
-    assert one_hop(SHARED, [0.5, 0.25, 0, 0, 0, 0, 0], 1, law)[2] == pytest.approx(hit)
+    assert one_hop(SHARED, [0.5, 0.25, 0, 0, 0, 0, 0], 1)[2] == pytest.approx(0.234375)
 
 
 def test_neighbor_hotness_is_exact_for_one_hop_by_enumeration():
@@ -53,33 +45,15 @@ def test_neighbor_hotness_is_exact_for_one_hop_by_enumeration():
         np.testing.assert_allclose(one_hop(lists, seeds, k), exact, atol=1e-12)
 
 
-def test_labor_hotness_is_exact_for_one_hop_by_integration():
-    # Poisson LABOR-0: u is hit by s iff r_u <= q_s, one r_u for all s, so by the largest q present
-    rng = np.random.default_rng(1)
-    for _ in range(20):
-        lists = [rng.permutation(5)[: rng.integers(0, 5)].tolist() for _ in range(5)]
-        seeds, k = rng.random(5), int(rng.integers(1, 4))
-        exact = np.zeros(5)
-        for present in itertools.product([0, 1], repeat=5):
-            weight = np.prod(np.where(present, seeds, 1 - seeds))
-            for u in range(5):
-                q = [min(1, k / len(lists[s])) for s in np.flatnonzero(present) if u in lists[s]]
-                exact[u] += weight * (1 if present[u] else max(q, default=0))
-        np.testing.assert_allclose(one_hop(lists, seeds, k, labor_hotness), exact, atol=1e-12)
-
-
 def test_a_self_loop_is_no_second_chance():
     # formulas 1.4, [C5]: P stays .5; the term would give .625 at k/d = .5... with d = 2, k = 1
-    for law in (neighbor_hotness, labor_hotness):
-        assert one_hop([[0, 1], []], [0.5, 0.0], 1, law)[0] == 0.5
+    assert one_hop([[0, 1], []], [0.5, 0.0], 1)[0] == 0.5
 
 
 def test_parallel_edges_are_one_term():
     # formulas [C5]: d = 4, m = 2, k = 1: .5, where two terms would give .4375
     lists = [[1, 1, 2, 3], [], [], []]
     assert one_hop(lists, [1.0, 0, 0, 0], 1)[1] == pytest.approx(0.5)
-    # LABOR-0 shares the random number: k/d
-    assert one_hop(lists, [1.0, 0, 0, 0], 1, labor_hotness)[1] == pytest.approx(0.25)
 
 
 def test_fixed_size_batches_hit_more_often_than_the_formula_says():
@@ -88,15 +62,6 @@ def test_fixed_size_batches_hit_more_often_than_the_formula_says():
     p0 = seed_probability(2, 1)
     assert p0 == 0.5
     assert one_hop(lists, [p0, p0, 0], 1)[2] == pytest.approx(0.75)
-
-
-def test_exact_k_labor_hits_more_often_than_the_formula_says():
-    # formulas [C5], a limit: s1 lists {u,a}, s2 {u,b}, k = 1: Poisson 1/2, exact-k 2/3
-    lists = [[2, 3], [2, 4], [], [], []]
-    assert one_hop(lists, [1.0, 1.0, 0, 0, 0], 1, labor_hotness)[2] == pytest.approx(0.5)
-    r = np.random.default_rng(1).random((300_000, 3))
-    exact_k = np.mean((r[:, 0] < r[:, 1]) | (r[:, 0] < r[:, 2]))
-    assert exact_k == pytest.approx(2 / 3, abs=0.004)
 
 
 def test_every_seed_has_one_place_in_an_epoch():

@@ -10,8 +10,8 @@ import pytest
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import load_preset
-from gnnplan.planner.profile import gpu_profile as subject
-from gnnplan.planner.profile.gpu_profile import gpu_profile
+from gnnplan.planner.profile import profile as subject
+from gnnplan.planner.profile.profile import gpu_profile
 from gnnplan.planner.profile.protocol import GPU, GpuTimingAnswer, GpuTimingReply, GpuTimingRequest
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import GpuLoop, GpuSample

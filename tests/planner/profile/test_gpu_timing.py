@@ -92,7 +92,7 @@ def test_a_loops_step_is_its_parts_and_what_lies_between_none_of_them_twice(
         (gpu_loop.DeviceSampleStage, "submit", 0.002),
         (gpu_loop.DeviceGatherStage, "submit", 0.004),
         (gpu_loop.DeviceBatchStage, "submit", 0.008),
-        (gpu_loop, "labelled", 0.016),  # by the training thread, in its wait
+        (gpu_loop, "add_labels", 0.016),  # by the training thread, in its wait
         (minibatch.TrainLoop, "_forward_backward", 0.032),
         (minibatch.Precision, "unscale", 0.064),
         (minibatch.TrainLoop, "step", 0.128),  # between

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gnnplan.planner.profile.degree_law import DegreeClasses, frontiers, mean_drawn
+from gnnplan.planner.profile.analytic import DegreeClasses, frontiers, mean_drawn
 
 NODES, EDGES, SEEDS, TRIALS = 800, 16_000, 20, 40
 

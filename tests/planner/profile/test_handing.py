@@ -73,14 +73,14 @@ def test_every_step_is_metered_and_its_labels_are_those_of_the_model(
 def test_what_lies_between_the_stages_is_found(
     small_graph: Graph, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken: Callable[..., Iterator[object]] = module._handed
+    taken: Callable[..., Iterator[object]] = module._make_batches
 
     def slower(*arguments: Any) -> Iterator[object]:
         for batch in taken(*arguments):
             clock.sleep(0.01)
             yield batch
 
-    monkeypatch.setattr(module, "_handed", slower)
+    monkeypatch.setattr(module, "_make_batches", slower)
     made = bench(small_graph)
     found = handing(made.loop, small_graph, WORK, 1, made.batches[0], 0)
     assert found.between == pytest.approx(0.01)

@@ -8,9 +8,8 @@ import pytest
 from gnnplan.planner.profile import loading
 from gnnplan.planner.profile.draw import Chosen, drawer
 from gnnplan.planner.profile.loading import KeptLoaders, Loader
-from gnnplan.planner.profile.loop import Bench
+from gnnplan.planner.profile.loop import Bench, drawn_batch
 from gnnplan.planner.profile.protocol import LoadingRequest
-from gnnplan.planner.profile.synthetic import drawn_batch
 from gnnplan.planner.profile.timing_process import DRAWN_WARMUP, WARMUP_STEPS, TimedModel
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Sampler, Workload

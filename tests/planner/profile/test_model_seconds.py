@@ -7,9 +7,9 @@ import pytest
 
 from gnnplan.planner.profile import model_seconds
 from gnnplan.planner.profile.draw import drawer, sampler_of
+from gnnplan.planner.profile.loop import synthetic_batch
 from gnnplan.planner.profile.model_seconds import loading_request, model_timing, timing_request
 from gnnplan.planner.profile.presample import presample
-from gnnplan.planner.profile.synthetic import synthetic_batch
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import Combination
 from gnnplan.runtime.graph.dataset import Graph

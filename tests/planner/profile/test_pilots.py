@@ -56,7 +56,7 @@ def test_the_rate_is_seconds_of_a_batch_in_a_stack_over_those_of_one_alone(
     monkeypatch: pytest.MonkeyPatch,
 ):
     now = [0.0]
-    monkeypatch.setattr(pilots.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
 
     def take(seconds: float) -> None:
         now[0] += seconds
@@ -77,7 +77,7 @@ def test_the_rate_of_dependent_batches_is_their_mean_over_that_of_independent_on
 ):
     """Every fourth batch needs one set of numbers (1 s), the others mix two (5 s): mean 4 s."""
     now = [0.0]
-    monkeypatch.setattr(pilots.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
 
     def draw(kappa: int | None, step: int) -> None:
         now[0] += 1.0 if kappa is None or step % kappa == 0 else 5.0

@@ -10,10 +10,10 @@ import pytest
 from gnnplan.planner.cost.stages.gather import counted_runs
 from gnnplan.planner.profile import presample as presample_module
 from gnnplan.planner.profile.draw import last_batch
+from gnnplan.planner.profile.loop import synthetic_batch, synthetic_links
 from gnnplan.planner.profile.model_seconds import batch_shape
 from gnnplan.planner.profile.presample import MOST_BATCHES, interpolated, presample
 from gnnplan.planner.profile.protocol import BatchShape
-from gnnplan.planner.profile.synthetic import synthetic_batch, synthetic_links
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_links, generate_typed
 from gnnplan.runtime.loader.tasks import typed_sampler

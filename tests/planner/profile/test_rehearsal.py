@@ -5,7 +5,7 @@ import sys
 
 REHEARSED = """
 import importlib
-from gnnplan.planner.profile.synthetic import rehearse
+from gnnplan.planner.profile.loop import rehearse
 from gnnplan.planner.profile.protocol import private_bytes
 for library in ("torch", "torch_geometric.nn", "gnnplan.runtime.models.build"):
     importlib.import_module(library)

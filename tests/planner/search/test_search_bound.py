@@ -16,7 +16,7 @@ from gnnplan.planner.assemble import assemble
 from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import load_preset
-from gnnplan.planner.profile import gpu_profile
+from gnnplan.planner.profile import profile as profiling
 from gnnplan.planner.profile.cache import Profile
 from gnnplan.planner.search.choose import alternatives, certificate, choose
 from gnnplan.planner.search.search import Search, SearchResult
@@ -96,7 +96,7 @@ def gpus_search(seed: int, graph: Graph, patch: pytest.MonkeyPatch) -> Search:
     ranks = (1, 2, 4, 8, 10)
     made = random_profile(rng, graph, ranks)
     drawn = replace(made.numbers, timing={}, batches=[batch_profile(s) for s in made.hotness])
-    patch.setattr(gpu_profile, "_drawn", lambda *_, **__: replace(made, numbers=drawn))
+    patch.setattr(profiling, "_draw_for_gpus", lambda *_, **__: replace(made, numbers=drawn))
     return pipeline.search_for(graph, settings, model)
 
 

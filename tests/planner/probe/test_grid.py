@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from gnnplan.planner.probe.budget import Budget, Point, filled, ordered
+from gnnplan.planner.probe.grid import Budget, Point, fill_grid, order_points
 
 AXES = {"bytes": [1, 2, 4, 8, 16], "ranks": [2, 4]}
 
@@ -70,11 +70,11 @@ def test_without_an_end_there_is_always_time() -> None:
 
 
 def test_the_corners_of_a_grid_come_first_and_crowded_ranks_last() -> None:
-    found = ordered(AXES, cores=2)
+    found = order_points(AXES, cores=2)
     assert sorted(found) == list(itertools.product(*AXES.values()))
     assert found[:3] == [(1, 2), (16, 2), (4, 2)]
     assert all(ranks == 4 for _, ranks in found[5:])
-    assert ordered(AXES, cores=4)[:4] == [(1, 2), (1, 4), (16, 2), (16, 4)]
+    assert order_points(AXES, cores=4)[:4] == [(1, 2), (1, 4), (16, 2), (16, 4)]
 
 
 def test_a_law_of_powers_is_found_again_from_a_grids_corners() -> None:
@@ -82,10 +82,10 @@ def test_a_law_of_powers_is_found_again_from_a_grids_corners() -> None:
     law = {(a, b): 3.0 * a**0.5 * b**1.5 for a, b in itertools.product(*axes)}
     corners = {p: law[p] for p in itertools.product([1, 16], [1, 8])}
     expected = np.array(list(law.values())).reshape(3, 3)
-    np.testing.assert_allclose(filled(axes, corners), expected, rtol=1e-12)
-    assert filled(axes, law).tolist() == expected.tolist()
+    np.testing.assert_allclose(fill_grid(axes, corners), expected, rtol=1e-12)
+    assert fill_grid(axes, law).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("point", [(1, 1), (4, 8), (16, 2)])
 def test_one_point_alone_holds_everywhere(point: Point) -> None:
-    assert np.allclose(filled([[1, 4, 16], [1, 2, 8]], {point: 5.0}), 5.0)
+    assert np.allclose(fill_grid([[1, 4, 16], [1, 2, 8]], {point: 5.0}), 5.0)
