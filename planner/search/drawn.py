@@ -1,6 +1,6 @@
-"""What the search may ask of the sampler: the interface that `planner.profile.draws` fills.
+"""Define what the search asks of drawn batches; `planner.profile.draws` fills it.
 
-Importing the search must not import samplers or the graph.
+The search imports neither samplers nor the graph.
 """
 
 from dataclasses import dataclass
@@ -15,35 +15,35 @@ from gnnplan.runtime.sampling.bulk.memory import BulkBytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalBatches:
-    """Batches that prefer a rank's own rows: means per batch."""
+    """Means per batch where the sampler prefers a rank's own rows."""
 
     vertices: float
     edges: float
-    """Over all blocks."""
+    """Edges of all blocks."""
     own_share: float
-    """Share of the input vertices whose rows the rank holds."""
+    """Share of the input vertices whose rows the rank keeps."""
 
 
 @runtime_checkable
 class Draws(Protocol):
-    """Sizes and sequences of batches; a sentence where something cannot be drawn."""
+    """Sizes and sequences of drawn batches; a sentence where something cannot be drawn."""
 
     def bulk(self, num_ranks: int) -> BulkBytes | str:
-        """Bytes of stacks of one rank's batches."""
+        """Return the bytes of stacks of one rank's batches."""
         ...
 
     def stack_rate(self, num_ranks: int) -> Table | str:
-        """Seconds of a batch in a stack over those of one alone; axis: batches."""
+        """Return the seconds of a stacked batch over a single one's; axis: batches."""
         ...
 
     def dependent_rate(self, num_ranks: int) -> Table | str:
-        """Seconds of a dependent batch over those of an independent one; axis: kappa."""
+        """Return the seconds of a dependent batch over an independent one's; axis: kappa."""
         ...
 
     def batches(self, num_ranks: int, kappa: int | None) -> list[NDArray[np.int32]] | str:
-        """Successive batches of one rank, as ids; kappa None: as the user's sampler says."""
+        """Return the ids of one rank's successive batches; kappa None for the user's own."""
         ...
 
     def local(self, num_ranks: int, factor: float, own: NDArray[np.int64]) -> LocalBatches | str:
-        """Batches drawn with a preference for neighbours among `own`."""
+        """Return batches drawn with a preference for neighbours among `own`."""
         ...

@@ -1,9 +1,9 @@
-"""Enumerate ranks: how many, on which cores or GPUs, with which threads, how far ahead they load.
+"""Enumerate ranks: how many, on which cores or GPUs, with which threads and prefetch depth.
 
-On cores every split of the threads is tried: 64 cores have a few dozen. GPUs are taken clique by
-clique (packed), so that peers are near, or one from each PCIe switch before a second one shares its
-port (spread). They load synchronously, or ahead by one loader thread on lanes of its own
-(`planner.cost.backends.gpu_lanes`); more threads would only queue up for the same lanes.
+On cores every split of the threads is tried. GPUs are taken clique by clique (packed), so that
+peers are near, or one from each PCIe switch before a second one shares its port (spread). They load
+synchronously, or ahead by one loader thread on lanes of its own (`planner.cost.backends.gpu_lanes`);
+more threads would queue up for the same lanes.
 """
 
 import itertools
@@ -18,12 +18,12 @@ from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.plan.schema import Threads, TopologyPlacement
 
 DEPTHS = (2, 4)
-"""Prefetch depths worth trying: 2 removes the regular stall, 4 most of the random one [A2]."""
+"""Prefetch depths to try: 2 removes the regular stall, 4 most of the random one [A2]."""
 LOADER_THREADS = (1, 2, 3, 4, 6)
 
 
 def rank_counts(num_cores: int, devices: int | None, batch_size: int) -> list[int]:
-    """Return numbers of ranks to try: the user's, or powers of two up to the cores, and the cores.
+    """Return the numbers of ranks to try: the user's, or powers of two and all cores.
 
     >>> rank_counts(6, None, 1024), rank_counts(6, 3, 1024), rank_counts(8, None, 2)
     ([1, 2, 4, 6], [3], [1, 2])
@@ -35,10 +35,9 @@ def rank_counts(num_cores: int, devices: int | None, batch_size: int) -> list[in
 
 
 def thread_splits(cores_per_rank: int, *, oversubscribe: bool = False) -> list[Threads]:
-    """Return ways to share a rank's cores between its training threads and loader threads.
+    """Return the ways to share a rank's cores between training and loader threads.
 
-    Without loader threads the loader's stages run on the training thread. A gather uses one thread:
-    what several threads of one process gain is not measured by the probe, so it is not planned.
+    A gather uses one thread: the probe does not measure what more threads of a process gain.
 
     >>> [(t.compute, t.sample) for t in thread_splits(2)]
     [(2, 0), (1, 1)]
@@ -58,15 +57,12 @@ def thread_splits(cores_per_rank: int, *, oversubscribe: bool = False) -> list[T
 def candidates(
     settings: PlanSettings, num_cores: int, policies: tuple[str, ...]
 ) -> list[Candidate]:
-    """Return every way to run the workload on the cores of one host.
+    """Return every way to run the workload on the cores of one host, simplest first.
 
     Args:
-        settings: the user's devices and whether cores may be shared by threads.
+        settings: the user's request.
         num_cores: cores of the host.
         policies: placements to try, in order of preference.
-
-    Returns:
-        Simplest first: fewer ranks, no loader threads, shallow prefetch.
 
     Raises:
         SettingsError: more ranks than cores, or than seeds in a batch.
@@ -99,11 +95,11 @@ def candidates(
 
 
 AHEAD = ((0, 2), *((1, depth) for depth in DEPTHS))
-"""Loader threads and batches made ahead."""
+"""Loader threads of a GPU's rank, and batches made ahead."""
 GPU_TABLES = ("gpu_flops", "gpu_kernel", "gpu_context", "gpu_process")
-"""What a machine must know of its GPUs for plans to use them."""
+"""Tables that plans on GPUs need."""
 MESSAGE = "gpu_message"
-"""Table that plans on several GPUs need: seconds of a message between two."""
+"""Table that plans on several GPUs need."""
 
 
 def plans_gpus(machine: MachineModel) -> bool:
@@ -138,7 +134,7 @@ def machine_candidates(
 
 
 def gpu_counts(machine: MachineModel, devices: int | None, batch_size: int) -> list[int]:
-    """Return numbers of GPUs to try: the user's, or powers of two on one host, then whole hosts.
+    """Return the numbers of GPUs to try: the user's, or powers of two on a host, then hosts.
 
     Raises:
         SettingsError: more than there are or than seeds in a batch, or several GPUs between which
@@ -191,7 +187,7 @@ def _choices(
 
 
 def _covering(machine: MachineModel, cover: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return the cover's cliques of GPUs, and each GPU that it leaves out as a clique."""
+    """Return the cover's cliques of GPUs; a GPU outside the cover is a clique."""
     names = {gpu.name for gpu in machine.gpus}
     cliques = [[g for g in clique if g in names] for clique in cover]
     held = {g for clique in cliques for g in clique}
@@ -199,13 +195,12 @@ def _covering(machine: MachineModel, cover: Sequence[Sequence[str]]) -> list[lis
 
 
 def _by_host(machine: MachineModel, order: Sequence[str]) -> list[str]:
-    """Return GPUs in the same order, one host after the other."""
     hosts = {gpu.name: gpu.host for gpu in machine.gpus}
     return sorted(order, key=lambda name: hosts[name])
 
 
 def _spread(machine: MachineModel) -> list[str]:
-    """Return GPUs so that each next one shares the fewest links to its host's memory."""
+    """Order GPUs so that each next one shares the fewest links to its host's memory."""
     crossed: dict[str, set[str]] = {}
     for gpu in machine.gpus:
         memory = "host0" if gpu.host == 0 else f"h{gpu.host}.host0"

@@ -1,4 +1,4 @@
-"""Samplers that are tried where the user names none: neighbour sampling and, if allowed, LABOR."""
+"""Decide which samplers a request may use, and which are tried where the user names none."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from gnnplan.runtime.sampling.statistics import (
 
 
 def plan_sampler(settings: PlanSettings, candidate: Candidate | None = None) -> Sampler:
-    """The sampler as a plan names it: as asked for, but for the candidate's own choices."""
+    """Return the sampler as a plan names it: the user's, with the candidate's own choices."""
     name, parameters = settings.sampler, settings.sampler_parameters
     if candidate is not None and candidate.las is not None:
         spec = find_sampler(name)
@@ -30,13 +30,13 @@ def plan_sampler(settings: PlanSettings, candidate: Candidate | None = None) -> 
 
 
 def statistics_of(settings: PlanSettings, candidate: Candidate | None = None) -> StatisticsClass:
-    """Class of (sampler, estimator, layer), by the one function that decides it."""
+    """Return the statistics class of sampler, estimator and layer."""
     sampler = plan_sampler(settings, candidate)
     return class_of(sampler, layer_of_model(settings.workload.model))
 
 
 def forbidden(settings: PlanSettings, candidate: Candidate) -> str:
-    """Why a candidate's sampler cannot be used; empty where it can."""
+    """Return why a candidate's sampler cannot be used; empty where it can."""
     if unfit(settings, candidate):
         return "model gat takes no edge weights of a sampler"
     found, allowed = statistics_of(settings, candidate), StatisticsClass(settings.workload.allow)
@@ -46,25 +46,21 @@ def forbidden(settings: PlanSettings, candidate: Candidate) -> str:
 
 
 def unfit(settings: PlanSettings, candidate: Candidate | None = None) -> bool:
-    """Whether the model cannot train on the sampler's blocks, whatever is allowed.
+    """Return whether the model cannot train on the sampler's blocks.
 
-    Attention has no unbiased weighted form: the runtime refuses such blocks, so no plan has them.
+    Attention has no unbiased weighted form: the runtime refuses such blocks.
     """
     return settings.workload.model == "gat" and is_weighted(plan_sampler(settings, candidate))
 
 
 def with_samplers(graph: Graph, settings: PlanSettings) -> PlanSettings:
-    """The settings with samplers for `auto`; those of a user who named one stay as they are.
+    """Return the settings with the samplers that `auto` tries; a named sampler stays.
 
-    The fan-outs are the user's. Layer-wise samplers need sizes, which only the user can give, and
-    a preference for local neighbours is a candidate of the search already.
-
-    Args:
-        graph: links and typed graphs are sampled by neighbours alone.
-        settings: the request.
+    Layer-wise samplers need sizes, which only the user can give; a preference for local neighbours
+    is a candidate of the search. Links and typed graphs are sampled by neighbours alone.
 
     Raises:
-        SettingsError: parameters of no sampler.
+        SettingsError: parameters without a named sampler.
     """
     if settings.sampler != AUTO_SAMPLER:
         return settings
@@ -80,7 +76,7 @@ def with_samplers(graph: Graph, settings: PlanSettings) -> PlanSettings:
 
 
 def _others(settings: PlanSettings) -> list[SamplerChoice]:
-    """Each sampler that auto tries, with the first of its parameters that are allowed."""
+    """Return each sampler that auto tries, with the first of its parameters that are allowed."""
     allowed, found = StatisticsClass(settings.workload.allow), list[SamplerChoice]()
     for name, spec in SAMPLERS.items():
         for parameters in spec.auto_parameters:

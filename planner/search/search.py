@@ -1,4 +1,4 @@
-"""Price the candidates of one request: ranks first, placements on the fastest, then sampling.
+"""Price the candidates of one request: ranks first, then placements, then the sampler's choices.
 
 A placement changes only where rows are read from. So candidates are first priced without copies of
 rows; placements are tried on the few fastest, and the sampler's choices on the fastest of those.
@@ -68,14 +68,7 @@ def with_capture(settings: PlanSettings, request: Request, candidate: Candidate)
 def with_parts(
     request: Request, candidate: Candidate, placed: PlacedRows, prediction: Prediction
 ) -> tuple[Candidate, Prediction]:
-    """Return the candidate and its price, its gradient sent beside the backward pass if that pays.
-
-    Args:
-        request: on the hosts that the candidate uses.
-        candidate: sends its gradient after the backward pass.
-        placed: its rows.
-        prediction: its price.
-    """
+    """Return candidate and price, the gradient sent beside the backward pass if that pays."""
     if candidate.num_ranks == 1 or candidate.batching == "cooperative":
         return candidate, prediction
     size = gradient_bytes(batch_and_timing(request, candidate)[1].num_parameters)
@@ -111,7 +104,6 @@ def _refusal(request: Request, candidate: Candidate, size: int) -> str:
 
 
 def _add_note(prediction: Prediction, words: str) -> Prediction:
-    """Add words to the provenance of the all-reduce."""
     known = prediction.provenance.get(ALL_REDUCE, "derived")
     return replace(
         prediction, provenance={**prediction.provenance, ALL_REDUCE: f"{known}; {words}"}
@@ -119,15 +111,15 @@ def _add_note(prediction: Prediction, words: str) -> Prediction:
 
 
 SHORTLIST = 4
-"""Candidates on which placements are tried, and placed ones on which sampling choices are."""
+"""Candidates on which placements are tried, and then the sampler's choices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchResult:
-    """The candidates that a search priced, and what it left out."""
+    """Candidates that a search priced, and what it left out."""
 
     priced: list[Evaluated]
-    """In order of preference where times are equal."""
+    """Candidates in order of preference where times are equal."""
     left_out: list[LeftOut]
     """Choices of the sampler that could not be priced."""
     refused: list[LeftOut] = field(default_factory=list[LeftOut])
@@ -150,7 +142,7 @@ def _is_bounded(p: Evaluated) -> bool:
 
 
 def _read_shape(p: Evaluated) -> Candidate:
-    """Return the candidate without what leaves the rows it reads unchanged."""
+    """Return the candidate without what leaves its reads unchanged."""
     candidate = p.candidate
     for dimension in DIMENSIONS:
         candidate = dimension.read_shape(candidate)
@@ -158,16 +150,14 @@ def _read_shape(p: Evaluated) -> Candidate:
 
 
 def _read_seconds(p: Evaluated) -> float:
-    """Return the seconds of feature reads of the rank that reads longest, on all batches."""
     return p.placed.reads.max_seconds
 
 
 def scale_reads(placed: PlacedRows, least_seconds: float, seconds: float) -> PlacedRows:
     """Return a placement's reads scaled to the least seconds that any placement takes.
 
-    Both seconds are of the whole profile, on which placements were made. A plan's own reads are
-    those of one half of the profile under the placement of the other half [A9]; a bound from a half
-    would count that half's accidents as gains.
+    Both seconds are of the whole profile. A bound from one half of it, by which a plan's own reads
+    are cross-validated [A9], would count that half's accidents as gains.
     """
     share = min(1.0, max(0.0, least_seconds) / seconds) if seconds > 0 else 1.0
     ranks = [
@@ -179,12 +169,12 @@ def scale_reads(placed: PlacedRows, least_seconds: float, seconds: float) -> Pla
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search(SearchInputs):
-    """One planning request, and the placements made for it so far."""
+    """Search of one planning request, with the placements made so far."""
 
     memo: dict[object, CandidatePlacement] = field(
         default_factory=dict[object, CandidatePlacement], compare=False
     )
-    """Placements by what they depend on, shared by candidates that differ in nothing of that."""
+    """Placements by what they depend on."""
     floors: dict[object, float] = field(default_factory=dict[object, float], compare=False)
     """Least seconds of feature reads, by the same keys."""
 
@@ -215,14 +205,12 @@ class Search(SearchInputs):
         return Evaluated(candidate=candidate, placed=placed, prediction=prediction)
 
     def _request(self, candidate: Candidate) -> Request:
-        """Return the request as the candidate's dimensions meet it."""
         request = self.request
         for dimension in dimensions_of(candidate):
             request = dimension.adapt_request(request, candidate, self.draws)
         return request
 
     def _hotness(self, candidate: Candidate) -> Hotness:
-        """Return the hotness that the candidate's rows are placed by."""
         batch_size = self.request.workload.batch_size
         return rows_of(candidate).select_hotness(self.hotness, batch_size, candidate)
 
@@ -241,7 +229,7 @@ class Search(SearchInputs):
         return self.memo[key]
 
     def _place_all(self, candidate: Candidate) -> CandidatePlacement:
-        """Place every node; the result is kept by nobody, since it is as large as the graph."""
+        """Place every node; the result is not kept, since it is as large as the graph."""
         request, hotness = self._request(candidate), self._hotness(candidate)
         placed = self._place(candidate)
         return rows_of(candidate).place_all(self, request, candidate, placed, hotness)
@@ -249,7 +237,6 @@ class Search(SearchInputs):
     def _placement_key(
         self, candidate: Candidate, hotness: Hotness, memories: Memories
     ) -> tuple[object, ...]:
-        """Return all that a candidate's placement depends on."""
         ranks = (candidate.num_ranks, candidate.hosts, candidate.cliques)
         own = rows_of(candidate).placement_key(candidate, memories)
         policy = (candidate.policy, candidate.batching)
@@ -260,7 +247,7 @@ class Search(SearchInputs):
         return self.explore().priced
 
     def explore(self) -> SearchResult:
-        """Price every candidate, and say which choices could not be."""
+        """Price every candidate, and say which choices could not be priced."""
         request, policy = self.request, self.settings.policy
         asked = Proposing(
             settings=self.settings,
@@ -283,8 +270,8 @@ class Search(SearchInputs):
     def lower_bound(self, priced: list[Evaluated]) -> float:
         """Return step seconds that no candidate is below, within the cost model.
 
-        Each candidate bounds itself. Where rows could be placed otherwise, its shape's best
-        placement with reads scaled to their least bounds it under any placement too.
+        Each candidate bounds itself. Where rows could be placed otherwise, its shape's best placement
+        with reads scaled to their least bounds it too.
         """
         found = [p.seconds for p in priced]
         best: dict[Candidate, Evaluated] = {}

@@ -11,7 +11,7 @@ from gnnplan.runtime.plan.schema import Alternative
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplerSearch:
-    """One sampler's search, what it priced and what it chose."""
+    """Search of one sampler, what it priced and what it chose."""
 
     search: Search
     explored: SearchResult
@@ -19,13 +19,13 @@ class SamplerSearch:
 
     @property
     def sampler(self) -> str:
-        """Name of the sampler."""
+        """Return the sampler's name."""
         return self.search.settings.sampler
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BestSampler:
-    """The best sampler's search, and what the others came to."""
+    """Search of the best sampler, and what the others came to."""
 
     best: SamplerSearch
     lost: list[Alternative]
@@ -43,7 +43,7 @@ def best_over_samplers(
 
     Args:
         searches: one per sampler, the user's first one first.
-        pick: the best of a search's candidates.
+        pick: returns the best of a search's candidates.
 
     Raises:
         PlanDoesNotFit: nothing fits with any sampler; as the first one says.

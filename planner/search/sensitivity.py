@@ -19,7 +19,7 @@ LINK_TABLES = {
 
 
 def faster(machine: MachineModel, tables: Sequence[str]) -> MachineModel:
-    """Return the machine with the seconds of some tables 10% faster."""
+    """Return the machine with the seconds of some tables 10% shorter."""
     found: dict[str, Table] = {}
     for name in tables:
         if name in machine.tables:
@@ -39,7 +39,7 @@ LINKS: dict[str, Callable[[Link], bool]] = {
 
 
 def relaxed_gpus(request: Request) -> dict[str, Request]:
-    """Return the request with one GiB more on GPUs or hosts, or one sort of link 10% faster."""
+    """Return the request with 1 GiB more on GPUs or hosts, or one sort of link 10% faster."""
     budgets, machine = request.budgets, request.machine
     found = {
         "GPU memory +1 GiB": replace(

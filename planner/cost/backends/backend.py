@@ -283,7 +283,7 @@ class Hosts(Wrapper):
     ) -> dict[str, float]:
         """Return what leaves each host by its card, and rows by the hosts' own links.
 
-        The gradient's ring sends 2 (P - 1) / P n; other exchanges count as far as they leave a host.
+        The gradient's ring sends 2 (P - 1) / P n; of other exchanges, what leaves a host counts.
         """
         ranks, here = candidate.num_ranks, ranks_here(candidate)
         parameters = timing_of(request, candidate).num_parameters

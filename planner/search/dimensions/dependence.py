@@ -13,15 +13,12 @@ from gnnplan.runtime.plan.schema import DYNAMIC
 from gnnplan.runtime.sampling.registry import find_sampler
 
 KAPPAS = (4, 16, 64, 256)
-"""Values of kappa to try."""
 
 
 def share_draws(base: Candidate, kappa: int | None) -> Candidate:
     """Return a candidate whose sampler draws kappa batches with the same random numbers.
 
-    Args:
-        base: any candidate.
-        kappa: number of batches; None: as the user's sampler says.
+    With kappa None the user's sampler decides.
     """
     others = {k: v for k, v in base.sampler.parameters.items() if k != "kappa"}
     chosen = others if kappa is None else {**others, "kappa": float(kappa)}
@@ -29,7 +26,7 @@ def share_draws(base: Candidate, kappa: int | None) -> Candidate:
 
 
 class Dependence(Dimension):
-    """Let successive batches share random draws."""
+    """Successive batches that share random draws."""
 
     name = "dependent batches"
 
@@ -66,7 +63,7 @@ class Dependence(Dimension):
                 yield dependent.with_policy(policy)
 
     def adapt_request(self, request: Request, candidate: Candidate, draws: Draws | None) -> Request:
-        """Return the request at the rate that dependent batches were timed at."""
+        """Return the request at the measured rate of dependent batches."""
         return at_dependent_rate(request, candidate, draws)
 
     def read_shape(self, candidate: Candidate) -> Candidate:

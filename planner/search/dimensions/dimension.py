@@ -1,8 +1,7 @@
 """Define a dimension of the search: one choice that candidates are made of.
 
 A candidate takes several dimensions at once, such as ranks on cores, fixed rows and stacked
-batches. The search asks the dimensions of the registry in their order and knows none by name: a new
-one is a module and its line there.
+batches. The search asks the dimensions of the registry in their order and knows none by name.
 """
 
 from abc import ABC, abstractmethod
@@ -25,7 +24,7 @@ from gnnplan.planner.workload import Hotness, WorkloadProfile
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeftOut:
-    """A dimension of which no candidate was priced, and why."""
+    """Dimension of which no candidate was priced, and why."""
 
     name: str
     why: str
@@ -33,16 +32,15 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposing:
-    """What dimensions propose candidates for."""
+    """Inputs that dimensions propose candidates for."""
 
     settings: PlanSettings
     machine: MachineModel
     policies: tuple[str, ...]
     """Placement policies of the first candidates."""
     task: str
-    """Task of the graph."""
     profile: WorkloadProfile | None = None
-    """What was profiled; None before profiling, when anything may still be proposed."""
+    """What was profiled; None before profiling, when anything may be proposed."""
     draws: Draws | None = None
     """Sizes and sequences of batches; None where the graph is not at hand."""
     num_steps: int = 0
@@ -51,22 +49,22 @@ class Proposing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchInputs:
-    """One planning request with all that placing and pricing its candidates needs."""
+    """Planning request with all that placing and pricing its candidates needs."""
 
     request: Request
     settings: PlanSettings
     hotness: dict[int, Hotness]
     """Hotness of the graph's nodes, by seeds per rank."""
     out_degree: Callable[[], NDArray[np.int64]]
-    """Out-degrees of the nodes, counted only where a policy needs them."""
+    """Returns the nodes' out-degrees, for policies that need them."""
     parts: Parts | None = None
-    """Partitions of the graph, made only where a policy needs one."""
+    """Returns partitions of the graph, for policies that need one."""
     draws: Draws | None = None
-    """Sizes and sequences of batches; None: only what the profile holds is priced."""
+    """Sizes and sequences of batches; None where only the profile is priced."""
 
 
 class Dimension(ABC):
-    """One choice of the search. A hook that a dimension does not override changes nothing."""
+    """One choice of the search; a hook that is not overridden changes nothing."""
 
     name: ClassVar[str]
     """Name in plain words, under which a plan says why the dimension was left out."""
@@ -86,7 +84,7 @@ class Dimension(ABC):
             base: candidate to vary; None where candidates are made from nothing.
 
         Raises:
-            SettingsError: the user asks for what no candidate can be.
+            SettingsError: no candidate can be what the user asks for.
         """
 
     def describe(self, candidate: Candidate) -> str:
@@ -99,7 +97,7 @@ class Dimension(ABC):
         return int(bool(self.describe(candidate)))
 
     def family(self, candidate: Candidate) -> Hashable:
-        """Return a key: of candidates with equal keys the plan lists only the best as losing."""
+        """Return a key; of candidates with equal keys the plan lists only the best as losing."""
         del candidate
         return None
 
@@ -113,7 +111,7 @@ class Dimension(ABC):
         return candidate
 
     def read_shape(self, candidate: Candidate) -> Candidate:
-        """Return the candidate without what leaves the rows it reads unchanged.
+        """Return the candidate without what leaves its reads unchanged.
 
         Candidates of one shape share one lower bound on their reads.
         """
@@ -132,7 +130,7 @@ class Dimension(ABC):
         return request
 
     def relax_request(self, request: Request) -> dict[str, Request]:
-        """Return the request with a little more of one resource each, by the resource's name."""
+        """Return requests with a little more of one resource each, by the resource's name."""
         del request
         return {}
 
@@ -149,7 +147,7 @@ class Dimension(ABC):
 
 
 class RowsDimension(Dimension):
-    """A way to place feature rows; exactly one applies to each normalised candidate."""
+    """Way to place feature rows; exactly one applies to each normalised candidate."""
 
     def select_hotness(
         self, hotness: Mapping[int, Hotness], batch_size: int, candidate: Candidate
@@ -157,7 +155,7 @@ class RowsDimension(Dimension):
         """Return the hotness that rows are placed by; by default of each rank's own batches.
 
         Args:
-            hotness: by seeds per rank; its nodes may stand for several each.
+            hotness: by seeds per rank.
             batch_size: seeds of a step over all ranks.
             candidate: whose rows are placed.
         """
@@ -186,8 +184,8 @@ class RowsDimension(Dimension):
     def least_read_seconds(
         self, candidate: Candidate, placed: CandidatePlacement, hotness: Hotness
     ) -> float:
-        """Return seconds of feature reads per batch that no placement is below.
+        """Return the least seconds per batch in which any placement's slowest rank reads.
 
-        They are those of the rank that reads longest. Asked only of `bounded` dimensions.
+        Asked only of `bounded` dimensions.
         """
         raise NotImplementedError

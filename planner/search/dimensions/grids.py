@@ -15,7 +15,7 @@ GRID_BULKS = (1, 8)
 
 
 class Grids(Dimension):
-    """Spread the adjacency lists over hosts."""
+    """Adjacency lists spread over hosts."""
 
     name = "topology in parts"
 

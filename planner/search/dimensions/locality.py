@@ -1,4 +1,4 @@
-"""Choose locality-aware sampling, which prefers neighbours whose rows a rank holds."""
+"""Choose locality-aware sampling, which prefers neighbours whose rows a rank keeps."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,8 +19,8 @@ def preferring_local(
 ) -> tuple[Request, CandidatePlacement]:
     """Return request and reads of a candidate whose sampler prefers the ranks' own rows.
 
-    Sizes of batches change by what was drawn over what was profiled; of the rows that a rank does
-    not hold, each source keeps its share. The model's seconds stay those of the profiled batch.
+    Sizes of batches are those drawn. Of the rows that a rank does not keep, each source has its
+    share. The model's seconds stay those of the profiled batch.
 
     Args:
         request: as profiled, with the user's own sampler.
@@ -41,7 +41,6 @@ def preferring_local(
 
 
 def _resized(batch: BatchProfile, drawn: LocalBatches) -> BatchProfile:
-    """Resize every hop in proportion to the whole batch."""
     edges = sum(e.mean for e in batch.edges)
     vertices = drawn.vertices / batch.vertices[-1].mean if batch.vertices[-1].mean > 0 else 1.0
     factor = drawn.edges / edges if edges > 0 else 1.0
@@ -68,7 +67,6 @@ def _moved(rows: RankRows, drawn: LocalBatches) -> RankRows:
 
 
 FACTORS = (2.0, 4.0, 8.0, 16.0)
-"""Factors to try."""
 
 
 def prefer_local(base: Candidate, factor: float) -> Candidate:
@@ -79,7 +77,7 @@ def prefer_local(base: Candidate, factor: float) -> Candidate:
 
 
 class LocalNeighbours(Dimension):
-    """Prefer local neighbours: fewer rows from elsewhere, for a little more variance."""
+    """Local neighbours preferred: fewer rows from elsewhere, a little more variance."""
 
     name = "local neighbours"
     bounded = False
@@ -93,7 +91,7 @@ class LocalNeighbours(Dimension):
         return f"local neighbours preferred {candidate.las:g}-fold"
 
     def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
-        """Yield every factor, where ranks hold rows that could be preferred."""
+        """Yield every factor, where ranks keep rows that could be preferred."""
         if base is None:
             return
         why = _refused(asked, base)

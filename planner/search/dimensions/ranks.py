@@ -76,7 +76,7 @@ class Cores(Dimension):
         return replace(request, machine=first_hosts(machine, candidate.hosts))
 
     def relax_request(self, request: Request) -> dict[str, Request]:
-        """Give one GiB more to a device's limit and to the host, and make each link 10% faster."""
+        """Give 1 GiB more to a device's limit and to the host, and make each link 10% faster."""
         machine, budgets = request.machine, request.budgets
         host, capacity = host_memory(machine)
         device_limit, host_limit = budgets.device_bytes, budgets.host_bytes
@@ -122,12 +122,12 @@ def _spread(
 
 
 def _on_hosts(candidate: Candidate, hosts: int) -> Candidate:
-    """Return a candidate of one host as it is on each of several, whose ranks are a clique."""
+    """Return a candidate of one host on several hosts, each of whose ranks are a clique."""
     return replace(candidate, devices=list_cores(candidate.num_ranks * hosts, hosts))
 
 
 class Gpus(Dimension):
-    """One rank to a GPU."""
+    """Ranks that each have a GPU."""
 
     name = "GPUs"
 

@@ -59,7 +59,7 @@ def propose_first(asked: Proposing) -> Proposed:
 
 
 def propose_more(asked: Proposing, bases: Iterable[Candidate]) -> Proposed:
-    """Propose the sampler's choices for those of some candidates whose ranks work alone."""
+    """Propose the sampler's choices for the candidates whose ranks work alone."""
     alone = [
         b
         for b in bases
@@ -92,7 +92,7 @@ DESCRIBED = (*JOINS, *PLACEMENTS, *CHOICES, *STARTS)
 
 
 def name_of(candidate: Candidate) -> str:
-    """Return what a reader sees, e.g. "2 ranks x (1 compute + 0 loader) threads, naive".
+    """Return the name that a reader sees.
 
     >>> from dataclasses import replace
     >>> from gnnplan.planner.candidate import list_cores, make_candidate
@@ -101,7 +101,7 @@ def name_of(candidate: Candidate) -> str:
     >>> lru = make_candidate(list_cores(1), policy="lru", sampler=drawn)
     >>> name_of(replace(lru, bulk_batches=8))
     '1 rank x (1 compute + 0 loader) threads, lru cache, 8 batches sampled at once, \
-64 batches hang together'
+    64 batches hang together'
     """
     described = (each.describe(candidate) for each in DESCRIBED if each.applies(candidate))
     return ", ".join([plain_words(candidate), *filter(None, described)])
@@ -113,7 +113,7 @@ def count_changes(candidate: Candidate) -> int:
 
 
 def family_of(candidate: Candidate) -> tuple[Hashable, ...]:
-    """Return the dimensions a candidate takes with their keys: of each family one is listed."""
+    """Return the candidate's dimensions with their keys; a plan lists the best of each family."""
     return tuple((each.name, each.family(candidate)) for each in dimensions_of(candidate))
 
 

@@ -40,12 +40,7 @@ from gnnplan.planner.workload import Hotness
 
 
 def spread_placement(placed: Placement, hotness: Hotness) -> Placement:
-    """Place every node where the one that stands for it lies.
-
-    Args:
-        placed: of the nodes that `hotness` has.
-        hotness: what it was placed by.
-    """
+    """Place every node where the one that stands for it (in `hotness`) lies."""
     runs, items = VertexRuns(hotness), placed.items[0]
     firsts = first_alike(items.own)
     lists = {g: runs.ids(items.own[g]) for g in set(firsts)}
@@ -60,11 +55,10 @@ def of_all(
     """Return what a placement of every node leaves to read.
 
     Args:
-        request: whose rows they are.
-        placed: of the nodes that `hotness` has; the shares of reads stay those that were
-            cross-validated there.
+        request: the planning request.
+        placed: the few nodes' placement, whose cross-validated shares of reads are kept.
         whole: the same policy's placement of every node.
-        hotness: what the few were placed by.
+        hotness: of the few nodes.
     """
     shares = np.array([[r.shares.get(kind, 0.0) for kind in KINDS] for r in placed.rows.ranks])
     every, costs = hotness.everything, placed.memories.costs
@@ -78,7 +72,7 @@ def of_all(
 
 
 class FixedRows(RowsDimension):
-    """Keep the same rows throughout, for ranks with batches of their own."""
+    """Rows that stay where they are, for ranks with batches of their own."""
 
     name = "fixed rows"
 
@@ -136,7 +130,7 @@ class FixedRows(RowsDimension):
 
 
 class _Known(TypedDict):
-    """What policies may look at besides hotness."""
+    """Inputs of policies besides hotness."""
 
     out_degree: NDArray[np.int64] | None
     parts: Parts | None
@@ -151,7 +145,7 @@ def _known(search: SearchInputs, candidate: Candidate) -> _Known:
 
 
 class OwnedRows(RowsDimension):
-    """Keep the hottest of the rows that a rank owns, which nobody else reads."""
+    """The hottest rows that each rank owns, which no other rank reads."""
 
     name = "owned rows"
 

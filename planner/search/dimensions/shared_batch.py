@@ -16,7 +16,7 @@ SHARED_MODELS = ("sage", "gcn", "gat")
 
 
 class SharedBatch(Dimension):
-    """Share the work of one batch among the ranks."""
+    """Batches whose work is shared among the ranks."""
 
     name = "cooperative batches"
 

@@ -12,16 +12,15 @@ from gnnplan.planner.search.drawn import Draws
 from gnnplan.runtime.sampling.registry import is_able
 
 TABLE = "bulk_sample"
-"""Seconds of a batch in a stack over those of one alone; axis: batches (`cost.terms`)."""
+"""Table of a stacked batch's seconds over a single one's; axis: batches (`cost.terms`)."""
 DEPENDENT = "dependent_sample"
-"""Seconds of a batch that hangs together with others over an independent one's; axis: kappa."""
+"""Table of a dependent batch's seconds over an independent one's; axis: kappa."""
 
 
 def at_stack_rate(request: Request, candidate: Candidate, draws: Draws | None) -> Request:
     """Return the request on a machine that knows the rate of a candidate's stacks.
 
-    It is unchanged where nothing is stacked, and where ranks draw stacks together, which
-    `planner.cost.backends.grid` prices.
+    Stacks that ranks draw together are priced by `planner.cost.backends.grid`.
     """
     if candidate.bulk_batches == 1 or candidate.topology.policy == "partitioned" or draws is None:
         return request
@@ -29,20 +28,16 @@ def at_stack_rate(request: Request, candidate: Candidate, draws: Draws | None) -
 
 
 def at_dependent_rate(request: Request, candidate: Candidate, draws: Draws | None) -> Request:
-    """Return the request on a machine that knows the rate of a candidate's dependent batches.
-
-    It is unchanged where kappa is not the planner's choice.
-    """
+    """Return the request on a machine that knows the rate of a candidate's dependent batches."""
     if candidate.kappa is None or draws is None:
         return request
     return _with_rate(request, DEPENDENT, lambda: draws.dependent_rate(candidate.num_ranks))
 
 
 def _with_rate(request: Request, name: str, rate: Callable[[], Table | str]) -> Request:
-    """Return the request with a table of drawn batches.
+    """Return the request with a table of drawn batches, where it is missing and can be made.
 
-    It is unchanged where the machine brings the table, where it cannot be made, and where the
-    sampler was not timed: such batches are priced as single, independent ones.
+    Without it such batches are priced as single, independent ones.
     """
     timed = any(t.sample_seconds > 0 for t in request.profile.timing.values())
     if name in request.machine.tables or not timed:
@@ -54,11 +49,10 @@ def _with_rate(request: Request, name: str, rate: Callable[[], Table | str]) -> 
 
 
 BULKS = (4, 16, 64)
-"""Batches of a stack to try."""
 
 
 class Stacks(Dimension):
-    """Sample several batches in one call."""
+    """Batches of which several are sampled in one call."""
 
     name = "stacks of batches"
 
@@ -95,12 +89,12 @@ class Stacks(Dimension):
         return replace(candidate, bulk_batches=1, bulk_bytes=0)
 
     def adapt_request(self, request: Request, candidate: Candidate, draws: Draws | None) -> Request:
-        """Return the request at the rate that stacks were timed at."""
+        """Return the request at the measured rate of stacks."""
         return request if candidate.kind == "cuda" else at_stack_rate(request, candidate, draws)
 
 
 Room = Callable[[int], int]
-"""Bytes of a stack of so many batches."""
+"""Returns the bytes of a stack of so many batches."""
 
 
 def _on_cores(asked: Proposing, base: Candidate) -> Room | str:
