@@ -1,6 +1,6 @@
-"""Why a plan is what it is: where a step's time goes, what fills memory, who came second.
+"""Explain a plan: where a step's time goes, what fills memory, which candidate came second.
 
-`explain` gives data, `render` gives text; nothing is computed here that the plan does not hold.
+`explain` returns data, `render` text; nothing is computed that the plan does not hold.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ WORDS = ("keep", "partition")
 
 
 def summary(plan: Plan) -> str:
-    """Ranks, partition, p and overlap in one line."""
+    """Write ranks, partition, p and overlap of full-graph training in one line."""
     threads, settings = plan.strategy.threads, plan.strategy.full_graph
     ranks = f"{plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}"
     words = [f"the whole graph on {ranks}"]
@@ -33,7 +33,7 @@ def summary(plan: Plan) -> str:
 
 
 def details(plan: Plan) -> list[str]:
-    """Lines that only a full-graph plan has; none for mini-batches."""
+    """Write the lines that only a full-graph plan has."""
     if plan.strategy.mode != "full-graph":
         return []
     said, memory = plan.prediction.provenance, plan.prediction.memory_bytes
@@ -66,9 +66,9 @@ class StageRow:
     stage: str
     seconds: float
     share: float
-    """Of the step; loader stages that run ahead are hidden behind it, so shares may pass 1."""
+    """Share of the step; loader stages that run ahead are hidden, so shares may sum to more than 1."""
     hidden: bool
-    """True where another thread does it ahead of the training thread."""
+    """Whether another thread does the stage ahead of the training thread."""
     provenance: str
 
 
@@ -116,7 +116,7 @@ class Explanation:
     runner_up: RunnerUp | None
     alternatives: list[RunnerUp]
     details: list[str] = field(default_factory=list[str])
-    """Of full-graph training: why this p, the partition's volume, the fullest part."""
+    """Lines on full-graph training: why this p, the partition's volume, the fullest part."""
 
 
 def explain(plan: Plan) -> Explanation:
@@ -166,7 +166,7 @@ def _summary(plan: Plan) -> str:
 
 
 def _loading(plan: Plan) -> str:
-    """Who makes the batches, and how far ahead."""
+    """Say which threads make the batches, and how far ahead."""
     threads, strategy = plan.strategy.threads, plan.strategy
     if not threads.sample:
         return "batches made in line"
@@ -177,7 +177,7 @@ def _loading(plan: Plan) -> str:
 
 
 def _gpu_summary(plan: Plan) -> str:
-    """How many GPUs in which cliques, where the topology is, and who placed the rows."""
+    """Say how many GPUs in which cliques, where the topology is, and what placed the rows."""
     devices = plan.strategy.devices
     cliques: dict[int, list[str]] = {}
     for device in devices:
@@ -195,7 +195,7 @@ def _gpu_summary(plan: Plan) -> str:
 
 
 def _stages(plan: Plan) -> list[StageRow]:
-    """Loader stages first; in line they are the wait, so the wait itself is not listed again."""
+    """List loader stages first; a synchronous loader's stages stand for the wait."""
     prediction, inline = plan.prediction, plan.strategy.threads.sample == 0
     training = {stage.value for stage in TRAINING_STAGES}
     step = prediction.step_seconds.value
@@ -216,7 +216,7 @@ def _stages(plan: Plan) -> list[StageRow]:
 
 
 def render(explanation: Explanation) -> str:
-    """The explanation as plain text, in sections of a few lines."""
+    """Write the explanation as plain text, in sections of a few lines."""
     e = explanation
     sections = [
         [
@@ -277,7 +277,7 @@ def _price_lines(prices: dict[str, float]) -> list[str]:
 
 
 def seconds_text(seconds: float) -> str:
-    """Seconds for people.
+    """Write seconds in s, ms or us.
 
     >>> seconds_text(0.0), seconds_text(4.2e-6), seconds_text(0.0123), seconds_text(75.0)
     ('0 s', '4.2 us', '12.3 ms', '75.0 s')

@@ -1,8 +1,7 @@
-"""The same graph and workload planned for machines that are not here: predicted, never run.
+"""Plan the same graph and workload for machines that are not here: predicted, never run.
 
-For each preset the placement is told in one line, and why: what a row costs from each place, what
-fits, and what the runner-up would have cost. Two budgets make the choice visible on a small graph:
-all of a GPU's memory, and room for a share of the feature rows alone.
+Each preset is planned twice: with all of a GPU's memory, and with room for a share of the feature
+rows alone, so that the choice of rows shows on a small graph.
 """
 
 from collections.abc import Sequence
@@ -21,11 +20,11 @@ DEMO_SHARE = 0.2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Elsewhere:
-    """One plan for a machine that is not here."""
+    """Plan for a machine that is not here."""
 
     machine: str
     room: str
-    """What a GPU's memory was taken to hold."""
+    """Words for what a GPU's memory was taken to hold."""
     plan_id: str
     summary: str
     step_seconds: float
@@ -41,9 +40,9 @@ def plan_elsewhere(
 
     Args:
         graph: dataset folder.
-        settings: workload; the number of devices is left to the planner, then all of them.
+        settings: the request; its number of devices is replaced.
         out: folder for the plans, `<machine>` and `<machine>-tight`.
-        machines: presets.
+        machines: names of presets.
 
     Raises:
         InputError: as `plan`.
@@ -63,7 +62,7 @@ def plan_elsewhere(
 
 
 def _budget(graph: Path, settings: PlanSettings, name: str, out: Path) -> int:
-    """Device memory that leaves room for `DEMO_SHARE` of the rows beside everything else."""
+    """Return the device memory that leaves room for `DEMO_SHARE` of the rows beside all else."""
     from gnnplan.planner.pipeline import plan
 
     bare = plan(
@@ -102,11 +101,7 @@ def _told(made: Plan, room: str) -> Elsewhere:
 
 
 def render_elsewhere(plans: Sequence[Elsewhere]) -> str:
-    """The plans as text, marked as predicted.
-
-    Returns:
-        Four lines for each plan.
-    """
+    """Write four lines for each plan, marked as predicted."""
     lines = ["predicted from presets; nothing of this was measured on such machines:"]
     for each in plans:
         places = ", ".join(f"{share:.1%} {place}" for place, share in each.read.items())

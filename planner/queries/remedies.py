@@ -1,7 +1,7 @@
-"""When nothing fits: the cheapest changes that would help, with the bytes each saves.
+"""Find the cheapest changes that make a plan fit, with the bytes that each saves.
 
-A change of the batch moves frontiers by [A5], a change of the model its own parts in proportion;
-estimates say "about", and a new plan decides.
+A smaller batch moves frontiers by [A5], a smaller model its parts in proportion. Estimates say
+"about"; a new plan decides.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ BATCH_PARTS = ("activations", "batches")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remedy:
-    """One change, and the bytes it takes off the memory that does not fit."""
+    """Change, and the bytes that it takes off the memory that does not fit."""
 
     what: str
     saves_bytes: int
@@ -28,20 +28,19 @@ class Remedy:
 
 
 def nearest(priced: Sequence[Evaluated]) -> Evaluated:
-    """The candidate that lacks least: the one whose sum a refusal shows."""
+    """Return the candidate that lacks least memory."""
     return max(priced, key=lambda p: min(m.headroom for m in p.prediction.memory_bytes.values()))
 
 
 def find_remedies(search: Search, priced: Sequence[Evaluated]) -> list[Remedy]:
-    """Changes that lower the memory that the nearest candidate does not fit into.
+    """List changes that lower the memory that the nearest candidate does not fit into.
 
     Args:
         search: the request, with its profile.
         priced: its candidates, none of which fits.
 
     Returns:
-        Those that are enough first, then those that save most, none that saves nothing; more memory
-        comes last.
+        Changes that are enough, then those that save most; more memory comes last.
     """
     found = nearest(priced)
     name, memory = min(found.prediction.memory_bytes.items(), key=lambda item: item[1].headroom)
@@ -65,7 +64,7 @@ def find_remedies(search: Search, priced: Sequence[Evaluated]) -> list[Remedy]:
 
 
 def _smaller_batch(search: Search, found: Evaluated, each: MemoryUse, times: int) -> dict[str, int]:
-    """Half the global batch: parts of a batch shrink with its expected vertices [A5]."""
+    """Halve the global batch: its parts shrink with its expected vertices [A5]."""
     batch = search.request.workload.batch_size
     if batch < 2:
         return {}
@@ -78,7 +77,7 @@ def _smaller_batch(search: Search, found: Evaluated, each: MemoryUse, times: int
 
 
 def _fewer_hidden(search: Search, found: Evaluated, each: MemoryUse, times: int) -> dict[str, int]:
-    """Half the hidden columns: that share of the activations which is not the input's rows."""
+    """Halve the hidden columns, and with them the activations beyond the input rows."""
     work, graph = search.request.workload, search.request.graph
     if work.hidden < 2:
         return {}
@@ -96,7 +95,7 @@ def _fewer_hidden(search: Search, found: Evaluated, each: MemoryUse, times: int)
 def _half_precision(
     search: Search, found: Evaluated, memory: MemoryUse, name: str
 ) -> dict[str, int]:
-    """Features stored in float16: half of what rows take."""
+    """Store features in float16."""
     graph = search.request.graph
     if graph.feature_dtype != "float32":
         return {}
@@ -110,7 +109,7 @@ def _half_precision(
 def _other_ranks(
     search: Search, priced: Sequence[Evaluated], name: str, memory: MemoryUse
 ) -> dict[str, int]:
-    """Other numbers of devices that were priced, where their sum is smaller; and more of them."""
+    """Take other numbers of devices that were priced and need less, and twice as many."""
     found: dict[str, int] = {}
     for other in priced:
         theirs = other.prediction.memory_bytes.get(name)
@@ -127,7 +126,7 @@ def _other_ranks(
 
 
 def _more_memory(search: Search, name: str, memory: MemoryUse) -> Remedy:
-    """The memory itself: a higher limit, or a larger machine."""
+    """Raise the limit, or take a larger machine."""
     option = "--device-memory" if name.startswith("rank") else "--host-memory"
     budgets = search.request.budgets
     limited = budgets.device_bytes if name.startswith("rank") else budgets.host_bytes
@@ -138,7 +137,7 @@ def _more_memory(search: Search, name: str, memory: MemoryUse) -> Remedy:
 
 
 def advice(ways: Sequence[Remedy]) -> str:
-    """The ways out in one line.
+    """Write the remedies in one line.
 
     >>> advice([Remedy(what="--hidden 8", saves_bytes=2_000_000, enough=False)])
     'ways out: --hidden 8 saves about 2.0 MB (not enough alone)'

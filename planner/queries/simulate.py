@@ -1,8 +1,8 @@
-"""`gnnplan simulate`: exact counts of a plan's batches, and modelled time on any machine model.
+"""Simulate a plan: exact counts of its batches, and modelled time on any machine.
 
-Counted are the plan's own batches, drawn by the runtime's own sampler (`replay`): rows and
-bytes by source, rank and link, adjacency lists by source. Modelled are seconds: counts times the
-machine's rates, and compute as the plan predicts it. The two are never mixed.
+Counted are the plan's own batches, drawn by the runtime's own sampler (`replay`): rows and bytes by
+source, rank and link, and adjacency lists by source. Modelled are seconds: counts times the
+machine's rates, and compute as the plan predicts it.
 """
 
 from collections import defaultdict
@@ -33,20 +33,20 @@ from gnnplan.runtime.plan.schema import Plan
 
 @dataclass(kw_only=True, slots=True)
 class RankCounts:
-    """What one rank's batches touched, counted as a run report counts it."""
+    """Counts of one rank's batches, as in a run report."""
 
     rank: int
     batches: int = 0
     vertices: int = 0
     """Input vertices over all batches."""
     edges: int = 0
-    """Edges drawn."""
+    """Edges drawn over all batches."""
     rows_by_source: dict[str, int] = field(default_factory=dict[str, int])
     bytes_by_source: dict[str, int] = field(default_factory=dict[str, int])
     rows_of_rank: dict[str, int] = field(default_factory=dict[str, int])
     """Rows served by each other rank."""
     lists_by_source: dict[str, int] = field(default_factory=dict[str, int])
-    """Adjacency lists visited; empty with topology on the host, as in a report."""
+    """Adjacency lists visited; empty with topology on the host."""
     list_bytes_by_source: dict[str, int] = field(default_factory=dict[str, int])
     disk_reads: int = 0
     disk_read_bytes: int = 0
@@ -54,7 +54,7 @@ class RankCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Simulation:
-    """A plan's batches, counted, and their time on a machine, modelled."""
+    """Counts of a plan's batches, and their modelled time on a machine."""
 
     plan_id: str
     machine: str
@@ -65,7 +65,7 @@ class Simulation:
     links: dict[str, LinkUse]
     """Feature rows by link, over all ranks and batches."""
     devices: list[DeviceUse]
-    """Feature rows by rank's device."""
+    """Feature rows by the rank's device."""
     topology_links: dict[str, LinkUse]
     """Reads of adjacency lists by link, where GPUs draw the batches."""
     times: SimulatedTimes
@@ -83,16 +83,16 @@ def simulate(
     """Replay a plan's batches and count what they read.
 
     Args:
-        folder: the plan.
-        machine: whose links and rates the counts are held against; it may be one nobody has.
-        batches: optimiser steps from epoch 0 on; None: one epoch.
-        progress: told which rank is replayed and the share done.
+        folder: plan folder.
+        machine: machine whose links and rates are used; it may be one that nobody has.
+        batches: optimiser steps from epoch 0 on; None for one epoch.
+        progress: called with the rank that is replayed and the share done.
 
     Raises:
         PlanError: the plan is damaged, or its dataset has changed.
         SettingsError: the plan cannot be replayed, or not on that machine.
         DatasetError: the dataset is missing or damaged.
-        MachineError: the machine has no way between two memories that the plan uses.
+        MachineError: the machine lacks a route between two memories that the plan uses.
     """
     plan = load_plan(folder)
     check_replayable(plan)
@@ -131,7 +131,7 @@ def simulate(
 
 
 def open_plan_graph(plan: Plan) -> Graph:
-    """The dataset a plan was made for.
+    """Open the dataset that a plan was made for.
 
     Raises:
         DatasetError: there is none at the plan's path.
@@ -200,7 +200,7 @@ def _merge(into: dict[str, int], more: dict[str, int]) -> None:
 
 
 def _by_server(counts: RankCounts) -> dict[tuple[str, int], int]:
-    """Rows by (source, rank that serves them, or -1)."""
+    """Return rows by (source, rank that serves them, or -1)."""
     found: dict[tuple[str, int], int] = defaultdict(int)
     exchanged = "remote" if "remote" in counts.rows_by_source else "peer"
     for name, rows in counts.rows_of_rank.items():
@@ -212,7 +212,7 @@ def _by_server(counts: RankCounts) -> dict[tuple[str, int], int]:
 
 
 def _row_bytes(counts: RankCounts) -> dict[str, float]:
-    """Mean bytes of a row by source (sparse rows differ)."""
+    """Return the mean bytes of a row by source; sparse rows differ."""
     return {k: counts.bytes_by_source[k] / n for k, n in counts.rows_by_source.items() if n}
 
 

@@ -1,4 +1,4 @@
-"""Modelled time of counted batches on GPUs that are not here: derived from the preset's links.
+"""Model the time of counted batches on GPUs that are not here, by the preset's links.
 
 Counted are each batch's rows by the rank that serves them, its edges and its blocks. Modelled are
 
@@ -6,8 +6,8 @@ Counted are each batch's rows by the rank that serves them, its edges and its bl
     gather            by place, the busiest link that the rank's rows cross, with all who cross it
     forward_backward  the roofline of the counted blocks; optimizer and all_reduce of its gradient
 
-in line, one after the other, or ahead of training on lanes of their own (simulate_lanes), as the
-plan says. The step ends with its slowest rank. Nothing here is fitted on a run.
+loaded synchronously or ahead of training on lanes, as the plan says. A step ends with its slowest
+rank. Nothing is fitted on a run.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ from gnnplan.planner.workload import BatchProfile, ModelTiming, Spread
 from gnnplan.runtime.plan.schema import Plan, TopologyPlacement
 
 _LEAST = 1e-12
-"""The recursion wants positive seconds."""
+"""Least seconds of a stage: the recursion needs positive ones."""
 
 
 def near_seconds(
@@ -58,16 +58,16 @@ def near_seconds(
     own_topology: float,
     row_bytes: int,
 ) -> float:
-    """Seconds that a GPU's own memory is busy with sampling and gathering one batch.
+    """Return the seconds in which a GPU's own memory is busy with sampling and gathering a batch.
 
     Args:
         machine: its links.
-        candidate: which GPUs.
-        rank: whose.
-        batch: counted.
+        candidate: names the GPUs.
+        rank: number of the rank.
+        batch: counts of the batch.
         expanded: vertices whose lists are read.
-        own_topology: share of the adjacency reads in its own memory.
-        row_bytes: of a stored row.
+        own_topology: share of the adjacency reads in the GPU's own memory.
+        row_bytes: bytes of a stored row.
     """
     ids = read_seconds(machine, candidate, NEIGHBOUR_BYTES)["own"][rank]
     offsets = read_seconds(machine, candidate, OFFSETS_BYTES)["own"][rank]
@@ -94,16 +94,16 @@ def lanes_total(
     hidden: float = 0.0,
     started: float = 0.0,
 ) -> float:
-    """Seconds of all steps: lanes run ahead by the depth, each step ends with its slowest rank.
+    """Return the seconds of all steps on lanes that run ahead by the prefetch depth.
 
     Args:
-        seconds: [ranks, steps, 7] of sample, gather, copy, batch, forward_backward, all_reduce,
-            optimizer.
-        near: [ranks, steps], of the loader's stages on the GPU's own memory.
-        launches: [ranks, steps], of the loader's kernels' starts.
+        seconds: [ranks, steps, 7], seconds of sample, gather, copy, batch, forward_backward,
+            all_reduce, optimizer.
+        near: [ranks, steps], seconds of loader stages on the GPU's own memory.
+        launches: [ranks, steps], seconds of launching the loader's kernels.
         depth: batches made ahead.
         hidden: share of an all-reduce that compute was measured to hide.
-        started: seconds of starting a step's kernels on the training thread.
+        started: seconds per step of launching kernels on the training thread.
 
     Source: docs/formulas.md 8.2 [A2]: the recursion, and what the GPU, its links and the host's
     interpreter take together.
@@ -130,36 +130,36 @@ def lanes_total(
 
 STAGES = ("sample", "gather", "copy", "batch", "forward_backward", "all_reduce", "optimizer")
 SCALES = [0.01, 0.1, 0.3, 0.6, 1.0, 1.6, 4.0]
-"""Sizes over the mean batch at which the roofline is taken: an epoch's last batch is small."""
+"""Sizes over the mean batch at which the roofline is taken; an epoch's last batch is small."""
 COPIED = "replicated"
-"""Topology of which every GPU holds a copy."""
+"""Topology policy by which every GPU holds a copy."""
 
 
 @dataclass(slots=True)
 class DeviceUse:
-    """What one rank's device carried, over all batches: feature rows, whole transactions."""
+    """Feature rows of one rank's device over all batches, in whole transactions."""
 
     processor: str
     read_bytes: dict[str, float] = field(default_factory=dict[str, float])
-    """Bytes its own batches read, by source."""
+    """Bytes that its own batches read, by source."""
     served_bytes: float = 0.0
-    """Bytes other ranks read of its rows."""
+    """Bytes that other ranks read of its rows."""
     pcie_lines: float = 0.0
     """PCIe transactions of its rows [C7]."""
     link_seconds: float = 0.0
-    """Of the busiest link that its rows cross, with all who cross it."""
+    """Seconds of the busiest link that its rows cross, with all who cross it."""
     busiest_link: str = ""
 
 
 def device_uses(ways: Ways, work: Sequence[Sequence[BatchWork]]) -> list[DeviceUse]:
-    """What each rank's device carried over all its batches, with links shared by all ranks.
+    """Return what each rank's device carried over all its batches.
 
     Args:
         ways: routes of the plan's ranks.
-        work: by rank and step.
+        work: counts by rank and step.
 
     Raises:
-        MachineError: the machine has no way between two memories that the plan uses.
+        MachineError: the machine lacks a route between two memories that the plan uses.
     """
     found = [DeviceUse(processor=name) for name in ways.processors]
     shared: dict[str, LinkUse] = {}
@@ -188,7 +188,7 @@ def device_uses(ways: Ways, work: Sequence[Sequence[BatchWork]]) -> list[DeviceU
 def topology_links(
     plan: Plan, ways: Ways, work: Sequence[Sequence[BatchWork]]
 ) -> dict[str, LinkUse]:
-    """Reads of adjacency lists by link: counted edges and lists at the sizes a GPU asks for."""
+    """Return reads of adjacency lists by link: counted edges and lists at a GPU's sizes."""
     use: dict[str, LinkUse] = {}
     for rank, batches in enumerate(work):
         for batch in batches:
@@ -204,13 +204,13 @@ def topology_links(
 def gpu_step_times(
     plan: Plan, machine: MachineModel, ways: Ways, work: Sequence[Sequence[BatchWork]]
 ) -> SimulatedTimes:
-    """Time of counted batches on a machine's GPUs.
+    """Model the time of counted batches on a machine's GPUs.
 
     Args:
         plan: devices, topology and workload.
         machine: links and GPU tables.
         ways: routes of the plan's ranks through it.
-        work: by rank and step.
+        work: counts by rank and step.
 
     Raises:
         MachineError: a route or a table is missing.
@@ -281,7 +281,7 @@ def _ahead(
     seconds: NDArray[np.float64],
     started: float,
 ) -> float:
-    """Seconds of all steps where batches are made ahead."""
+    """Return the seconds of all steps where batches are made ahead."""
     launch = machine.table("gpu_kernel").at(ranks=float(candidate.num_ranks))
     near = [
         [
@@ -309,7 +309,7 @@ def _ahead(
 
 
 def _candidate(plan: Plan, ways: Ways) -> Candidate:
-    """The plan's ranks on the machine's GPUs."""
+    """Return the plan's ranks on the machine's GPUs."""
     strategy = plan.strategy
     devices = [
         replace(device, kind="cuda", memory=f"{name}.memory")
@@ -321,7 +321,7 @@ def _candidate(plan: Plan, ways: Ways) -> Candidate:
 
 
 def _topology_shares(plan: Plan, batch: BatchWork) -> dict[str, float]:
-    """Share of the adjacency reads by place; lists of other ranks are read as the host's."""
+    """Return the share of adjacency reads by place; lists of other ranks count as the host's."""
     if plan.strategy.topology.policy == COPIED:
         return {"own": 1.0}
     total = sum(batch.lists.values())
@@ -332,13 +332,12 @@ def _topology_shares(plan: Plan, batch: BatchWork) -> dict[str, float]:
 
 
 def _expanded(plan: Plan, batch: BatchWork) -> float:
-    """Vertices whose lists are read: each once, or at every hop again."""
+    """Return the vertices whose lists are read: each once, or at every hop again."""
     inner = batch.hop_vertices[:-1]
     return float(sum(inner) if plan.strategy.sampler.dialect == "every_hop" else inner[-1])
 
 
 def _launches(plan: Plan, candidate: Candidate, batch: BatchWork) -> float:
-    """Kernels that sample a batch."""
     named = plan.strategy.sampler
     every_hop = named.dialect == "every_hop"
     return batch_launches(candidate, len(batch.hop_edges), sampler=named.name, every_hop=every_hop)
@@ -373,7 +372,7 @@ def _gathers(
     ways: Ways,
     work: Sequence[Sequence[BatchWork]],
 ) -> list[list[float]]:
-    """Seconds to gather by rank and step.
+    """Return the seconds to gather by rank and step.
 
     sum over places of  max over links l of the rank  of  sum over ranks of moved_l / bandwidth_l
     """
@@ -404,7 +403,7 @@ def _gathers(
 
 
 def _timing(plan: Plan, machine: MachineModel, work: Sequence[Sequence[BatchWork]]) -> ModelTiming:
-    """The model's roofline at the mean of the counted batches."""
+    """Return the model's roofline at the mean of the counted batches."""
     every = [b for mine in work for b in mine]
     graph, workload = plan.graph, plan.workload
     outputs = {"binary": 1, "link": workload.hidden}.get(graph.task, graph.num_classes)

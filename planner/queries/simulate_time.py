@@ -1,4 +1,4 @@
-"""Modelled time of counted batches: the machine's rates times what each batch asked for."""
+"""Model the time of counted batches: the machine's rates times what each batch asked for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,35 +23,34 @@ RATES = ("sample_edge", "sample_vertex", "gather", "mapped_gather")
 
 @dataclass(slots=True)
 class BatchWork:
-    """What one rank's batch asked for."""
+    """Counts of one rank's batch."""
 
     edges: int
     vertices: int
     rows: dict[str, int]
-    """By source."""
+    """Rows by source."""
     bytes: dict[str, int]
     rows_of_rank: dict[int, int]
     hop_vertices: list[int] = field(default_factory=list[int])
     """Distinct vertices up to each hop, seeds first."""
     hop_edges: list[int] = field(default_factory=list[int])
     block_edges: list[int] = field(default_factory=list[int])
-    """Of each block, outermost first."""
+    """Edges of each block, outermost first."""
     lists: dict[str, int] = field(default_factory=dict[str, int])
-    """Adjacency lists visited, by source; empty with topology on the host."""
+    """Adjacency lists visited by source; empty with topology on the host."""
     working_rows: int = 0
     """Distinct rows that the rank's batches are spread over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedTimes:
-    """Modelled seconds of a step; every one a prediction."""
+    """Modelled seconds of a step; all are predictions."""
 
     movement_seconds: float
-    """Mean over steps of the busiest link's seconds for feature rows, all ranks together."""
+    """Mean over steps of the busiest link's seconds for feature rows of all ranks."""
     busiest_link: str
     step_seconds: float | None = None
-    """Mean over steps; None where the machine has no rates for the loader's stages, or no model of
-    the compute."""
+    """Mean over steps; None where rates of the loader's stages or a model of compute are missing."""
     total_seconds: float | None = None
     stages: dict[str, float] = field(default_factory=dict[str, float])
     """Mean seconds of a rank, by stage."""
@@ -61,13 +60,13 @@ class SimulatedTimes:
 def step_times(
     plan: Plan, machine: MachineModel, ways: Ways, work: Sequence[Sequence[BatchWork]]
 ) -> SimulatedTimes:
-    """Time of counted batches.
+    """Model the time of counted batches on cores.
 
     Args:
         plan: threads and depth, and the predicted compute.
         machine: rates and links.
         ways: routes of the plan's ranks through it.
-        work: by rank and step.
+        work: counts by rank and step.
 
     Raises:
         MachineError: a route or a table is missing.
@@ -102,7 +101,7 @@ def step_times(
 
 
 def movement(ways: Ways, work: Sequence[Sequence[BatchWork]]) -> tuple[float, str]:
-    """Mean seconds of the busiest link per step, and the link that is busiest most often."""
+    """Return the mean seconds of each step's busiest link, and the link that is busiest most often."""
     seconds, names = list[float](), dict[str, int]()
     for step in range(len(work[0])):
         use: dict[str, LinkUse] = {}
@@ -118,19 +117,19 @@ def movement(ways: Ways, work: Sequence[Sequence[BatchWork]]) -> tuple[float, st
 
 
 def served(batch: BatchWork) -> dict[tuple[str, int], int]:
-    """Rows by (source, rank that serves them, or -1)."""
+    """Return rows by (source, rank that serves them, or -1)."""
     exchanged = "remote" if "remote" in batch.rows else "peer"
     found = {(exchanged, rank): rows for rank, rows in batch.rows_of_rank.items()}
     return found | {(k, -1): n for k, n in batch.rows.items() if k not in ("peer", "remote")}
 
 
 def widths(batch: BatchWork) -> dict[str, float]:
-    """Mean bytes of a row by source."""
+    """Return the mean bytes of a row by source."""
     return {k: batch.bytes[k] / n for k, n in batch.rows.items() if n}
 
 
 def _loader_seconds(plan: Plan, machine: MachineModel, batch: BatchWork) -> list[float]:
-    """Sample, gather, exchange of ids and of rows, batch."""
+    """Return the seconds of sample, gather, exchange of ids and of rows, and batch."""
     strategy = plan.strategy
     candidate = make_candidate(
         list_cores(plan.num_ranks),
@@ -161,7 +160,7 @@ def _loader_seconds(plan: Plan, machine: MachineModel, batch: BatchWork) -> list
 
 
 def _trainer_seconds(plan: Plan, work: Sequence[Sequence[BatchWork]]) -> NDArray[np.float64]:
-    """Training thread by rank and step: compute grows with the batch, the rest is as predicted."""
+    """Return the training thread's seconds by rank and step; compute grows with the batch."""
     stages = plan.prediction.stages
     vertices = np.array([[b.vertices for b in mine] for mine in work], dtype=np.float64)
     mean = vertices.mean()
@@ -171,7 +170,7 @@ def _trainer_seconds(plan: Plan, work: Sequence[Sequence[BatchWork]]) -> NDArray
 
 
 def _total_seconds(plan: Plan, loader: NDArray[np.float64], trainer: NDArray[np.float64]) -> float:
-    """Every step ends when its slowest rank ends; loader threads run ahead by the depth [A2]."""
+    """Return the seconds of all steps, each ending with its slowest rank; loaders run ahead [A2]."""
     threads = plan.strategy.threads.sample
     if threads == 0:
         return float((loader + trainer).max(axis=0).sum())

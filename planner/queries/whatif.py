@@ -1,8 +1,8 @@
-"""What a plan would cost otherwise: `gnnplan whatif` and `gnnplan why-not`.
+"""Price a plan's request otherwise: `gnnplan whatif` and `gnnplan why-not`.
 
-The plan's request is priced again on its cached profile, with changed settings, links or memories;
-under a placement that it did not take; or for the fewest devices and the least memory for an epoch
-of so many seconds. Nothing is measured.
+The request is priced again on its cached profile: with changed settings, links or memories; under
+another placement policy; or for the fewest devices and the least memory that keep an epoch within
+a target. Nothing is measured.
 """
 
 import re
@@ -28,13 +28,13 @@ from gnnplan.planner.units import in_order, parse_bytes
 from gnnplan.runtime.plan.schema import Interval, MemoryUse, Plan, Prediction
 
 TABLES_OF_KIND = {"host": "memory", "disk": "disk", "all_reduce": "exchange"}
-"""Kind of traffic, as `link_of` names it, and the measured tables that its link shortens."""
+"""Group of measured tables that a link shortens, by its kind of traffic (`link_of`)."""
 SETTINGS = ("devices", "device_memory", "host_memory", "policy")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """A plan that was priced, not written."""
+    """Plan that was priced, not written."""
 
     name: str
     step_seconds: Interval
@@ -50,25 +50,25 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatIf:
-    """The plan as it is, and as it would be."""
+    """Plan as it is, and as it would be."""
 
     plan_id: str
     changes: list[str]
     before: Outcome
     after: Outcome | None
-    """None where nothing fits any more."""
+    """Plan with the changes; None where nothing fits."""
     refusal: str
-    """The sum that does not fit; empty where something does."""
+    """Memory sum that does not fit; empty where something does."""
     speedup: float
     """Step seconds before over after; 0 where nothing fits."""
     provenance: str
 
 
 def reopen(plan: Plan, changes: Sequence[str] = ()) -> Search:
-    """The planner's search of a plan, from its record and the cached profile.
+    """Return the planner's search of a plan, from its record and the cached profile.
 
     Args:
-        plan: as written.
+        plan: the plan as written.
         changes: KEY=VALUE each, as in `--set`.
 
     Raises:
@@ -115,7 +115,7 @@ def whatif(plan: Plan, changes: Sequence[str]) -> WhatIf:
 
 
 def best_of(search: Search) -> Evaluated:
-    """The candidate a search would choose.
+    """Return the candidate that a search would choose.
 
     Raises:
         PlanDoesNotFit: none fits.
@@ -125,7 +125,7 @@ def best_of(search: Search) -> Evaluated:
 
 
 def outcome(priced: Evaluated) -> Outcome:
-    """A priced candidate, for reading."""
+    """Return a priced candidate as an outcome."""
     return _outcome(priced.name, priced.candidate.policy, priced.prediction)
 
 
@@ -151,7 +151,7 @@ def _planned(plan: Plan, settings: PlanSettings) -> Outcome:
 
 
 def apply(record: PlanRecord, changes: Sequence[str]) -> PlanRecord:
-    """The request with each KEY=VALUE applied.
+    """Return the request with each KEY=VALUE applied.
 
     Raises:
         SettingsError: an unknown key, name or value.
@@ -177,7 +177,7 @@ def apply(record: PlanRecord, changes: Sequence[str]) -> PlanRecord:
 
 
 def _scaled(value: str, old: float, key: str, *, size: bool) -> float:
-    """The new number from xF (a factor) or a plain one (bytes may have units)."""
+    """Read a new number from xF (a factor of the old one) or from a plain number or size."""
     try:
         if value.startswith("x"):
             found = old * float(value[1:])
@@ -192,7 +192,7 @@ def _scaled(value: str, old: float, key: str, *, size: bool) -> float:
 
 
 def _with_link(machine: MachineModel, name: str, what: str, value: str) -> MachineModel:
-    """Links by full name, or all those whose name begins with it and a dot (memory0: both ways)."""
+    """Change the links of a name, or of all names that begin with it and a dot."""
     links = [x for x in machine.links if x.name == name or x.name.startswith(f"{name}.")]
     if not links:
         known = ", ".join(sorted(x.name for x in machine.links))
@@ -249,7 +249,7 @@ def _with_setting(settings: PlanSettings, key: str, value: str) -> PlanSettings:
 
 
 def render_whatif(found: WhatIf) -> str:
-    """Before and after, side by side."""
+    """Write before and after side by side."""
     before, after = found.before, found.after
     lines = [f"with {', '.join(found.changes)}"]
     if after is None:
@@ -271,22 +271,22 @@ def render_whatif(found: WhatIf) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhyNot:
-    """A policy held against the plan."""
+    """Comparison of a policy with the plan's."""
 
     plan_id: str
     policy: str
     chosen: Outcome
     same_shape: Outcome | None
-    """The policy on the plan's own ranks and threads; None where it does not fit."""
+    """Policy on the plan's own ranks and threads; None where it does not fit."""
     best: Outcome | None
-    """The policy on the ranks and threads that suit it best; None where it fits on none."""
+    """Policy on the ranks and threads that suit it best; None where it fits on none."""
     why: str
-    """Why it lost, or the sum that does not fit."""
+    """Reason why it lost, or the memory sum that does not fit."""
     stage_seconds: dict[str, float]
-    """Seconds by stage that the policy adds to the plan's (same ranks and threads)."""
+    """Seconds that the policy adds to each stage, on the same ranks and threads."""
     provenance: str
     not_tried: list[str] = field(default_factory=list[str])
-    """Kinds of choices that this request or machine has not, each with why."""
+    """Dimensions that this request or machine has not, each with the reason."""
 
 
 def why_not(plan: Plan, policy: str) -> WhyNot:
@@ -325,7 +325,7 @@ def why_not(plan: Plan, policy: str) -> WhyNot:
 
 
 def render_why_not(found: WhyNot) -> str:
-    """The answer as a few lines."""
+    """Write the answer as a few lines."""
     chosen = found.chosen
     lines = [
         f"plan: {chosen.name}, predicted step {seconds_text(chosen.step_seconds.value)}",
@@ -351,32 +351,32 @@ def render_why_not(found: WhyNot) -> str:
 
 
 TRIED = 6
-"""Candidates whose least memory is searched for: those that need least as they are."""
+"""Number of candidates, those that need least, whose least memory is searched for."""
 PRECISION = 0.01
 """Relative width at which the search for the least memory ends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cheapest:
-    """What an epoch within the target needs."""
+    """Devices and memory that an epoch within the target needs."""
 
     plan_id: str
     target_epoch_seconds: float
     fewest_devices: Outcome
-    """Of the plans within the target with the fewest ranks, the fastest."""
+    """Fastest plan within the target among those with the fewest ranks."""
     least_memory: Outcome
-    """The plan within the target under the smallest host budget found."""
+    """Plan within the target under the smallest host budget found."""
     least_memory_bytes: int
-    """That budget."""
+    """Bytes of that budget."""
     fastest_epoch_seconds: float
     provenance: str
 
 
 def cheapest_for(plan: Plan, target_epoch_seconds: float, changes: Sequence[str] = ()) -> Cheapest:
-    """Fewest devices and least memory for an epoch within the target.
+    """Find the fewest devices and the least memory for an epoch within the target.
 
     Args:
-        plan: whose request is priced again, from the cached profile.
+        plan: plan whose request is priced again, from the cached profile.
         target_epoch_seconds: longest epoch allowed.
         changes: KEY=VALUE each, as in `whatif --set`.
 
@@ -413,7 +413,7 @@ def cheapest_for(plan: Plan, target_epoch_seconds: float, changes: Sequence[str]
 def _least_memory(
     search: Search, within: Sequence[Evaluated], target_epoch_seconds: float
 ) -> tuple[Evaluated, int]:
-    """Bisect the host's budget for those candidates that need least as they are."""
+    """Bisect the host's budget for the candidates that need least as they are."""
     host, _ = host_memory(search.request.machine)
 
     def total(priced: Evaluated) -> int:
@@ -442,7 +442,7 @@ def _under(search: Search, priced: Evaluated, host_bytes: int) -> Evaluated:
 
 
 def render_cheapest(found: Cheapest) -> str:
-    """The answer as a few lines."""
+    """Write the answer as a few lines."""
     few, lean = found.fewest_devices, found.least_memory
     return "\n".join(
         [

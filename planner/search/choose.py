@@ -60,7 +60,7 @@ class Evaluated(PricedCandidate):
 
     @property
     def loaders(self) -> int:
-        """Return the loader threads on cores, which pay only as far as loading overlaps the model."""
+        """Return the loader threads on cores, which pay only where loading overlaps the model."""
         return 0 if self.candidate.gpus else self.candidate.threads.sample
 
     @property

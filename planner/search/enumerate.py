@@ -2,8 +2,8 @@
 
 On cores every split of the threads is tried. GPUs are taken clique by clique (packed), so that
 peers are near, or one from each PCIe switch before a second one shares its port (spread). They load
-synchronously, or ahead by one loader thread on lanes of its own (`planner.cost.backends.gpu_lanes`);
-more threads would queue up for the same lanes.
+synchronously, or ahead by one loader thread on lanes of its own; more threads would queue up for
+the same lanes.
 """
 
 import itertools

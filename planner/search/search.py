@@ -270,8 +270,8 @@ class Search(SearchInputs):
     def lower_bound(self, priced: list[Evaluated]) -> float:
         """Return step seconds that no candidate is below, within the cost model.
 
-        Each candidate bounds itself. Where rows could be placed otherwise, its shape's best placement
-        with reads scaled to their least bounds it too.
+        Each candidate bounds itself. Where rows could be placed otherwise, so does its shape's best
+        placement with reads scaled to their least.
         """
         found = [p.seconds for p in priced]
         best: dict[Candidate, Evaluated] = {}
