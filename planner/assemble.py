@@ -34,7 +34,7 @@ PIPELINES = {
     "cpu": ("seeds", "sample", "gather", "batch"),
     "cuda": ("seeds", "sample", "gather", "copy", "batch"),
 }
-"""The loader's stages by what the ranks compute on."""
+"""Loader stages by kind of processor."""
 
 
 def planned_pipeline(candidate: Candidate) -> list[str]:
@@ -49,14 +49,7 @@ def planned_pipeline(candidate: Candidate) -> list[str]:
 def plan_arrays(
     placed: CandidatePlacement, num_nodes: int
 ) -> tuple[list[Source], dict[str, NDArray[Any]]]:
-    """Location tables and own ids, under the names the runtime looks for.
-
-    Args:
-        placed: the placement and the costs it was made for.
-        num_nodes: of the graph.
-
-    Returns:
-        The sources that some table uses, in the order of their numbers, and the arrays.
+    """Return the sources in use, by number, and location tables and own ids by array name.
 
     Raises:
         PlanError: a code does not address the row it stands for.
@@ -78,8 +71,7 @@ def plan_arrays(
 def used_sources(tables: list[Codes], named: list[Source]) -> tuple[list[Source], list[Codes]]:
     """Drop the sources that no table points to, and renumber the rest in place.
 
-    A listed peer makes every read an exchange between ranks, so it matters that none is listed
-    for nothing.
+    A listed peer would make every read an exchange between ranks.
     """
     distinct = list({id(codes): codes for codes in tables}.values())
     counts = np.sum([LocationTable(codes, named).count() for codes in distinct], axis=0)
@@ -93,7 +85,7 @@ def used_sources(tables: list[Codes], named: list[Source]) -> tuple[list[Source]
 
 
 DISK_BUDGET_BYTES = 64 * 2**20
-"""Most bytes of direct reads a rank holds in flight and staged."""
+"""Most bytes of direct reads that a rank holds in flight and staged."""
 
 
 def assemble(
@@ -106,10 +98,10 @@ def assemble(
 
     Args:
         search: the request.
-        explored: its candidates, priced.
-        chosen: the one to be planned.
-        elsewhere: step seconds of candidates of other searches, with other samplers, that fit; the
-            plan's bound is below them too.
+        explored: its priced candidates.
+        chosen: the candidate to plan.
+        elsewhere: step seconds of other searches' candidates that fit, which the plan's bound is
+            below too.
     """
     request, few = search.request, chosen
     bound, prices = search.lower_bound(explored.priced), search.shadow_prices(few)
@@ -179,7 +171,6 @@ def _peer_way(search: Search, chosen: Evaluated) -> str:
 
 
 def _cache(chosen: Evaluated) -> DynamicCache:
-    """Return the slots of every rank's cache, where the placement is one."""
     policy = chosen.candidate.cache
     if policy is None:
         return DynamicCache()
@@ -187,11 +178,9 @@ def _cache(chosen: Evaluated) -> DynamicCache:
 
 
 def candidate_of(plan: Plan, settings: PlanSettings) -> Candidate:
-    """Return the candidate that a plan was assembled from.
+    """Return the candidate that a plan of mini-batches was assembled from.
 
-    Args:
-        plan: of mini-batches.
-        settings: the request; what it fixes of the sampler is no choice of the candidate.
+    Parameters that `settings` fix are no choice of the candidate.
     """
     strategy, asked = plan.strategy, settings.sampler_parameters
     chosen = {name: v for name, v in strategy.sampler.parameters.items() if name not in asked}

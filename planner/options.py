@@ -1,4 +1,4 @@
-"""Settings as people write them: the texts of flags and of a form's fields."""
+"""Read settings as people write them: the texts of flags and of a form's fields."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -9,20 +9,20 @@ from gnnplan.planner.units import parse_bytes
 from gnnplan.runtime.plan.setting import SettingField, setting_fields
 
 SAMPLER = "sampler"
-"""The setting whose text sets its parameters too, and whose flag may be given several times."""
+"""Setting whose text has parameters too, and whose flag may be repeated."""
 AUTO = "auto"
-"""What a setting that may be unset takes for that."""
+"""Text of a setting that is unset."""
 YES_NO = ("yes", "no")
-"""What a form says for true and false."""
+"""Texts of true and false in a form."""
 
 
 def is_repeated(field: SettingField) -> bool:
-    """Whether a flag may be given several times."""
+    """Return whether a flag may be given several times."""
     return field.name == SAMPLER or field.hint == dict[str, list[int]]
 
 
 def is_text(field: SettingField) -> bool:
-    """Whether a flag is read as text here, and not by the command line itself."""
+    """Return whether a flag is read as text here, and not by the command line itself."""
     return is_repeated(field) or field.optional or field.hint == list[int]
 
 
@@ -31,14 +31,14 @@ def _flag_of(field: SettingField) -> str:
 
 
 def flag_help(field: SettingField) -> str:
-    """What the help of a flag says."""
+    """Return the help of a flag."""
     said, unset = field.setting, field.setting.unset
     parts = [said.help.rstrip("."), said.how, f"{AUTO}: {unset}" if unset else ""]
     return f"{'; '.join(part for part in parts if part)}."
 
 
 def default_text(field: SettingField) -> str:
-    """How its default is written; empty where there is none."""
+    """Return the text of the default; empty where there is none."""
     default = field.default
     if isinstance(default, bool):
         return YES_NO[not default]
@@ -50,12 +50,12 @@ def default_text(field: SettingField) -> str:
 def read_texts(
     kind: type, texts: Mapping[str, Any], *, name_of: Callable[[SettingField], str] = _flag_of
 ) -> dict[str, Any]:
-    """Values of settings by name, from the texts of those that were given.
+    """Return values of settings by name, from the texts of those that were given.
 
     Args:
         kind: the dataclass that declares them.
         texts: by name; None and values that are no text are left as they are.
-        name_of: how a field is called in errors; its flag.
+        name_of: returns a field's name in errors; by default its flag.
 
     Raises:
         SettingsError: a text is no number, size or list of such; the line names the field.
@@ -97,10 +97,10 @@ def _read(field: SettingField, text: str, name: str) -> Any:
 
 
 def parse_integers(text: str, name: str) -> list[int]:
-    """Comma-separated integers, such as fan-outs 15,10,5.
+    """Read comma-separated integers, such as fan-outs 15,10,5.
 
     Raises:
-        SettingsError: something else stands there.
+        SettingsError: the text is something else.
     """
     try:
         return [int(part) for part in text.split(",")]
@@ -111,7 +111,7 @@ def parse_integers(text: str, name: str) -> list[int]:
 
 
 def _read_named(texts: list[str], name: str) -> dict[str, list[int]]:
-    """Integers by name from NAME=5,3."""
+    """Read integers by name from NAME=5,3."""
     found: dict[str, list[int]] = {}
     for text in texts:
         key, equals, numbers = text.partition("=")
@@ -131,7 +131,7 @@ def _read_samplers(texts: list[str], name: str) -> dict[str, Any]:
 
 
 def parse_sampler(text: str, name: str) -> SamplerChoice:
-    """A sampler's name and parameters from NAME or NAME:key=value,key=value.
+    """Read a sampler's name and parameters from NAME or NAME:key=value,key=value.
 
     Raises:
         SettingsError: a parameter is not key=value.

@@ -59,12 +59,7 @@ def joined_candidates(
 ) -> list[Candidate]:
     """Return every way to run the workload: the plain ones, then those that join ranks.
 
-    Args:
-        settings: the request.
-        machine: one host or several.
-        policies: placements to try.
-        task: of the graph.
-        profile: what was profiled; kinds that were not are left out. None: all of them.
+    Choices that `profile` has not are left out; None for all of them.
 
     Raises:
         SettingsError: more devices than there are cores or GPUs, or than seeds in a batch.
@@ -76,7 +71,7 @@ def joined_candidates(
 
 
 def combinations_of(tried: Iterable[Candidate]) -> list[Combination]:
-    """Return how the model is timed and what is counted for some candidates."""
+    """Return the combinations in which the candidates' model is timed."""
     found: dict[tuple[int, int, int, bool], bool] = {}
     for c in tried:
         shared = c.batching == "cooperative"
@@ -89,7 +84,7 @@ def combinations_of(tried: Iterable[Candidate]) -> list[Combination]:
 
 
 PROFILED = 0.8
-"""Share of a plan's progress that profiling is, where it is not cached."""
+"""Share of a plan's progress that profiling takes."""
 
 
 def plan(
@@ -106,11 +101,10 @@ def plan(
     Args:
         graph_folder: dataset folder.
         settings: what is to be trained and what may be used.
-        machine: what the machine is and what was measured on it.
-        out: plan folder to write; an earlier plan there is replaced, and kept beside it where it
-            was trained.
-        progress: told what is going on and the share done.
-        calibrate: multiply stages by what `compare` learnt from this machine's runs.
+        machine: what was measured of the machine.
+        out: plan folder to write; an earlier plan there is replaced, or moved aside if trained.
+        progress: called with what is going on and the share done.
+        calibrate: whether to multiply stages by what `compare` learnt from this machine's runs.
 
     Returns:
         The plan as written.
@@ -163,12 +157,7 @@ def search_for(
 ) -> Search:
     """Check a request, profile its graph, and return a search that can price its candidates.
 
-    Args:
-        graph: the dataset.
-        settings: the request.
-        machine: the machine.
-        progress: told what is going on and the share done.
-        measure: False takes the profile from the cache or raises.
+    With `measure` False the profile is taken from the cache.
 
     Raises:
         SettingsError: bad settings, several samplers (`searches_for` takes them, by_sampler), or
@@ -211,7 +200,6 @@ def searches_for(
 def _search(
     graph: Graph, settings: PlanSettings, machine: MachineModel, found: Profile, *, measure: bool
 ) -> Search:
-    """Return a search on a profile."""
     return Search(
         request=Request(
             graph=graph_ref(graph),
@@ -278,7 +266,7 @@ def _choose(search: Search, priced: list[Evaluated]) -> Evaluated:
 
 
 def _out_degree(graph: Graph) -> NDArray[np.int64]:
-    """Count the lists that each node stands in, and release the lists."""
+    """Count the lists that each node is in, and release the lists."""
     counted = final(count_out_degree(graph.indices, graph.num_nodes))
     release_pages(graph.indices)
     return counted

@@ -1,4 +1,4 @@
-"""What a planning request names is looked at before anything is measured: files, names, room.
+"""Check what a planning request names before anything is measured: files, names, room.
 
     check_request(folder, settings, out=..., machine=...)    # the command line, Python
     check_graph(open_graph(folder, validate=False), settings)  # the service, which has no output
@@ -29,9 +29,9 @@ from gnnplan.runtime.plan.io import refuse_foreign_folder
 from gnnplan.runtime.sampling.statistics import StatisticsClass
 
 CODE_BYTES = 4
-"""Least bytes that a plan writes for each node: where its row is read, or whose it is."""
+"""Least bytes that a plan writes for each node."""
 SPARE_BYTES = 1 << 20
-"""What else a plan writes."""
+"""Bytes of everything else that a plan writes."""
 FLOAT_BYTES = 4
 
 
@@ -51,8 +51,8 @@ def check_request(
     Args:
         folder: the dataset.
         settings: what is to be trained.
-        out: plan folder to write; None: none is.
-        machine: preset or machine file; None: this machine.
+        out: plan folder to write, if any.
+        machine: preset or machine file; None for this machine.
         calibrate: whether stages are scaled by what runs have taught.
 
     Returns:
@@ -103,7 +103,7 @@ def check_settings(graph: Graph, settings: PlanSettings) -> None:
     """Refuse mini-batches of one sampler that no candidate can do.
 
     Raises:
-        SettingsError: one line with what was expected, what was found and what to do.
+        SettingsError: no candidate can.
     """
     if settings.mode == "full-graph":
         raise SettingsError(
@@ -180,7 +180,7 @@ def check_machine_name(name: str) -> None:
 
 
 def check_model_module(model: str) -> None:
-    """Refuse a model of the user's whose module is not there; nothing of it is run.
+    """Refuse a model of the user's whose module is not there, without running any of it.
 
     Raises:
         SettingsError: no such module can be found from here.
@@ -223,7 +223,7 @@ def check_output(out: Path) -> None:
 
 
 def _existing(folder: Path) -> Path:
-    """The nearest folder above that is there."""
+    """Return the nearest folder above that exists."""
     while not os.path.lexists(folder) and folder != folder.parent:
         folder = folder.parent
     return folder
@@ -241,15 +241,10 @@ def _check_free_disk(out: Path, graph: Graph) -> None:
 
 
 def check_outputs(graph: Graph, settings: PlanSettings, machine: MachineModel | None) -> None:
-    """Refuse a model whose outputs alone pass the memory that a rank can have.
+    """Refuse a model whose outputs alone exceed the memory that a rank can have.
 
     The sum holds the last layer's parameters with their optimizer, and one rank's outputs with
-    their gradients: less than any training takes.
-
-    Args:
-        graph: the dataset.
-        settings: the request.
-        machine: None: this machine.
+    their gradients. `machine` None is this machine.
 
     Raises:
         PlanDoesNotFit: the text is the sum.
@@ -276,7 +271,7 @@ def check_outputs(graph: Graph, settings: PlanSettings, machine: MachineModel | 
 
 
 def _memory_of_a_rank(machine: MachineModel | None) -> tuple[str, int, int]:
-    """Name and bytes of the most that one rank can have, and most ranks at once."""
+    """Return name and bytes of the largest memory of a rank, and the most ranks at once."""
     if machine is None:
         return "host0", usable_ram_bytes(), os.cpu_count() or 1
     gpus = [m for m in machine.memories if m.kind == "device"]

@@ -1,9 +1,7 @@
-"""What the user may ask of the planner; each knob is documented where it is declared.
+"""Declare and check what a user may ask of the planner, for command line, REST and Python.
 
-Which numbers a planning request may hold: the one table for command line, REST and Python.
-
-What no training can use is refused here, before anything is probed or profiled. Plans that were
-written before are read without these checks.
+What no training can use is refused before anything is probed or profiled. Plans that were written
+earlier are read without these checks.
 """
 
 from collections.abc import Mapping
@@ -20,12 +18,12 @@ Settings = TypeVar("Settings", bound="PlanSettings")
 
 
 def check_values(owner: object) -> None:
-    """Refuse a number outside its range, or a word that is none of those its field takes.
+    """Refuse a number outside its field's range, or a word that is not among its choices.
 
-    Fields of nested dataclasses are not looked at; None is let through.
+    Fields of nested dataclasses are not checked; None is allowed.
 
     Raises:
-        SettingsError: one line with what was expected, found, and which option says it.
+        SettingsError: a value cannot be; the line names its flag.
     """
     for each in own_fields(type(owner)):
         found, wanted = getattr(owner, each.name), each.setting.range
@@ -47,7 +45,7 @@ def check_workload(work: Workload) -> None:
     """Refuse a workload that no training can run.
 
     Raises:
-        SettingsError: one line with what was expected, what was found and what to do.
+        SettingsError: a value cannot be, or values contradict each other.
     """
     check_values(work)
     check_values(work.links)
@@ -85,7 +83,7 @@ POLICIES = ("auto", *(policy.name for policy in PLACEMENT_POLICIES))
 """Placements that can be asked for by name."""
 
 MODELS = ("sage", "gcn", "gat", "rgcn")
-"""Models that come with the runtime; others are given as module:factory."""
+"""Models of the runtime; others are given as module:factory."""
 
 
 AUTO_SAMPLER = "auto"
@@ -93,12 +91,12 @@ AUTO_SAMPLER = "auto"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplerChoice:
-    """A sampler that the planner may choose."""
+    """Sampler that the planner may choose."""
 
     name: str
-    """Of runtime.sampling.registry.SAMPLERS."""
+    """Name in runtime.sampling.registry.SAMPLERS."""
     parameters: dict[str, float | str] = field(default_factory=dict[str, float | str])
-    """What differs from its defaults."""
+    """Parameters that differ from the sampler's defaults."""
 
 
 _COUNT, _BYTES = Range(least=1, most=4096), Range(least=1, most=2**60)
@@ -106,7 +104,7 @@ _COUNT, _BYTES = Range(least=1, most=4096), Range(least=1, most=2**60)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanSettings:
-    """One planning request."""
+    """Planning request of a user."""
 
     devices: Annotated[
         int | None,
@@ -226,7 +224,7 @@ class PlanSettings:
             )
 
     def by_sampler(self) -> list[Self]:
-        """One request for each sampler, the user's first one first.
+        """Return one request for each sampler, the user's first one first.
 
         >>> choice = SamplerChoice(name="ladies", parameters={"sizes": "512,512"})
         >>> both = PlanSettings(workload=Workload(fanouts=[5, 5]), other_samplers=[choice])
@@ -247,7 +245,7 @@ class PlanSettings:
 
 
 def make_settings(values: Mapping[str, Any], kind: type[Settings]) -> Settings:
-    """A request from its fields by name, those of the workload among them.
+    """Make a request from its fields by name, those of the workload among them.
 
     Without `num_layers` there is one layer for each fan-out.
 

@@ -1,4 +1,4 @@
-"""What link prediction and typed graphs ask of a planning request, beside nodes of one kind."""
+"""Check what link prediction and typed graphs ask of a planning request."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ LINK_TASK = "link"
 
 
 def is_link(graph: Graph) -> bool:
-    """Whether the dataset's task is link prediction."""
+    """Return whether the dataset's task is link prediction."""
     return str(graph.task) == LINK_TASK
 
 
@@ -19,7 +19,7 @@ def check_kind(graph: Graph, settings: PlanSettings) -> None:
     """Refuse what the runtime cannot do with this dataset's task and types.
 
     Raises:
-        SettingsError: one line with what was expected, what was found and what to do.
+        SettingsError: the settings do not go with the dataset.
         DatasetError: model rgcn for a graph without edge types.
     """
     work = settings.workload
@@ -71,12 +71,12 @@ def _check_types(graph: Graph, settings: PlanSettings) -> None:
 
 
 def settled(graph: Graph, settings: PlanSettings) -> PlanSettings:
-    """The settings with the only placement that features by node type can have."""
+    """Return the settings with the only placement that features by node type can have."""
     return replace(settings, policy="none") if graph.x_by_type else settings
 
 
 def sampler_words(graph: Graph, settings: PlanSettings) -> str:
-    """The sampler's name, where its rates are those of neighbour sampling or borrowed from them."""
+    """Return the sampler's name, and what its rates differ by from plain neighbour sampling."""
     if is_typed(settings.workload):
         return "neighbor by edge type"
     if is_link(graph) and settings.workload.links.exclude != "none":

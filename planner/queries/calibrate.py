@@ -141,17 +141,10 @@ def load_calibration(fingerprint: str) -> Calibration:
 def refit(
     comparison: Comparison, report: RunReport, plan: Plan, used: Mapping[str, float]
 ) -> tuple[dict[str, float], list[str]]:
-    """Add a run to the machine's file, and say where it departs from what earlier ones taught.
+    """Add a run to the machine's file; return factors for the plan's graph, and alarms.
 
-    Args:
-        comparison: the run against its plan.
-        report: the run; left out where it has too few steps, the machine was busy, or it ran on
-            GPUs, of whose stages only the host's part is measured.
-        plan: the plan that was run.
-        used: factors that the plan was made with; empty for the raw model.
-
-    Returns:
-        The machine's factors for the plan's graph after this run, and alarms.
+    A run is left out that has too few steps, was on a busy machine or ran on GPUs, of whose stages
+    only the host's part is measured. `used` are the factors that the plan was made with.
 
     Raises:
         SettingsError: the file is damaged.

@@ -66,7 +66,7 @@ class StageRow:
     stage: str
     seconds: float
     share: float
-    """Share of the step; loader stages that run ahead are hidden, so shares may sum to more than 1."""
+    """Share of the step; shares may sum to more than 1, since loader stages may be hidden."""
     hidden: bool
     """Whether another thread does the stage ahead of the training thread."""
     provenance: str

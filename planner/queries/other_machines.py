@@ -38,11 +38,7 @@ def plan_elsewhere(
 ) -> list[Elsewhere]:
     """Plan a graph for presets, each with whole GPUs and with room for some of the rows.
 
-    Args:
-        graph: dataset folder.
-        settings: the request; its number of devices is replaced.
-        out: folder for the plans, `<machine>` and `<machine>-tight`.
-        machines: names of presets.
+    Plans are written to `out`, as `<machine>` and `<machine>-tight`.
 
     Raises:
         InputError: as `plan`.

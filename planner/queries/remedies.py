@@ -35,12 +35,7 @@ def nearest(priced: Sequence[Evaluated]) -> Evaluated:
 def find_remedies(search: Search, priced: Sequence[Evaluated]) -> list[Remedy]:
     """List changes that lower the memory that the nearest candidate does not fit into.
 
-    Args:
-        search: the request, with its profile.
-        priced: its candidates, none of which fits.
-
-    Returns:
-        Changes that are enough, then those that save most; more memory comes last.
+    Changes that are enough come first, then those that save most; more memory is the last.
     """
     found = nearest(priced)
     name, memory = min(found.prediction.memory_bytes.items(), key=lambda item: item[1].headroom)

@@ -86,7 +86,7 @@ def simulate(
         folder: plan folder.
         machine: machine whose links and rates are used; it may be one that nobody has.
         batches: optimiser steps from epoch 0 on; None for one epoch.
-        progress: called with the rank that is replayed and the share done.
+        progress: called with the replayed rank and the share done.
 
     Raises:
         PlanError: the plan is damaged, or its dataset has changed.

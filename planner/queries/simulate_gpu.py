@@ -60,14 +60,8 @@ def near_seconds(
 ) -> float:
     """Return the seconds in which a GPU's own memory is busy with sampling and gathering a batch.
 
-    Args:
-        machine: its links.
-        candidate: names the GPUs.
-        rank: number of the rank.
-        batch: counts of the batch.
-        expanded: vertices whose lists are read.
-        own_topology: share of the adjacency reads in the GPU's own memory.
-        row_bytes: bytes of a stored row.
+    `expanded` vertices have their lists read; `own_topology` is the share of those reads in the
+    GPU's own memory.
     """
     ids = read_seconds(machine, candidate, NEIGHBOUR_BYTES)["own"][rank]
     offsets = read_seconds(machine, candidate, OFFSETS_BYTES)["own"][rank]
@@ -154,10 +148,6 @@ class DeviceUse:
 def device_uses(ways: Ways, work: Sequence[Sequence[BatchWork]]) -> list[DeviceUse]:
     """Return what each rank's device carried over all its batches.
 
-    Args:
-        ways: routes of the plan's ranks.
-        work: counts by rank and step.
-
     Raises:
         MachineError: the machine lacks a route between two memories that the plan uses.
     """
@@ -204,13 +194,7 @@ def topology_links(
 def gpu_step_times(
     plan: Plan, machine: MachineModel, ways: Ways, work: Sequence[Sequence[BatchWork]]
 ) -> SimulatedTimes:
-    """Model the time of counted batches on a machine's GPUs.
-
-    Args:
-        plan: devices, topology and workload.
-        machine: links and GPU tables.
-        ways: routes of the plan's ranks through it.
-        work: counts by rank and step.
+    """Model the time of batches, counted by rank and step, on a machine's GPUs.
 
     Raises:
         MachineError: a route or a table is missing.

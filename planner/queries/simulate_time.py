@@ -50,7 +50,7 @@ class SimulatedTimes:
     """Mean over steps of the busiest link's seconds for feature rows of all ranks."""
     busiest_link: str
     step_seconds: float | None = None
-    """Mean over steps; None where rates of the loader's stages or a model of compute are missing."""
+    """Mean over steps; None where the machine lacks rates or a model of compute."""
     total_seconds: float | None = None
     stages: dict[str, float] = field(default_factory=dict[str, float])
     """Mean seconds of a rank, by stage."""
@@ -60,13 +60,7 @@ class SimulatedTimes:
 def step_times(
     plan: Plan, machine: MachineModel, ways: Ways, work: Sequence[Sequence[BatchWork]]
 ) -> SimulatedTimes:
-    """Model the time of counted batches on cores.
-
-    Args:
-        plan: threads and depth, and the predicted compute.
-        machine: rates and links.
-        ways: routes of the plan's ranks through it.
-        work: counts by rank and step.
+    """Model the time of batches, counted by rank and step, on cores.
 
     Raises:
         MachineError: a route or a table is missing.
@@ -101,7 +95,7 @@ def step_times(
 
 
 def movement(ways: Ways, work: Sequence[Sequence[BatchWork]]) -> tuple[float, str]:
-    """Return the mean seconds of each step's busiest link, and the link that is busiest most often."""
+    """Return the mean seconds of each step's busiest link, and the most frequent of those links."""
     seconds, names = list[float](), dict[str, int]()
     for step in range(len(work[0])):
         use: dict[str, LinkUse] = {}
@@ -170,7 +164,7 @@ def _trainer_seconds(plan: Plan, work: Sequence[Sequence[BatchWork]]) -> NDArray
 
 
 def _total_seconds(plan: Plan, loader: NDArray[np.float64], trainer: NDArray[np.float64]) -> float:
-    """Return the seconds of all steps, each ending with its slowest rank; loaders run ahead [A2]."""
+    """Return the seconds of all steps; each ends with its slowest rank, loaders run ahead [A2]."""
     threads = plan.strategy.threads.sample
     if threads == 0:
         return float((loader + trainer).max(axis=0).sum())

@@ -135,12 +135,8 @@ def shortlist(
 ) -> list[Evaluated]:
     """List at most `top` candidates that fit and run differently, the model's choice first.
 
-    Args:
-        priced: all candidates.
-        model_choice: the candidate that the planner would take; it is always listed.
-        top: most candidates, at least 1.
-        apart: settings of the request, where the best of each statistics comes before the second
-            best of any; None else.
+    With `apart` (the request's settings), the best candidate of each statistics comes before the
+    second best of any.
     """
     fitting = sorted((p for p in priced if not p.overflow), key=lambda p: p.seconds)
     found = distinct([model_choice, *fitting])
@@ -205,7 +201,7 @@ def tune(
     """Measure the best candidates of a plan's request, and keep the fastest one's plan.
 
     Args:
-        folder: the plan.
+        folder: plan folder.
         asked: how many candidates, and how they are measured.
         output: folder of the kept plan; None replaces `folder`.
         progress: called with what is running and the share done.

@@ -67,9 +67,7 @@ class WhatIf:
 def reopen(plan: Plan, changes: Sequence[str] = ()) -> Search:
     """Return the planner's search of a plan, from its record and the cached profile.
 
-    Args:
-        plan: the plan as written.
-        changes: KEY=VALUE each, as in `--set`.
+    `changes` are KEY=VALUE each, as in `--set`.
 
     Raises:
         SettingsError: no record or profile is left, or a change cannot be understood.
@@ -374,11 +372,6 @@ class Cheapest:
 
 def cheapest_for(plan: Plan, target_epoch_seconds: float, changes: Sequence[str] = ()) -> Cheapest:
     """Find the fewest devices and the least memory for an epoch within the target.
-
-    Args:
-        plan: plan whose request is priced again, from the cached profile.
-        target_epoch_seconds: longest epoch allowed.
-        changes: KEY=VALUE each, as in `whatif --set`.
 
     Raises:
         PlanDoesNotFit: no candidate is fast enough; the text says by how much.
