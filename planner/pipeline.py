@@ -35,11 +35,10 @@ from gnnplan.planner.queries.remedies import advice, find_remedies
 from gnnplan.planner.request import check_graph, check_output, check_outputs, check_settings
 from gnnplan.planner.search.choose import Evaluated, choose
 from gnnplan.planner.search.dimensions.dimension import Proposing
+from gnnplan.planner.search.dimensions.ranks import plans_gpus
 from gnnplan.planner.search.dimensions.registry import propose_first
-from gnnplan.planner.search.enumerate import plans_gpus
 from gnnplan.planner.search.samplers import with_samplers
-from gnnplan.planner.search.search import Search
-from gnnplan.planner.search.select_sampler import best_over_samplers
+from gnnplan.planner.search.search import Search, best_over_samplers
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.task_checks import sampler_words, settled
 from gnnplan.planner.workload import Combination, WorkloadProfile

@@ -68,7 +68,7 @@ class Interference:
     """How much slower a loader thread and the model's steps are beside each other."""
 
     work: float
-    """Seconds of the thread's work over those between steps; below 1 where the disk's speed varies."""
+    """Seconds of the thread's work over those between steps; below 1 for a disk of varying speed."""
     step: float
     """Seconds of a step beside such work over those of a step alone; at least 1."""
 
@@ -160,7 +160,7 @@ class ModelTiming:
     all_reduce: Table | None = None
     """Seconds of the gradients' all-reduce in these steps, with waits; axes: ranks, threads."""
     own_batches: bool = False
-    """Whether those ranks had batches of their own, so that `all_reduce` holds the larger's wait."""
+    """Whether those ranks had batches of their own, so that `all_reduce` holds their wait."""
     batch_seconds: float = 0.0
     """Seconds of adding edge weights to a mean batch (the loader's last stage)."""
     host_seconds: float = 0.0
@@ -176,7 +176,7 @@ class ModelTiming:
     after_wait: ColdCachePenalty | None = None
     """Penalty of a step after a batch's rows were read from disk; None where not measured."""
     gather_factors: dict[str, float] = field(default_factory=dict[str, float])
-    """Seconds of gathering this graph's rows over the machine's, by table (disk_read among them)."""
+    """Seconds of gathering this graph's rows over the machine's, by table, disk_read included."""
     disk_start_seconds: float = 0.0
     """Seconds of reading one row from disk between two steps; 0 where not measured."""
     handing: LoopOverhead | None = None

@@ -28,8 +28,8 @@ from gnnplan.planner.machine.model import Table
 from gnnplan.planner.profile import cache
 from gnnplan.planner.profile.cache import keep_answer
 from gnnplan.planner.profile.draw import PROFILE_EPOCH
-from gnnplan.planner.search.dimensions.stacks import BULKS
-from gnnplan.planner.search.drawn import LocalBatches
+from gnnplan.planner.search.dimensions.batches import BULKS
+from gnnplan.planner.search.dimensions.dimension import LocalBatches
 from gnnplan.planner.search.samplers import plan_sampler
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.task_checks import is_link
@@ -154,7 +154,7 @@ ENDS, IDS = np.dtype(np.int64), np.dtype(np.int32)
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class GraphDraws:
-    """Draws on one dataset under one request (`planner.search.drawn.Draws`)."""
+    """Draws on one dataset under one request (`planner.search.dimensions.dimension.Draws`)."""
 
     graph: Graph
     settings: PlanSettings

@@ -24,7 +24,7 @@ from gnnplan.planner.queries.simulate_gpu import (
     topology_links,
 )
 from gnnplan.planner.queries.simulate_time import BatchWork, SimulatedTimes, step_times
-from gnnplan.planner.search.enumerate import plans_gpus
+from gnnplan.planner.search.dimensions.ranks import plans_gpus
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.plan.io import load_plan

@@ -20,9 +20,9 @@ from gnnplan.planner.queries.calibrate import calibrated
 from gnnplan.planner.queries.explain import PLACES, seconds_text
 from gnnplan.planner.queries.simulate import open_plan_graph
 from gnnplan.planner.search.choose import Evaluated, choose, why_it_lost
+from gnnplan.planner.search.dimensions.ranks import LINK_TABLES, faster, faster_link
 from gnnplan.planner.search.dimensions.registry import name_of
 from gnnplan.planner.search.search import Search
-from gnnplan.planner.search.sensitivity import LINK_TABLES
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.units import in_order, parse_bytes
 from gnnplan.runtime.plan.schema import Interval, MemoryUse, Plan, Prediction
@@ -195,8 +195,7 @@ def _with_link(machine: MachineModel, name: str, what: str, value: str) -> Machi
     if not links:
         known = ", ".join(sorted(x.name for x in machine.links))
         raise SettingsError(f"--set: expected a link of {machine.name} ({known}), found {name!r}")
-    key, tables = f"link.{name}.{what}", dict(machine.tables)
-    changed: dict[str, Link] = {}
+    key, rated, changed = f"link.{name}.{what}", machine, dict[str, Link]()
     for link in links:
         if what == "latency":
             new = _scaled(value, link.latency_seconds, key, size=False)
@@ -204,18 +203,11 @@ def _with_link(machine: MachineModel, name: str, what: str, value: str) -> Machi
             continue
         old = link.bandwidth_bytes_per_second
         factor = _scaled(value, old, key, size=True) / old
-        changed[link.name] = replace(
-            link,
-            bandwidth_bytes_per_second=old * factor,
-            gather_bytes_per_second=link.gather_bytes_per_second * factor,
-        )
+        changed[link.name] = faster_link(link, factor)
         for kind, group in TABLES_OF_KIND.items():
             if link_of(machine, kind) == link.name:
-                for each in LINK_TABLES[group]:
-                    if each in tables:
-                        values = [v / factor for v in machine.tables[each].values]
-                        tables[each] = replace(machine.tables[each], values=values)
-    return replace(machine, links=[changed.get(x.name, x) for x in machine.links], tables=tables)
+                rated = faster(rated, LINK_TABLES[group], factor)
+    return replace(rated, links=[changed.get(x.name, x) for x in machine.links])
 
 
 def _with_memory(machine: MachineModel, name: str, value: str) -> MachineModel:

@@ -2,7 +2,8 @@
 
 A placement changes only where rows are read from. So candidates are first priced without copies of
 rows; placements are tried on the few fastest, and the sampler's choices on the fastest of those.
-The search knows no dimension by name (`planner.search.dimensions`).
+The search knows no dimension by name (`planner.search.dimensions`). Several samplers are searched
+one by one, and the best plan of all is kept.
 
 Two choices follow from a candidate's own price and are made while pricing it:
 
@@ -11,7 +12,7 @@ threads.comm      the gradient is sent while the backward pass runs, where that 
                   than the noise; the stage's provenance says why, or why not
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
@@ -26,6 +27,7 @@ from gnnplan.planner.cost.model import batch_and_timing, predict
 from gnnplan.planner.cost.request import Request, steps_per_epoch
 from gnnplan.planner.cost.stages.all_reduce import gradient_bytes
 from gnnplan.planner.cost.stages.exchange import UNMEASURED, hidden_share, measured_eta
+from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.placement.place import CandidatePlacement, Memories, memories_of
 from gnnplan.planner.search.choose import Evaluated, shadow_prices
 from gnnplan.planner.search.dimensions.dimension import LeftOut, Proposing, SearchInputs
@@ -40,7 +42,7 @@ from gnnplan.planner.search.dimensions.registry import (
 )
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import Hotness
-from gnnplan.runtime.plan.schema import Prediction
+from gnnplan.runtime.plan.schema import Alternative, Prediction
 from gnnplan.runtime.sampling.registry import is_able
 from gnnplan.runtime.train.parts import most_parts
 
@@ -309,3 +311,87 @@ class Search(SearchInputs):
             return replace(self, request=more[name]).price(chosen.candidate).seconds
 
         return shadow_prices(chosen.seconds, price_again, list(more))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplerSearch:
+    """Search of one sampler, what it priced and what it chose."""
+
+    search: Search
+    explored: SearchResult
+    chosen: Evaluated
+
+    @property
+    def sampler(self) -> str:
+        """Return the sampler's name."""
+        return self.search.settings.sampler
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BestSampler:
+    """Search of the best sampler, and what the others came to."""
+
+    best: SamplerSearch
+    lost: list[Alternative]
+    elsewhere: list[float]
+    """Step seconds of the other samplers' candidates that fit."""
+
+
+def best_over_samplers(
+    searches: Sequence[Search],
+    pick: Callable[[Search, list[Evaluated]], Evaluated],
+) -> BestSampler:
+    """Explore every search and keep the one whose choice is the fastest.
+
+    The user's first sampler stays unless another wins by more than the machine's noise.
+
+    Args:
+        searches: one per sampler, the user's first one first.
+        pick: returns the best of a search's candidates.
+
+    Raises:
+        PlanDoesNotFit: nothing fits with any sampler; as the first one says.
+    """
+    found, failed = list[SamplerSearch](), list[tuple[Search, PlanDoesNotFit]]()
+    for search in searches:
+        explored = search.explore()
+        try:
+            chosen = pick(search, explored.priced)
+        except PlanDoesNotFit as error:
+            failed.append((search, error))
+        else:
+            found.append(SamplerSearch(search=search, explored=explored, chosen=chosen))
+    if not found:
+        raise failed[0][1]
+    best = min(found, key=lambda each: each.chosen.seconds)
+    first = found[0]
+    if first.search is searches[0] and not _worth(best, first):
+        best = first
+    lost = [_alternative(each, best) for each in found if each is not best]
+    lost += [
+        Alternative(name=_name(search), step_seconds=None, why=str(error))
+        for search, error in failed
+    ]
+    others = [p for each in found if each is not best for p in each.explored.priced]
+    elsewhere = [p.seconds for p in others if not p.overflow]
+    return BestSampler(best=best, lost=lost, elsewhere=elsewhere)
+
+
+def _worth(best: SamplerSearch, first: SamplerSearch) -> bool:
+    noise = first.search.request.machine.noise
+    return best.chosen.seconds < first.chosen.seconds * (1.0 - noise)
+
+
+def _alternative(found: SamplerSearch, best: SamplerSearch) -> Alternative:
+    ratio = found.chosen.seconds / best.chosen.seconds
+    why = (
+        f"{ratio - 1.0:.1%} slower than with sampler {best.sampler}"
+        if ratio >= 1.0
+        else f"{1.0 - ratio:.1%} faster than with sampler {best.sampler}, within the noise"
+    )
+    name = f"{_name(found.search)}: {found.chosen.name}"
+    return Alternative(name=name, step_seconds=found.chosen.seconds, why=why)
+
+
+def _name(search: Search) -> str:
+    return f"sampler {search.settings.sampler}"

@@ -15,7 +15,7 @@ from gnnplan.planner.placement.place import code_bytes
 from gnnplan.planner.queries.calibrate import calibrated
 from gnnplan.planner.queries.tune import distinct
 from gnnplan.planner.search.choose import Evaluated, choose
-from gnnplan.planner.search.enumerate import machine_candidates
+from gnnplan.planner.search.dimensions.ranks import machine_candidates
 from gnnplan.planner.search.search import Search, SearchResult
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.graph.dataset import Graph

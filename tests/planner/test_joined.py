@@ -21,8 +21,7 @@ from gnnplan.planner.machine.model import MachineModel, load_machine
 from gnnplan.planner.pipeline import combinations_of, joined_candidates
 from gnnplan.planner.placement.owned import OWNED, owners_of
 from gnnplan.planner.search.choose import Evaluated
-from gnnplan.planner.search.dimensions.grids import shares_topology
-from gnnplan.planner.search.dimensions.shared_batch import shares_batches
+from gnnplan.planner.search.dimensions.joined_ranks import shares_batches, shares_topology
 from gnnplan.planner.search.search import Search, SearchResult
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.features.location import LocationTable

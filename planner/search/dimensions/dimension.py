@@ -1,25 +1,63 @@
 """Define a dimension of the search: one choice that candidates are made of.
 
 A candidate takes several dimensions at once, such as ranks on cores, fixed rows and stacked
-batches. The search asks the dimensions of the registry in their order and knows none by name.
+batches. The search asks the dimensions of the registry in their order and knows none by name. What
+it asks of drawn batches is `Draws`, which `planner.profile.draws` fills: the search imports neither
+samplers nor the graph.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.request import Request, seeds_per_rank
-from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.machine.model import MachineModel, Table
 from gnnplan.planner.placement.place import CandidatePlacement, Memories
 from gnnplan.planner.placement.policies.policy import Parts
-from gnnplan.planner.search.drawn import Draws
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import Hotness, WorkloadProfile
+from gnnplan.runtime.sampling.bulk.memory import BulkBytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalBatches:
+    """Means per batch where the sampler prefers a rank's own rows."""
+
+    vertices: float
+    edges: float
+    """Edges of all blocks."""
+    own_share: float
+    """Share of the input vertices whose rows the rank keeps."""
+
+
+@runtime_checkable
+class Draws(Protocol):
+    """Sizes and sequences of drawn batches; a sentence where something cannot be drawn."""
+
+    def bulk(self, num_ranks: int) -> BulkBytes | str:
+        """Return the bytes of stacks of one rank's batches."""
+        ...
+
+    def stack_rate(self, num_ranks: int) -> Table | str:
+        """Return the seconds of a stacked batch over a single one's; axis: batches."""
+        ...
+
+    def dependent_rate(self, num_ranks: int) -> Table | str:
+        """Return the seconds of a dependent batch over an independent one's; axis: kappa."""
+        ...
+
+    def batches(self, num_ranks: int, kappa: int | None) -> list[NDArray[np.int32]] | str:
+        """Return the ids of one rank's successive batches; kappa None for the user's own."""
+        ...
+
+    def local(self, num_ranks: int, factor: float, own: NDArray[np.int64]) -> LocalBatches | str:
+        """Return batches drawn with a preference for neighbours among `own`."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,8 +6,13 @@ from dataclasses import replace
 from gnnplan.planner.candidate import Candidate, RankRows
 from gnnplan.planner.cost.request import Request, seeds_per_rank
 from gnnplan.planner.placement.place import CandidatePlacement
-from gnnplan.planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
-from gnnplan.planner.search.drawn import Draws, LocalBatches
+from gnnplan.planner.search.dimensions.dimension import (
+    Dimension,
+    Draws,
+    LeftOut,
+    LocalBatches,
+    Proposing,
+)
 from gnnplan.planner.search.samplers import forbidden
 from gnnplan.planner.workload import BatchProfile
 from gnnplan.runtime.plan.schema import Sampler

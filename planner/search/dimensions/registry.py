@@ -12,15 +12,13 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gnnplan.planner.candidate import Candidate, plain_words
+from gnnplan.planner.search.dimensions.batches import Dependence, Stacks
 from gnnplan.planner.search.dimensions.caches import Caches
-from gnnplan.planner.search.dimensions.dependence import Dependence
 from gnnplan.planner.search.dimensions.dimension import Dimension, LeftOut, Proposing, RowsDimension
-from gnnplan.planner.search.dimensions.grids import Grids
+from gnnplan.planner.search.dimensions.joined_ranks import Grids, SharedBatch
 from gnnplan.planner.search.dimensions.locality import LocalNeighbours
 from gnnplan.planner.search.dimensions.ranks import Cores, Gpus
 from gnnplan.planner.search.dimensions.rows import FixedRows, OwnedRows
-from gnnplan.planner.search.dimensions.shared_batch import SharedBatch
-from gnnplan.planner.search.dimensions.stacks import Stacks
 
 STARTS: tuple[Dimension, ...] = (Gpus(), Cores())
 JOINS: tuple[Dimension, ...] = (SharedBatch(), Grids())

@@ -33,7 +33,7 @@ from gnnplan.planner.queries.tune import (
 )
 from gnnplan.planner.queries.whatif import reopen
 from gnnplan.planner.search.choose import choose
-from gnnplan.planner.search.dimensions.dependence import share_draws
+from gnnplan.planner.search.dimensions.batches import share_draws
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.errors import GnnplanError, WorkerFailed

@@ -12,8 +12,8 @@ import torch
 from gnnplan.planner.cost.stages.sample import batch_launches
 from gnnplan.planner.pipeline import plan
 from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.search.dimensions.batches import Stacks
 from gnnplan.planner.search.dimensions.dimension import LeftOut, Proposing
-from gnnplan.planner.search.dimensions.stacks import Stacks
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_rmat

@@ -1,4 +1,8 @@
-"""Choose cooperative batches: ranks sample one batch together, each its own nodes."""
+"""Choose ranks that do more together than sum gradients.
+
+Cooperative batches: ranks sample one batch together, each its own nodes. Grids: the topology is
+partitioned over a 1.5D grid of ranks, none of which has all lists.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,8 +12,8 @@ from gnnplan.planner.placement.owned import OWNED
 from gnnplan.planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.plan.schema import Sampler
-from gnnplan.runtime.sampling.registry import why_alone
+from gnnplan.runtime.plan.schema import Sampler, TopologyPlacement
+from gnnplan.runtime.sampling.registry import is_able, why_alone
 
 SHARED_MODELS = ("sage", "gcn", "gat")
 """Models that can stop between two layers to exchange rows."""
@@ -67,3 +71,51 @@ def shares_batches(settings: PlanSettings, task: str) -> bool:
         return not why_alone(sampler)
     except SamplerError:
         return False
+
+
+GRID_BULKS = (1, 8)
+"""Batches of each rank that a grid samples at once."""
+
+
+class Grids(Dimension):
+    """Adjacency lists spread over hosts."""
+
+    name = "topology in parts"
+
+    def applies(self, candidate: Candidate) -> bool:
+        """Return whether the topology is partitioned."""
+        return candidate.topology.policy == "partitioned"
+
+    def describe(self, candidate: Candidate) -> str:
+        """Name the number of copies of the lists."""
+        copies = "copy" if candidate.topology.replication == 1 else "copies"
+        return f"{self.name}, {candidate.topology.replication} {copies}"
+
+    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+        """Yield every number of copies; one host's shared mapping holds all lists anyway."""
+        if base is None or base.policy != "none":
+            return
+        if base.kind == "cuda":
+            yield LeftOut(name=self.name, why="not priced where ranks are GPUs")
+        elif not shares_topology(asked.settings, asked.task):
+            yield LeftOut(name=self.name, why="grids draw uniform neighbours of one type alone")
+        elif asked.profile is not None and not asked.profile.stacks:
+            yield LeftOut(
+                name=self.name, why="the profile did not count the rows that stacks ask for"
+            )
+        elif base.hosts > 1:
+            for copies in range(1, base.num_ranks):
+                if base.num_ranks % copies == 0:
+                    for bulk in GRID_BULKS:
+                        topology = TopologyPlacement(policy="partitioned", replication=copies)
+                        yield replace(base, topology=topology, bulk_batches=bulk)
+
+
+def shares_topology(settings: PlanSettings, task: str) -> bool:
+    """Return whether a grid can sample this request: uniform neighbours of one node type.
+
+    >>> shares_topology(PlanSettings(), "multiclass"), shares_topology(PlanSettings(), "link")
+    (True, False)
+    """
+    named = is_able(settings.sampler, settings.sampler_parameters, "grid")
+    return named and task != "link" and settings.workload.model in SHARED_MODELS
