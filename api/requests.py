@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
 from gnnplan.api.resources import Strict
-from gnnplan.planner.settings import PlanSettings, SamplerChoice, make_settings
+from gnnplan.planner.settings import PlanSettings, SamplerChoice, change_settings
 from gnnplan.runtime.launch.config import TrainOptions
 from gnnplan.runtime.plan.schema import MOST_FANOUT
 from gnnplan.runtime.plan.setting import SettingField, setting_fields
@@ -107,7 +107,7 @@ class GraphRequest(Limited):
             SettingsError: the fields contradict each other.
         """
         names = {each.name for each in setting_fields(PlanSettings)} & set(type(self).model_fields)
-        return make_settings({name: getattr(self, name) for name in names}, PlanSettings)
+        return change_settings(PlanSettings(), {name: getattr(self, name) for name in names})
 
 
 class WorkloadRequest(with_settings(GraphRequest, PlanSettings)):

@@ -37,10 +37,9 @@ from gnnplan.planner.search.choose import Evaluated, choose
 from gnnplan.planner.search.dimensions.dimension import Proposing
 from gnnplan.planner.search.dimensions.ranks import plans_gpus
 from gnnplan.planner.search.dimensions.registry import propose_first
-from gnnplan.planner.search.samplers import with_samplers
+from gnnplan.planner.search.samplers import sampler_words, settled, with_samplers
 from gnnplan.planner.search.search import Search, best_over_samplers
 from gnnplan.planner.settings import PlanSettings
-from gnnplan.planner.task_checks import sampler_words, settled
 from gnnplan.planner.workload import Combination, WorkloadProfile
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.npy import release_pages

@@ -18,14 +18,14 @@ from gnnplan.planner.cost.memory import model_bytes, sum_parts, sum_text
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import is_preset, unknown_machine
-from gnnplan.planner.search.samplers import statistics_of, unfit, with_samplers
+from gnnplan.planner.search.samplers import LINK_TASK, is_link, statistics_of, unfit, with_samplers
 from gnnplan.planner.settings import MODELS, PlanSettings
-from gnnplan.planner.task_checks import check_kind
 from gnnplan.runtime.device import usable_ram_bytes
 from gnnplan.runtime.errors import DatasetError, InputError
-from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.graph.dataset import Graph, is_typed, open_graph, types_of
 from gnnplan.runtime.graph.format import META_FILE
 from gnnplan.runtime.plan.io import refuse_foreign_folder
+from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, is_default
 from gnnplan.runtime.sampling.statistics import StatisticsClass
 
 CODE_BYTES = 4
@@ -129,6 +129,61 @@ def check_settings(graph: Graph, settings: PlanSettings) -> None:
         raise SettingsError(
             f"expected device memory of at least one feature row ({row} bytes), found {device}; "
             "raise --device-memory"
+        )
+
+
+def check_kind(graph: Graph, settings: PlanSettings) -> None:
+    """Refuse what the runtime cannot do with this dataset's task and types.
+
+    Raises:
+        SettingsError: the settings do not go with the dataset.
+        DatasetError: model rgcn for a graph without edge types.
+    """
+    work = settings.workload
+    if graph.x_by_type and not is_typed(work):
+        raise SettingsError(
+            f"{graph.name}: expected model rgcn for features by node type, found {work.model}; "
+            "add --model rgcn"
+        )
+    if not (is_link(graph) or is_typed(work)):
+        if work.type_fanouts:
+            raise SettingsError(
+                f"expected fan-outs by edge type with model rgcn alone, found model {work.model}; "
+                "drop --type-fanouts"
+            )
+        return
+    what = f"task {LINK_TASK}" if is_link(graph) else "model rgcn"
+    if is_link(graph) and is_typed(work):
+        raise SettingsError(
+            "expected model sage, gcn, gat or module:factory for task link, found rgcn; links of "
+            "typed graphs cannot be trained on"
+        )
+    if not is_default(settings.sampler, settings.sampler_parameters):
+        raise SettingsError(
+            f"{what}: expected sampler {DEFAULT_SAMPLER} without parameters, found "
+            f"{settings.sampler}{' with parameters' if settings.sampler_parameters else ''}; "
+            "drop --sampler"
+        )
+    if is_typed(work):
+        _check_types(graph, settings)
+
+
+def _check_types(graph: Graph, settings: PlanSettings) -> None:
+    names = types_of(graph).edge_types
+    unknown = sorted(set(settings.workload.type_fanouts) - set(names))
+    if unknown:
+        raise SettingsError(
+            f"--type-fanouts: expected edge types among {', '.join(names)}, found {unknown[0]!r}"
+        )
+    if graph.x_by_type and settings.policy not in ("auto", "none"):
+        raise SettingsError(
+            f"{graph.name}: expected policy auto or none for features by node type, which stay on "
+            f"the host, found {settings.policy}"
+        )
+    if graph.x_by_type and not settings.shared_host:
+        raise SettingsError(
+            f"{graph.name}: expected the host's shared mapping for features by node type; drop "
+            "--no-shared-host"
         )
 
 

@@ -5,13 +5,13 @@ earlier are read without these checks.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.placement.policies.registry import PLACEMENT_POLICIES
 from gnnplan.runtime.plan.schema import MOST_FANOUT, Workload
-from gnnplan.runtime.plan.setting import Range, Setting, make_from, own_fields
+from gnnplan.runtime.plan.setting import Range, Setting, own_fields
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, SAMPLERS, is_layerwise
 
 Settings = TypeVar("Settings", bound="PlanSettings")
@@ -244,13 +244,32 @@ class PlanSettings:
         return [replace(self, other_samplers=[]), *others]
 
 
-def make_settings(values: Mapping[str, Any], kind: type[Settings]) -> Settings:
-    """Make a request from its fields by name, those of the workload among them.
+def change_settings(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """Return a request with some fields changed by name, those of its workload among them.
 
-    Without `num_layers` there is one layer for each fan-out.
+    Fan-outs without `num_layers` set one layer for each.
 
     Raises:
-        SettingsError: as `PlanSettings`.
+        SettingsError: a name is unknown, or a value cannot be.
     """
-    fanouts = values.get("fanouts", Workload().fanouts)
-    return make_from(kind, {"num_layers": len(fanouts)} | dict(values))
+    known = _field_names(settings)
+    for name in values:
+        if name not in known:
+            expected = ", ".join(sorted(known - {"workload"}))
+            raise SettingsError(f"expected settings among {expected}, found {name!r}")
+    layers = {"num_layers": len(values["fanouts"])} if "fanouts" in values else {}
+    return _changed(settings, layers | dict(values))
+
+
+def _field_names(owner: Any) -> set[str]:
+    names = {each.name for each in fields(owner)}
+    nested = [getattr(owner, name) for name in names if is_dataclass(getattr(owner, name))]
+    return names.union(*map(_field_names, nested))
+
+
+def _changed(owner: Any, values: Mapping[str, Any]) -> Any:
+    """Replace fields by name, in nested dataclasses too."""
+    found = {each.name: values.get(each.name, getattr(owner, each.name)) for each in fields(owner)}
+    return replace(
+        owner, **{k: _changed(v, values) if is_dataclass(v) else v for k, v in found.items()}
+    )

@@ -68,7 +68,7 @@ class Interference:
     """How much slower a loader thread and the model's steps are beside each other."""
 
     work: float
-    """Seconds of the thread's work over those between steps; below 1 for a disk of varying speed."""
+    """Seconds of the thread's work over those between steps; below 1 on a varying disk."""
     step: float
     """Seconds of a step beside such work over those of a step alone; at least 1."""
 

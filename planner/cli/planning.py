@@ -14,7 +14,7 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.gpu.inventory import gpu_notes
 from gnnplan.planner.probe.presets import choose_machine
 from gnnplan.planner.request import check_machine_name, check_output, check_request
-from gnnplan.planner.settings import PlanSettings, make_settings
+from gnnplan.planner.settings import PlanSettings, change_settings
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
 
@@ -31,7 +31,7 @@ def _asked(values: Mapping[str, Any]) -> PlanSettings:
     if asked["mode"] == "full-graph":
         hops = asked.get("num_layers", len(asked["fanouts"]))
         asked["fanouts"] = [-1] * hops
-    return make_settings(asked, PlanSettings)
+    return change_settings(PlanSettings(), asked)
 
 
 @with_options(settings=_asked)

@@ -3,7 +3,7 @@
 All parts are taken to be alive at once. The text of a refusal is the sum itself.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
@@ -303,34 +303,44 @@ def memory_use(
     """Hold every rank's and the host's parts against their capacities.
 
     Args:
-        parts: each rank's private bytes without own rows.
-        graph: its adjacency is mapped once per host.
-        placed: own rows of each rank, and rows that the shared mapping must hold.
-        row_bytes: of a stored row.
+        parts: private bytes of each rank, without own rows.
+        graph: the graph, whose adjacency is mapped once per host.
+        placed: own rows of each rank, and rows that the shared mapping holds.
+        row_bytes: bytes of a stored row.
         machine: capacity of the host.
         budgets: the user's limits.
-        launcher_bytes: of what starts the ranks, once per host.
-        mapped_topology: False where the adjacency lies in parts among the ranks' own bytes.
+        launcher_bytes: bytes of what starts the ranks, once per host.
+        mapped_topology: False where the ranks' own bytes hold the adjacency in parts.
     """
     host, capacity = host_memory(machine)
-    capacity = capacity if budgets.host_bytes is None else min(capacity, budgets.host_bytes)
+    capacity = _limited(capacity, budgets.host_bytes)
+    limit = capacity if budgets.device_bytes is None else budgets.device_bytes
+    found = _rank_uses(parts, placed, row_bytes, [limit] * len(parts))
+    topology = topology_bytes(graph) if mapped_topology else 0
+    shared = _host_parts(sum(use.total for use in found.values()), placed, row_bytes, topology)
+    return {**found, host: sum_parts({**shared, "launcher": launcher_bytes}, capacity)}
+
+
+def _limited(size_bytes: int, limit_bytes: int | None) -> int:
+    return size_bytes if limit_bytes is None else min(size_bytes, limit_bytes)
+
+
+def _rank_uses(
+    parts: list[dict[str, int]], placed: PlacedRows, row_bytes: int, capacities: Sequence[int]
+) -> dict[str, MemoryUse]:
+    """Hold each rank's parts with its own rows and cache against its capacity."""
     found: dict[str, MemoryUse] = {}
-    private = 0
-    for g, (rank, rows) in enumerate(zip(parts, placed.ranks, strict=True)):
-        whole = {**rank, "own rows": rows.own_rows * row_bytes}
+    for g, (part, rows, size) in enumerate(zip(parts, placed.ranks, capacities, strict=True)):
+        whole = {**part, "own rows": rows.own_rows * row_bytes}
         if rows.cache_rows:
             whole["cache rows"] = rows.cache_rows * (row_bytes + SLOT_BYTES)
-        limit = capacity if budgets.device_bytes is None else budgets.device_bytes
-        found[f"rank{g}"] = sum_parts(whole, limit)
-        private += sum(whole.values())
-    shared = {
-        "ranks": private,
-        "features": placed.host_rows * row_bytes,
-        "topology": topology_bytes(graph) if mapped_topology else 0,
-        "launcher": launcher_bytes,
-    }
-    found[host] = sum_parts(shared, capacity)
+        found[f"rank{g}"] = sum_parts(whole, size)
     return found
+
+
+def _host_parts(ranks: int, placed: PlacedRows, row_bytes: int, topology: int) -> dict[str, int]:
+    """Return the bytes of a host's memory: its ranks, and what they map."""
+    return {"ranks": ranks, "features": placed.host_rows * row_bytes, "topology": topology}
 
 
 def host_memory_of(machine: MachineModel, host: int, kind: str = "host") -> Memory | None:
@@ -354,8 +364,7 @@ def gpu_capacity(
     """Return the bytes of a rank's GPU, or the user's limit where that is less."""
     names = {p.name: p.memory for p in machine.gpus}
     size = machine.memory(names[candidate.gpus[rank]]).capacity_bytes
-    limit = None if budgets is None else budgets.device_bytes
-    return size if limit is None else min(size, limit)
+    return _limited(size, None if budgets is None else budgets.device_bytes)
 
 
 def ranks_by_host(machine: MachineModel, candidate: Candidate) -> dict[int, list[int]]:
@@ -371,9 +380,7 @@ def host_bytes(machine: MachineModel, host: int, budgets: Budgets) -> tuple[str,
     """Return the name and usable bytes of a host's memory."""
     found = host_memory_of(machine, host)
     assert found is not None  # only a disk may be missing
-    limit = budgets.host_bytes
-    size = found.capacity_bytes if limit is None else min(limit, found.capacity_bytes)
-    return found.name, size
+    return found.name, _limited(found.capacity_bytes, budgets.host_bytes)
 
 
 def gpu_memory_use(
@@ -385,29 +392,13 @@ def gpu_memory_use(
     machine: MachineModel,
     budgets: Budgets,
 ) -> dict[str, MemoryUse]:
-    """Hold every GPU's and host's parts against its capacity.
-
-    Args:
-        parts: each GPU's bytes without own rows.
-        candidate: which GPUs.
-        graph: its adjacency is mapped once per host.
-        placed: own rows of each GPU, and rows that each host's mapping must hold.
-        row_bytes: of a stored row.
-        machine: capacities, and table `gpu_process`.
-        budgets: the user's limits.
-    """
-    found: dict[str, MemoryUse] = {}
-    for g, (part, rows) in enumerate(zip(parts, placed.ranks, strict=True)):
-        whole = {**part, "own rows": rows.own_rows * row_bytes}
-        found[f"rank{g}"] = sum_parts(whole, gpu_capacity(machine, candidate, g, budgets))
+    """Hold every GPU's and host's parts against its capacity, as `memory_use`."""
+    sizes = [gpu_capacity(machine, candidate, g, budgets) for g in range(candidate.num_ranks)]
+    found = _rank_uses(parts, placed, row_bytes, sizes)
     process = int(rate_per_rank(machine, MachineTable.GPU_PROCESS, candidate))
     for host, ranks in ranks_by_host(machine, candidate).items():
         name, size = host_bytes(machine, host, budgets)
-        shared = {
-            "ranks": process * len(ranks),
-            "features": placed.host_rows * row_bytes,
-            "topology": topology_bytes(graph),
-        }
+        shared = _host_parts(process * len(ranks), placed, row_bytes, topology_bytes(graph))
         found[name] = sum_parts(shared, size)
     return found
 

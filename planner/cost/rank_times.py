@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gnnplan.planner.candidate import Candidate, RankRows
+from gnnplan.planner.cost.rates import Rate
 from gnnplan.planner.cost.stages.exchange import Exchanges
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.workload import BatchProfile, Interference, ModelTiming
@@ -36,6 +37,12 @@ class RankWork:
     exchanges: Exchanges | None = None
     """Exchanges of a shared batch, beside those for the placement's rows."""
 
+    @property
+    def size_variation(self) -> float:
+        """Return the relative standard deviation of a batch's size."""
+        vertices = self.batch.vertices[-1]
+        return vertices.std / vertices.mean if vertices.mean > 0 else 0.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageTime:
@@ -46,6 +53,11 @@ class StageTime:
     """Relative half-width (90%) of the rates behind the seconds."""
     provenance: str = ""
     """Where the seconds come from; empty where nothing is said."""
+
+    @staticmethod
+    def of(rate: Rate) -> "StageTime":
+        """Take a rate whose seconds are those of the stage."""
+        return StageTime(seconds=rate.seconds, spread=rate.spread, provenance=rate.provenance)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

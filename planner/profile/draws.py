@@ -30,9 +30,8 @@ from gnnplan.planner.profile.cache import keep_answer
 from gnnplan.planner.profile.draw import PROFILE_EPOCH
 from gnnplan.planner.search.dimensions.batches import BULKS
 from gnnplan.planner.search.dimensions.dimension import LocalBatches
-from gnnplan.planner.search.samplers import plan_sampler
+from gnnplan.planner.search.samplers import is_link, plan_sampler
 from gnnplan.planner.settings import PlanSettings
-from gnnplan.planner.task_checks import is_link
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.graph.dataset import Graph, is_typed

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gnnplan.planner.cost.memory import size_text
 from gnnplan.planner.cost.request import expected_vertices, row_bytes, seeds_per_rank
-from gnnplan.planner.search.choose import Evaluated
+from gnnplan.planner.search.choose import Evaluated, nearest_to_fit
 from gnnplan.planner.search.search import Search
 from gnnplan.runtime.plan.schema import MemoryUse
 
@@ -27,17 +27,12 @@ class Remedy:
     """Whether the memory would fit after this change alone."""
 
 
-def nearest(priced: Sequence[Evaluated]) -> Evaluated:
-    """Return the candidate that lacks least memory."""
-    return max(priced, key=lambda p: min(m.headroom for m in p.prediction.memory_bytes.values()))
-
-
 def find_remedies(search: Search, priced: Sequence[Evaluated]) -> list[Remedy]:
     """List changes that lower the memory that the nearest candidate does not fit into.
 
     Changes that are enough come first, then those that save most; more memory is the last.
     """
-    found = nearest(priced)
+    found = nearest_to_fit(priced)
     name, memory = min(found.prediction.memory_bytes.items(), key=lambda item: item[1].headroom)
     ranks, lacking = found.candidate.num_ranks, -memory.headroom
     each = found.prediction.memory_bytes.get("rank0", memory)
@@ -115,7 +110,7 @@ def _other_ranks(
     more = 2 * (asked or 0)
     if name.startswith("rank") and asked is not None and more <= cores:
         # Not profiled: half the seeds per rank are as half the batch.
-        halved = _smaller_batch(search, nearest(priced), memory, 1)
+        halved = _smaller_batch(search, nearest_to_fit(priced), memory, 1)
         found[f"--devices {more}"] = sum(halved.values())
     return found
 

@@ -251,7 +251,7 @@ def gpu_step_times(
         provenance={
             "sample, gather, copy": f"derived: counted edges and rows over {links}",
             "batch, forward_backward, optimizer": "derived: roofline of the counted blocks",
-            "all_reduce": reduced.words,
+            "all_reduce": reduced.provenance,
             "step": f"derived: stages {words}, the slowest rank of each step",
         },
     )

@@ -5,7 +5,6 @@ from dataclasses import replace
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.settings import AUTO_SAMPLER, PlanSettings, SamplerChoice
-from gnnplan.planner.task_checks import is_link
 from gnnplan.runtime.graph.dataset import Graph, is_typed
 from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, SAMPLERS, find_sampler
@@ -15,6 +14,13 @@ from gnnplan.runtime.sampling.statistics import (
     is_weighted,
     layer_of_model,
 )
+
+LINK_TASK = "link"
+
+
+def is_link(graph: Graph) -> bool:
+    """Return whether the dataset's task is link prediction."""
+    return str(graph.task) == LINK_TASK
 
 
 def plan_sampler(settings: PlanSettings, candidate: Candidate | None = None) -> Sampler:
@@ -85,3 +91,17 @@ def _others(settings: PlanSettings) -> list[SamplerChoice]:
                 found.append(SamplerChoice(name=name, parameters=parameters))
                 break
     return found
+
+
+def settled(graph: Graph, settings: PlanSettings) -> PlanSettings:
+    """Return the settings with the only placement that features by node type can have."""
+    return replace(settings, policy="none") if graph.x_by_type else settings
+
+
+def sampler_words(graph: Graph, settings: PlanSettings) -> str:
+    """Return the sampler's name, and what its rates differ by from plain neighbour sampling."""
+    if is_typed(settings.workload):
+        return "neighbor by edge type"
+    if is_link(graph) and settings.workload.links.exclude != "none":
+        return "neighbor without the step's links"
+    return settings.sampler

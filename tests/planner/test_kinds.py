@@ -7,8 +7,9 @@ import pytest
 
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.request import check_kind
+from gnnplan.planner.search.samplers import sampler_words, settled
 from gnnplan.planner.settings import PlanSettings
-from gnnplan.planner.task_checks import check_kind, sampler_words, settled
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate_tasks import generate_links, generate_typed
 from gnnplan.runtime.plan.io import load_plan

@@ -54,7 +54,7 @@ class CoresBackend(Backend):
         exchanges, timing = _exchanges(work), work.timing
         sample, gather, reduced = _sample(work, exchanges), _gather(work, exchanges), _reduce(work)
         compute = _forward_backward(work, exchanges, gather.disk_seconds)
-        sizes, jitter = _variation(work), step_jitter(work.machine, ranks_here(work.candidate))
+        sizes, jitter = work.size_variation, step_jitter(work.machine, ranks_here(work.candidate))
         slope = timing.slope_seconds(**_cores(work))
         alone = work.candidate.num_ranks == 1
         varying = sample.seconds + (gather.time.seconds if alone else gather.unwaited_seconds)
@@ -63,9 +63,9 @@ class CoresBackend(Backend):
             stages={
                 **_loop_stages(work, overhead),
                 Stage.SAMPLE: sample,
-                Stage.EXCHANGE_IDS: _stage_of(exchanges.asked),
+                Stage.EXCHANGE_IDS: StageTime.of(exchanges.asked),
                 Stage.GATHER: gather.time,
-                Stage.EXCHANGE_ROWS: _stage_of(exchanges.sent),
+                Stage.EXCHANGE_ROWS: StageTime.of(exchanges.sent),
                 Stage.FORWARD_BACKWARD: compute,
                 Stage.ALL_REDUCE: reduced.time,
             },
@@ -146,10 +146,6 @@ class CoresBackend(Backend):
 def _cores(work: RankWork) -> dict[str, int]:
     """Return the ranks that compute at once on a host, and the threads of each."""
     return {"ranks": ranks_here(work.candidate), "threads": work.candidate.threads.compute}
-
-
-def _stage_of(rate: Rate) -> StageTime:
-    return StageTime(seconds=rate.seconds, spread=rate.spread, provenance=rate.provenance)
 
 
 def _loop_stages(work: RankWork, overhead: LoopOverhead) -> dict[Stage, StageTime]:
@@ -262,11 +258,8 @@ def _on_this_graph(work: RankWork, kind: str) -> Rate:
     factor = work.timing.gather_factors.get(gather_table(kind), 1.0)
     if factor == 1.0:
         return rate
-    return Rate(
-        seconds=rate.seconds * factor,
-        spread=rate.spread,
-        provenance=f"{rate.provenance} x {factor:.2f}, measured with this graph's batches",
-    )
+    words = f"{rate.provenance} x {factor:.2f}, measured with this graph's batches"
+    return replace(rate, seconds=rate.seconds * factor, provenance=words)
 
 
 def _forward_backward(work: RankWork, exchanges: Exchanges, disk_seconds: float) -> StageTime:
@@ -348,15 +341,9 @@ def _reduce_over_hosts(work: RankWork) -> _Reduced:
     core = rate.seconds if busy is None else busy.at(bytes=size, ranks=2.0) / 2.0
     words = f"{rate.provenance}, the cards shared by a host's ranks + expected straggler"
     return _Reduced(
-        time=StageTime(seconds=rate.seconds, spread=rate.spread, provenance=words),
+        time=StageTime.of(replace(rate, provenance=words)),
         core_seconds=min(core, rate.seconds),
     )
-
-
-def _variation(work: RankWork) -> float:
-    """Return the relative standard deviation of a batch's size."""
-    vertices = work.batch.vertices[-1]
-    return vertices.std / vertices.mean if vertices.mean > 0 else 0.0
 
 
 def step_jitter(machine: MachineModel, ranks: int) -> float:

@@ -16,10 +16,9 @@ from gnnplan.planner.cost.backends.backend import Backend, Parts, time_to_start
 from gnnplan.planner.cost.backends.gpu_lanes import captured_bytes, has_lanes
 from gnnplan.planner.cost.memory import gpu_memory_use, gpu_parts
 from gnnplan.planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
-from gnnplan.planner.cost.rates import MachineTable, rate_per_rank
+from gnnplan.planner.cost.rates import MachineTable, Rate, rate_per_rank
 from gnnplan.planner.cost.request import Request, row_bytes
 from gnnplan.planner.cost.stages.all_reduce import (
-    Collective,
     exposed_in_parts,
     gpu_all_reduce,
     gradient_bytes,
@@ -54,19 +53,12 @@ class GpusBackend(Backend):
         found = _derived_times(work) if timing.gpu is None else _timed_times(work, timing.gpu)
         reduced = gpu_reduced(work.machine, candidate, timing)
         slope = timing.slope_seconds(ranks=candidate.num_ranks, threads=candidate.threads.compute)
-        vertices = work.batch.vertices[-1]
-        variation = vertices.std / vertices.mean if vertices.mean > 0 else 0.0
         # What was not repeated on the machine varies with the batches' sizes alone.
         return replace(
             found,
-            stages={
-                **found.stages,
-                Stage.ALL_REDUCE: StageTime(
-                    seconds=reduced.seconds, spread=reduced.spread, provenance=reduced.words
-                ),
-            },
-            loader_sigma=found.loader * variation,
-            trainer_sigma=slope * variation,
+            stages={**found.stages, Stage.ALL_REDUCE: StageTime.of(reduced)},
+            loader_sigma=found.loader * work.size_variation,
+            trainer_sigma=slope * work.size_variation,
         )
 
     def own_parts(
@@ -335,7 +327,7 @@ def _timed_words(reads: _Reads, timed: GpuTiming) -> dict[Stage, str]:
     }
 
 
-def gpu_reduced(machine: MachineModel, candidate: Candidate, timing: ModelTiming) -> Collective:
+def gpu_reduced(machine: MachineModel, candidate: Candidate, timing: ModelTiming) -> Rate:
     """Price the gradient's all-reduce as the training thread waits for it.
 
     Raises:

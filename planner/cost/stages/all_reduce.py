@@ -11,10 +11,9 @@ have at least 1 MiB (runtime.train.parts).
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from gnnplan.planner.candidate import Candidate
-from gnnplan.planner.cost.rates import MachineTable
+from gnnplan.planner.cost.rates import MachineTable, Rate
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import Link, MachineModel, Memory, Table
 from gnnplan.planner.machine.routes import Reader, byte_seconds, shortest
@@ -117,16 +116,7 @@ def exposed_seconds(comm_seconds: float, hidden_seconds: float, eta: float) -> f
     return max(0.0, comm_seconds - eta * hidden_seconds)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Collective:
-    """Seconds of one all-reduce and where they are from."""
-
-    seconds: float
-    spread: float
-    words: str
-
-
-def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: float) -> Collective:
+def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: float) -> Rate:
     """Price the all-reduce of a gradient over the candidate's GPUs.
 
     Raises:
@@ -135,7 +125,7 @@ def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: f
     Source: docs/formulas.md 8.3 [A3], with tables `gpu_message` and (several hosts) `host_message`.
     """
     if candidate.num_ranks == 1:
-        return Collective(seconds=0.0, spread=0.0, words="derived: one rank has nothing to sum")
+        return Rate(seconds=0.0, spread=0.0, provenance="derived: one rank has nothing to sum")
     message = machine.table(MachineTable.GPU_MESSAGE)
     latency = message.at(ranks=float(candidate.num_ranks))
     hosts = {p.name: p.host for p in machine.gpus}
@@ -146,7 +136,7 @@ def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: f
     if len(by_host) == 1:
         seconds = ring_seconds(message_bytes, candidate.num_ranks, latency, inside)
         words = "derived: ring over the links between the GPUs + expected straggler"
-        return Collective(seconds=seconds, spread=message.spread, words=words)
+        return Rate(seconds=seconds, spread=message.spread, provenance=words)
     seconds = hierarchical_seconds(
         message_bytes,
         devices=max(len(gpus) for gpus in by_host.values()),
@@ -161,7 +151,7 @@ def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: f
         ),
     )
     words = "derived: rings inside hosts and over their cards + expected straggler"
-    return Collective(seconds=seconds, spread=message.spread, words=words)
+    return Rate(seconds=seconds, spread=message.spread, provenance=words)
 
 
 def ring_bandwidth(machine: MachineModel, gpus: list[str]) -> float:

@@ -11,7 +11,7 @@ Source: docs/formulas.md 8.4 [A4].
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,7 +133,7 @@ def ids_rate(machine: MachineModel, candidate: Candidate, num_ids: float) -> Rat
         return measured
     counts = all_to_all(machine, candidate, float(ID_BYTES * candidate.num_ranks))
     ids = all_to_all(machine, candidate, size)
-    return Rate(seconds=counts.seconds + ids.seconds, spread=ids.spread, provenance=ids.provenance)
+    return replace(ids, seconds=counts.seconds + ids.seconds)
 
 
 def exchange_lead(
@@ -240,9 +240,7 @@ def hosts_all_reduce(machine: MachineModel, candidate: Candidate, num_bytes: flo
         machine, hosts_table(machine, MachineTable.ALL_REDUCE), bytes=num_bytes, hosts=hosts
     )
     longer = (1 - 1 / ranks) / (1 - 1 / hosts)
-    across = Rate(
-        seconds=across.seconds * longer, spread=across.spread, provenance=across.provenance
-    )
+    across = replace(across, seconds=across.seconds * longer)
     if ranks == hosts:
         return across
     name = collective_table(machine, MachineTable.ALL_REDUCE, candidate)

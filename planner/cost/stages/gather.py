@@ -216,7 +216,7 @@ def disk_row_rate(
     """Look up a rank's seconds per row from disk while all ranks read, without `disk_start`."""
     read_bytes, reads = _requests(rows, row_bytes)
     rate = disk_rate(machine, read_bytes, QUEUE_DEPTH, ranks_here(candidate))
-    return Rate(seconds=rate.seconds * reads, spread=rate.spread, provenance=rate.provenance)
+    return replace(rate, seconds=rate.seconds * reads)
 
 
 def disk_rate(machine: MachineModel, read_bytes: float, depth: int, ranks: int) -> Rate:
@@ -238,7 +238,7 @@ def disk_rate(machine: MachineModel, read_bytes: float, depth: int, ranks: int) 
             machine, MachineTable.DISK_READ, read_bytes=read_bytes, queue_depth=depth, readers=ranks
         )
         sharing = max(1.0, ranks / most)
-    return Rate(seconds=rate.seconds * sharing, spread=rate.spread, provenance=rate.provenance)
+    return replace(rate, seconds=rate.seconds * sharing)
 
 
 def disk_start(
