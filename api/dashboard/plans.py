@@ -20,12 +20,18 @@ from gnnplan.api.service import graphs, machines, plans, runs
 from gnnplan.api.service.artefacts import drawn_machine, measured_report, plan_page
 from gnnplan.api.service.context import Service
 from gnnplan.planner.client.resources import PlanSummary
-from gnnplan.planner.options import YES_NO, default_text, read_texts
 from gnnplan.planner.queries.explain import explain
 from gnnplan.planner.report.measured import differences, verdict
 from gnnplan.planner.report.page import sections, swatch
 from gnnplan.planner.report.timeline import Timeline, draw_timeline, timeline
-from gnnplan.planner.settings import MODELS, POLICIES, PlanSettings
+from gnnplan.planner.settings import (
+    MODELS,
+    POLICIES,
+    YES_NO,
+    PlanSettings,
+    default_text,
+    read_texts,
+)
 from gnnplan.runtime import codec
 from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.errors import InputError

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 import typer
 
-from gnnplan.planner.options import AUTO, default_text, flag_help, is_repeated, is_text, read_texts
+from gnnplan.planner.settings import AUTO, default_text, flag_help, is_repeated, is_text, read_texts
 from gnnplan.runtime.plan.setting import SettingField, make_from, setting_fields
 
 Answer = TypeVar("Answer")
