@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from gnnplan.planner.machine.hosts import prefix_of
 from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.units import counted
 from gnnplan.runtime.plan.schema import (
     Device,
     FeaturePlacement,
@@ -95,7 +96,7 @@ def plain_words(candidate: Candidate) -> str:
     if candidate.gpus:
         ahead = f", {candidate.prefetch_depth} batches ahead" if t.sample else ""
         return f"{gpu_words(candidate)}{ahead}, {candidate.policy}"
-    ranks = f"{candidate.num_ranks} rank{'s' if candidate.num_ranks > 1 else ''}"
+    ranks = counted(candidate.num_ranks, "rank")
     ahead = f", {candidate.prefetch_depth} ahead" if t.sample else ""
     threads = f"({t.compute} compute + {t.sample} loader) threads{ahead}"
     return f"{ranks} x {threads}, {policy_words(candidate.policy)}"
@@ -112,8 +113,7 @@ def gpu_words(candidate: Candidate) -> str:
     names = candidate.gpus
     cliques = "; ".join("+".join(names[r] for r in c) for c in candidate.cliques)
     where = "on the host" if candidate.topology.policy == "host" else "copied to every GPU"
-    count = f"{candidate.num_ranks} GPU{'s' if candidate.num_ranks > 1 else ''}"
-    return f"{count} ({cliques}), topology {where}"
+    return f"{counted(candidate.num_ranks, 'GPU')} ({cliques}), topology {where}"
 
 
 def policy_words(policy: str) -> str:

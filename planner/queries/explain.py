@@ -6,7 +6,7 @@
 from dataclasses import dataclass, field
 
 from gnnplan.planner.cost.memory import size_text
-from gnnplan.planner.units import in_order
+from gnnplan.planner.units import counted, in_order
 from gnnplan.runtime.plan.schema import MemoryUse, Plan
 from gnnplan.runtime.stages import TRAINING_STAGES
 
@@ -17,9 +17,8 @@ WORDS = ("keep", "partition")
 def summary(plan: Plan) -> str:
     """Write ranks, partition, p and overlap of full-graph training in one line."""
     threads, settings = plan.strategy.threads, plan.strategy.full_graph
-    ranks = f"{plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}"
-    words = [f"the whole graph on {ranks}"]
-    words.append(f"{threads.compute} compute thread{'s' if threads.compute > 1 else ''} each")
+    words = [f"the whole graph on {counted(plan.num_ranks, 'rank')}"]
+    words.append(f"{counted(threads.compute, 'compute thread')} each")
     if plan.num_ranks > 1:
         words.append(f"cut by {plan.strategy.partition}")
         words.append(f"boundary rows kept with p {settings.keep:.3g}")
@@ -159,10 +158,9 @@ def _summary(plan: Plan) -> str:
         return summary(plan)
     if strategy.devices[0].kind == "cuda":
         return _gpu_summary(plan)
-    ranks = f"{plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}"
-    loading = _loading(plan)
-    compute = f"{threads.compute} compute thread{'s' if threads.compute > 1 else ''}"
-    return f"{ranks}, {compute} each, {loading}, rows placed by {strategy.features.policy}"
+    ranks, compute = counted(plan.num_ranks, "rank"), counted(threads.compute, "compute thread")
+    placed = f"rows placed by {strategy.features.policy}"
+    return f"{ranks}, {compute} each, {_loading(plan)}, {placed}"
 
 
 def _loading(plan: Plan) -> str:
@@ -170,10 +168,7 @@ def _loading(plan: Plan) -> str:
     threads, strategy = plan.strategy.threads, plan.strategy
     if not threads.sample:
         return "batches made in line"
-    return (
-        f"{threads.sample} loader thread{'s' if threads.sample > 1 else ''} "
-        f"{strategy.prefetch_depth} batches ahead"
-    )
+    return f"{counted(threads.sample, 'loader thread')} {strategy.prefetch_depth} batches ahead"
 
 
 def _gpu_summary(plan: Plan) -> str:
@@ -186,7 +181,7 @@ def _gpu_summary(plan: Plan) -> str:
     groups = "; ".join("+".join(names) for names in cliques.values())
     topology = plan.strategy.topology.policy
     where = "copied to every GPU" if topology == "replicated" else f"on the {topology}"
-    count = f"{len(devices)} GPU{'s' if len(devices) > 1 else ''} ({groups})"
+    count = f"{counted(len(devices), 'GPU')} ({groups})"
     policy = plan.strategy.features.policy
     return (
         f"{count} of {plan.machine.name}, topology {where}, {_loading(plan)}, rows placed by "

@@ -132,6 +132,21 @@ class RowCounts:
             self.rows[kind] = self.rows.get(kind, 0) + rows
             self.bytes[kind] = self.bytes.get(kind, 0) + num_bytes
 
+    @property
+    def exchanged_kind(self) -> str:
+        """Return the source of rows that other ranks serve."""
+        return "remote" if "remote" in self.rows else "peer"
+
+    def by_server(self) -> dict[tuple[str, int], int]:
+        """Return rows by (source, rank that serves them, or -1)."""
+        kind = self.exchanged_kind
+        found = {(kind, rank): rows for rank, rows in sorted(self.rows_of_rank.items())}
+        return found | {(k, -1): n for k, n in self.rows.items() if k not in ("peer", "remote")}
+
+    def row_bytes(self) -> dict[str, float]:
+        """Return the mean bytes of a row by source; sparse rows differ."""
+        return {k: self.bytes[k] / n for k, n in self.rows.items() if n}
+
     def merge(self, other: "RowCounts") -> None:
         """Add another's counts."""
         for kind, rows in other.rows.items():
@@ -140,6 +155,28 @@ class RowCounts:
             self.rows_of_rank[rank] = self.rows_of_rank.get(rank, 0) + rows
         self.disk_reads += other.disk_reads
         self.disk_read_bytes += other.disk_read_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchCounts:
+    """Counts of one rank's batch."""
+
+    vertices: int
+    read: RowCounts
+    hop_vertices: list[int]
+    """Distinct vertices up to each hop, seeds first."""
+    hop_edges: list[int]
+    block_edges: list[int]
+    """Edges of each block, outermost first."""
+    lists: dict[str, int]
+    """Adjacency lists visited by source; empty with topology on the host."""
+    working_rows: int = 0
+    """Distinct rows that the rank's batches are spread over."""
+
+    @property
+    def edges(self) -> int:
+        """Return the edges drawn by all hops."""
+        return int(sum(self.hop_edges))
 
 
 class RowCounter:
