@@ -60,11 +60,7 @@ class Ways:
     """Routes of a plan's ranks through a machine."""
 
     def __init__(self, machine: MachineModel, plan: Plan) -> None:
-        """Assign a processor of the machine to each rank.
-
-        Raises:
-            SettingsError: the machine has too few GPUs for the plan's ranks.
-        """
+        """Assign a processor of the machine to each rank."""
         self.machine = machine
         self._devices = plan.strategy.devices
         self._processors = [self._processor(device) for device in self._devices]
@@ -117,9 +113,6 @@ class Ways:
             rank: the reading rank.
             kind: source kind.
             server: rank that serves the rows, for sources peer and remote.
-
-        Raises:
-            MachineError: the machine has no such route.
         """
         processor = self._processors[rank]
         if kind in ("own", "cache"):

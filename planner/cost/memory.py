@@ -344,11 +344,7 @@ def _host_parts(ranks: int, placed: PlacedRows, row_bytes: int, topology: int) -
 
 
 def host_memory_of(machine: MachineModel, host: int, kind: str = "host") -> Memory | None:
-    """Return the memory of a kind on a host; None where the host has no disk.
-
-    Raises:
-        MachineError: the machine has no such host memory.
-    """
+    """Return the memory of a kind on a host; None where the host has no disk."""
     name = f"{prefix_of(host)}{kind}0"
     for memory in machine.memories:
         if memory.kind == kind and memory.name == name:

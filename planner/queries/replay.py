@@ -56,11 +56,7 @@ class Replay(LoaderParts):
     """Seeds and sampling of one rank, without rows, labels or other ranks."""
 
     def __init__(self, plan: Plan, folder: Path, graph: Graph, rank: int) -> None:
-        """Open a rank of a plan.
-
-        Raises:
-            PlanError: the plan's arrays or sampler cannot be used.
-        """
+        """Open a rank of a plan."""
         super().__init__(
             plan,
             folder,
@@ -183,11 +179,7 @@ class RowCounter:
     """Location table of a rank, with its dynamic cache."""
 
     def __init__(self, plan: Plan, folder: Path, graph: Graph, rank: int) -> None:
-        """Read the rank's arrays.
-
-        Raises:
-            PlanError: they are missing or point to the wrong rows.
-        """
+        """Read the rank's arrays."""
         self._graph, self._rank = graph, rank
         self._sources = plan.strategy.features.sources
         devices = plan.strategy.devices

@@ -74,11 +74,7 @@ class DeviceUse:
 
 
 def device_uses(ways: Ways, work: Work) -> list[DeviceUse]:
-    """Return what each rank's device carried over all its batches.
-
-    Raises:
-        MachineError: the machine lacks a route between two memories that the plan uses.
-    """
+    """Return what each rank's device carried over all its batches."""
     found = [DeviceUse(processor=name) for name in ways.processors]
     shared: dict[str, LinkUse] = {}
     mine: list[dict[str, LinkUse]] = []

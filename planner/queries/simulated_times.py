@@ -85,11 +85,7 @@ def movement(ways: Ways, work: Work) -> tuple[float, str]:
 
 
 def step_times(plan: Plan, machine: MachineModel, ways: Ways, work: Work) -> SimulatedTimes:
-    """Model the time of counted batches on cores.
-
-    Raises:
-        MachineError: a route or a table is missing.
-    """
+    """Model the time of counted batches on cores."""
     moving, busiest = movement(ways, work)
     if any(name not in machine.tables for name in RATES):
         words = "not modelled: the machine has no measured rates for sampling and gathering"
@@ -185,11 +181,7 @@ COPIED = "replicated"
 
 
 def gpu_step_times(plan: Plan, machine: MachineModel, ways: Ways, work: Work) -> SimulatedTimes:
-    """Model the time of counted batches on a machine's GPUs.
-
-    Raises:
-        MachineError: a route or a table is missing.
-    """
+    """Model the time of counted batches on a machine's GPUs."""
     moving, busiest = movement(ways, work)
     bare = SimulatedTimes(movement_seconds=moving, busiest_link=busiest)
     model = plan.workload.model

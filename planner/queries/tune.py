@@ -306,11 +306,7 @@ class Bench:
         self._names.append(name)
 
     def run_in_turn(self, patience: Patience) -> list[list[RunReport]]:
-        """Return the reports of every candidate, in the order of its runs.
-
-        Raises:
-            GnnplanError: a run measured nothing.
-        """
+        """Return the reports of every candidate, in the order of its runs."""
         asked, reports = self._asked, [list[RunReport]() for _ in self.plans]
         order = turns(range(len(reports)), asked.rounds, seed=asked.seed)
         runs = itertools.count()

@@ -68,10 +68,6 @@ def reopen(plan: Plan, changes: Sequence[str] = ()) -> Search:
     """Return the planner's search of a plan, from its record and the cached profile.
 
     `changes` are KEY=VALUE each, as in `--set`.
-
-    Raises:
-        SettingsError: no record or profile is left, or a change cannot be understood.
-        PlanError: the dataset has moved or is another one.
     """
     record = load_record(plan)
     graph = open_plan_graph(plan)

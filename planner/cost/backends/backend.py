@@ -90,11 +90,7 @@ class Backend(ABC):
     def batch_and_timing(
         self, request: Request, candidate: Candidate
     ) -> tuple[BatchProfile, ModelTiming]:
-        """Return one rank's profiled batches, and the model's seconds on them.
-
-        Raises:
-            SettingsError: they were not profiled.
-        """
+        """Return one rank's profiled batches, and the model's seconds on them."""
         try:
             timing = timing_of(request, candidate)
             return self.batch_of(request, candidate), timing
@@ -107,12 +103,7 @@ class Backend(ABC):
     def rank_times(
         self, request: Request, candidate: Candidate, placed: PlacedRows, rank: int
     ) -> RankTimes:
-        """Price every stage of one rank under a placement.
-
-        Raises:
-            SettingsError: its batches were not profiled.
-            MachineError: the machine was not measured for something that the candidate needs.
-        """
+        """Price every stage of one rank under a placement."""
         batch, timing = self.batch_and_timing(request, candidate)
         work = RankWork(
             candidate=candidate,

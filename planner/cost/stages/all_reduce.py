@@ -119,9 +119,6 @@ def exposed_seconds(comm_seconds: float, hidden_seconds: float, eta: float) -> f
 def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: float) -> Rate:
     """Price the all-reduce of a gradient over the candidate's GPUs.
 
-    Raises:
-        MachineError: two neighbours of the ring have no way to each other.
-
     Source: docs/formulas.md 8.3 [A3], with tables `gpu_message` and (several hosts) `host_message`.
     """
     if candidate.num_ranks == 1:
@@ -155,11 +152,7 @@ def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: f
 
 
 def ring_bandwidth(machine: MachineModel, gpus: list[str]) -> float:
-    """Return the bytes per second of each hop while all hops of a ring are used; inf for one GPU.
-
-    Raises:
-        MachineError: no route joins two neighbours.
-    """
+    """Return the bytes per second of each hop while all hops of a ring are used; inf for one GPU."""
     if len(gpus) == 1:
         return float("inf")
     memory = {p.name: p.memory for p in machine.gpus}

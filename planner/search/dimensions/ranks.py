@@ -117,11 +117,7 @@ def plans_gpus(machine: MachineModel) -> bool:
 def machine_candidates(
     settings: PlanSettings, machine: MachineModel, policies: tuple[str, ...]
 ) -> list[Candidate]:
-    """Return every way to run the workload on a machine: on its GPUs, or else on its cores.
-
-    Raises:
-        SettingsError: more devices than the machine has, or than seeds in a batch.
-    """
+    """Return every way to run the workload on a machine: on its GPUs, or else on its cores."""
     if not plans_gpus(machine):
         return candidates(settings, machine.num_cores, policies)
     found: list[Candidate] = []
@@ -141,12 +137,7 @@ def machine_candidates(
 
 
 def gpu_counts(machine: MachineModel, devices: int | None, batch_size: int) -> list[int]:
-    """Return the numbers of GPUs to try: the user's, or powers of two on a host, then hosts.
-
-    Raises:
-        SettingsError: more than there are or than seeds in a batch, or several GPUs between which
-            nothing was measured.
-    """
+    """Return the numbers of GPUs to try: the user's, or powers of two on a host, then hosts."""
     total = len(machine.gpus)
     if total > 1 and MESSAGE not in machine.tables:
         if devices is not None and devices > 1:
