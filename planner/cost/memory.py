@@ -48,11 +48,6 @@ def model_bytes(num_parameters: int, item_bytes: int = 4) -> int:
     return ADAM_COPIES * num_parameters * item_bytes
 
 
-def activation_bytes(mean_bytes: int, tail_scale: float) -> int:
-    """Return the bytes of activations and gradients at the tail, in proportion to the batch."""
-    return round(mean_bytes * tail_scale)
-
-
 def sampling_bytes(
     tail_vertices: float, tail_edges: float, num_nodes: int, loader_threads: int
 ) -> int:
@@ -87,11 +82,6 @@ def batch_bytes(tail_vertices: float, tail_edges: float, row_bytes: int, buffers
     return round(buffers * (tail_vertices * (row_bytes + 8) + 4 * tail_edges))
 
 
-def location_bytes(num_nodes: int, code_bytes: int) -> int:
-    """Return the bytes of a location table, which holds one code per node."""
-    return num_nodes * code_bytes
-
-
 def sum_parts(parts: Mapping[str, int], capacity: int) -> MemoryUse:
     """Sum up parts and compare them with a capacity."""
     total = sum(parts.values())
@@ -120,16 +110,6 @@ def sum_text(name: str, memory: MemoryUse) -> str:
     sign = ">" if memory.headroom < 0 else "<="
     total, capacity = size_text(memory.total), size_text(memory.capacity)
     return f"{name}: {terms} = {total} {sign} {capacity} usable"
-
-
-def capacity_text(size_bytes: int) -> str:
-    """Write a capacity in whole GiB where it is one, else in powers of ten.
-
-    >>> capacity_text(80 * 2**30), capacity_text(61_200_000_000)
-    ('80 GiB', '61.2 GB')
-    """
-    whole, rest = divmod(size_bytes, 2**30)
-    return f"{whole} GiB" if whole and not rest else size_text(size_bytes)
 
 
 def size_text(size_bytes: float | int) -> str:
@@ -227,9 +207,9 @@ def common_parts(
     row_bytes = 4 * graph.feature_dim
     return {
         "model and optimizer": model_bytes(timing.num_parameters),
-        "activations": activation_bytes(timing.activation_bytes, largest.scale),
+        "activations": round(timing.activation_bytes * largest.scale),
         "batches": batch_bytes(largest.vertices, largest.edges, row_bytes, buffers),
-        "location table": location_bytes(graph.num_nodes, code_bytes),
+        "location table": graph.num_nodes * code_bytes,
     } | ({"stack of batches": candidate.bulk_bytes} if candidate.bulk_batches > 1 else {})
 
 

@@ -137,17 +137,6 @@ def stochastic_period(
     return max(float(floor), float(measured))
 
 
-def core_bound_seconds(core_seconds: float, cores: int) -> float:
-    """Return the seconds of a step whose core-seconds are spread evenly over all cores.
-
-    Source: docs/modelling.md 1.
-
-    >>> core_bound_seconds(0.3, 2)
-    0.15
-    """
-    return core_seconds / cores
-
-
 def slow_each_other(
     loader_seconds: float,
     trainer_seconds: float,

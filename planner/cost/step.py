@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.backends.gpu_lanes import Lanes, has_lanes, lanes_of, lanes_period
 from gnnplan.planner.cost.pipeline_time import (
-    core_bound_seconds,
     expected_maximum,
     slow_each_other,
     stochastic_period,
@@ -88,7 +87,8 @@ def combine_ranks(
     trainer = in_stages + slowest.loop_overhead
     period = _period(candidate, machine, slowest, slowed, trainer)
     cores = _core_seconds(candidate, ranks)
-    bound = core_bound_seconds(sum(cores.values()), max(1, machine.num_cores))
+    # No step is shorter than its core-seconds spread over all cores (docs/modelling.md 1).
+    bound = sum(cores.values()) / max(1, machine.num_cores)
     if period.lanes is not None:
         # Threads of several lanes wait for the GPU; no more of them than there are hold a core.
         busy = candidate.busy_threads * period.seconds

@@ -29,8 +29,7 @@ from gnnplan.planner.cost.stages.exchange import (
     all_to_all,
     hidden_rows_rate,
     ids_rate,
-    seconds_around_ids,
-    seconds_around_rows,
+    seconds_beside_exchange,
     with_own_share,
 )
 from gnnplan.planner.cost.stages.gather_gpu import memory_seconds_per_byte, read_seconds, ways
@@ -349,12 +348,17 @@ def _sent_rate(work: RankWork, part: Part) -> Rate:
 def _exchanges(work: RankWork, part: Part, ids: Sequence[Rate], sent: Rate) -> Exchanges:
     """Return the exchanges of a rank while the batch is made."""
     machine, candidate, rows = work.machine, work.candidate, part.remote[-1]
+    around_ids = MachineTable.ALL_TO_ALL_AROUND_IDS
     return Exchanges(
         asked=replace(ids[0], seconds=sum(r.seconds for r in ids)),
         sent=sent,
         rows=rows,
-        around_sample=sum(seconds_around_ids(machine, candidate, n) for n in part.asked),
-        around_gather=seconds_around_rows(machine, candidate, rows, work.row_bytes),
+        around_sample=sum(
+            seconds_beside_exchange(machine, candidate, around_ids, n) for n in part.asked
+        ),
+        around_gather=seconds_beside_exchange(
+            machine, candidate, MachineTable.ALL_TO_ALL_AROUND_ROWS, rows, work.row_bytes
+        ),
     )
 
 

@@ -23,11 +23,10 @@ from gnnplan.planner.cost.stages.all_reduce import (
 from gnnplan.planner.cost.stages.exchange import (
     Exchanges,
     collective_table,
-    exchange_lead,
     hidden_share,
     hosts_all_reduce,
     placed_exchanges,
-    seconds_after_exchange,
+    seconds_beside_exchange,
 )
 from gnnplan.planner.cost.stages.gather import (
     disk_skew,
@@ -78,9 +77,7 @@ class CoresBackend(Backend):
             interference=timing.beside,
             disk_seconds=gather.disk_seconds,
             disk_skew=gather.disk_skew,
-            exchange_lead=exchange_lead(
-                work.machine, work.candidate, exchanges.rows, work.row_bytes
-            ),
+            exchange_lead=_beside(work, MachineTable.ALL_TO_ALL_EARLY, exchanges),
         )
 
     def own_parts(
@@ -174,6 +171,11 @@ def _exchanges(work: RankWork) -> Exchanges:
     return found if work.exchanges is None else found.with_more(work.exchanges)
 
 
+def _beside(work: RankWork, name: MachineTable, exchanges: Exchanges) -> float:
+    rows, width = exchanges.rows, work.row_bytes
+    return seconds_beside_exchange(work.machine, work.candidate, name, rows, width)
+
+
 def _sample(work: RankWork, exchanges: Exchanges) -> StageTime:
     """Price sampling as timed on this graph, else by the machine's rates."""
     edge = edge_rate(work.machine, work.graph, work.candidate)
@@ -265,7 +267,7 @@ def _on_this_graph(work: RankWork, kind: str) -> Rate:
 def _forward_backward(work: RankWork, exchanges: Exchanges, disk_seconds: float) -> StageTime:
     """Price the model's pass, whose caches are cold after exchanges or a wait."""
     waited = disk_seconds + exchanges.asked.seconds + exchanges.sent.seconds
-    exchanged = seconds_after_exchange(work.machine, work.candidate, exchanges.rows, work.row_bytes)
+    exchanged = _beside(work, MachineTable.ALL_TO_ALL_AFTER, exchanges)
     doubt = " (uncertain)" if work.timing.forward_backward.uncertain else ""
     return StageTime(
         seconds=work.timing.compute_seconds(**_cores(work))

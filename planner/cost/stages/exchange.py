@@ -58,11 +58,16 @@ def placed_exchanges(
     peers, far = rows.rows.get("peer", 0.0), rows.rows.get("remote", 0.0)
     asked_here, sent = exchange_rates(machine, peers, row_bytes, candidate)
     if far > 0:
-        remote = remote_rates(machine, far, row_bytes, candidate)
+        crossing = card_rows(candidate, far)
+        remote = exchange_rates(machine, crossing, row_bytes, candidate)
         asked_here, sent = add_rates(asked_here, remote[0]), add_rates(sent, remote[1])
-        peers += card_rows(candidate, far)
-    around = seconds_around_ids(machine, candidate, peers)
-    around += seconds_around_rows(machine, candidate, peers, row_bytes)
+        peers += crossing
+    around_ids, around_rows = (
+        MachineTable.ALL_TO_ALL_AROUND_IDS,
+        MachineTable.ALL_TO_ALL_AROUND_ROWS,
+    )
+    around = seconds_beside_exchange(machine, candidate, around_ids, peers)
+    around += seconds_beside_exchange(machine, candidate, around_rows, peers, row_bytes)
     return Exchanges(asked=asked_here, sent=sent, rows=peers, around_gather=around)
 
 
@@ -104,13 +109,6 @@ def exchange_rates(
     return ids_rate(machine, candidate, rows), back
 
 
-def remote_rates(
-    machine: MachineModel, rows: float, row_bytes: int, candidate: Candidate
-) -> tuple[Rate, Rate]:
-    """Return `exchange_rates` for rows of other hosts, which all cross the network cards."""
-    return exchange_rates(machine, card_rows(candidate, rows), row_bytes, candidate)
-
-
 def card_rows(candidate: Candidate, rows: float) -> float:
     """Return the rows of peers that load the cards as rows of other hosts do; 0 on one host.
 
@@ -136,45 +134,22 @@ def ids_rate(machine: MachineModel, candidate: Candidate, num_ids: float) -> Rat
     return replace(ids, seconds=counts.seconds + ids.seconds)
 
 
-def exchange_lead(
-    machine: MachineModel, candidate: Candidate, rows: float, row_bytes: int
+def seconds_beside_exchange(
+    machine: MachineModel,
+    candidate: Candidate,
+    name: MachineTable,
+    rows: float,
+    row_bytes: int = ID_BYTES,
 ) -> float:
-    """Return the seconds by which the mean rank leaves the exchange of rows before the last.
+    """Return the seconds that go with an exchange of rows or ids beside its own stage.
 
-    It waits as long in the all-reduce. 0 with loader threads or where it was not measured.
-    """
-    size = with_own_share(candidate, rows) * row_bytes
-    return _besides(machine, candidate, MachineTable.ALL_TO_ALL_EARLY, size)
-
-
-def seconds_after_exchange(
-    machine: MachineModel, candidate: Candidate, rows: float, row_bytes: int
-) -> float:
-    """Return the seconds by which the model's pass is longer after an exchange of rows.
-
-    0 with loader threads or where it was not measured.
+    ALL_TO_ALL_EARLY: lead of the mean rank over the last, which it waits in the all-reduce.
+    ALL_TO_ALL_AFTER: longer pass of the model afterwards. _AROUND_IDS, _AROUND_ROWS: unmetered
+    seconds. 0 with loader threads, and where nothing is exchanged or it was not measured.
 
     Source: docs/modelling.md 4 and 15.
     """
     size = with_own_share(candidate, rows) * row_bytes
-    return _besides(machine, candidate, MachineTable.ALL_TO_ALL_AFTER, size)
-
-
-def seconds_around_ids(machine: MachineModel, candidate: Candidate, num_ids: float) -> float:
-    """Return unmetered seconds around the exchange of counts and ids; 0 if not measured."""
-    size = ID_BYTES * with_own_share(candidate, num_ids)
-    return _besides(machine, candidate, MachineTable.ALL_TO_ALL_AROUND_IDS, size)
-
-
-def seconds_around_rows(
-    machine: MachineModel, candidate: Candidate, rows: float, row_bytes: int
-) -> float:
-    """Return unmetered seconds around the exchange of rows; 0 if not measured."""
-    size = with_own_share(candidate, rows) * row_bytes
-    return _besides(machine, candidate, MachineTable.ALL_TO_ALL_AROUND_ROWS, size)
-
-
-def _besides(machine: MachineModel, candidate: Candidate, name: MachineTable, size: float) -> float:
     if size <= 0 or candidate.num_ranks == 1:
         return 0.0
     found = _in_step(machine, candidate, name, size)

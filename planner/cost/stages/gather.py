@@ -61,11 +61,6 @@ SUREST = 1.0 - 1e-12
 """Largest probability used, so that 1 - p stays above 0."""
 
 
-def reads_per_row(row_bytes: int, page_bytes: int = PAGE_BYTES) -> float:
-    """Return the pages that an aligned read of one row moves when rows are not merged."""
-    return lines(row_bytes, page_bytes)
-
-
 def expected_runs(
     p: NDArray[np.float32], row_bytes: int, data_offset: int = HEADER_BYTES
 ) -> tuple[float, float]:
@@ -272,7 +267,7 @@ def _requests(rows: RankRows, row_bytes: int) -> tuple[float, float]:
     if rows.disk_request_bytes > 0:
         return rows.disk_request_bytes, rows.disk_requests
     read_bytes = max(PAGE_BYTES, -(-row_bytes // PAGE_BYTES) * PAGE_BYTES)
-    return read_bytes, reads_per_row(row_bytes)
+    return read_bytes, lines(row_bytes, PAGE_BYTES)
 
 
 EXCHANGED_COPIES = 2
