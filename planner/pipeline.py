@@ -30,14 +30,14 @@ from gnnplan.planner.profile.draws import GraphDraws
 from gnnplan.planner.profile.gpu_profile import gpu_profile
 from gnnplan.planner.profile.profile import Wanted, profiles
 from gnnplan.planner.progress import Progress, onward, portion, silent
-from gnnplan.planner.queries.calibrate import calibrated, load_calibration
+from gnnplan.planner.queries.calibrate import calibrate_search, load_calibration
 from gnnplan.planner.queries.remedies import advice, find_remedies
 from gnnplan.planner.request import check_graph, check_output, check_outputs, check_settings
 from gnnplan.planner.search.choose import Evaluated, choose
 from gnnplan.planner.search.dimensions.dimension import Proposing
 from gnnplan.planner.search.dimensions.ranks import plans_gpus
 from gnnplan.planner.search.dimensions.registry import propose_first
-from gnnplan.planner.search.samplers import sampler_words, settled, with_samplers
+from gnnplan.planner.search.samplers import fix_placement, sampler_words, with_samplers
 from gnnplan.planner.search.search import Search, best_over_samplers
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import Combination, WorkloadProfile
@@ -131,7 +131,7 @@ def plan(
         if calibrate:
             factors = load_calibration(machine.fingerprint).factors(graph.fingerprint)
         raw = searches_for(graph, settings.by_sampler(), machine, progress=say)
-        outcome = best_over_samplers([calibrated(search, factors) for search in raw], _choose)
+        outcome = best_over_samplers([calibrate_search(search, factors) for search in raw], _choose)
         best = outcome.best
         settings = best.search.settings
         found, arrays = assemble(
@@ -182,7 +182,7 @@ def searches_for(
     """Return a search for each of several requests, which are profiled together."""
     for settings in requests:
         check_settings(graph, settings)
-    settled_requests = [settled(graph, settings) for settings in requests]
+    settled_requests = [fix_placement(graph, settings) for settings in requests]
     say = onward(progress or silent)
     profiling = portion(say, 0.0, PROFILED)
     profiled = _profiles(graph, settled_requests, machine, profiling, measure=measure)

@@ -18,7 +18,13 @@ from gnnplan.planner.cost.memory import model_bytes, sum_parts, sum_text
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import is_preset, unknown_machine
-from gnnplan.planner.search.samplers import LINK_TASK, is_link, statistics_of, unfit, with_samplers
+from gnnplan.planner.search.samplers import (
+    LINK_TASK,
+    is_link,
+    is_unfit,
+    statistics_of,
+    with_samplers,
+)
 from gnnplan.planner.settings import MODELS, PlanSettings
 from gnnplan.runtime.device import usable_ram_bytes
 from gnnplan.runtime.errors import DatasetError, InputError
@@ -111,7 +117,7 @@ def check_settings(graph: Graph, settings: PlanSettings) -> None:
             "plan` prices; plan again with other settings"
         )
     check_kind(graph, settings)
-    if unfit(settings):
+    if is_unfit(settings):
         raise SettingsError(
             "model gat: expected a sampler without edge weights (attention has no unbiased "
             f"weighted form), found {settings.sampler}, whose blocks have them; plan with neighbor "

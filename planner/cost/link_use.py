@@ -56,7 +56,7 @@ class LinkUse:
         self.provenance = link.provenance
 
 
-class Ways:
+class PlanRoutes:
     """Routes of a plan's ranks through a machine."""
 
     def __init__(self, machine: MachineModel, plan: Plan) -> None:

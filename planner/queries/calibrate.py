@@ -3,8 +3,8 @@
 `compare` adds each trustworthy run's ratios of measured to raw predicted seconds, by stage, to a
 file of the machine. A stage's factor is the median over the latest runs. Fewer than three runs
 teach their own graph alone (DEC-44). Runs of several graphs teach others as far as they agree
-(`agreed`, DEC-10). `plan --calibrated` scales the tables that the stage is priced from. Samplers
-other than neighbour sampling and gathers from disk have their own factors (`compare.factor_names`).
+(DEC-10). `plan --calibrated` scales the tables that the stage is priced from. Samplers other than
+neighbour sampling and gathers from disk have their own factors (`compare.factor_names`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -73,7 +73,7 @@ class Calibration:
     observations: list[Observation] = field(default_factory=list[Observation])
 
     def factors(self, graph: str | None) -> dict[str, float]:
-        """Return the median ratio of each stage over the latest runs; of several graphs, `agreed`.
+        """Return the median ratio of each stage over the latest runs; of several graphs, shrunk.
 
         Args:
             graph: fingerprint of the planned graph; fewer than `CONFIRMED` runs of others teach it
@@ -87,7 +87,7 @@ class Calibration:
         for stage, ratios in sorted(found.items()):
             own = [ratio for owner, ratio in ratios if owner == graph]
             if len(ratios) >= CONFIRMED and len(own) < len(ratios):
-                factors[stage] = agreed([ratio for _, ratio in ratios])
+                factors[stage] = shrink_median([ratio for _, ratio in ratios])
             elif own:
                 factors[stage] = float(np.median(own))
         return factors
@@ -97,7 +97,7 @@ class Calibration:
         return sum(stage in o.ratios for o in self.observations[-LATEST:])
 
 
-def agreed(ratios: Sequence[float]) -> float:
+def shrink_median(ratios: Sequence[float]) -> float:
     """Return the factor that runs of several graphs teach another: their median, drawn towards 1.
 
     exp(m max(0, 1 - e^2 / m^2)), with m the median of the logarithms and e its standard error
@@ -172,7 +172,7 @@ def refit(
         if (o.plan_id, o.step_seconds) != (new.plan_id, new.step_seconds)
     ]
     before = replace(known, observations=others)
-    alarms = drifted(before, ratios, graph)
+    alarms = find_drift(before, ratios, graph)
     after = replace(known, observations=[*others, new][-LATEST:])
     path = calibration_path(fingerprint)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +180,7 @@ def refit(
     return after.factors(graph), alarms
 
 
-def drifted(known: Calibration, ratios: Mapping[str, float], graph: str) -> list[str]:
+def find_drift(known: Calibration, ratios: Mapping[str, float], graph: str) -> list[str]:
     """Write a line for each stage that departs from its factor."""
     factors = known.factors(graph)
     return [
@@ -192,7 +192,7 @@ def drifted(known: Calibration, ratios: Mapping[str, float], graph: str) -> list
     ]
 
 
-def calibrated(search: Search, factors: Mapping[str, float]) -> Search:
+def calibrate_search(search: Search, factors: Mapping[str, float]) -> Search:
     """Return the search with every stage's rates multiplied by its factor.
 
     A sampler that is not probed has a factor of its own, since the profile timed that sampler.
@@ -205,13 +205,13 @@ def calibrated(search: Search, factors: Mapping[str, float]) -> Search:
         search,
         request=replace(
             request,
-            machine=calibrated_machine(request.machine, priced),
-            profile=calibrated_profile(request.profile, priced),
+            machine=calibrate_machine(request.machine, priced),
+            profile=calibrate_profile(request.profile, priced),
         ),
     )
 
 
-def calibrated_machine(machine: MachineModel, factors: Mapping[str, float]) -> MachineModel:
+def calibrate_machine(machine: MachineModel, factors: Mapping[str, float]) -> MachineModel:
     """Return the machine with scaled tables, which are then marked as derived."""
     scaled = {
         name: _scaled(machine.tables[name], factors[stage])
@@ -223,7 +223,7 @@ def calibrated_machine(machine: MachineModel, factors: Mapping[str, float]) -> M
     return machine.with_tables(scaled)
 
 
-def calibrated_profile(profile: WorkloadProfile, factors: Mapping[str, float]) -> WorkloadProfile:
+def calibrate_profile(profile: WorkloadProfile, factors: Mapping[str, float]) -> WorkloadProfile:
     """Return the profile with the model's seconds scaled."""
     if not any(stage in factors for stage in ("sample", *TIMED)):
         return profile

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.cost.link_use import LinkUse, Ways
+from gnnplan.planner.cost.link_use import LinkUse, PlanRoutes
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.progress import Progress
@@ -73,7 +73,7 @@ class DeviceUse:
     busiest_link: str = ""
 
 
-def device_uses(ways: Ways, work: Work) -> list[DeviceUse]:
+def device_uses(ways: PlanRoutes, work: Work) -> list[DeviceUse]:
     """Return what each rank's device carried over all its batches."""
     found = [DeviceUse(processor=name) for name in ways.processors]
     shared: dict[str, LinkUse] = {}
@@ -146,7 +146,7 @@ def simulate(
     if batches is not None and batches < 1:
         raise SettingsError(f"--batches: expected at least 1, found {batches}")
     graph = open_plan_graph(plan)
-    ways = Ways(machine, plan)
+    ways = PlanRoutes(machine, plan)
     ranks, links, work = list[RankCounts](), dict[str, LinkUse](), list[list[BatchCounts]]()
     for rank in range(plan.num_ranks):
         if progress is not None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gnnplan.planner.candidate import Candidate, RankRows, list_cores, make_candidate
 from gnnplan.planner.cost.backends.gpu import COPIES, copy_seconds, gpu_reduced
-from gnnplan.planner.cost.link_use import LinkUse, Ways
+from gnnplan.planner.cost.link_use import LinkUse, PlanRoutes
 from gnnplan.planner.cost.pipeline_time import finish_times
 from gnnplan.planner.cost.rates import MachineTable, edge_rate, rate_per_rank, vertex_rate
 from gnnplan.planner.cost.stages.exchange import exchange_rates, hidden_share
@@ -67,7 +67,7 @@ class SimulatedTimes:
     provenance: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def movement(ways: Ways, work: Work) -> tuple[float, str]:
+def find_busiest_links(ways: PlanRoutes, work: Work) -> tuple[float, str]:
     """Return the mean seconds of each step's busiest link, and the most frequent of those links."""
     seconds, names = list[float](), dict[str, int]()
     for step in range(len(work[0])):
@@ -84,9 +84,9 @@ def movement(ways: Ways, work: Work) -> tuple[float, str]:
     return float(np.mean(seconds)), max(sorted(names), key=lambda n: names[n])
 
 
-def step_times(plan: Plan, machine: MachineModel, ways: Ways, work: Work) -> SimulatedTimes:
+def step_times(plan: Plan, machine: MachineModel, ways: PlanRoutes, work: Work) -> SimulatedTimes:
     """Model the time of counted batches on cores."""
-    moving, busiest = movement(ways, work)
+    moving, busiest = find_busiest_links(ways, work)
     if any(name not in machine.tables for name in RATES):
         words = "not modelled: the machine has no measured rates for sampling and gathering"
         return SimulatedTimes(
@@ -180,9 +180,11 @@ COPIED = "replicated"
 """Topology policy by which every GPU holds a copy."""
 
 
-def gpu_step_times(plan: Plan, machine: MachineModel, ways: Ways, work: Work) -> SimulatedTimes:
+def gpu_step_times(
+    plan: Plan, machine: MachineModel, ways: PlanRoutes, work: Work
+) -> SimulatedTimes:
     """Model the time of counted batches on a machine's GPUs."""
-    moving, busiest = movement(ways, work)
+    moving, busiest = find_busiest_links(ways, work)
     bare = SimulatedTimes(movement_seconds=moving, busiest_link=busiest)
     model = plan.workload.model
     if model not in KNOWN_MODELS:
@@ -281,7 +283,7 @@ class _Gpus:
     """Seconds per byte of copies within the GPU's memory."""
 
     @staticmethod
-    def of(plan: Plan, machine: MachineModel, ways: Ways) -> "_Gpus":
+    def of(plan: Plan, machine: MachineModel, ways: PlanRoutes) -> "_Gpus":
         """Look up the rates of the plan's ranks."""
         strategy = plan.strategy
         devices = [
@@ -345,7 +347,7 @@ class _Gpus:
 
 
 def _stage_seconds(
-    gpus: _Gpus, ways: Ways, work: Work, timing: ModelTiming, all_reduce: float
+    gpus: _Gpus, ways: PlanRoutes, work: Work, timing: ModelTiming, all_reduce: float
 ) -> NDArray[np.float64]:
     """Return the seconds of `STAGES`, [ranks, steps, 7]."""
     ranks = gpus.plan.num_ranks
@@ -371,7 +373,7 @@ def _stage_seconds(
     )
 
 
-def _gathers(gpus: _Gpus, ways: Ways, work: Work) -> list[list[float]]:
+def _gathers(gpus: _Gpus, ways: PlanRoutes, work: Work) -> list[list[float]]:
     """Return the seconds to gather by rank and step.
 
     sum over places of  max over links l of the rank  of  sum over ranks of moved_l / bandwidth_l
@@ -399,7 +401,7 @@ def _gathers(gpus: _Gpus, ways: Ways, work: Work) -> list[list[float]]:
     return found
 
 
-def topology_links(plan: Plan, ways: Ways, work: Work) -> dict[str, LinkUse]:
+def topology_links(plan: Plan, ways: PlanRoutes, work: Work) -> dict[str, LinkUse]:
     """Return reads of adjacency lists by link: counted edges and lists at a GPU's sizes."""
     use: dict[str, LinkUse] = {}
     for rank, batches in enumerate(work):

@@ -50,7 +50,7 @@ Launcher = Callable[..., RunReport]
 """Function like `runtime.launch.launch.train`: (plan folder, **options) -> report."""
 
 
-def measured(reports: Sequence[RunReport], stack: int = 1) -> Measured:
+def join_runs(reports: Sequence[RunReport], stack: int = 1) -> Measured:
     """Join all runs of one candidate, by windows where batches are drawn `stack` at once."""
     runs = [window_means(report.step_samples, stack) for report in reports]
     spread = quantiles(np.concatenate(runs).tolist())
@@ -139,16 +139,16 @@ def shortlist(
     second best of any.
     """
     fitting = sorted((p for p in priced if not p.overflow), key=lambda p: p.seconds)
-    found = distinct([model_choice, *fitting])
+    found = drop_alike([model_choice, *fitting])
     if apart is not None:
         first: dict[str, Evaluated] = {}
         for each in found:
             first.setdefault(statistics_key(apart, each.candidate), each)
-        found = distinct([*first.values(), *found])
+        found = drop_alike([*first.values(), *found])
     return found[:top]
 
 
-def distinct(priced: Sequence[Evaluated]) -> list[Evaluated]:
+def drop_alike(priced: Sequence[Evaluated]) -> list[Evaluated]:
     """Return the first of candidates that run alike: equal choices, and rows in equal places."""
     kept: dict[tuple[Candidate, bytes], Evaluated] = {}
     for each in priced:
@@ -174,7 +174,7 @@ def statistics_key(settings: PlanSettings, candidate: Candidate) -> str:
     return codec.content_hash(plan_sampler(settings, candidate))[:12]
 
 
-def turns(names: Sequence[int], rounds: int, *, seed: int) -> list[list[int]]:
+def draw_turns(names: Sequence[int], rounds: int, *, seed: int) -> list[list[int]]:
     """Return who is measured when: every round has each once, in a drawn order.
 
     A drift of the machine then affects all alike.
@@ -308,7 +308,7 @@ class Bench:
     def run_in_turn(self, patience: Patience) -> list[list[RunReport]]:
         """Return the reports of every candidate, in the order of its runs."""
         asked, reports = self._asked, [list[RunReport]() for _ in self.plans]
-        order = turns(range(len(reports)), asked.rounds, seed=asked.seed)
+        order = draw_turns(range(len(reports)), asked.rounds, seed=asked.seed)
         runs = itertools.count()
 
         def run(each: int) -> RunReport:
@@ -347,7 +347,7 @@ class Bench:
 
 def _row(search: Search, priced: Evaluated, plan: Plan, reports: list[RunReport]) -> TunedCandidate:
     predicted = plan.prediction.step_seconds
-    found = measured(reports, plan.strategy.bulk_batches)
+    found = join_runs(reports, plan.strategy.bulk_batches)
     return TunedCandidate(
         name=priced.name,
         plan_id=plan.plan_id,

@@ -16,7 +16,7 @@ from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
 from gnnplan.planner.machine.model import Link, MachineModel
 from gnnplan.planner.pipeline import search_for
 from gnnplan.planner.profile.cache import PlanRecord, load_record
-from gnnplan.planner.queries.calibrate import calibrated
+from gnnplan.planner.queries.calibrate import calibrate_search
 from gnnplan.planner.queries.explain import PLACES, seconds_text
 from gnnplan.planner.queries.simulate import open_plan_graph
 from gnnplan.planner.search.choose import Evaluated, choose, why_it_lost
@@ -72,7 +72,7 @@ def reopen(plan: Plan, changes: Sequence[str] = ()) -> Search:
     record = load_record(plan)
     graph = open_plan_graph(plan)
     search = search_for(graph, record.settings, record.machine, measure=False)
-    changed = apply(PlanRecord(settings=search.settings, machine=record.machine), changes)
+    changed = apply_changes(PlanRecord(settings=search.settings, machine=record.machine), changes)
     settings = changed.settings
     budgets = replace(
         search.request.budgets,
@@ -80,7 +80,7 @@ def reopen(plan: Plan, changes: Sequence[str] = ()) -> Search:
         host_bytes=settings.host_memory_bytes,
     )
     request = replace(search.request, machine=changed.machine, budgets=budgets)
-    return calibrated(replace(search, request=request, settings=settings), record.factors)
+    return calibrate_search(replace(search, request=request, settings=settings), record.factors)
 
 
 def whatif(plan: Plan, changes: Sequence[str]) -> WhatIf:
@@ -93,7 +93,7 @@ def whatif(plan: Plan, changes: Sequence[str]) -> WhatIf:
     search = reopen(plan, changes)
     after, refusal = None, ""
     try:
-        after = outcome(best_of(search))
+        after = make_outcome(best_of(search))
     except PlanDoesNotFit as error:
         refusal = str(error)
     before = _planned(plan, load_record(plan).settings)
@@ -118,7 +118,7 @@ def best_of(search: Search) -> Evaluated:
     return choose(search.run(), search.request.machine.noise)
 
 
-def outcome(priced: Evaluated) -> Outcome:
+def make_outcome(priced: Evaluated) -> Outcome:
     """Return a priced candidate as an outcome."""
     return _outcome(priced.name, priced.candidate.policy, priced.prediction)
 
@@ -144,7 +144,7 @@ def _planned(plan: Plan, settings: PlanSettings) -> Outcome:
     return replace(found, num_ranks=plan.num_ranks)
 
 
-def apply(record: PlanRecord, changes: Sequence[str]) -> PlanRecord:
+def apply_changes(record: PlanRecord, changes: Sequence[str]) -> PlanRecord:
     """Return the request with each KEY=VALUE applied.
 
     Raises:
@@ -297,9 +297,9 @@ def why_not(plan: Plan, policy: str) -> WhyNot:
     return WhyNot(
         plan_id=plan.plan_id,
         policy=policy,
-        chosen=outcome(chosen),
-        same_shape=None if here.overflow else outcome(here),
-        best=None if best is None else outcome(best),
+        chosen=make_outcome(chosen),
+        same_shape=None if here.overflow else make_outcome(here),
+        best=None if best is None else make_outcome(best),
         why="it is the plan's own policy" if same else why_it_lost(here, chosen),
         stage_seconds={
             name: theirs.get(name, 0.0) - stages.get(name, 0.0)
@@ -383,8 +383,8 @@ def cheapest_for(plan: Plan, target_epoch_seconds: float, changes: Sequence[str]
     return Cheapest(
         plan_id=plan.plan_id,
         target_epoch_seconds=target_epoch_seconds,
-        fewest_devices=outcome(fewest),
-        least_memory=outcome(lean),
+        fewest_devices=make_outcome(fewest),
+        least_memory=make_outcome(lean),
         least_memory_bytes=least,
         fastest_epoch_seconds=epoch,
         provenance="derived: priced again from the cached profile; nothing was measured",

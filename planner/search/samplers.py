@@ -41,9 +41,9 @@ def statistics_of(settings: PlanSettings, candidate: Candidate | None = None) ->
     return class_of(sampler, layer_of_model(settings.workload.model))
 
 
-def forbidden(settings: PlanSettings, candidate: Candidate) -> str:
+def explain_refusal(settings: PlanSettings, candidate: Candidate) -> str:
     """Return why a candidate's sampler cannot be used; empty where it can."""
-    if unfit(settings, candidate):
+    if is_unfit(settings, candidate):
         return "model gat takes no edge weights of a sampler"
     found, allowed = statistics_of(settings, candidate), StatisticsClass(settings.workload.allow)
     if allowed.allows(found):
@@ -51,7 +51,7 @@ def forbidden(settings: PlanSettings, candidate: Candidate) -> str:
     return f"statistics would be {found.value}, --allow is {allowed.value}"
 
 
-def unfit(settings: PlanSettings, candidate: Candidate | None = None) -> bool:
+def is_unfit(settings: PlanSettings, candidate: Candidate | None = None) -> bool:
     """Return whether the model cannot train on the sampler's blocks.
 
     Attention has no unbiased weighted form: the runtime refuses such blocks.
@@ -87,13 +87,13 @@ def _others(settings: PlanSettings) -> list[SamplerChoice]:
     for name, spec in SAMPLERS.items():
         for parameters in spec.auto_parameters:
             tried = replace(settings, sampler=name, sampler_parameters=parameters)
-            if not unfit(tried) and allowed.allows(statistics_of(tried)):
+            if not is_unfit(tried) and allowed.allows(statistics_of(tried)):
                 found.append(SamplerChoice(name=name, parameters=parameters))
                 break
     return found
 
 
-def settled(graph: Graph, settings: PlanSettings) -> PlanSettings:
+def fix_placement(graph: Graph, settings: PlanSettings) -> PlanSettings:
     """Return the settings with the only placement that features by node type can have."""
     return replace(settings, policy="none") if graph.x_by_type else settings
 

@@ -25,7 +25,7 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.quiet import disturbance
 from gnnplan.planner.probe.timing import DISTURBED
 from gnnplan.planner.queries.compare import factor_names, in_stacks, window_means
-from gnnplan.planner.queries.tune import turns
+from gnnplan.planner.queries.tune import draw_turns
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.process import host_state, noise_between, with_huge_pages
@@ -168,7 +168,7 @@ def run(
         "jobs": jobs,
         "rounds": [
             [str(i) for i in turn]
-            for turn in turns(range(len(jobs)), MOST_ROUNDS * planned, seed=0)
+            for turn in draw_turns(range(len(jobs)), MOST_ROUNDS * planned, seed=0)
         ],
         "planned": planned,
         "repeats": effort.repeats,
@@ -240,7 +240,7 @@ def line(
     option: Option,
     plan: Plan,
     ranks: list[list[Seconds]],
-    turns: TakenTurns,
+    draw_turns: TakenTurns,
     repeats: int,
 ) -> dict[str, Any]:
     """One candidate: predicted and measured, kept apart.
@@ -254,10 +254,10 @@ def line(
     """
     stack, stacked = plan.strategy.bulk_batches, in_stacks(plan)
     blocks = [
-        [turns.taken[i] for i in block if turns.kept[i]]
-        for block in np.array_split(np.arange(len(turns.taken)), repeats)
+        [draw_turns.taken[i] for i in block if draw_turns.kept[i]]
+        for block in np.array_split(np.arange(len(draw_turns.taken)), repeats)
     ]
-    counts = turns.kept & turns.steady
+    counts = draw_turns.kept & draw_turns.steady
     ranks = [[turn for turn, keep in zip(r, counts, strict=True) if keep] for r in ranks]
     names = sorted({name for turn in ranks[0] for name in turn if name != STEP})
     predicted = plan.prediction
@@ -276,10 +276,10 @@ def line(
             "raw_stages": raw.stages,
         },
         "measured": {
-            "step": turns.median(),
+            "step": draw_turns.median(),
             "rounds": [float(np.median(np.concatenate(block))) for block in blocks if block],
-            "turns": [float(np.median(turn)) for turn in turns.taken],
-            "kept": turns.kept.tolist(),
+            "turns": [float(np.median(turn)) for turn in draw_turns.taken],
+            "kept": draw_turns.kept.tolist(),
             "stages": {
                 name: stage_seconds(name, ranks, stack if name in stacked else 1) for name in names
             },

@@ -12,8 +12,8 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.pipeline import search_for, searches_for
 from gnnplan.planner.placement.owned import OWNED
 from gnnplan.planner.placement.place import code_bytes
-from gnnplan.planner.queries.calibrate import calibrated
-from gnnplan.planner.queries.tune import distinct
+from gnnplan.planner.queries.calibrate import calibrate_search
+from gnnplan.planner.queries.tune import drop_alike
 from gnnplan.planner.search.choose import Evaluated, choose
 from gnnplan.planner.search.dimensions.ranks import machine_candidates
 from gnnplan.planner.search.search import Search, SearchResult
@@ -69,10 +69,10 @@ def options_of(
     for settings, raw in zip(requests, searches, strict=True):
         if case.tier == "link":
             raw = over_the_link(raw)
-        search = calibrated(raw, factors) if factors else raw
+        search = calibrate_search(raw, factors) if factors else raw
         priced = search.run()
         wanted = [choose(priced, machine.noise), *grid(case, search, settings, machine)]
-        kept = distinct([p for p in wanted if not p.overflow])
+        kept = drop_alike([p for p in wanted if not p.overflow])
         mine = [Option(search=search, raw=raw, priced=p) for p in kept]
         choices.append(mine[0])
         found += mine

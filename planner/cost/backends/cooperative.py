@@ -32,7 +32,11 @@ from gnnplan.planner.cost.stages.exchange import (
     seconds_beside_exchange,
     with_own_share,
 )
-from gnnplan.planner.cost.stages.gather_gpu import memory_seconds_per_byte, read_seconds, ways
+from gnnplan.planner.cost.stages.gather_gpu import (
+    find_routes,
+    memory_seconds_per_byte,
+    read_seconds,
+)
 from gnnplan.planner.cost.stages.sample import (
     KERNELS_PER_HOP,
     NEIGHBOUR_BYTES,
@@ -483,7 +487,7 @@ def gpu_batch_seconds(
     features += rows * row_bytes * memory_seconds_per_byte(machine, candidate) + launch
     if not sizes.cooperative or ranks == 1:
         return GpuStep(sample=sample, features=features, exchange=0.0)
-    sent = max(byte_seconds(ways(machine, candidate).peer).values())
+    sent = max(byte_seconds(find_routes(machine, candidate).peer).values())
     wait = EXCHANGES * (ranks - 1) * rate_per_rank(machine, MachineTable.GPU_MESSAGE, candidate)
     moved = [
         remote_share(own, asked, ranks) * asked

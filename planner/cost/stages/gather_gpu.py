@@ -45,7 +45,7 @@ class _Ground:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ways:
+class RankRoutes:
     """Routes of every rank to every place; no routes where there is no such place."""
 
     own: tuple[Reader, ...]
@@ -58,13 +58,13 @@ class Ways:
         return getattr(self, place)
 
 
-def ways(machine: MachineModel, candidate: Candidate) -> Ways:
+def find_routes(machine: MachineModel, candidate: Candidate) -> RankRoutes:
     """Find the candidate's routes over the machine.
 
     Raises:
         MachineError: a GPU has no route to host memory or to its own.
     """
-    return _ways(_ground(machine, candidate))
+    return _find_routes(_ground(machine, candidate))
 
 
 def read_seconds(
@@ -75,7 +75,7 @@ def read_seconds(
     Infinite where a rank lacks the place; a place that all lack is absent.
 
     Raises:
-        MachineError: as `ways`.
+        MachineError: as `find_routes`.
     """
     return {k: list(v) for k, v in _read_seconds(_ground(machine, candidate), row_bytes).items()}
 
@@ -85,7 +85,7 @@ def link_bytes(
 ) -> dict[str, float]:
     """Return the bytes that a rank's rows from a place move over each link, in transactions."""
     found: dict[str, float] = {}
-    for route in ways(machine, candidate).readers(place)[rank].routes:
+    for route in find_routes(machine, candidate).readers(place)[rank].routes:
         for link in route.links:
             moved = rows * route.share * moved_bytes(link, row_bytes)
             found[link.name] = found.get(link.name, 0.0) + moved
@@ -94,13 +94,13 @@ def link_bytes(
 
 def copy_seconds_per_byte(machine: MachineModel, candidate: Candidate) -> list[float]:
     """Return the seconds per byte of copies from the host to all ranks at once, by rank."""
-    found = byte_seconds(ways(machine, candidate).host)
+    found = byte_seconds(find_routes(machine, candidate).host)
     return [found[name] for name in candidate.gpus]
 
 
 def memory_seconds_per_byte(machine: MachineModel, candidate: Candidate) -> float:
     """Return the seconds per byte of copies within the slowest GPU's memory."""
-    found = byte_seconds(ways(machine, candidate).own)
+    found = byte_seconds(find_routes(machine, candidate).own)
     return max(found[name] for name in candidate.gpus)
 
 
@@ -118,7 +118,7 @@ def _ground(machine: MachineModel, candidate: Candidate) -> _Ground:
 
 @functools.lru_cache(maxsize=256)
 def _read_seconds(ground: _Ground, row_bytes: int) -> dict[str, tuple[float, ...]]:
-    found = _ways(ground)
+    found = _find_routes(ground)
     seconds: dict[str, tuple[float, ...]] = {}
     for place in PLACES:
         readers = found.readers(place)
@@ -130,7 +130,7 @@ def _read_seconds(ground: _Ground, row_bytes: int) -> dict[str, tuple[float, ...
 
 
 @functools.lru_cache(maxsize=64)
-def _ways(ground: _Ground) -> Ways:
+def _find_routes(ground: _Ground) -> RankRoutes:
     machine = MachineModel(
         name=ground.name,
         fingerprint="",
@@ -146,7 +146,7 @@ def _ways(ground: _Ground) -> Ways:
         raise MachineError(f"machine {machine.name}: expected a GPU {unknown[0]}, found none")
     mates = {rank: clique for clique in ground.cliques for rank in clique}
     chosen = [gpus[name] for name in ground.gpus]
-    return Ways(
+    return RankRoutes(
         own=tuple(Reader(name=g.name, routes=routes(machine, g.memory, g.name)) for g in chosen),
         peer=tuple(_peers(machine, chosen, rank, mates[rank]) for rank in range(len(chosen))),
         host=tuple(_host(machine, g, "host") for g in chosen),
@@ -245,7 +245,7 @@ def gather_programs(
     Raises:
         MachineError: a GPU has no route to a memory.
     """
-    found, stored = ways(machine, candidate), read_seconds(machine, candidate, row_bytes)
+    found, stored = find_routes(machine, candidate), read_seconds(machine, candidate, row_bytes)
     most = 0
     for rank, rows in enumerate(placed.ranks):
         flows: dict[str, Flow] = {}
@@ -304,7 +304,7 @@ def peer_way(
 
 def _peer_byte_seconds(machine: MachineModel, candidate: Candidate, rank: int) -> float:
     """Return the seconds per byte of large copies from peers, over the host if need be."""
-    routes = ways(machine, candidate).peer[rank].routes
+    routes = find_routes(machine, candidate).peer[rank].routes
     if not routes:
         return copy_seconds_per_byte(machine, candidate)[rank]
     return sum(route.share / route.bandwidth_bytes_per_second for route in routes)

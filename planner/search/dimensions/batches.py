@@ -12,7 +12,7 @@ from gnnplan.planner.cost.memory import gpu_stack_bytes, stack_bytes
 from gnnplan.planner.cost.request import Request, seeds_per_rank
 from gnnplan.planner.machine.model import Table
 from gnnplan.planner.search.dimensions.dimension import Dimension, Draws, LeftOut, Proposing
-from gnnplan.planner.search.samplers import forbidden
+from gnnplan.planner.search.samplers import explain_refusal
 from gnnplan.runtime.plan.schema import DYNAMIC
 from gnnplan.runtime.sampling.registry import find_sampler, is_able
 
@@ -169,7 +169,9 @@ class Dependence(Dimension):
             return
         for kappa in KAPPAS:
             dependent = share_draws(base, kappa)
-            why = forbidden(asked.settings, dependent) or _undrawn(asked, base.num_ranks, kappa)
+            why = explain_refusal(asked.settings, dependent) or _undrawn(
+                asked, base.num_ranks, kappa
+            )
             if why:
                 yield LeftOut(name=self.name, why=why)
                 return

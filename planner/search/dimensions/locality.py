@@ -13,7 +13,7 @@ from gnnplan.planner.search.dimensions.dimension import (
     LocalBatches,
     Proposing,
 )
-from gnnplan.planner.search.samplers import forbidden
+from gnnplan.planner.search.samplers import explain_refusal
 from gnnplan.planner.workload import BatchProfile
 from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.registry import find_sampler, sampler_or_unknown
@@ -133,7 +133,7 @@ def _refused(asked: Proposing, base: Candidate) -> str:
         return f"sampler {sampler} has no form that prefers local neighbours"
     if not spec.prefers_local and parameters:
         return "the sampler's parameters are the user's own"
-    why = forbidden(asked.settings, prefer_local(base, FACTORS[0]))
+    why = explain_refusal(asked.settings, prefer_local(base, FACTORS[0]))
     if why:
         return why
     if base.kind == "cuda":
