@@ -108,7 +108,7 @@ def shrink_median(ratios: Sequence[float]) -> float:
 
     Source: the positive part of James and Stein's estimator (1961), of one mean.
 
-    >>> [round(agreed(r), 3) for r in ([0.8, 0.8, 0.8], [1.2, 1.6, 1.4], [0.5, 1.0, 2.0])]
+    >>> [round(shrink_median(r), 3) for r in ([0.8, 0.8, 0.8], [1.2, 1.6, 1.4], [0.5, 1.0, 2.0])]
     [0.8, 1.356, 1.0]
     """
     logs = np.log(ratios)

@@ -179,7 +179,7 @@ def draw_turns(names: Sequence[int], rounds: int, *, seed: int) -> list[list[int
 
     A drift of the machine then affects all alike.
 
-    >>> turns([0, 1, 2], 2, seed=0)
+    >>> draw_turns([0, 1, 2], 2, seed=0)
     [[2, 0, 1], [2, 1, 0]]
     """
     rng = np.random.default_rng(seed)

@@ -240,7 +240,7 @@ def line(
     option: Option,
     plan: Plan,
     ranks: list[list[Seconds]],
-    draw_turns: TakenTurns,
+    turns: TakenTurns,
     repeats: int,
 ) -> dict[str, Any]:
     """One candidate: predicted and measured, kept apart.
@@ -254,10 +254,10 @@ def line(
     """
     stack, stacked = plan.strategy.bulk_batches, in_stacks(plan)
     blocks = [
-        [draw_turns.taken[i] for i in block if draw_turns.kept[i]]
-        for block in np.array_split(np.arange(len(draw_turns.taken)), repeats)
+        [turns.taken[i] for i in block if turns.kept[i]]
+        for block in np.array_split(np.arange(len(turns.taken)), repeats)
     ]
-    counts = draw_turns.kept & draw_turns.steady
+    counts = turns.kept & turns.steady
     ranks = [[turn for turn, keep in zip(r, counts, strict=True) if keep] for r in ranks]
     names = sorted({name for turn in ranks[0] for name in turn if name != STEP})
     predicted = plan.prediction
@@ -276,10 +276,10 @@ def line(
             "raw_stages": raw.stages,
         },
         "measured": {
-            "step": draw_turns.median(),
+            "step": turns.median(),
             "rounds": [float(np.median(np.concatenate(block))) for block in blocks if block],
-            "turns": [float(np.median(turn)) for turn in draw_turns.taken],
-            "kept": draw_turns.kept.tolist(),
+            "turns": [float(np.median(turn)) for turn in turns.taken],
+            "kept": turns.kept.tolist(),
             "stages": {
                 name: stage_seconds(name, ranks, stack if name in stacked else 1) for name in names
             },
