@@ -14,7 +14,7 @@ from gnnplan.planner.cost.request import row_bytes
 from gnnplan.planner.cost.stages.gather_gpu import gather_programs, peer_way
 from gnnplan.planner.placement.location import build_locations, check_locations, sources
 from gnnplan.planner.placement.place import CandidatePlacement
-from gnnplan.planner.search.choose import Evaluated, alternatives, certificate
+from gnnplan.planner.search.choose import PlacedCandidate, alternatives, certificate
 from gnnplan.planner.search.samplers import plan_sampler, statistics_of
 from gnnplan.planner.search.search import Search, SearchResult
 from gnnplan.planner.settings import PlanSettings
@@ -89,7 +89,11 @@ DISK_BUDGET_BYTES = 64 * 2**20
 
 
 def assemble(
-    search: Search, explored: SearchResult, chosen: Evaluated, *, elsewhere: Sequence[float] = ()
+    search: Search,
+    explored: SearchResult,
+    chosen: PlacedCandidate,
+    *,
+    elsewhere: Sequence[float] = (),
 ) -> tuple[Plan, dict[str, NDArray[Any]]]:
     """Return the plan and its arrays.
 
@@ -129,7 +133,7 @@ def assemble(
     return result, arrays
 
 
-def _strategy(search: Search, chosen: Evaluated, listed: list[Source]) -> Strategy:
+def _strategy(search: Search, chosen: PlacedCandidate, listed: list[Source]) -> Strategy:
     """Return the chosen candidate with what its placement and the user's sampler add."""
     candidate, placement = chosen.candidate, chosen.placed.placement
     graph = search.request.graph
@@ -155,14 +159,14 @@ def _strategy(search: Search, chosen: Evaluated, listed: list[Source]) -> Strate
     )
 
 
-def _threads(search: Search, chosen: Evaluated) -> Threads:
+def _threads(search: Search, chosen: PlacedCandidate) -> Threads:
     """Return the candidate's threads, with the grid that a GPU's gather needs."""
     machine, graph = search.request.machine, search.request.graph
     most = gather_programs(machine, chosen.candidate, chosen.placed.rows, row_bytes(graph))
     return replace(chosen.candidate.threads, gather_programs=most)
 
 
-def _peer_way(search: Search, chosen: Evaluated) -> str:
+def _peer_way(search: Search, chosen: PlacedCandidate) -> str:
     """Return how peers are read; batches loaded ahead map rows, since training uses NCCL."""
     if has_lanes(chosen.candidate):
         return "mapped"
@@ -170,7 +174,7 @@ def _peer_way(search: Search, chosen: Evaluated) -> str:
     return peer_way(machine, chosen.candidate, chosen.placed.rows, row_bytes(graph))
 
 
-def _cache(chosen: Evaluated) -> DynamicCache:
+def _cache(chosen: PlacedCandidate) -> DynamicCache:
     policy = chosen.candidate.cache
     if policy is None:
         return DynamicCache()

@@ -33,8 +33,8 @@ from gnnplan.planner.progress import Progress, onward, portion, silent
 from gnnplan.planner.queries.calibrate import calibrate_search, load_calibration
 from gnnplan.planner.queries.remedies import advice, find_remedies
 from gnnplan.planner.request import check_graph, check_output, check_outputs, check_settings
-from gnnplan.planner.search.choose import Evaluated, choose
-from gnnplan.planner.search.dimensions.dimension import Proposing
+from gnnplan.planner.search.choose import PlacedCandidate, choose
+from gnnplan.planner.search.dimensions.dimension import ProposalInputs
 from gnnplan.planner.search.dimensions.ranks import plans_gpus
 from gnnplan.planner.search.dimensions.registry import propose_first
 from gnnplan.planner.search.samplers import fix_placement, sampler_words, with_samplers
@@ -62,7 +62,7 @@ def joined_candidates(
     Raises:
         SettingsError: more devices than there are cores or GPUs, or than seeds in a batch.
     """
-    asked = Proposing(
+    asked = ProposalInputs(
         settings=settings, machine=machine, policies=policies, task=task, profile=profile
     )
     return propose_first(asked).candidates
@@ -248,7 +248,7 @@ def _profiles(
     return profiles(graph, wanted, machine, progress=progress, measure=measure)
 
 
-def _choose(search: Search, priced: list[Evaluated]) -> Evaluated:
+def _choose(search: Search, priced: list[PlacedCandidate]) -> PlacedCandidate:
     """Return the best candidate; where none fits, the error names the cheapest remedies."""
     try:
         return choose(priced, search.request.machine.noise)

@@ -24,7 +24,7 @@ from gnnplan.planner.cli.options import flag_words, with_options
 from gnnplan.planner.cli.remote import ServerOption
 from gnnplan.planner.emit import JobSpec, kubernetes_job, slurm_script
 from gnnplan.planner.queries.compare import Comparison, compare
-from gnnplan.planner.queries.tuned import Tuned, TuneRequest
+from gnnplan.planner.queries.tuned import TuneRequest, TuneResult
 from gnnplan.planner.request import check_output
 from gnnplan.runtime.codec import write_text_atomically
 from gnnplan.runtime.launch.config import TrainOptions
@@ -343,7 +343,7 @@ def tune_command(
     print_tuned(found, plan if output is None else output)
 
 
-def print_tuned(found: Tuned, folder: Path) -> None:
+def print_tuned(found: TuneResult, folder: Path) -> None:
     """Print predicted and measured seconds per candidate, and which one is kept."""
     grid = Grid("", "predicted", "measured", "off by", "to score", box=None)
     for row in found.candidates:

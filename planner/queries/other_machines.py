@@ -19,7 +19,7 @@ DEMO_SHARE = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Elsewhere:
+class PresetPlan:
     """Plan for a machine that is not here."""
 
     machine: str
@@ -35,7 +35,7 @@ class Elsewhere:
 
 def plan_elsewhere(
     graph: Path, settings: PlanSettings, out: Path, machines: Sequence[str] = DEMO_MACHINES
-) -> list[Elsewhere]:
+) -> list[PresetPlan]:
     """Plan a graph for presets, each with whole GPUs and with room for some of the rows.
 
     Plans are written to `out`, as `<machine>` and `<machine>-tight`.
@@ -45,7 +45,7 @@ def plan_elsewhere(
     """
     from gnnplan.planner.pipeline import plan
 
-    found: list[Elsewhere] = []
+    found: list[PresetPlan] = []
     for name in machines:
         machine = load_preset(name)
         whole = plan(graph, replace(settings, devices=None), machine=machine, out=out / name)
@@ -74,7 +74,7 @@ def _budget(graph: Path, settings: PlanSettings, name: str, out: Path) -> int:
     return int((fixed + rows) / (1 - share)) + 1
 
 
-def _told(made: Plan, room: str) -> Elsewhere:
+def _told(made: Plan, room: str) -> PresetPlan:
     told = explain(made)
     rates = list(made.prediction.hit_rates.values())
     read = {
@@ -85,7 +85,7 @@ def _told(made: Plan, room: str) -> Elsewhere:
     why = f"bound by {told.bottleneck}; within {told.gap:.1%} of the bound"
     if other is not None:
         why += f"; next: {other.name}, {other.why}"
-    return Elsewhere(
+    return PresetPlan(
         machine=made.machine.name,
         room=room,
         plan_id=made.plan_id,
@@ -96,7 +96,7 @@ def _told(made: Plan, room: str) -> Elsewhere:
     )
 
 
-def render_elsewhere(plans: Sequence[Elsewhere]) -> str:
+def render_elsewhere(plans: Sequence[PresetPlan]) -> str:
     """Write four lines for each plan, marked as predicted."""
     lines = ["predicted from presets; nothing of this was measured on such machines:"]
     for each in plans:

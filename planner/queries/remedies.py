@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gnnplan.planner.cost.memory import size_text
 from gnnplan.planner.cost.request import expected_vertices, row_bytes, seeds_per_rank
-from gnnplan.planner.search.choose import Evaluated, nearest_to_fit
+from gnnplan.planner.search.choose import PlacedCandidate, nearest_to_fit
 from gnnplan.planner.search.search import Search
 from gnnplan.runtime.plan.schema import MemoryUse
 
@@ -27,7 +27,7 @@ class Remedy:
     """Whether the memory would fit after this change alone."""
 
 
-def find_remedies(search: Search, priced: Sequence[Evaluated]) -> list[Remedy]:
+def find_remedies(search: Search, priced: Sequence[PlacedCandidate]) -> list[Remedy]:
     """List changes that lower the memory that the nearest candidate does not fit into.
 
     Changes that are enough come first, then those that save most; more memory is the last.
@@ -53,7 +53,9 @@ def find_remedies(search: Search, priced: Sequence[Evaluated]) -> list[Remedy]:
     return [*ways, _more_memory(search, name, memory)]
 
 
-def _smaller_batch(search: Search, found: Evaluated, each: MemoryUse, times: int) -> dict[str, int]:
+def _smaller_batch(
+    search: Search, found: PlacedCandidate, each: MemoryUse, times: int
+) -> dict[str, int]:
     """Halve the global batch: its parts shrink with its expected vertices [A5]."""
     batch = search.request.workload.batch_size
     if batch < 2:
@@ -66,7 +68,9 @@ def _smaller_batch(search: Search, found: Evaluated, each: MemoryUse, times: int
     return {f"--batch-size {batch // 2}": round(times * size * (1.0 - ratio))}
 
 
-def _fewer_hidden(search: Search, found: Evaluated, each: MemoryUse, times: int) -> dict[str, int]:
+def _fewer_hidden(
+    search: Search, found: PlacedCandidate, each: MemoryUse, times: int
+) -> dict[str, int]:
     """Halve the hidden columns, and with them the activations beyond the input rows."""
     work, graph = search.request.workload, search.request.graph
     if work.hidden < 2:
@@ -83,7 +87,7 @@ def _fewer_hidden(search: Search, found: Evaluated, each: MemoryUse, times: int)
 
 
 def _half_precision(
-    search: Search, found: Evaluated, memory: MemoryUse, name: str
+    search: Search, found: PlacedCandidate, memory: MemoryUse, name: str
 ) -> dict[str, int]:
     """Store features in float16."""
     graph = search.request.graph
@@ -97,7 +101,7 @@ def _half_precision(
 
 
 def _other_ranks(
-    search: Search, priced: Sequence[Evaluated], name: str, memory: MemoryUse
+    search: Search, priced: Sequence[PlacedCandidate], name: str, memory: MemoryUse
 ) -> dict[str, int]:
     """Take other numbers of devices that were priced and need less, and twice as many."""
     found: dict[str, int] = {}

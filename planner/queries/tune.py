@@ -32,9 +32,15 @@ from gnnplan.planner.progress import Progress, silent
 from gnnplan.planner.queries.calibrate import refit
 from gnnplan.planner.queries.compare import absolute_percentage_error, compare, window_means
 from gnnplan.planner.queries.simulate import open_plan_graph
-from gnnplan.planner.queries.tuned import Approach, Measured, Tuned, TunedCandidate, TuneRequest
+from gnnplan.planner.queries.tuned import (
+    Approach,
+    StepMeasurement,
+    TunedCandidate,
+    TuneRequest,
+    TuneResult,
+)
 from gnnplan.planner.queries.whatif import reopen
-from gnnplan.planner.search.choose import Evaluated, choose
+from gnnplan.planner.search.choose import PlacedCandidate, choose
 from gnnplan.planner.search.samplers import plan_sampler
 from gnnplan.planner.search.search import Search
 from gnnplan.planner.settings import PlanSettings
@@ -50,11 +56,11 @@ Launcher = Callable[..., RunReport]
 """Function like `runtime.launch.launch.train`: (plan folder, **options) -> report."""
 
 
-def join_runs(reports: Sequence[RunReport], stack: int = 1) -> Measured:
+def join_runs(reports: Sequence[RunReport], stack: int = 1) -> StepMeasurement:
     """Join all runs of one candidate, by windows where batches are drawn `stack` at once."""
     runs = [window_means(report.step_samples, stack) for report in reports]
     spread = quantiles(np.concatenate(runs).tolist())
-    return Measured(
+    return StepMeasurement(
         median=spread.median,
         p10=spread.p10,
         p90=spread.p90,
@@ -127,12 +133,12 @@ def deciding_seconds(rows: Sequence[TunedCandidate], number: int, asked: TuneReq
 
 
 def shortlist(
-    priced: Sequence[Evaluated],
-    model_choice: Evaluated,
+    priced: Sequence[PlacedCandidate],
+    model_choice: PlacedCandidate,
     top: int,
     *,
     apart: PlanSettings | None = None,
-) -> list[Evaluated]:
+) -> list[PlacedCandidate]:
     """List at most `top` candidates that fit and run differently, the model's choice first.
 
     With `apart` (the request's settings), the best candidate of each statistics comes before the
@@ -141,22 +147,22 @@ def shortlist(
     fitting = sorted((p for p in priced if not p.overflow), key=lambda p: p.seconds)
     found = drop_alike([model_choice, *fitting])
     if apart is not None:
-        first: dict[str, Evaluated] = {}
+        first: dict[str, PlacedCandidate] = {}
         for each in found:
             first.setdefault(statistics_key(apart, each.candidate), each)
         found = drop_alike([*first.values(), *found])
     return found[:top]
 
 
-def drop_alike(priced: Sequence[Evaluated]) -> list[Evaluated]:
+def drop_alike(priced: Sequence[PlacedCandidate]) -> list[PlacedCandidate]:
     """Return the first of candidates that run alike: equal choices, and rows in equal places."""
-    kept: dict[tuple[Candidate, bytes], Evaluated] = {}
+    kept: dict[tuple[Candidate, bytes], PlacedCandidate] = {}
     for each in priced:
         kept.setdefault(_shape(each), each)
     return list(kept.values())
 
 
-def _shape(priced: Evaluated) -> tuple[Candidate, bytes]:
+def _shape(priced: PlacedCandidate) -> tuple[Candidate, bytes]:
     """Return what decides how a candidate runs: rows, not the name of their placement."""
     candidate, placement = priced.candidate, priced.placed.placement
     rows = hashlib.sha256()
@@ -197,7 +203,7 @@ def tune(
     progress: Progress | None = None,
     launch: Launcher | None = None,
     patience: Patience | None = None,
-) -> Tuned:
+) -> TuneResult:
     """Measure the best candidates of a plan's request, and keep the fastest one's plan.
 
     Args:
@@ -249,7 +255,7 @@ def tune(
     save_report(reports[best][-1], out)
     regret = None if math.isinf(seconds[0]) else seconds[0] / seconds[best] - 1.0
     factors, notes = _learn(bench.plans, reports, record.factors, patience)
-    tuned = Tuned(
+    tuned = TuneResult(
         plan_id=kept.plan_id,
         kept=rows[best].name,
         model_choice=rows[0].name,
@@ -345,7 +351,9 @@ class Bench:
         return found
 
 
-def _row(search: Search, priced: Evaluated, plan: Plan, reports: list[RunReport]) -> TunedCandidate:
+def _row(
+    search: Search, priced: PlacedCandidate, plan: Plan, reports: list[RunReport]
+) -> TunedCandidate:
     predicted = plan.prediction.step_seconds
     found = join_runs(reports, plan.strategy.bulk_batches)
     return TunedCandidate(

@@ -7,7 +7,7 @@ from gnnplan.runtime.plan.schema import Interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class StepMeasurement:
     """Seconds of a candidate's steps over all its runs, without warm-up."""
 
     median: float
@@ -79,7 +79,7 @@ class TunedCandidate:
     """Key that is equal where candidates need equally many steps to an accuracy."""
     predicted: Interval
     """Predicted seconds per step."""
-    measured: Measured
+    measured: StepMeasurement
     ape: float
     """|predicted - measured| / measured."""
     within_interval: bool
@@ -88,7 +88,7 @@ class TunedCandidate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tuned:
+class TuneResult:
     """Result of tuning."""
 
     plan_id: str

@@ -19,7 +19,7 @@ from gnnplan.planner.profile.cache import PlanRecord, load_record
 from gnnplan.planner.queries.calibrate import calibrate_search
 from gnnplan.planner.queries.explain import PLACES, seconds_text
 from gnnplan.planner.queries.simulate import open_plan_graph
-from gnnplan.planner.search.choose import Evaluated, choose, why_it_lost
+from gnnplan.planner.search.choose import PlacedCandidate, choose, why_it_lost
 from gnnplan.planner.search.dimensions.ranks import LINK_TABLES, faster, faster_link
 from gnnplan.planner.search.dimensions.registry import name_of
 from gnnplan.planner.search.search import Search
@@ -108,7 +108,7 @@ def whatif(plan: Plan, changes: Sequence[str]) -> WhatIf:
     )
 
 
-def best_of(search: Search) -> Evaluated:
+def best_of(search: Search) -> PlacedCandidate:
     """Return the candidate that a search would choose.
 
     Raises:
@@ -118,7 +118,7 @@ def best_of(search: Search) -> Evaluated:
     return choose(search.run(), search.request.machine.noise)
 
 
-def make_outcome(priced: Evaluated) -> Outcome:
+def make_outcome(priced: PlacedCandidate) -> Outcome:
     """Return a priced candidate as an outcome."""
     return _outcome(priced.name, priced.candidate.policy, priced.prediction)
 
@@ -289,7 +289,7 @@ def why_not(plan: Plan, policy: str) -> WhyNot:
     chosen = choose(explored.priced, noise)
     here = search.price(chosen.candidate.with_policy(policy))
     try:
-        best: Evaluated | None = choose(named.run(), noise)
+        best: PlacedCandidate | None = choose(named.run(), noise)
     except PlanDoesNotFit:
         best = None
     stages, theirs = chosen.prediction.stages, here.prediction.stages
@@ -392,15 +392,15 @@ def cheapest_for(plan: Plan, target_epoch_seconds: float, changes: Sequence[str]
 
 
 def _least_memory(
-    search: Search, within: Sequence[Evaluated], target_epoch_seconds: float
-) -> tuple[Evaluated, int]:
+    search: Search, within: Sequence[PlacedCandidate], target_epoch_seconds: float
+) -> tuple[PlacedCandidate, int]:
     """Bisect the host's budget for the candidates that need least as they are."""
     host, _ = host_memory(search.request.machine)
 
-    def total(priced: Evaluated) -> int:
+    def total(priced: PlacedCandidate) -> int:
         return priced.prediction.memory_bytes[host].total
 
-    found: list[tuple[int, int, Evaluated]] = []
+    found: list[tuple[int, int, PlacedCandidate]] = []
     for order, start in enumerate(sorted(within, key=total)[:TRIED]):
         low, high, best = 0, total(start), start
         while high - low > PRECISION * high:
@@ -417,7 +417,7 @@ def _least_memory(
     return best, least
 
 
-def _under(search: Search, priced: Evaluated, host_bytes: int) -> Evaluated:
+def _under(search: Search, priced: PlacedCandidate, host_bytes: int) -> PlacedCandidate:
     budgets = replace(search.request.budgets, host_bytes=host_bytes)
     return replace(search, request=replace(search.request, budgets=budgets)).price(priced.candidate)
 

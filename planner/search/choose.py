@@ -8,7 +8,7 @@ from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.memory import require_fit, sum_text
 from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.placement.place import CandidatePlacement
-from gnnplan.planner.search.dimensions.dimension import LeftOut
+from gnnplan.planner.search.dimensions.dimension import Omission
 from gnnplan.planner.search.dimensions.registry import (
     count_changes,
     explain_no_gain,
@@ -43,7 +43,7 @@ class PricedCandidate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluated(PricedCandidate):
+class PlacedCandidate(PricedCandidate):
     """Candidate with its rows placed, and its price."""
 
     placed: CandidatePlacement
@@ -98,7 +98,7 @@ def nearest_to_fit(priced: Sequence[Priced]) -> Priced:
     return max(priced, key=lambda p: min(m.headroom for m in p.prediction.memory_bytes.values()))
 
 
-def choose(priced: Sequence[Evaluated], noise: float) -> Evaluated:
+def choose(priced: Sequence[PlacedCandidate], noise: float) -> PlacedCandidate:
     """Return the fastest candidate that fits; within the noise of it, the plainest.
 
     Plainer are fewer choices that are not the default, then fewer copies of rows in host memory,
@@ -134,12 +134,12 @@ def choose(priced: Sequence[Evaluated], noise: float) -> Evaluated:
     return min(alike, key=lambda p: (round(p.hidden, 6), p.far_rows, p.seconds))
 
 
-def _where_it_runs(p: Evaluated) -> Candidate:
+def _where_it_runs(p: PlacedCandidate) -> Candidate:
     return replace(p.candidate.with_policy(""), topology=TopologyPlacement())
 
 
 def alternatives(
-    priced: Sequence[Evaluated], chosen: Evaluated, left_out: Sequence[LeftOut] = ()
+    priced: Sequence[PlacedCandidate], chosen: PlacedCandidate, left_out: Sequence[Omission] = ()
 ) -> list[Alternative]:
     """List the candidates that lost, with why: fastest first, those that do not fit last.
 
@@ -147,8 +147,8 @@ def alternatives(
     """
     others = [p for p in priced if p.candidate != chosen.candidate]
     others.sort(key=lambda p: (bool(p.overflow), p.seconds))
-    kept, seen = list[Evaluated](), set[Candidate]()
-    kinds, firsts = {family_of(chosen.candidate)}, list[Evaluated]()
+    kept, seen = list[PlacedCandidate](), set[Candidate]()
+    kinds, firsts = {family_of(chosen.candidate)}, list[PlacedCandidate]()
     for p in others:
         shape, kind = p.candidate.with_policy(""), family_of(p.candidate)
         if kind not in kinds:
@@ -174,7 +174,7 @@ def alternatives(
     ]
 
 
-def why_it_lost(other: Evaluated, chosen: Evaluated) -> str:
+def why_it_lost(other: PlacedCandidate, chosen: PlacedCandidate) -> str:
     """Say in one sentence what overflows, which copies do not pay, or which stage is slower."""
     if other.overflow:
         return f"does not fit: {other.overflow}"
@@ -218,7 +218,7 @@ def _no_gain(candidate: Candidate, gain: float) -> str:
 
 
 def certificate(
-    chosen: Evaluated, lower_bound: float, complete: bool, stride: int = 1
+    chosen: PlacedCandidate, lower_bound: float, complete: bool, stride: int = 1
 ) -> Certificate:
     """State how far the plan can be from the best, within the cost model.
 

@@ -29,8 +29,8 @@ from gnnplan.planner.cost.stages.all_reduce import gradient_bytes
 from gnnplan.planner.cost.stages.exchange import UNMEASURED, hidden_share, measured_eta
 from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.placement.place import CandidatePlacement, Memories, memories_of
-from gnnplan.planner.search.choose import Evaluated, shadow_prices
-from gnnplan.planner.search.dimensions.dimension import LeftOut, Proposing, SearchInputs
+from gnnplan.planner.search.choose import PlacedCandidate, shadow_prices
+from gnnplan.planner.search.dimensions.dimension import Omission, ProposalInputs, SearchInputs
 from gnnplan.planner.search.dimensions.registry import (
     DIMENSIONS,
     PLACEMENTS,
@@ -120,15 +120,15 @@ SHORTLIST = 4
 class SearchResult:
     """Candidates that a search priced, and what it left out."""
 
-    priced: list[Evaluated]
+    priced: list[PlacedCandidate]
     """Candidates in order of preference where times are equal."""
-    left_out: list[LeftOut]
+    left_out: list[Omission]
     """Choices of the sampler that could not be priced."""
-    refused: list[LeftOut] = field(default_factory=list[LeftOut])
+    refused: list[Omission] = field(default_factory=list[Omission])
     """Ways to run ranks that this request or machine does not have."""
 
 
-def list_fastest(priced: Iterable[Evaluated]) -> list[Candidate]:
+def list_fastest(priced: Iterable[PlacedCandidate]) -> list[Candidate]:
     """Return the few fastest candidates, those that fit first, without near-equal ones."""
     found: dict[Candidate, Candidate] = {}
     for p in sorted(priced, key=lambda p: (bool(p.overflow), p.seconds)):
@@ -139,11 +139,11 @@ def list_fastest(priced: Iterable[Evaluated]) -> list[Candidate]:
     return list(found.values())[:SHORTLIST]
 
 
-def _is_bounded(p: Evaluated) -> bool:
+def _is_bounded(p: PlacedCandidate) -> bool:
     return all(dimension.bounded for dimension in dimensions_of(p.candidate))
 
 
-def _read_shape(p: Evaluated) -> Candidate:
+def _read_shape(p: PlacedCandidate) -> Candidate:
     """Return the candidate without what leaves its reads unchanged."""
     candidate = p.candidate
     for dimension in DIMENSIONS:
@@ -151,7 +151,7 @@ def _read_shape(p: Evaluated) -> Candidate:
     return candidate
 
 
-def _read_seconds(p: Evaluated) -> float:
+def _read_seconds(p: PlacedCandidate) -> float:
     return p.placed.reads.max_seconds
 
 
@@ -180,11 +180,11 @@ class Search(SearchInputs):
     floors: dict[object, float] = field(default_factory=dict[object, float], compare=False)
     """Least seconds of feature reads, by the same keys."""
 
-    def price(self, candidate: Candidate) -> Evaluated:
+    def price(self, candidate: Candidate) -> PlacedCandidate:
         """Place the rows of a candidate and price it; contradictory choices are mended first."""
         return self._price(candidate, self._place)
 
-    def place_every_node(self, p: Evaluated) -> Evaluated:
+    def place_every_node(self, p: PlacedCandidate) -> PlacedCandidate:
         """Return the same with a place for every node, where few nodes stood for all."""
         return self._price(p.candidate, self._place_all) if self.stride(p.candidate) > 1 else p
 
@@ -194,7 +194,7 @@ class Search(SearchInputs):
 
     def _price(
         self, candidate: Candidate, place: Callable[[Candidate], CandidatePlacement]
-    ) -> Evaluated:
+    ) -> PlacedCandidate:
         for dimension in dimensions_of(candidate):
             candidate = dimension.normalise(candidate)
         request = self._request(candidate)
@@ -204,7 +204,7 @@ class Search(SearchInputs):
             request, placed = dimension.adjust_reads(request, candidate, placed, self.draws)
         prediction = predict(request, candidate, placed.rows)
         candidate, prediction = with_parts(request, candidate, placed.rows, prediction)
-        return Evaluated(candidate=candidate, placed=placed, prediction=prediction)
+        return PlacedCandidate(candidate=candidate, placed=placed, prediction=prediction)
 
     def _request(self, candidate: Candidate) -> Request:
         request = self.request
@@ -244,14 +244,14 @@ class Search(SearchInputs):
         policy = (candidate.policy, candidate.batching)
         return (*policy, *ranks, memories.costs, id(hotness), own)
 
-    def run(self) -> list[Evaluated]:
+    def run(self) -> list[PlacedCandidate]:
         """Return every candidate priced, in order of preference where times are equal."""
         return self.explore().priced
 
     def explore(self) -> SearchResult:
         """Price every candidate, and say which choices could not be priced."""
         request, policy = self.request, self.settings.policy
-        asked = Proposing(
+        asked = ProposalInputs(
             settings=self.settings,
             machine=request.machine,
             policies=("none",) if policy == "auto" else (policy,),
@@ -269,14 +269,14 @@ class Search(SearchInputs):
         found += [self.price(c) for c in more.candidates]
         return SearchResult(priced=found, left_out=more.left_out, refused=first.left_out)
 
-    def lower_bound(self, priced: list[Evaluated]) -> float:
+    def lower_bound(self, priced: list[PlacedCandidate]) -> float:
         """Return step seconds that no candidate is below, within the cost model.
 
         Each candidate bounds itself. Where rows could be placed otherwise, so does its shape's best
         placement with reads scaled to their least.
         """
         found = [p.seconds for p in priced]
-        best: dict[Candidate, Evaluated] = {}
+        best: dict[Candidate, PlacedCandidate] = {}
         bounded = [p for p in priced if _is_bounded(p)]
         for p in bounded:
             known = best.get(_read_shape(p))
@@ -291,7 +291,7 @@ class Search(SearchInputs):
             found.append(again.step_seconds.value)
         return min(found)
 
-    def _least_read_seconds(self, p: Evaluated) -> float:
+    def _least_read_seconds(self, p: PlacedCandidate) -> float:
         """Return the least seconds of feature reads of a candidate's slowest rank."""
         request, hotness = self._request(p.candidate), self._hotness(p.candidate)
         memories = self._memories(request, p.candidate, hotness)
@@ -301,7 +301,7 @@ class Search(SearchInputs):
             self.floors[key] = rows.least_read_seconds(p.candidate, p.placed, hotness)
         return self.floors[key]
 
-    def shadow_prices(self, chosen: Evaluated) -> dict[str, float]:
+    def shadow_prices(self, chosen: PlacedCandidate) -> dict[str, float]:
         """Return seconds per step saved by a little more of each memory and link."""
         more: dict[str, Request] = {}
         for dimension in dimensions_of(chosen.candidate):
@@ -319,7 +319,7 @@ class SamplerSearch:
 
     search: Search
     explored: SearchResult
-    chosen: Evaluated
+    chosen: PlacedCandidate
 
     @property
     def sampler(self) -> str:
@@ -339,7 +339,7 @@ class BestSampler:
 
 def best_over_samplers(
     searches: Sequence[Search],
-    pick: Callable[[Search, list[Evaluated]], Evaluated],
+    pick: Callable[[Search, list[PlacedCandidate]], PlacedCandidate],
 ) -> BestSampler:
     """Explore every search and keep the one whose choice is the fastest.
 

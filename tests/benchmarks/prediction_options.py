@@ -14,7 +14,7 @@ from gnnplan.planner.placement.owned import OWNED
 from gnnplan.planner.placement.place import code_bytes
 from gnnplan.planner.queries.calibrate import calibrate_search
 from gnnplan.planner.queries.tune import drop_alike
-from gnnplan.planner.search.choose import Evaluated, choose
+from gnnplan.planner.search.choose import PlacedCandidate, choose
 from gnnplan.planner.search.dimensions.ranks import machine_candidates
 from gnnplan.planner.search.search import Search, SearchResult
 from gnnplan.planner.settings import PlanSettings
@@ -37,7 +37,7 @@ class Option:
 
     search: Search
     raw: Search
-    priced: Evaluated
+    priced: PlacedCandidate
 
     @property
     def key(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def over_the_link(search: Search) -> Search:
 
 def grid(
     case: Case, search: Search, settings: PlanSettings, machine: MachineModel
-) -> list[Evaluated]:
+) -> list[PlacedCandidate]:
     """Every split of the threads, and on the best of them every policy of the tier.
 
     Where there are two ranks, they share a batch in one more: what they exchange between two layers

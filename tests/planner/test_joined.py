@@ -20,7 +20,7 @@ from gnnplan.planner.machine.hosts import first_hosts, num_hosts, one_host
 from gnnplan.planner.machine.model import MachineModel, load_machine
 from gnnplan.planner.pipeline import combinations_of, joined_candidates
 from gnnplan.planner.placement.owned import OWNED, owners_of
-from gnnplan.planner.search.choose import Evaluated
+from gnnplan.planner.search.choose import PlacedCandidate
 from gnnplan.planner.search.dimensions.joined_ranks import shares_batches, shares_topology
 from gnnplan.planner.search.search import Search, SearchResult
 from gnnplan.planner.settings import PlanSettings
@@ -51,7 +51,9 @@ def search(
     return found, found.explore()
 
 
-def written(found: tuple[Search, SearchResult], pick: Pick, folder: Path) -> tuple[Evaluated, Plan]:
+def written(
+    found: tuple[Search, SearchResult], pick: Pick, folder: Path
+) -> tuple[PlacedCandidate, Plan]:
     """The plan of the fastest candidate of a kind."""
     searched, explored = found
     chosen = min((p for p in explored.priced if pick(p.candidate)), key=lambda p: p.seconds)

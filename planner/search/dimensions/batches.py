@@ -11,7 +11,13 @@ from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.memory import gpu_stack_bytes, stack_bytes
 from gnnplan.planner.cost.request import Request, seeds_per_rank
 from gnnplan.planner.machine.model import Table
-from gnnplan.planner.search.dimensions.dimension import Dimension, Draws, LeftOut, Proposing
+from gnnplan.planner.search.dimensions.dimension import (
+    Dimension,
+    Draws,
+    Omission,
+    Proposal,
+    ProposalInputs,
+)
 from gnnplan.planner.search.samplers import explain_refusal
 from gnnplan.runtime.plan.schema import DYNAMIC
 from gnnplan.runtime.sampling.registry import find_sampler, is_able
@@ -73,17 +79,17 @@ class Stacks(Dimension):
         """Name the bytes that the stack takes."""
         return f"{candidate.bulk_bytes / 1e6:.1f} MB of stacked batches on each rank"
 
-    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+    def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
         """Yield every size that an epoch has steps for."""
         if base is None:
             return
         room = _on_gpus(asked, base) if base.kind == "cuda" else _on_cores(asked, base)
         if isinstance(room, str):
-            yield LeftOut(name=self.name, why=room)
+            yield Omission(name=self.name, why=room)
             return
         sizes = sorted({min(k, asked.num_steps) for k in BULKS})
         if sizes[-1] < 2:
-            yield LeftOut(name=self.name, why="an epoch is a single step")
+            yield Omission(name=self.name, why="an epoch is a single step")
             return
         for k in sizes:
             if k > 1:
@@ -102,7 +108,7 @@ Room = Callable[[int], int]
 """Returns the bytes of a stack of so many batches."""
 
 
-def _on_cores(asked: Proposing, base: Candidate) -> Room | str:
+def _on_cores(asked: ProposalInputs, base: Candidate) -> Room | str:
     """Return bytes of stacks as drawn batches show them, or why nothing is stacked."""
     drawn = asked.draws
     pilot = "nothing was drawn of this graph" if drawn is None else drawn.bulk(base.num_ranks)
@@ -111,7 +117,7 @@ def _on_cores(asked: Proposing, base: Candidate) -> Room | str:
     return lambda k: stack_bytes(pilot, k, base.prefetch_depth)
 
 
-def _on_gpus(asked: Proposing, base: Candidate) -> Room | str:
+def _on_gpus(asked: ProposalInputs, base: Candidate) -> Room | str:
     """Return bytes of stacks by the profiled sizes, or why a GPU cannot stack such batches."""
     settings = asked.settings
     sampler, parameters = settings.sampler, settings.sampler_parameters
@@ -159,13 +165,13 @@ class Dependence(Dimension):
             return ""
         return "rows at fixed places gain nothing from batches that hang together"
 
-    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+    def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
         """Yield every kappa, on the base's own placement and on each cache."""
         if base is None:
             return
         why = self._refused(asked, base)
         if why:
-            yield LeftOut(name=self.name, why=why)
+            yield Omission(name=self.name, why=why)
             return
         for kappa in KAPPAS:
             dependent = share_draws(base, kappa)
@@ -173,7 +179,7 @@ class Dependence(Dimension):
                 asked, base.num_ranks, kappa
             )
             if why:
-                yield LeftOut(name=self.name, why=why)
+                yield Omission(name=self.name, why=why)
                 return
             for policy in dict.fromkeys((base.policy, *DYNAMIC)):
                 yield dependent.with_policy(policy)
@@ -186,7 +192,7 @@ class Dependence(Dimension):
         """Ignore kappa: fixed rows are read as often."""
         return share_draws(candidate, None)
 
-    def _refused(self, asked: Proposing, base: Candidate) -> str:
+    def _refused(self, asked: ProposalInputs, base: Candidate) -> str:
         """Return why nothing is proposed; empty where something may be."""
         if not find_sampler(asked.settings.sampler).dependent:
             others = "(labor, ladies and pladies need not)"
@@ -196,7 +202,7 @@ class Dependence(Dimension):
         return "kappa is the user's own" if "kappa" in asked.settings.sampler_parameters else ""
 
 
-def _undrawn(asked: Proposing, num_ranks: int, kappa: int) -> str:
+def _undrawn(asked: ProposalInputs, num_ranks: int, kappa: int) -> str:
     """Return why no such batches were drawn; empty where they were."""
     if asked.draws is None:
         return "nothing was drawn"

@@ -12,8 +12,8 @@ from gnnplan.planner.cost.terms import look_up_seconds
 from gnnplan.planner.placement.caches import place_behind_caches
 from gnnplan.planner.placement.place import CandidatePlacement, Memories
 from gnnplan.planner.search.dimensions.dimension import (
-    LeftOut,
-    Proposing,
+    Proposal,
+    ProposalInputs,
     RowsDimension,
     SearchInputs,
 )
@@ -44,7 +44,7 @@ class Caches(RowsDimension):
         """Name the cache."""
         return f"a {candidate.cache} cache that fills itself"
 
-    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+    def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
         """Yield each cache on the same ranks, where they are alone on one host's cores."""
         del asked
         if base is None or base.kind != "cpu" or base.hosts > 1 or base.batching == "cooperative":

@@ -61,15 +61,19 @@ class Draws(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LeftOut:
+class Omission:
     """Dimension of which no candidate was priced, and why."""
 
     name: str
     why: str
 
 
+Proposal = Candidate | Omission
+"""Candidate, or why there is none."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Proposing:
+class ProposalInputs:
     """Inputs that dimensions propose candidates for."""
 
     settings: PlanSettings
@@ -114,7 +118,7 @@ class Dimension(ABC):
         """Return whether a candidate makes this choice."""
 
     @abstractmethod
-    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+    def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
         """Yield candidates that make this choice, or the reason why there are none.
 
         Args:

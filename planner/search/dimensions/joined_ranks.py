@@ -9,7 +9,12 @@ from dataclasses import replace
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.placement.owned import OWNED
-from gnnplan.planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
+from gnnplan.planner.search.dimensions.dimension import (
+    Dimension,
+    Omission,
+    Proposal,
+    ProposalInputs,
+)
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.plan.schema import Sampler, TopologyPlacement
@@ -33,18 +38,20 @@ class SharedBatch(Dimension):
         del candidate
         return self.name
 
-    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+    def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
         """Yield the same ranks sharing a batch, where they keep no rows of their own."""
         if base is None or base.policy != "none":
             return
         if base.kind == "cuda":
-            yield LeftOut(name=self.name, why="not priced where ranks are GPUs")
+            yield Omission(name=self.name, why="not priced where ranks are GPUs")
         elif asked.settings.batching == "independent":
-            yield LeftOut(name=self.name, why="independent batches are asked for")
+            yield Omission(name=self.name, why="independent batches are asked for")
         elif not shares_batches(asked.settings, asked.task):
-            yield LeftOut(name=self.name, why="this model and sampler cannot be split over ranks")
+            yield Omission(name=self.name, why="this model and sampler cannot be split over ranks")
         elif asked.profile is not None and asked.profile.shared is None:
-            yield LeftOut(name=self.name, why="the profile did not count what ranks would exchange")
+            yield Omission(
+                name=self.name, why="the profile did not count what ranks would exchange"
+            )
         elif base.num_ranks > 1:
             yield replace(base, batching="cooperative")
 
@@ -91,16 +98,16 @@ class Grids(Dimension):
         copies = "copy" if candidate.topology.replication == 1 else "copies"
         return f"{self.name}, {candidate.topology.replication} {copies}"
 
-    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+    def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
         """Yield every number of copies; one host's shared mapping holds all lists anyway."""
         if base is None or base.policy != "none":
             return
         if base.kind == "cuda":
-            yield LeftOut(name=self.name, why="not priced where ranks are GPUs")
+            yield Omission(name=self.name, why="not priced where ranks are GPUs")
         elif not shares_topology(asked.settings, asked.task):
-            yield LeftOut(name=self.name, why="grids draw uniform neighbours of one type alone")
+            yield Omission(name=self.name, why="grids draw uniform neighbours of one type alone")
         elif asked.profile is not None and not asked.profile.stacks:
-            yield LeftOut(
+            yield Omission(
                 name=self.name, why="the profile did not count the rows that stacks ask for"
             )
         elif base.hosts > 1:

@@ -9,9 +9,10 @@ from gnnplan.planner.placement.place import CandidatePlacement
 from gnnplan.planner.search.dimensions.dimension import (
     Dimension,
     Draws,
-    LeftOut,
     LocalBatches,
-    Proposing,
+    Omission,
+    Proposal,
+    ProposalInputs,
 )
 from gnnplan.planner.search.samplers import explain_refusal
 from gnnplan.planner.workload import BatchProfile
@@ -95,13 +96,13 @@ class LocalNeighbours(Dimension):
         """Name the factor."""
         return f"local neighbours preferred {candidate.las:g}-fold"
 
-    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+    def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
         """Yield every factor, where ranks keep rows that could be preferred."""
         if base is None:
             return
         why = _refused(asked, base)
         if why:
-            yield LeftOut(name=self.name, why=why)
+            yield Omission(name=self.name, why=why)
             return
         for factor in FACTORS:
             yield prefer_local(base, factor)
@@ -123,7 +124,7 @@ class LocalNeighbours(Dimension):
         return preferring_local(request, candidate, placed, drawn)
 
 
-def _refused(asked: Proposing, base: Candidate) -> str:
+def _refused(asked: ProposalInputs, base: Candidate) -> str:
     """Return why nothing is proposed; empty where something is."""
     sampler, parameters = asked.settings.sampler, asked.settings.sampler_parameters
     spec = find_sampler(sampler)

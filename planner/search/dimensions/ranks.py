@@ -18,7 +18,13 @@ from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.hosts import first_hosts, joins_hosts, num_hosts, one_host, prefix_of
 from gnnplan.planner.machine.model import Link, MachineModel, Memory
 from gnnplan.planner.machine.routes import routes
-from gnnplan.planner.search.dimensions.dimension import Dimension, Draws, LeftOut, Proposing
+from gnnplan.planner.search.dimensions.dimension import (
+    Dimension,
+    Draws,
+    Omission,
+    Proposal,
+    ProposalInputs,
+)
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.plan.schema import Threads, TopologyPlacement
 
@@ -283,7 +289,7 @@ class Cores(Dimension):
         """Ignore the prefetch depth, which changes time only where batches vary."""
         return replace(candidate, prefetch_depth=0)
 
-    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+    def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
         """Yield ranks on the first host alone, and spread over two, four ... and all hosts."""
         del base
         settings, machine = asked.settings, asked.machine
@@ -295,7 +301,7 @@ class Cores(Dimension):
                 f"{wanted}; ask for fewer or probe more together (gnnplan probe --hosts)"
             )
         if plans_gpus(machine):
-            yield LeftOut(name=self.name, why="ranks are GPUs where the machine has them")
+            yield Omission(name=self.name, why="ranks are GPUs where the machine has them")
         elif not joins_hosts(machine):
             one = first_hosts(machine, 1)
             yield from candidates(settings, one.num_cores, asked.policies)
@@ -372,14 +378,14 @@ class Gpus(Dimension):
         """Tell numbers of GPUs apart."""
         return candidate.num_ranks
 
-    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+    def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
         """Yield every number of GPUs in every cover by cliques."""
         del base
         if plans_gpus(asked.machine):
             yield from machine_candidates(asked.settings, asked.machine, asked.policies)
             return
         why = "the machine has none" if not asked.machine.gpus else "too little is known of them"
-        yield LeftOut(name=self.name, why=why)
+        yield Omission(name=self.name, why=why)
 
     def dedup_key(self, candidate: Candidate) -> Candidate:
         """Ignore the prefetch depth."""

@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from gnnplan.planner.candidate import Candidate, plain_words
 from gnnplan.planner.search.dimensions.batches import Dependence, Stacks
 from gnnplan.planner.search.dimensions.caches import Caches
-from gnnplan.planner.search.dimensions.dimension import Dimension, LeftOut, Proposing, RowsDimension
+from gnnplan.planner.search.dimensions.dimension import (
+    Dimension,
+    Omission,
+    ProposalInputs,
+    RowsDimension,
+)
 from gnnplan.planner.search.dimensions.joined_ranks import Grids, SharedBatch
 from gnnplan.planner.search.dimensions.locality import LocalNeighbours
 from gnnplan.planner.search.dimensions.ranks import Cores, Gpus
@@ -28,11 +33,11 @@ DIMENSIONS = (*STARTS, *JOINS, *PLACEMENTS, *CHOICES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Proposed:
+class Proposals:
     """Candidates to price, and the dimensions that none of them takes."""
 
     candidates: list[Candidate]
-    left_out: list[LeftOut]
+    left_out: list[Omission]
 
 
 def dimensions_of(candidate: Candidate) -> Iterator[Dimension]:
@@ -45,18 +50,18 @@ def rows_of(candidate: Candidate) -> RowsDimension:
     return next(each for each in PLACEMENTS if each.applies(candidate))
 
 
-def propose_first(asked: Proposing) -> Proposed:
+def propose_first(asked: ProposalInputs) -> Proposals:
     """Propose every way to run the workload: the starts, then what joins their ranks."""
     starts = propose_from(STARTS, asked, [None])
     joined = [propose_from([each], asked, starts.candidates) for each in JOINS]
     every = [starts, *joined]
-    return Proposed(
+    return Proposals(
         candidates=[c for each in every for c in each.candidates],
         left_out=[reason for each in every for reason in each.left_out],
     )
 
 
-def propose_more(asked: Proposing, bases: Iterable[Candidate]) -> Proposed:
+def propose_more(asked: ProposalInputs, bases: Iterable[Candidate]) -> Proposals:
     """Propose the sampler's choices for the candidates whose ranks work alone."""
     alone = [
         b
@@ -67,20 +72,20 @@ def propose_more(asked: Proposing, bases: Iterable[Candidate]) -> Proposed:
 
 
 def propose_from(
-    dimensions: Sequence[Dimension], asked: Proposing, bases: Iterable[Candidate | None]
-) -> Proposed:
+    dimensions: Sequence[Dimension], asked: ProposalInputs, bases: Iterable[Candidate | None]
+) -> Proposals:
     """Propose what some dimensions make of each base, base by base, without repetition."""
     found: dict[Candidate, None] = {}
-    left_out: dict[str, LeftOut] = {}
+    left_out: dict[str, Omission] = {}
     for base in bases:
         for dimension in dimensions:
             for each in dimension.propose(asked, base):
-                if isinstance(each, LeftOut):
+                if isinstance(each, Omission):
                     left_out.setdefault(each.name, each)
                 else:
                     found.setdefault(each)
     tried = {each.name for each in dimensions if any(map(each.applies, found))}
-    return Proposed(
+    return Proposals(
         candidates=list(found), left_out=[r for name, r in left_out.items() if name not in tried]
     )
 

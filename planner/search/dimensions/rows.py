@@ -31,8 +31,8 @@ from gnnplan.planner.placement.policies.policy import Parts
 from gnnplan.planner.placement.policies.registry import find_policy, list_tried_by_auto
 from gnnplan.planner.placement.problem import rows_problem
 from gnnplan.planner.search.dimensions.dimension import (
-    LeftOut,
-    Proposing,
+    Proposal,
+    ProposalInputs,
     RowsDimension,
     SearchInputs,
 )
@@ -80,7 +80,7 @@ class FixedRows(RowsDimension):
         """Return whether rows stay where they are and batches are independent."""
         return candidate.cache is None and candidate.batching == "independent"
 
-    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+    def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
         """Yield every policy that auto tries, on the same ranks."""
         del asked
         if base is not None and base.batching == "independent":
@@ -153,7 +153,7 @@ class OwnedRows(RowsDimension):
         """Return whether ranks share a batch, so that each reads its own nodes alone."""
         return candidate.batching == "cooperative"
 
-    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+    def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
         """Yield the same ranks, each keeping its hottest rows."""
         del asked
         if base is not None and self.applies(base):

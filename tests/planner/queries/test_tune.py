@@ -21,7 +21,7 @@ from gnnplan.planner.queries.calibrate import calibration_path
 from gnnplan.planner.queries.tune import (
     TUNE_FILE,
     Approach,
-    Measured,
+    StepMeasurement,
     TunedCandidate,
     TuneRequest,
     deciding_seconds,
@@ -134,7 +134,7 @@ def test_candidates_run_in_turn_and_the_fastest_is_kept(folder: Path) -> None:
     assert model.plan_id == before.plan_id
     assert found.plan_id == other.plan_id
     assert found.model_regret == pytest.approx(0.5)  # 30 / 20 - 1
-    assert model.measured == Measured(
+    assert model.measured == StepMeasurement(
         median=0.030, p10=0.030, p90=0.030, count=120, rounds=[0.030] * 3
     )
     kept = load_plan(folder, verify_arrays=True)
@@ -265,7 +265,9 @@ def test_seconds_to_a_score_are_shared_by_equal_statistics() -> None:
     def row(statistics: str, median: float, approach: Approach | None) -> TunedCandidate:
         return TunedCandidate(
             name="", plan_id="", statistics=statistics, predicted=nothing, ape=0.0,
-            measured=Measured(median=median, p10=median, p90=median, count=1, rounds=[median]),
+            measured=StepMeasurement(
+                median=median, p10=median, p90=median, count=1, rounds=[median]
+            ),
             within_interval=True, to_accuracy=approach,
         )  # fmt: skip
 
