@@ -284,14 +284,12 @@ def check_output(out: Path) -> None:
 
 
 def _existing(folder: Path) -> Path:
-    """Return the nearest folder above that exists."""
     while not os.path.lexists(folder) and folder != folder.parent:
         folder = folder.parent
     return folder
 
 
 def _check_free_disk(out: Path, graph: Graph) -> None:
-    """Refuse an output whose disk cannot hold the least that a plan writes."""
     needed = graph.num_nodes * CODE_BYTES + SPARE_BYTES
     free = shutil.disk_usage(_existing(out.absolute().parent)).free
     if free < needed:

@@ -379,7 +379,6 @@ def parse_integers(text: str, name: str) -> list[int]:
 
 
 def _read_named(texts: list[str], name: str) -> dict[str, list[int]]:
-    """Read integers by name from NAME=5,3."""
     found: dict[str, list[int]] = {}
     for text in texts:
         key, equals, numbers = text.partition("=")

@@ -319,7 +319,6 @@ def _rank_uses(
 
 
 def _host_parts(ranks: int, placed: PlacedRows, row_bytes: int, topology: int) -> dict[str, int]:
-    """Return the bytes of a host's memory: its ranks, and what they map."""
     return {"ranks": ranks, "features": placed.host_rows * row_bytes, "topology": topology}
 
 

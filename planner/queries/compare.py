@@ -229,7 +229,6 @@ def _epoch_seconds(report: RunReport) -> float:
 
 
 def _notes(plan: Plan, report: RunReport, stages: dict[str, StageComparison]) -> list[str]:
-    """Say what a reader should know before believing the numbers."""
     notes: list[str] = []
     step = report.step_seconds
     if on_gpus(plan) and not _loop_was_timed(plan):

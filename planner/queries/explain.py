@@ -164,7 +164,6 @@ def _summary(plan: Plan) -> str:
 
 
 def _loading(plan: Plan) -> str:
-    """Say which threads make the batches, and how far ahead."""
     threads, strategy = plan.strategy.threads, plan.strategy
     if not threads.sample:
         return "batches made in line"

@@ -89,7 +89,6 @@ def _fewer_hidden(
 def _half_precision(
     search: Search, found: PlacedCandidate, memory: MemoryUse, name: str
 ) -> dict[str, int]:
-    """Store features in float16."""
     graph = search.request.graph
     if graph.feature_dtype != "float32":
         return {}
@@ -120,7 +119,6 @@ def _other_ranks(
 
 
 def _more_memory(search: Search, name: str, memory: MemoryUse) -> Remedy:
-    """Raise the limit, or take a larger machine."""
     option = "--device-memory" if name.startswith("rank") else "--host-memory"
     budgets = search.request.budgets
     limited = budgets.device_bytes if name.startswith("rank") else budgets.host_bytes

@@ -167,7 +167,6 @@ def _total_seconds(plan: Plan, loader: NDArray[np.float64], trainer: NDArray[np.
 
 
 def _end(stages: list[NDArray[np.float64]], depths: list[int], *, workers: int = 1) -> float:
-    """Return when the last item leaves the last of some stages."""
     times = np.maximum(np.stack(stages), LEAST_SECONDS)
     return float(finish_times(times, depths, workers=workers, freed_at_start=True)[-1, -1])
 
@@ -349,7 +348,6 @@ class _Gpus:
 def _stage_seconds(
     gpus: _Gpus, ways: PlanRoutes, work: Work, timing: ModelTiming, all_reduce: float
 ) -> NDArray[np.float64]:
-    """Return the seconds of `STAGES`, [ranks, steps, 7]."""
     ranks = gpus.plan.num_ranks
     gathers = _gathers(gpus, ways, work)
     mean_edges = float(np.mean([b.edges for mine in work for b in mine])) or 1.0

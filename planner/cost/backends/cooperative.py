@@ -350,7 +350,6 @@ def _sent_rate(work: RankWork, part: Part) -> Rate:
 
 
 def _exchanges(work: RankWork, part: Part, ids: Sequence[Rate], sent: Rate) -> Exchanges:
-    """Return the exchanges of a rank while the batch is made."""
     machine, candidate, rows = work.machine, work.candidate, part.remote[-1]
     around_ids = MachineTable.ALL_TO_ALL_AROUND_IDS
     return Exchanges(

@@ -228,7 +228,6 @@ class _Gather:
 
 
 def _gather(work: RankWork, exchanges: Exchanges) -> _Gather:
-    """Price reading rows, one source after the other."""
     rows, candidate, threads = work.rows, work.candidate, work.candidate.threads.gather
     rates = {kind: _on_this_graph(work, kind) for kind in sorted(rows.rows) if rows.rows[kind] > 0}
     start = disk_start(work.machine, rows, work.row_bytes, work.timing.disk_start_seconds)

@@ -178,7 +178,6 @@ class _Reads:
 
 
 def _kernels(work: RankWork, candidate: Candidate) -> float:
-    """Return the kernels that sampling a candidate's batch launches."""
     return batch_launches(
         candidate, len(work.batch.edges), sampler=work.sampler, every_hop=work.every_hop
     )

@@ -169,7 +169,6 @@ def fetch_times(base: RankTimes, work: RankWork, found: Fetched) -> RankTimes:
 
 
 def _exchange(machine: MachineModel, candidate: Candidate, found: Fetched) -> Rate:
-    """Price all exchanges of one stack."""
     copies = candidate.topology.replication
     rows = candidate.num_ranks // copies
     counts = all_to_all(machine, candidate, float(ID_BYTES * rows))

@@ -152,7 +152,7 @@ def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: f
 
 
 def ring_bandwidth(machine: MachineModel, gpus: list[str]) -> float:
-    """Return the bytes per second of each hop while all hops of a ring are used; inf for one GPU."""
+    """Return the bytes per second of each hop of a ring in use; infinite for one GPU."""
     if len(gpus) == 1:
         return float("inf")
     memory = {p.name: p.memory for p in machine.gpus}

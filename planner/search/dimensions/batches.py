@@ -14,7 +14,6 @@ from gnnplan.planner.machine.model import Table
 from gnnplan.planner.search.dimensions.dimension import (
     Dimension,
     Draws,
-    Omission,
     Proposal,
     ProposalInputs,
 )
@@ -85,11 +84,11 @@ class Stacks(Dimension):
             return
         room = _on_gpus(asked, base) if base.kind == "cuda" else _on_cores(asked, base)
         if isinstance(room, str):
-            yield Omission(name=self.name, why=room)
+            yield self.omit(room)
             return
         sizes = sorted({min(k, asked.num_steps) for k in BULKS})
         if sizes[-1] < 2:
-            yield Omission(name=self.name, why="an epoch is a single step")
+            yield self.omit("an epoch is a single step")
             return
         for k in sizes:
             if k > 1:
@@ -171,7 +170,7 @@ class Dependence(Dimension):
             return
         why = self._refused(asked, base)
         if why:
-            yield Omission(name=self.name, why=why)
+            yield self.omit(why)
             return
         for kappa in KAPPAS:
             dependent = share_draws(base, kappa)
@@ -179,7 +178,7 @@ class Dependence(Dimension):
                 asked, base.num_ranks, kappa
             )
             if why:
-                yield Omission(name=self.name, why=why)
+                yield self.omit(why)
                 return
             for policy in dict.fromkeys((base.policy, *DYNAMIC)):
                 yield dependent.with_policy(policy)

@@ -113,6 +113,10 @@ class Dimension(ABC):
     bounded: ClassVar[bool] = True
     """Whether the lower bound on feature reads holds for candidates of this dimension."""
 
+    def omit(self, why: str) -> Omission:
+        """Say why no candidate makes this choice."""
+        return Omission(name=self.name, why=why)
+
     @abstractmethod
     def applies(self, candidate: Candidate) -> bool:
         """Return whether a candidate makes this choice."""

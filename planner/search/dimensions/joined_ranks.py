@@ -11,7 +11,6 @@ from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.placement.owned import OWNED
 from gnnplan.planner.search.dimensions.dimension import (
     Dimension,
-    Omission,
     Proposal,
     ProposalInputs,
 )
@@ -43,15 +42,13 @@ class SharedBatch(Dimension):
         if base is None or base.policy != "none":
             return
         if base.kind == "cuda":
-            yield Omission(name=self.name, why="not priced where ranks are GPUs")
+            yield self.omit("not priced where ranks are GPUs")
         elif asked.settings.batching == "independent":
-            yield Omission(name=self.name, why="independent batches are asked for")
+            yield self.omit("independent batches are asked for")
         elif not shares_batches(asked.settings, asked.task):
-            yield Omission(name=self.name, why="this model and sampler cannot be split over ranks")
+            yield self.omit("this model and sampler cannot be split over ranks")
         elif asked.profile is not None and asked.profile.shared is None:
-            yield Omission(
-                name=self.name, why="the profile did not count what ranks would exchange"
-            )
+            yield self.omit("the profile did not count what ranks would exchange")
         elif base.num_ranks > 1:
             yield replace(base, batching="cooperative")
 
@@ -103,13 +100,11 @@ class Grids(Dimension):
         if base is None or base.policy != "none":
             return
         if base.kind == "cuda":
-            yield Omission(name=self.name, why="not priced where ranks are GPUs")
+            yield self.omit("not priced where ranks are GPUs")
         elif not shares_topology(asked.settings, asked.task):
-            yield Omission(name=self.name, why="grids draw uniform neighbours of one type alone")
+            yield self.omit("grids draw uniform neighbours of one type alone")
         elif asked.profile is not None and not asked.profile.stacks:
-            yield Omission(
-                name=self.name, why="the profile did not count the rows that stacks ask for"
-            )
+            yield self.omit("the profile did not count the rows that stacks ask for")
         elif base.hosts > 1:
             for copies in range(1, base.num_ranks):
                 if base.num_ranks % copies == 0:

@@ -10,7 +10,6 @@ from gnnplan.planner.search.dimensions.dimension import (
     Dimension,
     Draws,
     LocalBatches,
-    Omission,
     Proposal,
     ProposalInputs,
 )
@@ -102,7 +101,7 @@ class LocalNeighbours(Dimension):
             return
         why = _refused(asked, base)
         if why:
-            yield Omission(name=self.name, why=why)
+            yield self.omit(why)
             return
         for factor in FACTORS:
             yield prefer_local(base, factor)
@@ -125,7 +124,6 @@ class LocalNeighbours(Dimension):
 
 
 def _refused(asked: ProposalInputs, base: Candidate) -> str:
-    """Return why nothing is proposed; empty where something is."""
     sampler, parameters = asked.settings.sampler, asked.settings.sampler_parameters
     spec = find_sampler(sampler)
     if spec.prefers_local and "factor" in parameters:

@@ -21,7 +21,6 @@ from gnnplan.planner.machine.routes import routes
 from gnnplan.planner.search.dimensions.dimension import (
     Dimension,
     Draws,
-    Omission,
     Proposal,
     ProposalInputs,
 )
@@ -256,7 +255,6 @@ LINKS: dict[str, Callable[[Link], bool]] = {
 
 
 def _larger(machine: MachineModel, is_such: Callable[[Memory], bool]) -> MachineModel:
-    """Return the machine with 1 GiB more of some memories."""
     memories = [
         replace(m, capacity_bytes=m.capacity_bytes + GIB) if is_such(m) else m
         for m in machine.memories
@@ -301,7 +299,7 @@ class Cores(Dimension):
                 f"{wanted}; ask for fewer or probe more together (gnnplan probe --hosts)"
             )
         if plans_gpus(machine):
-            yield Omission(name=self.name, why="ranks are GPUs where the machine has them")
+            yield self.omit("ranks are GPUs where the machine has them")
         elif not joins_hosts(machine):
             one = first_hosts(machine, 1)
             yield from candidates(settings, one.num_cores, asked.policies)
@@ -385,7 +383,7 @@ class Gpus(Dimension):
             yield from machine_candidates(asked.settings, asked.machine, asked.policies)
             return
         why = "the machine has none" if not asked.machine.gpus else "too little is known of them"
-        yield Omission(name=self.name, why=why)
+        yield self.omit(why)
 
     def dedup_key(self, candidate: Candidate) -> Candidate:
         """Ignore the prefetch depth."""
