@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gnnplan.planner.cost.memory import size_text
 from gnnplan.planner.units import counted, in_order
-from gnnplan.runtime.plan.schema import MemoryUse, Plan
+from gnnplan.runtime.plan.schema import Alternative, MemoryUse, Plan
 from gnnplan.runtime.stages import TRAINING_STAGES
 
 WORDS = ("keep", "partition")
@@ -82,15 +82,6 @@ class Residence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunnerUp:
-    """The best candidate that lost."""
-
-    name: str
-    step_seconds: float | None
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
     """Everything the plan says of itself, in reading order."""
 
@@ -112,8 +103,8 @@ class Explanation:
     lower_bound: float
     status: str
     shadow_prices: dict[str, float]
-    runner_up: RunnerUp | None
-    alternatives: list[RunnerUp]
+    runner_up: Alternative | None
+    alternatives: list[Alternative]
     details: list[str] = field(default_factory=list[str])
     """Lines on full-graph training: why this p, the partition's volume, the fullest part."""
 
@@ -121,9 +112,7 @@ class Explanation:
 def explain(plan: Plan) -> Explanation:
     """Put a plan's own numbers in reading order."""
     prediction = plan.prediction
-    others = [
-        RunnerUp(name=a.name, step_seconds=a.step_seconds, why=a.why) for a in plan.alternatives
-    ]
+    others = plan.alternatives
     return Explanation(
         plan_id=plan.plan_id,
         summary=_summary(plan),
@@ -259,7 +248,7 @@ def _residence_line(place: Residence) -> str:
     return f"  {place.device}: {shares or 'no rows'}; keeps {place.own_rows} copies"
 
 
-def _runner_line(runner: RunnerUp | None) -> str:
+def _runner_line(runner: Alternative | None) -> str:
     if runner is None:
         return "  none: nothing else was possible"
     seconds = "does not run" if runner.step_seconds is None else seconds_text(runner.step_seconds)
