@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from gnnplan.planner.assemble import candidate_of
+from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.link_use import link_of
 from gnnplan.planner.cost.memory import host_memory, size_text
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
@@ -96,7 +97,8 @@ def whatif(plan: Plan, changes: Sequence[str]) -> WhatIf:
         after = make_outcome(best_of(search))
     except PlanDoesNotFit as error:
         refusal = str(error)
-    before = _planned(plan, load_record(plan).settings)
+    candidate = candidate_of(plan, load_record(plan).settings)
+    before = _outcome(name_of(candidate), candidate, plan.prediction)
     return WhatIf(
         plan_id=plan.plan_id,
         changes=list(changes),
@@ -120,28 +122,22 @@ def best_of(search: Search) -> PlacedCandidate:
 
 def make_outcome(priced: PlacedCandidate) -> Outcome:
     """Return a priced candidate as an outcome."""
-    return _outcome(priced.name, priced.candidate.policy, priced.prediction)
+    return _outcome(priced.name, priced.candidate, priced.prediction)
 
 
-def _outcome(name: str, policy: str, prediction: Prediction) -> Outcome:
+def _outcome(name: str, candidate: Candidate, prediction: Prediction) -> Outcome:
     return Outcome(
         name=name,
         step_seconds=prediction.step_seconds,
         epoch_seconds=prediction.epoch_seconds,
-        num_ranks=sum(1 for m in prediction.memory_bytes if m.startswith("rank")),
-        policy=policy,
+        num_ranks=candidate.num_ranks,
+        policy=candidate.policy,
         stages=prediction.stages,
         memory_bytes=prediction.memory_bytes,
         hit_rates=prediction.hit_rates,
         bottleneck=prediction.bottleneck,
         provenance=prediction.provenance,
     )
-
-
-def _planned(plan: Plan, settings: PlanSettings) -> Outcome:
-    policy = plan.strategy.features.policy
-    found = _outcome(name_of(candidate_of(plan, settings)), policy, plan.prediction)
-    return replace(found, num_ranks=plan.num_ranks)
 
 
 def apply_changes(record: PlanRecord, changes: Sequence[str]) -> PlanRecord:
