@@ -23,8 +23,8 @@ Arrays = tuple[NDArray[Any], ...]
 _Key = tuple[object, ...]
 
 
-def kept(sources: Arrays, name: str, make: Callable[[], Arrays]) -> Arrays:
-    """Return what `make` makes of the sources; made once where all of them are `final`.
+def make_once(sources: Arrays, name: str, make: Callable[[], Arrays]) -> Arrays:
+    """Return what `make` makes of the sources; made once where all of them are declared final.
 
     Args:
         sources: all arrays that the result depends on.
@@ -32,8 +32,8 @@ def kept(sources: Arrays, name: str, make: Callable[[], Arrays]) -> Arrays:
         make: returns new arrays, which become final where they are kept.
 
     Example:
-        >>> p = final(np.array([3.0, 1.0]))
-        >>> first, again = (kept((p,), "double", lambda: (p * 2,))[0] for _ in range(2))
+        >>> p = declare_final(np.array([3.0, 1.0]))
+        >>> first, again = (make_once((p,), "double", lambda: (p * 2,))[0] for _ in range(2))
         >>> first is again, first.tolist()
         (True, [6.0, 2.0])
     """
@@ -48,11 +48,11 @@ def kept(sources: Arrays, name: str, make: Callable[[], Arrays]) -> Arrays:
             return found
         _STORE.put(key, found, owners)
         for array in found:
-            final(array)
+            declare_final(array)
     return found
 
 
-def final(array: NDArray[Any]) -> NDArray[Any]:
+def declare_final(array: NDArray[Any]) -> NDArray[Any]:
     """Declare that nobody writes to an array's memory any more, and return the array."""
     _STORE.add(_owner(array))
     return array

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.array_cache import final
+from gnnplan.planner.array_cache import declare_final
 from gnnplan.planner.assemble import assemble
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.memory import Budgets
@@ -265,7 +265,7 @@ def _choose(search: Search, priced: list[PlacedCandidate]) -> PlacedCandidate:
 
 def _out_degree(graph: Graph) -> NDArray[np.int64]:
     """Count the lists that each node is in, and release the lists."""
-    counted = final(count_out_degree(graph.indices, graph.num_nodes))
+    counted = declare_final(count_out_degree(graph.indices, graph.num_nodes))
     release_pages(graph.indices)
     return counted
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.array_cache import final, kept
+from gnnplan.planner.array_cache import declare_final, make_once
 from gnnplan.planner.machine.model import Table
 
 
@@ -359,11 +359,11 @@ class Hotness:
     def finished(self) -> "Hotness":
         """Declare the arrays final, so that what is made of them may be kept, and return itself."""
         for array in (self.first_half, self.second_half, self.topology):
-            final(array)
+            declare_final(array)
         return self
 
     @property
     def features(self) -> NDArray[np.float32]:
         """Return the mean of the two halves, which estimates p(v)."""
         halves = (self.first_half, self.second_half)
-        return kept(halves, "mean", lambda: ((halves[0] + halves[1]) / np.float32(2),))[0]
+        return make_once(halves, "mean", lambda: ((halves[0] + halves[1]) / np.float32(2),))[0]
