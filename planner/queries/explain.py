@@ -14,7 +14,7 @@ WORDS = ("keep", "partition")
 """Entries of a prediction's provenance that are sentences of their own."""
 
 
-def summary(plan: Plan) -> str:
+def _full_graph_summary(plan: Plan) -> str:
     """Write ranks, partition, p and overlap of full-graph training in one line."""
     threads, settings = plan.strategy.threads, plan.strategy.full_graph
     words = [f"the whole graph on {counted(plan.num_ranks, 'rank')}"]
@@ -31,7 +31,7 @@ def summary(plan: Plan) -> str:
     return ", ".join(words)
 
 
-def details(plan: Plan) -> list[str]:
+def _full_graph_details(plan: Plan) -> list[str]:
     """Write the lines that only a full-graph plan has."""
     if plan.strategy.mode != "full-graph":
         return []
@@ -137,14 +137,14 @@ def explain(plan: Plan) -> Explanation:
         shadow_prices=plan.shadow_prices,
         runner_up=others[0] if others else None,
         alternatives=others,
-        details=details(plan),
+        details=_full_graph_details(plan),
     )
 
 
 def _summary(plan: Plan) -> str:
     threads, strategy = plan.strategy.threads, plan.strategy
     if strategy.mode == "full-graph":
-        return summary(plan)
+        return _full_graph_summary(plan)
     if strategy.devices[0].kind == "cuda":
         return _gpu_summary(plan)
     ranks, compute = counted(plan.num_ranks, "rank"), counted(threads.compute, "compute thread")
