@@ -61,12 +61,9 @@ def list_cores(num_ranks: int, hosts: int = 1) -> list[Device]:
 def list_gpus(
     machine: MachineModel, names: Sequence[str], cliques: Sequence[Sequence[int]]
 ) -> list[Device]:
-    """Return the devices of ranks on GPUs, which are numbered per host.
+    """Return the devices of ranks on the named GPUs, which are numbered per host.
 
-    Args:
-        machine: the machine.
-        names: GPU of each rank.
-        cliques: ranks that can read each other's rows, every rank once.
+    `cliques` are ranks that can read each other's rows, every rank once.
     """
     known = {gpu.name: gpu for gpu in machine.gpus}
     first = {

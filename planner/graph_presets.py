@@ -67,16 +67,10 @@ def graph_preset(name: str) -> GraphPreset:
 def generate_like(
     folder: Path, name: str, *, scale: float, seed: int = 0, overwrite: bool = False
 ) -> Graph:
-    """Write a graph like a data set, with `scale` times its nodes and its mean degree.
+    """Write a graph like a data set, with `scale` (0 to 1) times its nodes and its mean degree.
 
-    Features are always float32; several labels per node become one class.
-
-    Args:
-        folder: dataset folder to write.
-        name: of the data set.
-        scale: share of its nodes, above 0 and at most 1.
-        seed: equal seeds give equal graphs.
-        overwrite: move an earlier dataset to `<folder>.previous`.
+    Features are always float32; several labels per node become one class. An earlier dataset moves
+    to `<folder>.previous` with `overwrite`.
 
     Raises:
         SettingsError: there is no such data set, or the scale leaves too few nodes for its degree.

@@ -109,10 +109,7 @@ class PlanRoutes:
     def routes_of(self, rank: int, kind: str, server: int = -1) -> list[Route]:
         """Return the routes of a rank's rows from a kind of source.
 
-        Args:
-            rank: the reading rank.
-            kind: source kind.
-            server: rank that serves the rows, for sources peer and remote.
+        `server` is the rank that serves the rows, for sources peer and remote.
         """
         processor = self._processors[rank]
         if kind in ("own", "cache"):

@@ -193,13 +193,7 @@ def common_parts(
 ) -> dict[str, int]:
     """Return the bytes of a rank that do not depend on its processor.
 
-    Args:
-        candidate: its threads and prefetch depth set how many batches live at once.
-        graph: the graph; rows of batches are float32.
-        batch: profiled batches of the rank.
-        timing: number of parameters, and bytes of activations.
-        code_bytes: bytes of an entry of the location table.
-        steps_per_epoch: optimiser steps of an epoch.
+    Threads and prefetch depth set how many batches, with rows in float32, live at once.
     """
     largest = BatchTail.of(batch)
     ahead = candidate.prefetch_depth if candidate.threads.sample else 0
@@ -242,10 +236,8 @@ def gpu_parts(
 ) -> dict[str, int]:
     """Return the bytes of a rank on a GPU: context, allocator's reserve, sampler and topology.
 
-    A batch being drawn takes two ids of 8 bytes per edge, and a relabelling table of two ids per
-    vertex at half load.
-
-    Source: docs/formulas.md 8.10 [A10].
+    A batch being drawn takes two ids per edge, and a relabelling table of two ids per vertex at half
+    load (docs/formulas.md 8.10 [A10]).
     """
     largest = BatchTail.of(batch)
     drawn = round(2 * ID_BYTES * largest.edges + 2 * 2 * ID_BYTES * largest.vertices)
@@ -282,15 +274,8 @@ def memory_use(
 ) -> dict[str, MemoryUse]:
     """Hold every rank's and the host's parts against their capacities.
 
-    Args:
-        parts: private bytes of each rank, without own rows.
-        graph: the graph, whose adjacency is mapped once per host.
-        placed: own rows of each rank, and rows that the shared mapping holds.
-        row_bytes: bytes of a stored row.
-        machine: capacity of the host.
-        budgets: the user's limits.
-        launcher_bytes: bytes of what starts the ranks, once per host.
-        mapped_topology: False where the ranks' own bytes hold the adjacency in parts.
+    `parts` are each rank's private bytes without own rows. The host maps features and adjacency
+    once; without `mapped_topology` the ranks' own bytes hold the adjacency in parts.
     """
     host, capacity = host_memory(machine)
     capacity = _limited(capacity, budgets.host_bytes)

@@ -154,13 +154,9 @@ def lookup(
     rows: float | None = None,
     **coordinates: float | int,
 ) -> Rate:
-    """Look up one value of a table.
+    """Look up one value of a table at its coordinates by axis.
 
-    Args:
-        machine: holds the table.
-        name: the table's name.
-        rows: rows of one call, for tables with that axis; None for the largest measured.
-        coordinates: value on each axis.
+    `rows` are those of one call, for tables with that axis; None for the largest measured.
 
     Raises:
         MachineError: the machine has no such table.

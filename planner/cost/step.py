@@ -72,11 +72,6 @@ def combine_ranks(
 ) -> StepTimes:
     """Combine the ranks' stages into one step.
 
-    Args:
-        candidate: its threads and prefetch depth.
-        machine: its cores, and how much loader and trainer slow each other down.
-        ranks: stages of each rank.
-
     Source: docs/formulas.md 8.1 [A1] and 8.2 [A2]; docs/modelling.md 1, 5 and 11.
     """
     slowest = max(ranks, key=_mean_seconds)

@@ -244,8 +244,7 @@ def lanes_total(
         hidden: share of an all-reduce that compute was measured to hide.
         started: seconds per step of launching kernels on the training thread.
 
-    Source: docs/formulas.md 8.2 [A2]: the recursion, and what the GPU, its links and the host's
-    interpreter take together.
+    Source: docs/formulas.md 8.2 [A2], with the GPU, its links and the interpreter shared.
     """
     sample, gather = seconds[:, :, 0], seconds[:, :, 1:4].sum(axis=2)
     slowest = seconds[:, :, 4:].sum(axis=2).max(axis=0)

@@ -99,15 +99,12 @@ def nearest_to_fit(priced: Sequence[Priced]) -> Priced:
 
 
 def choose(priced: Sequence[PlacedCandidate], noise: float) -> PlacedCandidate:
-    """Return the fastest candidate that fits; within the noise of it, the plainest.
+    """Return the fastest candidate that fits; within the relative noise of it, the plainest.
 
     Plainer are fewer choices that are not the default, then fewer copies of rows in host memory,
     then fewer loader threads on cores. On GPUs, rows and lists fill memory that holds nothing else:
-    there the least seconds to hide beside the model decide, then the fewest rows read elsewhere.
-
-    Args:
-        priced: candidates, simplest first, which wins ties.
-        noise: relative difference below which two step times are equal.
+    there the least seconds to hide beside the model decide, then the fewest rows read elsewhere. Of
+    ties the first candidate wins.
 
     Raises:
         PlanDoesNotFit: none fits; the text is the sum of the one that lacks least.
@@ -222,11 +219,8 @@ def certificate(
 ) -> Certificate:
     """State how far the plan can be from the best, within the cost model.
 
-    Args:
-        chosen: the plan's candidate.
-        lower_bound: step seconds that no candidate is below (`Search.lower_bound`).
-        complete: whether every candidate was priced with every policy.
-        stride: nodes that each compared node stood for.
+    No candidate is below `lower_bound` (`Search.lower_bound`). With `complete`, every candidate was
+    priced with every policy; each compared node stood for `stride` nodes.
     """
     objective = chosen.seconds
     bound = min(lower_bound, objective)

@@ -341,13 +341,10 @@ def best_over_samplers(
     searches: Sequence[Search],
     pick: Callable[[Search, list[PlacedCandidate]], PlacedCandidate],
 ) -> BestSampler:
-    """Explore every search and keep the one whose choice is the fastest.
+    """Explore every search and keep the one whose choice, by `pick`, is the fastest.
 
-    The user's first sampler stays unless another wins by more than the machine's noise.
-
-    Args:
-        searches: one per sampler, the user's first one first.
-        pick: returns the best of a search's candidates.
+    The user's first sampler, the first search's, stays unless another wins by more than the
+    machine's noise.
 
     Raises:
         PlanDoesNotFit: nothing fits with any sampler; as the first one says.

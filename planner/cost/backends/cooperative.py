@@ -261,13 +261,9 @@ def part_for(request: Request, candidate: Candidate) -> Part:
 def cooperative_times(
     price: Callable[[RankWork], RankTimes], work: RankWork, part: Part, hidden: int
 ) -> RankTimes:
-    """Price every stage of one rank.
+    """Price every stage of one rank whose work has a batch of `part_profile`.
 
-    Args:
-        price: returns the times of a rank's work on its processor.
-        work: the rank's work, with a batch of `part_profile`.
-        part: expected sizes of the rank's part.
-        hidden: columns of a hidden row.
+    `price` returns the times of a rank's work on its processor.
     """
     machine, candidate = work.machine, work.candidate
     ids, sent = _asked_rates(work, part), _sent_rate(work, part)

@@ -171,10 +171,7 @@ def _run_sums(p: np.ndarray, ahead: np.ndarray, share: float) -> tuple[float, fl
 def counted_runs(ids: NDArray[np.integer], row_bytes: int, data_offset: int) -> tuple[float, float]:
     """Count the requests, and their bytes, that read these rows of a file (`expected_runs`).
 
-    Args:
-        ids: rows, int, ascending and distinct, shape (n,).
-        row_bytes: bytes of a row.
-        data_offset: bytes before row 0.
+    `ids` are ascending and distinct, int, shape (n,); row 0 lies `data_offset` bytes into the file.
 
     Source: `runtime.features.direct`.
     """

@@ -198,12 +198,9 @@ class RowsDimension(Dimension):
     def select_hotness(
         self, hotness: Mapping[int, Hotness], batch_size: int, candidate: Candidate
     ) -> Hotness:
-        """Return the hotness that rows are placed by; by default of each rank's own batches.
+        """Return the hotness that rows are placed by, from hotness by seeds per rank.
 
-        Args:
-            hotness: by seeds per rank.
-            batch_size: seeds of a step over all ranks.
-            candidate: whose rows are placed.
+        By default it is that of each rank's own batches.
         """
         return hotness[seeds_per_rank(batch_size, candidate.num_ranks)]
 

@@ -26,12 +26,6 @@ def preferring_local(
 
     Sizes of batches are those drawn. Of the rows that a rank does not keep, each source has its
     share. The model's seconds stay those of the profiled batch.
-
-    Args:
-        request: as profiled, with the user's own sampler.
-        candidate: its ranks.
-        placed: rows as they would be read without the preference.
-        drawn: batches with it.
     """
     seeds = seeds_per_rank(request.workload.batch_size, candidate.num_ranks)
     batch = request.profile.batch(seeds)

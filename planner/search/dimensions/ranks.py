@@ -77,11 +77,6 @@ def candidates(
 ) -> list[Candidate]:
     """Return every way to run the workload on the cores of one host, simplest first.
 
-    Args:
-        settings: the user's request.
-        num_cores: cores of the host.
-        policies: placements to try, in order of preference.
-
     Raises:
         SettingsError: more ranks than cores, or than seeds in a batch.
     """

@@ -54,11 +54,8 @@ def of_all(
 ) -> CandidatePlacement:
     """Return what a placement of every node leaves to read.
 
-    Args:
-        request: the planning request.
-        placed: the few nodes' placement, whose cross-validated shares of reads are kept.
-        whole: the same policy's placement of every node.
-        hotness: of the few nodes.
+    Cross-validated shares of reads stay those of `placed`, the placement of the few nodes of
+    `hotness` by the same policy.
     """
     shares = np.array([[r.shares.get(kind, 0.0) for kind in KINDS] for r in placed.rows.ranks])
     every, costs = hotness.everything, placed.memories.costs
