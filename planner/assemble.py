@@ -98,8 +98,8 @@ def assemble(
     """Return the plan and its arrays.
 
     Where few nodes stood for all, every node gets its place here, and the plan predicts what that
-    costs; candidates are compared, and bounded, on the few. The bound is also below `elsewhere`, the
-    step seconds of other searches' candidates that fit.
+    costs; candidates are compared, and bounded, on the few. The bound is also below `elsewhere`,
+    the step seconds of other searches' candidates that fit.
     """
     request, few = search.request, chosen
     bound, prices = search.lower_bound(explored.priced), search.shadow_prices(few)

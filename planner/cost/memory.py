@@ -236,8 +236,8 @@ def gpu_parts(
 ) -> dict[str, int]:
     """Return the bytes of a rank on a GPU: context, allocator's reserve, sampler and topology.
 
-    A batch being drawn takes two ids per edge, and a relabelling table of two ids per vertex at half
-    load (docs/formulas.md 8.10 [A10]).
+    A batch being drawn takes two ids per edge, and a relabelling table of two ids per vertex at
+    half load (docs/formulas.md 8.10 [A10]).
     """
     largest = BatchTail.of(batch)
     drawn = round(2 * ID_BYTES * largest.edges + 2 * 2 * ID_BYTES * largest.vertices)
