@@ -339,7 +339,7 @@ class _Gpus:
         shares = _topology_shares(self.plan, batch)
         return self._drawing(rank, batch, shares, self._kernels(batch))
 
-    def copy_seconds(self, rank: int, batch: BatchCounts) -> float:
+    def seed_seconds(self, rank: int, batch: BatchCounts) -> float:
         """Return the seconds of copying seeds and labels."""
         return copy_seconds(float(batch.hop_vertices[0]), self.copied[rank], self.launch)
 
@@ -356,7 +356,7 @@ def _stage_seconds(
                 [
                     gpus.sample_seconds(rank, batch),
                     gathers[rank][step],
-                    gpus.copy_seconds(rank, batch),
+                    gpus.seed_seconds(rank, batch),
                     timing.batch_seconds,
                     timing.compute_seconds(ranks=ranks, threads=1, scale=batch.edges / mean_edges),
                     all_reduce,
