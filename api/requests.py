@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
 from gnnplan.api.resources import Strict
 from gnnplan.planner.machine.model import MachineModel
-from gnnplan.planner.settings import PlanSettings, SamplerChoice, make_settings
+from gnnplan.planner.settings import PlanSettings, SamplerChoice, change_settings
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.dataset import open_graph
@@ -114,7 +114,7 @@ class GraphRequest(Limited):
     def settings(self) -> PlanSettings:
         """Return the planner's settings of this request."""
         names = {each.name for each in setting_fields(PlanSettings)} & set(type(self).model_fields)
-        return make_settings({name: getattr(self, name) for name in names}, PlanSettings)
+        return change_settings(PlanSettings(), {name: getattr(self, name) for name in names})
 
 
 class WorkloadRequest(with_settings(GraphRequest, PlanSettings)):

@@ -1,14 +1,12 @@
 """Planning, explaining and training as three functions; each is a command of `gnnplan` too."""
 
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine import MachineModel
 from gnnplan.planner.progress import Progress
-from gnnplan.planner.settings import PlanSettings
-from gnnplan.runtime.plan import Plan, Workload
+from gnnplan.planner.settings import PlanSettings, change_settings
+from gnnplan.runtime.plan import Plan
 from gnnplan.runtime.report import RunReport
 
 
@@ -87,23 +85,3 @@ def train(plan: str | Path, *, epochs: int = 1, **options: Any) -> RunReport:
     from gnnplan.runtime.launch.launch import train as start_training
 
     return start_training(Path(plan), epochs=epochs, **options)
-
-
-def change_settings(settings: PlanSettings, choices: dict[str, Any]) -> PlanSettings:
-    """Return the settings with some fields changed, of the request or of its workload.
-
-    Raises:
-        SettingsError: a name that is neither's, or a value that cannot be.
-    """
-    of_workload = {field.name for field in fields(Workload)}
-    of_request = {field.name for field in fields(PlanSettings)}
-    for name in choices:
-        if name not in of_workload | of_request:
-            known = ", ".join(sorted(of_workload | of_request - {"workload"}))
-            raise SettingsError(f"expected settings among {known}, found {name!r}")
-    work = {name: value for name, value in choices.items() if name in of_workload}
-    rest = {name: value for name, value in choices.items() if name not in of_workload}
-    if "fanouts" in work:
-        work.setdefault("num_layers", len(work["fanouts"]))
-    workload = rest.pop("workload", settings.workload)
-    return replace(settings, workload=replace(workload, **work), **rest)

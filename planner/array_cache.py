@@ -1,8 +1,8 @@
-"""Arrays made from others that are declared final, kept while those live, within a limit of bytes.
+"""Keep arrays made from final arrays while those live, within a limit of bytes.
 
 A plan asks for the same order of the same frequencies for every candidate. Nothing is kept of an
-array that nobody has called final, nor what takes a good part of the limit: a graph of 100 M nodes
-would hold gigabytes. numpy's own flag is not used: numba compiles kernels anew for it.
+array that nobody has declared final, nor a result that takes a good part of the limit. numpy's own
+flag is not used: numba would compile kernels anew for it.
 """
 
 import threading
@@ -15,25 +15,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 LIMIT_BYTES = 1 << 29
-"""Of everything kept in a process."""
+"""Bytes of all that a process keeps."""
 LARGEST_BYTES = LIMIT_BYTES // 8
-"""Of one result."""
+"""Bytes of one kept result."""
 
 Arrays = tuple[NDArray[Any], ...]
 _Key = tuple[object, ...]
 
 
-def kept(sources: Arrays, name: str, make: Callable[[], Arrays]) -> Arrays:
-    """What `make` makes of the sources; made once where all of them are `final`.
+def make_once(sources: Arrays, name: str, make: Callable[[], Arrays]) -> Arrays:
+    """Return what `make` makes of the sources; made once where all of them are declared final.
 
     Args:
-        sources: arrays that the result depends on, and nothing else.
+        sources: all arrays that the result depends on.
         name: of what is made of them.
-        make: returns new arrays; final too where they are kept.
+        make: returns new arrays, which become final where they are kept.
 
     Example:
-        >>> p = final(np.array([3.0, 1.0]))
-        >>> first, again = (kept((p,), "double", lambda: (p * 2,))[0] for _ in range(2))
+        >>> p = declare_final(np.array([3.0, 1.0]))
+        >>> first, again = (make_once((p,), "double", lambda: (p * 2,))[0] for _ in range(2))
         >>> first is again, first.tolist()
         (True, [6.0, 2.0])
     """
@@ -48,30 +48,30 @@ def kept(sources: Arrays, name: str, make: Callable[[], Arrays]) -> Arrays:
             return found
         _STORE.put(key, found, owners)
         for array in found:
-            final(array)
+            declare_final(array)
     return found
 
 
-def final(array: NDArray[Any]) -> NDArray[Any]:
-    """The array, whose memory nobody writes to from here on; the caller answers for that."""
+def declare_final(array: NDArray[Any]) -> NDArray[Any]:
+    """Declare that nobody writes to an array's memory any more, and return the array."""
     _STORE.add(_owner(array))
     return array
 
 
 def _owner(array: NDArray[Any]) -> NDArray[Any]:
-    """The array whose memory a view shows."""
+    """Return the array whose memory a view shows."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
 
 
 def _memory(array: NDArray[Any], owner: NDArray[Any]) -> _Key:
-    """What tells two views apart; the owner's number is free again only once it is forgotten."""
+    """Return a key of a view; ids are unique while their arrays live."""
     return id(owner), array.ctypes.data, array.shape, array.strides, array.dtype.str
 
 
 class _Store:
-    """Least recently used results go first; those of an array that is gone go with it."""
+    """Drops least recently used results, and results of arrays that are gone."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[_Key, Arrays] = OrderedDict()

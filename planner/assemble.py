@@ -14,7 +14,7 @@ from gnnplan.planner.cost.request import row_bytes
 from gnnplan.planner.cost.stages.gather_gpu import gather_programs, peer_way
 from gnnplan.planner.placement.location import build_locations, check_locations, sources
 from gnnplan.planner.placement.place import CandidatePlacement
-from gnnplan.planner.search.choose import Evaluated, alternatives, certificate
+from gnnplan.planner.search.choose import PlacedCandidate, alternatives, certificate
 from gnnplan.planner.search.samplers import plan_sampler, statistics_of
 from gnnplan.planner.search.search import Search, SearchResult
 from gnnplan.planner.settings import PlanSettings
@@ -34,7 +34,7 @@ PIPELINES = {
     "cpu": ("seeds", "sample", "gather", "batch"),
     "cuda": ("seeds", "sample", "gather", "copy", "batch"),
 }
-"""The loader's stages by what the ranks compute on."""
+"""Loader stages by kind of processor."""
 
 
 def planned_pipeline(candidate: Candidate) -> list[str]:
@@ -49,14 +49,7 @@ def planned_pipeline(candidate: Candidate) -> list[str]:
 def plan_arrays(
     placed: CandidatePlacement, num_nodes: int
 ) -> tuple[list[Source], dict[str, NDArray[Any]]]:
-    """Location tables and own ids, under the names the runtime looks for.
-
-    Args:
-        placed: the placement and the costs it was made for.
-        num_nodes: of the graph.
-
-    Returns:
-        The sources that some table uses, in the order of their numbers, and the arrays.
+    """Return the sources in use, by number, and location tables and own ids by array name.
 
     Raises:
         PlanError: a code does not address the row it stands for.
@@ -78,8 +71,7 @@ def plan_arrays(
 def used_sources(tables: list[Codes], named: list[Source]) -> tuple[list[Source], list[Codes]]:
     """Drop the sources that no table points to, and renumber the rest in place.
 
-    A listed peer makes every read an exchange between ranks, so it matters that none is listed
-    for nothing.
+    A listed peer would make every read an exchange between ranks.
     """
     distinct = list({id(codes): codes for codes in tables}.values())
     counts = np.sum([LocationTable(codes, named).count() for codes in distinct], axis=0)
@@ -93,23 +85,21 @@ def used_sources(tables: list[Codes], named: list[Source]) -> tuple[list[Source]
 
 
 DISK_BUDGET_BYTES = 64 * 2**20
-"""Most bytes of direct reads a rank holds in flight and staged."""
+"""Most bytes of direct reads that a rank holds in flight and staged."""
 
 
 def assemble(
-    search: Search, explored: SearchResult, chosen: Evaluated, *, elsewhere: Sequence[float] = ()
+    search: Search,
+    explored: SearchResult,
+    chosen: PlacedCandidate,
+    *,
+    elsewhere: Sequence[float] = (),
 ) -> tuple[Plan, dict[str, NDArray[Any]]]:
     """Return the plan and its arrays.
 
     Where few nodes stood for all, every node gets its place here, and the plan predicts what that
-    costs; candidates are compared, and bounded, on the few.
-
-    Args:
-        search: the request.
-        explored: its candidates, priced.
-        chosen: the one to be planned.
-        elsewhere: step seconds of candidates of other searches, with other samplers, that fit; the
-            plan's bound is below them too.
+    costs; candidates are compared, and bounded, on the few. The bound is also below `elsewhere`,
+    the step seconds of other searches' candidates that fit.
     """
     request, few = search.request, chosen
     bound, prices = search.lower_bound(explored.priced), search.shadow_prices(few)
@@ -137,7 +127,7 @@ def assemble(
     return result, arrays
 
 
-def _strategy(search: Search, chosen: Evaluated, listed: list[Source]) -> Strategy:
+def _strategy(search: Search, chosen: PlacedCandidate, listed: list[Source]) -> Strategy:
     """Return the chosen candidate with what its placement and the user's sampler add."""
     candidate, placement = chosen.candidate, chosen.placed.placement
     graph = search.request.graph
@@ -163,14 +153,14 @@ def _strategy(search: Search, chosen: Evaluated, listed: list[Source]) -> Strate
     )
 
 
-def _threads(search: Search, chosen: Evaluated) -> Threads:
+def _threads(search: Search, chosen: PlacedCandidate) -> Threads:
     """Return the candidate's threads, with the grid that a GPU's gather needs."""
     machine, graph = search.request.machine, search.request.graph
     most = gather_programs(machine, chosen.candidate, chosen.placed.rows, row_bytes(graph))
     return replace(chosen.candidate.threads, gather_programs=most)
 
 
-def _peer_way(search: Search, chosen: Evaluated) -> str:
+def _peer_way(search: Search, chosen: PlacedCandidate) -> str:
     """Return how peers are read; batches loaded ahead map rows, since training uses NCCL."""
     if has_lanes(chosen.candidate):
         return "mapped"
@@ -178,8 +168,7 @@ def _peer_way(search: Search, chosen: Evaluated) -> str:
     return peer_way(machine, chosen.candidate, chosen.placed.rows, row_bytes(graph))
 
 
-def _cache(chosen: Evaluated) -> DynamicCache:
-    """Return the slots of every rank's cache, where the placement is one."""
+def _cache(chosen: PlacedCandidate) -> DynamicCache:
     policy = chosen.candidate.cache
     if policy is None:
         return DynamicCache()
@@ -187,11 +176,9 @@ def _cache(chosen: Evaluated) -> DynamicCache:
 
 
 def candidate_of(plan: Plan, settings: PlanSettings) -> Candidate:
-    """Return the candidate that a plan was assembled from.
+    """Return the candidate that a plan of mini-batches was assembled from.
 
-    Args:
-        plan: of mini-batches.
-        settings: the request; what it fixes of the sampler is no choice of the candidate.
+    Parameters that `settings` fix are no choice of the candidate.
     """
     strategy, asked = plan.strategy, settings.sampler_parameters
     chosen = {name: v for name, v in strategy.sampler.parameters.items() if name not in asked}

@@ -23,8 +23,8 @@ def cache_path() -> Path:
 def cache_folder() -> Path:
     """Return the folder of `cache_path`, made if it does not exist.
 
-    Where the user's own cache folder cannot be written, a folder that lives as long as this process
-    takes its place, and one line says so: nothing is kept then.
+    Where the user's own cache folder cannot be written, a temporary folder takes its place until
+    the process ends, and one line says so.
 
     Raises:
         InputError: GNNPLAN_CACHE names a folder that cannot be written.

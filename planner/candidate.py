@@ -1,9 +1,10 @@
-"""Candidates: strategies before their rows are placed, and what a placement leaves to read."""
+"""Define candidates, which are strategies before their rows are placed, and what ranks read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gnnplan.planner.machine.model import MachineModel, prefix_of
+from gnnplan.planner.units import counted
 from gnnplan.runtime.plan.schema import (
     Device,
     FeaturePlacement,
@@ -14,7 +15,7 @@ from gnnplan.runtime.plan.schema import (
 )
 
 Candidate = Strategy
-"""A strategy before its rows are placed: what the search makes, compares and prices."""
+"""Strategy before its rows are placed: what the search makes, compares and prices."""
 
 
 def make_candidate(
@@ -27,12 +28,7 @@ def make_candidate(
 ) -> Candidate:
     """Return a strategy that draws by the user's sampler and whose rows are not placed yet.
 
-    Args:
-        devices: one per rank.
-        threads: of each rank.
-        prefetch_depth: batches that may be ready ahead of the training thread.
-        policy: name of the placement policy.
-        sampler: parameters that the planner chooses; None: all are the user's.
+    `sampler` has the parameters that the planner chooses; None where all are the user's.
     """
     return Strategy(
         sampler=sampler or Sampler(),
@@ -64,12 +60,9 @@ def list_cores(num_ranks: int, hosts: int = 1) -> list[Device]:
 def list_gpus(
     machine: MachineModel, names: Sequence[str], cliques: Sequence[Sequence[int]]
 ) -> list[Device]:
-    """Return the devices of ranks on GPUs.
+    """Return the devices of ranks on the named GPUs, which are numbered per host.
 
-    Args:
-        machine: its GPUs are numbered per host, in its order.
-        names: GPU of each rank.
-        cliques: ranks that can read each other's rows, every rank once.
+    `cliques` are ranks that can read each other's rows, every rank once.
     """
     known = {gpu.name: gpu for gpu in machine.gpus}
     first = {
@@ -90,7 +83,7 @@ def list_gpus(
 
 
 def plain_words(candidate: Candidate) -> str:
-    """Ranks, threads and placement; the other choices are told by the solver's kinds.
+    """Name ranks, threads and placement; dimensions of the search add other choices.
 
     >>> plain_words(make_candidate(list_cores(2), policy="naive"))
     '2 ranks x (1 compute + 0 loader) threads, naive'
@@ -99,14 +92,14 @@ def plain_words(candidate: Candidate) -> str:
     if candidate.gpus:
         ahead = f", {candidate.prefetch_depth} batches ahead" if t.sample else ""
         return f"{gpu_words(candidate)}{ahead}, {candidate.policy}"
-    ranks = f"{candidate.num_ranks} rank{'s' if candidate.num_ranks > 1 else ''}"
+    ranks = counted(candidate.num_ranks, "rank")
     ahead = f", {candidate.prefetch_depth} ahead" if t.sample else ""
     threads = f"({t.compute} compute + {t.sample} loader) threads{ahead}"
     return f"{ranks} x {threads}, {policy_words(candidate.policy)}"
 
 
 def gpu_words(candidate: Candidate) -> str:
-    """Which GPUs, in which cliques, with which topology.
+    """Name the GPUs with their cliques and topology.
 
     >>> two = [Device(rank=0, kind="cuda", memory="gpu0.memory"),
     ...     Device(rank=1, kind="cuda", memory="gpu2.memory", clique=1)]
@@ -116,12 +109,11 @@ def gpu_words(candidate: Candidate) -> str:
     names = candidate.gpus
     cliques = "; ".join("+".join(names[r] for r in c) for c in candidate.cliques)
     where = "on the host" if candidate.topology.policy == "host" else "copied to every GPU"
-    count = f"{candidate.num_ranks} GPU{'s' if candidate.num_ranks > 1 else ''}"
-    return f"{count} ({cliques}), topology {where}"
+    return f"{counted(candidate.num_ranks, 'GPU')} ({cliques}), topology {where}"
 
 
 def policy_words(policy: str) -> str:
-    """A placement's name; of a cache that fills itself, what it is.
+    """Name a placement, and say of a cache that it is one.
 
     >>> policy_words("joint"), policy_words("lru")
     ('joint', 'lru cache')
@@ -131,33 +123,33 @@ def policy_words(policy: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankRows:
-    """What one rank reads per batch under a placement."""
+    """Rows that one rank reads per batch under a placement."""
 
     rows: dict[str, float]
     """Expected rows by source kind: own, cache, peer, host, disk."""
     working_rows: dict[str, float]
     """Rows that each source's reads are spread over (gather.touched_rows)."""
     shares: dict[str, float]
-    """Cross-validated share of rows by source kind; the hit rates a plan reports."""
+    """Cross-validated share of rows by source kind, which a plan reports as hit rates."""
     own_rows: int = 0
-    """Rows the rank keeps a copy of."""
+    """Rows that the rank keeps a copy of."""
     cache_rows: int = 0
     """Slots of the rank's dynamic cache."""
     disk_requests: float = 1.0
-    """Requests per row read from disk: fewer than 1 where neighbours are read together."""
+    """Requests per row read from disk; below 1 where neighbours are read together."""
     disk_request_bytes: float = 0.0
-    """Mean bytes of a request; 0: the blocks of one row."""
+    """Mean bytes of a request; 0 for the blocks of one row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacedRows:
-    """A placement in the cost model's terms."""
+    """Placement in the cost model's terms."""
 
     policy: str
     ranks: list[RankRows]
     host_rows: int
     """Rows that must stay in the host's shared memory."""
     code_bytes: int = 4
-    """Bytes of one entry of a location table."""
+    """Bytes of an entry of a location table."""
     distinct_tables: int = 1
     """Location tables that differ between ranks."""

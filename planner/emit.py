@@ -1,18 +1,14 @@
-"""What a scheduler must know of a plan: hosts, and the cores, GPUs and memory that each needs.
+"""Write a plan's job for a scheduler: hosts, and the cores, GPUs and memory that each needs.
 
 Schedulers give every host the same, so each number is that of the host that needs most.
 
-A PyTorchJob for Kubernetes (kubeflow.org/v1): host 0 is the master, the others are workers.
+Kubernetes: a PyTorchJob (kubeflow.org/v1), host 0 the master, the others workers. The operator
+gives each pod its host's number as $RANK; the container runs gnnplan without a shell. Plan, graph
+and script come from one volume claim whose folders mirror their absolute paths.
 
-The operator gives each pod its number among the hosts as $RANK; the container runs gnnplan without
-a shell between. Plan, graph and script come from one volume claim whose folders mirror their
-absolute paths.
-
-A batch script for Slurm: one task per host, each starts the host's own ranks under torchrun.
-
-Everything of the user's that reaches the shell is quoted; directives hold only numbers and a name
-of letters, digits and hyphens. Time limit, partition and account are sbatch's own options, which
-win over a script's directives.
+Slurm: a batch script with one task per host, which starts the host's own ranks under torchrun.
+The user's words that reach the shell are quoted; directives hold only numbers and a name of
+letters, digits and hyphens. Time limit, partition and account are sbatch's own options.
 """
 
 import re
@@ -31,70 +27,63 @@ from gnnplan.runtime.launch.hosts import ranks_by_host
 from gnnplan.runtime.plan.schema import Device, Plan
 
 MEMORY_MARGIN = 1.1
-"""Asked for over the plan's sum: schedulers end what passes its limit, and the sum is a
-prediction."""
+"""Factor on the plan's predicted sum, since schedulers end what exceeds its limit."""
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSpec:
-    """One job on one or several hosts."""
+    """Job on one or several hosts."""
 
     plan: Plan
     name: str
-    """Of the plan's folder; a scheduler's file holds it only as `safe_name`."""
+    """Name of the plan's folder; a scheduler's file holds it only as `safe_name`."""
     verb: str
-    """train or launch."""
+    """Either train or launch."""
     arguments: list[str]
-    """Command-line words after the verb and the words of this host, the plan's folder first."""
+    """Words after the verb and those of the host, the plan's folder first."""
     resumes: bool
-    """True where --resume makes the command go on from its last checkpoint."""
+    """Whether --resume makes the command continue from its last checkpoint."""
     folders: list[Path]
-    """What every host must see under the same path: plan, graph and script."""
+    """Folders that every host must see under the same path: plan, graph and script."""
 
     @property
     def ranks(self) -> list[int]:
-        """Ranks of each host, hosts in order."""
+        """Return the number of ranks of each host, hosts in order."""
         return [len(devices) for devices in ranks_by_host(self.plan)]
 
     @property
     def cores(self) -> int:
-        """Cores of a host: the thread budget of each of its ranks."""
+        """Return the cores of a host: the thread budget of each of its ranks."""
         threads = self.plan.strategy.threads
         return max(self.ranks) * (threads.compute + threads.sample)
 
     @property
     def gpus(self) -> int:
-        """GPUs of a host."""
+        """Return the GPUs of a host."""
         return max(
             sum(device.kind == "cuda" for device in devices) for devices in ranks_by_host(self.plan)
         )
 
     @property
     def memory_mib(self) -> int | None:
-        """Memory of a host in MiB, with the margin; None where the plan predicts none."""
+        """Return a host's memory in MiB, with the margin; None where the plan predicts none."""
         sums = [host_bytes(self.plan, devices) for devices in ranks_by_host(self.plan)]
         known = [each for each in sums if each is not None]
         return -(-round(max(known) * MEMORY_MARGIN) // _MIB) if known else None
 
     @property
     def safe_name(self) -> str:
-        """The name with letters, digits and hyphens alone, as DNS and directives want it.
-
-        At most 40 characters, the first a letter.
-        """
+        """Return the name in letters, digits and hyphens, at most 40, a letter first."""
         text = re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
         return f"gnnplan-{text}"[:40].rstrip("-")
 
 
 def host_bytes(plan: Plan, devices: Sequence[Device]) -> int | None:
-    """Bytes of host memory that the ranks of one host take: their own, and what they share.
+    """Return the bytes of host memory for the ranks of one host; None if not predicted.
 
-    The part `ranks` of a host's sum is left out, since it is the sum of the ranks' own totals. GPU
-    ranks' rows live in device memory; their total is an upper bound of what they hold on the host.
-
-    Returns:
-        None where the plan predicts no memory.
+    The part `ranks` of a host's sum is the sum of the ranks' own totals, so it is left out. GPU
+    ranks' rows are in device memory: their total is an upper bound of what they hold on the host.
     """
     memories = plan.prediction.memory_bytes
     own = [memories[name].total for d in devices if (name := f"rank{d.rank}") in memories]
@@ -109,7 +98,7 @@ def host_bytes(plan: Plan, devices: Sequence[Device]) -> int | None:
 
 
 def escaped_comment(text: str) -> str:
-    """A text for a comment: one line, printable characters alone."""
+    """Return a text for a comment: one line, printable characters alone."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -119,15 +108,15 @@ VOLUME = "gnnplan-data"
 
 
 def kubernetes_job(job: JobSpec, *, image: str, claim: str) -> str:
-    """The YAML text of a job; apply it with kubectl.
+    """Return the YAML text of a job; apply it with kubectl.
 
     Args:
         job: what to run.
         image: container image with gnnplan in it.
-        claim: persistent volume claim that holds the job's folders at their absolute paths.
+        claim: persistent volume claim with the job's folders at their absolute paths.
 
     Raises:
-        SettingsError: a folder that Kubernetes cannot mount.
+        SettingsError: Kubernetes cannot mount a folder.
     """
     document = {
         "apiVersion": "kubeflow.org/v1",
@@ -195,7 +184,7 @@ def _mount(folder: Path) -> dict[str, str]:
 
 
 def _literal(word: str) -> str:
-    """A word in which Kubernetes expands no $(VARIABLE)."""
+    """Return a word in which Kubernetes expands no $(VARIABLE)."""
     return word.replace("$(", "$$(")
 
 
@@ -215,7 +204,7 @@ endpoint="${nodes%%$'\\n'*}:$((20000 + SLURM_JOB_ID % 20000))"
 
 
 def slurm_script(job: JobSpec) -> str:
-    """The text of a batch script; submit it with sbatch."""
+    """Return the text of a batch script; submit it with sbatch."""
     several = len(job.ranks) > 1
     head = _HEAD.format(
         plan=escaped_comment(f"{job.name} ({job.plan.plan_id[:12]})"),

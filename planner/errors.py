@@ -1,4 +1,4 @@
-"""What can go wrong in the planner.
+"""Define the planner's errors.
 
 GnnplanError (runtime.errors)
   InputError                the user's input is wrong (exit code 2)
@@ -24,8 +24,8 @@ class PlanDoesNotFit(GnnplanError):
     Args:
         text: the equation.
         constraint: memory whose sum fails; empty where something else does.
-        needed_bytes: the sum, where it is one of bytes.
-        available_bytes: what there is of it.
+        needed_bytes: bytes of the sum.
+        available_bytes: bytes of the memory.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Data sets by name: the sizes that papers report, and seeded graphs like them at any scale.
+"""Hold the sizes of published data sets, and generate seeded graphs like them at any scale.
 
-A graph like one of them has its mean degree, feature columns, classes and share of training nodes
-(of the nodes with an edge: R-MAT leaves some without); its edges are drawn from R-MAT (links: from
-a block model), so its hotness is skewed in R-MAT's way and not in the data set's.
+A graph like a data set has its mean degree, feature columns, classes and share of training nodes
+(of the nodes with an edge: R-MAT leaves some without). Its edges are drawn from R-MAT (links: from
+a block model), so its hotness is skewed as R-MAT's is.
 """
 
 import functools
@@ -25,7 +25,7 @@ HELD_OUT = 0.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphPreset:
-    """One data set."""
+    """Sizes of a data set."""
 
     nodes: int
     edges: int
@@ -34,25 +34,25 @@ class GraphPreset:
     feature_dtype: Literal["float16", "float32"]
     classes: int
     train_share: float
-    """Of all nodes; of all links for task link."""
+    """Share of training nodes; of training links for task link."""
     task: Literal["multiclass", "multilabel", "link"]
     source: str
 
     @property
     def mean_degree(self) -> float:
-        """Edges per node."""
+        """Return the edges per node."""
         return self.edges / self.nodes
 
 
 @functools.cache
 def graph_presets() -> dict[str, GraphPreset]:
-    """All data sets by name, in lower case."""
+    """Return all data sets by name, in lower case."""
     plain = yaml.safe_load(FILE.read_text())
     return {name: codec.decode(GraphPreset, value) for name, value in plain.items()}
 
 
 def graph_preset(name: str) -> GraphPreset:
-    """A data set by name, in any case.
+    """Return a data set by name, in any case.
 
     Raises:
         SettingsError: there is none of that name.
@@ -66,17 +66,10 @@ def graph_preset(name: str) -> GraphPreset:
 def generate_like(
     folder: Path, name: str, *, scale: float, seed: int = 0, overwrite: bool = False
 ) -> Graph:
-    """Write a graph like a data set, with `scale` times its nodes and its mean degree.
+    """Write a graph like a data set, with `scale` (0 to 1) times its nodes and its mean degree.
 
-    Features are float32, also where the data set's are of two bytes; several labels per node
-    become one class.
-
-    Args:
-        folder: dataset folder to write.
-        name: of the data set.
-        scale: share of its nodes, above 0 and at most 1.
-        seed: equal seeds give equal graphs.
-        overwrite: let an earlier dataset step aside, to `<folder>.previous`.
+    Features are always float32; several labels per node become one class. An earlier dataset moves
+    to `<folder>.previous` with `overwrite`.
 
     Raises:
         SettingsError: there is no such data set, or the scale leaves too few nodes for its degree.

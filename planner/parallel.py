@@ -9,16 +9,13 @@ from gnnplan.runtime.process import usable_core_ids
 T = TypeVar("T")
 R = TypeVar("R")
 LONG = 1 << 22
-"""Items from which a part takes some milliseconds, and a thread for it is worth its start."""
+"""Number of items from which a part takes some milliseconds, and is worth a thread."""
 
 
 def side_by_side(work: Callable[[T], R], parts: Sequence[T], *, items: int) -> list[R]:
     """Return the results of a function for each part, in order; threads run long ones.
 
-    Args:
-        work: function of a part, which writes nothing that other parts read.
-        parts: its arguments.
-        items: number of items that a part goes through, about.
+    Parts must not read what others write; `items` is the size of a part, about.
 
     >>> side_by_side(lambda part: part + 1, [1, 2, 3], items=LONG)
     [2, 3, 4]

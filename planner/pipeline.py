@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.array_cache import final
+from gnnplan.planner.array_cache import declare_final
 from gnnplan.planner.assemble import assemble
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.memory import Budgets
@@ -29,18 +29,16 @@ from gnnplan.planner.profile.cache import PlanRecord, Profile, save_record
 from gnnplan.planner.profile.draws import GraphDraws
 from gnnplan.planner.profile.profile import Wanted, gpu_profile, profiles
 from gnnplan.planner.progress import Progress, onward, portion, silent
-from gnnplan.planner.queries.calibrate import calibrated, load_calibration
+from gnnplan.planner.queries.calibrate import calibrate_search, load_calibration
 from gnnplan.planner.queries.remedies import advice, find_remedies
 from gnnplan.planner.request import check_graph, check_output, check_outputs, check_settings
-from gnnplan.planner.search.choose import Evaluated, choose
-from gnnplan.planner.search.dimensions.dimension import Proposing
+from gnnplan.planner.search.choose import PlacedCandidate, choose
+from gnnplan.planner.search.dimensions.dimension import ProposalInputs
+from gnnplan.planner.search.dimensions.ranks import plans_gpus
 from gnnplan.planner.search.dimensions.registry import propose_first
-from gnnplan.planner.search.enumerate import plans_gpus
-from gnnplan.planner.search.samplers import with_samplers
-from gnnplan.planner.search.search import Search
-from gnnplan.planner.search.select_sampler import best_over_samplers
+from gnnplan.planner.search.samplers import fix_placement, sampler_words, with_samplers
+from gnnplan.planner.search.search import Search, best_over_samplers
 from gnnplan.planner.settings import PlanSettings
-from gnnplan.planner.task_checks import sampler_words, settled
 from gnnplan.planner.workload import Combination, WorkloadProfile
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.npy import release_pages
@@ -58,24 +56,19 @@ def joined_candidates(
 ) -> list[Candidate]:
     """Return every way to run the workload: the plain ones, then those that join ranks.
 
-    Args:
-        settings: the request.
-        machine: one host or several.
-        policies: placements to try.
-        task: of the graph.
-        profile: what was profiled; kinds that were not are left out. None: all of them.
+    Choices that `profile` has not are left out; None for all of them.
 
     Raises:
         SettingsError: more devices than there are cores or GPUs, or than seeds in a batch.
     """
-    asked = Proposing(
+    asked = ProposalInputs(
         settings=settings, machine=machine, policies=policies, task=task, profile=profile
     )
     return propose_first(asked).candidates
 
 
 def combinations_of(tried: Iterable[Candidate]) -> list[Combination]:
-    """Return how the model is timed and what is counted for some candidates."""
+    """Return the combinations in which the candidates' model is timed."""
     found: dict[tuple[int, int, int, bool], bool] = {}
     for c in tried:
         shared = c.batching == "cooperative"
@@ -88,7 +81,7 @@ def combinations_of(tried: Iterable[Candidate]) -> list[Combination]:
 
 
 PROFILED = 0.8
-"""Share of a plan's progress that profiling is, where it is not cached."""
+"""Share of a plan's progress that profiling takes."""
 
 
 def plan(
@@ -105,11 +98,10 @@ def plan(
     Args:
         graph_folder: dataset folder.
         settings: what is to be trained and what may be used.
-        machine: what the machine is and what was measured on it.
-        out: plan folder to write; an earlier plan there is replaced, and kept beside it where it
-            was trained.
-        progress: told what is going on and the share done.
-        calibrate: multiply stages by what `compare` learnt from this machine's runs.
+        machine: what was measured of the machine.
+        out: plan folder to write; an earlier plan there is replaced, or moved aside if trained.
+        progress: called with what is going on and the share done.
+        calibrate: whether to multiply stages by what `compare` learnt from this machine's runs.
 
     Returns:
         The plan as written.
@@ -138,7 +130,7 @@ def plan(
         if calibrate:
             factors = load_calibration(machine.fingerprint).factors(graph.fingerprint)
         raw = searches_for(graph, settings.by_sampler(), machine, progress=say)
-        outcome = best_over_samplers([calibrated(search, factors) for search in raw], _choose)
+        outcome = best_over_samplers([calibrate_search(search, factors) for search in raw], _choose)
         best = outcome.best
         settings = best.search.settings
         found, arrays = assemble(
@@ -162,12 +154,7 @@ def search_for(
 ) -> Search:
     """Check a request, profile its graph, and return a search that can price its candidates.
 
-    Args:
-        graph: the dataset.
-        settings: the request.
-        machine: the machine.
-        progress: told what is going on and the share done.
-        measure: False takes the profile from the cache or raises.
+    With `measure` False the profile is taken from the cache.
 
     Raises:
         SettingsError: bad settings, several samplers (`searches_for` takes them, by_sampler), or
@@ -194,7 +181,7 @@ def searches_for(
     """Return a search for each of several requests, which are profiled together."""
     for settings in requests:
         check_settings(graph, settings)
-    settled_requests = [settled(graph, settings) for settings in requests]
+    settled_requests = [fix_placement(graph, settings) for settings in requests]
     say = onward(progress or silent)
     profiling = portion(say, 0.0, PROFILED)
     profiled = _profiles(graph, settled_requests, machine, profiling, measure=measure)
@@ -210,7 +197,6 @@ def searches_for(
 def _search(
     graph: Graph, settings: PlanSettings, machine: MachineModel, found: Profile, *, measure: bool
 ) -> Search:
-    """Return a search on a profile."""
     return Search(
         request=Request(
             graph=graph_ref(graph),
@@ -261,7 +247,7 @@ def _profiles(
     return profiles(graph, wanted, machine, progress=progress, measure=measure)
 
 
-def _choose(search: Search, priced: list[Evaluated]) -> Evaluated:
+def _choose(search: Search, priced: list[PlacedCandidate]) -> PlacedCandidate:
     """Return the best candidate; where none fits, the error names the cheapest remedies."""
     try:
         return choose(priced, search.request.machine.noise)
@@ -277,8 +263,8 @@ def _choose(search: Search, priced: list[Evaluated]) -> Evaluated:
 
 
 def _out_degree(graph: Graph) -> NDArray[np.int64]:
-    """Count the lists that each node stands in, and release the lists."""
-    counted = final(count_out_degree(graph.indices, graph.num_nodes))
+    """Count the lists that each node is in, and release the lists."""
+    counted = declare_final(count_out_degree(graph.indices, graph.num_nodes))
     release_pages(graph.indices)
     return counted
 

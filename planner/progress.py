@@ -25,7 +25,7 @@ def portion(progress: Progress, first: float, last: float) -> Progress:
 
 
 def onward(progress: Progress) -> Progress:
-    """Return progress whose share never falls, even where a part begins anew.
+    """Return progress whose share never falls.
 
     >>> say = onward(lambda words, share: print(words, share))
     >>> say("one rank", 0.4), say("two ranks", 0.1)

@@ -1,4 +1,4 @@
-"""What a planning request names is looked at before anything is measured: files, names, room.
+"""Check what a planning request names before anything is measured: files, names, room.
 
     check_request(folder, settings, out=..., machine=...)    # the command line, Python
     check_graph(open_graph(folder, validate=False), settings)  # the service, which has no output
@@ -18,20 +18,26 @@ from gnnplan.planner.cost.memory import model_bytes, sum_parts, sum_text
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import is_preset, unknown_machine
-from gnnplan.planner.search.samplers import statistics_of, unfit, with_samplers
+from gnnplan.planner.search.samplers import (
+    LINK_TASK,
+    is_link,
+    is_unfit,
+    statistics_of,
+    with_samplers,
+)
 from gnnplan.planner.settings import MODELS, PlanSettings
-from gnnplan.planner.task_checks import check_kind
 from gnnplan.runtime.device import usable_ram_bytes
 from gnnplan.runtime.errors import DatasetError, InputError
-from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.graph.dataset import Graph, is_typed, open_graph, types_of
 from gnnplan.runtime.graph.format import META_FILE
 from gnnplan.runtime.plan.io import refuse_foreign_folder
+from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, is_default
 from gnnplan.runtime.sampling.statistics import StatisticsClass
 
 CODE_BYTES = 4
-"""Least bytes that a plan writes for each node: where its row is read, or whose it is."""
+"""Least bytes that a plan writes for each node."""
 SPARE_BYTES = 1 << 20
-"""What else a plan writes."""
+"""Bytes of everything else that a plan writes."""
 FLOAT_BYTES = 4
 
 
@@ -51,8 +57,8 @@ def check_request(
     Args:
         folder: the dataset.
         settings: what is to be trained.
-        out: plan folder to write; None: none is.
-        machine: preset or machine file; None: this machine.
+        out: plan folder to write, if any.
+        machine: preset or machine file; None for this machine.
         calibrate: whether stages are scaled by what runs have taught.
 
     Returns:
@@ -103,7 +109,7 @@ def check_settings(graph: Graph, settings: PlanSettings) -> None:
     """Refuse mini-batches of one sampler that no candidate can do.
 
     Raises:
-        SettingsError: one line with what was expected, what was found and what to do.
+        SettingsError: no candidate can.
     """
     if settings.mode == "full-graph":
         raise SettingsError(
@@ -111,7 +117,7 @@ def check_settings(graph: Graph, settings: PlanSettings) -> None:
             "plan` prices; plan again with other settings"
         )
     check_kind(graph, settings)
-    if unfit(settings):
+    if is_unfit(settings):
         raise SettingsError(
             "model gat: expected a sampler without edge weights (attention has no unbiased "
             f"weighted form), found {settings.sampler}, whose blocks have them; plan with neighbor "
@@ -129,6 +135,61 @@ def check_settings(graph: Graph, settings: PlanSettings) -> None:
         raise SettingsError(
             f"expected device memory of at least one feature row ({row} bytes), found {device}; "
             "raise --device-memory"
+        )
+
+
+def check_kind(graph: Graph, settings: PlanSettings) -> None:
+    """Refuse what the runtime cannot do with this dataset's task and types.
+
+    Raises:
+        SettingsError: the settings do not go with the dataset.
+        DatasetError: model rgcn for a graph without edge types.
+    """
+    work = settings.workload
+    if graph.x_by_type and not is_typed(work):
+        raise SettingsError(
+            f"{graph.name}: expected model rgcn for features by node type, found {work.model}; "
+            "add --model rgcn"
+        )
+    if not (is_link(graph) or is_typed(work)):
+        if work.type_fanouts:
+            raise SettingsError(
+                f"expected fan-outs by edge type with model rgcn alone, found model {work.model}; "
+                "drop --type-fanouts"
+            )
+        return
+    what = f"task {LINK_TASK}" if is_link(graph) else "model rgcn"
+    if is_link(graph) and is_typed(work):
+        raise SettingsError(
+            "expected model sage, gcn, gat or module:factory for task link, found rgcn; links of "
+            "typed graphs cannot be trained on"
+        )
+    if not is_default(settings.sampler, settings.sampler_parameters):
+        raise SettingsError(
+            f"{what}: expected sampler {DEFAULT_SAMPLER} without parameters, found "
+            f"{settings.sampler}{' with parameters' if settings.sampler_parameters else ''}; "
+            "drop --sampler"
+        )
+    if is_typed(work):
+        _check_types(graph, settings)
+
+
+def _check_types(graph: Graph, settings: PlanSettings) -> None:
+    names = types_of(graph).edge_types
+    unknown = sorted(set(settings.workload.type_fanouts) - set(names))
+    if unknown:
+        raise SettingsError(
+            f"--type-fanouts: expected edge types among {', '.join(names)}, found {unknown[0]!r}"
+        )
+    if graph.x_by_type and settings.policy not in ("auto", "none"):
+        raise SettingsError(
+            f"{graph.name}: expected policy auto or none for features by node type, which stay on "
+            f"the host, found {settings.policy}"
+        )
+    if graph.x_by_type and not settings.shared_host:
+        raise SettingsError(
+            f"{graph.name}: expected the host's shared mapping for features by node type; drop "
+            "--no-shared-host"
         )
 
 
@@ -180,7 +241,7 @@ def check_machine_name(name: str) -> None:
 
 
 def check_model_module(model: str) -> None:
-    """Refuse a model of the user's whose module is not there; nothing of it is run.
+    """Refuse a model of the user's whose module is not there, without running any of it.
 
     Raises:
         SettingsError: no such module can be found from here.
@@ -223,14 +284,12 @@ def check_output(out: Path) -> None:
 
 
 def _existing(folder: Path) -> Path:
-    """The nearest folder above that is there."""
     while not os.path.lexists(folder) and folder != folder.parent:
         folder = folder.parent
     return folder
 
 
 def _check_free_disk(out: Path, graph: Graph) -> None:
-    """Refuse an output whose disk cannot hold the least that a plan writes."""
     needed = graph.num_nodes * CODE_BYTES + SPARE_BYTES
     free = shutil.disk_usage(_existing(out.absolute().parent)).free
     if free < needed:
@@ -241,15 +300,10 @@ def _check_free_disk(out: Path, graph: Graph) -> None:
 
 
 def check_outputs(graph: Graph, settings: PlanSettings, machine: MachineModel | None) -> None:
-    """Refuse a model whose outputs alone pass the memory that a rank can have.
+    """Refuse a model whose outputs alone exceed the memory that a rank can have.
 
     The sum holds the last layer's parameters with their optimizer, and one rank's outputs with
-    their gradients: less than any training takes.
-
-    Args:
-        graph: the dataset.
-        settings: the request.
-        machine: None: this machine.
+    their gradients. `machine` None is this machine.
 
     Raises:
         PlanDoesNotFit: the text is the sum.
@@ -276,7 +330,7 @@ def check_outputs(graph: Graph, settings: PlanSettings, machine: MachineModel | 
 
 
 def _memory_of_a_rank(machine: MachineModel | None) -> tuple[str, int, int]:
-    """Name and bytes of the most that one rank can have, and most ranks at once."""
+    """Return name and bytes of the largest memory of a rank, and the most ranks at once."""
     if machine is None:
         return "host0", usable_ram_bytes(), os.cpu_count() or 1
     gpus = [m for m in machine.memories if m.kind == "device"]

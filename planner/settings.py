@@ -1,31 +1,30 @@
-"""What the user may ask of the planner; each knob is documented where it is declared.
+"""Declare what a user may ask of the planner, check it, and read it from texts of flags and forms.
 
-Which numbers a planning request may hold: the one table for command line, REST and Python.
-
-What no training can use is refused here, before anything is probed or profiled. Plans that were
-written before are read without these checks.
+What no training can use is refused before anything is probed or profiled. Plans that were written
+earlier are read without these checks.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, Self, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.placement.policies.registry import PLACEMENT_POLICIES
+from gnnplan.planner.units import parse_bytes
 from gnnplan.runtime.plan.schema import MOST_FANOUT, Workload
-from gnnplan.runtime.plan.setting import Range, Setting, make_from, own_fields
+from gnnplan.runtime.plan.setting import Range, Setting, SettingField, own_fields, setting_fields
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, SAMPLERS, is_layerwise
 
 Settings = TypeVar("Settings", bound="PlanSettings")
 
 
 def check_values(owner: object) -> None:
-    """Refuse a number outside its range, or a word that is none of those its field takes.
+    """Refuse a number outside its field's range, or a word that is not among its choices.
 
-    Fields of nested dataclasses are not looked at; None is let through.
+    Fields of nested dataclasses are not checked; None is allowed.
 
     Raises:
-        SettingsError: one line with what was expected, found, and which option says it.
+        SettingsError: a value cannot be; the line names its flag.
     """
     for each in own_fields(type(owner)):
         found, wanted = getattr(owner, each.name), each.setting.range
@@ -47,7 +46,7 @@ def check_workload(work: Workload) -> None:
     """Refuse a workload that no training can run.
 
     Raises:
-        SettingsError: one line with what was expected, what was found and what to do.
+        SettingsError: a value cannot be, or values contradict each other.
     """
     check_values(work)
     check_values(work.links)
@@ -85,7 +84,7 @@ POLICIES = ("auto", *(policy.name for policy in PLACEMENT_POLICIES))
 """Placements that can be asked for by name."""
 
 MODELS = ("sage", "gcn", "gat", "rgcn")
-"""Models that come with the runtime; others are given as module:factory."""
+"""Models of the runtime; others are given as module:factory."""
 
 
 AUTO_SAMPLER = "auto"
@@ -93,12 +92,12 @@ AUTO_SAMPLER = "auto"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplerChoice:
-    """A sampler that the planner may choose."""
+    """Sampler that the planner may choose."""
 
     name: str
-    """Of runtime.sampling.registry.SAMPLERS."""
+    """Name in runtime.sampling.registry.SAMPLERS."""
     parameters: dict[str, float | str] = field(default_factory=dict[str, float | str])
-    """What differs from its defaults."""
+    """Parameters that differ from the sampler's defaults."""
 
 
 _COUNT, _BYTES = Range(least=1, most=4096), Range(least=1, most=2**60)
@@ -106,7 +105,7 @@ _COUNT, _BYTES = Range(least=1, most=4096), Range(least=1, most=2**60)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanSettings:
-    """One planning request."""
+    """Planning request of a user."""
 
     devices: Annotated[
         int | None,
@@ -226,7 +225,7 @@ class PlanSettings:
             )
 
     def by_sampler(self) -> list[Self]:
-        """One request for each sampler, the user's first one first.
+        """Return one request for each sampler, the user's first one first.
 
         >>> choice = SamplerChoice(name="ladies", parameters={"sizes": "512,512"})
         >>> both = PlanSettings(workload=Workload(fanouts=[5, 5]), other_samplers=[choice])
@@ -246,13 +245,178 @@ class PlanSettings:
         return [replace(self, other_samplers=[]), *others]
 
 
-def make_settings(values: Mapping[str, Any], kind: type[Settings]) -> Settings:
-    """A request from its fields by name, those of the workload among them.
+def change_settings(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """Return a request with some fields changed by name, those of its workload among them.
 
-    Without `num_layers` there is one layer for each fan-out.
+    Fan-outs without `num_layers` set one layer for each.
 
     Raises:
-        SettingsError: as `PlanSettings`.
+        SettingsError: a name is unknown, or a value cannot be.
     """
-    fanouts = values.get("fanouts", Workload().fanouts)
-    return make_from(kind, {"num_layers": len(fanouts)} | dict(values))
+    known = _field_names(settings)
+    for name in values:
+        if name not in known:
+            expected = ", ".join(sorted(known - {"workload"}))
+            raise SettingsError(f"expected settings among {expected}, found {name!r}")
+    layers = {"num_layers": len(values["fanouts"])} if "fanouts" in values else {}
+    return _changed(settings, layers | dict(values))
+
+
+def _field_names(owner: Any) -> set[str]:
+    names = {each.name for each in fields(owner)}
+    nested = [getattr(owner, name) for name in names if is_dataclass(getattr(owner, name))]
+    return names.union(*map(_field_names, nested))
+
+
+def _changed(owner: Any, values: Mapping[str, Any]) -> Any:
+    """Replace fields by name, in nested dataclasses too."""
+    found = {each.name: values.get(each.name, getattr(owner, each.name)) for each in fields(owner)}
+    return replace(
+        owner, **{k: _changed(v, values) if is_dataclass(v) else v for k, v in found.items()}
+    )
+
+
+SAMPLER = "sampler"
+"""Setting whose text has parameters too, and whose flag may be repeated."""
+AUTO = "auto"
+"""Text of a setting that is unset."""
+YES_NO = ("yes", "no")
+"""Texts of true and false in a form."""
+
+
+def is_repeated(field: SettingField) -> bool:
+    """Return whether a flag may be given several times."""
+    return field.name == SAMPLER or field.hint == dict[str, list[int]]
+
+
+def is_text(field: SettingField) -> bool:
+    """Return whether a flag is read as text here, and not by the command line itself."""
+    return is_repeated(field) or field.optional or field.hint == list[int]
+
+
+def _flag_of(field: SettingField) -> str:
+    return field.flag
+
+
+def flag_help(field: SettingField) -> str:
+    """Return the help of a flag."""
+    said, unset = field.setting, field.setting.unset
+    parts = [said.help.rstrip("."), said.how, f"{AUTO}: {unset}" if unset else ""]
+    return f"{'; '.join(part for part in parts if part)}."
+
+
+def default_text(field: SettingField) -> str:
+    """Return the text of the default; empty where there is none."""
+    default = field.default
+    if isinstance(default, bool):
+        return YES_NO[not default]
+    if isinstance(default, list | dict):
+        return ",".join(map(str, cast("list[Any]", default)))
+    return "" if default is None else str(default)
+
+
+def read_texts(
+    kind: type, texts: Mapping[str, Any], *, name_of: Callable[[SettingField], str] = _flag_of
+) -> dict[str, Any]:
+    """Return values of settings by name, from the texts of those that were given.
+
+    Args:
+        kind: the dataclass that declares them.
+        texts: by name; None and values that are no text are left as they are.
+        name_of: returns a field's name in errors; by default its flag.
+
+    Raises:
+        SettingsError: a text is no number, size or list of such; the line names the field.
+    """
+    found: dict[str, Any] = {}
+    for each in setting_fields(kind):
+        if each.name not in texts:
+            continue
+        text = texts[each.name]
+        if is_repeated(each) and isinstance(text, str):
+            text = text.split()  # a form has one field for all of them
+        if each.name == SAMPLER:
+            found |= _read_samplers(text or [AUTO], name_of(each))
+        elif is_repeated(each):
+            found[each.name] = _read_named(text or [], name_of(each))
+        else:
+            found[each.name] = _read(each, text, name_of(each)) if isinstance(text, str) else text
+    return found
+
+
+def _read(field: SettingField, text: str, name: str) -> Any:
+    if field.optional and text.strip() == AUTO:
+        return None
+    if field.name.endswith("_bytes"):
+        return parse_bytes(text, name)
+    if field.hint in (list[int], list[int] | None):
+        return parse_integers(text, name)
+    if field.hint is bool and text in YES_NO:
+        return text == YES_NO[0]
+    kind = {int: int, int | None: int, float: float}.get(field.hint)
+    if kind is None:
+        return text
+    try:
+        return kind(text.strip())
+    except ValueError:
+        number = "a whole number" if kind is int else "a number"
+        wanted = f"{number} or {AUTO}" if field.optional else number
+        raise SettingsError(f"{name}: expected {wanted}, found {text[:40]!r}") from None
+
+
+def parse_integers(text: str, name: str) -> list[int]:
+    """Read comma-separated integers, such as fan-outs 15,10,5.
+
+    Raises:
+        SettingsError: the text is something else.
+    """
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise SettingsError(
+            f"{name}: expected whole numbers separated by commas, such as 15,10, found {text!r}"
+        ) from None
+
+
+def _read_named(texts: list[str], name: str) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for text in texts:
+        key, equals, numbers = text.partition("=")
+        if not equals or not key or key in found:
+            raise SettingsError(f"{name}: expected NAME=5,3 once per edge type, found {text!r}")
+        found[key] = parse_integers(numbers, name)
+    return found
+
+
+def _read_samplers(texts: list[str], name: str) -> dict[str, Any]:
+    first, *others = [parse_sampler(text, name) for text in texts]
+    return {
+        SAMPLER: first.name,
+        "sampler_parameters": first.parameters,
+        "other_samplers": others,
+    }
+
+
+def parse_sampler(text: str, name: str) -> SamplerChoice:
+    """Read a sampler's name and parameters from NAME or NAME:key=value,key=value.
+
+    Raises:
+        SettingsError: a parameter is not key=value.
+    """
+    sampler, _, rest = text.partition(":")
+    parameters: dict[str, float | str] = {}
+    for part in rest.split(",") if rest else []:
+        key, equals, value = part.partition("=")
+        if not equals or not key or not value:
+            raise SettingsError(
+                f"{name}: expected NAME or NAME:key=value,key=value, found {text!r}"
+            )
+        parameters[key.strip()] = _number_or_text(value.strip())
+    return SamplerChoice(name=sampler, parameters=parameters)
+
+
+def _number_or_text(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -36,7 +36,7 @@ def counted(number: int, word: str) -> str:
 
 
 def by_number(name: str) -> list[tuple[int, str]]:
-    """Return a key that sorts names as people count: rank2 before rank10.
+    """Return a key that sorts names by the numbers in them: rank2 before rank10.
 
     >>> sorted(["rank10", "rank2", "host0"], key=by_number)
     ['host0', 'rank2', 'rank10']
@@ -46,5 +46,5 @@ def by_number(name: str) -> list[tuple[int, str]]:
 
 
 def in_order(values: Mapping[str, T]) -> list[tuple[str, T]]:
-    """Return items sorted by their names, as people count."""
+    """Return items sorted by their names, as `by_number` sorts."""
     return sorted(values.items(), key=lambda item: by_number(item[0]))

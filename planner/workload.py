@@ -1,7 +1,7 @@
-"""The workload profile: what one optimiser step of this graph, sampler and model asks for.
+"""Define the workload profile: what one optimiser step of this graph, sampler and model asks for.
 
-Made by planner.profile with the real sampler; read by the cost model. All counts are per rank
-and batch, for one size of the rank's share of the global batch.
+planner.profile makes it with the real sampler; the cost model reads it. Counts are per rank and
+batch, for one number of seeds per rank.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.array_cache import final, kept
+from gnnplan.planner.array_cache import declare_final, make_once
 from gnnplan.planner.machine.model import Table
 
 
@@ -24,7 +24,7 @@ class Spread:
     largest: float
 
     def scaled(self, factor: float) -> "Spread":
-        """The same quantity in batches that much larger."""
+        """Return the same quantity in batches larger by a factor."""
         return Spread(
             mean=self.mean * factor,
             std=self.std * factor,
@@ -40,28 +40,27 @@ class BatchProfile:
     seeds_per_rank: int
     num_batches: int
     vertices: list[Spread]
-    """Distinct vertices up to each hop, seeds first; length L + 1 (the last is the input set)."""
+    """Distinct vertices up to each hop, seeds first; length L + 1; the last is the input set."""
     edges: list[Spread]
-    """Edges drawn at each hop, length L."""
+    """Edges drawn at each hop; length L."""
     block_edges: list[Spread]
-    """Edges of each block, outermost first, length L (first_seen blocks are nested)."""
+    """Edges of each block, outermost first; length L (first_seen blocks are nested)."""
     input_standard_error: float
     """Relative standard error of the expected input vertices."""
     half_epoch_error: float
     """sum|p1 - p2| / sum p between two disjoint halves of the batches (formulas 1.4)."""
     edge_types: list[float] = field(default_factory=list[float])
-    """Typed graphs: share of each edge type among the outermost block's edges."""
+    """Share of each edge type among the outermost block's edges; typed graphs only."""
     node_types: list[float] = field(default_factory=list[float])
-    """Typed graphs: share of each node type among the input vertices."""
+    """Share of each node type among the input vertices; typed graphs only."""
     disk_requests: float = 1.0
-    """Requests that read a batch's rows from a file in order of id, over those of as many rows met
-    independently of each other: fewer, where neighbours have neighbouring ids."""
+    """Requests that read a batch's rows from a file, over those of as many independent rows."""
     disk_bytes: float = 1.0
-    """The same of the bytes they move."""
+    """Bytes that those requests move, over those of as many independent rows."""
     last_vertices: list[int] = field(default_factory=list[int])
-    """As `vertices`, of an epoch's last, smaller batch; empty: there is none."""
+    """Vertices, as above, of an epoch's last, smaller batch; empty where there is none."""
     last_edges: list[int] = field(default_factory=list[int])
-    """And its drawn edges."""
+    """Drawn edges of that batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,8 +68,7 @@ class Interference:
     """How much slower a loader thread and the model's steps are beside each other."""
 
     work: float
-    """Seconds of the thread's work over those of the same work between steps; below 1 where reads
-    of a disk have a core of their own, or the disk's speed swings."""
+    """Seconds of the thread's work over those between steps; below 1 on a varying disk."""
     step: float
     """Seconds of a step beside such work over those of a step alone; at least 1."""
 
@@ -80,7 +78,7 @@ class ColdCachePenalty:
     """How much longer a step is after its thread has waited for reads."""
 
     wait_seconds: float
-    """Seconds of the wait before the step that was timed."""
+    """Seconds of the wait before the timed step."""
     seconds: float
     """Seconds by which that step was longer; at least 0."""
 
@@ -94,7 +92,7 @@ class LoopOverhead:
     labels: float
     """Seconds of adding labels (part of stage batch)."""
     between: float
-    """Seconds in no stage: handing a batch on, metering stages, freeing what a step held."""
+    """Seconds in no stage: passing a batch on, metering stages, freeing memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,9 +100,9 @@ class GpuSample:
     """Sampling a batch on a GPU, by itself."""
 
     seconds: float
-    """Of a mean batch, until the device is done."""
+    """Seconds of a mean batch, until the device is done."""
     host_seconds: float
-    """Of a batch of a few seeds: what the host takes to start kernels."""
+    """Seconds of a batch of a few seeds: what the host takes to launch kernels."""
     spread: float
     """Relative half-width (90%) of `seconds`."""
 
@@ -114,15 +112,15 @@ class GpuLoop:
     """The runtime's own loop on a GPU, metered as a run meters it; all rows on the GPU."""
 
     captured: bool
-    """Batches are sampled by one CUDA graph, else kernel by kernel."""
+    """Whether one CUDA graph samples the batches, not kernel by kernel."""
     ahead: bool
-    """Batches are made by a loader thread beside training, else in line."""
+    """Whether a loader thread makes the batches beside training."""
     step_seconds: float
-    """Median of the kept round's steps, from asking for the batch until the loss is on the host."""
+    """Median step of the kept round, from asking for the batch until the loss is on the host."""
     stages: dict[str, float]
     """Median seconds of each stage, by the names of a run's meter."""
     spread: float
-    """Relative half-width (90%) of `step_seconds`, of its repeats and between them."""
+    """Relative half-width (90%) of `step_seconds`, within and between repeats."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,20 +128,20 @@ class GpuTiming:
     """What was timed on a GPU besides the model's own seconds."""
 
     sample: GpuSample
-    """Kernel by kernel."""
+    """Sampling kernel by kernel."""
     captured: GpuSample | None
-    """By one CUDA graph; None: it cannot be."""
+    """Sampling by one CUDA graph; None where that is impossible."""
     topology: str
-    """Where the adjacency lists lay: replicated, or host."""
+    """Place of the adjacency lists: replicated, or host."""
     handing_seconds: float
-    """On the host, of starting a batch's gather, blocks and labels."""
+    """Host seconds of starting a batch's gather, blocks and labels."""
     device_seconds: float
-    """Of a mean batch's forward, backward and update: those in which the GPU works."""
+    """Seconds in which the GPU works on a mean batch's forward, backward and update."""
     loops: list[GpuLoop]
-    """Sampling, gathering and training together, in the ways that plans do it."""
+    """Loops of sampling, gathering and training in the ways that plans do it."""
 
     def loop(self, *, captured: bool, ahead: bool) -> GpuLoop:
-        """As a candidate makes its batches; kernel by kernel where no graph could be made."""
+        """Return the loop that makes batches as a candidate does."""
         captured = captured and self.captured is not None
         return next(x for x in self.loops if (x.captured, x.ahead) == (captured, ahead))
 
@@ -160,54 +158,45 @@ class ModelTiming:
     activation_bytes: int
     """Peak bytes of activations and their gradients at the mean batch, the largest twice."""
     all_reduce: Table | None = None
-    """Seconds of adding the gradients over ranks of one host in these steps, their wait for each
-    other included; axes: ranks, threads. None: one rank, or not measured."""
+    """Seconds of the gradients' all-reduce in these steps, with waits; axes: ranks, threads."""
     own_batches: bool = False
-    """Those ranks had batches of their own, so that the wait for the larger one is in `all_reduce`;
-    else they were equal."""
+    """Whether those ranks had batches of their own, so that `all_reduce` holds their wait."""
     batch_seconds: float = 0.0
-    """Seconds to add edge weights to a mean batch (loader's last stage)."""
+    """Seconds of adding edge weights to a mean batch (the loader's last stage)."""
     host_seconds: float = 0.0
-    """Of a step on a GPU: seconds in which its training thread starts kernels."""
+    """Seconds of a step in which a GPU's training thread launches kernels."""
     gpu: GpuTiming | None = None
-    """What was timed on the GPU itself; None: nothing was, or there is none."""
+    """Timings on the GPU itself; None where there are none."""
     sample_seconds: float = 0.0
-    """Seconds in which one thread of each rank samples a mean batch; 0: not measured."""
+    """Seconds in which one thread of each rank samples a mean batch; 0 where not measured."""
     sample_spread: float = 0.0
     """Relative half-width (90%) of `sample_seconds`."""
     beside: dict[str, Interference] = field(default_factory=dict[str, Interference])
-    """A loader thread and the model beside each other, by what the thread does (sample, gather,
-    disk), on a core of its own; empty: not measured."""
+    """Slowdowns of a loader thread on its own core and the model, by work: sample, gather, disk."""
     after_wait: ColdCachePenalty | None = None
-    """A step after a batch's rows were read from disk; None: not measured."""
+    """Penalty of a step after a batch's rows were read from disk; None where not measured."""
     gather_factors: dict[str, float] = field(default_factory=dict[str, float])
-    """Measured seconds of gathering this graph's batches between steps, over those that the
-    machine's table of that name says (gather, mapped_gather): it knows neither which rows recur nor
-    how they lie in memory. disk_read: likewise, of reading them from disk. Empty: not measured."""
+    """Seconds of gathering this graph's rows over the machine's, by table, disk_read included."""
     disk_start_seconds: float = 0.0
-    """Seconds of reading one row from disk between two steps; 0: not measured."""
+    """Seconds of reading one row from disk between two steps; 0 where not measured."""
     handing: LoopOverhead | None = None
-    """What goes on between the stages; None: not measured, priced as nothing."""
+    """Overhead between the stages; None where not measured, and priced as nothing."""
     warmup_seconds: float = 0.0
-    """What the first steps of a process cost above the steady ones, together."""
+    """Seconds of a process's first steps beyond steady ones, in sum."""
 
     def compute_seconds(self, *, ranks: int, threads: int, scale: float = 1.0) -> float:
-        """Seconds of one forward and backward while so many ranks compute.
+        """Return the seconds of one forward and backward while so many ranks compute.
 
-        Args:
-            ranks: processes that compute at once.
-            threads: compute threads of each.
-            scale: size of the batch over the mean batch.
+        `scale` is the size of the batch over the mean batch.
 
         Source: measured (planner.profile.timing_process); docs/modelling.md 1, 3, 12.
         """
         return self.forward_backward.at(scale=scale, ranks=ranks, threads=threads)
 
     def slope_seconds(self, *, ranks: int, threads: int) -> float:
-        """Slope of the compute seconds in the batch's relative size, at the mean batch.
+        """Return the slope of the compute seconds in the batch's relative size, at the mean batch.
 
-        d T / d scale by a central difference over 0.8 and 1.25: what a larger batch than the mean
-        costs a rank, for the straggler term.
+        d T / d scale by a central difference over 0.8 and 1.25, for the straggler term.
         """
         low = self.compute_seconds(ranks=ranks, threads=threads, scale=0.8)
         high = self.compute_seconds(ranks=ranks, threads=threads, scale=1.25)
@@ -219,11 +208,11 @@ class ProcessCost:
     """What a rank costs before it does anything, measured on this machine."""
 
     start_seconds: float
-    """From starting the processes to the libraries being imported in all of them."""
+    """Seconds from starting the processes until all have imported the libraries."""
     resident_bytes: int
     """Private bytes of a process that has imported the libraries and built the model."""
     launcher_bytes: int = 0
-    """Private bytes of the launcher and of torchrun, once per host; 0: not measured."""
+    """Private bytes of the launcher and of torchrun, once per host; 0 where not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,7 +224,7 @@ class SharedBatch:
 
     num_seeds: float
     rows: list[list[float]]
-    """Rows of the hop's block that draw a source, by class, the fewest first."""
+    """Rows of the hop's block that draw a source, by class, ascending."""
     sources: list[list[float]]
     """Sources of each class, mean over batches."""
 
@@ -259,22 +248,22 @@ class WorkloadProfile:
 
     graph_fingerprint: str
     sampler_fingerprint: str
-    """Hash of the exact sampler settings and the profile's own settings."""
+    """Hash of the sampler's settings and the profile's own."""
     batches: list[BatchProfile]
     timing: dict[str, ModelTiming] = field(default_factory=dict[str, ModelTiming])
-    """By `timing_key`."""
+    """Timing of the model by `timing_key`."""
     process: ProcessCost | None = None
     shared: SharedBatch | None = None
-    """Of the global batch, where ranks may share it."""
+    """Sources of the global batch, where ranks may share it."""
     stacks: dict[str, StackProfile] = field(default_factory=dict[str, StackProfile])
-    """By str(seeds_per_rank), where the topology may be partitioned."""
+    """Stacks by str(seeds_per_rank), where the topology may be partitioned."""
     notes: list[str] = field(default_factory=list[str])
-    """What was not reached in time, lost early or stayed uncertain; a sentence each."""
+    """Sentences on what was not reached in time, lost early or stayed uncertain."""
     sitting: str = ""
-    """Names the profiles that were timed in the same rounds as this one; empty: it alone."""
+    """Name of the profiles that were timed in the same rounds; empty for this one alone."""
 
     def batch(self, seeds_per_rank: int) -> BatchProfile:
-        """The profile of that batch size.
+        """Return the profile of a batch size.
 
         Raises:
             KeyError: it was not profiled.
@@ -286,12 +275,10 @@ class WorkloadProfile:
 
 
 def timing_key(seeds_per_rank: int, *, shared: bool = False, hosts: int = 1) -> str:
-    """Where a profile keeps the model's timing.
+    """Return the key of the model's timing in a profile.
 
-    Args:
-        seeds_per_rank: of a batch.
-        shared: the rank computes its part of a batch that all ranks sampled together.
-        hosts: machines that share the work: fewer ranks then compute at once on each.
+    With `shared` the rank computes its part of a batch that all ranks sampled together; on several
+    `hosts` fewer ranks compute at once on each.
 
     >>> timing_key(512), timing_key(512, shared=True), timing_key(256, hosts=2)
     ('512', '512 shared', '256 on 2 hosts')
@@ -302,25 +289,25 @@ def timing_key(seeds_per_rank: int, *, shared: bool = False, hosts: int = 1) -> 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Combination:
-    """One way to share the cores that the model is timed in."""
+    """Way to share the cores in which the model is timed."""
 
     ranks: int
     """Processes that compute at once on a host."""
     threads: int
     hosts: int = 1
-    """Machines that share the batch besides."""
+    """Hosts that share the batch."""
     shared: bool = False
-    """The ranks share the work of one batch (cooperative batching)."""
+    """Whether the ranks share the work of one batch (cooperative batching)."""
     parts: bool = False
-    """The ranks share the topology too, so that rows of stacks are asked for."""
+    """Whether the ranks share the topology too, so that rows of stacks are counted."""
 
     @property
     def num_ranks(self) -> int:
-        """Over all hosts."""
+        """Return the ranks of all hosts."""
         return self.ranks * self.hosts
 
     def key(self, batch_size: int) -> str:
-        """Where the model's timing is kept."""
+        """Return the key of the model's timing."""
         seeds = -(-batch_size // self.num_ranks)
         return timing_key(seeds, shared=self.shared, hosts=self.hosts)
 
@@ -334,49 +321,49 @@ class Hotness:
     """Share of the first half's batches whose input set holds the vertex."""
     second_half: NDArray[np.float32]
     num_batches: int
-    """Over both halves."""
+    """Batches of both halves."""
     topology: NDArray[np.float32]
-    """Mean neighbour reads from each vertex's list, per batch; empty where some stand for all."""
+    """Mean neighbour reads from each vertex's list per batch; empty where some stand for all."""
     whole: "Hotness | None" = None
-    """Of all vertices, where these stand for others (`planner.placement.downsample`)."""
+    """Hotness of all vertices, where these stand for others (`planner.placement.downsample`)."""
     ids: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Which those are, ascending; empty where every vertex is here."""
+    """Ids of these vertices, ascending; empty where every vertex is here."""
     stride: int = 1
-    """Vertices that each of these stands for, the last of them for what is left."""
+    """Vertices that each of these stands for; the last stands for the rest."""
     order: Callable[[], NDArray[np.int32]] | None = None
-    """All vertices from hot to cold, sorted when first asked for; where these stand for them."""
+    """Returns all vertices from hot to cold, where these stand for them."""
 
     @property
     def everything(self) -> "Hotness":
-        """Of all vertices."""
+        """Return the hotness of all vertices."""
         return self.whole or self
 
     @property
     def num_vertices(self) -> int:
-        """Of the graph."""
+        """Return the vertices of the graph."""
         return self.everything.first_half.size
 
     @property
     def weight(self) -> float:
-        """Vertices that each of these stands for, on the mean."""
+        """Return the mean number of vertices that each of these stands for."""
         return self.num_vertices / max(1, self.first_half.size)
 
     def places(self, rows: int) -> int:
-        """Of these vertices, as many as a memory for so many rows surely holds all runs of."""
+        """Return how many of these vertices' runs a memory for so many rows holds entirely."""
         return self.first_half.size if rows >= self.num_vertices else rows // self.stride
 
     def most_places(self, rows: int) -> int:
-        """Of these vertices, no fewer than runs that a memory for so many rows can hold."""
+        """Return how many of these vertices' runs a memory for so many rows holds at most."""
         return min(self.first_half.size, -(-rows // self.stride))
 
     def finished(self) -> "Hotness":
-        """Itself, whose arrays nobody changes any more: what is made of them may be kept."""
+        """Declare the arrays final, so that what is made of them may be kept, and return itself."""
         for array in (self.first_half, self.second_half, self.topology):
-            final(array)
+            declare_final(array)
         return self
 
     @property
     def features(self) -> NDArray[np.float32]:
-        """Mean of the two halves: the estimate of p(v)."""
+        """Return the mean of the two halves, which estimates p(v)."""
         halves = (self.first_half, self.second_half)
-        return kept(halves, "mean", lambda: ((halves[0] + halves[1]) / np.float32(2),))[0]
+        return make_once(halves, "mean", lambda: ((halves[0] + halves[1]) / np.float32(2),))[0]

@@ -21,14 +21,20 @@ from gnnplan.api.service.artefacts import drawn_machine, measured_report, plan_p
 from gnnplan.api.service.context import Service
 from gnnplan.api.storage.tables import PlanRow
 from gnnplan.planner.client.resources import PlanSummary
-from gnnplan.planner.options import YES_NO, default_text, read_texts
 from gnnplan.planner.queries.explain import explain
 from gnnplan.planner.report.charts import Timeline, draw_timeline, timeline
 from gnnplan.planner.report.links import link_rows
 from gnnplan.planner.report.measured import differences, verdict
 from gnnplan.planner.report.page import machine_line, sections, swatch
 from gnnplan.planner.report.topology import draw_topology
-from gnnplan.planner.settings import MODELS, POLICIES, PlanSettings
+from gnnplan.planner.settings import (
+    MODELS,
+    POLICIES,
+    YES_NO,
+    PlanSettings,
+    default_text,
+    read_texts,
+)
 from gnnplan.runtime import codec
 from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.errors import InputError

@@ -17,7 +17,7 @@ from gnnplan.planner.cli.planning import print_explanation
 from gnnplan.planner.cli.training import event_line, print_comparison
 from gnnplan.planner.machine.model import save_machine
 from gnnplan.planner.queries.compare import Comparison, compare
-from gnnplan.planner.queries.other_machines import Elsewhere, plan_elsewhere, render_elsewhere
+from gnnplan.planner.queries.other_machines import PresetPlan, plan_elsewhere, render_elsewhere
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import Graph
@@ -41,7 +41,7 @@ class DemoResult:
     losses: list[float]
     test_accuracy: float | None
     logistic_regression_accuracy: float
-    elsewhere: list[Elsewhere]
+    elsewhere: list[PresetPlan]
     """Plans for presets; predicted, not run."""
     seconds: float
 

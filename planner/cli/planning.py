@@ -27,7 +27,7 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.gpu.inventory import gpu_notes
 from gnnplan.planner.probe.presets import choose_machine, find_machine
 from gnnplan.planner.request import check_machine_name, check_output, check_request
-from gnnplan.planner.settings import PlanSettings, make_settings
+from gnnplan.planner.settings import PlanSettings, change_settings
 from gnnplan.runtime.codec import write_text_atomically
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.plan.io import load_plan
@@ -58,7 +58,7 @@ def _make_request(values: Mapping[str, Any]) -> PlanSettings:
     if asked["mode"] == "full-graph":
         hops = asked.get("num_layers", len(asked["fanouts"]))
         asked["fanouts"] = [-1] * hops
-    return make_settings(asked, PlanSettings)
+    return change_settings(PlanSettings(), asked)
 
 
 @with_options(settings=_make_request)

@@ -26,7 +26,7 @@ from gnnplan.planner.cli.common import (
 from gnnplan.planner.cli.remote import ServerOption
 from gnnplan.planner.emit import JobSpec, kubernetes_job, slurm_script
 from gnnplan.planner.queries.compare import Comparison, compare
-from gnnplan.planner.queries.tuned import Tuned, TuneRequest
+from gnnplan.planner.queries.tuned import TuneRequest, TuneResult
 from gnnplan.planner.request import check_output
 from gnnplan.runtime.codec import write_text_atomically
 from gnnplan.runtime.launch.config import TrainOptions
@@ -326,7 +326,7 @@ def tune_command(
     print_answer(found, lambda it: print_tuned(it, output), as_json=as_json)
 
 
-def print_tuned(found: Tuned, folder: Path) -> None:
+def print_tuned(found: TuneResult, folder: Path) -> None:
     """Print predicted and measured seconds per candidate, and which one is kept."""
     rows = list[tuple[str, ...]]()
     for row in found.candidates:

@@ -1,1 +1,1 @@
-"""Pure arithmetic: seconds and bytes of each stage."""
+"""Compute seconds and bytes of each stage of a step, by pure arithmetic."""

@@ -1,18 +1,14 @@
-"""Hit rates of caches: what an LRU cache misses, and shares that do not flatter.
+"""Estimate the hit rates of caches that fill themselves.
 
-A row leaves an LRU cache of C rows after tau batches without a touch, where the distinct rows of
-tau successive batches are C on average [A7]. So the misses of a batch are its rows that none of the
-last tau batches touched, and both follow from one curve:
+A row leaves an LRU cache of C rows after tau batches without a touch. On average, tau successive
+batches hold C distinct rows [A7]. One curve gives both numbers:
 
     m(n) = E[rows of a batch that none of the n batches before touched],  m(0) = E[rows]
     F(n) = sum_{j<n} m(j),  F(tau) = C,  misses = m(tau)
 
-The curve is counted over successive batches of one rank as they are drawn, dependent ones too;
-where none could be drawn (links, typed graphs) it follows from how often each row was read. The
-order tells more: every seed comes once in an epoch, so rows return later and more evenly than by
-chance, and what one rank reads another does not. Longer than was counted, rows are taken to stay
-away for ever, which promises too little and never too much. Which neighbours of a missed row are
-missed with it, and so how many requests read them from disk, is told by the batches alone.
+The curve is counted over drawn batches of one rank. Where none could be drawn (links, typed graphs)
+it is derived from how often each row was read. Rows that stay away for longer than was counted are
+taken to stay away for ever, which underestimates hits.
 
 Source: Denning, Schwartz, "Properties of the working-set model" (CACM 1972), with the batch as the
 unit of time; docs/formulas.md 8.7 [A7], 5.5; for shares 8.9 [A9].
@@ -29,25 +25,25 @@ from numpy.typing import NDArray
 from gnnplan.planner.cost.stages.gather import HEADER_BYTES, counted_runs
 
 PARTS = 4
-"""Counts of a row are told apart to this share of a batch."""
+"""Resolution of a row's read count, in parts of one batch."""
 LONGEST = 512
-"""Most batches back that the curve looks."""
+"""Largest number of batches n for which m(n) is computed."""
 
 Misses = NDArray[np.float64]
-"""m(0), m(1), ...: rows per batch."""
+"""Values m(0), m(1), ... in rows per batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reuse:
-    """The curve of one rank's batches, apart by where missing rows come from."""
+    """Curve m(n) of one rank's batches, by the source that missing rows come from."""
 
     misses: dict[str, Misses]
-    """By source kind, all of one length."""
+    """Curve of each source kind; all of one length."""
 
     def hits(self, num_slots: int) -> tuple[dict[str, float], bool]:
-        """Rows per batch that an LRU cache of C rows saves, by the source they would come from.
+        """Return the rows per batch that an LRU cache of C rows saves, by source.
 
-        Also whether the curve ends before the cache is full: the rows are then a lower bound.
+        The second value is True where the curve ends before the cache is full: a lower bound then.
 
         >>> Reuse(misses={"disk": np.array([4.0, 2.0, 1.0])}).hits(5)
         ({'disk': 2.5}, False)
@@ -61,7 +57,7 @@ class Reuse:
         return found, bool(num_slots > footprint[-1] and total[-1] > 0)
 
     def stay(self, num_slots: int) -> float:
-        """Batches without a touch after which a row has left a cache of so many rows.
+        """Return tau: batches without a touch after which a row has left a cache of C rows.
 
         >>> Reuse(misses={"disk": np.array([4.0, 2.0, 1.0])}).stay(5)
         1.5
@@ -70,7 +66,7 @@ class Reuse:
         return float(np.interp(num_slots, footprint, np.arange(total.size)))
 
     def _totals(self) -> tuple[Misses, Misses]:
-        """m(n) and F(n) of all sources together."""
+        """Return m(n) and F(n) summed over all sources."""
         total: Misses = np.sum(list(self.misses.values()), axis=0)
         footprint: Misses = np.zeros(total.size)
         footprint[1:] = np.cumsum(total)[:-1]
@@ -80,16 +76,15 @@ class Reuse:
 def reuse_of_frequencies(
     p: NDArray[np.float32], num_batches: int, sources: Mapping[str, NDArray[np.bool_] | None]
 ) -> Reuse:
-    """The curve of independent batches, from how often each row was read.
+    """Return the curve of independent batches, from how often each row was read.
 
-    Of M batches x read the row. The chance that none of n of them did is
-    h(x, n) = C(M - x, n) / C(M, n), and m(n) = sum_v h(x_v, n) - h(x_v, n + 1): unbiased, where
-    1 - (1 - x/M)^n would promise rows that were read once a second time.
+    Row v was read by x_v of M batches. With h(x, n) = C(M - x, n) / C(M, n), the chance that none
+    of n batches read it, m(n) = sum_v h(x_v, n) - h(x_v, n + 1), which is unbiased.
 
     Args:
         p: x / M of each row, shape (num_nodes,).
         num_batches: M.
-        sources: the rows of each source as a mask of shape (num_nodes,); None: all rows.
+        sources: mask of each source's rows, shape (num_nodes,); None for all rows.
 
     Source: rarefaction, Hurlbert, Ecology 52 (1971).
 
@@ -117,10 +112,9 @@ def reuse_of_batches(
     num_nodes: int,
     sources: Mapping[str, NDArray[np.bool_] | None],
 ) -> Reuse:
-    """The curve of successive batches, given the distinct ids of each in order.
+    """Return the curve of successive batches, given the distinct ids of each in order.
 
-    m(n) is the mean over the batches that have n before them, n up to half of them: fewer would
-    tell of one moment alone.
+    m(n) is the mean over all batches that have n before them, for n up to half of the batches.
     """
     most = max(1, min(LONGEST, -(-len(batches) // 2)))
     last = np.full(num_nodes, -1, np.int64)
@@ -143,10 +137,10 @@ def reuse_of_independent(
     num_nodes: int,
     sources: Mapping[str, NDArray[np.bool_] | None],
 ) -> Reuse:
-    """The curve of successive batches drawn independently: counted, then as frequencies have it.
+    """Return the curve of batches that were drawn in order but independently.
 
-    Beyond what `reuse_of_batches` counts it is that of `reuse_of_frequencies`, in the proportion
-    that the two have where they meet.
+    It is that of `reuse_of_batches` as far as that goes. Beyond, it is that of
+    `reuse_of_frequencies`, scaled to meet it.
     """
     counted = reuse_of_batches(batches, num_nodes, sources)
     read = np.zeros(num_nodes, np.float32)
@@ -165,12 +159,12 @@ def _continued(near: Misses, far: Misses) -> Misses:
 
 
 COUNTED = 32
-"""Batches that are counted, the last of the sequence."""
+"""Number of batches, the last of a sequence, whose misses are counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MissedRuns:
-    """Means over batches."""
+    """Mean rows, disk requests and bytes per batch that a cache misses."""
 
     rows: float
     requests: float
@@ -184,15 +178,15 @@ def missed_runs(
     row_bytes: int,
     data_offset: int = HEADER_BYTES,
 ) -> MissedRuns:
-    """Rows on disk that were not touched for so long, and the requests that read them.
+    """Count the rows on disk that a cache has lost, and the requests that read them.
 
     Args:
-        batches: distinct ids of each, in the order in which they are read.
-        far: rows that lie on disk, shape (num_nodes,).
-        stay: batches without a touch after which the cache has lost a row (`Reuse.stay`); between
-            two whole numbers the counts are taken in proportion.
-        row_bytes: of a stored row.
-        data_offset: bytes before row 0.
+        batches: distinct ids of each batch, in the order of reading.
+        far: mask of the rows on disk, shape (num_nodes,).
+        stay: batches after which the cache loses a row (`Reuse.stay`); interpolated between whole
+            numbers.
+        row_bytes: bytes of a stored row.
+        data_offset: bytes in the file before row 0.
 
     >>> batches = [np.array([0, 1, 8]), np.array([0, 8]), np.array([0, 1, 8])]
     >>> missed_runs(batches, np.ones(9, np.bool_), 1.0, 4096, 0)  # row 1 alone was away
@@ -215,7 +209,7 @@ def _counts(
     row_bytes: int,
     data_offset: int,
 ) -> NDArray[np.float64]:
-    """Mean rows, requests and bytes where rows stay a whole number of batches; shape (3,)."""
+    """Return mean rows, requests and bytes for a whole number of batches; shape (3,)."""
     counts = [
         (float(ids.size), *counted_runs(np.sort(ids), row_bytes, data_offset))
         for ids in _missed(batches, far, stay)
@@ -226,7 +220,7 @@ def _counts(
 def _missed(
     batches: Sequence[NDArray[np.integer]], far: NDArray[np.bool_], stay: int
 ) -> Iterator[NDArray[np.integer]]:
-    """Rows of the last batches that none of the `stay` before touched, as far as those go."""
+    """Yield the rows of the last batches that none of the `stay` batches before touched."""
     first = max(min(stay, len(batches) - 1), len(batches) - COUNTED)
     begin = max(0, first - stay)
     last = np.full(far.size, -1 - stay, np.int64)  # longer ago than the first batch can see
@@ -238,57 +232,57 @@ def _missed(
 
 
 Masks = Mapping[str, NDArray[np.bool_] | None]
-"""Rows of each source, shape (num_nodes,); None: all."""
+"""Mask of each source's rows, shape (num_nodes,); None for all rows."""
 
 
 class SuccessiveReads(ABC):
-    """One rank's reads."""
+    """Interface to the feature reads of one rank's successive batches."""
 
     @abstractmethod
     def reuse(self, sources: Masks) -> Reuse:
-        """How soon rows come back, apart by source."""
+        """Return the curve of misses by source."""
 
     @abstractmethod
     def missed(self, far: NDArray[np.bool_], stay: float, row_bytes: int) -> MissedRuns | None:
-        """Rows past an LRU cache and their requests, as `missed_runs`; None: cannot be told."""
+        """Return what an LRU cache misses, as `missed_runs`; None where that is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawnReads(SuccessiveReads):
-    """Of batches that were drawn in order."""
+    """Reads of batches that were drawn in order."""
 
     batches: Sequence[NDArray[np.integer]]
-    """Distinct ids of each, at least one."""
+    """Distinct ids of each batch; at least one batch."""
     num_nodes: int
     independent: bool
-    """Seeds and neighbours of one batch say nothing of the next one's."""
+    """Whether seeds and neighbours of a batch are drawn independently of the batches before."""
 
     def reuse(self, sources: Masks) -> Reuse:
-        """Counted; of independent batches beyond what was counted, as frequencies have it."""
+        """Count the curve of misses; extend it by frequencies where batches are independent."""
         curve = reuse_of_independent if self.independent else reuse_of_batches
         return curve(self.batches, self.num_nodes, sources)
 
     def missed(self, far: NDArray[np.bool_], stay: float, row_bytes: int) -> MissedRuns | None:
-        """Counted on the last of the batches; None where they miss nothing."""
+        """Count misses over the last batches; None where there are none."""
         found = missed_runs(self.batches, far, stay, row_bytes)
         return found if found.requests > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedReads(SuccessiveReads):
-    """Of independent batches, by how often each row is read."""
+    """Expected reads of independent batches, from how often each row is read."""
 
     p: NDArray[np.float32]
-    """Chance that a batch reads each row, shape (num_nodes,)."""
+    """Probability that a batch reads each row, shape (num_nodes,)."""
     num_batches: int
-    """That `p` was found of."""
+    """Number of batches that `p` was counted over."""
 
     def reuse(self, sources: Masks) -> Reuse:
-        """See `reuse_of_frequencies`."""
+        """Return the curve of `reuse_of_frequencies`."""
         return reuse_of_frequencies(self.p, self.num_batches, sources)
 
     def missed(self, far: NDArray[np.bool_], stay: float, row_bytes: int) -> MissedRuns | None:
-        """None: which rows are missed together is not told by how often each is read."""
+        """Return None: frequencies do not tell which rows are missed together."""
         del far, stay, row_bytes
         return None
 
@@ -296,7 +290,7 @@ class ExpectedReads(SuccessiveReads):
 Frequencies = NDArray[np.float32]
 """Share of batches that read each vertex, shape (num_nodes,)."""
 Shares = NDArray[np.float64]
-"""Shape (ranks, sources); each row sums to 1, or is zero where nothing is read."""
+"""Share of rows by rank and source, shape (ranks, sources); each rank's sum is 1 or 0."""
 
 
 def cross_validate(
@@ -304,9 +298,9 @@ def cross_validate(
     second: Frequencies,
     rows: Callable[[Frequencies, Frequencies], NDArray[np.float64]],
 ) -> Shares:
-    """Share of rows by source, each half scored by the placement chosen on the other half.
+    """Return the share of rows by source, each half scored by the other half's placement.
 
-    `rows(chosen_on, scored_on)` gives the expected rows by rank and source, shape (ranks, sources).
+    `rows(chosen_on, scored_on)` gives the expected rows, shape (ranks, sources).
 
     Source: docs/formulas.md 8.9 [A9].
 

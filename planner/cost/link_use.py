@@ -1,4 +1,4 @@
-"""Which links a rank's rows cross, and what they carry: payload, whole transactions, lines [C7]."""
+"""Sum up what a rank's feature rows move over each link: payload, transactions, PCIe lines [C7]."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from gnnplan.runtime.plan.schema import Device, Plan
 
 
 def link_of(machine: MachineModel, kind: str) -> str:
-    """Name of the link that a kind of traffic crosses; the kind itself where none is known."""
+    """Return the name of the link that a kind of traffic crosses; the kind itself if unknown."""
     kinds = {m.name: m.kind for m in machine.memories}
     cpus = {p.name for p in machine.processors if p.kind == "cpu"}
     for link in machine.links:
@@ -30,22 +30,22 @@ def link_of(machine: MachineModel, kind: str) -> str:
 
 @dataclass(slots=True)
 class LinkUse:
-    """What one link carried."""
+    """Traffic of one link."""
 
     rows: float = 0.0
-    """Rows that crossed it; a fraction where memory is spread over NUMA nodes."""
+    """Rows that crossed the link; a fraction where memory is spread over NUMA nodes."""
     bytes: float = 0.0
-    """Bytes of those rows."""
+    """Payload bytes of those rows."""
     moved_bytes: float = 0.0
-    """With transactions counted whole."""
+    """Bytes with whole transactions counted."""
     pcie_lines: float = 0.0
-    """Transactions, where the link is PCIe; 0 elsewhere."""
+    """Number of PCIe transactions; 0 on other links."""
     seconds: float = 0.0
-    """Moved bytes over the link's bandwidth for reads at random."""
+    """Seconds of the moved bytes at the link's bandwidth for random reads."""
     provenance: str = ""
 
     def add(self, link: Link, rows: float, row_bytes: float, *, pcie: bool) -> None:
-        """Let rows of one width cross."""
+        """Add rows of one width."""
         unit, moved = link.transaction_bytes, moved_bytes(link, max(1, round(row_bytes)))
         self.rows += rows
         self.bytes += rows * row_bytes
@@ -56,15 +56,11 @@ class LinkUse:
         self.provenance = link.provenance
 
 
-class Ways:
-    """The routes of a plan's ranks through a machine."""
+class PlanRoutes:
+    """Routes of a plan's ranks through a machine."""
 
     def __init__(self, machine: MachineModel, plan: Plan) -> None:
-        """Give each rank a processor of the machine.
-
-        Raises:
-            SettingsError: the machine has too few GPUs for the plan's ranks.
-        """
+        """Assign a processor of the machine to each rank."""
         self.machine = machine
         self._devices = plan.strategy.devices
         self._processors = [self._processor(device) for device in self._devices]
@@ -82,11 +78,11 @@ class Ways:
 
     @property
     def processors(self) -> list[str]:
-        """Names of the machine's processors by rank."""
+        """Return the names of the ranks' processors."""
         return [processor.name for processor in self._processors]
 
     def _processor(self, device: Device) -> Processor:
-        """GPUs in order where the machine has any; cores else."""
+        """Return the GPU of the device's index on its host; cores where the machine has no GPU."""
         machine = self.machine
         if not machine.gpus:
             cpus = [p for p in machine.processors if p.kind == "cpu"]
@@ -111,10 +107,9 @@ class Ways:
         return self._found[key]
 
     def routes_of(self, rank: int, kind: str, server: int = -1) -> list[Route]:
-        """The way of one rank's rows from a kind of source; `server` is the rank that serves them.
+        """Return the routes of a rank's rows from a kind of source.
 
-        Raises:
-            MachineError: the machine has no such way.
+        `server` is the rank that serves the rows, for sources peer and remote.
         """
         processor = self._processors[rank]
         if kind in ("own", "cache"):
@@ -128,7 +123,7 @@ class Ways:
         return self._named(kind) if memory is None else self._routes(memory.name, processor.name)
 
     def _named(self, kind: str) -> list[Route]:
-        """Ranks of one memory exchange over the link that collectives take."""
+        """Return the link of collectives, over which ranks of one memory exchange rows."""
         name = link_of(self.machine, "peer" if kind == "remote" else kind)
         found = tuple(link for link in self.machine.links if link.name == name)
         return [Route(links=found)]
@@ -140,7 +135,7 @@ class Ways:
         rows: Mapping[tuple[str, int], int | float],
         row_bytes: Mapping[str, float],
     ) -> None:
-        """Let a rank's rows, by (kind, server), cross their links."""
+        """Add a rank's rows, by (kind, server), to the links that they cross."""
         for (kind, server), count in rows.items():
             for route in self.routes_of(rank, kind, server):
                 for link in route.links:

@@ -1,9 +1,9 @@
-"""What must fit: bytes of every part at the batch-size tail, against a memory's capacity.
+"""Sum up the bytes of each memory at the largest batch, and hold them against its capacity.
 
-Peak means all parts alive at once; the text of a refusal is the sum itself.
+All parts are taken to be alive at once. The text of a refusal is the sum itself.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
@@ -17,16 +17,16 @@ from gnnplan.runtime.sampling.memory import HEADROOM, BulkBytes
 
 GIB = 2**30
 ADAM_COPIES = 4
-"""Parameter, gradient and two moments."""
+"""Copies of each parameter: itself, its gradient and two moments."""
 MANY_BATCHES = 200
-"""From here on the profile's own largest batch is trusted for the tail."""
+"""Number of profiled batches above which their 99th percentile is used for the tail."""
 
 
 def tail(spread: Spread, profiled: int, draws: int) -> float:
-    """Largest of many batches to come.
+    """Estimate the largest value of a quantity over many batches to come.
 
-    mu + sigma kappa_M over M draws, and never below the largest that was seen; with many profiled
-    batches the seen 99th percentile's excess is scaled instead where it is the larger (skew).
+    mu + sigma kappa_M over M draws, and at least the largest value seen. With many profiled batches
+    the excess of the 99th percentile is scaled instead where that is larger (skewed tails).
 
     Source: docs/formulas.md 8.10 [A10].
 
@@ -43,19 +43,14 @@ def tail(spread: Spread, profiled: int, draws: int) -> float:
 
 
 def model_bytes(num_parameters: int, item_bytes: int = 4) -> int:
-    """Bytes of parameters, gradients and optimizer state."""
+    """Return the bytes of parameters, gradients and optimizer state."""
     return ADAM_COPIES * num_parameters * item_bytes
-
-
-def activation_bytes(mean_bytes: int, tail_scale: float) -> int:
-    """Bytes of activations and their gradients at the tail: proportional to the batch."""
-    return round(mean_bytes * tail_scale)
 
 
 def sampling_bytes(
     tail_vertices: float, tail_edges: float, num_nodes: int, loader_threads: int
 ) -> int:
-    """Bytes of a sampler on cores: per thread a relabelling table and one batch in the making.
+    """Return the bytes of a sampler on cores: relabelling tables and batches being made.
 
     W (8 N + 16 V + 8 E) for W threads (at least one), N nodes, V vertices and E edges of the
     largest batch: a stamp and a local id (4 B each) per node; a global id and a list's end (8 B
@@ -69,9 +64,7 @@ def sampling_bytes(
 
 
 def live_batches(ahead: int, steps_per_epoch: int) -> int:
-    """Batches alive at once: the one in use, and those that are ready or being filled meanwhile.
-
-    An epoch's loader makes none of the next epoch, so there are never more than an epoch has.
+    """Return the batches alive at once: the one in use and those made ahead, at most an epoch's.
 
     >>> live_batches(2, 100), live_batches(4, 3), live_batches(0, 3)
     (3, 3, 1)
@@ -80,7 +73,7 @@ def live_batches(ahead: int, steps_per_epoch: int) -> int:
 
 
 def batch_bytes(tail_vertices: float, tail_edges: float, row_bytes: int, buffers: int) -> int:
-    """Bytes of the batches alive at once, at the tail: rows, ids and edges of each.
+    """Return the bytes of rows, ids and edges of the batches alive at once, at the tail.
 
     >>> batch_bytes(100.0, 1000.0, 400, 3)
     134400
@@ -88,23 +81,14 @@ def batch_bytes(tail_vertices: float, tail_edges: float, row_bytes: int, buffers
     return round(buffers * (tail_vertices * (row_bytes + 8) + 4 * tail_edges))
 
 
-def location_bytes(num_nodes: int, code_bytes: int) -> int:
-    """Bytes of a location table: one code per node; own rows are found by slot."""
-    return num_nodes * code_bytes
-
-
 def sum_parts(parts: Mapping[str, int], capacity: int) -> MemoryUse:
-    """Sum up parts against a capacity."""
+    """Sum up parts and compare them with a capacity."""
     total = sum(parts.values())
     return MemoryUse(parts=dict(parts), total=total, capacity=capacity, headroom=capacity - total)
 
 
 def require_fit(name: str, memory: MemoryUse) -> None:
-    """Refuse a memory whose parts pass its capacity.
-
-    Raises:
-        PlanDoesNotFit: the text is the sum with every part.
-    """
+    """Raise PlanDoesNotFit with the memory's sum where its parts exceed its capacity."""
     if memory.headroom < 0:
         raise PlanDoesNotFit(
             sum_text(name, memory),
@@ -127,16 +111,6 @@ def sum_text(name: str, memory: MemoryUse) -> str:
     return f"{name}: {terms} = {total} {sign} {capacity} usable"
 
 
-def capacity_text(size_bytes: int) -> str:
-    """Write a capacity in the powers of two that memories are sold in, where it is a whole number.
-
-    >>> capacity_text(80 * 2**30), capacity_text(61_200_000_000)
-    ('80 GiB', '61.2 GB')
-    """
-    whole, rest = divmod(size_bytes, 2**30)
-    return f"{whole} GiB" if whole and not rest else size_text(size_bytes)
-
-
 def size_text(size_bytes: float | int) -> str:
     """Write bytes in powers of ten; whole GiB as they are.
 
@@ -152,28 +126,28 @@ def size_text(size_bytes: float | int) -> str:
 
 
 SLOT_BYTES = 24
-"""Bytes of a dynamic cache's slot beside its row: the node, its last touch, and the log of them."""
+"""Bytes of a cache slot beside its row: the node, its last touch, and the log of them."""
 DIRECTORY_BYTES = 4
-"""Bytes of a cache's directory per node: the slot its row is in."""
+"""Bytes of a cache's directory per node: its slot."""
 STAGING = 1.25
-"""Rows of the buffer that misses are read into, over a batch's."""
+"""Rows of the buffer for missed rows, over the rows of a batch."""
 TRAINING_BATCHES = 10_000
-"""Batches times ranks that the memory of a batch must hold out for."""
+"""Number of batches over all ranks whose largest must fit."""
 ID_BYTES = 8
 RESERVE = 0.05
-"""Share of a GPU's usable memory that is left to the allocator's slack."""
+"""Share of a GPU's usable memory that is left to the allocator."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budgets:
-    """Bytes the user allows; None leaves it to what the machine has."""
+    """Bytes that the user allows; None for what the machine has."""
 
     device_bytes: int | None = None
     host_bytes: int | None = None
 
 
 def host_memory(machine: MachineModel) -> tuple[str, int]:
-    """Name and capacity of the host's memory."""
+    """Return the name and capacity of the first host's memory."""
     for found in machine.memories:
         if found.kind == "host":
             return found.name, found.capacity_bytes
@@ -181,24 +155,24 @@ def host_memory(machine: MachineModel) -> tuple[str, int]:
 
 
 def least_host_bytes(machine: MachineModel) -> int:
-    """Capacity of the smallest host's memory."""
+    """Return the capacity of the smallest host's memory."""
     return min((m.capacity_bytes for m in machine.memories if m.kind == "host"), default=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchTail:
-    """The largest batch that memory must hold."""
+    """Sizes of the largest batch that memory must hold."""
 
     vertices: float
-    """Input vertices."""
+    """Number of input vertices."""
     edges: float
-    """Edges of the outermost block."""
+    """Number of edges of the outermost block."""
     scale: float
-    """Vertices over the mean batch's."""
+    """Ratio of its vertices to the mean batch's."""
 
     @staticmethod
     def of(batch: BatchProfile) -> "BatchTail":
-        """Take the tail of a profiled batch size."""
+        """Estimate the tail of a profiled batch size."""
         vertices = tail(batch.vertices[-1], batch.num_batches, TRAINING_BATCHES)
         mean = batch.vertices[-1].mean
         return BatchTail(
@@ -216,9 +190,9 @@ def common_parts(
     code_bytes: int,
     steps_per_epoch: int,
 ) -> dict[str, int]:
-    """Bytes of a rank on any processor, beside its context and its sampler's buffers.
+    """Return the bytes of a rank that do not depend on its processor.
 
-    Threads and prefetch depth set how many batches, whose rows are float32, live at once.
+    Threads and prefetch depth set how many batches, with rows in float32, live at once.
     """
     largest = BatchTail.of(batch)
     ahead = candidate.prefetch_depth if candidate.threads.sample else 0
@@ -226,16 +200,16 @@ def common_parts(
     row_bytes = 4 * graph.feature_dim
     return {
         "model and optimizer": model_bytes(timing.num_parameters),
-        "activations": activation_bytes(timing.activation_bytes, largest.scale),
+        "activations": round(timing.activation_bytes * largest.scale),
         "batches": batch_bytes(largest.vertices, largest.edges, row_bytes, buffers),
-        "location table": location_bytes(graph.num_nodes, code_bytes),
+        "location table": graph.num_nodes * code_bytes,
     } | ({"stack of batches": candidate.bulk_bytes} if candidate.bulk_batches > 1 else {})
 
 
 def core_parts(
     candidate: Candidate, graph: GraphRef, batch: BatchProfile, process: ProcessCost
 ) -> dict[str, int]:
-    """Bytes of a rank on cores: what importing the libraries costs, its sampler, its cache."""
+    """Return the bytes of a rank on cores: its process, its sampler and its cache's directory."""
     largest, nodes = BatchTail.of(batch), graph.num_nodes
     parts = {
         "context": process.resident_bytes,
@@ -259,10 +233,10 @@ def gpu_parts(
     *,
     captured_bytes: int = 0,
 ) -> dict[str, int]:
-    """Bytes of a rank on a GPU: its context, the allocator's slack, its sampler, its topology.
+    """Return the bytes of a rank on a GPU: context, allocator's reserve, sampler and topology.
 
-    Source: docs/formulas.md 8.10 [A10]; two ids of 8 bytes per drawn edge while a batch is drawn,
-    and a relabelling table of two ids per vertex at half load.
+    A batch being drawn takes two ids per edge, and a relabelling table of two ids per vertex at
+    half load (docs/formulas.md 8.10 [A10]).
     """
     largest = BatchTail.of(batch)
     drawn = round(2 * ID_BYTES * largest.edges + 2 * 2 * ID_BYTES * largest.vertices)
@@ -275,11 +249,10 @@ def gpu_parts(
 
 
 def peer_bytes(candidate: Candidate, batch: BatchProfile, row_bytes: int) -> int:
-    """Bytes of a rank's buffers for rows that ranks read of each other: received, and sent.
+    """Return the bytes of a rank's buffers for rows that independent ranks read of each other.
 
-    2 (R - 1) / R V rows for R ranks and V vertices of the largest batch: a rank's share of all rows
-    is its own, and as many are asked of it. Ranks that share a batch have their own
-    (`exchange_parts`).
+    2 (R - 1) / R V rows for R ranks and V vertices of the largest batch: as many rows are sent as
+    received. Ranks that share a batch have buffers of their own (`exchange_parts`).
     """
     ranks = candidate.num_ranks
     if candidate.batching == "cooperative":
@@ -300,43 +273,41 @@ def memory_use(
 ) -> dict[str, MemoryUse]:
     """Hold every rank's and the host's parts against their capacities.
 
-    Args:
-        parts: each rank's private bytes without own rows.
-        graph: its adjacency is mapped once per host.
-        placed: own rows of each rank, and rows that the shared mapping must hold.
-        row_bytes: of a stored row.
-        machine: capacity of the host.
-        budgets: the user's limits.
-        launcher_bytes: of what starts the ranks, once per host.
-        mapped_topology: False where the adjacency lies in parts among the ranks' own bytes.
+    `parts` are each rank's private bytes without own rows. The host maps features and adjacency
+    once; without `mapped_topology` the ranks' own bytes hold the adjacency in parts.
     """
     host, capacity = host_memory(machine)
-    capacity = capacity if budgets.host_bytes is None else min(capacity, budgets.host_bytes)
+    capacity = _limited(capacity, budgets.host_bytes)
+    limit = capacity if budgets.device_bytes is None else budgets.device_bytes
+    found = _rank_uses(parts, placed, row_bytes, [limit] * len(parts))
+    topology = topology_bytes(graph) if mapped_topology else 0
+    shared = _host_parts(sum(use.total for use in found.values()), placed, row_bytes, topology)
+    return {**found, host: sum_parts({**shared, "launcher": launcher_bytes}, capacity)}
+
+
+def _limited(size_bytes: int, limit_bytes: int | None) -> int:
+    return size_bytes if limit_bytes is None else min(size_bytes, limit_bytes)
+
+
+def _rank_uses(
+    parts: list[dict[str, int]], placed: PlacedRows, row_bytes: int, capacities: Sequence[int]
+) -> dict[str, MemoryUse]:
+    """Hold each rank's parts with its own rows and cache against its capacity."""
     found: dict[str, MemoryUse] = {}
-    private = 0
-    for g, (rank, rows) in enumerate(zip(parts, placed.ranks, strict=True)):
-        whole = {**rank, "own rows": rows.own_rows * row_bytes}
+    for g, (part, rows, size) in enumerate(zip(parts, placed.ranks, capacities, strict=True)):
+        whole = {**part, "own rows": rows.own_rows * row_bytes}
         if rows.cache_rows:
             whole["cache rows"] = rows.cache_rows * (row_bytes + SLOT_BYTES)
-        limit = capacity if budgets.device_bytes is None else budgets.device_bytes
-        found[f"rank{g}"] = sum_parts(whole, limit)
-        private += sum(whole.values())
-    shared = {
-        "ranks": private,
-        "features": placed.host_rows * row_bytes,
-        "topology": topology_bytes(graph) if mapped_topology else 0,
-        "launcher": launcher_bytes,
-    }
-    found[host] = sum_parts(shared, capacity)
+        found[f"rank{g}"] = sum_parts(whole, size)
     return found
 
 
-def host_memory_of(machine: MachineModel, host: int, kind: str = "host") -> Memory | None:
-    """Find the memory (or disk) of a host; the disk may be missing.
+def _host_parts(ranks: int, placed: PlacedRows, row_bytes: int, topology: int) -> dict[str, int]:
+    return {"ranks": ranks, "features": placed.host_rows * row_bytes, "topology": topology}
 
-    Raises:
-        MachineError: the machine has no such host memory.
-    """
+
+def host_memory_of(machine: MachineModel, host: int, kind: str = "host") -> Memory | None:
+    """Return the memory of a kind on a host; None where the host has no disk."""
     name = f"{prefix_of(host)}{kind}0"
     for memory in machine.memories:
         if memory.kind == kind and memory.name == name:
@@ -349,15 +320,14 @@ def host_memory_of(machine: MachineModel, host: int, kind: str = "host") -> Memo
 def gpu_capacity(
     machine: MachineModel, candidate: Candidate, rank: int, budgets: Budgets | None = None
 ) -> int:
-    """Bytes of a rank's GPU, or the user's limit where that is less."""
+    """Return the bytes of a rank's GPU, or the user's limit where that is less."""
     names = {p.name: p.memory for p in machine.gpus}
     size = machine.memory(names[candidate.gpus[rank]]).capacity_bytes
-    limit = None if budgets is None else budgets.device_bytes
-    return size if limit is None else min(size, limit)
+    return _limited(size, None if budgets is None else budgets.device_bytes)
 
 
 def ranks_by_host(machine: MachineModel, candidate: Candidate) -> dict[int, list[int]]:
-    """Ranks of each host whose GPUs take part."""
+    """Return the ranks of each host, by the host's number."""
     hosts = {p.name: p.host for p in machine.gpus}
     found: dict[int, list[int]] = {}
     for rank, name in enumerate(candidate.gpus):
@@ -366,12 +336,10 @@ def ranks_by_host(machine: MachineModel, candidate: Candidate) -> dict[int, list
 
 
 def host_bytes(machine: MachineModel, host: int, budgets: Budgets) -> tuple[str, int]:
-    """Name and usable bytes of a host's memory."""
+    """Return the name and usable bytes of a host's memory."""
     found = host_memory_of(machine, host)
     assert found is not None  # only a disk may be missing
-    limit = budgets.host_bytes
-    size = found.capacity_bytes if limit is None else min(limit, found.capacity_bytes)
-    return found.name, size
+    return found.name, _limited(found.capacity_bytes, budgets.host_bytes)
 
 
 def gpu_memory_use(
@@ -383,46 +351,29 @@ def gpu_memory_use(
     machine: MachineModel,
     budgets: Budgets,
 ) -> dict[str, MemoryUse]:
-    """Hold every GPU's and host's parts against its capacity.
-
-    Args:
-        parts: each GPU's bytes without own rows.
-        candidate: which GPUs.
-        graph: its adjacency is mapped once per host.
-        placed: own rows of each GPU, and rows that each host's mapping must hold.
-        row_bytes: of a stored row.
-        machine: capacities, and table `gpu_process`.
-        budgets: the user's limits.
-    """
-    found: dict[str, MemoryUse] = {}
-    for g, (part, rows) in enumerate(zip(parts, placed.ranks, strict=True)):
-        whole = {**part, "own rows": rows.own_rows * row_bytes}
-        found[f"rank{g}"] = sum_parts(whole, gpu_capacity(machine, candidate, g, budgets))
+    """Hold every GPU's and host's parts against its capacity, as `memory_use`."""
+    sizes = [gpu_capacity(machine, candidate, g, budgets) for g in range(candidate.num_ranks)]
+    found = _rank_uses(parts, placed, row_bytes, sizes)
     process = int(rate_per_rank(machine, MachineTable.GPU_PROCESS, candidate))
     for host, ranks in ranks_by_host(machine, candidate).items():
         name, size = host_bytes(machine, host, budgets)
-        shared = {
-            "ranks": process * len(ranks),
-            "features": placed.host_rows * row_bytes,
-            "topology": topology_bytes(graph),
-        }
+        shared = _host_parts(process * len(ranks), placed, row_bytes, topology_bytes(graph))
         found[name] = sum_parts(shared, size)
     return found
 
 
 SPARE = 1.05
-"""Bytes of a stack over those of its pilot: batches vary."""
+"""Ratio of a stack's bytes to its pilot's, since batches vary."""
 IN_USE = 1
-"""Batches in use beside those ready ahead."""
+"""Number of batches in use beside those made ahead."""
 
 
 def stack_bytes(pilot: BulkBytes, bulk: int, depth: int) -> int:
-    """Bytes that let the runtime stack k batches on cores while earlier ones are still in use.
+    """Return the bytes for stacks of k batches on cores while earlier ones are still in use.
 
-    B = table + max_m (1.15 (k + 2 (d + 1)) batch_m + scratch_m), and 5% for batches that vary: the
-    pilot tells the bytes at each moment m; d batches are ready ahead. Each stack gives d + 1
-    batches arrays of their own, and as many may be left of the stack before
-    (`runtime.loader.bulk`).
+    B = 1.05 (table + max_m (1.15 (k + 2 (d + 1)) batch_m + scratch_m)), with the pilot's bytes at
+    each moment m and d batches made ahead. Each stack gives d + 1 batches arrays of their own, and
+    as many may be left of the stack before (`runtime.loader.bulk`).
 
     Source: `runtime.sampling.memory`, solved for the budget.
 
@@ -435,13 +386,13 @@ def stack_bytes(pilot: BulkBytes, bulk: int, depth: int) -> int:
 
 
 HELD = 4
-"""Bytes on a GPU while a stack is drawn, over those of its batches."""
+"""Ratio of a GPU's bytes while a stack is drawn to those of its batches."""
 VERTEX_BYTES, LIST_BYTES, EDGE_BYTES = 8, 8, 12
 """A vertex's id; the end of its list; an edge's end (int32) and position (int64)."""
 
 
 def gpu_batch_bytes(batch: BatchProfile, *, every_hop: bool) -> int:
-    """Bytes of a large batch's tensors; blocks that are parts of the outermost count once.
+    """Return the bytes of a large batch's tensors; blocks within the outermost count once.
 
     Source: docs/formulas.md 8.10 [A10] for how large batches become.
     """
@@ -460,6 +411,6 @@ def gpu_batch_bytes(batch: BatchProfile, *, every_hop: bool) -> int:
 
 
 def gpu_stack_bytes(batch: BatchProfile, bulk: int, depth: int, *, every_hop: bool) -> int:
-    """As `stack_bytes`, on a GPU: B = 1.05 x 4 batch (k + 2 (d + 1))."""
+    """Return `stack_bytes` on a GPU: B = 1.05 x 4 batch (k + 2 (d + 1))."""
     each = HELD * gpu_batch_bytes(batch, every_hop=every_hop)
     return int(SPARE * each * (bulk + 2 * (depth + IN_USE)))

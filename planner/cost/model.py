@@ -1,9 +1,8 @@
-"""The price of a candidate: seconds per optimiser step with an interval, memory, traffic.
+"""Price a candidate: seconds per optimiser step with an interval, memory and traffic.
 
-Three familiar systems are points of this space: a data-parallel loop that loads in line (one
-training thread per rank, nothing prefetched), a loader with worker threads (bounded prefetch), and
-a static cache of hot rows (own rows per rank). All are priced by the same few sums, and cores are
-shared capacity, so prefetching on a full machine is not predicted to be free.
+A data-parallel loop that loads synchronously, a loader with worker threads and a static cache of
+hot rows are points of this space. Cores are shared capacity: prefetching on a full machine is not
+free.
 """
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
@@ -22,11 +21,11 @@ from gnnplan.runtime.plan.schema import Prediction
 from gnnplan.runtime.stages import Stage
 
 PROCESSORS: dict[str, Backend] = {"cpu": CoresBackend(), "cuda": GpusBackend()}
-"""The backend of a processor, by its kind."""
+"""Backend of each kind of processor."""
 
 
 def backend_of(candidate: Candidate) -> Backend:
-    """The backend of the candidate's processors, wrapped by how its ranks work together."""
+    """Return the processor's backend, wrapped by how the candidate's ranks work together."""
     found = PROCESSORS[candidate.kind]
     if candidate.hosts > 1:
         found = Hosts(found)
@@ -38,7 +37,7 @@ def backend_of(candidate: Candidate) -> Backend:
 
 
 def batch_and_timing(request: Request, candidate: Candidate) -> tuple[BatchProfile, ModelTiming]:
-    """One rank's batches, and the model's seconds on them.
+    """Return one rank's profiled batches, and the model's seconds on them.
 
     Raises:
         SettingsError: they were not profiled.
@@ -49,7 +48,7 @@ def batch_and_timing(request: Request, candidate: Candidate) -> tuple[BatchProfi
 def fixed_parts(
     request: Request, candidate: Candidate, rank: int, code_bytes: int
 ) -> dict[str, int]:
-    """Bytes of a rank's own memory before it keeps any feature row."""
+    """Return the bytes of a rank's memory before it keeps any feature row."""
     return backend_of(candidate).fixed_parts(request, candidate, rank, code_bytes)
 
 
@@ -99,7 +98,7 @@ def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Predi
 def epoch_seconds(
     num_train: int, batch_size: int, step_seconds: float, fill_seconds: float
 ) -> float:
-    """Seconds of an epoch: whole steps, the share of one that the last batch is, the first fill.
+    """Return an epoch's seconds: whole steps, the last batch's share of one, the first fill.
 
     >>> epoch_seconds(2500, 1000, 2.0, 0.5)
     5.5
@@ -113,7 +112,6 @@ def epoch_seconds(
 def _provenance(
     machine: MachineModel, step: StepTimes, candidate: Candidate, startup: StageTime
 ) -> dict[str, str]:
-    """Say where the seconds of each stage that the step has come from."""
     words = {stage.value: time.provenance for stage, time in step.slowest.stages.items()}
     wait = "derived: what the training thread cannot hide of the loader's work"
     if has_lanes(candidate):

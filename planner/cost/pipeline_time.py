@@ -1,9 +1,9 @@
-"""From stage seconds to step seconds: bounded prefetch, cores as shared capacity, the slowest rank.
+"""Compute step seconds from stage seconds: bounded prefetch, shared cores, the slowest rank.
 
-A rank is two stages: the loader's threads run ahead of the training thread by at most the prefetch
-depth. Three bounds hold together: each stage's own rate, the buffers between them, and the cores
-that all ranks share [A2]. A step ends when its slowest rank ends: the expected maximum over ranks
-[A1], whose integral also gives the largest of many batches, which memory must hold [A10].
+A rank is a pipeline of two stages: loader threads run ahead of the training thread by at most the
+prefetch depth. Three bounds hold together: each stage's rate, the buffers between stages, and the
+cores that ranks share [A2]. A step ends with its slowest rank, at the expected maximum over ranks
+[A1]. The same integral gives the largest of many batches [A10].
 """
 
 import functools
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _ITEMS = 1500
-"""Items of the simulated epoch; the period's statistical error is then under 1%."""
+"""Number of items of the simulated epoch; its statistical error is under 1%."""
 
 
 def period(
@@ -26,7 +26,7 @@ def period(
     shared: Sequence[tuple[float, Sequence[int]]] = (),
     freed_at_start: bool = False,
 ) -> float:
-    """Seconds between two items of a pipeline of deterministic stages.
+    """Return the seconds between two items of a pipeline of deterministic stages.
 
     max( max_i t_i / w_i, max_i (t_i + t_{i+1}) / d_i, sum_i t_i / K,
          max_r s_r sum_{i on r} t_i )
@@ -64,13 +64,13 @@ def finish_times(
     workers: int = 1,
     freed_at_start: bool = False,
 ) -> NDArray[np.float64]:
-    """Seconds at which each item leaves each stage, by the max-plus recursion.
+    """Return when each item leaves each stage, in seconds, by the max-plus recursion.
 
     Args:
-        seconds: shape (stages, items), positive.
+        seconds: seconds of each stage and item, shape (stages, items), positive.
         depths: buffers between consecutive stages.
         workers: parallel workers of the first stage.
-        freed_at_start: a buffer is free when the later stage starts its item, else when it ends.
+        freed_at_start: whether a buffer is free when the later stage starts its item, not ends it.
 
     Returns:
         Shape (stages, items).
@@ -104,12 +104,18 @@ def stochastic_period(
     workers: int = 1,
     seed: int = 0,
 ) -> float:
-    """Seconds per step of a loader and a trainer whose times vary from batch to batch.
+    """Return the seconds per step of a loader and a trainer whose times vary from batch to batch.
 
-    The recursion on lognormal times: random stalls fall with depth. A slot is free as soon as the
-    training thread takes its batch. The draws are seeded, so equal inputs give equal plans.
-    `variation` is the coefficient of variation of both times, `depth` the batches that may be ready
-    or under way ahead of the training thread, made by so many loader `workers`.
+    The recursion of `finish_times` on seeded lognormal times; a slot is free as soon as the
+    training thread takes its batch.
+
+    Args:
+        loader_seconds: mean seconds of one batch of one loader worker.
+        trainer_seconds: mean seconds of the training thread.
+        variation: coefficient of variation of both times.
+        depth: batches that may be ready or being made ahead of the training thread.
+        workers: loader threads.
+        seed: of the draws.
 
     Source: docs/formulas.md 8.2 [A2], random times.
 
@@ -131,17 +137,6 @@ def stochastic_period(
     return max(float(floor), float(measured))
 
 
-def core_bound_seconds(core_seconds: float, cores: int) -> float:
-    """Seconds of a step's core-seconds spread evenly over all cores: no step is shorter.
-
-    Source: docs/modelling.md 1.
-
-    >>> core_bound_seconds(0.3, 2)
-    0.15
-    """
-    return core_seconds / cores
-
-
 def slow_each_other(
     loader_seconds: float,
     trainer_seconds: float,
@@ -150,11 +145,11 @@ def slow_each_other(
     trainer_slowdown: float,
     workers: int = 1,
 ) -> tuple[float, float]:
-    """Loader and trainer seconds when each runs beside the other for part of the time.
+    """Return loader and trainer seconds when each runs beside the other for part of the time.
 
-    Each works at rate 1 / s while the other is busy and at rate 1 otherwise, s its slowdown; the
-    share f of a period in which the other is busy follows from the result, a fixed point: t' = t /
-    (1 - f (1 - 1 / s)). The loader's seconds are those of one of its `workers`.
+    Each works at rate 1 / s while the other is busy, with s its slowdown, and at rate 1 else. The
+    share f of a period in which the other is busy is a fixed point of t' = t / (1 - f (1 - 1 / s)).
+    The loader's seconds are those of one of its `workers`.
 
     Source: derived from measured slowdowns; docs/modelling.md 1 and 7.
 
@@ -176,14 +171,14 @@ def slow_each_other(
 
 _POINTS = 4001
 _REACH = 9.0
-"""Standard deviations left and right of the means that the integral covers."""
+"""Standard deviations around the means that the integral covers."""
 
 
 def expected_maximum(means: Sequence[float], deviations: Sequence[float]) -> float:
-    """Expected maximum of independent normal variables, in the unit of their means.
+    """Return the expected maximum of independent normal variables.
 
-    E[max_g X_g] = hi - integral_lo^hi prod_g F_g(x) dx, by the trapezoid rule; never below the
-    largest mean, and a deviation of zero is a constant.
+    E[max_g X_g] = hi - integral_lo^hi prod_g F_g(x) dx, by the trapezoid rule, and at least the
+    largest mean. A deviation of zero is a constant.
 
     Source: docs/formulas.md 8.1 [A1].
 
@@ -208,9 +203,9 @@ def expected_maximum(means: Sequence[float], deviations: Sequence[float]) -> flo
 
 @functools.lru_cache(maxsize=256)
 def kappa(count: int) -> float:
-    """Expected maximum of P independent standard normal variables.
+    """Return the expected maximum of P independent standard normal variables.
 
-    kappa_P = hi - integral Phi(x)^P dx; P ranks, or batches times ranks for a memory's tail.
+    kappa_P = hi - integral Phi(x)^P dx.
 
     Source: docs/formulas.md 8.1 [A1] and 8.10 [A10].
 
@@ -226,10 +221,10 @@ def kappa(count: int) -> float:
 def straggler_seconds(
     mean_seconds: float, sigma_seconds: float, num_ranks: int, correlation: float = 0.0
 ) -> float:
-    """Seconds that waiting for the slowest of P equal ranks adds to a step.
+    """Return the seconds that waiting for the slowest of P equal ranks adds to a step.
 
-    sigma sqrt(1 - rho) kappa_P: sigma of one rank's seconds over batches, at most their mean; rho
-    the correlation between two ranks of one step, whose common noise costs nothing extra.
+    sigma sqrt(1 - rho) kappa_P, with sigma the deviation of one rank's seconds (at most their mean)
+    and rho the correlation between two ranks of a step.
 
     Source: docs/formulas.md 8.1 [A1], equal means.
 
@@ -245,5 +240,5 @@ def straggler_seconds(
 
 
 def _normal_cdf(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Phi(x) by the error function, which keeps its digits in the left tail."""
+    """Return Phi(x) by the error function, which is exact in the left tail."""
     return np.array([0.5 * math.erfc(-v / math.sqrt(2.0)) for v in x.tolist()])

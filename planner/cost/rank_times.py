@@ -1,9 +1,10 @@
-"""The nouns of a price: what a rank does for a batch, and the times of its stages."""
+"""Define what a rank does for a batch, and the times of its stages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gnnplan.planner.candidate import Candidate, RankRows
+from gnnplan.planner.cost.rates import Rate
 from gnnplan.planner.cost.stages.exchange import Exchanges
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.workload import BatchProfile, Interference, ModelTiming
@@ -14,27 +15,33 @@ from gnnplan.runtime.stages import Stage
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankWork:
-    """What one rank does for a batch, and the machine that it does it on."""
+    """Work of one rank for a batch, and the machine that does it."""
 
     candidate: Candidate
     rank: int
     graph: GraphRef
     batch: BatchProfile
-    """Sizes of this rank's share of the global batch."""
+    """Sizes of the rank's share of the global batch."""
     timing: ModelTiming
     """Seconds of the model on batches of those sizes."""
     machine: MachineModel
     rows: RankRows
-    """Feature rows that the placement leaves this rank to read."""
+    """Feature rows that the rank reads under the placement."""
     row_bytes: int
-    """Bytes of a row as it is stored and sent."""
+    """Bytes of a row as stored and sent."""
     sampler: str = DEFAULT_SAMPLER
     every_hop: bool = False
-    """Whether a hop expands every vertex again, not only the new ones."""
+    """Whether a hop expands every vertex again, not only new ones."""
     captured_bytes: int = 0
-    """Bytes of the buffers of a CUDA graph that samples; 0: kernel by kernel."""
+    """Bytes of the buffers of a CUDA graph that samples; 0 where there is none."""
     exchanges: Exchanges | None = None
-    """Exchanges of a batch that ranks share, beside those for the placement's rows."""
+    """Exchanges of a shared batch, beside those for the placement's rows."""
+
+    @property
+    def size_variation(self) -> float:
+        """Return the relative standard deviation of a batch's size."""
+        vertices = self.batch.vertices[-1]
+        return vertices.std / vertices.mean if vertices.mean > 0 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,67 +50,70 @@ class StageTime:
 
     seconds: float
     spread: float = 0.0
-    """Relative half-width (90%) of the rates behind it."""
+    """Relative half-width (90%) of the rates behind the seconds."""
     provenance: str = ""
     """Where the seconds come from; empty where nothing is said."""
+
+    @staticmethod
+    def of(rate: Rate) -> "StageTime":
+        """Take a rate whose seconds are those of the stage."""
+        return StageTime(seconds=rate.seconds, spread=rate.spread, provenance=rate.provenance)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceTimes:
-    """Seconds per batch in which what a GPU's lanes share is busy."""
+    """Seconds per batch in which resources that a GPU's lanes share are busy."""
 
     memory: float = 0.0
-    """Seconds in which sampling and gathering keep the GPU's own memory busy."""
+    """Seconds in which sampling and gathering use the GPU's own memory."""
     links: float = 0.0
-    """Seconds in which they keep the links to other memories busy."""
+    """Seconds in which sampling and gathering use links to other memories."""
     host: float = 0.0
-    """Seconds of a step in which the process starts kernels, one at a time."""
+    """Seconds of a step in which the process launches kernels."""
     compute: float | None = None
-    """Seconds of forward, backward and update in which the GPU works; None: all of them."""
+    """Seconds of forward, backward and update in which the GPU works; None for all of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankTimes:
-    """The stage times of one rank for a mean batch, each stage alone on its processor."""
+    """Stage times of one rank for a mean batch, each stage alone on its processor."""
 
     stages: Mapping[Stage, StageTime]
-    """Times by stage; a stage that is absent takes nothing. `all_reduce` is the collective itself,
-    without the wait for the slowest rank."""
+    """Times by stage, absent ones 0; `all_reduce` lacks the wait for the slowest rank."""
     loader_sigma: float = 0.0
-    """Standard deviation over batches of sample and gather, in seconds; of several ranks, of what
-    one may do longer than the others."""
+    """Standard deviation over batches of sample and gather, as far as ranks differ, in seconds."""
     trainer_sigma: float = 0.0
     """Standard deviation over batches of forward_backward, in seconds."""
     wait_sigma: float | None = None
-    """Part of `trainer_sigma` whose wait is not in a measured `all_reduce`; None: all of it."""
+    """Part of `trainer_sigma` whose wait is not in a measured `all_reduce`; None for all of it."""
     all_reduce_core_seconds: float = 0.0
     """Core-seconds of the all-reduce on this rank."""
     loop_overhead: float = 0.0
-    """Seconds of a step on the training thread that belong to no stage."""
+    """Seconds per step of the training thread that belong to no stage."""
     gil_held: float = 0.0
-    """Seconds of making a batch in which the interpreter's lock is kept from training."""
+    """Seconds per batch in which the loader holds the interpreter's lock."""
     interference: Mapping[str, Interference] = field(default_factory=dict[str, Interference])
     """Slowdowns of a loader thread and the model, by the thread's work; else the machine's."""
     disk_seconds: float = 0.0
-    """Seconds of `gather` in which reads of a disk are in flight."""
+    """Seconds of `gather` in which disk reads are in flight."""
     disk_skew: float = 0.0
-    """Seconds by which this rank has its rows from the disk before the last rank."""
+    """Seconds by which this rank has its rows from disk before the last rank."""
     exchange_lead: float = 0.0
     """Seconds by which this rank leaves the exchange of rows before the last rank."""
     device: DeviceTimes = DeviceTimes()
 
     def seconds(self, stage: Stage) -> float:
-        """Elapsed seconds of one stage."""
+        """Return the elapsed seconds of a stage."""
         found = self.stages.get(stage)
         return 0.0 if found is None else found.seconds
 
     def with_stages(self, changed: Mapping[Stage, StageTime]) -> "RankTimes":
-        """Replace or add stages."""
+        """Return the times with some stages replaced or added."""
         return replace(self, stages={**self.stages, **changed})
 
     @property
     def loader(self) -> float:
-        """Seconds of all loader stages of one batch."""
+        """Return the seconds of all loader stages of a batch."""
         at = self.seconds
         exchange = at(Stage.EXCHANGE_IDS) + at(Stage.EXCHANGE_ROWS)
         before = at(Stage.SEEDS) + at(Stage.SAMPLE) + at(Stage.GATHER)
@@ -111,13 +121,13 @@ class RankTimes:
 
     @property
     def training(self) -> float:
-        """Seconds of the training thread's stages, the exchanges among them."""
+        """Return the seconds of the training thread's stages, exchanges included."""
         at = self.seconds
         passes = at(Stage.FORWARD_BACKWARD) + at(Stage.HALO_EXCHANGE)
         return passes + at(Stage.ALL_REDUCE) + at(Stage.OPTIMIZER)
 
     @property
     def variation(self) -> float:
-        """Coefficient of variation of the loader and the model from batch to batch."""
+        """Return the coefficient of variation of loader and model from batch to batch."""
         mean = self.loader + self.seconds(Stage.FORWARD_BACKWARD)
         return max(self.loader_sigma, self.trainer_sigma) / mean if mean > 0 else 0.0

@@ -1,7 +1,7 @@
-"""What the cost model needs of a machine: its tables by name, and look-ups for one candidate.
+"""Name the machine tables that prices read, and look them up for a candidate.
 
-Where a machine lacks a table, a look-up raises rather than inventing a number. Units, axes and how
-each table is measured: planner/probe/README.md.
+A look-up of a table that the machine lacks raises. Units, axes and how each table is measured:
+planner/probe/README.md.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ RELABEL_BYTES = 8
 
 
 class MachineTable(StrEnum):
-    """A measured table that a price reads: its name, its unit, and the processor that it is of."""
+    """Measured table that a price reads: its name, unit and processor."""
 
     unit: str
     processor: Literal["cpu", "cuda"]
@@ -27,14 +27,14 @@ class MachineTable(StrEnum):
     def __new__(
         cls, name: str, unit: str = "seconds", processor: Literal["cpu", "cuda"] = "cpu"
     ) -> "MachineTable":
-        """Make a member that is its name."""
+        """Make a member that equals its name."""
         member = str.__new__(cls, name)
         member._value_ = name
         member.unit, member.processor = unit, processor
         return member
 
     COPY = "copy", "bytes_per_second"
-    """Copies of one reader while so many read."""
+    """Copies by one reader while all readers copy."""
     GATHER = "gather", "seconds_per_row"
     """Random rows of a reader's own memory."""
     MAPPED_GATHER = "mapped_gather", "seconds_per_row"
@@ -42,39 +42,35 @@ class MachineTable(StrEnum):
     DISK_READ = "disk_read", "seconds_per_read"
     """Aligned direct reads of a disk."""
     DISK_APART = "disk_apart", "share"
-    """How much earlier than the last reader the mean one is done."""
+    """Lead of the mean reader over the last one, as a share of the reading time."""
     SAMPLE_EDGE = "sample_edge", "seconds_per_edge"
-    """Drawing an edge."""
     SAMPLE_VERTEX = "sample_vertex", "seconds_per_vertex"
-    """Relabelling a vertex."""
     BULK_SAMPLE = "bulk_sample", "ratio"
-    """A batch of a stack over one alone; made with the profile."""
     DEPENDENT_SAMPLE = "dependent_sample", "ratio"
-    """A dependent batch over an independent one; made with the profile."""
     ALL_REDUCE = "all_reduce"
-    """Sum over ranks of one host while all compute."""
+    """All-reduce over ranks of one host while all compute."""
     ALL_REDUCE_STEPPED = "all_reduce_stepped"
-    """The same within the loop of a step that loads in line."""
+    """All-reduce within the loop of a step that loads synchronously."""
     ALL_REDUCE_CORE_SECONDS = "all_reduce_core_seconds", "core_seconds"
-    """Processor time of all ranks' threads."""
+    """Processor time of all ranks' threads in an all-reduce."""
     ALL_TO_ALL = "all_to_all"
-    """Exchange in equal shares between ranks of one host while all compute."""
+    """All-to-all in equal shares over ranks of one host while all compute."""
     ALL_TO_ALL_STEPPED = "all_to_all_stepped"
-    """The same within the loop of a step that loads in line."""
+    """All-to-all within the loop of a step that loads synchronously."""
     ALL_TO_ALL_ASKED = "all_to_all_asked"
-    """In that loop: counts and ids, which go ahead of rows."""
+    """In that loop: the exchange of counts and ids before one of rows."""
     ALL_TO_ALL_EARLY = "all_to_all_early"
-    """How much before the last rank the mean one leaves the exchange of rows."""
+    """In that loop: lead of the mean rank over the last one at the end of an exchange of rows."""
     ALL_TO_ALL_AFTER = "all_to_all_after"
-    """How much longer the compute after an exchange of rows is."""
+    """In that loop: extra compute after an exchange of rows."""
     ALL_TO_ALL_AROUND_IDS = "all_to_all_around_ids"
-    """Around an exchange of ids, beside what its stage meters."""
+    """In that loop: overhead around an exchange of ids that no stage meters."""
     ALL_TO_ALL_AROUND_ROWS = "all_to_all_around_rows"
-    """Around an exchange of rows, likewise."""
+    """In that loop: overhead around an exchange of rows that no stage meters."""
     ALL_TO_ALL_HIDDEN = "all_to_all_hidden"
-    """Two exchanges: long after the ranks met, and soon after that."""
+    """Two exchanges: one long after the ranks met, and one soon after that."""
     HOSTS_ALL_REDUCE = "hosts_all_reduce"
-    """As without `hosts_`, between hosts, one process each; likewise the following."""
+    """As without `hosts_`, between hosts with one process each; so are the tables that follow."""
     HOSTS_ALL_REDUCE_STEPPED = "hosts_all_reduce_stepped"
     HOSTS_ALL_TO_ALL = "hosts_all_to_all"
     HOSTS_ALL_TO_ALL_STEPPED = "hosts_all_to_all_stepped"
@@ -89,44 +85,37 @@ class MachineTable(StrEnum):
     OVERLAP_ETA = "overlap_eta", "ratio"
     """Share of an all-reduce that compute hides."""
     BESIDE = "beside", "ratio"
-    """Slowdown of compute while a loader thread gathers."""
+    """Slowdown of compute while a loader thread gathers; `BESIDE_LOADER`: of that thread."""
     BESIDE_LOADER = "beside_loader", "ratio"
-    """Slowdown of that loader thread."""
     PROCESS_START = "process_start"
-    """From no process to all ranks joined."""
     GPU_KERNEL = "gpu_kernel", "seconds", "cuda"
-    """Starting one kernel."""
     GPU_MESSAGE = "gpu_message", "seconds", "cuda"
-    """Latency of a message between GPUs of a host."""
     HOST_MESSAGE = "host_message", "seconds", "cuda"
-    """Latency of a message between hosts of GPUs."""
     GPU_CONTEXT = "gpu_context", "bytes", "cuda"
     """GPU memory of a process before any data."""
     GPU_PROCESS = "gpu_process", "bytes", "cuda"
     """Host memory of a process with CUDA."""
     GPU_UVA_PROGRAMS = "gpu_uva_programs", "programs", "cuda"
-    """Least grid that gathers from the host at its best rate."""
+    """Smallest grid that gathers from the host at its best rate."""
     GPU_BESIDE = "gpu_beside", "ratio", "cuda"
-    """Slowdown of compute beside such a gather."""
+    """Slowdown of compute beside such a gather; `GPU_BESIDE_GATHER`: of that gather."""
     GPU_BESIDE_GATHER = "gpu_beside_gather", "ratio", "cuda"
-    """Slowdown of that gather."""
     GPU_OVERLAP_ETA = "gpu_overlap_eta", "ratio", "cuda"
-    """Share of an all-reduce between GPUs that compute hides."""
 
     @property
     def between_hosts(self) -> "MachineTable":
-        """The same measurement between hosts."""
+        """Return the table of the same measurement between hosts."""
         return MachineTable(f"hosts_{self}")
 
     @property
     def stepped(self) -> "MachineTable":
-        """The same measurement within the loop of a step."""
+        """Return the table of the same measurement within the loop of a step."""
         return MachineTable(f"{self}_stepped")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """A looked-up rate, how sure it is and where it is from."""
+    """Value looked up in a table, its relative half-width (90%) and where it comes from."""
 
     seconds: float
     spread: float
@@ -134,7 +123,7 @@ class Rate:
 
 
 def add_rates(first: Rate, second: Rate) -> Rate:
-    """Add rates of what is done one after the other."""
+    """Add the rates of work that is done one after the other."""
     return Rate(
         seconds=first.seconds + second.seconds,
         spread=max(first.spread, second.spread),
@@ -143,18 +132,18 @@ def add_rates(first: Rate, second: Rate) -> Rate:
 
 
 def topology_bytes(graph: GraphRef) -> int:
-    """Bytes of the CSC arrays: 8 (N + 1) + 4 E; 8 E where ids need 64 bits."""
+    """Return the bytes of the CSC arrays: 8 (N + 1) + 4 E; 8 E where ids need 64 bits."""
     index_bytes = INDEX_BYTES if graph.num_nodes < 2**31 else 8
     return INDPTR_BYTES * (graph.num_nodes + 1) + index_bytes * graph.num_edges
 
 
 def ranks_here(candidate: Candidate) -> int:
-    """Ranks on each host, which share its cores, memory and disk."""
+    """Return the number of ranks on each host, which share its cores, memory and disk."""
     return candidate.num_ranks // candidate.hosts
 
 
 def readers(candidate: Candidate) -> int:
-    """Threads of all ranks of a host that sample or gather at once."""
+    """Return the threads of all ranks of a host that sample or gather at once."""
     return ranks_here(candidate) * max(1, candidate.threads.sample)
 
 
@@ -165,16 +154,12 @@ def lookup(
     rows: float | None = None,
     **coordinates: float | int,
 ) -> Rate:
-    """Look up one value of one table.
+    """Look up one value of a table at its coordinates by axis.
 
-    Args:
-        machine: holds the table.
-        name: of the table.
-        rows: of one call, for tables that tell small calls from large ones; None: the largest.
-        coordinates: by axis.
+    `rows` are those of one call, for tables with that axis; None for the largest measured.
 
     Raises:
-        MachineError: the machine has no such measurement.
+        MachineError: the machine has no such table.
     """
     table = machine.table(name)
     if "rows" in table.axes:

@@ -1,4 +1,4 @@
-"""What a planning request asks, and the sizes that follow from it alone."""
+"""Define a planning request, and the sizes that follow from it alone."""
 
 from dataclasses import dataclass
 
@@ -16,12 +16,12 @@ ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 def row_bytes(graph: Graph | GraphRef) -> int:
-    """Bytes of one stored feature row."""
+    """Return the bytes of a stored feature row."""
     return graph.feature_dim * ITEM_BYTES.get(graph.feature_dtype, 4)
 
 
 def seeds_per_rank(batch_size: int, num_ranks: int) -> int:
-    """The largest share of the global batch, which is what a step waits for.
+    """Return the largest share of the global batch, which a step waits for.
 
     >>> seeds_per_rank(1024, 3)
     342
@@ -30,7 +30,7 @@ def seeds_per_rank(batch_size: int, num_ranks: int) -> int:
 
 
 def steps_per_epoch(num_train: int, batch_size: int) -> int:
-    """Optimiser steps that show each training seed once.
+    """Return the optimiser steps in which each training seed comes once.
 
     >>> steps_per_epoch(2500, 1024)
     3
@@ -40,7 +40,7 @@ def steps_per_epoch(num_train: int, batch_size: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What every candidate of one planning request has in common."""
+    """Inputs that all candidates of a planning request have in common."""
 
     graph: GraphRef
     workload: Workload
@@ -49,20 +49,20 @@ class Request:
     budgets: Budgets
     sampler: str = DEFAULT_SAMPLER
     every_hop: bool = False
-    """Whether a hop expands every vertex again, not only the new ones."""
+    """Whether a hop expands every vertex again, not only new ones."""
 
     @property
     def launcher_bytes(self) -> int:
-        """Bytes that starting ranks takes of every host; 0 where they were not measured."""
+        """Return the bytes that the launcher takes on every host; 0 where not measured."""
         process = self.profile.process
         return 0 if process is None else process.launcher_bytes
 
 
 def inclusion_at(p: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
-    """Inclusion frequencies when the batch is B / B0 = `factor` times the profiled one.
+    """Return inclusion frequencies at `factor` = B / B0 times the profiled batch size.
 
-    p_B(v) = 1 - (1 - p_B0(v))^(B / B0); over-estimates for factors above 1, under-estimates below
-    (Jensen).
+    p_B(v) = 1 - (1 - p_B0(v))^(B / B0). It overestimates for factors above 1 and underestimates
+    below (Jensen).
 
     Source: docs/formulas.md 8.5 [A5].
 
@@ -76,7 +76,7 @@ def inclusion_at(p: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
 
 
 def expected_vertices(p: NDArray[np.float32], factor: float) -> float:
-    """Expected distinct vertices f(B) = sum_v 1 - (1 - p_v)^(B / B0).
+    """Return the expected distinct vertices f(B) = sum_v 1 - (1 - p_v)^(B / B0).
 
     >>> expected_vertices(np.array([0.5, 0.5], dtype=np.float32), 2.0)
     1.5
@@ -87,12 +87,12 @@ def expected_vertices(p: NDArray[np.float32], factor: float) -> float:
 def interpolate_inclusion(
     size: int, small: tuple[int, NDArray[np.float32]], large: tuple[int, NDArray[np.float32]]
 ) -> NDArray[np.float32]:
-    """Inclusion frequencies of a size between two profiled ones, given as (size, frequencies).
+    """Return inclusion frequencies between two profiled sizes, given as (size, frequencies).
 
-    Both power forms, weighted by nearness on the log scale: the over-estimate from below and the
-    under-estimate from above cancel.
+    Both power forms are weighted by nearness on the log scale: the overestimate from below and the
+    underestimate from above cancel.
 
-    Source: docs/formulas.md 8.5 [A5]: two profiled sizes, interpolated between both power forms.
+    Source: docs/formulas.md 8.5 [A5].
 
     >>> a, b = np.array([0.5], dtype=np.float32), np.array([0.9375], dtype=np.float32)
     >>> interpolate_inclusion(2, (1, a), (4, b)).tolist()

@@ -1,9 +1,8 @@
-"""From the ranks' stage times to the step: who overlaps, who waits, and what binds.
+"""Combine the ranks' stage times into a step: who overlaps, who waits, and what binds.
 
-The stages mean what the run report measures: sample and gather where they run; wait,
-forward_backward, all_reduce (the wait for the slowest rank is in it) and optimizer on the training
-thread, where their sum is the step. Without loader threads the loader's stages run inside wait. On
-a GPU with a loader thread they run on lanes of their own (gpu_lanes).
+Stages are as a run report meters them. The training thread's are wait, forward_backward, all_reduce
+(with the wait for the slowest rank) and optimizer; their sum is the step. Without loader threads
+the loader's stages run inside wait. On a GPU with a loader thread they run on lanes (gpu_lanes).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,6 @@ from dataclasses import dataclass, replace
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.backends.gpu_lanes import Lanes, has_lanes, lanes_of, lanes_period
 from gnnplan.planner.cost.pipeline_time import (
-    core_bound_seconds,
     expected_maximum,
     slow_each_other,
     stochastic_period,
@@ -26,34 +24,34 @@ from gnnplan.runtime.plan.schema import Interval
 from gnnplan.runtime.stages import LOADER_STAGES, Stage
 
 BEFORE_HIDDEN = 1 / 2
-"""Share of a forward and backward pass before the exchange of hidden rows: the forward pass of the
-first layer, which has most of the edges and whose backward pass is as long (features need no
-gradient)."""
+"""Share of a forward and backward pass before the exchange of hidden rows. The first layer has most
+edges, and its backward pass takes as long as its forward pass, since features need no gradient.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTimes:
-    """The step of all ranks together."""
+    """Times of a step over all ranks."""
 
     seconds: float
     stages: dict[str, float]
-    """Elapsed seconds per step by stage, of a rank with the largest mean."""
+    """Elapsed seconds per step by stage, of the rank with the largest mean."""
     core_seconds: dict[str, float]
-    """Core-seconds over all ranks by stage."""
+    """Core-seconds per step by stage, over all ranks."""
     fill_seconds: float
-    """Seconds that an epoch waits for its first batch, where batches are made ahead."""
+    """Seconds that an epoch waits for its first prefetched batch."""
     bottleneck: str
     slowest: RankTimes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Slowed:
-    """One rank's stages as they are when loader and training run beside each other."""
+    """Stages of one rank while loader and training run beside each other."""
 
     loader: dict[Stage, float]
     forward_backward: float
     late: float = 0.0
-    """Seconds that it waits for the others at the next exchange."""
+    """Seconds that the rank waits at the next exchange."""
 
     @property
     def loader_seconds(self) -> float:
@@ -62,7 +60,7 @@ class _Slowed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Period:
-    """Seconds between two steps, were there cores for all threads."""
+    """Seconds between two steps if every thread had a core."""
 
     seconds: float
     fill_seconds: float = 0.0
@@ -74,11 +72,6 @@ def combine_ranks(
 ) -> StepTimes:
     """Combine the ranks' stages into one step.
 
-    Args:
-        candidate: threads and prefetch depth.
-        machine: cores, and how much loader and trainer slow each other down.
-        ranks: each rank's stages.
-
     Source: docs/formulas.md 8.1 [A1] and 8.2 [A2]; docs/modelling.md 1, 5 and 11.
     """
     slowest = max(ranks, key=_mean_seconds)
@@ -89,7 +82,8 @@ def combine_ranks(
     trainer = in_stages + slowest.loop_overhead
     period = _period(candidate, machine, slowest, slowed, trainer)
     cores = _core_seconds(candidate, ranks)
-    bound = core_bound_seconds(sum(cores.values()), max(1, machine.num_cores))
+    # No step is shorter than its core-seconds spread over all cores (docs/modelling.md 1).
+    bound = sum(cores.values()) / max(1, machine.num_cores)
     if period.lanes is not None:
         # Threads of several lanes wait for the GPU; no more of them than there are hold a core.
         busy = candidate.busy_threads * period.seconds
@@ -111,7 +105,6 @@ def combine_ranks(
 
 
 def _mean_seconds(rank: RankTimes) -> float:
-    """Seconds of what a rank does by itself for a batch."""
     halo = rank.seconds(Stage.HALO_EXCHANGE)
     return rank.loader + rank.seconds(Stage.FORWARD_BACKWARD) + halo
 
@@ -119,7 +112,7 @@ def _mean_seconds(rank: RankTimes) -> float:
 def _training_stages(
     candidate: Candidate, ranks: Sequence[RankTimes], slowest: RankTimes, slowed: _Slowed
 ) -> dict[Stage, float]:
-    """Stages of the training thread with the waits of ranks for each other."""
+    """Return the training thread's stages with the ranks' waits for each other."""
     straggling, late = _straggling(candidate, ranks), slowed.late
     halo = slowest.seconds(Stage.HALO_EXCHANGE)
     if halo > 0.0:
@@ -142,7 +135,6 @@ def _period(
     slowed: _Slowed,
     trainer_seconds: float,
 ) -> _Period:
-    """Seconds between two steps: in line, with loader threads [A2], or on lanes."""
     loader = slowed.loader_seconds
     ordered = ordered_seconds(candidate, slowed.loader, trainer_seconds)
     if has_lanes(candidate):
@@ -164,10 +156,10 @@ def _period(
 def ordered_seconds(
     candidate: Candidate, loader: Mapping[Stage, float], trainer_seconds: float
 ) -> float:
-    """Bound the seconds per step where loader threads must take a stage in turn.
+    """Return a lower bound on the step's seconds where loader threads take a stage in turn.
 
-    A cache takes its batches in order, so only one thread gathers. A stack of k batches is drawn
-    by one thread while at most d batches are ready: T >= t + (k s + g - d t) / k, with s seconds of
+    A cache takes batches in order, so one thread gathers. A stack of k batches is drawn by one
+    thread while at most d batches are ready: T >= t + (k s + g - d t) / k, with s seconds of
     sample, g of the other loader stages and t of the trainer.
 
     >>> from gnnplan.planner.candidate import list_cores, make_candidate
@@ -192,7 +184,7 @@ def ordered_seconds(
 
 
 def _slow_down(candidate: Candidate, machine: MachineModel, rank: RankTimes) -> _Slowed:
-    """Price what loader threads and the training thread take away from each other."""
+    """Return a rank's stages slowed by its loader and training threads beside each other."""
     stages = {name: rank.seconds(name) for name in LOADER_STAGES}
     compute = rank.seconds(Stage.FORWARD_BACKWARD)
     if candidate.threads.sample == 0 or rank.loader == 0.0:
@@ -216,7 +208,7 @@ def _slow_down(candidate: Candidate, machine: MachineModel, rank: RankTimes) -> 
 def _slow_threads(
     candidate: Candidate, machine: MachineModel, rank: RankTimes, stages: dict[Stage, float]
 ) -> _Slowed:
-    """Slow a loader thread and training as far as each is beside the other."""
+    """Slow a loader thread and training for the time that both are busy."""
     compute, busy = rank.seconds(Stage.FORWARD_BACKWARD), rank.training
     factors, slow_trainer = _slowdowns(candidate, machine, rank)
     # Work that is faster by a loader thread is so whatever training does.
@@ -240,11 +232,10 @@ def _slow_threads(
 def _slowdowns(
     candidate: Candidate, machine: MachineModel, rank: RankTimes
 ) -> tuple[dict[Stage, float], float]:
-    """Slowdown of each of the loader's stages, and of the trainer, beside each other.
+    """Return the slowdown of each loader stage and of the trainer, beside each other.
 
-    Measured on free cores: with its own model, on all ranks at once, where the profile has it; else
-    the machine's. The trainer's is that of each kind of work, by their shares of the loader's time.
-    Where threads outnumber cores each also gets only its share of the cores.
+    They are the profile's, else the machine's. The trainer's is the mean over kinds of work,
+    by their shares of the loader's time. Threads that outnumber cores also share them.
     """
     crowd = max(1.0, candidate.busy_threads / max(1, machine.num_cores))
     own = _machine_interference(candidate, machine)
@@ -270,7 +261,6 @@ def _slowdowns(
 
 
 def _machine_interference(candidate: Candidate, machine: MachineModel) -> Interference:
-    """The machine's slowdowns of a gather and of compute."""
     axes = {"ranks": float(candidate.num_ranks), "threads": float(candidate.threads.compute)}
 
     def read(name: MachineTable) -> float:
@@ -283,7 +273,7 @@ def _machine_interference(candidate: Candidate, machine: MachineModel) -> Interf
 
 
 def _straggling(candidate: Candidate, ranks: Sequence[RankTimes]) -> float:
-    """Seconds the slowest mean rank still waits for the slowest of the step [A1]."""
+    """Return the seconds that the slowest mean rank waits for the slowest of the step [A1]."""
     if len(ranks) == 1:
         return 0.0
     inline = candidate.threads.sample == 0
@@ -297,13 +287,13 @@ def _straggling(candidate: Candidate, ranks: Sequence[RankTimes]) -> float:
 
 
 def _waited_in_a_pass(ranks: Sequence[RankTimes]) -> float:
-    """Seconds that ranks that share a batch would wait for the slowest of a whole pass [A1]."""
+    """Return the seconds that ranks of a shared batch wait for the slowest of a whole pass [A1]."""
     means = [r.seconds(Stage.FORWARD_BACKWARD) for r in ranks]
     return expected_maximum(means, [r.trainer_sigma for r in ranks]) - max(means)
 
 
 def _core_seconds(candidate: Candidate, ranks: Sequence[RankTimes]) -> dict[Stage, float]:
-    """Core-seconds of each stage over all ranks; a thread that waits holds no core."""
+    """Return core-seconds of each stage over all ranks; a waiting thread holds no core."""
     threads = candidate.threads
 
     def over_ranks(stage: Stage) -> float:
@@ -322,7 +312,7 @@ def _core_seconds(candidate: Candidate, ranks: Sequence[RankTimes]) -> dict[Stag
 
 
 def _lanes_bottleneck(lanes: Lanes, stages: Mapping[Stage, float]) -> str:
-    """The loader's lane, the stage on training's, or what lanes share, that binds."""
+    """Return the loader's lane, the training stage, or the shared resource that binds."""
     if lanes.bottleneck != "training":
         return lanes.bottleneck
     training = [n for n in stages if n not in LOADER_STAGES and n != Stage.WAIT]
@@ -336,7 +326,6 @@ def _bottleneck(
     loader_seconds: float,
     trainer_seconds: float,
 ) -> str:
-    """The stage (or the cores) that a faster step would have to speed up first."""
     if cores_bind:
         return "cores"
     threads = candidate.threads.sample
@@ -348,11 +337,11 @@ def _bottleneck(
 
 
 NORMAL_90 = 1.645
-"""Standard deviations that hold 90% of a normal law around its mean."""
+"""Standard deviations around the mean that hold 90% of a normal law."""
 MODEL_ERROR = 0.124
-"""Relative half-width (90%) of the model's own error, the machine's noise taken off (DEC-43)."""
+"""Relative half-width (90%) of the model's own error, without the machine's noise (DEC-43)."""
 OVERSUBSCRIBED_FACTOR = 3.0
-"""More threads than cores cost more than in proportion, unpredictably (docs/modelling.md 3)."""
+"""Factor on the half-width where threads outnumber cores (docs/modelling.md 3)."""
 
 
 def relative_half_width(
@@ -365,13 +354,16 @@ def relative_half_width(
     oversubscribed: bool = False,
     model_error: float = MODEL_ERROR,
 ) -> float:
-    """Relative half-width of a step's 90% interval.
+    """Return the relative half-width of a step's 90% interval.
 
-    h = max(noise, sqrt(sum_i (t_i / T s_i)^2 + (1.645 noise)^2 + (1.645 e)^2 + m^2)), three times
-    that where threads outnumber cores: T seconds of the step, t_i and s_i those and the relative
-    half-width of each stage (absent: exact), noise the coefficient of variation of a fixed kernel,
-    e the relative standard error of the profile (`profile_error`), m what the model itself leaves
-    out.
+    h = max(noise, sqrt(sum_i (t_i / T s_i)^2 + (1.645 noise)^2 + (1.645 e)^2 + m^2)), and three
+    times that where threads outnumber cores, with
+
+        T      seconds of the step
+        t_i    seconds of stage i, and s_i its relative half-width (absent: exact)
+        noise  coefficient of variation of a fixed kernel
+        e      relative standard error of the profile (`profile_error`)
+        m      relative error of the model itself (`model_error`)
 
     Source: docs/modelling.md 3 and 14; independent errors add in squares.
 
@@ -390,7 +382,7 @@ def relative_half_width(
 
 
 def interval_around(value: float, half_width: float) -> Interval:
-    """Put the relative half-width around a value; never below zero.
+    """Return the interval of a relative half-width around a value; never below zero.
 
     >>> interval_around(10.0, 0.2)
     Interval(value=10.0, low=8.0, high=12.0)

@@ -1,7 +1,6 @@
-"""Cost terms: what changes a rank's stage times after its backend has priced them.
+"""Apply cost terms, which change a rank's stage times after its backend has priced them.
 
-A term is a function of the rank's work and of its times so far; TERMS lists them in the order in
-which they are applied. The probe measures batches that are sampled one by one and reads without a
+TERMS lists them in order. The probe measures single, independent batches and reads without a
 directory: stacks, dependent batches and caches that fill themselves are terms.
 """
 
@@ -17,11 +16,11 @@ from gnnplan.runtime.stages import Stage
 Term = Callable[[RankWork, RankTimes], RankTimes]
 
 LOOK_UPS = 2
-"""Reads of the directory per row: its slot by its node, its last touch by its slot."""
+"""Random reads of the directory per row: a node's slot and the slot's last touch."""
 
 
 def add_stack_rate(work: RankWork, times: RankTimes) -> RankTimes:
-    """Price sampling in stacks of k batches, as the profile timed stacks against single batches."""
+    """Price sampling in stacks by their measured ratio to single batches."""
     candidate = work.candidate
     if candidate.bulk_batches == 1 or not _samples_alone(candidate):
         return times
@@ -32,7 +31,7 @@ def add_stack_rate(work: RankWork, times: RankTimes) -> RankTimes:
 
 
 def add_dependence_rate(work: RankWork, times: RankTimes) -> RankTimes:
-    """Price sampling of dependent batches, whose numbers are mixed from two by the normal law."""
+    """Price sampling of dependent batches by their measured ratio to independent ones."""
     candidate = work.candidate
     if candidate.kappa is None or candidate.kappa <= 1 or not _samples_alone(candidate):
         return times
@@ -43,7 +42,7 @@ def add_dependence_rate(work: RankWork, times: RankTimes) -> RankTimes:
 
 
 def add_cache_upkeep(work: RankWork, times: RankTimes) -> RankTimes:
-    """Price a cache that fills itself: a look-up per row, two copies more per miss."""
+    """Price a cache that fills itself: a look-up per row, two more copies per miss."""
     candidate, rows = work.candidate, work.rows
     if candidate.cache is None or not _samples_alone(candidate):
         return times
@@ -74,7 +73,6 @@ TERMS: tuple[Term, ...] = (
     add_dependence_rate,
     add_cache_upkeep,
 )
-"""Every term, in order."""
 
 
 def add_terms(work: RankWork, times: RankTimes) -> RankTimes:
@@ -87,9 +85,9 @@ def add_terms(work: RankWork, times: RankTimes) -> RankTimes:
 def look_up_seconds(
     machine: MachineModel, candidate: Candidate, num_nodes: int, cache_rows: float
 ) -> float:
-    """Seconds of finding one row in the directory of a cache.
+    """Return the seconds of finding one row in a cache's directory.
 
-    The directory is two tables read and written at random, as relabelling is: slots of nodes, and
+    The directory is two tables that are accessed at random, as relabelling is: slots of nodes, and
     touches of slots.
     """
     directory = DIRECTORY_BYTES * num_nodes + SLOT_BYTES * cache_rows
@@ -100,7 +98,7 @@ def look_up_seconds(
 
 
 def _samples_alone(candidate: Candidate) -> bool:
-    """Whether a rank samples on its cores, neither a part of a batch nor of a grid's stack."""
+    """Return whether a rank samples on cores, with no other rank's help."""
     alone = candidate.batching == "independent" and candidate.topology.policy != "partitioned"
     return alone and not candidate.gpus
 
@@ -108,7 +106,7 @@ def _samples_alone(candidate: Candidate) -> bool:
 def _scale_sampling(
     work: RankWork, times: RankTimes, name: MachineTable, missing: str, **coordinates: float
 ) -> RankTimes:
-    """Multiply sampling by a measured ratio; say what is missing where it was not measured."""
+    """Multiply sampling by a measured ratio; without one, say what is missing."""
     sample = times.stages[Stage.SAMPLE]
     if name not in work.machine.tables:
         words = f"derived: {missing}; {sample.provenance}"

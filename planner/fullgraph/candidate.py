@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gnnplan.planner.candidate import Candidate, list_cores, make_candidate
-from gnnplan.planner.search.enumerate import rank_counts
+from gnnplan.planner.search.dimensions.ranks import rank_counts
 from gnnplan.runtime.plan.schema import FullGraph, Sampler, Threads, Workload
 from gnnplan.runtime.sampling.statistics import StatisticsClass, full_graph_class
 

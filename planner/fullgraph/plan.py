@@ -22,8 +22,7 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.progress import Progress
 from gnnplan.planner.request import check_training_data
 from gnnplan.planner.search.choose import shadow_prices
-from gnnplan.planner.search.enumerate import plans_gpus
-from gnnplan.planner.search.sensitivity import LINK_TABLES, faster
+from gnnplan.planner.search.dimensions.ranks import LINK_TABLES, faster, plans_gpus
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.fullgraph.forward import check_settings

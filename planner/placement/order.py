@@ -13,7 +13,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.array_cache import kept
+from gnnplan.planner.array_cache import make_once
 from gnnplan.planner.parallel import LONG, side_by_side
 from gnnplan.runtime.errors import InputError
 
@@ -99,7 +99,7 @@ def hot_to_cold(hotness: Probabilities) -> tuple[NDArray[np.int64], Probabilitie
     >>> ids.tolist(), values.tolist()
     ([1, 0, 2, 3], [1.0, 0.5, 0.5, 0.0])
     """
-    ids, values = kept((hotness,), "hot to cold", lambda: _hot_to_cold(hotness))
+    ids, values = make_once((hotness,), "hot to cold", lambda: _hot_to_cold(hotness))
     return ids, values
 
 
@@ -146,7 +146,7 @@ def degree_order(degrees: NDArray[np.int64]) -> NDArray[np.int64]:
     >>> degree_order(np.array([1, 3, 0, 3])).tolist()
     [1, 3, 0, 2]
     """
-    return kept((degrees,), "by degree", lambda: (_by_degree(degrees),))[0]
+    return make_once((degrees,), "by degree", lambda: (_by_degree(degrees),))[0]
 
 
 def _by_degree(degrees: NDArray[np.int64]) -> NDArray[np.int64]:

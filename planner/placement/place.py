@@ -11,7 +11,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.array_cache import final
+from gnnplan.planner.array_cache import declare_final
 from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
 from gnnplan.planner.cost.cache_model import Shares, cross_validate
 from gnnplan.planner.cost.memory import (
@@ -256,7 +256,7 @@ def make_placer(
             None if room.host_rows is None else hotness.places(room.host_rows),
         ),
         know=Knowledge(
-            out_degree=final(out_degree[hotness.ids])
+            out_degree=declare_final(out_degree[hotness.ids])
             if few and out_degree is not None
             else out_degree,
             parts=None if parts is None else parts_here,

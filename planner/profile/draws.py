@@ -25,11 +25,10 @@ from gnnplan.planner.profile import cache
 from gnnplan.planner.profile.cache import keep_answer
 from gnnplan.planner.profile.draw import PROFILE_EPOCH, epoch_and_step, prepare_batch, seed_schedule
 from gnnplan.planner.profile.loading import seconds_of
-from gnnplan.planner.search.dimensions.stacks import BULKS
-from gnnplan.planner.search.drawn import LocalBatches
-from gnnplan.planner.search.samplers import plan_sampler
+from gnnplan.planner.search.dimensions.batches import BULKS
+from gnnplan.planner.search.dimensions.dimension import LocalBatches
+from gnnplan.planner.search.samplers import is_link, plan_sampler
 from gnnplan.planner.settings import PlanSettings
-from gnnplan.planner.task_checks import is_link
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.graph.dataset import Graph, is_typed
@@ -126,7 +125,7 @@ ENDS, IDS = np.dtype(np.int64), np.dtype(np.int32)
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class GraphDraws:
-    """Draws on one dataset for one request (`planner.search.drawn.Draws`)."""
+    """Draws on one dataset under one request (`planner.search.dimensions.dimension.Draws`)."""
 
     graph: Graph
     settings: PlanSettings

@@ -1,1 +1,1 @@
-"""Questions about plans: why, what if, what changed, what was measured."""
+"""Answer questions about plans: why, what if, what changed, what was measured."""

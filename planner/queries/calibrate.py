@@ -1,12 +1,10 @@
-"""What runs taught about the model: a factor per stage, kept beside the raw numbers.
+"""Learn a factor per stage from a machine's runs, and scale prices by it.
 
-`compare` adds each trustworthy run's measured over raw predicted seconds, by stage, to a file of
-the machine; the factor of a stage is the median over the latest runs. What fewer than three runs
-taught is used for their own graph alone, since it made other plans' stages worse (DEC-44). Runs of
-several graphs teach others as far as they agree (`agreed`, DEC-10). `plan --calibrated` scales the
-tables that the stage is priced from; the machine file and the profile stay as they were measured.
-Samplers other than neighbour sampling and gathers from disk have factors of their own
-(`compare.factor_names`).
+`compare` adds each trustworthy run's ratios of measured to raw predicted seconds, by stage, to a
+file of the machine. A stage's factor is the median over the latest runs. Fewer than three runs
+teach their own graph alone (DEC-44). Runs of several graphs teach others as far as they agree
+(DEC-10). `plan --calibrated` scales the tables that the stage is priced from. Samplers other than
+neighbour sampling and gathers from disk have their own factors (`compare.factor_names`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,9 +27,9 @@ from gnnplan.runtime.sampling.registry import sampler_or_unknown
 LATEST = 20
 """Runs that factors rest on."""
 DRIFT = 1.25
-"""A run farther than this from the factor it should confirm raises the alarm."""
+"""Factor beyond which a run departs from what earlier ones taught."""
 CONFIRMED = 3
-"""Runs a factor must rest on before it is used for other graphs, or a run can drift from it."""
+"""Runs that a factor needs before other graphs use it, or a run can drift from it."""
 MEDIAN_ERROR = (np.pi / 2) ** 0.5
 """Standard error of a median over that of a mean, of many values."""
 TABLES = {
@@ -46,24 +44,23 @@ TABLES = {
     ),
     "exchange_ids": ("all_to_all_asked",),
 }
-"""Tables of the machine by the factor that scales them; hidden rows go with feature rows, which the
-same calls exchange, and ids of an exchange where they were not measured together with the counts
-that precede them. The all-reduce has no factor: most of its seconds are the wait for the slowest
-rank, which is in no table to be scaled, and what one graph's ranks waited made other graphs'
-predictions worse."""
+"""Tables of the machine by the factor that scales them. Hidden rows go with feature rows, which the
+same calls exchange. The all-reduce has none: most of its seconds are the wait for the slowest rank,
+which no table holds.
+"""
 TIMED = ("forward_backward", "optimizer", "batch")
 """Stages priced from the profile's timing of the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """One run held against its plan."""
+    """Run held against its plan."""
 
     plan_id: str
     step_seconds: float
-    """Measured; with the plan it names the run, so that no run counts twice."""
+    """Measured seconds per step; with the plan they identify the run, so that none counts twice."""
     graph: str = ""
-    """Fingerprint; empty where it was not kept."""
+    """Fingerprint of the graph; empty where it was not kept."""
     ratios: dict[str, float]
     """Measured over raw predicted seconds, by stage."""
 
@@ -76,11 +73,11 @@ class Calibration:
     observations: list[Observation] = field(default_factory=list[Observation])
 
     def factors(self, graph: str | None) -> dict[str, float]:
-        """Median ratio of each stage over the latest runs; of several graphs, what is `agreed`.
+        """Return the median ratio of each stage over the latest runs; of several graphs, shrunk.
 
         Args:
-            graph: fingerprint of the graph that is planned for; runs of others teach it nothing
-                where there are fewer than `CONFIRMED` in all. None: a graph without any run.
+            graph: fingerprint of the planned graph; fewer than `CONFIRMED` runs of others teach it
+                nothing. None for a graph without any run.
         """
         found: dict[str, list[tuple[str, float]]] = {}
         for each in self.observations[-LATEST:]:
@@ -90,28 +87,28 @@ class Calibration:
         for stage, ratios in sorted(found.items()):
             own = [ratio for owner, ratio in ratios if owner == graph]
             if len(ratios) >= CONFIRMED and len(own) < len(ratios):
-                factors[stage] = agreed([ratio for _, ratio in ratios])
+                factors[stage] = shrink_median([ratio for _, ratio in ratios])
             elif own:
                 factors[stage] = float(np.median(own))
         return factors
 
     def count(self, stage: str) -> int:
-        """Runs that the factor of a stage rests on."""
+        """Return the number of runs behind a stage's factor."""
         return sum(stage in o.ratios for o in self.observations[-LATEST:])
 
 
-def agreed(ratios: Sequence[float]) -> float:
-    """What runs of several graphs teach another: their median, drawn towards 1 as they disagree.
+def shrink_median(ratios: Sequence[float]) -> float:
+    """Return the factor that runs of several graphs teach another: their median, drawn towards 1.
 
-    exp(m (1 - e^2 / m^2)), no less than 0 in the brackets, m the median of the logarithms and e its
-    standard error (DEC-10).
+    exp(m max(0, 1 - e^2 / m^2)), with m the median of the logarithms and e its standard error
+    (DEC-10).
 
     Args:
         ratios: measured over raw predicted seconds, at least two.
 
     Source: the positive part of James and Stein's estimator (1961), of one mean.
 
-    >>> [round(agreed(r), 3) for r in ([0.8, 0.8, 0.8], [1.2, 1.6, 1.4], [0.5, 1.0, 2.0])]
+    >>> [round(shrink_median(r), 3) for r in ([0.8, 0.8, 0.8], [1.2, 1.6, 1.4], [0.5, 1.0, 2.0])]
     [0.8, 1.356, 1.0]
     """
     logs = np.log(ratios)
@@ -122,12 +119,12 @@ def agreed(ratios: Sequence[float]) -> float:
 
 
 def calibration_path(fingerprint: str) -> Path:
-    """Where the runs of a machine are kept."""
+    """Return the file that keeps a machine's runs."""
     return cache_folder().parent / "calibration" / f"{fingerprint}.json"
 
 
 def load_calibration(fingerprint: str) -> Calibration:
-    """The runs of a machine; none where there is no file.
+    """Read the runs of a machine; none where there is no file.
 
     Raises:
         SettingsError: the file is damaged.
@@ -144,17 +141,10 @@ def load_calibration(fingerprint: str) -> Calibration:
 def refit(
     comparison: Comparison, report: RunReport, plan: Plan, used: Mapping[str, float]
 ) -> tuple[dict[str, float], list[str]]:
-    """Add a run to the machine's file, and say where it departs from what earlier ones taught.
+    """Add a run to the machine's file; return factors for the plan's graph, and alarms.
 
-    Args:
-        comparison: the run against its plan.
-        report: the run; it is left out where it has too few steps or the machine was busy, or
-            where it ran on GPUs, of whose stages it measured the host's part.
-        plan: that it ran: names its machine and graph.
-        used: factors that the plan was made with; empty for the raw model.
-
-    Returns:
-        The machine's factors for the plan's graph after this run, and alarms.
+    A run is left out that has too few steps, was on a busy machine or ran on GPUs, of whose stages
+    only the host's part is measured. `used` are the factors that the plan was made with.
 
     Raises:
         SettingsError: the file is damaged.
@@ -182,7 +172,7 @@ def refit(
         if (o.plan_id, o.step_seconds) != (new.plan_id, new.step_seconds)
     ]
     before = replace(known, observations=others)
-    alarms = drifted(before, ratios, graph)
+    alarms = find_drift(before, ratios, graph)
     after = replace(known, observations=[*others, new][-LATEST:])
     path = calibration_path(fingerprint)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -190,8 +180,8 @@ def refit(
     return after.factors(graph), alarms
 
 
-def drifted(known: Calibration, ratios: Mapping[str, float], graph: str) -> list[str]:
-    """One line for each stage that is no longer what its factor says."""
+def find_drift(known: Calibration, ratios: Mapping[str, float], graph: str) -> list[str]:
+    """Write a line for each stage that departs from its factor."""
     factors = known.factors(graph)
     return [
         f"drift: {stage} took {ratio / factors[stage]:.2f} times what the last "
@@ -202,11 +192,10 @@ def drifted(known: Calibration, ratios: Mapping[str, float], graph: str) -> list
     ]
 
 
-def calibrated(search: Search, factors: Mapping[str, float]) -> Search:
-    """The search with every stage's rates multiplied by its factor; what has none stays.
+def calibrate_search(search: Search, factors: Mapping[str, float]) -> Search:
+    """Return the search with every stage's rates multiplied by its factor.
 
-    So does another sampler that has taught none yet: what neighbour sampling takes of its rates
-    says nothing of seconds that the profile timed with that sampler.
+    A sampler that is not probed has a factor of its own, since the profile timed that sampler.
     """
     request = search.request
     priced = dict(factors)
@@ -216,14 +205,14 @@ def calibrated(search: Search, factors: Mapping[str, float]) -> Search:
         search,
         request=replace(
             request,
-            machine=calibrated_machine(request.machine, priced),
-            profile=calibrated_profile(request.profile, priced),
+            machine=calibrate_machine(request.machine, priced),
+            profile=calibrate_profile(request.profile, priced),
         ),
     )
 
 
-def calibrated_machine(machine: MachineModel, factors: Mapping[str, float]) -> MachineModel:
-    """The machine with scaled tables, which then say that they are derived."""
+def calibrate_machine(machine: MachineModel, factors: Mapping[str, float]) -> MachineModel:
+    """Return the machine with scaled tables, which are then marked as derived."""
     scaled = {
         name: _scaled(machine.tables[name], factors[stage])
         for stage, names in TABLES.items()
@@ -234,8 +223,8 @@ def calibrated_machine(machine: MachineModel, factors: Mapping[str, float]) -> M
     return machine.with_tables(scaled)
 
 
-def calibrated_profile(profile: WorkloadProfile, factors: Mapping[str, float]) -> WorkloadProfile:
-    """The profile with the model's seconds scaled."""
+def calibrate_profile(profile: WorkloadProfile, factors: Mapping[str, float]) -> WorkloadProfile:
+    """Return the profile with the model's seconds scaled."""
     if not any(stage in factors for stage in ("sample", *TIMED)):
         return profile
 

@@ -1,12 +1,8 @@
-"""Predicted against measured: the plan's numbers beside the run's, stage by stage.
+"""Compare a plan's prediction with a run's measurement, stage by stage.
 
-Measured means the median over at least 30 steps after at least 10 discarded, of the mean over the
-ranks; the error is relative to what was measured.
-
-Measured steps of plans that draw several batches at once.
-
-One step in `stack` then makes them all, so a step's median says nothing of that work: what a step
-takes is the median over windows of `stack` steps one after the other, each with one such step.
+Measured is the median over at least 30 steps after at least 10 discarded, of the mean over the
+ranks; errors are relative to it. Where one step in `stack` draws several batches at once, it is the
+median over windows of `stack` successive steps, each with one such step.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,14 +19,14 @@ from gnnplan.runtime.stages import Stage
 
 
 def window_means(seconds: Sequence[float], stack: int) -> NDArray[np.float64]:
-    """Mean step of each window of `stack` steps; steps at the end that fill none are left out.
+    """Return the mean step of each window of `stack` steps; an incomplete last window is left out.
 
     Args:
-        seconds: of steps in order, shape (steps,), at least one.
+        seconds: seconds of steps in order, shape (steps,), at least one.
         stack: batches drawn at once, 1 for none.
 
     Returns:
-        float64, one value per window; one value over all where they are fewer than a window.
+        float64, one value per window; one over all where no window is complete.
 
     >>> window_means([9.0, 1.0, 1.0, 1.0, 5.0, 1.0, 1.0, 1.0, 7.0], 4).tolist()
     [3.0, 2.0]
@@ -45,7 +41,7 @@ def window_means(seconds: Sequence[float], stack: int) -> NDArray[np.float64]:
 
 
 def measured_step(plan: Plan, report: RunReport) -> float:
-    """Seconds of a typical step of a run: its median, by windows where batches are stacked."""
+    """Return the median seconds of a run's steps, by windows where batches are stacked."""
     stack = plan.strategy.bulk_batches
     if stack <= 1 or not report.step_samples:
         return report.step_seconds.median
@@ -55,7 +51,7 @@ def measured_step(plan: Plan, report: RunReport) -> float:
 STEP_BAR = 0.30
 STAGE_BAR = 0.50
 NEGLIGIBLE = 0.02
-"""Stages below this share of the step are shown apart, and no bar is held against them."""
+"""Share of the step below which a stage is shown apart, without a bar."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +67,7 @@ class Total:
 
     @property
     def within_interval(self) -> bool:
-        """Whether the measured value lies in the predicted interval."""
+        """Return whether the measured value lies in the predicted interval."""
         return self.low <= self.measured <= self.high
 
 
@@ -93,14 +89,14 @@ class Comparison:
     stages: dict[str, StageComparison]
     """Stages of at least 2% of the step, predicted or measured."""
     minor_stages: dict[str, StageComparison]
-    """The rest: too short for their relative error to mean anything."""
+    """Stages below that, too short for a meaningful relative error."""
     startup_seconds: StageComparison
     plan_id: str
     num_steps: int
-    """Steps the measured medians rest on."""
+    """Steps behind the measured medians."""
     step_within_bar: bool
     stages_within_bar: bool
-    """Every stage above 2% of the step is within 50%."""
+    """Whether every stage of at least 2% of the step is within 50%."""
     notes: list[str] = field(default_factory=list[str])
     factors: dict[str, float] = field(default_factory=dict[str, float])
     """Measured over raw predicted seconds by stage, learnt from this machine's runs."""
@@ -109,10 +105,9 @@ class Comparison:
 
 
 def factor_names(plan: Plan) -> dict[str, str]:
-    """Which factor a stage's seconds teach, for stages that mean different work in other plans.
+    """Return the factors of stages that mean different work in other plans, by stage.
 
-    A sampler whose rates are borrowed from neighbour sampling has a factor of its own; so have
-    gathers that read from disk, whose rows take a hundred times longer than those in memory.
+    They are sampling by a sampler that is not probed, and gathering from disk.
     """
     found: dict[str, str] = {}
     sampler = plan.strategy.sampler.name
@@ -124,7 +119,7 @@ def factor_names(plan: Plan) -> dict[str, str]:
 
 
 def absolute_percentage_error(predicted: float, measured: float) -> float:
-    """|predicted - measured| / measured, as a fraction; 0 for two zeros, 1 for a measured zero.
+    """Return |predicted - measured| / measured; 0 for two zeros, 1 for a measured zero.
 
     >>> absolute_percentage_error(12.0, 10.0), absolute_percentage_error(0.0, 0.0)
     (0.2, 0.0)
@@ -135,7 +130,7 @@ def absolute_percentage_error(predicted: float, measured: float) -> float:
 
 
 def compare(plan: Plan, report: RunReport) -> Comparison:
-    """Hold a plan's prediction against a run's report.
+    """Compare a plan's prediction with a run's report.
 
     Raises:
         SettingsError: the run was made under another plan, or measured no step at all.
@@ -191,7 +186,7 @@ def _row(predicted: float, measured: float) -> StageComparison:
 
 
 def _stages(plan: Plan, report: RunReport) -> dict[str, StageComparison]:
-    """Stages that were both predicted and measured, in the plan's order."""
+    """Return the stages that were both predicted and measured, in the plan's order."""
     rows: dict[str, StageComparison] = {}
     stacked = in_stacks(plan)
     for name, predicted in plan.prediction.stages.items():
@@ -204,17 +199,17 @@ def _stages(plan: Plan, report: RunReport) -> dict[str, StageComparison]:
 
 
 def on_gpus(plan: Plan) -> bool:
-    """Whether the plan's ranks are GPUs, whose stages a run's meter does not see the end of."""
+    """Return whether the plan's ranks are GPUs, whose stages are metered on the host."""
     return any(device.kind == "cuda" for device in plan.strategy.devices)
 
 
 def _loop_was_timed(plan: Plan) -> bool:
-    """Whether the plan's stages are those of a loop on its GPU, metered as a run's are."""
+    """Return whether the plan's stages are those of a timed loop on its GPU."""
     return plan.prediction.provenance.get(Stage.SAMPLE.value, "").startswith("measured")
 
 
 def in_stacks(plan: Plan) -> set[str]:
-    """Stages whose work for several steps is done in one of them: their median says nothing."""
+    """Return the stages that do several steps' work in one of them."""
     strategy = plan.strategy
     if strategy.bulk_batches <= 1:
         return set()
@@ -223,19 +218,17 @@ def in_stacks(plan: Plan) -> set[str]:
 
 
 def _typical(medians: Iterable[float]) -> float:
-    """Mean over ranks: the prediction is that of a typical rank, and ranks do equal work."""
     return float(np.mean(list(medians)))
 
 
 def _epoch_seconds(report: RunReport) -> float:
-    """Median epoch; the first one is start-up wherever there is another."""
+    """Return the median epoch, without the first where there are others."""
     seconds = [e.seconds for e in report.epochs]
     later = seconds[1:] or seconds
     return float(np.median(later)) if later else 0.0
 
 
 def _notes(plan: Plan, report: RunReport, stages: dict[str, StageComparison]) -> list[str]:
-    """What a reader should know before believing the numbers."""
     notes: list[str] = []
     step = report.step_seconds
     if on_gpus(plan) and not _loop_was_timed(plan):

@@ -1,4 +1,4 @@
-"""`gnnplan diff`: what two plans decide differently, and what that does to what they predict."""
+"""Compare two plans: what they decide differently, and what that does to what they predict."""
 
 from dataclasses import dataclass
 from typing import Any, cast
@@ -18,7 +18,7 @@ class Change:
 
     field: str
     a: Any
-    """None where the plan has no such field."""
+    """Value of the first plan; None where it has no such field."""
     b: Any
 
 
@@ -47,7 +47,7 @@ class PlanDiff:
 
 
 def diff(a: Plan, b: Plan) -> PlanDiff:
-    """What two plans decide and predict differently; equal fields are left out."""
+    """Return what two plans decide and predict differently."""
     flat_a, flat_b = _flat(codec.to_plain(a)), _flat(codec.to_plain(b))
     names = sorted(set(flat_a) | set(flat_b))
     decided = [n for n in names if n.split(".")[0] in DECIDED]
@@ -105,7 +105,7 @@ def _numbers(a: Plan, b: Plan) -> list[NumberPair]:
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Leaves of a plain document by dotted name; lists of plain values are leaves."""
+    """Return the leaves of a document by dotted name; lists of plain values are leaves."""
     items: list[tuple[str, Any]]
     if isinstance(value, dict) and value:
         inner = cast("dict[str, Any]", value)
@@ -124,7 +124,7 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def render(found: PlanDiff) -> str:
-    """The differences, decisions first."""
+    """Write the differences as text, decisions first."""
     if found.plan_a == found.plan_b:
         return "the plans are the same"
     lines = ["decided"]

@@ -1,25 +1,24 @@
-"""Why a plan is what it is: where a step's time goes, what fills memory, who came second.
+"""Explain a plan: where a step's time goes, what fills memory, which candidate came second.
 
-`explain` gives data, `render` gives text; nothing is computed here that the plan does not hold.
+`explain` returns data, `render` text; nothing is computed that the plan does not hold.
 """
 
 from dataclasses import dataclass, field
 
 from gnnplan.planner.cost.memory import size_text
-from gnnplan.planner.units import in_order
-from gnnplan.runtime.plan.schema import MemoryUse, Plan
+from gnnplan.planner.units import counted, in_order
+from gnnplan.runtime.plan.schema import Alternative, MemoryUse, Plan
 from gnnplan.runtime.stages import TRAINING_STAGES
 
 WORDS = ("keep", "partition")
 """Entries of a prediction's provenance that are sentences of their own."""
 
 
-def summary(plan: Plan) -> str:
-    """Ranks, partition, p and overlap in one line."""
+def _full_graph_summary(plan: Plan) -> str:
+    """Write ranks, partition, p and overlap of full-graph training in one line."""
     threads, settings = plan.strategy.threads, plan.strategy.full_graph
-    ranks = f"{plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}"
-    words = [f"the whole graph on {ranks}"]
-    words.append(f"{threads.compute} compute thread{'s' if threads.compute > 1 else ''} each")
+    words = [f"the whole graph on {counted(plan.num_ranks, 'rank')}"]
+    words.append(f"{counted(threads.compute, 'compute thread')} each")
     if plan.num_ranks > 1:
         words.append(f"cut by {plan.strategy.partition}")
         words.append(f"boundary rows kept with p {settings.keep:.3g}")
@@ -32,8 +31,8 @@ def summary(plan: Plan) -> str:
     return ", ".join(words)
 
 
-def details(plan: Plan) -> list[str]:
-    """Lines that only a full-graph plan has; none for mini-batches."""
+def _full_graph_details(plan: Plan) -> list[str]:
+    """Write the lines that only a full-graph plan has."""
     if plan.strategy.mode != "full-graph":
         return []
     said, memory = plan.prediction.provenance, plan.prediction.memory_bytes
@@ -66,9 +65,9 @@ class StageRow:
     stage: str
     seconds: float
     share: float
-    """Of the step; loader stages that run ahead are hidden behind it, so shares may pass 1."""
+    """Share of the step; shares may sum to more than 1, since loader stages may be hidden."""
     hidden: bool
-    """True where another thread does it ahead of the training thread."""
+    """Whether another thread does the stage ahead of the training thread."""
     provenance: str
 
 
@@ -80,15 +79,6 @@ class Residence:
     share: dict[str, float]
     """Expected share of rows by source."""
     own_rows: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunnerUp:
-    """The best candidate that lost."""
-
-    name: str
-    step_seconds: float | None
-    why: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,18 +103,16 @@ class Explanation:
     lower_bound: float
     status: str
     shadow_prices: dict[str, float]
-    runner_up: RunnerUp | None
-    alternatives: list[RunnerUp]
+    runner_up: Alternative | None
+    alternatives: list[Alternative]
     details: list[str] = field(default_factory=list[str])
-    """Of full-graph training: why this p, the partition's volume, the fullest part."""
+    """Lines on full-graph training: why this p, the partition's volume, the fullest part."""
 
 
 def explain(plan: Plan) -> Explanation:
     """Put a plan's own numbers in reading order."""
     prediction = plan.prediction
-    others = [
-        RunnerUp(name=a.name, step_seconds=a.step_seconds, why=a.why) for a in plan.alternatives
-    ]
+    others = plan.alternatives
     return Explanation(
         plan_id=plan.plan_id,
         summary=_summary(plan),
@@ -149,35 +137,30 @@ def explain(plan: Plan) -> Explanation:
         shadow_prices=plan.shadow_prices,
         runner_up=others[0] if others else None,
         alternatives=others,
-        details=details(plan),
+        details=_full_graph_details(plan),
     )
 
 
 def _summary(plan: Plan) -> str:
     threads, strategy = plan.strategy.threads, plan.strategy
     if strategy.mode == "full-graph":
-        return summary(plan)
+        return _full_graph_summary(plan)
     if strategy.devices[0].kind == "cuda":
         return _gpu_summary(plan)
-    ranks = f"{plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}"
-    loading = _loading(plan)
-    compute = f"{threads.compute} compute thread{'s' if threads.compute > 1 else ''}"
-    return f"{ranks}, {compute} each, {loading}, rows placed by {strategy.features.policy}"
+    ranks, compute = counted(plan.num_ranks, "rank"), counted(threads.compute, "compute thread")
+    placed = f"rows placed by {strategy.features.policy}"
+    return f"{ranks}, {compute} each, {_loading(plan)}, {placed}"
 
 
 def _loading(plan: Plan) -> str:
-    """Who makes the batches, and how far ahead."""
     threads, strategy = plan.strategy.threads, plan.strategy
     if not threads.sample:
         return "batches made in line"
-    return (
-        f"{threads.sample} loader thread{'s' if threads.sample > 1 else ''} "
-        f"{strategy.prefetch_depth} batches ahead"
-    )
+    return f"{counted(threads.sample, 'loader thread')} {strategy.prefetch_depth} batches ahead"
 
 
 def _gpu_summary(plan: Plan) -> str:
-    """How many GPUs in which cliques, where the topology is, and who placed the rows."""
+    """Say how many GPUs in which cliques, where the topology is, and what placed the rows."""
     devices = plan.strategy.devices
     cliques: dict[int, list[str]] = {}
     for device in devices:
@@ -186,7 +169,7 @@ def _gpu_summary(plan: Plan) -> str:
     groups = "; ".join("+".join(names) for names in cliques.values())
     topology = plan.strategy.topology.policy
     where = "copied to every GPU" if topology == "replicated" else f"on the {topology}"
-    count = f"{len(devices)} GPU{'s' if len(devices) > 1 else ''} ({groups})"
+    count = f"{counted(len(devices), 'GPU')} ({groups})"
     policy = plan.strategy.features.policy
     return (
         f"{count} of {plan.machine.name}, topology {where}, {_loading(plan)}, rows placed by "
@@ -195,7 +178,7 @@ def _gpu_summary(plan: Plan) -> str:
 
 
 def _stages(plan: Plan) -> list[StageRow]:
-    """Loader stages first; in line they are the wait, so the wait itself is not listed again."""
+    """List loader stages first; a synchronous loader's stages stand for the wait."""
     prediction, inline = plan.prediction, plan.strategy.threads.sample == 0
     training = {stage.value for stage in TRAINING_STAGES}
     step = prediction.step_seconds.value
@@ -216,7 +199,7 @@ def _stages(plan: Plan) -> list[StageRow]:
 
 
 def render(explanation: Explanation) -> str:
-    """The explanation as plain text, in sections of a few lines."""
+    """Write the explanation as plain text, in sections of a few lines."""
     e = explanation
     sections = [
         [
@@ -265,7 +248,7 @@ def _residence_line(place: Residence) -> str:
     return f"  {place.device}: {shares or 'no rows'}; keeps {place.own_rows} copies"
 
 
-def _runner_line(runner: RunnerUp | None) -> str:
+def _runner_line(runner: Alternative | None) -> str:
     if runner is None:
         return "  none: nothing else was possible"
     seconds = "does not run" if runner.step_seconds is None else seconds_text(runner.step_seconds)
@@ -277,7 +260,7 @@ def _price_lines(prices: dict[str, float]) -> list[str]:
 
 
 def seconds_text(seconds: float) -> str:
-    """Seconds for people.
+    """Write seconds in s, ms or us.
 
     >>> seconds_text(0.0), seconds_text(4.2e-6), seconds_text(0.0123), seconds_text(75.0)
     ('0 s', '4.2 us', '12.3 ms', '75.0 s')

@@ -1,8 +1,7 @@
-"""The same graph and workload planned for machines that are not here: predicted, never run.
+"""Plan the same graph and workload for machines that are not here: predicted, never run.
 
-For each preset the placement is told in one line, and why: what a row costs from each place, what
-fits, and what the runner-up would have cost. Two budgets make the choice visible on a small graph:
-all of a GPU's memory, and room for a share of the feature rows alone.
+Each preset is planned twice: with all of a GPU's memory, and with room for a share of the feature
+rows alone, so that the choice of rows shows on a small graph.
 """
 
 from collections.abc import Sequence
@@ -20,12 +19,12 @@ DEMO_SHARE = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Elsewhere:
-    """One plan for a machine that is not here."""
+class PresetPlan:
+    """Plan for a machine that is not here."""
 
     machine: str
     room: str
-    """What a GPU's memory was taken to hold."""
+    """Words for what a GPU's memory was taken to hold."""
     plan_id: str
     summary: str
     step_seconds: float
@@ -36,21 +35,17 @@ class Elsewhere:
 
 def plan_elsewhere(
     graph: Path, settings: PlanSettings, out: Path, machines: Sequence[str] = DEMO_MACHINES
-) -> list[Elsewhere]:
+) -> list[PresetPlan]:
     """Plan a graph for presets, each with whole GPUs and with room for some of the rows.
 
-    Args:
-        graph: dataset folder.
-        settings: workload; the number of devices is left to the planner, then all of them.
-        out: folder for the plans, `<machine>` and `<machine>-tight`.
-        machines: presets.
+    Plans are written to `out`, as `<machine>` and `<machine>-tight`.
 
     Raises:
         InputError: as `plan`.
     """
     from gnnplan.planner.pipeline import plan
 
-    found: list[Elsewhere] = []
+    found: list[PresetPlan] = []
     for name in machines:
         machine = load_preset(name)
         whole = plan(graph, replace(settings, devices=None), machine=machine, out=out / name)
@@ -63,7 +58,7 @@ def plan_elsewhere(
 
 
 def _budget(graph: Path, settings: PlanSettings, name: str, out: Path) -> int:
-    """Device memory that leaves room for `DEMO_SHARE` of the rows beside everything else."""
+    """Return the device memory that leaves room for `DEMO_SHARE` of the rows beside all else."""
     from gnnplan.planner.pipeline import plan
 
     bare = plan(
@@ -79,7 +74,7 @@ def _budget(graph: Path, settings: PlanSettings, name: str, out: Path) -> int:
     return int((fixed + rows) / (1 - share)) + 1
 
 
-def _told(made: Plan, room: str) -> Elsewhere:
+def _told(made: Plan, room: str) -> PresetPlan:
     told = explain(made)
     rates = list(made.prediction.hit_rates.values())
     read = {
@@ -90,7 +85,7 @@ def _told(made: Plan, room: str) -> Elsewhere:
     why = f"bound by {told.bottleneck}; within {told.gap:.1%} of the bound"
     if other is not None:
         why += f"; next: {other.name}, {other.why}"
-    return Elsewhere(
+    return PresetPlan(
         machine=made.machine.name,
         room=room,
         plan_id=made.plan_id,
@@ -101,12 +96,8 @@ def _told(made: Plan, room: str) -> Elsewhere:
     )
 
 
-def render_elsewhere(plans: Sequence[Elsewhere]) -> str:
-    """The plans as text, marked as predicted.
-
-    Returns:
-        Four lines for each plan.
-    """
+def render_elsewhere(plans: Sequence[PresetPlan]) -> str:
+    """Write four lines for each plan, marked as predicted."""
     lines = ["predicted from presets; nothing of this was measured on such machines:"]
     for each in plans:
         places = ", ".join(f"{share:.1%} {place}" for place, share in each.read.items())

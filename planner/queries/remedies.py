@@ -1,7 +1,7 @@
-"""When nothing fits: the cheapest changes that would help, with the bytes each saves.
+"""Find the cheapest changes that make a plan fit, with the bytes that each saves.
 
-A change of the batch moves frontiers by [A5], a change of the model its own parts in proportion;
-estimates say "about", and a new plan decides.
+A smaller batch moves frontiers by [A5], a smaller model its parts in proportion. Estimates say
+"about"; a new plan decides.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gnnplan.planner.cost.memory import Budgets, size_text
 from gnnplan.planner.cost.request import expected_vertices, row_bytes, seeds_per_rank
-from gnnplan.planner.search.choose import Evaluated
+from gnnplan.planner.search.choose import PlacedCandidate, nearest_to_fit
 from gnnplan.planner.search.search import Search
 from gnnplan.runtime.plan.schema import MemoryUse
 
@@ -19,7 +19,7 @@ BATCH_PARTS = ("activations", "batches")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remedy:
-    """One change, and the bytes it takes off the memory that does not fit."""
+    """Change, and the bytes that it takes off the memory that does not fit."""
 
     what: str
     saves_bytes: int
@@ -27,23 +27,12 @@ class Remedy:
     """Whether the memory would fit after this change alone."""
 
 
-def nearest(priced: Sequence[Evaluated]) -> Evaluated:
-    """The candidate that lacks least: the one whose sum a refusal shows."""
-    return max(priced, key=lambda p: min(m.headroom for m in p.prediction.memory_bytes.values()))
+def find_remedies(search: Search, priced: Sequence[PlacedCandidate]) -> list[Remedy]:
+    """List changes that lower the memory that the nearest candidate does not fit into.
 
-
-def find_remedies(search: Search, priced: Sequence[Evaluated]) -> list[Remedy]:
-    """Changes that lower the memory that the nearest candidate does not fit into.
-
-    Args:
-        search: the request, with its profile.
-        priced: its candidates, none of which fits.
-
-    Returns:
-        Those that are enough first, then those that save most, none that saves nothing; more memory
-        comes last.
+    Changes that are enough come first, then those that save most; more memory is the last.
     """
-    found = nearest(priced)
+    found = nearest_to_fit(priced)
     name, memory = min(found.prediction.memory_bytes.items(), key=lambda item: item[1].headroom)
     ranks = found.candidate.num_ranks
     each = found.prediction.memory_bytes.get("rank0", memory)
@@ -58,8 +47,10 @@ def find_remedies(search: Search, priced: Sequence[Evaluated]) -> list[Remedy]:
     return rank_remedies(saved, name, memory, search.request.budgets)
 
 
-def _smaller_batch(search: Search, found: Evaluated, each: MemoryUse, times: int) -> dict[str, int]:
-    """Half the global batch: parts of a batch shrink with its expected vertices [A5]."""
+def _smaller_batch(
+    search: Search, found: PlacedCandidate, each: MemoryUse, times: int
+) -> dict[str, int]:
+    """Halve the global batch: its parts shrink with its expected vertices [A5]."""
     batch = search.request.workload.batch_size
     if batch < 2:
         return {}
@@ -71,8 +62,10 @@ def _smaller_batch(search: Search, found: Evaluated, each: MemoryUse, times: int
     return {f"--batch-size {batch // 2}": round(times * size * (1.0 - ratio))}
 
 
-def _fewer_hidden(search: Search, found: Evaluated, each: MemoryUse, times: int) -> dict[str, int]:
-    """Half the hidden columns: that share of the activations which is not the input's rows."""
+def _fewer_hidden(
+    search: Search, found: PlacedCandidate, each: MemoryUse, times: int
+) -> dict[str, int]:
+    """Halve the hidden columns, and with them the activations beyond the input rows."""
     work, graph = search.request.workload, search.request.graph
     if work.hidden < 2:
         return {}
@@ -88,9 +81,8 @@ def _fewer_hidden(search: Search, found: Evaluated, each: MemoryUse, times: int)
 
 
 def _half_precision(
-    search: Search, found: Evaluated, memory: MemoryUse, name: str
+    search: Search, found: PlacedCandidate, memory: MemoryUse, name: str
 ) -> dict[str, int]:
-    """Features stored in float16: half of what rows take."""
     graph = search.request.graph
     if graph.feature_dtype != "float32":
         return {}
@@ -102,9 +94,9 @@ def _half_precision(
 
 
 def _other_ranks(
-    search: Search, priced: Sequence[Evaluated], name: str, memory: MemoryUse
+    search: Search, priced: Sequence[PlacedCandidate], name: str, memory: MemoryUse
 ) -> dict[str, int]:
-    """Other numbers of devices that were priced, where their sum is smaller; and more of them."""
+    """Take other numbers of devices that were priced and need less, and twice as many."""
     found: dict[str, int] = {}
     for other in priced:
         theirs = other.prediction.memory_bytes.get(name)
@@ -115,7 +107,7 @@ def _other_ranks(
     more = 2 * (asked or 0)
     if name.startswith("rank") and asked is not None and more <= cores:
         # Not profiled: half the seeds per rank are as half the batch.
-        halved = _smaller_batch(search, nearest(priced), memory, 1)
+        halved = _smaller_batch(search, nearest_to_fit(priced), memory, 1)
         found[f"--devices {more}"] = sum(halved.values())
     return found
 
@@ -144,7 +136,7 @@ def _more_memory(name: str, memory: MemoryUse, budgets: Budgets) -> Remedy:
 
 
 def advice(ways: Sequence[Remedy]) -> str:
-    """The ways out in one line.
+    """Write the remedies in one line.
 
     >>> advice([Remedy(what="--hidden 8", saves_bytes=2_000_000, enough=False)])
     'ways out: --hidden 8 saves about 2.0 MB (not enough alone)'

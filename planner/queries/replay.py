@@ -1,9 +1,8 @@
-"""A plan's own batches, drawn as its loader draws them, and where their rows would be read from.
+"""Draw a plan's own batches as its loader does, and count where their rows would be read from.
 
-`Replay` is the parts of the runtime's loader with the first two stages alone, so seeds, sampler,
-parameters and topology are the runtime's code; `RowCounter` applies a rank's location table and
-dynamic cache to a batch without reading a row. What they count equals the counters of a run of the
-same batches.
+`Replay` runs the first two stages of the runtime's loader, so seeds, sampler, parameters and
+topology are the runtime's. `RowCounter` applies a rank's location table and dynamic cache without
+reading a row. The counts equal the counters of a run of the same batches.
 """
 
 from collections.abc import Iterator
@@ -35,33 +34,29 @@ _SOURCE_MASK = (1 << SOURCE_BITS) - 1
 
 
 class _NothingToRead(AbstractFeatureStore):
-    """Stands where a loader has its feature store: a replay reads no rows."""
+    """Feature store of a loader that reads no rows."""
 
     def __init__(self, feature_dim: int) -> None:
         self.feature_dim = feature_dim
 
     @property
     def resident_bytes(self) -> int:
-        """None are held."""
+        """Return 0."""
         return 0
 
     def read(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> Counters:
-        """Refused: nothing is behind it."""
+        """Refuse to read."""
         raise RuntimeError("a replay reads no feature rows")
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing."""
 
 
 class Replay(LoaderParts):
-    """One rank's seeds and sampling, without rows, labels or other ranks."""
+    """Seeds and sampling of one rank, without rows, labels or other ranks."""
 
     def __init__(self, plan: Plan, folder: Path, graph: Graph, rank: int) -> None:
-        """Open a rank of a plan.
-
-        Raises:
-            PlanError: the plan's arrays or sampler cannot be used.
-        """
+        """Open a rank of a plan."""
         super().__init__(
             plan,
             folder,
@@ -79,7 +74,7 @@ class Replay(LoaderParts):
         """Optimiser steps per epoch."""
 
     def replay(self, count: int) -> Iterator[MiniBatch]:
-        """The first `count` batches from epoch 0 on, as far as they are sampled."""
+        """Yield the first `count` batches from epoch 0 on, as sampled."""
         stages = self._first_stages()
         for index in range(count):
             epoch, step = divmod(index, self.num_steps)
@@ -93,17 +88,17 @@ class Replay(LoaderParts):
         return _NothingToRead(self.plan.graph.feature_dim)
 
     def _sample_stage(self, schedule: SeedSchedule) -> AbstractStage:
-        """On a 1.5D grid too a rank draws what it would draw alone from the whole graph."""
+        """Sample the whole graph on a 1.5D grid too: each rank draws the same batches."""
         if self.plan.strategy.topology.policy == "partitioned":
             return SampleStage(self.sampler(self.plan.strategy.sampler))
         return super()._sample_stage(schedule)
 
 
 def check_replayable(plan: Plan) -> None:
-    """Refuse what cannot be replayed rank by rank.
+    """Refuse full-graph training and cooperative batches, which ranks do not draw alone.
 
     Raises:
-        SettingsError: full-graph training, or cooperative batches.
+        SettingsError: the plan is one of those.
     """
     strategy = plan.strategy
     if strategy.mode != "minibatch" or strategy.batching != "independent":
@@ -116,22 +111,37 @@ def check_replayable(plan: Plan) -> None:
 
 @dataclass(slots=True)
 class RowCounts:
-    """What one batch, or many, read."""
+    """Rows and bytes that batches read."""
 
     rows: dict[str, int] = field(default_factory=dict[str, int])
-    """By source, as a run report counts them."""
+    """Rows by source, as a run report counts them."""
     bytes: dict[str, int] = field(default_factory=dict[str, int])
     rows_of_rank: dict[int, int] = field(default_factory=dict[int, int])
     """Rows served by each other rank (peer, remote)."""
     disk_reads: int = 0
     disk_read_bytes: int = 0
-    """Whole blocks asked of the disk."""
+    """Bytes of whole blocks read from disk."""
 
     def add(self, kind: str, rows: int, num_bytes: int) -> None:
-        """Count rows of one source; none leave no trace."""
+        """Add rows of one source, if any."""
         if rows:
             self.rows[kind] = self.rows.get(kind, 0) + rows
             self.bytes[kind] = self.bytes.get(kind, 0) + num_bytes
+
+    @property
+    def exchanged_kind(self) -> str:
+        """Return the source of rows that other ranks serve."""
+        return "remote" if "remote" in self.rows else "peer"
+
+    def by_server(self) -> dict[tuple[str, int], int]:
+        """Return rows by (source, rank that serves them, or -1)."""
+        kind = self.exchanged_kind
+        found = {(kind, rank): rows for rank, rows in sorted(self.rows_of_rank.items())}
+        return found | {(k, -1): n for k, n in self.rows.items() if k not in ("peer", "remote")}
+
+    def row_bytes(self) -> dict[str, float]:
+        """Return the mean bytes of a row by source; sparse rows differ."""
+        return {k: self.bytes[k] / n for k, n in self.rows.items() if n}
 
     def merge(self, other: "RowCounts") -> None:
         """Add another's counts."""
@@ -143,15 +153,33 @@ class RowCounts:
         self.disk_read_bytes += other.disk_read_bytes
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchCounts:
+    """Counts of one rank's batch."""
+
+    vertices: int
+    read: RowCounts
+    hop_vertices: list[int]
+    """Distinct vertices up to each hop, seeds first."""
+    hop_edges: list[int]
+    block_edges: list[int]
+    """Edges of each block, outermost first."""
+    lists: dict[str, int]
+    """Adjacency lists visited by source; empty with topology on the host."""
+    working_rows: int = 0
+    """Distinct rows that the rank's batches are spread over."""
+
+    @property
+    def edges(self) -> int:
+        """Return the edges drawn by all hops."""
+        return int(sum(self.hop_edges))
+
+
 class RowCounter:
-    """A rank's location table, and its dynamic cache where the plan gives it one."""
+    """Location table of a rank, with its dynamic cache."""
 
     def __init__(self, plan: Plan, folder: Path, graph: Graph, rank: int) -> None:
-        """Read the rank's arrays.
-
-        Raises:
-            PlanError: they are missing or point to the wrong rows.
-        """
+        """Read the rank's arrays."""
         self._graph, self._rank = graph, rank
         self._sources = plan.strategy.features.sources
         devices = plan.strategy.devices
@@ -178,14 +206,14 @@ class RowCounter:
                 self._bypass[number] = self._kind(number) == "own"
 
     def _kind(self, number: int) -> str:
-        """What the runtime's counters call a source: a rank's own rows are never its peer's."""
+        """Return the name of a source in the runtime's counters."""
         source = self._sources[number]
         if source.kind == "peer" and source.rank == self._rank:
             return "own"
         return "host" if source.kind == "remote" and source.rank in self._here else source.kind
 
     def _bytes_of_sources(self, plan: Plan) -> list[int]:
-        """Bytes of a row by source number, as stored there."""
+        """Return the bytes of a row by source number, as stored there."""
         width = plan.graph.feature_dim
         stored = width * np.dtype(plan.strategy.features.storage_dtype).itemsize
         dense = self._graph.x_csr is None
@@ -195,14 +223,14 @@ class RowCounter:
 
     @staticmethod
     def _widths_by_type(graph: Graph) -> NDArray[np.int64] | None:
-        """Bytes of a row by node type, where features lie by type."""
+        """Return the bytes of a row by node type, where features lie by type."""
         if not graph.x_by_type:
             return None
         tables = [np.asarray(graph.x_by_type[name]) for name in graph.meta.node_types]
         return np.array([t.shape[1] * t.dtype.itemsize for t in tables], np.int64)
 
     def count(self, ids: NDArray[np.int64]) -> RowCounts:
-        """What reading the rows of a batch's vertices touches."""
+        """Count the rows and bytes that a batch's vertices read."""
         found = RowCounts()
         if self._typed is not None:
             types = np.bincount(np.asarray(self._graph.node_type)[ids], minlength=self._typed.size)
@@ -245,7 +273,7 @@ class RowCounter:
 
     @staticmethod
     def _count_disk(disk: Disk, slots: NDArray[np.int64], found: RowCounts) -> None:
-        """Requests and blocks, cut as the tier cuts them under its budget."""
+        """Count requests and blocks, cut as the tier cuts them under its budget."""
         most = disk.budget.free_bytes // INDEX_BYTES_PER_ID
         for first in range(0, slots.size, most):
             piece = np.sort(slots[first : first + most])
@@ -258,6 +286,6 @@ class RowCounter:
             found.disk_reads += count
 
     def close(self) -> None:
-        """Give back the disk tier's buffers."""
+        """Free the disk tier's buffers."""
         if self._disk is not None:
             self._disk.close()

@@ -1,30 +1,35 @@
-"""`gnnplan simulate`: exact counts of a plan's batches, and modelled time on any machine model.
+"""Simulate a plan: exact counts of its batches, and modelled time on any machine.
 
-Counted are the plan's own batches, drawn by the runtime's own sampler (`replay`): rows and
-bytes by source, rank and link, adjacency lists by source. Modelled are seconds: counts times the
-machine's rates, and compute as the plan predicts it. The two are never mixed.
+Counted are the plan's own batches, drawn by the runtime's own sampler (`replay`): rows and bytes by
+source, rank and link, and adjacency lists by source. Modelled are seconds: counts times the
+machine's rates, and compute as the plan predicts it.
 """
 
-from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.cost.link_use import LinkUse, Ways
+from gnnplan.planner.cost.link_use import LinkUse, PlanRoutes
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.progress import Progress
-from gnnplan.planner.queries.replay import Replay, RowCounter, RowCounts, check_replayable
-from gnnplan.planner.queries.simulate_gpu import (
-    DeviceUse,
-    device_uses,
+from gnnplan.planner.queries.replay import (
+    BatchCounts,
+    Replay,
+    RowCounter,
+    RowCounts,
+    check_replayable,
+)
+from gnnplan.planner.queries.simulated_times import (
+    SimulatedTimes,
+    Work,
     gpu_step_times,
+    step_times,
     topology_links,
 )
-from gnnplan.planner.queries.simulate_time import BatchWork, SimulatedTimes, step_times
-from gnnplan.planner.search.enumerate import plans_gpus
+from gnnplan.planner.search.dimensions.ranks import plans_gpus
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.plan.io import load_plan
@@ -33,28 +38,70 @@ from gnnplan.runtime.plan.schema import Plan
 
 @dataclass(kw_only=True, slots=True)
 class RankCounts:
-    """What one rank's batches touched, counted as a run report counts it."""
+    """Counts of one rank's batches, as in a run report."""
 
     rank: int
     batches: int = 0
     vertices: int = 0
     """Input vertices over all batches."""
     edges: int = 0
-    """Edges drawn."""
+    """Edges drawn over all batches."""
     rows_by_source: dict[str, int] = field(default_factory=dict[str, int])
     bytes_by_source: dict[str, int] = field(default_factory=dict[str, int])
     rows_of_rank: dict[str, int] = field(default_factory=dict[str, int])
     """Rows served by each other rank."""
     lists_by_source: dict[str, int] = field(default_factory=dict[str, int])
-    """Adjacency lists visited; empty with topology on the host, as in a report."""
+    """Adjacency lists visited; empty with topology on the host."""
     list_bytes_by_source: dict[str, int] = field(default_factory=dict[str, int])
     disk_reads: int = 0
     disk_read_bytes: int = 0
 
 
+@dataclass(slots=True)
+class DeviceUse:
+    """Feature rows of one rank's device over all batches, in whole transactions."""
+
+    processor: str
+    read_bytes: dict[str, float] = field(default_factory=dict[str, float])
+    """Bytes that its own batches read, by source."""
+    served_bytes: float = 0.0
+    """Bytes that other ranks read of its rows."""
+    pcie_lines: float = 0.0
+    """PCIe transactions of its rows [C7]."""
+    link_seconds: float = 0.0
+    """Seconds of the busiest link that its rows cross, with all who cross it."""
+    busiest_link: str = ""
+
+
+def device_uses(ways: PlanRoutes, work: Work) -> list[DeviceUse]:
+    """Return what each rank's device carried over all its batches."""
+    found = [DeviceUse(processor=name) for name in ways.processors]
+    shared: dict[str, LinkUse] = {}
+    mine: list[dict[str, LinkUse]] = []
+    for rank, batches in enumerate(work):
+        use: dict[str, LinkUse] = {}
+        for batch in batches:
+            for into in (use, shared):
+                ways.add(into, rank, batch.read.by_server(), batch.read.row_bytes())
+            for kind, size in batch.read.bytes.items():
+                read = found[rank].read_bytes
+                read[kind] = read.get(kind, 0.0) + size
+            for server, rows in batch.read.rows_of_rank.items():
+                width = batch.read.row_bytes()[batch.read.exchanged_kind]
+                found[server].served_bytes += rows * width
+        mine.append(use)
+    for device, use in zip(found, mine, strict=True):
+        # A line is counted once, at the link where the row leaves the PCIe tree for the device.
+        device.pcie_lines = max((u.pcie_lines for u in use.values()), default=0.0)
+        if use:
+            device.busiest_link = max(sorted(use), key=lambda name: shared[name].seconds)
+            device.link_seconds = shared[device.busiest_link].seconds
+    return found
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Simulation:
-    """A plan's batches, counted, and their time on a machine, modelled."""
+    """Counts of a plan's batches, and their modelled time on a machine."""
 
     plan_id: str
     machine: str
@@ -65,7 +112,7 @@ class Simulation:
     links: dict[str, LinkUse]
     """Feature rows by link, over all ranks and batches."""
     devices: list[DeviceUse]
-    """Feature rows by rank's device."""
+    """Feature rows by the rank's device."""
     topology_links: dict[str, LinkUse]
     """Reads of adjacency lists by link, where GPUs draw the batches."""
     times: SimulatedTimes
@@ -83,31 +130,31 @@ def simulate(
     """Replay a plan's batches and count what they read.
 
     Args:
-        folder: the plan.
-        machine: whose links and rates the counts are held against; it may be one nobody has.
-        batches: optimiser steps from epoch 0 on; None: one epoch.
-        progress: told which rank is replayed and the share done.
+        folder: plan folder.
+        machine: machine whose links and rates are used; it may be one that nobody has.
+        batches: optimiser steps from epoch 0 on; None for one epoch.
+        progress: called with the replayed rank and the share done.
 
     Raises:
         PlanError: the plan is damaged, or its dataset has changed.
         SettingsError: the plan cannot be replayed, or not on that machine.
         DatasetError: the dataset is missing or damaged.
-        MachineError: the machine has no way between two memories that the plan uses.
+        MachineError: the machine lacks a route between two memories that the plan uses.
     """
     plan = load_plan(folder)
     check_replayable(plan)
     if batches is not None and batches < 1:
         raise SettingsError(f"--batches: expected at least 1, found {batches}")
     graph = open_plan_graph(plan)
-    ways = Ways(machine, plan)
-    ranks, links, work = list[RankCounts](), dict[str, LinkUse](), list[list[BatchWork]]()
+    ways = PlanRoutes(machine, plan)
+    ranks, links, work = list[RankCounts](), dict[str, LinkUse](), list[list[BatchCounts]]()
     for rank in range(plan.num_ranks):
         if progress is not None:
             progress(f"rank {rank}", rank / plan.num_ranks)
-        counts, mine = _replay_rank(plan, folder, graph, rank, batches)
+        counts, mine, total = _replay_rank(plan, folder, graph, rank, batches)
         ranks.append(counts)
         work.append(mine)
-        ways.add(links, rank, _by_server(counts), _row_bytes(counts))
+        ways.add(links, rank, total.by_server(), total.row_bytes())
     on_gpus = plans_gpus(machine)
     return Simulation(
         plan_id=plan.plan_id,
@@ -131,7 +178,7 @@ def simulate(
 
 
 def open_plan_graph(plan: Plan) -> Graph:
-    """The dataset a plan was made for.
+    """Open the dataset that a plan was made for.
 
     Raises:
         DatasetError: there is none at the plan's path.
@@ -154,8 +201,9 @@ def open_plan_graph(plan: Plan) -> Graph:
 
 def _replay_rank(
     plan: Plan, folder: Path, graph: Graph, rank: int, batches: int | None
-) -> tuple[RankCounts, list[BatchWork]]:
-    counts, work, total = RankCounts(rank=rank), list[BatchWork](), RowCounts()
+) -> tuple[RankCounts, list[BatchCounts], RowCounts]:
+    """Return the counts of a rank, of each of its batches, and of all rows they read."""
+    counts, work, total = RankCounts(rank=rank), list[BatchCounts](), RowCounts()
     loader = Replay(plan, folder, graph, rank)
     counter = RowCounter(plan, folder, graph, rank)
     touched: NDArray[np.bool_] = np.zeros(graph.num_nodes, np.bool_)
@@ -166,17 +214,13 @@ def _replay_rank(
             total.merge(read)
             counts.batches += 1
             counts.vertices += int(batch.n_id.size)
-            edges = int(sum(batch.num_sampled_edges))
-            counts.edges += edges
+            counts.edges += int(sum(batch.num_sampled_edges))
             _merge(counts.lists_by_source, batch.lists_by_source)
             _merge(counts.list_bytes_by_source, batch.list_bytes_by_source)
             work.append(
-                BatchWork(
-                    edges=edges,
+                BatchCounts(
                     vertices=int(batch.n_id.size),
-                    rows=read.rows,
-                    bytes=read.bytes,
-                    rows_of_rank=read.rows_of_rank,
+                    read=read,
                     hop_vertices=np.cumsum(batch.num_sampled_nodes).tolist(),
                     hop_edges=list(batch.num_sampled_edges),
                     block_edges=[block.num_edges for block in batch.blocks],
@@ -186,34 +230,16 @@ def _replay_rank(
     finally:
         counter.close()
     distinct = int(np.count_nonzero(touched))
-    for each in work:
-        each.working_rows = distinct
+    work = [replace(each, working_rows=distinct) for each in work]
     counts.rows_by_source, counts.bytes_by_source = total.rows, total.bytes
     counts.rows_of_rank = {f"rank{r}": n for r, n in sorted(total.rows_of_rank.items())}
     counts.disk_reads, counts.disk_read_bytes = total.disk_reads, total.disk_read_bytes
-    return counts, work
+    return counts, work, total
 
 
 def _merge(into: dict[str, int], more: dict[str, int]) -> None:
     for kind, count in more.items():
         into[kind] = into.get(kind, 0) + count
-
-
-def _by_server(counts: RankCounts) -> dict[tuple[str, int], int]:
-    """Rows by (source, rank that serves them, or -1)."""
-    found: dict[tuple[str, int], int] = defaultdict(int)
-    exchanged = "remote" if "remote" in counts.rows_by_source else "peer"
-    for name, rows in counts.rows_of_rank.items():
-        found[(exchanged, int(name.removeprefix("rank")))] += rows
-    for kind, rows in counts.rows_by_source.items():
-        if kind not in ("peer", "remote"):
-            found[(kind, -1)] += rows
-    return dict(found)
-
-
-def _row_bytes(counts: RankCounts) -> dict[str, float]:
-    """Mean bytes of a row by source (sparse rows differ)."""
-    return {k: counts.bytes_by_source[k] / n for k, n in counts.rows_by_source.items() if n}
 
 
 def _notes(plan: Plan, machine: MachineModel, *, on_gpus: bool) -> list[str]:

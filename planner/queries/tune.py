@@ -1,11 +1,10 @@
-"""`gnnplan tune`: measure the best candidates of a plan in turn, and keep the fastest.
+"""Measure the best candidates of a plan in turn, and keep the fastest: `gnnplan tune`.
 
     the plan's request -> its candidates, priced again -> the best few that run differently
         -> short real runs in turn -> the fastest one's plan, tune.json beside it -> factors
 
-The plan that is kept still holds the model's prediction and nothing else; what was measured stands
-in tune.json and, of its last run, in report.json. Nothing is written before every run has ended
-well.
+The kept plan holds the model's prediction alone; measurements are in tune.json and, of its last
+run, in report.json. Nothing is written before every run has ended well.
 """
 
 import contextlib
@@ -33,9 +32,15 @@ from gnnplan.planner.progress import Progress, silent
 from gnnplan.planner.queries.calibrate import refit
 from gnnplan.planner.queries.compare import absolute_percentage_error, compare, window_means
 from gnnplan.planner.queries.simulate import open_plan_graph
-from gnnplan.planner.queries.tuned import Approach, Measured, Tuned, TunedCandidate, TuneRequest
+from gnnplan.planner.queries.tuned import (
+    Approach,
+    StepMeasurement,
+    TunedCandidate,
+    TuneRequest,
+    TuneResult,
+)
 from gnnplan.planner.queries.whatif import reopen
-from gnnplan.planner.search.choose import Evaluated, choose
+from gnnplan.planner.search.choose import PlacedCandidate, choose
 from gnnplan.planner.search.samplers import plan_sampler
 from gnnplan.planner.search.search import Search
 from gnnplan.planner.settings import PlanSettings
@@ -48,14 +53,14 @@ from gnnplan.runtime.report import WARMUP_STEPS, RunReport, quantiles, save_repo
 from gnnplan.runtime.train.recovery import CHECKPOINTS, list_checkpoints
 
 Launcher = Callable[..., RunReport]
-"""`runtime.launch.launch.train`, or what stands in for it: (plan folder, **options) -> report."""
+"""Function like `runtime.launch.launch.train`: (plan folder, **options) -> report."""
 
 
-def measured(reports: Sequence[RunReport], stack: int = 1) -> Measured:
-    """All runs of one candidate together; where batches are drawn `stack` at once, by windows."""
+def join_runs(reports: Sequence[RunReport], stack: int = 1) -> StepMeasurement:
+    """Join all runs of one candidate, by windows where batches are drawn `stack` at once."""
     runs = [window_means(report.step_samples, stack) for report in reports]
     spread = quantiles(np.concatenate(runs).tolist())
-    return Measured(
+    return StepMeasurement(
         median=spread.median,
         p10=spread.p10,
         p90=spread.p90,
@@ -65,7 +70,7 @@ def measured(reports: Sequence[RunReport], stack: int = 1) -> Measured:
 
 
 def run_steps(launch: Launcher, plan: Plan, folder: Path, run: Path, steps: int) -> RunReport:
-    """One short run: the steps of the warm-up, and `steps` more."""
+    """Run the steps of the warm-up and `steps` more."""
     most = WARMUP_STEPS + steps
     return launch(
         folder,
@@ -79,11 +84,11 @@ def run_steps(launch: Launcher, plan: Plan, folder: Path, run: Path, steps: int)
 
 
 class _ScoreReachedError(Exception):
-    """The score was reached: the run need not go on."""
+    """Ends a run that has reached its score."""
 
 
 def run_to(launch: Launcher, folder: Path, run: Path, *, target: float, epochs: int) -> Approach:
-    """Train until an epoch's validation score is `target`, at most `epochs`; then end the ranks."""
+    """Train until an epoch's validation score reaches `target`, for at most `epochs`."""
     seconds: list[float] = []
     scores: list[float] = []
 
@@ -111,11 +116,10 @@ def run_to(launch: Launcher, folder: Path, run: Path, *, target: float, epochs: 
 
 
 def deciding_seconds(rows: Sequence[TunedCandidate], number: int, asked: TuneRequest) -> float:
-    """What a candidate is judged by: seconds of a step, or of training to the score.
+    """Return the seconds that a candidate is judged by: of a step, or of training to the score.
 
-    Candidates of equal statistics need equally many steps to a score, so only the fastest of them
-    was trained, and another's seconds are to its own as their steps are. Infinite where the score
-    was not reached.
+    Candidates of equal statistics need equally many steps to a score, so only the fastest was
+    trained; others are scaled by their steps. Infinite where the score was not reached.
     """
     row = rows[number]
     if asked.target is None:
@@ -129,44 +133,37 @@ def deciding_seconds(rows: Sequence[TunedCandidate], number: int, asked: TuneReq
 
 
 def shortlist(
-    priced: Sequence[Evaluated],
-    model_choice: Evaluated,
+    priced: Sequence[PlacedCandidate],
+    model_choice: PlacedCandidate,
     top: int,
     *,
     apart: PlanSettings | None = None,
-) -> list[Evaluated]:
-    """At most `top` candidates that fit and run differently, the model's choice first.
+) -> list[PlacedCandidate]:
+    """List at most `top` candidates that fit and run differently, the model's choice first.
 
-    Args:
-        priced: all candidates.
-        model_choice: the one that the planner would take; it is always measured.
-        top: how many, at least 1.
-        apart: settings of the request, where candidates with other statistics are to be held
-            against each other: the best of each comes before the second best of any.
+    With `apart` (the request's settings), the best candidate of each statistics comes before the
+    second best of any.
     """
     fitting = sorted((p for p in priced if not p.overflow), key=lambda p: p.seconds)
-    found = distinct([model_choice, *fitting])
+    found = drop_alike([model_choice, *fitting])
     if apart is not None:
-        first: dict[str, Evaluated] = {}
+        first: dict[str, PlacedCandidate] = {}
         for each in found:
             first.setdefault(statistics_key(apart, each.candidate), each)
-        found = distinct([*first.values(), *found])
+        found = drop_alike([*first.values(), *found])
     return found[:top]
 
 
-def distinct(priced: Sequence[Evaluated]) -> list[Evaluated]:
-    """The first of those that run alike: the same choices, and rows in the same places.
-
-    Policies may agree on where every row lives; measuring both would be measuring one twice.
-    """
-    kept: dict[tuple[Candidate, bytes], Evaluated] = {}
+def drop_alike(priced: Sequence[PlacedCandidate]) -> list[PlacedCandidate]:
+    """Return the first of candidates that run alike: equal choices, and rows in equal places."""
+    kept: dict[tuple[Candidate, bytes], PlacedCandidate] = {}
     for each in priced:
         kept.setdefault(_shape(each), each)
     return list(kept.values())
 
 
-def _shape(priced: Evaluated) -> tuple[Candidate, bytes]:
-    """All that decides how a candidate runs; the name of a placement does not, its rows do."""
+def _shape(priced: PlacedCandidate) -> tuple[Candidate, bytes]:
+    """Return what decides how a candidate runs: rows, not the name of their placement."""
     candidate, placement = priced.candidate, priced.placed.placement
     rows = hashlib.sha256()
     for own in placement.own:
@@ -179,16 +176,16 @@ def _shape(priced: Evaluated) -> tuple[Candidate, bytes]:
 
 
 def statistics_key(settings: PlanSettings, candidate: Candidate) -> str:
-    """Equal for candidates whose batches follow the same law: as many steps to an accuracy."""
+    """Return a key that is equal for candidates that need equally many steps to an accuracy."""
     return codec.content_hash(plan_sampler(settings, candidate))[:12]
 
 
-def turns(names: Sequence[int], rounds: int, *, seed: int) -> list[list[int]]:
-    """Who is measured when: every round has each once, in an order of its own.
+def draw_turns(names: Sequence[int], rounds: int, *, seed: int) -> list[list[int]]:
+    """Return who is measured when: every round has each once, in a drawn order.
 
-    A drift of the machine then meets all alike, and none always follows the same other.
+    A drift of the machine then affects all alike.
 
-    >>> turns([0, 1, 2], 2, seed=0)
+    >>> draw_turns([0, 1, 2], 2, seed=0)
     [[2, 0, 1], [2, 1, 0]]
     """
     rng = np.random.default_rng(seed)
@@ -206,17 +203,16 @@ def tune(
     progress: Progress | None = None,
     launch: Launcher | None = None,
     patience: Patience | None = None,
-) -> Tuned:
+) -> TuneResult:
     """Measure the best candidates of a plan's request, and keep the fastest one's plan.
 
     Args:
-        folder: the plan.
+        folder: plan folder.
         asked: how many candidates, and how they are measured.
-        output: where the kept plan goes; None replaces `folder`.
-        progress: told what is running and the share done.
-        launch: runs a plan; None is `runtime.launch.launch.train`.
-        patience: with runs that the machine slows down; None: as much as they take themselves,
-            with cores that the host has moved apart.
+        output: folder of the kept plan; None replaces `folder`.
+        progress: called with what is running and the share done.
+        launch: runs a plan; None for `runtime.launch.launch.train`.
+        patience: limits repeats of disturbed runs; None for as long as the runs themselves take.
 
     Raises:
         PlanError: the plan is damaged, for another machine, or `output` is something else.
@@ -259,7 +255,7 @@ def tune(
     save_report(reports[best][-1], out)
     regret = None if math.isinf(seconds[0]) else seconds[0] / seconds[best] - 1.0
     factors, notes = _learn(bench.plans, reports, record.factors, patience)
-    tuned = Tuned(
+    tuned = TuneResult(
         plan_id=kept.plan_id,
         kept=rows[best].name,
         model_choice=rows[0].name,
@@ -297,7 +293,7 @@ def _check(plan: Plan, out: Path, asked: TuneRequest) -> None:
 
 
 class Bench:
-    """Candidates' plans in a scratch folder, and their runs."""
+    """Plans of candidates in a scratch folder, and their runs."""
 
     def __init__(
         self, scratch: Path, asked: TuneRequest, launch: Launcher, progress: Progress
@@ -316,16 +312,9 @@ class Bench:
         self._names.append(name)
 
     def run_in_turn(self, patience: Patience) -> list[list[RunReport]]:
-        """Reports of every candidate, in the order of its runs.
-
-        Args:
-            patience: with runs that the machine slows down.
-
-        Raises:
-            GnnplanError: a run measured nothing.
-        """
+        """Return the reports of every candidate, in the order of its runs."""
         asked, reports = self._asked, [list[RunReport]() for _ in self.plans]
-        order = turns(range(len(reports)), asked.rounds, seed=asked.seed)
+        order = draw_turns(range(len(reports)), asked.rounds, seed=asked.seed)
         runs = itertools.count()
 
         def run(each: int) -> RunReport:
@@ -342,7 +331,7 @@ class Bench:
         return reports
 
     def approach(self, rows: list[TunedCandidate], target: float) -> list[TunedCandidate]:
-        """The rows, the fastest of each statistics with its way to the score."""
+        """Train the fastest candidate of each statistics to the score, and add that to the rows."""
         fastest = {
             min(alike, key=lambda i: rows[i].measured.median)
             for statistics in {row.statistics for row in rows}
@@ -362,9 +351,11 @@ class Bench:
         return found
 
 
-def _row(search: Search, priced: Evaluated, plan: Plan, reports: list[RunReport]) -> TunedCandidate:
+def _row(
+    search: Search, priced: PlacedCandidate, plan: Plan, reports: list[RunReport]
+) -> TunedCandidate:
     predicted = plan.prediction.step_seconds
-    found = measured(reports, plan.strategy.bulk_batches)
+    found = join_runs(reports, plan.strategy.bulk_batches)
     return TunedCandidate(
         name=priced.name,
         plan_id=plan.plan_id,
@@ -382,7 +373,7 @@ def _learn(
     used: dict[str, float],
     patience: Patience,
 ) -> tuple[dict[str, float], list[str]]:
-    """The machine's factors after these runs; alarms, and what a reader should know of the runs."""
+    """Return the machine's factors after these runs, and notes for the reader."""
     factors, notes = dict[str, float](), list[str]()
     try:
         for plan, each in ((p, r) for p, runs in zip(plans, reports, strict=True) for r in runs):

@@ -1,4 +1,4 @@
-"""What tuning is asked for and what it finds; nothing heavy is imported for it."""
+"""Define what tuning is asked for and what it finds; imports nothing heavy."""
 
 from dataclasses import dataclass, field
 
@@ -7,8 +7,8 @@ from gnnplan.runtime.plan.schema import Interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """Seconds of a candidate's steps, over all its runs; warm-up left out."""
+class StepMeasurement:
+    """Seconds of a candidate's steps over all its runs, without warm-up."""
 
     median: float
     p10: float
@@ -20,10 +20,10 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Approach:
-    """A candidate's way to a validation score."""
+    """Training of a candidate to a validation score."""
 
     seconds: float | None
-    """Of training alone, up to the epoch that reached it; None: none did."""
+    """Seconds of training up to the epoch that reached the score; None where none did."""
     epochs: int
     best: float
     """Best validation score seen."""
@@ -41,15 +41,15 @@ class TuneRequest:
     """
 
     top: int = 3
-    """Candidates to measure."""
+    """Number of candidates to measure."""
     steps: int = 40
     """Steps of each run after its warm-up."""
     rounds: int = 2
     """Runs of each candidate."""
     seed: int = 0
-    """Of the order in which they run."""
+    """Seed of the order of runs."""
     target: float | None = None
-    """Validation score to reach; None: the seconds of a step decide."""
+    """Validation score to reach; None where the seconds of a step decide."""
     epochs: int = 30
     """Most epochs of a run to that score."""
 
@@ -65,45 +65,44 @@ class TuneRequest:
 
     @property
     def criterion(self) -> str:
-        """What decides."""
+        """Return the name of what decides."""
         return "step_seconds" if self.target is None else "seconds_to_accuracy"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TunedCandidate:
-    """One candidate: what the model says and what was measured, apart."""
+    """Prediction and measurement of one candidate."""
 
     name: str
     plan_id: str
     statistics: str
-    """Equal where candidates need equally many steps to an accuracy."""
+    """Key that is equal where candidates need equally many steps to an accuracy."""
     predicted: Interval
-    """Seconds per step."""
-    measured: Measured
+    """Predicted seconds per step."""
+    measured: StepMeasurement
     ape: float
     """|predicted - measured| / measured."""
     within_interval: bool
     to_accuracy: Approach | None = None
-    """Of the fastest candidate of its statistics; None for the others, or where none was asked."""
+    """Training to the score, of the fastest candidate of each statistics."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tuned:
-    """What tuning found."""
+class TuneResult:
+    """Result of tuning."""
 
     plan_id: str
-    """Of the plan that is kept."""
+    """Id of the kept plan."""
     kept: str
     model_choice: str
-    """The candidate that the planner takes without measuring."""
+    """Name of the candidate that the planner takes without measuring."""
     model_regret: float | None
-    """How much longer that one takes than the kept one, as a share of it; None: it never got
-    to the score."""
+    """Share by which that one takes longer than the kept one; None: it never reached the score."""
     criterion: str
-    """step_seconds | seconds_to_accuracy."""
+    """Either step_seconds or seconds_to_accuracy."""
     target: float | None
     candidates: list[TunedCandidate]
-    """The model's choice first, then fastest predicted first."""
+    """Candidates, the model's choice first, then fastest predicted first."""
     factors: dict[str, float] = field(default_factory=dict[str, float])
-    """The machine's factors by stage after these runs."""
+    """Factors of the machine by stage, after these runs."""
     notes: list[str] = field(default_factory=list[str])

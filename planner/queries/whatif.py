@@ -1,8 +1,8 @@
-"""What a plan would cost otherwise: `gnnplan whatif` and `gnnplan why-not`.
+"""Price a plan's request otherwise: `gnnplan whatif` and `gnnplan why-not`.
 
-The plan's request is priced again on its cached profile, with changed settings, links or memories;
-under a placement that it did not take; or for the fewest devices and the least memory for an epoch
-of so many seconds. Nothing is measured.
+The request is priced again on its cached profile: with changed settings, links or memories; under
+another placement policy; or for the fewest devices and the least memory that keep an epoch within
+a target. Nothing is measured.
 """
 
 import re
@@ -10,31 +10,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from gnnplan.planner.assemble import candidate_of
+from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.link_use import link_of
 from gnnplan.planner.cost.memory import host_memory, size_text
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
 from gnnplan.planner.machine.model import Link, MachineModel
 from gnnplan.planner.pipeline import search_for
 from gnnplan.planner.profile.cache import PlanRecord, load_record
-from gnnplan.planner.queries.calibrate import calibrated
+from gnnplan.planner.queries.calibrate import calibrate_search
 from gnnplan.planner.queries.explain import PLACES, seconds_text
 from gnnplan.planner.queries.simulate import open_plan_graph
-from gnnplan.planner.search.choose import Evaluated, choose, why_it_lost
+from gnnplan.planner.search.choose import PlacedCandidate, choose, why_it_lost
+from gnnplan.planner.search.dimensions.ranks import LINK_TABLES, faster, faster_link
 from gnnplan.planner.search.dimensions.registry import name_of
 from gnnplan.planner.search.search import Search
-from gnnplan.planner.search.sensitivity import LINK_TABLES
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.units import in_order, parse_bytes
 from gnnplan.runtime.plan.schema import Interval, MemoryUse, Plan, Prediction
 
 TABLES_OF_KIND = {"host": "memory", "disk": "disk", "all_reduce": "exchange"}
-"""Kind of traffic, as `link_of` names it, and the measured tables that its link shortens."""
+"""Group of measured tables that a link shortens, by its kind of traffic (`link_of`)."""
 SETTINGS = ("devices", "device_memory", "host_memory", "policy")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """A plan that was priced, not written."""
+    """Plan that was priced, not written."""
 
     name: str
     step_seconds: Interval
@@ -50,35 +51,29 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatIf:
-    """The plan as it is, and as it would be."""
+    """Plan as it is, and as it would be."""
 
     plan_id: str
     changes: list[str]
     before: Outcome
     after: Outcome | None
-    """None where nothing fits any more."""
+    """Plan with the changes; None where nothing fits."""
     refusal: str
-    """The sum that does not fit; empty where something does."""
+    """Memory sum that does not fit; empty where something does."""
     speedup: float
     """Step seconds before over after; 0 where nothing fits."""
     provenance: str
 
 
 def reopen(plan: Plan, changes: Sequence[str] = ()) -> Search:
-    """The planner's search of a plan, from its record and the cached profile.
+    """Return the planner's search of a plan, from its record and the cached profile.
 
-    Args:
-        plan: as written.
-        changes: KEY=VALUE each, as in `--set`.
-
-    Raises:
-        SettingsError: no record or profile is left, or a change cannot be understood.
-        PlanError: the dataset has moved or is another one.
+    `changes` are KEY=VALUE each, as in `--set`.
     """
     record = load_record(plan)
     graph = open_plan_graph(plan)
     search = search_for(graph, record.settings, record.machine, measure=False)
-    changed = apply(PlanRecord(settings=search.settings, machine=record.machine), changes)
+    changed = apply_changes(PlanRecord(settings=search.settings, machine=record.machine), changes)
     settings = changed.settings
     budgets = replace(
         search.request.budgets,
@@ -86,7 +81,7 @@ def reopen(plan: Plan, changes: Sequence[str] = ()) -> Search:
         host_bytes=settings.host_memory_bytes,
     )
     request = replace(search.request, machine=changed.machine, budgets=budgets)
-    return calibrated(replace(search, request=request, settings=settings), record.factors)
+    return calibrate_search(replace(search, request=request, settings=settings), record.factors)
 
 
 def whatif(plan: Plan, changes: Sequence[str]) -> WhatIf:
@@ -99,10 +94,11 @@ def whatif(plan: Plan, changes: Sequence[str]) -> WhatIf:
     search = reopen(plan, changes)
     after, refusal = None, ""
     try:
-        after = outcome(best_of(search))
+        after = make_outcome(best_of(search))
     except PlanDoesNotFit as error:
         refusal = str(error)
-    before = _planned(plan, load_record(plan).settings)
+    candidate = candidate_of(plan, load_record(plan).settings)
+    before = _outcome(name_of(candidate), candidate, plan.prediction)
     return WhatIf(
         plan_id=plan.plan_id,
         changes=list(changes),
@@ -114,8 +110,8 @@ def whatif(plan: Plan, changes: Sequence[str]) -> WhatIf:
     )
 
 
-def best_of(search: Search) -> Evaluated:
-    """The candidate a search would choose.
+def best_of(search: Search) -> PlacedCandidate:
+    """Return the candidate that a search would choose.
 
     Raises:
         PlanDoesNotFit: none fits.
@@ -124,18 +120,18 @@ def best_of(search: Search) -> Evaluated:
     return choose(search.run(), search.request.machine.noise)
 
 
-def outcome(priced: Evaluated) -> Outcome:
-    """A priced candidate, for reading."""
-    return _outcome(priced.name, priced.candidate.policy, priced.prediction)
+def make_outcome(priced: PlacedCandidate) -> Outcome:
+    """Return a priced candidate as an outcome."""
+    return _outcome(priced.name, priced.candidate, priced.prediction)
 
 
-def _outcome(name: str, policy: str, prediction: Prediction) -> Outcome:
+def _outcome(name: str, candidate: Candidate, prediction: Prediction) -> Outcome:
     return Outcome(
         name=name,
         step_seconds=prediction.step_seconds,
         epoch_seconds=prediction.epoch_seconds,
-        num_ranks=sum(1 for m in prediction.memory_bytes if m.startswith("rank")),
-        policy=policy,
+        num_ranks=candidate.num_ranks,
+        policy=candidate.policy,
         stages=prediction.stages,
         memory_bytes=prediction.memory_bytes,
         hit_rates=prediction.hit_rates,
@@ -144,14 +140,8 @@ def _outcome(name: str, policy: str, prediction: Prediction) -> Outcome:
     )
 
 
-def _planned(plan: Plan, settings: PlanSettings) -> Outcome:
-    policy = plan.strategy.features.policy
-    found = _outcome(name_of(candidate_of(plan, settings)), policy, plan.prediction)
-    return replace(found, num_ranks=plan.num_ranks)
-
-
-def apply(record: PlanRecord, changes: Sequence[str]) -> PlanRecord:
-    """The request with each KEY=VALUE applied.
+def apply_changes(record: PlanRecord, changes: Sequence[str]) -> PlanRecord:
+    """Return the request with each KEY=VALUE applied.
 
     Raises:
         SettingsError: an unknown key, name or value.
@@ -177,7 +167,7 @@ def apply(record: PlanRecord, changes: Sequence[str]) -> PlanRecord:
 
 
 def _scaled(value: str, old: float, key: str, *, size: bool) -> float:
-    """The new number from xF (a factor) or a plain one (bytes may have units)."""
+    """Read a new number from xF (a factor of the old one) or from a plain number or size."""
     try:
         if value.startswith("x"):
             found = old * float(value[1:])
@@ -192,13 +182,12 @@ def _scaled(value: str, old: float, key: str, *, size: bool) -> float:
 
 
 def _with_link(machine: MachineModel, name: str, what: str, value: str) -> MachineModel:
-    """Links by full name, or all those whose name begins with it and a dot (memory0: both ways)."""
+    """Change the links of a name, or of all names that begin with it and a dot."""
     links = [x for x in machine.links if x.name == name or x.name.startswith(f"{name}.")]
     if not links:
         known = ", ".join(sorted(x.name for x in machine.links))
         raise SettingsError(f"--set: expected a link of {machine.name} ({known}), found {name!r}")
-    key, tables = f"link.{name}.{what}", dict(machine.tables)
-    changed: dict[str, Link] = {}
+    key, rated, changed = f"link.{name}.{what}", machine, dict[str, Link]()
     for link in links:
         if what == "latency":
             new = _scaled(value, link.latency_seconds, key, size=False)
@@ -206,18 +195,11 @@ def _with_link(machine: MachineModel, name: str, what: str, value: str) -> Machi
             continue
         old = link.bandwidth_bytes_per_second
         factor = _scaled(value, old, key, size=True) / old
-        changed[link.name] = replace(
-            link,
-            bandwidth_bytes_per_second=old * factor,
-            gather_bytes_per_second=link.gather_bytes_per_second * factor,
-        )
+        changed[link.name] = faster_link(link, factor)
         for kind, group in TABLES_OF_KIND.items():
             if link_of(machine, kind) == link.name:
-                for each in LINK_TABLES[group]:
-                    if each in tables:
-                        values = [v / factor for v in machine.tables[each].values]
-                        tables[each] = replace(machine.tables[each], values=values)
-    return replace(machine, links=[changed.get(x.name, x) for x in machine.links], tables=tables)
+                rated = faster(rated, LINK_TABLES[group], factor)
+    return replace(rated, links=[changed.get(x.name, x) for x in machine.links])
 
 
 def _with_memory(machine: MachineModel, name: str, value: str) -> MachineModel:
@@ -249,7 +231,7 @@ def _with_setting(settings: PlanSettings, key: str, value: str) -> PlanSettings:
 
 
 def render_whatif(found: WhatIf) -> str:
-    """Before and after, side by side."""
+    """Write before and after side by side."""
     before, after = found.before, found.after
     lines = [f"with {', '.join(found.changes)}"]
     if after is None:
@@ -271,22 +253,22 @@ def render_whatif(found: WhatIf) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhyNot:
-    """A policy held against the plan."""
+    """Comparison of a policy with the plan's."""
 
     plan_id: str
     policy: str
     chosen: Outcome
     same_shape: Outcome | None
-    """The policy on the plan's own ranks and threads; None where it does not fit."""
+    """Policy on the plan's own ranks and threads; None where it does not fit."""
     best: Outcome | None
-    """The policy on the ranks and threads that suit it best; None where it fits on none."""
+    """Policy on the ranks and threads that suit it best; None where it fits on none."""
     why: str
-    """Why it lost, or the sum that does not fit."""
+    """Reason why it lost, or the memory sum that does not fit."""
     stage_seconds: dict[str, float]
-    """Seconds by stage that the policy adds to the plan's (same ranks and threads)."""
+    """Seconds that the policy adds to each stage, on the same ranks and threads."""
     provenance: str
     not_tried: list[str] = field(default_factory=list[str])
-    """Kinds of choices that this request or machine has not, each with why."""
+    """Dimensions that this request or machine has not, each with the reason."""
 
 
 def why_not(plan: Plan, policy: str) -> WhyNot:
@@ -303,7 +285,7 @@ def why_not(plan: Plan, policy: str) -> WhyNot:
     chosen = choose(explored.priced, noise)
     here = search.price(chosen.candidate.with_policy(policy))
     try:
-        best: Evaluated | None = choose(named.run(), noise)
+        best: PlacedCandidate | None = choose(named.run(), noise)
     except PlanDoesNotFit:
         best = None
     stages, theirs = chosen.prediction.stages, here.prediction.stages
@@ -311,9 +293,9 @@ def why_not(plan: Plan, policy: str) -> WhyNot:
     return WhyNot(
         plan_id=plan.plan_id,
         policy=policy,
-        chosen=outcome(chosen),
-        same_shape=None if here.overflow else outcome(here),
-        best=None if best is None else outcome(best),
+        chosen=make_outcome(chosen),
+        same_shape=None if here.overflow else make_outcome(here),
+        best=None if best is None else make_outcome(best),
         why="it is the plan's own policy" if same else why_it_lost(here, chosen),
         stage_seconds={
             name: theirs.get(name, 0.0) - stages.get(name, 0.0)
@@ -325,7 +307,7 @@ def why_not(plan: Plan, policy: str) -> WhyNot:
 
 
 def render_why_not(found: WhyNot) -> str:
-    """The answer as a few lines."""
+    """Write the answer as a few lines."""
     chosen = found.chosen
     lines = [
         f"plan: {chosen.name}, predicted step {seconds_text(chosen.step_seconds.value)}",
@@ -351,34 +333,29 @@ def render_why_not(found: WhyNot) -> str:
 
 
 TRIED = 6
-"""Candidates whose least memory is searched for: those that need least as they are."""
+"""Number of candidates, those that need least, whose least memory is searched for."""
 PRECISION = 0.01
 """Relative width at which the search for the least memory ends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cheapest:
-    """What an epoch within the target needs."""
+    """Devices and memory that an epoch within the target needs."""
 
     plan_id: str
     target_epoch_seconds: float
     fewest_devices: Outcome
-    """Of the plans within the target with the fewest ranks, the fastest."""
+    """Fastest plan within the target among those with the fewest ranks."""
     least_memory: Outcome
-    """The plan within the target under the smallest host budget found."""
+    """Plan within the target under the smallest host budget found."""
     least_memory_bytes: int
-    """That budget."""
+    """Bytes of that budget."""
     fastest_epoch_seconds: float
     provenance: str
 
 
 def cheapest_for(plan: Plan, target_epoch_seconds: float, changes: Sequence[str] = ()) -> Cheapest:
-    """Fewest devices and least memory for an epoch within the target.
-
-    Args:
-        plan: whose request is priced again, from the cached profile.
-        target_epoch_seconds: longest epoch allowed.
-        changes: KEY=VALUE each, as in `whatif --set`.
+    """Find the fewest devices and the least memory for an epoch within the target.
 
     Raises:
         PlanDoesNotFit: no candidate is fast enough; the text says by how much.
@@ -402,8 +379,8 @@ def cheapest_for(plan: Plan, target_epoch_seconds: float, changes: Sequence[str]
     return Cheapest(
         plan_id=plan.plan_id,
         target_epoch_seconds=target_epoch_seconds,
-        fewest_devices=outcome(fewest),
-        least_memory=outcome(lean),
+        fewest_devices=make_outcome(fewest),
+        least_memory=make_outcome(lean),
         least_memory_bytes=least,
         fastest_epoch_seconds=epoch,
         provenance="derived: priced again from the cached profile; nothing was measured",
@@ -411,15 +388,15 @@ def cheapest_for(plan: Plan, target_epoch_seconds: float, changes: Sequence[str]
 
 
 def _least_memory(
-    search: Search, within: Sequence[Evaluated], target_epoch_seconds: float
-) -> tuple[Evaluated, int]:
-    """Bisect the host's budget for those candidates that need least as they are."""
+    search: Search, within: Sequence[PlacedCandidate], target_epoch_seconds: float
+) -> tuple[PlacedCandidate, int]:
+    """Bisect the host's budget for the candidates that need least as they are."""
     host, _ = host_memory(search.request.machine)
 
-    def total(priced: Evaluated) -> int:
+    def total(priced: PlacedCandidate) -> int:
         return priced.prediction.memory_bytes[host].total
 
-    found: list[tuple[int, int, Evaluated]] = []
+    found: list[tuple[int, int, PlacedCandidate]] = []
     for order, start in enumerate(sorted(within, key=total)[:TRIED]):
         low, high, best = 0, total(start), start
         while high - low > PRECISION * high:
@@ -436,13 +413,13 @@ def _least_memory(
     return best, least
 
 
-def _under(search: Search, priced: Evaluated, host_bytes: int) -> Evaluated:
+def _under(search: Search, priced: PlacedCandidate, host_bytes: int) -> PlacedCandidate:
     budgets = replace(search.request.budgets, host_bytes=host_bytes)
     return replace(search, request=replace(search.request, budgets=budgets)).price(priced.candidate)
 
 
 def render_cheapest(found: Cheapest) -> str:
-    """The answer as a few lines."""
+    """Write the answer as a few lines."""
     few, lean = found.fewest_devices, found.least_memory
     return "\n".join(
         [

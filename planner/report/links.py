@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gnnplan.planner.cost.link_use import LinkUse, Ways
+from gnnplan.planner.cost.link_use import LinkUse, PlanRoutes
 from gnnplan.planner.machine.model import Link, MachineModel
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import RunReport
@@ -114,7 +114,7 @@ def measured_links(plan: Plan, machine: MachineModel, report: RunReport | None) 
 
 
 def _counted(plan: Plan, machine: MachineModel, report: RunReport) -> dict[str, LinkUse]:
-    ways, use = Ways(machine, plan), dict[str, LinkUse]()
+    ways, use = PlanRoutes(machine, plan), dict[str, LinkUse]()
     for rank in report.ranks:
         rows = {(k, -1): n for k, n in rank.rows_by_source.items() if k in COUNTED and n > 0}
         widths = {k: rank.bytes_by_source.get(k, 0) / n for (k, _), n in rows.items()}

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from gnnplan.planner.cost.memory import capacity_text, size_text
+from gnnplan.planner.cost.memory import size_text
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import is_preset, load_preset
@@ -98,7 +98,7 @@ def filters() -> dict[str, Any]:
     return {
         "seconds": time_text,
         "size": size_text,
-        "capacity": capacity_text,
+        "capacity": size_text,
         "rate": rate_text,
         "share": share_text,
         "plain": plain,

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-from gnnplan.planner.cost.memory import capacity_text
+from gnnplan.planner.cost.memory import size_text
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.report.links import LinkRow, load_level
 from gnnplan.planner.report.svg import element, figure
@@ -355,7 +355,7 @@ def _size_words(machine: MachineModel, node: Node) -> str:
     if node.kind == "gpu":
         name = next(p.memory for p in machine.processors if p.name == node.name)
     found = [m for m in machine.memories if m.name == name]
-    return capacity_text(found[0].capacity_bytes) if found else ""
+    return size_text(found[0].capacity_bytes) if found else ""
 
 
 def _clique(machine: MachineModel, where: Layout, index: int) -> Markup:

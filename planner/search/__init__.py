@@ -1,1 +1,1 @@
-"""The search: which discrete choices there are, what each costs, and which one is the plan."""
+"""Search for the plan: which discrete choices there are, what each costs, and which is best."""

@@ -1,4 +1,4 @@
-"""Choose among priced candidates, and say why the others lost and what more memory would save."""
+"""Choose among priced candidates; say why the others lost and what more memory would save."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.memory import require_fit, sum_text
 from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.placement.place import CandidatePlacement
-from gnnplan.planner.search.dimensions.dimension import LeftOut
+from gnnplan.planner.search.dimensions.dimension import Omission
 from gnnplan.planner.search.dimensions.registry import (
     count_changes,
     explain_no_gain,
@@ -23,19 +23,19 @@ MOST_ALTERNATIVES = 12
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PricedCandidate:
-    """A candidate and its price."""
+    """Candidate and its price."""
 
     candidate: Candidate
     prediction: Prediction
 
     @property
     def seconds(self) -> float:
-        """Predicted seconds per step."""
+        """Return the predicted seconds per step."""
         return self.prediction.step_seconds.value
 
     @property
     def overflow(self) -> str:
-        """Memory sum that does not fit, as text; empty where all fit."""
+        """Return the memory sum that does not fit, as text; empty where all fit."""
         for name, memory in self.prediction.memory_bytes.items():
             if memory.headroom < 0:
                 return sum_text(name, memory)
@@ -43,50 +43,50 @@ class PricedCandidate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluated(PricedCandidate):
-    """A candidate with its rows placed, and its price."""
+class PlacedCandidate(PricedCandidate):
+    """Candidate with its rows placed, and its price."""
 
     placed: CandidatePlacement
 
     @property
     def own_rows(self) -> int:
-        """Copies of rows over all ranks, including slots of caches."""
+        """Return the copies of rows over all ranks, with the slots of caches."""
         return sum(r.own_rows + r.cache_rows for r in self.placed.rows.ranks)
 
     @property
     def copies(self) -> int:
-        """Copies of rows in host memory; those on GPUs fill room that nothing else may use."""
+        """Return the copies of rows in host memory; those on GPUs cost nothing."""
         return 0 if self.candidate.gpus else self.own_rows
 
     @property
     def loaders(self) -> int:
-        """Loader threads on cores, which pay only as far as loading overlaps the model."""
+        """Return the loader threads on cores, which pay only where loading overlaps the model."""
         return 0 if self.candidate.gpus else self.candidate.threads.sample
 
     @property
     def plainness(self) -> tuple[int, int, int]:
-        """Order of candidates whose times are equal; the least is kept."""
+        """Return the sort key of candidates whose times are equal; the least is kept."""
         return self.changes, self.copies, self.loaders
 
     @property
     def hidden(self) -> float:
-        """Seconds per step of the loader's stages, which should hide beside the model."""
+        """Return the seconds per step of loader stages, which should hide beside the model."""
         return sum(self.prediction.stages.get(stage, 0.0) for stage in LOADER_STAGES)
 
     @property
     def far_rows(self) -> float:
-        """Rows per step that are read outside the ranks' own memories."""
+        """Return the rows per step that are read outside the ranks' own memories."""
         ranks = self.placed.rows.ranks
         return sum(n for rank in ranks for place, n in rank.rows.items() if place != "own")
 
     @property
     def changes(self) -> int:
-        """Number of choices that are not the default."""
+        """Return the number of choices that are not the default."""
         return count_changes(self.candidate)
 
     @property
     def name(self) -> str:
-        """Name of the candidate, as plans and tables show it."""
+        """Return the name that plans and tables show."""
         return name_of(self.candidate)
 
 
@@ -98,21 +98,16 @@ def nearest_to_fit(priced: Sequence[Priced]) -> Priced:
     return max(priced, key=lambda p: min(m.headroom for m in p.prediction.memory_bytes.values()))
 
 
-def choose(priced: Sequence[Evaluated], noise: float) -> Evaluated:
-    """Return the fastest candidate that fits; within the noise of it, the plainest.
+def choose(priced: Sequence[PlacedCandidate], noise: float) -> PlacedCandidate:
+    """Return the fastest candidate that fits; within the relative noise of it, the plainest.
 
-    A candidate is plainer with fewer choices that are not the default, then with fewer copies of
-    rows in host memory, then with fewer loader threads on cores. GPUs whose rows and lists lie in
-    memory that holds nothing else keep instead what leaves least to hide beside the model, since
-    overlap is less sure than a difference within the noise; at equal microseconds, what reads
-    fewest rows elsewhere.
-
-    Args:
-        priced: simplest candidates first, which wins ties.
-        noise: relative difference below which two step times are the same.
+    Plainer are fewer choices that are not the default, then fewer copies of rows in host memory,
+    then fewer loader threads on cores. On GPUs, rows and lists fill memory that holds nothing else:
+    there the least seconds to hide beside the model decide, then the fewest rows read elsewhere. Of
+    ties the first candidate wins.
 
     Raises:
-        PlanDoesNotFit: none fits; the text is the sum of the one that needs least.
+        PlanDoesNotFit: none fits; the text is the sum of the one that lacks least.
     """
     feasible = [p for p in priced if not p.overflow]
     if not feasible:
@@ -136,22 +131,21 @@ def choose(priced: Sequence[Evaluated], noise: float) -> Evaluated:
     return min(alike, key=lambda p: (round(p.hidden, 6), p.far_rows, p.seconds))
 
 
-def _where_it_runs(p: Evaluated) -> Candidate:
-    """Return the candidate without the places of its rows and lists."""
+def _where_it_runs(p: PlacedCandidate) -> Candidate:
     return replace(p.candidate.with_policy(""), topology=TopologyPlacement())
 
 
 def alternatives(
-    priced: Sequence[Evaluated], chosen: Evaluated, left_out: Sequence[LeftOut] = ()
+    priced: Sequence[PlacedCandidate], chosen: PlacedCandidate, left_out: Sequence[Omission] = ()
 ) -> list[Alternative]:
-    """List the others, fastest first and those that do not fit last, each with why it lost.
+    """List the candidates that lost, with why: fastest first, those that do not fit last.
 
     The best of every family is listed, however slow; dimensions that were not priced come last.
     """
     others = [p for p in priced if p.candidate != chosen.candidate]
     others.sort(key=lambda p: (bool(p.overflow), p.seconds))
-    kept, seen = list[Evaluated](), set[Candidate]()
-    kinds, firsts = {family_of(chosen.candidate)}, list[Evaluated]()
+    kept, seen = list[PlacedCandidate](), set[Candidate]()
+    kinds, firsts = {family_of(chosen.candidate)}, list[PlacedCandidate]()
     for p in others:
         shape, kind = p.candidate.with_policy(""), family_of(p.candidate)
         if kind not in kinds:
@@ -177,7 +171,7 @@ def alternatives(
     ]
 
 
-def why_it_lost(other: Evaluated, chosen: Evaluated) -> str:
+def why_it_lost(other: PlacedCandidate, chosen: PlacedCandidate) -> str:
     """Say in one sentence what overflows, which copies do not pay, or which stage is slower."""
     if other.overflow:
         return f"does not fit: {other.overflow}"
@@ -213,25 +207,20 @@ def find_slower_stage(other: PricedCandidate, chosen: PricedCandidate) -> tuple[
 
 
 def _faster(gain: float) -> str:
-    """Word a gain that is not worth its price."""
     return "as fast" if gain < 5e-4 else f"{gain:.1%} faster, which is within the noise"
 
 
 def _no_gain(candidate: Candidate, gain: float) -> str:
-    """Say why a choice that gains nothing is not taken."""
     return f"{_faster(gain)}: {explain_no_gain(candidate) or 'the simpler one is kept'}"
 
 
 def certificate(
-    chosen: Evaluated, lower_bound: float, complete: bool, stride: int = 1
+    chosen: PlacedCandidate, lower_bound: float, complete: bool, stride: int = 1
 ) -> Certificate:
-    """Return how far the plan can be from the best, within the cost model.
+    """State how far the plan can be from the best, within the cost model.
 
-    Args:
-        chosen: the plan's candidate.
-        lower_bound: step seconds that no candidate is below (`Search.lower_bound`).
-        complete: every candidate was priced with every policy.
-        stride: number of nodes that each node stood for in what was compared and bounded.
+    No candidate is below `lower_bound` (`Search.lower_bound`). With `complete`, every candidate was
+    priced with every policy; each compared node stood for `stride` nodes.
     """
     objective = chosen.seconds
     bound = min(lower_bound, objective)
@@ -256,12 +245,9 @@ def certificate(
 def shadow_prices(
     seconds: float, priced_with: Callable[[str], float | None], names: Sequence[str]
 ) -> dict[str, float]:
-    """Return the seconds per step that each relaxation saves, by pricing again.
+    """Return the seconds per step that each named relaxation saves.
 
-    Args:
-        seconds: of the plan.
-        priced_with: seconds under the named relaxation; None where it does not apply.
-        names: of the relaxations.
+    `priced_with` returns the step's seconds under a relaxation; None where it does not apply.
     """
     saved: dict[str, float] = {}
     for name in names:

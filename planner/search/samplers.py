@@ -1,11 +1,10 @@
-"""Samplers that are tried where the user names none: neighbour sampling and, if allowed, LABOR."""
+"""Decide which samplers a request may use, and which are tried where the user names none."""
 
 from dataclasses import replace
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.settings import AUTO_SAMPLER, PlanSettings, SamplerChoice
-from gnnplan.planner.task_checks import is_link
 from gnnplan.runtime.graph.dataset import Graph, is_typed
 from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, SAMPLERS, find_sampler
@@ -16,9 +15,16 @@ from gnnplan.runtime.sampling.statistics import (
     layer_of_model,
 )
 
+LINK_TASK = "link"
+
+
+def is_link(graph: Graph) -> bool:
+    """Return whether the dataset's task is link prediction."""
+    return str(graph.task) == LINK_TASK
+
 
 def plan_sampler(settings: PlanSettings, candidate: Candidate | None = None) -> Sampler:
-    """The sampler as a plan names it: as asked for, but for the candidate's own choices."""
+    """Return the sampler as a plan names it: the user's, with the candidate's own choices."""
     name, parameters = settings.sampler, settings.sampler_parameters
     if candidate is not None and candidate.las is not None:
         spec = find_sampler(name)
@@ -30,14 +36,14 @@ def plan_sampler(settings: PlanSettings, candidate: Candidate | None = None) -> 
 
 
 def statistics_of(settings: PlanSettings, candidate: Candidate | None = None) -> StatisticsClass:
-    """Class of (sampler, estimator, layer), by the one function that decides it."""
+    """Return the statistics class of sampler, estimator and layer."""
     sampler = plan_sampler(settings, candidate)
     return class_of(sampler, layer_of_model(settings.workload.model))
 
 
-def forbidden(settings: PlanSettings, candidate: Candidate) -> str:
-    """Why a candidate's sampler cannot be used; empty where it can."""
-    if unfit(settings, candidate):
+def explain_refusal(settings: PlanSettings, candidate: Candidate) -> str:
+    """Return why a candidate's sampler cannot be used; empty where it can."""
+    if is_unfit(settings, candidate):
         return "model gat takes no edge weights of a sampler"
     found, allowed = statistics_of(settings, candidate), StatisticsClass(settings.workload.allow)
     if allowed.allows(found):
@@ -45,26 +51,22 @@ def forbidden(settings: PlanSettings, candidate: Candidate) -> str:
     return f"statistics would be {found.value}, --allow is {allowed.value}"
 
 
-def unfit(settings: PlanSettings, candidate: Candidate | None = None) -> bool:
-    """Whether the model cannot train on the sampler's blocks, whatever is allowed.
+def is_unfit(settings: PlanSettings, candidate: Candidate | None = None) -> bool:
+    """Return whether the model cannot train on the sampler's blocks.
 
-    Attention has no unbiased weighted form: the runtime refuses such blocks, so no plan has them.
+    Attention has no unbiased weighted form: the runtime refuses such blocks.
     """
     return settings.workload.model == "gat" and is_weighted(plan_sampler(settings, candidate))
 
 
 def with_samplers(graph: Graph, settings: PlanSettings) -> PlanSettings:
-    """The settings with samplers for `auto`; those of a user who named one stay as they are.
+    """Return the settings with the samplers that `auto` tries; a named sampler stays.
 
-    The fan-outs are the user's. Layer-wise samplers need sizes, which only the user can give, and
-    a preference for local neighbours is a candidate of the search already.
-
-    Args:
-        graph: links and typed graphs are sampled by neighbours alone.
-        settings: the request.
+    Layer-wise samplers need sizes, which only the user can give; a preference for local neighbours
+    is a candidate of the search. Links and typed graphs are sampled by neighbours alone.
 
     Raises:
-        SettingsError: parameters of no sampler.
+        SettingsError: parameters without a named sampler.
     """
     if settings.sampler != AUTO_SAMPLER:
         return settings
@@ -80,12 +82,26 @@ def with_samplers(graph: Graph, settings: PlanSettings) -> PlanSettings:
 
 
 def _others(settings: PlanSettings) -> list[SamplerChoice]:
-    """Each sampler that auto tries, with the first of its parameters that are allowed."""
+    """Return each sampler that auto tries, with the first of its parameters that are allowed."""
     allowed, found = StatisticsClass(settings.workload.allow), list[SamplerChoice]()
     for name, spec in SAMPLERS.items():
         for parameters in spec.auto_parameters:
             tried = replace(settings, sampler=name, sampler_parameters=parameters)
-            if not unfit(tried) and allowed.allows(statistics_of(tried)):
+            if not is_unfit(tried) and allowed.allows(statistics_of(tried)):
                 found.append(SamplerChoice(name=name, parameters=parameters))
                 break
     return found
+
+
+def fix_placement(graph: Graph, settings: PlanSettings) -> PlanSettings:
+    """Return the settings with the only placement that features by node type can have."""
+    return replace(settings, policy="none") if graph.x_by_type else settings
+
+
+def sampler_words(graph: Graph, settings: PlanSettings) -> str:
+    """Return the sampler's name, and what its rates differ by from plain neighbour sampling."""
+    if is_typed(settings.workload):
+        return "neighbor by edge type"
+    if is_link(graph) and settings.workload.links.exclude != "none":
+        return "neighbor without the step's links"
+    return settings.sampler

@@ -1,8 +1,9 @@
-"""Price the candidates of one request: ranks first, placements on the fastest, then sampling.
+"""Price the candidates of one request: ranks first, then placements, then the sampler's choices.
 
 A placement changes only where rows are read from. So candidates are first priced without copies of
 rows; placements are tried on the few fastest, and the sampler's choices on the fastest of those.
-The search knows no dimension by name (`planner.search.dimensions`).
+The search knows no dimension by name (`planner.search.dimensions`). Several samplers are searched
+one by one, and the best plan of all is kept.
 
 Two choices follow from a candidate's own price and are made while pricing it:
 
@@ -11,7 +12,7 @@ threads.comm      the gradient is sent while the backward pass runs, where that 
                   than the noise; the stage's provenance says why, or why not
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
@@ -26,9 +27,10 @@ from gnnplan.planner.cost.model import batch_and_timing, predict
 from gnnplan.planner.cost.request import Request, steps_per_epoch
 from gnnplan.planner.cost.stages.all_reduce import gradient_bytes
 from gnnplan.planner.cost.stages.exchange import UNMEASURED, hidden_share, measured_eta
+from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.placement.place import CandidatePlacement, Memories, memories_of
-from gnnplan.planner.search.choose import Evaluated, shadow_prices
-from gnnplan.planner.search.dimensions.dimension import LeftOut, Proposing, SearchInputs
+from gnnplan.planner.search.choose import PlacedCandidate, shadow_prices
+from gnnplan.planner.search.dimensions.dimension import Omission, ProposalInputs, SearchInputs
 from gnnplan.planner.search.dimensions.registry import (
     DIMENSIONS,
     PLACEMENTS,
@@ -40,7 +42,7 @@ from gnnplan.planner.search.dimensions.registry import (
 )
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import Hotness
-from gnnplan.runtime.plan.schema import Prediction
+from gnnplan.runtime.plan.schema import Alternative, Prediction
 from gnnplan.runtime.sampling.registry import is_able
 from gnnplan.runtime.stages import most_parts
 
@@ -68,14 +70,7 @@ def with_capture(settings: PlanSettings, request: Request, candidate: Candidate)
 def with_parts(
     request: Request, candidate: Candidate, placed: PlacedRows, prediction: Prediction
 ) -> tuple[Candidate, Prediction]:
-    """Return the candidate and its price, its gradient sent beside the backward pass if that pays.
-
-    Args:
-        request: on the hosts that the candidate uses.
-        candidate: sends its gradient after the backward pass.
-        placed: its rows.
-        prediction: its price.
-    """
+    """Return candidate and price, the gradient sent beside the backward pass if that pays."""
     if candidate.num_ranks == 1 or candidate.batching == "cooperative":
         return candidate, prediction
     size = gradient_bytes(batch_and_timing(request, candidate)[1].num_parameters)
@@ -111,7 +106,6 @@ def _refusal(request: Request, candidate: Candidate, size: int) -> str:
 
 
 def _add_note(prediction: Prediction, words: str) -> Prediction:
-    """Add words to the provenance of the all-reduce."""
     known = prediction.provenance.get(ALL_REDUCE, "derived")
     return replace(
         prediction, provenance={**prediction.provenance, ALL_REDUCE: f"{known}; {words}"}
@@ -119,22 +113,22 @@ def _add_note(prediction: Prediction, words: str) -> Prediction:
 
 
 SHORTLIST = 4
-"""Candidates on which placements are tried, and placed ones on which sampling choices are."""
+"""Candidates on which placements are tried, and then the sampler's choices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchResult:
-    """The candidates that a search priced, and what it left out."""
+    """Candidates that a search priced, and what it left out."""
 
-    priced: list[Evaluated]
-    """In order of preference where times are equal."""
-    left_out: list[LeftOut]
+    priced: list[PlacedCandidate]
+    """Candidates in order of preference where times are equal."""
+    left_out: list[Omission]
     """Choices of the sampler that could not be priced."""
-    refused: list[LeftOut] = field(default_factory=list[LeftOut])
+    refused: list[Omission] = field(default_factory=list[Omission])
     """Ways to run ranks that this request or machine does not have."""
 
 
-def list_fastest(priced: Iterable[Evaluated]) -> list[Candidate]:
+def list_fastest(priced: Iterable[PlacedCandidate]) -> list[Candidate]:
     """Return the few fastest candidates, those that fit first, without near-equal ones."""
     found: dict[Candidate, Candidate] = {}
     for p in sorted(priced, key=lambda p: (bool(p.overflow), p.seconds)):
@@ -145,29 +139,27 @@ def list_fastest(priced: Iterable[Evaluated]) -> list[Candidate]:
     return list(found.values())[:SHORTLIST]
 
 
-def _is_bounded(p: Evaluated) -> bool:
+def _is_bounded(p: PlacedCandidate) -> bool:
     return all(dimension.bounded for dimension in dimensions_of(p.candidate))
 
 
-def _read_shape(p: Evaluated) -> Candidate:
-    """Return the candidate without what leaves the rows it reads unchanged."""
+def _read_shape(p: PlacedCandidate) -> Candidate:
+    """Return the candidate without what leaves its reads unchanged."""
     candidate = p.candidate
     for dimension in DIMENSIONS:
         candidate = dimension.read_shape(candidate)
     return candidate
 
 
-def _read_seconds(p: Evaluated) -> float:
-    """Return the seconds of feature reads of the rank that reads longest, on all batches."""
+def _read_seconds(p: PlacedCandidate) -> float:
     return p.placed.reads.max_seconds
 
 
 def scale_reads(placed: PlacedRows, least_seconds: float, seconds: float) -> PlacedRows:
     """Return a placement's reads scaled to the least seconds that any placement takes.
 
-    Both seconds are of the whole profile, on which placements were made. A plan's own reads are
-    those of one half of the profile under the placement of the other half [A9]; a bound from a half
-    would count that half's accidents as gains.
+    Both seconds are of the whole profile. A bound from one half of it, by which a plan's own reads
+    are cross-validated [A9], would count that half's accidents as gains.
     """
     share = min(1.0, max(0.0, least_seconds) / seconds) if seconds > 0 else 1.0
     ranks = [
@@ -179,20 +171,20 @@ def scale_reads(placed: PlacedRows, least_seconds: float, seconds: float) -> Pla
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search(SearchInputs):
-    """One planning request, and the placements made for it so far."""
+    """Search of one planning request, with the placements made so far."""
 
     memo: dict[object, CandidatePlacement] = field(
         default_factory=dict[object, CandidatePlacement], compare=False
     )
-    """Placements by what they depend on, shared by candidates that differ in nothing of that."""
+    """Placements by what they depend on."""
     floors: dict[object, float] = field(default_factory=dict[object, float], compare=False)
     """Least seconds of feature reads, by the same keys."""
 
-    def price(self, candidate: Candidate) -> Evaluated:
+    def price(self, candidate: Candidate) -> PlacedCandidate:
         """Place the rows of a candidate and price it; contradictory choices are mended first."""
         return self._price(candidate, self._place)
 
-    def place_every_node(self, p: Evaluated) -> Evaluated:
+    def place_every_node(self, p: PlacedCandidate) -> PlacedCandidate:
         """Return the same with a place for every node, where few nodes stood for all."""
         return self._price(p.candidate, self._place_all) if self.stride(p.candidate) > 1 else p
 
@@ -202,7 +194,7 @@ class Search(SearchInputs):
 
     def _price(
         self, candidate: Candidate, place: Callable[[Candidate], CandidatePlacement]
-    ) -> Evaluated:
+    ) -> PlacedCandidate:
         for dimension in dimensions_of(candidate):
             candidate = dimension.normalise(candidate)
         request = self._request(candidate)
@@ -212,17 +204,15 @@ class Search(SearchInputs):
             request, placed = dimension.adjust_reads(request, candidate, placed, self.draws)
         prediction = predict(request, candidate, placed.rows)
         candidate, prediction = with_parts(request, candidate, placed.rows, prediction)
-        return Evaluated(candidate=candidate, placed=placed, prediction=prediction)
+        return PlacedCandidate(candidate=candidate, placed=placed, prediction=prediction)
 
     def _request(self, candidate: Candidate) -> Request:
-        """Return the request as the candidate's dimensions meet it."""
         request = self.request
         for dimension in dimensions_of(candidate):
             request = dimension.adapt_request(request, candidate, self.draws)
         return request
 
     def _hotness(self, candidate: Candidate) -> Hotness:
-        """Return the hotness that the candidate's rows are placed by."""
         batch_size = self.request.workload.batch_size
         return rows_of(candidate).select_hotness(self.hotness, batch_size, candidate)
 
@@ -241,7 +231,7 @@ class Search(SearchInputs):
         return self.memo[key]
 
     def _place_all(self, candidate: Candidate) -> CandidatePlacement:
-        """Place every node; the result is kept by nobody, since it is as large as the graph."""
+        """Place every node; the result is not kept, since it is as large as the graph."""
         request, hotness = self._request(candidate), self._hotness(candidate)
         placed = self._place(candidate)
         return rows_of(candidate).place_all(self, request, candidate, placed, hotness)
@@ -249,20 +239,19 @@ class Search(SearchInputs):
     def _placement_key(
         self, candidate: Candidate, hotness: Hotness, memories: Memories
     ) -> tuple[object, ...]:
-        """Return all that a candidate's placement depends on."""
         ranks = (candidate.num_ranks, candidate.hosts, candidate.cliques)
         own = rows_of(candidate).placement_key(candidate, memories)
         policy = (candidate.policy, candidate.batching)
         return (*policy, *ranks, memories.costs, id(hotness), own)
 
-    def run(self) -> list[Evaluated]:
+    def run(self) -> list[PlacedCandidate]:
         """Return every candidate priced, in order of preference where times are equal."""
         return self.explore().priced
 
     def explore(self) -> SearchResult:
-        """Price every candidate, and say which choices could not be."""
+        """Price every candidate, and say which choices could not be priced."""
         request, policy = self.request, self.settings.policy
-        asked = Proposing(
+        asked = ProposalInputs(
             settings=self.settings,
             machine=request.machine,
             policies=("none",) if policy == "auto" else (policy,),
@@ -280,14 +269,14 @@ class Search(SearchInputs):
         found += [self.price(c) for c in more.candidates]
         return SearchResult(priced=found, left_out=more.left_out, refused=first.left_out)
 
-    def lower_bound(self, priced: list[Evaluated]) -> float:
+    def lower_bound(self, priced: list[PlacedCandidate]) -> float:
         """Return step seconds that no candidate is below, within the cost model.
 
-        Each candidate bounds itself. Where rows could be placed otherwise, its shape's best
-        placement with reads scaled to their least bounds it under any placement too.
+        Each candidate bounds itself. Where rows could be placed otherwise, so does its shape's best
+        placement with reads scaled to their least.
         """
         found = [p.seconds for p in priced]
-        best: dict[Candidate, Evaluated] = {}
+        best: dict[Candidate, PlacedCandidate] = {}
         bounded = [p for p in priced if _is_bounded(p)]
         for p in bounded:
             known = best.get(_read_shape(p))
@@ -302,7 +291,7 @@ class Search(SearchInputs):
             found.append(again.step_seconds.value)
         return min(found)
 
-    def _least_read_seconds(self, p: Evaluated) -> float:
+    def _least_read_seconds(self, p: PlacedCandidate) -> float:
         """Return the least seconds of feature reads of a candidate's slowest rank."""
         request, hotness = self._request(p.candidate), self._hotness(p.candidate)
         memories = self._memories(request, p.candidate, hotness)
@@ -312,7 +301,7 @@ class Search(SearchInputs):
             self.floors[key] = rows.least_read_seconds(p.candidate, p.placed, hotness)
         return self.floors[key]
 
-    def shadow_prices(self, chosen: Evaluated) -> dict[str, float]:
+    def shadow_prices(self, chosen: PlacedCandidate) -> dict[str, float]:
         """Return seconds per step saved by a little more of each memory and link."""
         more: dict[str, Request] = {}
         for dimension in dimensions_of(chosen.candidate):
@@ -322,3 +311,84 @@ class Search(SearchInputs):
             return replace(self, request=more[name]).price(chosen.candidate).seconds
 
         return shadow_prices(chosen.seconds, price_again, list(more))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplerSearch:
+    """Search of one sampler, what it priced and what it chose."""
+
+    search: Search
+    explored: SearchResult
+    chosen: PlacedCandidate
+
+    @property
+    def sampler(self) -> str:
+        """Return the sampler's name."""
+        return self.search.settings.sampler
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BestSampler:
+    """Search of the best sampler, and what the others came to."""
+
+    best: SamplerSearch
+    lost: list[Alternative]
+    elsewhere: list[float]
+    """Step seconds of the other samplers' candidates that fit."""
+
+
+def best_over_samplers(
+    searches: Sequence[Search],
+    pick: Callable[[Search, list[PlacedCandidate]], PlacedCandidate],
+) -> BestSampler:
+    """Explore every search and keep the one whose choice, by `pick`, is the fastest.
+
+    The user's first sampler, the first search's, stays unless another wins by more than the
+    machine's noise.
+
+    Raises:
+        PlanDoesNotFit: nothing fits with any sampler; as the first one says.
+    """
+    found, failed = list[SamplerSearch](), list[tuple[Search, PlanDoesNotFit]]()
+    for search in searches:
+        explored = search.explore()
+        try:
+            chosen = pick(search, explored.priced)
+        except PlanDoesNotFit as error:
+            failed.append((search, error))
+        else:
+            found.append(SamplerSearch(search=search, explored=explored, chosen=chosen))
+    if not found:
+        raise failed[0][1]
+    best = min(found, key=lambda each: each.chosen.seconds)
+    first = found[0]
+    if first.search is searches[0] and not _worth(best, first):
+        best = first
+    lost = [_alternative(each, best) for each in found if each is not best]
+    lost += [
+        Alternative(name=_name(search), step_seconds=None, why=str(error))
+        for search, error in failed
+    ]
+    others = [p for each in found if each is not best for p in each.explored.priced]
+    elsewhere = [p.seconds for p in others if not p.overflow]
+    return BestSampler(best=best, lost=lost, elsewhere=elsewhere)
+
+
+def _worth(best: SamplerSearch, first: SamplerSearch) -> bool:
+    noise = first.search.request.machine.noise
+    return best.chosen.seconds < first.chosen.seconds * (1.0 - noise)
+
+
+def _alternative(found: SamplerSearch, best: SamplerSearch) -> Alternative:
+    ratio = found.chosen.seconds / best.chosen.seconds
+    why = (
+        f"{ratio - 1.0:.1%} slower than with sampler {best.sampler}"
+        if ratio >= 1.0
+        else f"{1.0 - ratio:.1%} faster than with sampler {best.sampler}, within the noise"
+    )
+    name = f"{_name(found.search)}: {found.chosen.name}"
+    return Alternative(name=name, step_seconds=found.chosen.seconds, why=why)
+
+
+def _name(search: Search) -> str:
+    return f"sampler {search.settings.sampler}"

@@ -31,7 +31,7 @@ from gnnplan.planner.fullgraph.price import FullRequest, price
 from gnnplan.planner.fullgraph.profile import profile_cuts
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.pipeline import graph_ref, search_for
-from gnnplan.planner.search.choose import Evaluated
+from gnnplan.planner.search.choose import PlacedCandidate
 from gnnplan.planner.search.search import Search, SearchResult
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.graph.dataset import Graph, open_graph
@@ -200,7 +200,7 @@ def _batches(
     )
 
 
-def _fitting(search: Search, priced: Sequence[Evaluated]) -> Iterator[Evaluated]:
+def _fitting(search: Search, priced: Sequence[PlacedCandidate]) -> Iterator[PlacedCandidate]:
     """Candidates that fit, are large, and reach their peak soon enough."""
     for each in priced:
         large = above_baseline(rank_uses(each.prediction.memory_bytes)) >= LEAST_BYTES
@@ -209,7 +209,7 @@ def _fitting(search: Search, priced: Sequence[Evaluated]) -> Iterator[Evaluated]
             yield each
 
 
-def _steps_to_peak(search: Search, priced: Evaluated) -> int:
+def _steps_to_peak(search: Search, priced: PlacedCandidate) -> int:
     """Two stacks, and a cache full: it takes new rows batch after batch.
 
     Of rows met with probability p by a batch, T batches meet sum (1 - (1 - p)^T).
@@ -227,9 +227,9 @@ def _steps_to_peak(search: Search, priced: Evaluated) -> int:
     return least
 
 
-def _any(priced: Sequence[Evaluated], rng: np.random.Generator) -> Evaluated | None:
+def _any(priced: Sequence[PlacedCandidate], rng: np.random.Generator) -> PlacedCandidate | None:
     """One of them: first its kind, so that the many of one kind do not crowd out the few."""
-    kinds: dict[Any, list[Evaluated]] = {}
+    kinds: dict[Any, list[PlacedCandidate]] = {}
     for each in priced:
         c = each.candidate
         key = (c.policy, c.batching, c.topology.policy, c.bulk_batches, c.kappa, c.las)

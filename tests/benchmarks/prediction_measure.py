@@ -25,7 +25,7 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.quiet import disturbance
 from gnnplan.planner.probe.timing import DISTURBED
 from gnnplan.planner.queries.compare import factor_names, in_stacks, window_means
-from gnnplan.planner.queries.tune import turns
+from gnnplan.planner.queries.tune import draw_turns
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.process import host_state, noise_between, with_huge_pages
@@ -168,7 +168,7 @@ def run(
         "jobs": jobs,
         "rounds": [
             [str(i) for i in turn]
-            for turn in turns(range(len(jobs)), MOST_ROUNDS * planned, seed=0)
+            for turn in draw_turns(range(len(jobs)), MOST_ROUNDS * planned, seed=0)
         ],
         "planned": planned,
         "repeats": effort.repeats,

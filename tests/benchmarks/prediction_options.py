@@ -12,10 +12,10 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.pipeline import search_for, searches_for
 from gnnplan.planner.placement.owned import OWNED
 from gnnplan.planner.placement.place import code_bytes
-from gnnplan.planner.queries.calibrate import calibrated
-from gnnplan.planner.queries.tune import distinct
-from gnnplan.planner.search.choose import Evaluated, choose
-from gnnplan.planner.search.enumerate import machine_candidates
+from gnnplan.planner.queries.calibrate import calibrate_search
+from gnnplan.planner.queries.tune import drop_alike
+from gnnplan.planner.search.choose import PlacedCandidate, choose
+from gnnplan.planner.search.dimensions.ranks import machine_candidates
 from gnnplan.planner.search.search import Search, SearchResult
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.graph.dataset import Graph
@@ -37,7 +37,7 @@ class Option:
 
     search: Search
     raw: Search
-    priced: Evaluated
+    priced: PlacedCandidate
 
     @property
     def key(self) -> dict[str, Any]:
@@ -69,10 +69,10 @@ def options_of(
     for settings, raw in zip(requests, searches, strict=True):
         if case.tier == "link":
             raw = over_the_link(raw)
-        search = calibrated(raw, factors) if factors else raw
+        search = calibrate_search(raw, factors) if factors else raw
         priced = search.run()
         wanted = [choose(priced, machine.noise), *grid(case, search, settings, machine)]
-        kept = distinct([p for p in wanted if not p.overflow])
+        kept = drop_alike([p for p in wanted if not p.overflow])
         mine = [Option(search=search, raw=raw, priced=p) for p in kept]
         choices.append(mine[0])
         found += mine
@@ -90,7 +90,7 @@ def over_the_link(search: Search) -> Search:
 
 def grid(
     case: Case, search: Search, settings: PlanSettings, machine: MachineModel
-) -> list[Evaluated]:
+) -> list[PlacedCandidate]:
     """Every split of the threads, and on the best of them every policy of the tier.
 
     Where there are two ranks, they share a batch in one more: what they exchange between two layers

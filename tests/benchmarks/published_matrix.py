@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gnnplan.planner.cost.backends.grid import fetch_words, largest_replication, replications
 from gnnplan.planner.cost.stages.all_reduce import gpu_all_reduce
-from gnnplan.planner.cost.stages.gather_gpu import memory_seconds_per_byte, ways
+from gnnplan.planner.cost.stages.gather_gpu import find_routes, memory_seconds_per_byte
 from gnnplan.planner.cost.stages.sample import KERNELS_PER_HOP
 from gnnplan.planner.graph_presets import graph_preset
 from gnnplan.planner.machine.model import MachineModel
@@ -206,7 +206,7 @@ def fetch_seconds(
     moved = fetch_words(inputs, width, gpus, copies) * FLOAT_BYTES
     mates = max(1, GPUS_PER_HOST // copies) - 1
     near = mates / (ranks - 1)
-    peers = max(byte_seconds(ways(machine, chosen(machine, 4)).peer).values())
+    peers = max(byte_seconds(find_routes(machine, chosen(machine, 4)).peer).values())
     message = machine.table("gpu_message").at(ranks=4.0)
     inside, outside, wait = near * moved * peers, 0.0, mates * message
     if near < 1:

@@ -8,7 +8,7 @@ import numpy as np
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.stages.all_reduce import gpu_all_reduce
-from gnnplan.planner.cost.stages.gather_gpu import ways
+from gnnplan.planner.cost.stages.gather_gpu import find_routes
 from gnnplan.planner.fullgraph.formulas import epoch_bytes
 from gnnplan.planner.fullgraph.memory import published_bytes
 from gnnplan.planner.graph_presets import graph_preset
@@ -118,7 +118,7 @@ def bns_epoch(
     compute = sage_seconds(machine, shapes)
     sent = epoch_bytes(rows * boundary, widths, id_bytes=ID_BYTES)
     parameters = sum(2 * a * b for a, b in itertools.pairwise(widths))
-    peers = max(byte_seconds(ways(machine, candidate).peer).values())
+    peers = max(byte_seconds(find_routes(machine, candidate).peer).values())
     reduced = gpu_all_reduce(machine, candidate, float(FLOAT_BYTES * parameters)).seconds
     memory = published_bytes(round(inner), halo, widths, memory_keep)
     return Epoch(

@@ -16,10 +16,9 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.profile.cache import Profile
 from gnnplan.planner.profile.draws import GraphDraws
 from gnnplan.planner.profile.presample import presample
-from gnnplan.planner.search.choose import Evaluated
-from gnnplan.planner.search.dimensions.dependence import KAPPAS
+from gnnplan.planner.search.choose import PlacedCandidate
+from gnnplan.planner.search.dimensions.batches import BULKS, KAPPAS
 from gnnplan.planner.search.dimensions.locality import FACTORS
-from gnnplan.planner.search.dimensions.stacks import BULKS
 from gnnplan.planner.search.search import Search, SearchResult
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.graph.dataset import Graph
@@ -56,7 +55,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, small_graph: Graph, tmp_path: Path):
 
 
 def run(
-    search: Search, explored: SearchResult, chosen: Evaluated, graph: Graph, folder: Path
+    search: Search, explored: SearchResult, chosen: PlacedCandidate, graph: Graph, folder: Path
 ) -> tuple[Plan, dict[str, float]]:
     """The plan as written, and rows per whole batch by source as its loader read them."""
     plan = save_plan(*assemble(search, explored, chosen), folder)

@@ -25,9 +25,8 @@ from gnnplan.planner.machine.model import (
 )
 from gnnplan.planner.pipeline import combinations_of, joined_candidates
 from gnnplan.planner.placement.owned import OWNED, owners_of
-from gnnplan.planner.search.choose import Evaluated
-from gnnplan.planner.search.dimensions.grids import shares_topology
-from gnnplan.planner.search.dimensions.shared_batch import shares_batches
+from gnnplan.planner.search.choose import PlacedCandidate
+from gnnplan.planner.search.dimensions.joined_ranks import shares_batches, shares_topology
 from gnnplan.planner.search.search import Search, SearchResult
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.features.location import LocationTable
@@ -57,7 +56,9 @@ def search(
     return found, found.explore()
 
 
-def written(found: tuple[Search, SearchResult], pick: Pick, folder: Path) -> tuple[Evaluated, Plan]:
+def written(
+    found: tuple[Search, SearchResult], pick: Pick, folder: Path
+) -> tuple[PlacedCandidate, Plan]:
     """The plan of the fastest candidate of a kind."""
     searched, explored = found
     chosen = min((p for p in explored.priced if pick(p.candidate)), key=lambda p: p.seconds)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gnnplan.planner import array_cache as module
-from gnnplan.planner.array_cache import final, kept
+from gnnplan.planner.array_cache import declare_final, make_once
 from gnnplan.planner.placement.order import hot_to_cold
 from gnnplan.planner.workload import Hotness
 
@@ -17,7 +17,7 @@ def made(p: np.ndarray, calls: list[int], name: str = "half") -> np.ndarray:
         calls.append(1)
         return (p / 2,)
 
-    return kept((p,), name, make)[0]
+    return make_once((p,), name, make)[0]
 
 
 def test_nothing_is_kept_of_an_array_that_may_change() -> None:
@@ -29,7 +29,7 @@ def test_nothing_is_kept_of_an_array_that_may_change() -> None:
 
 
 def test_views_of_a_final_array_are_final_and_told_apart() -> None:
-    p, calls = final(np.arange(8.0)), list[int]()
+    p, calls = declare_final(np.arange(8.0)), list[int]()
     for _ in range(2):
         assert made(p[:4], calls).tolist() == [0.0, 0.5, 1.0, 1.5]
         assert made(p[4:], calls).tolist() == [2.0, 2.5, 3.0, 3.5]
@@ -41,7 +41,7 @@ def test_views_of_a_final_array_are_final_and_told_apart() -> None:
 def test_what_is_made_of_an_array_goes_with_it() -> None:
     store = module._Store()
     with mock.patch.object(module, "_STORE", store):
-        p, calls = final(np.ones(1000)), list[int]()
+        p, calls = declare_final(np.ones(1000)), list[int]()
         made(made(p, calls), calls)
         assert (store._bytes, len(calls)) == (16_000, 2)
         del p
@@ -57,7 +57,7 @@ def test_the_least_recently_used_goes_first_and_the_limit_holds() -> None:
         mock.patch.object(module, "LIMIT_BYTES", 1600),
         mock.patch.object(module, "LARGEST_BYTES", 800),
     ):
-        first, second, third = (final(np.full(100, float(i))) for i in range(3))
+        first, second, third = (declare_final(np.full(100, float(i))) for i in range(3))
         calls = list[int]()
         for p in (first, second, first, third):
             made(p, calls)
@@ -67,7 +67,7 @@ def test_the_least_recently_used_goes_first_and_the_limit_holds() -> None:
         assert len(calls) == 3
         made(second, calls)
         assert len(calls) == 4
-        large = final(np.ones(101))
+        large = declare_final(np.ones(101))
         for _ in range(2):
             made(large, calls)
         assert len(calls) == 6

@@ -7,8 +7,9 @@ import pytest
 
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.request import check_kind
+from gnnplan.planner.search.samplers import fix_placement, sampler_words
 from gnnplan.planner.settings import PlanSettings
-from gnnplan.planner.task_checks import check_kind, sampler_words, settled
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_links, generate_typed
 from gnnplan.runtime.plan.io import load_plan
@@ -131,4 +132,4 @@ def test_the_sampler_is_named_after_what_it_leaves_out(links: Graph, small_graph
     assert sampler_words(links, everything) == "neighbor"
     assert sampler_words(links, PlanSettings()) == "neighbor without the step's links"
     assert sampler_words(small_graph, PlanSettings()) == "neighbor"
-    assert settled(small_graph, PlanSettings()).policy == "auto"
+    assert fix_placement(small_graph, PlanSettings()).policy == "auto"

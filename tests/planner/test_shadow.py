@@ -13,7 +13,7 @@ import pytest
 
 from gnnplan.planner import pipeline
 from gnnplan.planner.machine.model import MachineModel
-from gnnplan.planner.search.sensitivity import GIB, LINK_TABLES
+from gnnplan.planner.search.dimensions.ranks import GIB, LINK_TABLES
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Plan, Workload

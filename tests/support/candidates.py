@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Literal
 
 from gnnplan.planner.candidate import Candidate, list_cores, make_candidate
-from gnnplan.planner.search.dimensions.dependence import share_draws
+from gnnplan.planner.search.dimensions.batches import share_draws
 from gnnplan.runtime.plan.schema import Device, Threads, TopologyPlacement
 
 

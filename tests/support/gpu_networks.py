@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gnnplan.planner.candidate import Candidate
-from gnnplan.planner.cost.stages.gather_gpu import ways
+from gnnplan.planner.cost.stages.gather_gpu import find_routes
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.machine.routes import Reader, Route, gather_bandwidth, moved_bytes, routes
 from gnnplan.planner.placement.costs import PLACES, ReadNetwork
@@ -84,7 +84,7 @@ def gpu_network(
     Raises:
         MachineError: a GPU has no way to host memory, or to its own.
     """
-    found = ways(machine, candidate)
+    found = find_routes(machine, candidate)
     readers = {place: found.readers(place) for place in ("own", "peer", "host", "disk")}
     if across:
         readers["cross"] = _across(machine, candidate)

@@ -1,1 +1,1 @@
-"""Seconds, memory and traffic of a rank by its processor, and of ranks that work together."""
+"""Price ranks by their processor and by how they work together."""

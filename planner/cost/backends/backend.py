@@ -1,8 +1,8 @@
-"""What differs between processors, as one interface: stage times, memory and traffic of ranks.
+"""Define what differs between processors: the stage times, memory and traffic of ranks.
 
-A backend prices ranks on one kind of processor (`cores`, `gpu`). A wrapper changes what another one
-says where ranks share a batch (`cooperative`), share the topology (`grid`) or are spread over hosts
-(`Hosts`, below).
+A backend prices ranks on one kind of processor (`cores`, `gpu`). A wrapper changes the answers of
+another backend where ranks share a batch (`cooperative`), share the topology (`grid`) or are spread
+over hosts (`Hosts`, below).
 """
 
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ Parts = dict[str, int]
 
 
 class Backend(ABC):
-    """Prices ranks on one kind of processor."""
+    """Prices of ranks on one kind of processor."""
 
     @abstractmethod
     def stage_times(self, work: RankWork) -> RankTimes:
@@ -44,7 +44,7 @@ class Backend(ABC):
         *,
         reads_peers: bool,
     ) -> Parts:
-        """Bytes of a rank's memory that ranks on other processors have not."""
+        """Return the bytes of a rank's memory that depend on its processor."""
 
     @abstractmethod
     def memory_use(
@@ -56,19 +56,19 @@ class Backend(ABC):
     def link_bytes(
         self, request: Request, candidate: Candidate, placed: PlacedRows, exchanged: float
     ) -> dict[str, float]:
-        """Bytes per step by link: the placement's rows, and what else ranks exchange."""
+        """Return the bytes per step by link: the placement's rows and what else ranks exchange."""
 
     @abstractmethod
     def startup_time(self, request: Request, candidate: Candidate, placed: PlacedRows) -> StageTime:
-        """Seconds from starting the ranks to their first step."""
+        """Return the seconds from starting the ranks to their first step."""
 
     def machine_of(self, request: Request, candidate: Candidate, rank: int) -> MachineModel:
-        """The machine that a rank runs on."""
+        """Return the machine that a rank runs on."""
         del candidate, rank
         return request.machine
 
     def batch_of(self, request: Request, candidate: Candidate) -> BatchProfile:
-        """The profiled batches of one rank.
+        """Return the profiled batches of one rank.
 
         Raises:
             KeyError: they were not profiled.
@@ -77,23 +77,19 @@ class Backend(ABC):
         return request.profile.batch(seeds)
 
     def exchanged_bytes(self, request: Request, candidate: Candidate) -> float:
-        """Bytes per step that all ranks send each other beside the placement's rows."""
+        """Return the bytes per step that ranks exchange beside the placement's rows."""
         del request, candidate
         return 0.0
 
     def times(self, request: Request, work: RankWork) -> RankTimes:
-        """Price every stage of a rank's work, cost terms applied."""
+        """Price every stage of a rank's work, with cost terms."""
         del request
         return add_terms(work, self.stage_times(work))
 
     def batch_and_timing(
         self, request: Request, candidate: Candidate
     ) -> tuple[BatchProfile, ModelTiming]:
-        """One rank's batches, and the model's seconds on them.
-
-        Raises:
-            SettingsError: they were not profiled.
-        """
+        """Return one rank's profiled batches, and the model's seconds on them."""
         try:
             timing = timing_of(request, candidate)
             return self.batch_of(request, candidate), timing
@@ -106,12 +102,7 @@ class Backend(ABC):
     def rank_times(
         self, request: Request, candidate: Candidate, placed: PlacedRows, rank: int
     ) -> RankTimes:
-        """Price every stage of one rank under a placement.
-
-        Raises:
-            SettingsError: its batches were not profiled.
-            MachineError: the machine was not measured for something that the candidate needs.
-        """
+        """Price every stage of one rank under a placement."""
         batch, timing = self.batch_and_timing(request, candidate)
         work = RankWork(
             candidate=candidate,
@@ -137,7 +128,7 @@ class Backend(ABC):
         *,
         reads_peers: bool = False,
     ) -> Parts:
-        """Bytes of a rank's memory before it keeps any feature row."""
+        """Return the bytes of a rank's memory before it keeps any feature row."""
         graph = request.graph
         batch, timing = self.batch_and_timing(request, candidate)
         steps = steps_per_epoch(graph.num_train, request.workload.batch_size)
@@ -158,7 +149,7 @@ class Backend(ABC):
     def traffic(
         self, request: Request, candidate: Candidate, placed: PlacedRows
     ) -> dict[str, float]:
-        """Bytes per step over all ranks by link."""
+        """Return the bytes per step over all ranks, by link."""
         exchanged = self.exchanged_bytes(request, candidate)
         return self.link_bytes(request, candidate, placed, exchanged)
 
@@ -170,12 +161,11 @@ def startup_seconds(
     topology_bytes: float,
     copy_bytes_per_second: float,
 ) -> float:
-    """Seconds from starting the ranks until their first step, as a run reports it.
+    """Return the seconds from starting the ranks until their first step.
 
-    T = process + (own rows + topology) / copy: an interpreter started and the libraries imported,
-    all ranks at once; rows copied into each rank's memory and the adjacency read through the page
-    cache, at one reader's rate while all read. What the first steps cost above the steady ones
-    comes after that, and is told apart in the prediction's provenance.
+    T = process + (own rows + topology) / copy: all ranks start an interpreter and import the
+    libraries; then rows are copied into each rank's memory and the adjacency is read through the
+    page cache, at one reader's rate while all read. Slower first steps are not included.
 
     Source: docs/modelling.md 9; process seconds are measured by the probe, or by the profile.
 
@@ -195,7 +185,7 @@ def time_to_start(
     copy_bytes_per_second: float,
     words: str,
 ) -> StageTime:
-    """Price the start of a candidate's ranks, of which the one with most own rows is last."""
+    """Price the start of a candidate's ranks; the one with most own rows is the last."""
     process, machine = request.profile.process, request.machine
     started = 0.0 if process is None else process.start_seconds
     if MachineTable.PROCESS_START in machine.tables:
@@ -211,13 +201,13 @@ def time_to_start(
 
 
 class Wrapper(Backend):
-    """Another backend, some of whose answers are changed."""
+    """Backend that changes some answers of another one."""
 
     def __init__(self, inner: Backend) -> None:
         self.inner = inner
 
     def stage_times(self, work: RankWork) -> RankTimes:
-        """As `inner` has them."""
+        """Return those of `inner`."""
         return self.inner.stage_times(work)
 
     def own_parts(
@@ -229,35 +219,35 @@ class Wrapper(Backend):
         *,
         reads_peers: bool,
     ) -> Parts:
-        """As `inner` has them."""
+        """Return those of `inner`."""
         return self.inner.own_parts(request, candidate, batch, rank, reads_peers=reads_peers)
 
     def memory_use(
         self, request: Request, candidate: Candidate, placed: PlacedRows, parts: list[Parts]
     ) -> dict[str, MemoryUse]:
-        """As `inner` has it."""
+        """Return that of `inner`."""
         return self.inner.memory_use(request, candidate, placed, parts)
 
     def link_bytes(
         self, request: Request, candidate: Candidate, placed: PlacedRows, exchanged: float
     ) -> dict[str, float]:
-        """As `inner` has them."""
+        """Return those of `inner`."""
         return self.inner.link_bytes(request, candidate, placed, exchanged)
 
     def startup_time(self, request: Request, candidate: Candidate, placed: PlacedRows) -> StageTime:
-        """As `inner` has it."""
+        """Return that of `inner`."""
         return self.inner.startup_time(request, candidate, placed)
 
     def machine_of(self, request: Request, candidate: Candidate, rank: int) -> MachineModel:
-        """As `inner` has it."""
+        """Return that of `inner`."""
         return self.inner.machine_of(request, candidate, rank)
 
 
 class Hosts(Wrapper):
-    """Ranks spread over several hosts, each with memory, disk and a network card of its own."""
+    """Ranks spread over several hosts, each with its own memory, disk and network card."""
 
     def machine_of(self, request: Request, candidate: Candidate, rank: int) -> MachineModel:
-        """The rank's host."""
+        """Return the rank's host."""
         return one_host(request.machine, rank // ranks_here(candidate))
 
     def memory_use(
@@ -281,9 +271,9 @@ class Hosts(Wrapper):
     def link_bytes(
         self, request: Request, candidate: Candidate, placed: PlacedRows, exchanged: float
     ) -> dict[str, float]:
-        """Count what leaves each host by its card; rows as they cross the hosts' own links.
+        """Return what leaves each host by its card, and rows by the hosts' own links.
 
-        2 (P - 1) / P n of the gradient; of what ranks send each other, what goes to other hosts.
+        The gradient's ring sends 2 (P - 1) / P n; of other exchanges, what leaves a host counts.
         """
         ranks, here = candidate.num_ranks, ranks_here(candidate)
         parameters = timing_of(request, candidate).num_parameters
@@ -296,7 +286,7 @@ class Hosts(Wrapper):
 
 
 def timing_of(request: Request, candidate: Candidate) -> ModelTiming:
-    """The model's seconds on a rank's batches.
+    """Return the model's seconds on a rank's batches.
 
     Raises:
         KeyError: they were not profiled.
@@ -307,7 +297,7 @@ def timing_of(request: Request, candidate: Candidate) -> ModelTiming:
 
 
 def moved_rows(placed: PlacedRows, row_bytes: int) -> list[tuple[str, float]]:
-    """Bytes of feature rows per step, by kind of source and rank."""
+    """Return the bytes of feature rows per step, by kind of source and rank."""
     return [(kind, rows * row_bytes) for rank in placed.ranks for kind, rows in rank.rows.items()]
 
 

@@ -1,9 +1,9 @@
-"""Cooperative batches: what one rank of P computes, reads and sends for a batch they share.
+"""Price cooperative batches: what one rank of P computes, reads and sends for a shared batch.
 
-The vertices of a global batch are dealt by a hash, so a rank has 1/P of each hop's. By concavity of
-f(B) = E|S(B)| that is never more than its own batch of B/P seeds would have (formulas 5.7); what it
-costs are the exchanges: ids of every hop to their owners, feature rows back, and hidden rows there
-and back between two layers.
+A hash deals the vertices of a global batch, so a rank has 1/P of each hop's. By concavity of f(B) =
+E|S(B)| that is at most what its own batch of B/P seeds would have (formulas 5.7). The price are
+exchanges: ids of every hop to their owners, feature rows back, and hidden rows there and back
+between two layers.
 
 Source: docs/formulas.md 5.6 with [C20]; messages by formulas 8.4 [A4].
 """
@@ -29,11 +29,14 @@ from gnnplan.planner.cost.stages.exchange import (
     all_to_all,
     hidden_rows_rate,
     ids_rate,
-    seconds_around_ids,
-    seconds_around_rows,
+    seconds_beside_exchange,
     with_own_share,
 )
-from gnnplan.planner.cost.stages.gather_gpu import memory_seconds_per_byte, read_seconds, ways
+from gnnplan.planner.cost.stages.gather_gpu import (
+    find_routes,
+    memory_seconds_per_byte,
+    read_seconds,
+)
 from gnnplan.planner.cost.stages.sample import (
     KERNELS_PER_HOP,
     NEIGHBOUR_BYTES,
@@ -48,37 +51,37 @@ from gnnplan.runtime.stages import Stage
 ID_BYTES = 8
 FLOAT_BYTES = 4
 MAPS = 2
-"""Relabelling tables of a rank beside its samplers': own vertices, and remote ones."""
+"""Relabelling tables of a rank beside its samplers': of own and of remote vertices."""
 TABLE_BYTES = 8
-"""Of a relabelling table, per node of the graph."""
+"""Bytes of a relabelling table per node of the graph."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """One rank's expected part of a global batch."""
+    """Expected part of one rank in a global batch; lists have one value per hop."""
 
     own: list[float]
     """Own vertices up to each hop, seeds first; length L + 1."""
     edges: list[float]
-    """Edges drawn per hop, length L."""
+    """Edges drawn by each hop; length L."""
     remote: list[float]
-    """Rows of each hop's block that other ranks own, length L."""
+    """Rows of each hop's block that other ranks own; length L."""
     asked: list[float]
-    """Ids sent to their owners after each hop, length L."""
+    """Ids sent to their owners after each hop; length L."""
     drawn: list[float]
-    """Distinct sources drawn by each hop, length L."""
+    """Distinct sources drawn by each hop; length L."""
     expanded: list[float]
-    """Own vertices that each hop expands, length L."""
+    """Own vertices that each hop expands; length L."""
 
 
 def requested_sources(rows: Sequence[float], sources: Sequence[float], num_ranks: int) -> float:
-    """Sources of a block that one rank asks other ranks for.
+    """Return the sources of a block that one rank asks other ranks for.
 
     (1 - 1/P) sum_t 1 - (1 - 1/P)^(m_t)
 
-    A source t is drawn by m_t `rows` of the whole block; each of them is this rank's with
-    probability 1/P, and t itself is another's with 1 - 1/P. Where every source is drawn by one row
-    this is [C20]: (1 - 1/P)(|S~| - |S_p|). `sources` counts those of each class of m_t.
+    m_t `rows` of the whole block draw source t; each row is this rank's with probability 1/P, and t
+    is another's with 1 - 1/P. Where one row draws every source this is [C20]: (1 - 1/P)(|S~| -
+    |S_p|). `sources` counts the sources of each class of m_t.
 
     Source: docs/formulas.md 5.6, derived for sources that several rows draw.
 
@@ -89,7 +92,7 @@ def requested_sources(rows: Sequence[float], sources: Sequence[float], num_ranks
 
 
 def drawn_sources(rows: Sequence[float], sources: Sequence[float], num_ranks: int) -> float:
-    """Distinct sources that one rank's rows of a block draw: sum_t 1 - (1 - 1/P)^(m_t).
+    """Return the distinct sources that one rank's rows draw: sum_t 1 - (1 - 1/P)^(m_t).
 
     >>> drawn_sources([1.0, 2.0], [8.0, 8.0], 2)
     10.0
@@ -99,10 +102,10 @@ def drawn_sources(rows: Sequence[float], sources: Sequence[float], num_ranks: in
 
 
 def part_of(batch: BatchProfile, shared: SharedBatch, num_ranks: int, *, every_hop: bool) -> Part:
-    """One rank's part of a profiled global batch.
+    """Return one rank's part of a profiled global batch.
 
-    With `every_hop` blocks of a hop hold that hop's edges alone; else all so far, and nobody asks
-    twice.
+    With `every_hop` a hop's block holds that hop's edges alone; else it holds all so far, and no
+    vertex is asked for twice.
     """
     own = [v.mean / num_ranks for v in batch.vertices]
     hops = list(zip(shared.rows, shared.sources, strict=True))
@@ -124,25 +127,25 @@ def _increments(values: Sequence[float], before: Sequence[float]) -> list[float]
 
 
 def id_bytes(part: Part, num_ranks: int) -> float:
-    """Bytes that a rank sends to others for ids: after every hop P - 1 counts, and the ids."""
+    """Return the bytes of ids that a rank sends: P - 1 counts and the ids, after every hop."""
     return sum(ID_BYTES * (num_ranks - 1 + ids) for ids in part.asked)
 
 
 def feature_bytes(part: Part, row_bytes: int) -> float:
-    """Bytes of feature rows that a rank sends to others, which is what it receives on average."""
+    """Return the bytes of feature rows that a rank sends, and on average receives."""
     return part.remote[-1] * row_bytes
 
 
 def hidden_bytes(part: Part, hidden: int) -> float:
-    """Bytes of hidden rows and of their gradients that a rank sends: 2 sum_(l<L) rows h."""
+    """Return the bytes of hidden rows and gradients that a rank sends: 2 sum_(l<L) rows h."""
     return 2 * sum(part.remote[:-1]) * hidden * FLOAT_BYTES
 
 
 def part_profile(batch: BatchProfile, part: Part) -> BatchProfile:
-    """The part as a batch of its own, as memory and timing take it.
+    """Return the part as a batch of its own, as memory and timing take it.
 
-    Of the outermost block the sources are all rows the rank gets, own and remote. Spreads are the
-    batch's, which all ranks have in common, and the hash's share of it: a binomial's.
+    Sources of the outermost block are all rows that the rank gets, own and remote. Spreads join the
+    batch's, which ranks have in common, and the binomial's of the hash.
     """
     num_ranks = batch.vertices[-1].mean / part.own[-1] if part.own[-1] > 0 else 1.0
     inputs = part.own[-1] + part.remote[-1]
@@ -157,7 +160,7 @@ def part_profile(batch: BatchProfile, part: Part) -> BatchProfile:
 
 
 def _last(batch: BatchProfile, num_ranks: float, inputs: float) -> list[int]:
-    """A rank's part of an epoch's last batch; its inputs are as often remote as a whole one's."""
+    """Return a rank's part of an epoch's last batch."""
     if not batch.last_vertices:
         return []
     *inner, outer = batch.last_vertices
@@ -165,7 +168,7 @@ def _last(batch: BatchProfile, num_ranks: float, inputs: float) -> list[int]:
 
 
 def _dealt(spread: Spread, num_ranks: float) -> Spread:
-    """A rank's share of a quantity of the batch, with the hash's own variation."""
+    """Return a rank's share of a quantity of the batch, with the hash's variation."""
     mean = spread.mean / num_ranks
     hashed = (mean * (1 - 1 / num_ranks)) ** 0.5
     std = ((spread.std / num_ranks) ** 2 + hashed**2) ** 0.5
@@ -178,7 +181,7 @@ def _dealt(spread: Spread, num_ranks: float) -> Spread:
 
 
 def _inputs(batch: BatchProfile, rows: float) -> Spread:
-    """Rows of the input buffer, varying as the batch's input vertices do."""
+    """Return the rows of the input buffer, which vary as the batch's input vertices do."""
     whole = batch.vertices[-1]
     scale = rows / whole.mean if whole.mean > 0 else 0.0
     hashed = rows**0.5
@@ -191,10 +194,10 @@ def _inputs(batch: BatchProfile, rows: float) -> Spread:
 
 
 def exchange_parts(part: Part, row_bytes: int, num_nodes: int) -> dict[str, int]:
-    """Bytes a rank needs beside an independent one's: tables of vertices, rows being sent.
+    """Return the bytes that a rank needs beside an independent one's.
 
-    Every hop has a sampler with a relabelling table of its own; ids and places of a hop's rows, and
-    rows that are on their way, lie there once more.
+    Every hop's sampler has a relabelling table. Ids and places of a hop's rows, and rows in
+    transit, are stored once more.
     """
     hops = len(part.edges)
     ids = sum(3 * ID_BYTES * (own + n) for own, n in zip(part.own[1:], part.remote, strict=True))
@@ -206,12 +209,12 @@ class Cooperative(Wrapper):
     """Ranks that sample one batch together, each its own vertices."""
 
     def batch_of(self, request: Request, candidate: Candidate) -> BatchProfile:
-        """The rank's part of the global batch."""
+        """Return the rank's part of the global batch."""
         whole = request.profile.batch(request.workload.batch_size)
         return part_profile(whole, part_for(request, candidate))
 
     def times(self, request: Request, work: RankWork) -> RankTimes:
-        """Price a rank's part of the batch, its exchanges among its stages."""
+        """Price a rank's part of the batch, with its exchanges."""
         part = part_for(request, work.candidate)
         return cooperative_times(
             lambda each: self.inner.times(request, each), work, part, request.workload.hidden
@@ -226,7 +229,7 @@ class Cooperative(Wrapper):
         *,
         reads_peers: bool,
     ) -> Parts:
-        """Bytes of a rank with its tables of own and remote vertices, and rows being sent."""
+        """Return a rank's bytes with its tables of vertices and the rows being sent."""
         parts, graph = (
             super().own_parts(request, candidate, batch, rank, reads_peers=reads_peers),
             request.graph,
@@ -235,7 +238,7 @@ class Cooperative(Wrapper):
         return parts | shared
 
     def exchanged_bytes(self, request: Request, candidate: Candidate) -> float:
-        """Bytes of ids, feature rows and hidden rows that ranks send each other, per step."""
+        """Return the bytes of ids, feature rows and hidden rows that ranks exchange per step."""
         ranks, part = candidate.num_ranks, part_for(request, candidate)
         rows = feature_bytes(part, row_bytes(request.graph))
         rows += hidden_bytes(part, request.workload.hidden)
@@ -243,7 +246,7 @@ class Cooperative(Wrapper):
 
 
 def part_for(request: Request, candidate: Candidate) -> Part:
-    """One rank's part of a batch that all share.
+    """Return one rank's part of the request's global batch.
 
     Raises:
         KeyError: it was not profiled.
@@ -258,13 +261,9 @@ def part_for(request: Request, candidate: Candidate) -> Part:
 def cooperative_times(
     price: Callable[[RankWork], RankTimes], work: RankWork, part: Part, hidden: int
 ) -> RankTimes:
-    """Price every stage of one rank.
+    """Price every stage of one rank whose work has a batch of `part_profile`.
 
-    Args:
-        price: of a rank's work on its processor.
-        work: of the part, whose batch is as `part_profile` makes it.
-        part: expected sizes of the rank's part.
-        hidden: columns of a hidden row.
+    `price` returns the times of a rank's work on its processor.
     """
     machine, candidate = work.machine, work.candidate
     ids, sent = _asked_rates(work, part), _sent_rate(work, part)
@@ -325,7 +324,7 @@ def cooperative_times(
 
 
 def _relabelled(batch: BatchProfile, part: Part) -> BatchProfile:
-    """The part with the vertices that are numbered.
+    """Return the batch with the number of vertices that are relabelled as its input vertices.
 
     A hop numbers what it expands and draws, then its own and remote vertices, then those asked.
     """
@@ -338,36 +337,37 @@ def _relabelled(batch: BatchProfile, part: Part) -> BatchProfile:
 
 
 def _asked_rates(work: RankWork, part: Part) -> list[Rate]:
-    """Rates of the exchange of ids after each hop."""
     return [ids_rate(work.machine, work.candidate, n) for n in part.asked]
 
 
 def _sent_rate(work: RankWork, part: Part) -> Rate:
-    """Rate of the all-to-all of feature rows."""
     size = with_own_share(work.candidate, feature_bytes(part, work.row_bytes))
     return all_to_all(work.machine, work.candidate, size)
 
 
 def _exchanges(work: RankWork, part: Part, ids: Sequence[Rate], sent: Rate) -> Exchanges:
-    """What a rank exchanges while the batch is made."""
     machine, candidate, rows = work.machine, work.candidate, part.remote[-1]
+    around_ids = MachineTable.ALL_TO_ALL_AROUND_IDS
     return Exchanges(
         asked=replace(ids[0], seconds=sum(r.seconds for r in ids)),
         sent=sent,
         rows=rows,
-        around_sample=sum(seconds_around_ids(machine, candidate, n) for n in part.asked),
-        around_gather=seconds_around_rows(machine, candidate, rows, work.row_bytes),
+        around_sample=sum(
+            seconds_beside_exchange(machine, candidate, around_ids, n) for n in part.asked
+        ),
+        around_gather=seconds_beside_exchange(
+            machine, candidate, MachineTable.ALL_TO_ALL_AROUND_ROWS, rows, work.row_bytes
+        ),
     )
 
 
 def _halo_seconds(
     machine: MachineModel, candidate: Candidate, sent_bytes: Sequence[float]
 ) -> float:
-    """Seconds of exchanging hidden rows, and their gradients, without waiting for a slower rank.
+    """Return the seconds of exchanging hidden rows and gradients, without waits for slower ranks.
 
-    `sent_bytes` are a rank's of each hop's block, the outermost last, which is the first layer's:
-    its rows follow the longest stretch of a step in which ranks do not meet, all others a short
-    one.
+    `sent_bytes` are those of each hop's block, the outermost last. Its rows, the first layer's,
+    follow the longest stretch in which ranks do not meet; all others follow a short one.
     """
     meeting, total = _meeting_seconds(machine, candidate), 0.0
     for hop, sent in enumerate(sent_bytes, 1):
@@ -381,16 +381,13 @@ def _halo_seconds(
 
 
 def _meeting_seconds(machine: MachineModel, candidate: Candidate) -> float:
-    """Seconds that ranks that computed wait for each other, beyond an exchange of next to nothing.
-
-    Of counts and ids, measured between two stretches of compute, all that two messages do not take.
-    """
+    """Return the seconds that ranks wait for each other after compute."""
     met = ids_rate(machine, candidate, 0.0).seconds
     return max(0.0, met - 2 * all_to_all(machine, candidate, 0.0).seconds)
 
 
 def _copy_seconds(machine: MachineModel, candidate: Candidate, part: Part, hidden: int) -> float:
-    """Seconds of copies around the exchanges of hidden rows: 2 sum_(l<L) (own + sent) rows.
+    """Return the seconds of copies around exchanges of hidden rows: 2 sum_(l<L) (own + sent) rows.
 
     Own rows go into the block and back, sent ones out; each is read and written.
     """
@@ -400,24 +397,24 @@ def _copy_seconds(machine: MachineModel, candidate: Candidate, part: Part, hidde
 
 
 def _imbalance(part: Part, num_ranks: int) -> float:
-    """Relative standard deviation of a rank's share of the input vertices under the hash."""
+    """Return the relative standard deviation of a rank's share of the inputs under the hash."""
     return ((1 - 1 / num_ranks) / part.own[-1]) ** 0.5 if part.own[-1] > 0 else 0.0
 
 
 EXCHANGES = 2
-"""Calls of one all-to-all of rows whose sizes are not known: counts, then rows."""
+"""Messages of an all-to-all of rows whose sizes are not known: counts, then rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSizes:
-    """One PE's share of a step; lists run from the seeds outwards."""
+    """Share of a step of one processing element (PE); lists run from the seeds outwards."""
 
     owned: list[float]
-    """|S_p^l|, l = 0 .. L: vertices the PE expands, the last its input set."""
+    """|S_p^l|, l = 0 .. L: vertices that the PE expands; the last is its input set."""
     asked: list[float]
-    """|S~_p^{l+1}|, l = 0 .. L-1: what they ask for, themselves included; alone as `owned[1:]`."""
+    """|S~_p^{l+1}|, l = 0 .. L-1: vertices asked for, own ones included; alone: `owned[1:]`."""
     edges: list[float]
-    """|E_p^l|, l = 0 .. L-1."""
+    """|E_p^l|, l = 0 .. L-1: edges drawn."""
     cooperative: bool
 
 
@@ -428,11 +425,11 @@ class GpuStep:
     sample: float
     features: float
     exchange: float
-    """Of activations and their gradients between layers; part of the published F/B."""
+    """Seconds of exchanging activations and gradients, which are part of the published F/B."""
 
 
 def remote_share(owned: float, asked: float, ranks: int) -> float:
-    """Share x of the vertices asked for that other PEs own, for owners by hash.
+    """Return the share x of the vertices asked for that other PEs own, with owners by hash.
 
     x = (1 - 1/P) (1 - |S_p^l| / |S~_p^{l+1}|)
 
@@ -454,7 +451,7 @@ def gpu_batch_seconds(
     miss_rate: float,
     topology: str = "host",
 ) -> GpuStep:
-    """Seconds to draw one PE's share and to bring its rows, without its compute.
+    """Return the seconds to draw one PE's share and to bring its rows, without compute.
 
     independent  T = sum_l topo(E_p^l(b)) + |S_p^L(b)| (rho c_host + (1 - rho) c_own)
     cooperative  T = sum_l [topo(E_p^l) + 8 x |S~_p^{l+1}| c_peer] + |S_p^L| (rho' c_host + ...)
@@ -485,7 +482,7 @@ def gpu_batch_seconds(
     features += rows * row_bytes * memory_seconds_per_byte(machine, candidate) + launch
     if not sizes.cooperative or ranks == 1:
         return GpuStep(sample=sample, features=features, exchange=0.0)
-    sent = max(byte_seconds(ways(machine, candidate).peer).values())
+    sent = max(byte_seconds(find_routes(machine, candidate).peer).values())
     wait = EXCHANGES * (ranks - 1) * rate_per_rank(machine, MachineTable.GPU_MESSAGE, candidate)
     moved = [
         remote_share(own, asked, ranks) * asked

@@ -1,4 +1,4 @@
-"""Ranks on the cores of a host: the times of their stages, their memory and their traffic."""
+"""Price ranks on the cores of a host: stage times, memory and traffic."""
 
 from dataclasses import dataclass, replace
 
@@ -23,11 +23,10 @@ from gnnplan.planner.cost.stages.all_reduce import (
 from gnnplan.planner.cost.stages.exchange import (
     Exchanges,
     collective_table,
-    exchange_lead,
     hidden_share,
     hosts_all_reduce,
     placed_exchanges,
-    seconds_after_exchange,
+    seconds_beside_exchange,
 )
 from gnnplan.planner.cost.stages.gather import (
     disk_skew,
@@ -54,7 +53,7 @@ class CoresBackend(Backend):
         exchanges, timing = _exchanges(work), work.timing
         sample, gather, reduced = _sample(work, exchanges), _gather(work, exchanges), _reduce(work)
         compute = _forward_backward(work, exchanges, gather.disk_seconds)
-        sizes, jitter = _variation(work), step_jitter(work.machine, ranks_here(work.candidate))
+        sizes, jitter = work.size_variation, step_jitter(work.machine, ranks_here(work.candidate))
         slope = timing.slope_seconds(**_cores(work))
         alone = work.candidate.num_ranks == 1
         varying = sample.seconds + (gather.time.seconds if alone else gather.unwaited_seconds)
@@ -63,9 +62,9 @@ class CoresBackend(Backend):
             stages={
                 **_loop_stages(work, overhead),
                 Stage.SAMPLE: sample,
-                Stage.EXCHANGE_IDS: _stage_of(exchanges.asked),
+                Stage.EXCHANGE_IDS: StageTime.of(exchanges.asked),
                 Stage.GATHER: gather.time,
-                Stage.EXCHANGE_ROWS: _stage_of(exchanges.sent),
+                Stage.EXCHANGE_ROWS: StageTime.of(exchanges.sent),
                 Stage.FORWARD_BACKWARD: compute,
                 Stage.ALL_REDUCE: reduced.time,
             },
@@ -78,9 +77,7 @@ class CoresBackend(Backend):
             interference=timing.beside,
             disk_seconds=gather.disk_seconds,
             disk_skew=gather.disk_skew,
-            exchange_lead=exchange_lead(
-                work.machine, work.candidate, exchanges.rows, work.row_bytes
-            ),
+            exchange_lead=_beside(work, MachineTable.ALL_TO_ALL_EARLY, exchanges),
         )
 
     def own_parts(
@@ -92,7 +89,7 @@ class CoresBackend(Backend):
         *,
         reads_peers: bool,
     ) -> Parts:
-        """Bytes of a process, its sampler and cache, and of buffers for rows of other ranks."""
+        """Return the bytes of a process, its sampler and cache, and its buffers for peers' rows."""
         del rank
         process = request.profile.process or ProcessCost(start_seconds=0.0, resident_bytes=0)
         parts = core_parts(candidate, request.graph, batch, process)
@@ -118,9 +115,9 @@ class CoresBackend(Backend):
     def link_bytes(
         self, request: Request, candidate: Candidate, placed: PlacedRows, exchanged: float
     ) -> dict[str, float]:
-        """Count feature rows, the gradient's ring, and what else ranks exchange.
+        """Return the bytes of feature rows, of the gradient's ring, and of other exchanges.
 
-        Ring: all ranks together send 2 (P - 1) times the gradient.
+        All ranks of the ring together send 2 (P - 1) times the gradient.
         """
         moved = moved_rows(placed, row_bytes(request.graph))
         if candidate.num_ranks > 1:
@@ -144,16 +141,12 @@ class CoresBackend(Backend):
 
 
 def _cores(work: RankWork) -> dict[str, int]:
-    """Ranks that compute at once on a host, and threads of each."""
+    """Return the ranks that compute at once on a host, and the threads of each."""
     return {"ranks": ranks_here(work.candidate), "threads": work.candidate.threads.compute}
 
 
-def _stage_of(rate: Rate) -> StageTime:
-    return StageTime(seconds=rate.seconds, spread=rate.spread, provenance=rate.provenance)
-
-
 def _loop_stages(work: RankWork, overhead: LoopOverhead) -> dict[Stage, StageTime]:
-    """Stages that are timed with the model: seeds, the batch's last touches, the update."""
+    """Return the stages that are timed with the model: seeds, batch and optimizer."""
     timing = work.timing
     return {
         Stage.SEEDS: StageTime(
@@ -173,13 +166,18 @@ def _loop_stages(work: RankWork, overhead: LoopOverhead) -> dict[Stage, StageTim
 
 
 def _exchanges(work: RankWork) -> Exchanges:
-    """Exchanges for the placement's rows, and those of a batch that ranks share."""
+    """Return the exchanges for the placement's rows and for a shared batch."""
     found = placed_exchanges(work.machine, work.candidate, work.rows, work.row_bytes)
     return found if work.exchanges is None else found.with_more(work.exchanges)
 
 
+def _beside(work: RankWork, name: MachineTable, exchanges: Exchanges) -> float:
+    rows, width = exchanges.rows, work.row_bytes
+    return seconds_beside_exchange(work.machine, work.candidate, name, rows, width)
+
+
 def _sample(work: RankWork, exchanges: Exchanges) -> StageTime:
-    """Price sampling as it was timed on this graph, else by the machine's rates."""
+    """Price sampling as timed on this graph, else by the machine's rates."""
     edge = edge_rate(work.machine, work.graph, work.candidate)
     vertex = vertex_rate(work.machine, work.graph, work.candidate)
     spread, timing = max(edge.spread, vertex.spread), work.timing
@@ -213,7 +211,7 @@ def _sample_seconds(work: RankWork, candidate: Candidate) -> float:
 
 
 def _crowding(work: RankWork) -> float:
-    """Slowdown of a rank's several samplers, by the rates; one of each rank was timed."""
+    """Return the slowdown of a rank's several samplers by the rates; one of each rank was timed."""
     threads = work.candidate.threads
     alone = replace(threads, sample=min(1, threads.sample))
     one = _sample_seconds(work, replace(work.candidate, threads=alone))
@@ -224,13 +222,12 @@ def _crowding(work: RankWork) -> float:
 class _Gather:
     time: StageTime
     unwaited_seconds: float
-    """Seconds without reads that all ranks of a host end together."""
+    """Seconds without the reads that a host's ranks end together."""
     disk_seconds: float
     disk_skew: float
 
 
 def _gather(work: RankWork, exchanges: Exchanges) -> _Gather:
-    """Price reading rows, one source after the other."""
     rows, candidate, threads = work.rows, work.candidate, work.candidate.threads.gather
     rates = {kind: _on_this_graph(work, kind) for kind in sorted(rows.rows) if rows.rows[kind] > 0}
     start = disk_start(work.machine, rows, work.row_bytes, work.timing.disk_start_seconds)
@@ -257,22 +254,19 @@ def _gather(work: RankWork, exchanges: Exchanges) -> _Gather:
 
 
 def _on_this_graph(work: RankWork, kind: str) -> Rate:
-    """Look up the rate of a source, times what gathering this graph's rows took over it."""
+    """Look up a source's rate, scaled by what gathering this graph's rows took."""
     rate = row_rate(work.machine, kind, work.rows, work.row_bytes, work.candidate)
     factor = work.timing.gather_factors.get(gather_table(kind), 1.0)
     if factor == 1.0:
         return rate
-    return Rate(
-        seconds=rate.seconds * factor,
-        spread=rate.spread,
-        provenance=f"{rate.provenance} x {factor:.2f}, measured with this graph's batches",
-    )
+    words = f"{rate.provenance} x {factor:.2f}, measured with this graph's batches"
+    return replace(rate, seconds=rate.seconds * factor, provenance=words)
 
 
 def _forward_backward(work: RankWork, exchanges: Exchanges, disk_seconds: float) -> StageTime:
-    """Price the model's pass; exchanges or a wait leave caches cold, and not colder after both."""
+    """Price the model's pass, whose caches are cold after exchanges or a wait."""
     waited = disk_seconds + exchanges.asked.seconds + exchanges.sent.seconds
-    exchanged = seconds_after_exchange(work.machine, work.candidate, exchanges.rows, work.row_bytes)
+    exchanged = _beside(work, MachineTable.ALL_TO_ALL_AFTER, exchanges)
     doubt = " (uncertain)" if work.timing.forward_backward.uncertain else ""
     return StageTime(
         seconds=work.timing.compute_seconds(**_cores(work))
@@ -304,7 +298,6 @@ class _Reduced:
 
 
 def _reduce(work: RankWork) -> _Reduced:
-    """Price the gradient's all-reduce."""
     if work.candidate.num_ranks == 1:
         words = "derived: one rank has nothing to sum"
         return _Reduced(time=StageTime(seconds=0.0, provenance=words))
@@ -312,7 +305,7 @@ def _reduce(work: RankWork) -> _Reduced:
 
 
 def _reduce_on_host(work: RankWork) -> _Reduced:
-    """Price it between ranks of one host, as timed with this model or by the machine's table."""
+    """Price the all-reduce on one host, as timed with this model or by the machine's table."""
     machine, candidate, timing = work.machine, work.candidate, work.timing
     ranks, size = candidate.num_ranks, float(gradient_bytes(timing.num_parameters))
     name = collective_table(machine, MachineTable.ALL_REDUCE, candidate)
@@ -342,34 +335,26 @@ def _reduce_on_host(work: RankWork) -> _Reduced:
 
 
 def _reduce_over_hosts(work: RankWork) -> _Reduced:
-    """Price it over the hosts' cards and inside each host; threads are busy moving bytes."""
+    """Price the all-reduce over the hosts' cards and inside each host; its threads are busy."""
     size = float(gradient_bytes(work.timing.num_parameters))
     rate = hosts_all_reduce(work.machine, work.candidate, size)
     busy = work.machine.tables.get(MachineTable.ALL_REDUCE_CORE_SECONDS)
     core = rate.seconds if busy is None else busy.at(bytes=size, ranks=2.0) / 2.0
     words = f"{rate.provenance}, the cards shared by a host's ranks + expected straggler"
     return _Reduced(
-        time=StageTime(seconds=rate.seconds, spread=rate.spread, provenance=words),
+        time=StageTime.of(replace(rate, provenance=words)),
         core_seconds=min(core, rate.seconds),
     )
 
 
-def _variation(work: RankWork) -> float:
-    """Relative standard deviation of a batch's size."""
-    vertices = work.batch.vertices[-1]
-    return vertices.std / vertices.mean if vertices.mean > 0 else 0.0
-
-
 def step_jitter(machine: MachineModel, ranks: int) -> float:
-    """Relative deviation of equal work from step to step; of ranks side by side, if measured.
+    """Return the relative deviation of equal work from step to step, of ranks side by side.
 
-    The noise of one process alone is that of seconds apart: a drift of the machine's speed is
-    common to all ranks, who do not wait for each other because of it.
+    One rank has the machine's noise. Where ranks were not measured together, so have they.
     """
     table = machine.tables.get(MachineTable.STEP_JITTER)
     return machine.noise if table is None or ranks == 1 else table.at(ranks=ranks)
 
 
 def _join(a: float, b: float) -> float:
-    """Independent deviations add in squares."""
     return (a * a + b * b) ** 0.5

@@ -1,12 +1,11 @@
-"""Ranks on GPUs that sample and gather for themselves: their stages, memory and traffic.
+"""Price ranks on GPUs that sample and gather for themselves: stages, memory and traffic.
 
-Of a GPU that is not here nothing was measured: its stages are derived from links and rates of a
-preset or a probe, and from the model's roofline (planner.profile.roofline). Of a GPU that is here
-the runtime's own loop was timed (`profile.gpu_loop`) in each way of making batches, all rows on the
-GPU. What a candidate does otherwise is added: adjacency lists and rows that lie elsewhere, by the
-machine's rates. In a stack the host starts fewer kernels per batch. A gather takes the host's part
-or the device's, whichever is longer; in line the device also gathers while the host starts the
-model's kernels. What ranks do together, and how much batches vary, is the same for both.
+Stages of a GPU that is not here are derived from links and rates of a preset or probe, and from the
+model's roofline (planner.profile.roofline). On a GPU that is here the runtime's own loop was timed
+(`profile.gpu_loop`) in each way of making batches, with all rows on the GPU. Adjacency lists and
+rows elsewhere are added by the machine's rates; in a stack the host launches fewer kernels per
+batch. A gather takes the longer of the host's and the device's part. Without prefetching, the
+device gathers while the host launches the model's kernels.
 """
 
 from collections.abc import Mapping
@@ -17,10 +16,9 @@ from gnnplan.planner.cost.backends.backend import Backend, Parts, time_to_start
 from gnnplan.planner.cost.backends.gpu_lanes import captured_bytes, has_lanes
 from gnnplan.planner.cost.memory import gpu_memory_use, gpu_parts
 from gnnplan.planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
-from gnnplan.planner.cost.rates import MachineTable, rate_per_rank
+from gnnplan.planner.cost.rates import MachineTable, Rate, rate_per_rank
 from gnnplan.planner.cost.request import Request, row_bytes
 from gnnplan.planner.cost.stages.all_reduce import (
-    Collective,
     exposed_in_parts,
     gpu_all_reduce,
     gradient_bytes,
@@ -55,19 +53,12 @@ class GpusBackend(Backend):
         found = _derived_times(work) if timing.gpu is None else _timed_times(work, timing.gpu)
         reduced = gpu_reduced(work.machine, candidate, timing)
         slope = timing.slope_seconds(ranks=candidate.num_ranks, threads=candidate.threads.compute)
-        vertices = work.batch.vertices[-1]
-        variation = vertices.std / vertices.mean if vertices.mean > 0 else 0.0
         # What was not repeated on the machine varies with the batches' sizes alone.
         return replace(
             found,
-            stages={
-                **found.stages,
-                Stage.ALL_REDUCE: StageTime(
-                    seconds=reduced.seconds, spread=reduced.spread, provenance=reduced.words
-                ),
-            },
-            loader_sigma=found.loader * variation,
-            trainer_sigma=slope * variation,
+            stages={**found.stages, Stage.ALL_REDUCE: StageTime.of(reduced)},
+            loader_sigma=found.loader * work.size_variation,
+            trainer_sigma=slope * work.size_variation,
         )
 
     def own_parts(
@@ -79,7 +70,7 @@ class GpusBackend(Backend):
         *,
         reads_peers: bool,
     ) -> Parts:
-        """Bytes of a GPU's context, reserve, sampler and topology; no buffers for peers' rows."""
+        """Return the bytes of a GPU's context, reserve, sampler and topology."""
         del reads_peers
         return gpu_parts(
             candidate,
@@ -94,7 +85,7 @@ class GpusBackend(Backend):
     def memory_use(
         self, request: Request, candidate: Candidate, placed: PlacedRows, parts: list[Parts]
     ) -> dict[str, MemoryUse]:
-        """Hold each GPU's parts against its own memory, and what hosts map against theirs."""
+        """Hold each GPU's parts against its memory, and what hosts map against theirs."""
         stored = row_bytes(request.graph)
         return gpu_memory_use(
             parts, candidate, request.graph, placed, stored, request.machine, request.budgets
@@ -103,7 +94,7 @@ class GpusBackend(Backend):
     def link_bytes(
         self, request: Request, candidate: Candidate, placed: PlacedRows, exchanged: float
     ) -> dict[str, float]:
-        """Count feature rows in whole transactions; exchanges are not counted."""
+        """Return the bytes of feature rows in whole transactions; exchanges are not counted."""
         del exchanged
         return gpu_traffic(request.machine, candidate, placed, row_bytes(request.graph))
 
@@ -119,22 +110,22 @@ class GpusBackend(Backend):
 
 
 WHERE = {"host": "host", "replicated": "own"}
-"""The place that topology is read from, by its policy."""
+"""Place that topology is read from, by its policy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Reads:
-    """What one rank's batch reads, and over which links."""
+    """Rates of what one rank's batch reads."""
 
     work: RankWork
     rows: dict[str, float]
-    """Rows by source, of those that are read."""
+    """Rows by source, of sources that are read."""
     ids: dict[str, list[float]]
     """Seconds of reading a neighbour's id, by place and rank."""
     offsets: dict[str, list[float]]
-    """Seconds of reading where a list begins and ends, likewise."""
+    """Seconds of reading a list's begin and end, by place and rank."""
     launch: float
-    """Seconds of starting one kernel."""
+    """Seconds of launching one kernel."""
     in_memory: float
     """Seconds per byte of copies within the GPU's memory."""
 
@@ -152,7 +143,7 @@ class _Reads:
         )
 
     def drawing(self, place: str | None, kernels: float = 0.0) -> float:
-        """Seconds of sampling, with lists read at a place; None: of relabelling alone."""
+        """Return the seconds of sampling with lists at a place; None for relabelling alone."""
         batch, rank = self.work.batch, self.work.rank
         expanded = [v.mean for v in batch.vertices[:-1]]
         return gpu_sample_seconds(
@@ -166,7 +157,7 @@ class _Reads:
         )
 
     def gathering(self) -> tuple[float, float]:
-        """Seconds of moving a batch's rows; those of them in the GPU's own memory."""
+        """Return the seconds of moving a batch's rows, and those in the GPU's own memory."""
         work = self.work
         stored = read_seconds(work.machine, work.candidate, work.row_bytes)
         written = work.batch.vertices[-1].mean * work.row_bytes * self.in_memory
@@ -175,26 +166,25 @@ class _Reads:
         return gather_seconds(self.rows, by_source) + written, own + written
 
     def copying(self, launch: float) -> float:
-        """Seconds of handing over seeds and labels."""
+        """Return the seconds of copying seeds and labels."""
         work = self.work
         per_byte = copy_seconds_per_byte(work.machine, work.candidate)[work.rank]
         return copy_seconds(work.batch.vertices[0].mean, per_byte, launch)
 
     @property
     def sources(self) -> str:
-        """Where rows are read from, in words."""
+        """Return the names of the sources that rows are read from."""
         return ", ".join(self.rows) or "none"
 
 
 def _kernels(work: RankWork, candidate: Candidate) -> float:
-    """Kernels that sampling a candidate's batch starts."""
     return batch_launches(
         candidate, len(work.batch.edges), sampler=work.sampler, every_hop=work.every_hop
     )
 
 
 def _derived_times(work: RankWork) -> RankTimes:
-    """Stages from rates alone, but the all-reduce."""
+    """Derive all stages but the all-reduce from rates."""
     reads, candidate, timing = _Reads.of(work), work.candidate, work.timing
     place, swept = WHERE[candidate.topology.policy], work.captured_bytes * reads.in_memory
     kernels, sources = _kernels(work, candidate), max(1, len(reads.rows))
@@ -264,7 +254,7 @@ MEASURED = (
 
 
 def _timed_times(work: RankWork, timed: GpuTiming) -> RankTimes:
-    """Stages from the loop that was timed on the GPU, but the all-reduce."""
+    """Return all stages but the all-reduce, from the loop that was timed on the GPU."""
     reads, candidate = _Reads.of(work), work.candidate
     captured, ahead = work.captured_bytes > 0, has_lanes(candidate)
     chosen = timed.captured if captured and timed.captured is not None else timed.sample
@@ -301,7 +291,7 @@ TIMED = (Stage.SEEDS, Stage.BATCH, *MEASURED)
 
 
 def _started_share(work: RankWork) -> float:
-    """Share of the host's part of sampling that a stack's batches start each."""
+    """Return the share of a single batch's launches that a batch of a stack makes."""
     candidate = work.candidate
     if candidate.bulk_batches == 1:
         return 1.0
@@ -312,13 +302,13 @@ def _started_share(work: RankWork) -> float:
 
 
 def _idle_seconds(stages: Mapping[Stage, float], timed: GpuTiming) -> float:
-    """Seconds of a step in line in which the device waits for the host."""
+    """Return the seconds of a synchronous step in which the device waits for the host."""
     step = stages[Stage.FORWARD_BACKWARD] + stages[Stage.OPTIMIZER]
     return max(0.0, step - timed.device_seconds)
 
 
 def _overhead(loop: GpuLoop, *, in_line: bool) -> float:
-    """Seconds of the training thread besides its stages; in line the loader's are its own."""
+    """Return the training thread's seconds outside stages, a synchronous loader's included."""
     own = LOADER_STAGES if in_line else (Stage.WAIT,)
     stages = (*own, Stage.FORWARD_BACKWARD, Stage.OPTIMIZER)
     return max(0.0, loop.step_seconds - sum(loop.stages.get(name, 0.0) for name in stages))
@@ -336,11 +326,11 @@ def _timed_words(reads: _Reads, timed: GpuTiming) -> dict[Stage, str]:
     }
 
 
-def gpu_reduced(machine: MachineModel, candidate: Candidate, timing: ModelTiming) -> Collective:
+def gpu_reduced(machine: MachineModel, candidate: Candidate, timing: ModelTiming) -> Rate:
     """Price the gradient's all-reduce as the training thread waits for it.
 
     Raises:
-        MachineError: two neighbours of the ring have no way to each other.
+        MachineError: no route joins two neighbours of the ring.
     """
     size = float(gradient_bytes(timing.num_parameters))
     reduced = gpu_all_reduce(machine, candidate, size)
@@ -359,7 +349,7 @@ def gpu_reduced(machine: MachineModel, candidate: Candidate, timing: ModelTiming
 def gpu_traffic(
     machine: MachineModel, candidate: Candidate, placed: PlacedRows, row_bytes: int
 ) -> dict[str, float]:
-    """Bytes of feature rows per step by link, whole transactions, over all GPUs."""
+    """Return the bytes of feature rows per step by link, in transactions, over all GPUs."""
     total: dict[str, float] = {}
     for rank, rows in enumerate(placed.ranks):
         for place, count in sorted(rows.rows.items()):
@@ -370,20 +360,20 @@ def gpu_traffic(
 
 
 SEED_BYTES = 16
-"""A seed's id and its label, 8 bytes each."""
+"""Bytes of a seed's id and its label."""
 COPIES = 2
-"""Of seeds, and of labels."""
+"""Number of copies per batch: seeds and labels."""
 
 
 def copy_seconds(
     seeds: float, seconds_per_byte: float, kernel_seconds: float, *, seed_bytes: int = SEED_BYTES
 ) -> float:
-    """Seconds of copying seeds and labels from the host to the device.
+    """Return the seconds of copying seeds and labels from the host to the device.
 
     T = 2 t_k + 16 B c: B seeds of this rank, c seconds per byte while all ranks copy, t_k of
-    starting one of the two copies.
+    launching one of the two copies. Rows are read by the GPU itself, in `gather`.
 
-    Source: derived; rows are read by the GPU itself and stand in `gather`.
+    Source: derived.
 
     >>> round(1e6 * copy_seconds(1000.0, 1e-10, 1e-5), 1)
     21.6

@@ -1,11 +1,10 @@
-"""The step of a rank whose GPU makes batches on lanes of their own, ahead of the training thread.
+"""Price a step whose GPU makes batches on lanes of their own, ahead of the training thread.
 
-Sampling has a stream, gathering and what follows it has one, and training has one. What they use
-binds them besides: links carry one read or exchange at a time, and whatever needs the GPU's own
-memory or processors is taken to hide nothing of each other. Kernels of all lanes are started by one
-process, whose threads share the interpreter's lock (DEC-55). An exchange between ranks needs links
-and GPU, but for the share that compute was measured to hide (docs/modelling.md 5). Where a probe
-measured how a gather and compute slow each other down, that is applied too, and said.
+Sampling, gathering (with what follows it) and training each have a stream. Shared resources bind
+them: links carry one read or exchange at a time, and work on the GPU's own memory or processors
+never overlaps. One process launches the kernels of all lanes under the interpreter's lock (DEC-55).
+An exchange between ranks uses links and GPU, except for the measured share that compute hides
+(docs/modelling.md 5). A measured slowdown of gather and compute beside each other is applied.
 """
 
 from dataclasses import dataclass, replace
@@ -30,24 +29,23 @@ class Lanes:
 
     sample: float
     gather: float
-    """With the copies of labels and the edge weights, which follow on the same stream."""
+    """Seconds of gathering, copying labels and adding edge weights, on one stream."""
     training: float
     on_gpu: float
-    """Of all three: what keeps the GPU's own memory or processors busy; of an exchange what
-    compute does not hide."""
+    """Seconds of all lanes on the GPU's own memory or processors, with exposed exchanges."""
     on_links: float
-    """What keeps the links to other memories busy, an exchange among it."""
+    """Seconds of all lanes on links to other memories, with exchanges."""
     on_host: float = 0.0
-    """Of all three: in which kernels are started."""
+    """Seconds of all lanes in which kernels are launched."""
 
     @property
     def loader(self) -> float:
-        """Seconds of both loader lanes."""
+        """Return the seconds of both loader lanes."""
         return self.sample + self.gather
 
     @property
     def bottleneck(self) -> str:
-        """The lane, or what lanes share, that is busiest."""
+        """Return the busiest lane or shared resource."""
         found = {
             "sample": self.sample,
             "gather": self.gather,
@@ -60,12 +58,12 @@ class Lanes:
 
 
 def has_lanes(candidate: Candidate) -> bool:
-    """Whether the candidate's batches are made on lanes, ahead of the training thread."""
+    """Return whether batches are made on lanes, ahead of the training thread."""
     return candidate.kind == "cuda" and candidate.threads.sample > 0
 
 
 def lanes_of(candidate: Candidate, machine: MachineModel, rank: RankTimes) -> Lanes:
-    """A rank's lanes, each slowed by the others as far as that was measured."""
+    """Return a rank's lanes, slowed by each other as far as that was measured."""
     sample = rank.seconds(Stage.SAMPLE)
     exchange = rank.seconds(Stage.HALO_EXCHANGE) + rank.seconds(Stage.ALL_REDUCE)
     slow_gather, slow_compute = slowdowns(machine)
@@ -90,7 +88,7 @@ def lanes_of(candidate: Candidate, machine: MachineModel, rank: RankTimes) -> La
 
 
 def lanes_words(machine: MachineModel, candidate: Candidate) -> str:
-    """Say what lanes were taken to do beside each other, and which of it was measured."""
+    """Say what lanes do beside each other, and which of it was measured."""
     slowed, eta = MachineTable.GPU_BESIDE in machine.tables, measured_eta(machine, candidate)
     words = "lanes hide nothing of each other on the GPU itself; links are read beside compute, "
     words += "each slowed as measured" if slowed else "how that slows either was not measured"
@@ -101,7 +99,7 @@ def lanes_words(machine: MachineModel, candidate: Candidate) -> str:
 
 
 def slowdowns(machine: MachineModel) -> tuple[float, float]:
-    """Slowdowns of a gather, with its measured grid, and of compute beside each other."""
+    """Return the measured slowdowns of a gather and of compute beside each other."""
     cap = machine.tables.get(MachineTable.GPU_UVA_PROGRAMS)
     programs = 1.0 if cap is None else cap.at(ranks=1.0)
     found: list[float] = []
@@ -112,10 +110,10 @@ def slowdowns(machine: MachineModel) -> tuple[float, float]:
 
 
 def lanes_period(candidate: Candidate, rank: RankTimes, lanes: Lanes) -> float:
-    """Seconds between two steps: the busiest lane or shared part, batches in flight, and chance.
+    """Return the seconds between two steps.
 
-    max( lanes, on_gpu, on_links, on_host, (s + g + t) / (d + 1) ), d batches ahead, and the stalls
-    of varying batches
+    max( lanes, on_gpu, on_links, on_host, (s + g + t) / (d + 1) ) with d batches ahead, and at
+    least the period with the stalls of varying batches.
 
     Source: docs/formulas.md 8.2 [A2], with the GPU, its links and the host's interpreter shared.
     """
@@ -132,16 +130,16 @@ def lanes_period(candidate: Candidate, rank: RankTimes, lanes: Lanes) -> float:
 
 
 MOST_OF_MEMORY = 0.01
-"""Share of a GPU's memory that the graph's buffers may take."""
+"""Largest share of a GPU's memory for the buffers of a captured graph."""
 
 
 def captured_bytes(request: Request, candidate: Candidate) -> int:
-    """Bytes of a graph's buffers on each GPU; 0 where the candidate samples kernel by kernel."""
+    """Return the bytes of a captured graph's buffers; 0 where kernels are launched one by one."""
     return buffer_bytes(request, candidate) if candidate.threads.capture else 0
 
 
 def buffer_bytes(request: Request, candidate: Candidate) -> int:
-    """Bytes that a graph's buffers would take; 0 where a batch has no bound."""
+    """Return the bytes that a captured graph's buffers would take; 0 where a batch has no bound."""
     work = request.workload
     seeds = seeds_per_rank(work.batch_size, candidate.num_ranks)
     if not may_capture(work.fanouts, seeds):
@@ -151,9 +149,9 @@ def buffer_bytes(request: Request, candidate: Candidate) -> int:
 
 
 def capture_gain(request: Request, candidate: Candidate, num_bytes: int) -> float:
-    """Seconds that one launch saves of a batch, less what going through the buffers takes.
+    """Return the seconds that one launch saves per batch, less the sweeps over the buffers.
 
-    (K - 1) t_k - bytes / B: K kernels start a batch otherwise.
+    (K - 1) t_k - bytes / B, with K launches of a batch otherwise.
     """
     machine, hops = request.machine, len(request.workload.fanouts)
     launch = rate_per_rank(machine, MachineTable.GPU_KERNEL, candidate)
@@ -164,6 +162,6 @@ def capture_gain(request: Request, candidate: Candidate, num_bytes: int) -> floa
 
 
 def timed_gain(timed: GpuTiming, candidate: Candidate) -> float:
-    """Seconds of a step that one launch saves where both ways were timed; 0: it cannot be."""
+    """Return the seconds per step that one launch saves where both ways were timed."""
     single, captured = (timed.loop(captured=c, ahead=has_lanes(candidate)) for c in (False, True))
     return single.step_seconds - captured.step_seconds

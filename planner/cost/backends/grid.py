@@ -1,16 +1,16 @@
-"""Stage `sample` with the topology in parts: a 1.5D grid of R = P/c rows and c columns of ranks.
+"""Price sampling of a partitioned topology: a 1.5D grid of R = P/c rows and c columns of ranks.
 
 The c ranks of a process row sample their k steps as one stack and fetch every adjacency row of a
-hop once: each column asks the owners for its share of the rows, then the columns hand theirs on.
+hop once. Each column asks the owners for its share of the rows; then the columns exchange theirs.
 With n distinct rows of e entries for a hop of the stack, a rank sends per hop
 
     ids      8 n/c (1 - 1/R)              to the owners
     rows     (8 n/c + 4 e/c) (1 - 1/R)    lengths and columns, as an owner
     handed   (c - 1)(8 n/c + 4 e/c)       to the rest of its process row
 
-Counts come from the profile's stacks; formulas 4.7 bounds them from above (`link_words`). All
-stages of a column go in one all-to-all, which is never slower than one after another
-(`probability_seconds`), so that is what plans do.
+Counts come from the profile's stacks; formulas 4.7 bounds them from above (`link_words`). Plans
+send all stages of a column in one all-to-all, which is never slower than one after another
+(`probability_seconds`).
 
 The formulas at the end count words, a word being one entry on the wire: a column id (the runtime
 sends no values of a graph without weights). There k batches of b seeds are one bulk, with d
@@ -49,25 +49,25 @@ from gnnplan.runtime.stages import Stage
 
 ID_BYTES = 8
 COPIES = 2
-"""Times that a fetched entry is copied at the process row, beside being served and received."""
+"""Copies of a fetched entry at the process row, beside serving and receiving it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fetched:
-    """What a process row fetches for one stack, per hop."""
+    """Adjacency rows that a process row fetches for one stack, per hop."""
 
     rows: list[float]
-    """n, distinct adjacency rows."""
+    """Distinct adjacency rows n."""
     entries: list[float]
-    """e, entries of those rows."""
+    """Entries e of those rows."""
     batches: float
-    """k c, batches of the stack."""
+    """Batches of the stack, k c."""
     steps: float
-    """k, optimiser steps that the stack is for."""
+    """Optimiser steps of the stack, k."""
 
 
 def fetch_sizes(stack: StackProfile, candidate: Candidate, steps_per_epoch: int) -> Fetched:
-    """Rows and entries that a stack of the candidate's size asks for; it ends with its epoch."""
+    """Return the rows and entries of a stack of the candidate's size, which ends with its epoch."""
     steps = float(min(candidate.bulk_batches, steps_per_epoch))
     batches = steps * candidate.topology.replication
     return Fetched(
@@ -79,7 +79,7 @@ def fetch_sizes(stack: StackProfile, candidate: Candidate, steps_per_epoch: int)
 
 
 def _at(sizes: Sequence[float], values: Sequence[float], batches: float) -> float:
-    """Between two sizes on log scales; beyond the largest in proportion: an upper bound."""
+    """Interpolate between two sizes on log scales; scale beyond the largest: an upper bound."""
     if batches > sizes[-1]:
         return values[-1] * batches / sizes[-1]
     logs = [math.log(max(value, 1e-9)) for value in values]
@@ -88,7 +88,7 @@ def _at(sizes: Sequence[float], values: Sequence[float], batches: float) -> floa
 
 
 def sent_bytes(found: Fetched, ranks: int, replication: int) -> float:
-    """Bytes that a rank sends to others for one stack: the mean, counts included."""
+    """Return the mean bytes that a rank sends for one stack, counts included."""
     rows, total = ranks // replication, 0.0
     for n, e in zip(found.rows, found.entries, strict=True):
         share = n / replication
@@ -102,7 +102,7 @@ class Grid(Wrapper):
     """Ranks that hold the topology in parts and fetch lists of each other."""
 
     def times(self, request: Request, work: RankWork) -> RankTimes:
-        """Price the rank with all lists at hand, then its lists fetched over the grid."""
+        """Price the rank with all lists at hand, then fetching them over the grid."""
         fetches = fetched_for(request, work.candidate)
         return fetch_times(self.inner.times(request, work), work, fetches)
 
@@ -115,18 +115,18 @@ class Grid(Wrapper):
         *,
         reads_peers: bool,
     ) -> Parts:
-        """Bytes of a rank with its part of the topology, and the rows of a stack."""
+        """Return a rank's bytes with its part of the topology and a stack's rows."""
         parts = super().own_parts(request, candidate, batch, rank, reads_peers=reads_peers)
         return parts | grid_parts(candidate, request.graph, fetched_for(request, candidate))
 
     def exchanged_bytes(self, request: Request, candidate: Candidate) -> float:
-        """Bytes of adjacency rows that ranks send each other, per step."""
+        """Return the bytes of adjacency rows that ranks exchange per step."""
         found, ranks = fetched_for(request, candidate), candidate.num_ranks
         return ranks * sent_bytes(found, ranks, candidate.topology.replication) / found.steps
 
 
 def fetched_for(request: Request, candidate: Candidate) -> Fetched:
-    """What a process row of the candidate's grid fetches for a stack.
+    """Return what a process row of the candidate's grid fetches for a stack.
 
     Raises:
         SettingsError: stacks were not profiled.
@@ -142,7 +142,7 @@ def fetched_for(request: Request, candidate: Candidate) -> Fetched:
 
 
 def fetch_times(base: RankTimes, work: RankWork, found: Fetched) -> RankTimes:
-    """Add fetching lists over the grid to the sampling of a rank that had all lists at hand."""
+    """Add fetching lists over the grid to the sampling of a rank with all lists."""
     machine, candidate, batch = work.machine, work.candidate, work.batch
     edge, vertex = (
         edge_rate(machine, work.graph, candidate),
@@ -169,7 +169,6 @@ def fetch_times(base: RankTimes, work: RankWork, found: Fetched) -> RankTimes:
 
 
 def _exchange(machine: MachineModel, candidate: Candidate, found: Fetched) -> Rate:
-    """All exchanges of one stack."""
     copies = candidate.topology.replication
     rows = candidate.num_ranks // copies
     counts = all_to_all(machine, candidate, float(ID_BYTES * rows))
@@ -183,7 +182,7 @@ def _exchange(machine: MachineModel, candidate: Candidate, found: Fetched) -> Ra
 
 
 def _in_row(machine: MachineModel, candidate: Candidate, each_bytes: float) -> float:
-    """An exchange within process rows: inside a host where its ranks are whole rows."""
+    """Price an exchange within process rows: inside a host where its ranks are whole rows."""
     here = ranks_here(candidate)
     if here % candidate.topology.replication:
         return all_to_all(machine, candidate, each_bytes).seconds
@@ -192,10 +191,10 @@ def _in_row(machine: MachineModel, candidate: Candidate, each_bytes: float) -> f
 
 
 def grid_parts(candidate: Candidate, graph: GraphRef, found: Fetched) -> dict[str, int]:
-    """Bytes of a rank for its part of the topology, and for the rows of a stack.
+    """Return the bytes of a rank's part of the topology and of a stack's rows.
 
-    c/P of the lists, a directory of all nodes for the rows that were fetched last, and the largest
-    hop's rows twice: as they came and as they are handed on.
+    c/P of the lists, a directory of all nodes for the rows fetched last, and the largest hop's rows
+    twice: as received and as handed on.
 
     Source: docs/formulas.md 4.9.
     """
@@ -209,7 +208,7 @@ def grid_parts(candidate: Candidate, graph: GraphRef, found: Fetched) -> dict[st
 
 
 def stage_ids(num_rows: float | int, ranks: int, replication: int) -> float:
-    """Ids that come together at the process that serves a stage: m = k b c / p for k b rows of Q.
+    """Return the ids that reach the process serving a stage: m = k b c / p for k b rows of Q.
 
     Source: docs/formulas.md 4.7 [M8].
 
@@ -220,7 +219,7 @@ def stage_ids(num_rows: float | int, ranks: int, replication: int) -> float:
 
 
 def sender_words(num_rows: float | int, degree: float | int, ranks: int, replication: int) -> float:
-    """Words that a serving process sends, once, in its own stage; also the non-zeros of P_i.
+    """Return the words that a process sends in its own stage; also the non-zeros of P_i.
 
     w = c k b d / p
 
@@ -233,7 +232,7 @@ def sender_words(num_rows: float | int, degree: float | int, ranks: int, replica
 
 
 def column_words(num_rows: float | int, degree: float | int, replication: int) -> float:
-    """Words that a process column sends over all its stages, one after another.
+    """Return the words that a process column sends over all its stages, one after another.
 
     w R/c = k b d / c
 
@@ -246,7 +245,7 @@ def column_words(num_rows: float | int, degree: float | int, replication: int) -
 
 
 def distinct_rows(draws: float | int, block_rows: int, num_nodes: int) -> float:
-    """Rows of a block of B rows that are asked for, when each id is sent once.
+    """Return the rows of a block of B rows that are asked for, when each id is sent once.
 
     E = B (1 - (1 - 1/n)^m) for m `draws` of uniform columns over all n nodes; saturates at B.
 
@@ -259,10 +258,9 @@ def distinct_rows(draws: float | int, block_rows: int, num_nodes: int) -> float:
 
 
 def link_words(num_rows: float | int, degree: float | int, ranks: int, replication: int) -> float:
-    """Words that cross links over all ranks: rows in stages, and P_i inside process rows.
+    """Return the words that cross links over all ranks, in stages and inside process rows.
 
-    k b d (1 - c/p) + k b d (c - 1): a process asks itself for the c/p of rows in its own block; of
-    P_i each process has 1/c already.
+    k b d (1 - c/p) + k b d (c - 1): a process has the c/p of rows in its own block, and 1/c of P_i.
 
     Source: derived from docs/formulas.md 4.6 for disjoint parts of P_i.
 
@@ -274,7 +272,7 @@ def link_words(num_rows: float | int, degree: float | int, ranks: int, replicati
 
 
 def stage_rounds(ranks: int, replication: int) -> int:
-    """Stages of the busiest column: ceil(R/c).
+    """Return the stages of the busiest column: ceil(R/c).
 
     Source: docs/formulas.md 4.6 [C16].
 
@@ -294,16 +292,16 @@ def probability_seconds(
     word_seconds: float | int,
     one_shot: bool,
 ) -> float:
-    """Seconds of P = QA for one layer.
+    """Return the seconds of P = QA for one layer.
 
     staged:   T = alpha n_msg + beta (k b d / c + c k b d / p)
     one-shot: T = alpha n_msg + beta (c k b d / p + c k b d / p)
     n_msg = rounds (R - 1) + log2 c, with rounds = ceil(R/c) staged and 1 in one all-to-allv
 
-    with alpha seconds of a message and beta of a word.
+    with alpha seconds of a message and beta of a word. Staged, the bandwidth is best near
+    c = sqrt(p) [M9]; in one shot at c = 1.
 
-    Source: docs/formulas.md 4.7; the first beta term falls and the second grows with c, so that
-    staged the bandwidth is best near c = sqrt(p) [M9], in one shot at c = 1.
+    Source: docs/formulas.md 4.7.
 
     >>> staged = [probability_seconds(64, 1, 64, c, latency_seconds=0, word_seconds=1,
     ...     one_shot=False) for c in (1, 8, 64)]
@@ -319,7 +317,7 @@ def probability_seconds(
 
 
 def remote_fraction(ranks: int, replication: int) -> float:
-    """Share of feature rows that another rank of the process column holds: 1 - c/p.
+    """Return the share of feature rows that other ranks of the process column hold: 1 - c/p.
 
     Source: docs/formulas.md 4.8 [M10].
 
@@ -330,7 +328,7 @@ def remote_fraction(ranks: int, replication: int) -> float:
 
 
 def fetch_words(num_inputs: float | int, feature_dim: int, ranks: int, replication: int) -> float:
-    """Words of feature rows that one batch receives, in R - 1 messages: |S| f (1 - c/p).
+    """Return the words of feature rows that one batch receives, in R - 1 messages: |S| f (1 - c/p).
 
     Source: docs/formulas.md 4.8.
 
@@ -349,7 +347,7 @@ def largest_replication(
     other_bytes: float | int = 0.0,
     topology_partitioned: bool = True,
 ) -> int:
-    """The most copies that fit: an upper bound for the divisors of p that are worth evaluating.
+    """Return the most copies that fit, an upper bound for the divisors of p worth evaluating.
 
     c_max = floor(p (M - M_other) / (N f w + A))        A partitioned
           = floor(p (M - M_other - A) / (N f w))        A on every rank: subtract it first
@@ -368,7 +366,7 @@ def largest_replication(
 
 
 def replications(ranks: int, most: int) -> list[int]:
-    """Candidates for c: the divisors of p up to `most`.
+    """Return the candidates for c: the divisors of p up to `most`.
 
     >>> replications(12, 5)
     [1, 2, 3, 4]
@@ -385,12 +383,10 @@ def largest_bulk(
     *,
     topology_partitioned: bool,
 ) -> int:
-    """k: the batches over all ranks that one bulk may hold.
+    """Return the batches k over all ranks that one bulk may hold; 0 where not even one fits.
 
     k = floor(M_free / bytes per batch) * (p with A replicated, p/c with A partitioned), at most the
-    epoch's
-
-    A process row holds its stack c times, so partitioned only R stacks differ. 0: lower the batch.
+    epoch's. A process row holds its stack c times, so partitioned only R stacks differ.
 
     Source: docs/formulas.md 4.9.
 

@@ -1,1 +1,1 @@
-"""Seconds of the stages of a step: one file per stage of `runtime.stages`."""
+"""Price the stages of a step: one file per stage of `runtime.stages`."""

@@ -1,37 +1,34 @@
-"""Stage `all_reduce`: summing one flat gradient over ranks, elapsed seconds.
+"""Price stage `all_reduce`: the elapsed seconds of summing one flat gradient over ranks.
 
 The probe's curve, measured while all ranks compute, is used where there is one. Between GPUs it is
-a ring over the machine's links, or rings inside hosts and between them: the ring visits cliques one
+a ring over the machine's links, or rings inside hosts and between them. A ring visits cliques one
 after the other, and is as fast as its slowest link with all who cross it.
 
-In parts it is under way while the backward pass still runs. The last layer's gradients are ready
-first. Two thirds of forward_backward are the backward pass (of a layer's three products, two are
-its gradients'), and parts are taken to be ready evenly over it; they have at least 1 MiB
-(runtime.stages).
+In parts, the gradient is sent while the backward pass runs. Two thirds of forward_backward are the
+backward pass (two of a layer's three products). Parts are taken to be ready evenly over it, and
+have at least 1 MiB (runtime.stages).
 """
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from gnnplan.planner.candidate import Candidate
-from gnnplan.planner.cost.rates import MachineTable
+from gnnplan.planner.cost.rates import MachineTable, Rate
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import Link, MachineModel, Memory, Table
 from gnnplan.planner.machine.routes import Reader, byte_seconds, shortest
 from gnnplan.runtime.stages import most_parts
 
 GRADIENT_ITEM_BYTES = 4
-"""Gradients are summed in float32."""
 
 
 def gradient_bytes(num_parameters: int) -> int:
-    """Bytes of the flat gradient, in float32."""
+    """Return the bytes of the flat gradient, in float32."""
     return num_parameters * GRADIENT_ITEM_BYTES
 
 
 def all_reduce_seconds(table: Table, message_bytes: float, ranks: int) -> float:
-    """Measured seconds of one all-reduce while all ranks compute; nothing for one rank.
+    """Return the measured seconds of an all-reduce while all ranks compute; 0 for one rank.
 
     Source: docs/modelling.md 4 and 6: the loaded curve at the gradient's own size.
     """
@@ -41,10 +38,10 @@ def all_reduce_seconds(table: Table, message_bytes: float, ranks: int) -> float:
 def ring_seconds(
     message_bytes: float, ranks: int, latency_seconds: float, bytes_per_second: float
 ) -> float:
-    """Seconds of a ring all-reduce: 2 (P - 1) messages of n / P bytes each.
+    """Return the seconds of a ring all-reduce: 2 (P - 1) messages of n / P bytes each.
 
-    T = 2 (P - 1) (a + n / (P B)): a seconds per message, B bytes per second and direction of a
-    link.
+    T = 2 (P - 1) (a + n / (P B)), with a seconds per message and B bytes per second and direction
+    of a link.
 
     Source: docs/formulas.md 8.3 [A3].
 
@@ -66,9 +63,10 @@ def hierarchical_seconds(
     host_latency_seconds: float,
     nic_bytes_per_second: float,
 ) -> float:
-    """Seconds of an all-reduce inside hosts, then between them over cards that g devices share.
+    """Return the seconds of an all-reduce inside hosts, then between them.
 
-    T = 2 (g - 1) (a1 + n / (g B1)) + 2 (H - 1) (a2 + n / (g H) / (NIC / g))
+    T = 2 (g - 1) (a1 + n / (g B1)) + 2 (H - 1) (a2 + n / (g H) / (NIC / g)), with g devices on each
+    of H hosts sharing a network card.
 
     Source: docs/formulas.md 8.3 [A3].
 
@@ -88,10 +86,10 @@ def hierarchical_seconds(
 def exposed_bucket_seconds(
     ready_seconds: Sequence[float], bucket_seconds: Sequence[float]
 ) -> float:
-    """Seconds of communication left after the last gradient is ready.
+    """Return the seconds of communication after the last gradient is ready.
 
-    f_k = max(f_{k-1}, r_k) + T_k;  exposed = max(0, f_K - r_K): bucket k is ready at r_k, in
-    backward order, and its all-reduce takes T_k.
+    f_k = max(f_{k-1}, r_k) + T_k;  exposed = max(0, f_K - r_K). Bucket k, in backward order, is
+    ready at r_k, and its all-reduce takes T_k.
 
     Source: docs/formulas.md 8.3 [A3].
 
@@ -106,9 +104,9 @@ def exposed_bucket_seconds(
 
 
 def exposed_seconds(comm_seconds: float, hidden_seconds: float, eta: float) -> float:
-    """Seconds of communication that computation beside it does not hide.
+    """Return the seconds of communication that computation beside it does not hide.
 
-    exposed = max(0, T_comm - eta T_hidden), eta = 0 where it was not measured.
+    exposed = max(0, T_comm - eta T_hidden); eta = 0 where it was not measured.
 
     Source: docs/modelling.md 5.
 
@@ -118,25 +116,13 @@ def exposed_seconds(comm_seconds: float, hidden_seconds: float, eta: float) -> f
     return max(0.0, comm_seconds - eta * hidden_seconds)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Collective:
-    """Seconds of one all-reduce and where they are from."""
-
-    seconds: float
-    spread: float
-    words: str
-
-
-def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: float) -> Collective:
-    """Price the all-reduce of a gradient of so many bytes over the candidate's GPUs.
-
-    Raises:
-        MachineError: two neighbours of the ring have no way to each other.
+def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: float) -> Rate:
+    """Price the all-reduce of a gradient over the candidate's GPUs.
 
     Source: docs/formulas.md 8.3 [A3], with tables `gpu_message` and (several hosts) `host_message`.
     """
     if candidate.num_ranks == 1:
-        return Collective(seconds=0.0, spread=0.0, words="derived: one rank has nothing to sum")
+        return Rate(seconds=0.0, spread=0.0, provenance="derived: one rank has nothing to sum")
     message = machine.table(MachineTable.GPU_MESSAGE)
     latency = message.at(ranks=float(candidate.num_ranks))
     hosts = {p.name: p.host for p in machine.gpus}
@@ -147,7 +133,7 @@ def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: f
     if len(by_host) == 1:
         seconds = ring_seconds(message_bytes, candidate.num_ranks, latency, inside)
         words = "derived: ring over the links between the GPUs + expected straggler"
-        return Collective(seconds=seconds, spread=message.spread, words=words)
+        return Rate(seconds=seconds, spread=message.spread, provenance=words)
     seconds = hierarchical_seconds(
         message_bytes,
         devices=max(len(gpus) for gpus in by_host.values()),
@@ -162,15 +148,11 @@ def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: f
         ),
     )
     words = "derived: rings inside hosts and over their cards + expected straggler"
-    return Collective(seconds=seconds, spread=message.spread, words=words)
+    return Rate(seconds=seconds, spread=message.spread, provenance=words)
 
 
 def ring_bandwidth(machine: MachineModel, gpus: list[str]) -> float:
-    """Bytes per second of each hop of a ring while all hops are used; infinite for one GPU.
-
-    Raises:
-        MachineError: two neighbours have no way to each other.
-    """
+    """Return the bytes per second of each hop of a ring in use; infinite for one GPU."""
     if len(gpus) == 1:
         return float("inf")
     memory = {p.name: p.memory for p in machine.gpus}
@@ -186,7 +168,7 @@ def ring_bandwidth(machine: MachineModel, gpus: list[str]) -> float:
 def _ring(
     links: tuple[Link, ...], memories: tuple[Memory, ...], stops: tuple[str, ...], name: str
 ) -> float:
-    """As `ring_bandwidth`, over the GPUs' memories; all arguments can be hashed."""
+    """Compute `ring_bandwidth` over the GPUs' memories, from hashable arguments."""
     machine = MachineModel(
         name=name,
         fingerprint="",
@@ -207,9 +189,9 @@ def _ring(
 
 
 BACKWARD = 2 / 3
-"""Share of forward_backward in which gradients come."""
+"""Share of forward_backward in which gradients become ready."""
 LOSS_BYTES = 4.0
-"""The loss is sent last, by itself."""
+"""Bytes of the loss, which is sent last, by itself."""
 
 
 def exposed_in_parts(
@@ -218,11 +200,10 @@ def exposed_in_parts(
     forward_backward: float,
     eta: float,
 ) -> float:
-    """Seconds of the all-reduce that the training thread still waits for.
+    """Return the seconds of an all-reduce in parts that the training thread waits for.
 
-    sum_k T_k - eta (sum_k T_k - exposed) + T(loss), exposed as [A3]'s buckets leave it:
-    `all_reduce` tells the seconds of so many bytes, eta is the share of what compute could hide
-    that it does hide.
+    sum_k T_k - eta (sum_k T_k - exposed) + T(loss), with exposed as for buckets [A3]. `all_reduce`
+    gives the seconds of a message's bytes; eta is the hidden share of what compute could hide.
 
     Source: docs/formulas.md 8.3 [A3]; docs/modelling.md 5.
 

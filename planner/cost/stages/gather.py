@@ -1,8 +1,8 @@
-"""Stage `gather`: reading feature rows from the tiers, elapsed seconds per batch.
+"""Price stage `gather`: the elapsed seconds per batch of reading feature rows from the tiers.
 
-Rates come from the probe's tables. Memory is as fast a minute later; a disk that others read too is
-not, so neither the probe's reading nor the profile's is the speed of a run, and their geometric
-mean is nearest to it (DEC-49). A loader thread reads beside steps as fast as between them (DEC-50).
+Rates come from the probe's tables. A disk that others use too changes its speed, so the geometric
+mean of the probe's and the profile's reading stands for a run (DEC-49). A loader thread reads
+beside steps as fast as between them (DEC-50).
 """
 
 import functools
@@ -26,7 +26,7 @@ from gnnplan.runtime.features.disk import DEFAULT_DEPTH, MOST_REQUEST_BYTES
 def gather_seconds(
     rows: Mapping[str, float], seconds_per_row: Mapping[str, float], threads: int = 1
 ) -> float:
-    """Seconds one gather takes, over all sources in turn.
+    """Return the seconds of one gather, over all sources in turn.
 
     T = sum_s rows_s c_s / W: rows_s read from source s, c_s one thread's seconds per row while all
     readers read, W threads of one gather.
@@ -42,10 +42,10 @@ def gather_seconds(
 
 
 def touched_rows(p: NDArray[np.float32]) -> float:
-    """Rows that are ever read, #{v : p_v > 0}: the span over which a batch's reads are spread.
+    """Return the rows that are ever read, #{v : p_v > 0}, over which a batch's reads are spread.
 
-    Source: derived: within a batch each row is read once, and between batches the model's own
-    memory traffic empties the caches, so hot rows are not faster than cold ones.
+    Hot rows are not faster than cold ones: a batch reads each row once, and the model's own memory
+    traffic empties the caches between batches.
 
     >>> touched_rows(np.array([0.5, 0.0, 0.25], dtype=np.float32))
     2.0
@@ -56,20 +56,15 @@ def touched_rows(p: NDArray[np.float32]) -> float:
 PAGE_BYTES = 4096
 """Unit of an aligned direct read."""
 HEADER_BYTES = 128
-"""Of a .npy file of rows, before the first of them."""
+"""Bytes of a .npy file of rows before the first row."""
 SUREST = 1.0 - 1e-12
-"""A chance of 1 counts as this: what lies behind a row that is always read is not quite nothing."""
-
-
-def reads_per_row(row_bytes: int, page_bytes: int = PAGE_BYTES) -> float:
-    """Pages an aligned read of one row moves when rows are not merged."""
-    return lines(row_bytes, page_bytes)
+"""Largest probability used, so that 1 - p stays above 0."""
 
 
 def expected_runs(
     p: NDArray[np.float32], row_bytes: int, data_offset: int = HEADER_BYTES
 ) -> tuple[float, float]:
-    """Requests of a batch, and their bytes together, when rows near each other are read as one.
+    """Return a batch's expected requests and their bytes, with nearby rows read as one.
 
     The tier sorts the rows of a batch and lets a request run on over the next row where no more
     than a gap of blocks lies between. A request ends at v if v is read and none of the next K rows:
@@ -81,10 +76,10 @@ def expected_runs(
         bytes = requests (L + edge)
                 + L sum_v p_v sum_{d = 1 .. K} d p_{v+d} prod_{u = v+1 .. v+d-1} (1 - p_u)
 
-    K and the edge, what lies in a request's first and last block beside its rows, differ with where
-    in its block a row begins: their means stand for them; between two whole K both sums are taken
-    in proportion. A run longer than one request may be takes several: of runs whose lengths fall
-    off exponentially around the mean m, 1 / (1 - exp(-M / m)) each, M the longest request.
+    K and the edge (the rest of a request's first and last block) depend on where in its block a row
+    begins: their means are used, and both sums are interpolated between whole K. A run longer than
+    a request may be takes several: of runs whose lengths fall off exponentially around the mean m,
+    1 / (1 - exp(-M / m)) each, with M the longest request.
 
     Args:
         p: chance that a batch reads each row from disk, in file order, shape (num_rows,).
@@ -111,7 +106,7 @@ def expected_runs(
 
 @functools.cache
 def _reach_and_edge(row_bytes: int, data_offset: int) -> tuple[float, float]:
-    """Mean rows over which a request runs on, and mean bytes of its blocks beside its rows.
+    """Return the mean rows over which a request runs on, and the mean bytes beside its rows.
 
     >>> _reach_and_edge(2048, 128)  # 5 rows on from a block's first row, 6 from its second
     (5.5, 4096.0)
@@ -174,13 +169,9 @@ def _run_sums(p: np.ndarray, ahead: np.ndarray, share: float) -> tuple[float, fl
 
 
 def counted_runs(ids: NDArray[np.integer], row_bytes: int, data_offset: int) -> tuple[float, float]:
-    """Requests, and their bytes, that read these rows of a file: what `expected_runs` expects.
+    """Count the requests, and their bytes, that read these rows of a file (`expected_runs`).
 
-    Args:
-        ids: rows, int, ascending and distinct, shape (n,).
-        row_bytes: L.
-        data_offset: bytes before row 0; behind a header of 128 bytes every other row of 2 KiB lies
-            in two blocks.
+    `ids` are ascending and distinct, int, shape (n,); row 0 lies `data_offset` bytes into the file.
 
     Source: `runtime.features.direct`.
     """
@@ -208,24 +199,24 @@ def _counted_runs(ids: np.ndarray, row_bytes: int, data_offset: int) -> tuple[in
 
 
 QUEUE_DEPTH = DEFAULT_DEPTH
-"""Direct reads a rank keeps in flight."""
+"""Direct reads that a rank keeps in flight."""
 
 
 def disk_row_rate(
     machine: MachineModel, rows: RankRows, row_bytes: int, candidate: Candidate
 ) -> Rate:
-    """Look up a rank's seconds per row while all ranks read, without `disk_start`."""
+    """Look up a rank's seconds per row from disk while all ranks read, without `disk_start`."""
     read_bytes, reads = _requests(rows, row_bytes)
     rate = disk_rate(machine, read_bytes, QUEUE_DEPTH, ranks_here(candidate))
-    return Rate(seconds=rate.seconds * reads, spread=rate.spread, provenance=rate.provenance)
+    return replace(rate, seconds=rate.seconds * reads)
 
 
 def disk_rate(machine: MachineModel, read_bytes: float, depth: int, ranks: int) -> Rate:
-    """Look up one rank's seconds per read from disk, at its depth, while all ranks of a host read.
+    """Look up one rank's seconds per disk read while all ranks of a host read.
 
-    A single measured process (presets, old probes) stands for all ranks: as many reads in flight as
-    they have together, and each has its share of the rate. More ranks than were measured share what
-    most of those had.
+    Where one process was measured (presets, old probes), it stands for all ranks: it has as many
+    reads in flight as they have together, and each rank gets its share of the rate. More ranks than
+    were measured share the rate of the most that were.
     """
     table = machine.table(MachineTable.DISK_READ)
     if "readers" not in table.axes:
@@ -239,16 +230,16 @@ def disk_rate(machine: MachineModel, read_bytes: float, depth: int, ranks: int) 
             machine, MachineTable.DISK_READ, read_bytes=read_bytes, queue_depth=depth, readers=ranks
         )
         sharing = max(1.0, ranks / most)
-    return Rate(seconds=rate.seconds * sharing, spread=rate.spread, provenance=rate.provenance)
+    return replace(rate, seconds=rate.seconds * sharing)
 
 
 def disk_start(
     machine: MachineModel, rows: RankRows, row_bytes: int, measured_seconds: float = 0.0
 ) -> float:
-    """Seconds that a batch takes at a disk however few rows it reads there; 0 where it reads none.
+    """Return the seconds that a batch takes at a disk however few rows it reads; 0 for none.
 
-    Nothing hides the last read, and the threads that read are woken. Where a batch of one row was
-    not measured (0), one read alone stands for it.
+    Nothing hides the last read. `measured_seconds` are those of a batch of one row; without (0),
+    one read alone stands for it.
     """
     if rows.rows.get("disk", 0.0) <= 0.0:
         return 0.0
@@ -256,10 +247,9 @@ def disk_start(
 
 
 def disk_skew(machine: MachineModel, rows: RankRows, row_bytes: int, candidate: Candidate) -> float:
-    """Share of the last rank's reading by which the mean one has its rows earlier.
+    """Return how much earlier the mean rank has its rows than the last, as a share of its reading.
 
-    0 where one rank reads, or it was not measured; more ranks than were measured are as far apart
-    as most of those were.
+    0 where one rank reads or it was not measured; beyond the ranks measured, the value of the most.
     """
     ranks = ranks_here(candidate)
     if ranks == 1 or MachineTable.DISK_APART not in machine.tables:
@@ -270,25 +260,25 @@ def disk_skew(machine: MachineModel, rows: RankRows, row_bytes: int, candidate: 
 
 
 def _requests(rows: RankRows, row_bytes: int) -> tuple[float, float]:
-    """(bytes of a read, reads per row); where nothing is known, of a row's whole pages."""
+    """Return bytes of a read and reads per row; a row's whole pages where nothing else is known."""
     if rows.disk_request_bytes > 0:
         return rows.disk_request_bytes, rows.disk_requests
     read_bytes = max(PAGE_BYTES, -(-row_bytes // PAGE_BYTES) * PAGE_BYTES)
-    return read_bytes, reads_per_row(row_bytes)
+    return read_bytes, lines(row_bytes, PAGE_BYTES)
 
 
 EXCHANGED_COPIES = 2
-"""Of a row from another rank: its owner copies it to send, the asker copies it to its place."""
+"""Copies of a row from another rank: one by its owner, one by its reader."""
 
 
 def row_rate(
     machine: MachineModel, kind: str, rows: RankRows, row_bytes: int, candidate: Candidate
 ) -> Rate:
-    """One thread's seconds per feature row from one kind of source.
+    """Return one thread's seconds per feature row from one kind of source.
 
     own: private memory; host: the shared mapping; disk: aligned direct reads, without `disk_start`;
-    peer: two copies, by the owner and by the asker; remote: those of a rank on the host that has
-    the row. Exchanges are priced apart.
+    peer: two copies, by owner and reader; remote: those of a rank on the row's host. Exchanges are
+    priced apart.
     """
     threads = candidate.threads.gather
     if kind == "disk":
@@ -308,7 +298,7 @@ def row_rate(
 
 
 def gather_table(kind: str) -> MachineTable:
-    """The machine's table for rows from one kind of memory."""
+    """Return the machine's table for rows from one kind of memory."""
     if kind == "disk":
         return MachineTable.DISK_READ
     mapped = kind in ("host", "remote")
@@ -316,14 +306,14 @@ def gather_table(kind: str) -> MachineTable:
 
 
 SWING = 0.3
-"""Logarithm of what two readings of one disk are apart and may both be of: more is no swing."""
+"""Largest |log| of the factor between two readings of one disk that its varying speed explains."""
 
 
 def expected_factor(factor: float) -> float:
-    """Factor expected of a disk that took `factor` times as long when it was read the second time.
+    """Return the factor expected of a disk that took `factor` times as long at its second reading.
 
-    Half of the way, as neither time is better than the other. What is more than a disk's swing is
-    the second's own (this graph may lie on another disk than the probe's file).
+    Half of the way on the log scale; what exceeds a disk's swing counts in full, since the graph
+    may lie on another disk than the probe's file.
 
     >>> [round(expected_factor(f), 3) for f in (1.0, 1.21, 0.81, 4.0)]
     [1.0, 1.1, 0.9, 3.872]
@@ -332,7 +322,7 @@ def expected_factor(factor: float) -> float:
 
 
 def exceed_swing(factor: float) -> float:
-    """What a disk's swing leaves of a factor between two readings; 1 where it explains it.
+    """Return the part of a factor between two readings that a disk's swing does not explain.
 
     >>> [round(exceed_swing(f), 3) for f in (1.3, 0.8, 2.0, 4.0)]
     [1.0, 1.0, 1.756, 3.749]

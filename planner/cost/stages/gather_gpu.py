@@ -1,4 +1,4 @@
-"""Seconds per row by rank and place, while all GPUs of a candidate read over the links they share.
+"""Price feature reads of GPUs: seconds per row by rank and place, over links that all share.
 
     own   gpu<g>.memory -> gpu<g>
     peer  the other GPUs of the clique in equal shares, over NVLink or its switch
@@ -33,7 +33,7 @@ PLACES = ("own", "peer", "host", "disk")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Ground:
-    """What reads depend on; hashable, so that repeated questions are answered once."""
+    """Hashable arguments that reads depend on, as a cache's key."""
 
     links: tuple[Link, ...]
     memories: tuple[Memory, ...]
@@ -45,8 +45,8 @@ class _Ground:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ways:
-    """Routes of every rank to every place; none where there is no such place."""
+class RankRoutes:
+    """Routes of every rank to every place; no routes where there is no such place."""
 
     own: tuple[Reader, ...]
     peer: tuple[Reader, ...]
@@ -54,26 +54,28 @@ class Ways:
     disk: tuple[Reader, ...]
 
     def readers(self, place: str) -> tuple[Reader, ...]:
-        """The readers of a place, by its name."""
+        """Return the readers of a place, by its name."""
         return getattr(self, place)
 
 
-def ways(machine: MachineModel, candidate: Candidate) -> Ways:
+def find_routes(machine: MachineModel, candidate: Candidate) -> RankRoutes:
     """Find the candidate's routes over the machine.
 
     Raises:
-        MachineError: a GPU has no way to host memory, or to its own.
+        MachineError: a GPU has no route to host memory or to its own.
     """
-    return _ways(_ground(machine, candidate))
+    return _find_routes(_ground(machine, candidate))
 
 
 def read_seconds(
     machine: MachineModel, candidate: Candidate, row_bytes: int
 ) -> dict[str, list[float]]:
-    """Seconds per row of each rank by place; infinite where a rank lacks it, absent where all do.
+    """Return the seconds per row of each rank, by place.
+
+    Infinite where a rank lacks the place; a place that all lack is absent.
 
     Raises:
-        MachineError: as `ways`.
+        MachineError: as `find_routes`.
     """
     return {k: list(v) for k, v in _read_seconds(_ground(machine, candidate), row_bytes).items()}
 
@@ -81,9 +83,9 @@ def read_seconds(
 def link_bytes(
     machine: MachineModel, candidate: Candidate, place: str, rank: int, rows: float, row_bytes: int
 ) -> dict[str, float]:
-    """Bytes that a rank's rows from one place move over each link, transactions counted whole."""
+    """Return the bytes that a rank's rows from a place move over each link, in transactions."""
     found: dict[str, float] = {}
-    for route in ways(machine, candidate).readers(place)[rank].routes:
+    for route in find_routes(machine, candidate).readers(place)[rank].routes:
         for link in route.links:
             moved = rows * route.share * moved_bytes(link, row_bytes)
             found[link.name] = found.get(link.name, 0.0) + moved
@@ -91,14 +93,14 @@ def link_bytes(
 
 
 def copy_seconds_per_byte(machine: MachineModel, candidate: Candidate) -> list[float]:
-    """Seconds per byte of copies from the host to all ranks at once, by rank."""
-    found = byte_seconds(ways(machine, candidate).host)
+    """Return the seconds per byte of copies from the host to all ranks at once, by rank."""
+    found = byte_seconds(find_routes(machine, candidate).host)
     return [found[name] for name in candidate.gpus]
 
 
 def memory_seconds_per_byte(machine: MachineModel, candidate: Candidate) -> float:
-    """Seconds per byte of copies within a GPU's memory; the slowest GPU's."""
-    found = byte_seconds(ways(machine, candidate).own)
+    """Return the seconds per byte of copies within the slowest GPU's memory."""
+    found = byte_seconds(find_routes(machine, candidate).own)
     return max(found[name] for name in candidate.gpus)
 
 
@@ -116,7 +118,7 @@ def _ground(machine: MachineModel, candidate: Candidate) -> _Ground:
 
 @functools.lru_cache(maxsize=256)
 def _read_seconds(ground: _Ground, row_bytes: int) -> dict[str, tuple[float, ...]]:
-    found = _ways(ground)
+    found = _find_routes(ground)
     seconds: dict[str, tuple[float, ...]] = {}
     for place in PLACES:
         readers = found.readers(place)
@@ -128,7 +130,7 @@ def _read_seconds(ground: _Ground, row_bytes: int) -> dict[str, tuple[float, ...
 
 
 @functools.lru_cache(maxsize=64)
-def _ways(ground: _Ground) -> Ways:
+def _find_routes(ground: _Ground) -> RankRoutes:
     machine = MachineModel(
         name=ground.name,
         fingerprint="",
@@ -144,7 +146,7 @@ def _ways(ground: _Ground) -> Ways:
         raise MachineError(f"machine {machine.name}: expected a GPU {unknown[0]}, found none")
     mates = {rank: clique for clique in ground.cliques for rank in clique}
     chosen = [gpus[name] for name in ground.gpus]
-    return Ways(
+    return RankRoutes(
         own=tuple(Reader(name=g.name, routes=routes(machine, g.memory, g.name)) for g in chosen),
         peer=tuple(_peers(machine, chosen, rank, mates[rank]) for rank in range(len(chosen))),
         host=tuple(_host(machine, g, "host") for g in chosen),
@@ -173,31 +175,31 @@ def _host(machine: MachineModel, gpu: Processor, kind: str) -> Reader:
 
 
 PROGRAM_BYTES = 8192
-"""Bytes that one program of the gather has under way: a tile of 2048 words of 4 bytes."""
+"""Bytes that one program of the gather has in flight: a tile of 2048 words of 4 bytes."""
 MEMORY_LATENCY_SECONDS = 7e-7
-"""Least latency of any read: a GPU's own memory, whose links carry none."""
+"""Least latency of any read; links of a GPU's own memory carry none."""
 MOST_PROGRAMS = 4096
 SLACK = 0.05
-"""How much longer a gather may take for leaving multiprocessors to compute."""
+"""Share by which a gather may be slower to leave multiprocessors to compute."""
 ID_BYTES = 8
 EXCHANGES = 3
 """Collectives of one exchange of rows: counts, slots, rows."""
 EXCHANGE_KERNELS = 6
-"""Sort, count, pick, serve, place, and their like."""
+"""Kernels of one exchange: sort, count, pick, serve, place and the like."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flow:
-    """Reads of one place."""
+    """Reads of one place by one gather."""
 
     seconds: float
-    """Of the bytes at the links' full rate."""
+    """Seconds of the bytes at the links' full rate."""
     under_way_bytes: float
-    """What must be under way for that rate: bandwidth x latency (Little's law)."""
+    """Bytes in flight that the full rate needs: bandwidth x latency (Little's law)."""
 
 
 def gather_seconds_with(flows: Mapping[str, Flow], programs: int) -> float:
-    """Seconds of a gather whose grid is capped at P programs, of the reads by place.
+    """Return the seconds of a gather whose grid has at most P programs.
 
     T(P) = sum over places of  t_place max(1, B_place L_place / (8192 P))
 
@@ -210,7 +212,7 @@ def gather_seconds_with(flows: Mapping[str, Flow], programs: int) -> float:
 
 
 def fewest_programs(flows: Mapping[str, Flow]) -> int:
-    """The narrowest grid that takes at most 5% longer than the widest; 0 where nothing is read.
+    """Return the smallest grid that is at most 5% slower than the widest; 0 if nothing is read.
 
     >>> near = Flow(seconds=1e-4, under_way_bytes=3.4e6)
     >>> far = Flow(seconds=1e-3, under_way_bytes=8e4)
@@ -235,15 +237,15 @@ def fewest_programs(flows: Mapping[str, Flow]) -> int:
 def gather_programs(
     machine: MachineModel, candidate: Candidate, placed: PlacedRows, row_bytes: int
 ) -> int:
-    """Choose the cap of the gather's grid: the widest that one of the ranks needs.
+    """Return the cap of the gather's grid: the largest that one of the ranks needs.
 
-    What must be under way to the host is what the probe's least grid near the best rate had under
-    way (table `gpu_uva_programs`), where it measured one; else bandwidth x latency.
+    Bytes in flight to the host are those of the probe's smallest grid near the best rate (table
+    `gpu_uva_programs`), else bandwidth x latency.
 
     Raises:
-        MachineError: a GPU has no way to a memory.
+        MachineError: a GPU has no route to a memory.
     """
-    found, stored = ways(machine, candidate), read_seconds(machine, candidate, row_bytes)
+    found, stored = find_routes(machine, candidate), read_seconds(machine, candidate, row_bytes)
     most = 0
     for rank, rows in enumerate(placed.ranks):
         flows: dict[str, Flow] = {}
@@ -270,14 +272,14 @@ def _under_way(route: Route) -> float:
 def peer_way(
     machine: MachineModel, candidate: Candidate, placed: PlacedRows, row_bytes: int
 ) -> str:
-    """Choose how peers' rows come: `mapped`, read in place, or by `exchange`; what is less for all.
+    """Choose how peers' rows come, by what takes less: "mapped" (read in place) or "exchange".
 
     mapped    r c_peer + t_k
     exchange  r (c_own + b_mem (s + s) + b_peer (s + 8)) + 3 (n - 1) t_m + 6 t_k
 
     with r rows of s bytes read of peers, c seconds per row read at random, b seconds per byte,
     t_k of a launch, t_m of a message between n GPUs. In place, a row crosses the link in lines;
-    exchanged, it is packed, sent whole, and put in place by its reader.
+    exchanged, it is packed, sent whole and unpacked.
     """
     stored = read_seconds(machine, candidate, row_bytes)
     read = [ranks.rows.get("peer", 0.0) for ranks in placed.ranks]
@@ -301,8 +303,8 @@ def peer_way(
 
 
 def _peer_byte_seconds(machine: MachineModel, candidate: Candidate, rank: int) -> float:
-    """Seconds per byte of large copies from the peers; over the host where no link joins them."""
-    routes = ways(machine, candidate).peer[rank].routes
+    """Return the seconds per byte of large copies from peers, over the host if need be."""
+    routes = find_routes(machine, candidate).peer[rank].routes
     if not routes:
         return copy_seconds_per_byte(machine, candidate)[rank]
     return sum(route.share / route.bandwidth_bytes_per_second for route in routes)

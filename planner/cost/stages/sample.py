@@ -1,14 +1,13 @@
-"""Stage `sample`: drawing neighbours and relabelling them, elapsed seconds per batch.
+"""Price stage `sample`: the elapsed seconds per batch of drawing neighbours and relabelling them.
 
-Each kernel that a GPU's sampler starts is a launch that the host makes. Over one to three hops L
-and stacks of one to eight batches k the kernels counted in the runtime's samplers follow
+Each kernel of a GPU's sampler is a launch by the host. Over one to three hops L and stacks of one
+to eight batches k, with p batches made ahead, the runtime's samplers launch
 
     a batch by itself       a + b L
     a batch of a stack      (c + d L) / k + e + f L + 7 min(k, p + 1) / k
 
-where p batches are made ahead: the last ones of a stack get tensors of their own. Counted again by
-tests/planner/cost/stages/test_gpu_launches.py. A stack also waits for the GPU at every hop, which
-costs the other lanes nothing and is not priced.
+The last batches of a stack get tensors of their own. tests/planner/cost/stages/test_gpu_launches.py
+counts them again. That a stack waits for the GPU at every hop is not priced.
 """
 
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, sampler_or_unknow
 def sample_seconds(
     edges: float, vertices: float, seconds_per_edge: float, seconds_per_vertex: float
 ) -> float:
-    """Seconds one thread takes to sample one batch; as many core-seconds.
+    """Return the seconds one thread takes to sample one batch; as many core-seconds.
 
     T = E c_e + V c_v: E edges drawn over all hops, V distinct vertices relabelled, c_e and c_v
     seconds of each at this graph's size and number of samplers.
@@ -34,13 +33,13 @@ def sample_seconds(
 
 
 NEIGHBOUR_BYTES = 4
-"""Least that one read of a neighbour's id asks for; links move a whole transaction."""
+"""Least bytes of one read of a neighbour's id; links move a whole transaction."""
 OFFSETS_BYTES = 16
-"""Where a list begins and ends."""
+"""Bytes of a list's begin and end."""
 HASH_READS = 3
 """Random accesses to the relabelling table per drawn edge: look up, insert, read back."""
 KERNELS_PER_HOP = 8
-"""Draw, prefix sum, hash, compact and their like: of systems whose code is not at hand."""
+"""Kernels per hop of systems whose code is not at hand: draw, prefix sum, hash, compact."""
 
 
 def gpu_sample_seconds(
@@ -53,14 +52,13 @@ def gpu_sample_seconds(
     hash_seconds: float,
     kernel_seconds: float,
 ) -> float:
-    """Seconds a GPU takes to draw one batch.
+    """Return the seconds a GPU takes to draw one batch.
 
     T = E c_n + X c_o + 3 E c_h + K t_k: E edges drawn, X vertices whose lists are read, K kernels;
     c_n and c_o seconds of a neighbour's id and of a list's two offsets, read at random from where
     the topology lies; c_h of an access to the GPU's own memory; t_k of one launch.
 
-    Source: docs/formulas.md 2.4 (one transaction per neighbour read, and one for the offsets); the
-    relabelling term is derived.
+    Source: docs/formulas.md 2.4; the relabelling term is derived.
 
     >>> round(1e3 * gpu_sample_seconds(1e6, 1e5, 16, neighbour_seconds=5e-9, offsets_seconds=5e-9,
     ...     hash_seconds=1e-10, kernel_seconds=1e-5), 2)
@@ -77,14 +75,14 @@ COUNTED = "kernels counted in the sampler's code"
 
 @dataclass(frozen=True, slots=True)
 class LaunchLaw:
-    """Constants and shares of each hop, as in the module's text."""
+    """Coefficients (constant, per hop) of the numbers of launches in the module's text."""
 
     alone: tuple[float, float]
-    """a, b."""
+    """a, b of a batch by itself."""
     stack: tuple[float, float]
-    """c, d."""
+    """c, d of a whole stack."""
     each: tuple[float, float]
-    """e, f."""
+    """e, f of each batch of a stack."""
 
 
 FIRST_SEEN = LaunchLaw(alone=(12, 13), stack=(30, 46.7), each=(3.3, 2.3))
@@ -93,7 +91,7 @@ LAYERS = LaunchLaw(alone=(0, 214), stack=(0, 213), each=(0, 1))
 
 
 def launch_law(sampler: str, *, every_hop: bool) -> LaunchLaw:
-    """Choose a sampler's law; others than layers' are taken to start what neighbours do."""
+    """Return a sampler's law; all but layer-wise samplers launch what neighbour sampling does."""
     if sampler_or_unknown(sampler).launches == "layers":
         return LAYERS
     return EVERY_HOP if every_hop else FIRST_SEEN
@@ -102,7 +100,7 @@ def launch_law(sampler: str, *, every_hop: bool) -> LaunchLaw:
 def batch_launches(
     candidate: Candidate, hops: int, *, sampler: str = DEFAULT_SAMPLER, every_hop: bool = False
 ) -> float:
-    """Kernels that the host starts for a batch of so many hops; 1 where one graph holds them.
+    """Return the kernels that the host launches for a batch; 1 where a CUDA graph holds them.
 
     >>> from gnnplan.planner.candidate import list_cores, make_candidate
     >>> batch_launches(make_candidate(list_cores(1)), 2)
@@ -119,7 +117,7 @@ def batch_launches(
 
 
 def launch_words(candidate: Candidate, sampler: str) -> str:
-    """Say what stands behind the number of kernels."""
+    """Say where the number of kernels comes from."""
     if candidate.threads.capture and candidate.bulk_batches == 1:
         return "by one CUDA graph"
     words = COUNTED

@@ -1,1 +1,1 @@
-"""Kinds of choices: one module each, that proposes candidates, prices them, and says why none."""
+"""Hold the dimensions of the search: each proposes candidates, prices them, or says why none."""

@@ -12,8 +12,8 @@ from gnnplan.planner.cost.terms import look_up_seconds
 from gnnplan.planner.placement.caches import place_behind_caches
 from gnnplan.planner.placement.place import CandidatePlacement, Memories
 from gnnplan.planner.search.dimensions.dimension import (
-    LeftOut,
-    Proposing,
+    Proposal,
+    ProposalInputs,
     RowsDimension,
     SearchInputs,
 )
@@ -22,7 +22,7 @@ from gnnplan.runtime.plan.schema import DYNAMIC
 
 
 class Caches(RowsDimension):
-    """Keep the rows that the last batches read."""
+    """Caches that keep the rows of the last batches."""
 
     name = "caches that fill themselves"
     bounded = False
@@ -32,7 +32,7 @@ class Caches(RowsDimension):
         return candidate.cache is not None
 
     def count_changes(self, candidate: Candidate) -> int:
-        """Count the cache itself, which the name says by its policy."""
+        """Count the cache, which the name says by its policy."""
         del candidate
         return 1
 
@@ -44,7 +44,7 @@ class Caches(RowsDimension):
         """Name the cache."""
         return f"a {candidate.cache} cache that fills itself"
 
-    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+    def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
         """Yield each cache on the same ranks, where they are alone on one host's cores."""
         del asked
         if base is None or base.kind != "cpu" or base.hosts > 1 or base.batching == "cooperative":
@@ -53,7 +53,7 @@ class Caches(RowsDimension):
             yield base.with_policy(policy)
 
     def placement_key(self, candidate: Candidate, memories: Memories) -> Hashable:
-        """Add bytes, which slots and the host's rows share, and kappa, which makes rows recur."""
+        """Add the bytes shared by slots and host rows, and kappa, by which rows recur."""
         return memories.room, candidate.kappa
 
     def select_hotness(
@@ -66,7 +66,7 @@ class Caches(RowsDimension):
         self, search: SearchInputs, request: Request, candidate: Candidate, hotness: Hotness,
         memories: Memories,
     ) -> CandidatePlacement:  # fmt: skip
-        """Share memory out between cache slots and the host's rows."""
+        """Divide memory between cache slots and the host's rows."""
         batches = _batches(search, request, candidate, memories)
         reads = _reads(search, candidate, hotness, batches)
         return place_behind_caches(request, candidate, hotness, reads, memories)
@@ -75,10 +75,7 @@ class Caches(RowsDimension):
 def _batches(
     search: SearchInputs, request: Request, candidate: Candidate, memories: Memories
 ) -> list[NDArray[np.int32]]:
-    """Return the ids of a rank's successive batches.
-
-    Nothing is drawn where it cannot be, or where a cache that never missed could not win.
-    """
+    """Return the ids of a rank's successive batches; none where no cache could win."""
     if search.draws is None or _cannot_win(search, request, candidate, memories):
         return []
     found = search.draws.batches(candidate.num_ranks, candidate.kappa)
@@ -99,7 +96,7 @@ def _reads(
 def _cannot_win(
     search: SearchInputs, request: Request, candidate: Candidate, memories: Memories
 ) -> bool:
-    """Return whether the host holds every row and hands one out sooner than any cache."""
+    """Return whether the host holds every row and serves it sooner than any cache."""
     if memories.room.host_rows is not None or search.settings.policy == candidate.policy:
         return False
     costs = memories.costs

@@ -1,48 +1,88 @@
 """Define a dimension of the search: one choice that candidates are made of.
 
 A candidate takes several dimensions at once, such as ranks on cores, fixed rows and stacked
-batches. The search asks the dimensions of the registry in their order and knows none by name: a new
-one is a module and its line there.
+batches. The search asks the dimensions of the registry in their order and knows none by name. What
+it asks of drawn batches is `Draws`, which `planner.profile.draws` fills: the search imports neither
+samplers nor the graph.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.request import Request, seeds_per_rank
-from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.machine.model import MachineModel, Table
 from gnnplan.planner.placement.place import CandidatePlacement, Memories
 from gnnplan.planner.placement.policies.policy import Parts
-from gnnplan.planner.search.drawn import Draws
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import Hotness, WorkloadProfile
+from gnnplan.runtime.sampling.memory import BulkBytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LeftOut:
-    """A dimension of which no candidate was priced, and why."""
+class LocalBatches:
+    """Means per batch where the sampler prefers a rank's own rows."""
+
+    vertices: float
+    edges: float
+    """Edges of all blocks."""
+    own_share: float
+    """Share of the input vertices whose rows the rank keeps."""
+
+
+@runtime_checkable
+class Draws(Protocol):
+    """Sizes and sequences of drawn batches; a sentence where something cannot be drawn."""
+
+    def bulk(self, num_ranks: int) -> BulkBytes | str:
+        """Return the bytes of stacks of one rank's batches."""
+        ...
+
+    def stack_rate(self, num_ranks: int) -> Table | str:
+        """Return the seconds of a stacked batch over a single one's; axis: batches."""
+        ...
+
+    def dependent_rate(self, num_ranks: int) -> Table | str:
+        """Return the seconds of a dependent batch over an independent one's; axis: kappa."""
+        ...
+
+    def batches(self, num_ranks: int, kappa: int | None) -> list[NDArray[np.int32]] | str:
+        """Return the ids of one rank's successive batches; kappa None for the user's own."""
+        ...
+
+    def local(self, num_ranks: int, factor: float, own: NDArray[np.int64]) -> LocalBatches | str:
+        """Return batches drawn with a preference for neighbours among `own`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Omission:
+    """Dimension of which no candidate was priced, and why."""
 
     name: str
     why: str
 
 
+Proposal = Candidate | Omission
+"""Candidate, or why there is none."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Proposing:
-    """What dimensions propose candidates for."""
+class ProposalInputs:
+    """Inputs that dimensions propose candidates for."""
 
     settings: PlanSettings
     machine: MachineModel
     policies: tuple[str, ...]
     """Placement policies of the first candidates."""
     task: str
-    """Task of the graph."""
     profile: WorkloadProfile | None = None
-    """What was profiled; None before profiling, when anything may still be proposed."""
+    """What was profiled; None before profiling, when anything may be proposed."""
     draws: Draws | None = None
     """Sizes and sequences of batches; None where the graph is not at hand."""
     num_steps: int = 0
@@ -51,34 +91,38 @@ class Proposing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchInputs:
-    """One planning request with all that placing and pricing its candidates needs."""
+    """Planning request with all that placing and pricing its candidates needs."""
 
     request: Request
     settings: PlanSettings
     hotness: dict[int, Hotness]
     """Hotness of the graph's nodes, by seeds per rank."""
     out_degree: Callable[[], NDArray[np.int64]]
-    """Out-degrees of the nodes, counted only where a policy needs them."""
+    """Returns the nodes' out-degrees, for policies that need them."""
     parts: Parts | None = None
-    """Partitions of the graph, made only where a policy needs one."""
+    """Returns partitions of the graph, for policies that need one."""
     draws: Draws | None = None
-    """Sizes and sequences of batches; None: only what the profile holds is priced."""
+    """Sizes and sequences of batches; None where only the profile is priced."""
 
 
 class Dimension(ABC):
-    """One choice of the search. A hook that a dimension does not override changes nothing."""
+    """One choice of the search; a hook that is not overridden changes nothing."""
 
     name: ClassVar[str]
     """Name in plain words, under which a plan says why the dimension was left out."""
     bounded: ClassVar[bool] = True
     """Whether the lower bound on feature reads holds for candidates of this dimension."""
 
+    def omit(self, why: str) -> Omission:
+        """Say why no candidate makes this choice."""
+        return Omission(name=self.name, why=why)
+
     @abstractmethod
     def applies(self, candidate: Candidate) -> bool:
         """Return whether a candidate makes this choice."""
 
     @abstractmethod
-    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+    def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
         """Yield candidates that make this choice, or the reason why there are none.
 
         Args:
@@ -86,7 +130,7 @@ class Dimension(ABC):
             base: candidate to vary; None where candidates are made from nothing.
 
         Raises:
-            SettingsError: the user asks for what no candidate can be.
+            SettingsError: no candidate can be what the user asks for.
         """
 
     def describe(self, candidate: Candidate) -> str:
@@ -99,7 +143,7 @@ class Dimension(ABC):
         return int(bool(self.describe(candidate)))
 
     def family(self, candidate: Candidate) -> Hashable:
-        """Return a key: of candidates with equal keys the plan lists only the best as losing."""
+        """Return a key; of candidates with equal keys the plan lists only the best as losing."""
         del candidate
         return None
 
@@ -113,7 +157,7 @@ class Dimension(ABC):
         return candidate
 
     def read_shape(self, candidate: Candidate) -> Candidate:
-        """Return the candidate without what leaves the rows it reads unchanged.
+        """Return the candidate without what leaves its reads unchanged.
 
         Candidates of one shape share one lower bound on their reads.
         """
@@ -132,7 +176,7 @@ class Dimension(ABC):
         return request
 
     def relax_request(self, request: Request) -> dict[str, Request]:
-        """Return the request with a little more of one resource each, by the resource's name."""
+        """Return requests with a little more of one resource each, by the resource's name."""
         del request
         return {}
 
@@ -149,17 +193,14 @@ class Dimension(ABC):
 
 
 class RowsDimension(Dimension):
-    """A way to place feature rows; exactly one applies to each normalised candidate."""
+    """Way to place feature rows; exactly one applies to each normalised candidate."""
 
     def select_hotness(
         self, hotness: Mapping[int, Hotness], batch_size: int, candidate: Candidate
     ) -> Hotness:
-        """Return the hotness that rows are placed by; by default of each rank's own batches.
+        """Return the hotness that rows are placed by, from hotness by seeds per rank.
 
-        Args:
-            hotness: by seeds per rank; its nodes may stand for several each.
-            batch_size: seeds of a step over all ranks.
-            candidate: whose rows are placed.
+        By default it is that of each rank's own batches.
         """
         return hotness[seeds_per_rank(batch_size, candidate.num_ranks)]
 
@@ -186,8 +227,8 @@ class RowsDimension(Dimension):
     def least_read_seconds(
         self, candidate: Candidate, placed: CandidatePlacement, hotness: Hotness
     ) -> float:
-        """Return seconds of feature reads per batch that no placement is below.
+        """Return the least seconds per batch in which any placement's slowest rank reads.
 
-        They are those of the rank that reads longest. Asked only of `bounded` dimensions.
+        Asked only of `bounded` dimensions.
         """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Choose locality-aware sampling, which prefers neighbours whose rows a rank holds."""
+"""Choose locality-aware sampling, which prefers neighbours whose rows a rank keeps."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -6,9 +6,14 @@ from dataclasses import replace
 from gnnplan.planner.candidate import Candidate, RankRows
 from gnnplan.planner.cost.request import Request, seeds_per_rank
 from gnnplan.planner.placement.place import CandidatePlacement
-from gnnplan.planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
-from gnnplan.planner.search.drawn import Draws, LocalBatches
-from gnnplan.planner.search.samplers import forbidden
+from gnnplan.planner.search.dimensions.dimension import (
+    Dimension,
+    Draws,
+    LocalBatches,
+    Proposal,
+    ProposalInputs,
+)
+from gnnplan.planner.search.samplers import explain_refusal
 from gnnplan.planner.workload import BatchProfile
 from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.registry import find_sampler, sampler_or_unknown
@@ -19,14 +24,8 @@ def preferring_local(
 ) -> tuple[Request, CandidatePlacement]:
     """Return request and reads of a candidate whose sampler prefers the ranks' own rows.
 
-    Sizes of batches change by what was drawn over what was profiled; of the rows that a rank does
-    not hold, each source keeps its share. The model's seconds stay those of the profiled batch.
-
-    Args:
-        request: as profiled, with the user's own sampler.
-        candidate: its ranks.
-        placed: rows as they would be read without the preference.
-        drawn: batches with it.
+    Sizes of batches are those drawn. Of the rows that a rank does not keep, each source has its
+    share. The model's seconds stay those of the profiled batch.
     """
     seeds = seeds_per_rank(request.workload.batch_size, candidate.num_ranks)
     batch = request.profile.batch(seeds)
@@ -41,7 +40,6 @@ def preferring_local(
 
 
 def _resized(batch: BatchProfile, drawn: LocalBatches) -> BatchProfile:
-    """Resize every hop in proportion to the whole batch."""
     edges = sum(e.mean for e in batch.edges)
     vertices = drawn.vertices / batch.vertices[-1].mean if batch.vertices[-1].mean > 0 else 1.0
     factor = drawn.edges / edges if edges > 0 else 1.0
@@ -68,7 +66,6 @@ def _moved(rows: RankRows, drawn: LocalBatches) -> RankRows:
 
 
 FACTORS = (2.0, 4.0, 8.0, 16.0)
-"""Factors to try."""
 
 
 def prefer_local(base: Candidate, factor: float) -> Candidate:
@@ -79,7 +76,7 @@ def prefer_local(base: Candidate, factor: float) -> Candidate:
 
 
 class LocalNeighbours(Dimension):
-    """Prefer local neighbours: fewer rows from elsewhere, for a little more variance."""
+    """Local neighbours preferred: fewer rows from elsewhere, a little more variance."""
 
     name = "local neighbours"
     bounded = False
@@ -92,13 +89,13 @@ class LocalNeighbours(Dimension):
         """Name the factor."""
         return f"local neighbours preferred {candidate.las:g}-fold"
 
-    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
-        """Yield every factor, where ranks hold rows that could be preferred."""
+    def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
+        """Yield every factor, where ranks keep rows that could be preferred."""
         if base is None:
             return
         why = _refused(asked, base)
         if why:
-            yield LeftOut(name=self.name, why=why)
+            yield self.omit(why)
             return
         for factor in FACTORS:
             yield prefer_local(base, factor)
@@ -120,8 +117,7 @@ class LocalNeighbours(Dimension):
         return preferring_local(request, candidate, placed, drawn)
 
 
-def _refused(asked: Proposing, base: Candidate) -> str:
-    """Return why nothing is proposed; empty where something is."""
+def _refused(asked: ProposalInputs, base: Candidate) -> str:
     sampler, parameters = asked.settings.sampler, asked.settings.sampler_parameters
     spec = find_sampler(sampler)
     if spec.prefers_local and "factor" in parameters:
@@ -130,7 +126,7 @@ def _refused(asked: Proposing, base: Candidate) -> str:
         return f"sampler {sampler} has no form that prefers local neighbours"
     if not spec.prefers_local and parameters:
         return "the sampler's parameters are the user's own"
-    why = forbidden(asked.settings, prefer_local(base, FACTORS[0]))
+    why = explain_refusal(asked.settings, prefer_local(base, FACTORS[0]))
     if why:
         return why
     if base.kind == "cuda":

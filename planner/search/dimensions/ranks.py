@@ -1,19 +1,272 @@
-"""Choose what the ranks are: processes on the cores of one host or several, or GPUs."""
+"""Choose what the ranks are: how many, on which cores or GPUs, with which threads and depth.
 
-from collections.abc import Hashable, Iterator
+On cores every split of the threads is tried. GPUs are taken clique by clique (packed), so that
+peers are near, or one from each PCIe switch before a second one shares its port (spread). They load
+synchronously, or ahead by one loader thread on lanes of its own; more threads would queue up for
+the same lanes.
+"""
+
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 
-from gnnplan.planner.candidate import Candidate, list_cores
+from gnnplan.planner.candidate import Candidate, list_cores, list_gpus, make_candidate
 from gnnplan.planner.cost.link_use import link_of
 from gnnplan.planner.cost.memory import host_memory
 from gnnplan.planner.cost.request import Request
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.machine.model import first_hosts, joins_hosts, num_hosts, one_host
-from gnnplan.planner.search.dimensions.dimension import Dimension, LeftOut, Proposing
-from gnnplan.planner.search.drawn import Draws
-from gnnplan.planner.search.enumerate import candidates, machine_candidates, plans_gpus
-from gnnplan.planner.search.sensitivity import GIB, LINK_TABLES, faster, relaxed_gpus
+from gnnplan.planner.machine.model import (
+    Link,
+    MachineModel,
+    Memory,
+    first_hosts,
+    joins_hosts,
+    num_hosts,
+    one_host,
+    prefix_of,
+)
+from gnnplan.planner.machine.routes import routes
+from gnnplan.planner.search.dimensions.dimension import (
+    Dimension,
+    Draws,
+    Proposal,
+    ProposalInputs,
+)
 from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.plan.schema import Threads, TopologyPlacement
+
+DEPTHS = (2, 4)
+"""Prefetch depths to try: 2 removes the regular stall, 4 most of the random one [A2]."""
+LOADER_THREADS = (1, 2, 3, 4, 6)
+
+
+def _powers_of_two(most: int) -> set[int]:
+    """Return one, two, four ... and `most`.
+
+    >>> sorted(_powers_of_two(6)), sorted(_powers_of_two(1))
+    ([1, 2, 4, 6], [1])
+    """
+    return {2**i for i in range(most.bit_length())} | {most}
+
+
+def rank_counts(num_cores: int, devices: int | None, batch_size: int) -> list[int]:
+    """Return the numbers of ranks to try: the user's, or powers of two and all cores.
+
+    >>> rank_counts(6, None, 1024), rank_counts(6, 3, 1024), rank_counts(8, None, 2)
+    ([1, 2, 4, 6], [3], [1, 2])
+    """
+    if devices is not None:
+        return [devices]
+    return sorted(c for c in _powers_of_two(num_cores) if c <= batch_size)
+
+
+def thread_splits(cores_per_rank: int, *, oversubscribe: bool = False) -> list[Threads]:
+    """Return the ways to share a rank's cores between training and loader threads.
+
+    A gather uses one thread: the probe does not measure what more threads of a process gain.
+
+    >>> [(t.compute, t.sample) for t in thread_splits(2)]
+    [(2, 0), (1, 1)]
+    >>> [(t.compute, t.sample) for t in thread_splits(1, oversubscribe=True)]
+    [(1, 0), (1, 1)]
+    """
+    budget = max(1, cores_per_rank)
+    splits = [Threads(compute=budget, sample=0, gather=1)]
+    for loaders in LOADER_THREADS:
+        if loaders < budget:
+            splits.append(Threads(compute=budget - loaders, sample=loaders, gather=1))
+    if oversubscribe and budget == 1:
+        splits.append(Threads(compute=1, sample=1, gather=1))
+    return splits
+
+
+def candidates(
+    settings: PlanSettings, num_cores: int, policies: tuple[str, ...]
+) -> list[Candidate]:
+    """Return every way to run the workload on the cores of one host, simplest first.
+
+    Raises:
+        SettingsError: more ranks than cores, or than seeds in a batch.
+    """
+    batch = settings.workload.batch_size
+    asked = settings.devices
+    if asked is not None and asked > num_cores and not settings.oversubscribe:
+        raise SettingsError(
+            f"expected at most {num_cores} devices (the cores), found {asked}; "
+            "ask for fewer or add --oversubscribe"
+        )
+    if asked is not None and asked > batch:
+        raise SettingsError(
+            f"expected at most {batch} devices (the seeds of a batch), found {asked}; "
+            "ask for fewer or for a larger --batch-size"
+        )
+    return [
+        make_candidate(list_cores(ranks), threads=threads, prefetch_depth=depth, policy=policy)
+        for ranks in rank_counts(num_cores, asked, batch)
+        for threads in thread_splits(num_cores // ranks, oversubscribe=settings.oversubscribe)
+        for depth in (DEPTHS if threads.sample else DEPTHS[:1])
+        for policy in policies
+    ]
+
+
+AHEAD = ((0, 2), *((1, depth) for depth in DEPTHS))
+"""Loader threads of a GPU's rank, and batches made ahead."""
+GPU_TABLES = ("gpu_flops", "gpu_kernel", "gpu_context", "gpu_process")
+"""Tables that plans on GPUs need."""
+MESSAGE = "gpu_message"
+"""Table that plans on several GPUs need."""
+
+
+def plans_gpus(machine: MachineModel) -> bool:
+    """Return whether there are GPUs and enough is known of them to plan on one."""
+    return bool(machine.gpus) and all(name in machine.tables for name in GPU_TABLES)
+
+
+def machine_candidates(
+    settings: PlanSettings, machine: MachineModel, policies: tuple[str, ...]
+) -> list[Candidate]:
+    """Return every way to run the workload on a machine: on its GPUs, or else on its cores."""
+    if not plans_gpus(machine):
+        return candidates(settings, machine.num_cores, policies)
+    found: list[Candidate] = []
+    for count in gpu_counts(machine, settings.devices, settings.workload.batch_size):
+        for gpus, cliques in _choices(machine, count):
+            devices = list_gpus(machine, gpus, cliques)
+            for topology in ("host", "replicated"):
+                for (loaders, depth), policy in itertools.product(AHEAD, policies):
+                    plain = make_candidate(
+                        devices,
+                        threads=Threads(compute=1, sample=loaders, gather=1),
+                        prefetch_depth=depth,
+                        policy=policy,
+                    )
+                    found.append(replace(plain, topology=TopologyPlacement(policy=topology)))
+    return found
+
+
+def gpu_counts(machine: MachineModel, devices: int | None, batch_size: int) -> list[int]:
+    """Return the numbers of GPUs to try: the user's, or powers of two on a host, then hosts."""
+    total = len(machine.gpus)
+    if total > 1 and MESSAGE not in machine.tables:
+        if devices is not None and devices > 1:
+            raise SettingsError(
+                f"machine {machine.name}: expected seconds of messages between its GPUs to plan on "
+                f"{devices} of them, found none (table {MESSAGE}); run `gnnplan probe` again while "
+                "nothing else runs, or ask for one"
+            )
+        return [1]
+    if devices is not None:
+        if devices > min(total, batch_size):
+            what = f"{total} devices (the GPUs of {machine.name})"
+            if batch_size < total:
+                what = f"{batch_size} devices (the seeds of a batch)"
+            raise SettingsError(f"expected at most {what}, found {devices}; ask for fewer")
+        return [devices]
+    each = sum(gpu.host == machine.gpus[0].host for gpu in machine.gpus)
+    counts = _powers_of_two(each) | {each * hosts for hosts in _powers_of_two(total // each)}
+    return sorted(c for c in counts | {total} if c <= batch_size)
+
+
+def _choices(
+    machine: MachineModel, count: int
+) -> list[tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]]:
+    """Return GPUs with their cliques of ranks, without repetition, the best cover packed first."""
+    found: list[tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]] = []
+    hosts = {gpu.name: gpu.host for gpu in machine.gpus}
+    for cover in [machine.cliques, *machine.other_covers]:
+        whole = _covering(machine, cover)
+        packed = [gpu for clique in sorted(whole, key=len, reverse=True) for gpu in clique]
+        for order in (sorted(packed, key=lambda name: hosts[name]), _spread(machine)):
+            # Ranks go by the machine's order, so that a host's are next to each other.
+            chosen = set(order[:count])
+            gpus = tuple(gpu.name for gpu in machine.gpus if gpu.name in chosen)
+            rank = {name: r for r, name in enumerate(gpus)}
+            cliques = tuple(
+                tuple(rank[g] for g in clique if g in rank)
+                for clique in whole
+                if any(g in rank for g in clique)
+            )
+            if (gpus, cliques) not in found:
+                found.append((gpus, cliques))
+    return found
+
+
+def _covering(machine: MachineModel, cover: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return the cover's cliques of GPUs; a GPU outside the cover is a clique."""
+    names = {gpu.name for gpu in machine.gpus}
+    cliques = [[g for g in clique if g in names] for clique in cover]
+    held = {g for clique in cliques for g in clique}
+    return [c for c in cliques if c] + [[g.name] for g in machine.gpus if g.name not in held]
+
+
+def _spread(machine: MachineModel) -> list[str]:
+    """Order GPUs so that each next one shares the fewest links to its host's memory."""
+    crossed: dict[str, set[str]] = {}
+    for gpu in machine.gpus:
+        ways = routes(machine, f"{prefix_of(gpu.host)}host0", gpu.name)
+        crossed[gpu.name] = {x.name for way in ways for x in way.links if "h2d" in x.name}
+    left, order = [gpu.name for gpu in machine.gpus], list[str]()
+    used: dict[str, int] = {}
+    hosts = {gpu.name: gpu.host for gpu in machine.gpus}
+    while left:
+        host = min(hosts[name] for name in left)
+        mine = [name for name in left if hosts[name] == host]
+        best = min(mine, key=lambda name: sum(used.get(x, 0) for x in crossed[name]))
+        for link in crossed[best]:
+            used[link] = used.get(link, 0) + 1
+        order.append(best)
+        left.remove(best)
+    return order
+
+
+GIB = 2**30
+FASTER = 1.1
+"""Factor on a link's bandwidth."""
+LINK_TABLES = {
+    "memory": ("gather", "mapped_gather"),
+    "disk": ("disk_read",),
+    "exchange": ("all_reduce", "all_reduce_stepped", "all_to_all", "all_to_all_stepped"),
+}
+"""Tables of seconds that a faster link shortens."""
+
+
+def faster(machine: MachineModel, tables: Sequence[str], factor: float = FASTER) -> MachineModel:
+    """Return the machine with the seconds of some tables shorter by a factor."""
+    known = {name: machine.tables[name] for name in tables if name in machine.tables}
+    return machine.with_tables(
+        {name: replace(t, values=[v / factor for v in t.values]) for name, t in known.items()}
+    )
+
+
+def faster_link(link: Link, factor: float = FASTER) -> Link:
+    """Return the link with its bandwidths larger by a factor."""
+    return replace(
+        link,
+        bandwidth_bytes_per_second=link.bandwidth_bytes_per_second * factor,
+        gather_bytes_per_second=link.gather_bytes_per_second * factor,
+    )
+
+
+LINKS: dict[str, Callable[[Link], bool]] = {
+    "GPU memory bandwidth": lambda x: x.name.endswith(".hbm"),
+    "NVLink": lambda x: "nvlink." in x.name,
+    "PCIe": lambda x: x.name.endswith((".h2d", ".d2h")),
+    "host memory and bridges": lambda x: "dram" in x.name or "bridge." in x.name,
+    "disk": lambda x: "disk" in x.name,
+}
+"""Links of one sort, made faster together."""
+
+
+def _larger(machine: MachineModel, is_such: Callable[[Memory], bool]) -> MachineModel:
+    memories = [
+        replace(m, capacity_bytes=m.capacity_bytes + GIB) if is_such(m) else m
+        for m in machine.memories
+    ]
+    return replace(machine, memories=memories)
+
+
+def _more(limit_bytes: int | None) -> int | None:
+    return None if limit_bytes is None else limit_bytes + GIB
 
 
 class Cores(Dimension):
@@ -37,7 +290,7 @@ class Cores(Dimension):
         """Ignore the prefetch depth, which changes time only where batches vary."""
         return replace(candidate, prefetch_depth=0)
 
-    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+    def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
         """Yield ranks on the first host alone, and spread over two, four ... and all hosts."""
         del base
         settings, machine = asked.settings, asked.machine
@@ -49,15 +302,17 @@ class Cores(Dimension):
                 f"{wanted}; ask for fewer or probe more together (gnnplan probe --hosts)"
             )
         if plans_gpus(machine):
-            yield LeftOut(name=self.name, why="ranks are GPUs where the machine has them")
+            yield self.omit("ranks are GPUs where the machine has them")
         elif not joins_hosts(machine):
             one = first_hosts(machine, 1)
             yield from candidates(settings, one.num_cores, asked.policies)
         else:
             any_found = False
             cores = [one_host(machine, host).num_cores for host in range(known)]
-            for hosts in [settings.hosts] if settings.hosts else _host_counts(known):
-                for found in _spread(settings, hosts, min(cores[:hosts]), asked.policies):
+            for hosts in [settings.hosts] if settings.hosts else sorted(_powers_of_two(known)):
+                for found in _spread_over_hosts(
+                    settings, hosts, min(cores[:hosts]), asked.policies
+                ):
                     any_found = True
                     yield found
             if not any_found:
@@ -76,21 +331,16 @@ class Cores(Dimension):
         return replace(request, machine=first_hosts(machine, candidate.hosts))
 
     def relax_request(self, request: Request) -> dict[str, Request]:
-        """Give one GiB more to a device's limit and to the host, and make each link 10% faster."""
+        """Give 1 GiB more to a device's limit and to the host, and make each link 10% faster."""
         machine, budgets = request.machine, request.budgets
         host, capacity = host_memory(machine)
-        device_limit, host_limit = budgets.device_bytes, budgets.host_bytes
         more: dict[str, Request] = {}
-        if device_limit is not None:
-            wider = replace(budgets, device_bytes=device_limit + GIB)
+        if budgets.device_bytes is not None:
+            wider = replace(budgets, device_bytes=_more(budgets.device_bytes))
             more["device memory +1 GiB"] = replace(request, budgets=wider)
-        memories = [
-            replace(m, capacity_bytes=m.capacity_bytes + GIB) if m.name == host else m
-            for m in machine.memories
-        ]
-        wider = replace(budgets, host_bytes=(host_limit or capacity) + GIB)
+        wider = replace(budgets, host_bytes=_more(budgets.host_bytes or capacity))
         more[f"{host} +1 GiB"] = replace(
-            request, machine=replace(machine, memories=memories), budgets=wider
+            request, machine=_larger(machine, lambda m: m.name == host), budgets=wider
         )
         for kind, name in (("host", "memory"), ("disk", "disk"), ("all_reduce", "exchange")):
             quicker = faster(machine, LINK_TABLES[name])
@@ -98,16 +348,7 @@ class Cores(Dimension):
         return more
 
 
-def _host_counts(known: int) -> list[int]:
-    """Return one, two, four ... and all.
-
-    >>> _host_counts(6), _host_counts(1)
-    ([1, 2, 4, 6], [1])
-    """
-    return sorted({2**i for i in range(known.bit_length()) if 2**i <= known} | {known})
-
-
-def _spread(
+def _spread_over_hosts(
     settings: PlanSettings, hosts: int, cores: int, policies: tuple[str, ...]
 ) -> list[Candidate]:
     """Return candidates with equally many ranks on each of some hosts."""
@@ -118,16 +359,15 @@ def _spread(
     if here is not None and here > cores and not settings.oversubscribe:
         return []
     local = candidates(replace(settings, devices=here), cores, policies)
-    return [_on_hosts(c, hosts) for c in local if c.num_ranks * hosts <= batch]
-
-
-def _on_hosts(candidate: Candidate, hosts: int) -> Candidate:
-    """Return a candidate of one host as it is on each of several, whose ranks are a clique."""
-    return replace(candidate, devices=list_cores(candidate.num_ranks * hosts, hosts))
+    return [
+        replace(c, devices=list_cores(c.num_ranks * hosts, hosts))
+        for c in local
+        if c.num_ranks * hosts <= batch
+    ]
 
 
 class Gpus(Dimension):
-    """One rank to a GPU."""
+    """Ranks that each have a GPU."""
 
     name = "GPUs"
 
@@ -139,19 +379,36 @@ class Gpus(Dimension):
         """Tell numbers of GPUs apart."""
         return candidate.num_ranks
 
-    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+    def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
         """Yield every number of GPUs in every cover by cliques."""
         del base
         if plans_gpus(asked.machine):
             yield from machine_candidates(asked.settings, asked.machine, asked.policies)
             return
         why = "the machine has none" if not asked.machine.gpus else "too little is known of them"
-        yield LeftOut(name=self.name, why=why)
+        yield self.omit(why)
 
     def dedup_key(self, candidate: Candidate) -> Candidate:
         """Ignore the prefetch depth."""
         return replace(candidate, prefetch_depth=0)
 
     def relax_request(self, request: Request) -> dict[str, Request]:
-        """Give GPUs and hosts more memory, and make links of one sort faster."""
-        return relaxed_gpus(request)
+        """Give GPUs or hosts 1 GiB more, or make one sort of link 10% faster."""
+        budgets, machine = request.budgets, request.machine
+        found = {
+            "GPU memory +1 GiB": replace(
+                request,
+                machine=_larger(machine, lambda m: m.kind == "device"),
+                budgets=replace(budgets, device_bytes=_more(budgets.device_bytes)),
+            ),
+            "host memory +1 GiB": replace(
+                request,
+                machine=_larger(machine, lambda m: m.kind == "host"),
+                budgets=replace(budgets, host_bytes=_more(budgets.host_bytes)),
+            ),
+        }
+        for name, is_such in LINKS.items():
+            if any(is_such(x) for x in machine.links):
+                links = [faster_link(x) if is_such(x) else x for x in machine.links]
+                found[f"{name} +10%"] = replace(request, machine=replace(machine, links=links))
+        return found

@@ -12,15 +12,18 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gnnplan.planner.candidate import Candidate, plain_words
+from gnnplan.planner.search.dimensions.batches import Dependence, Stacks
 from gnnplan.planner.search.dimensions.caches import Caches
-from gnnplan.planner.search.dimensions.dependence import Dependence
-from gnnplan.planner.search.dimensions.dimension import Dimension, LeftOut, Proposing, RowsDimension
-from gnnplan.planner.search.dimensions.grids import Grids
+from gnnplan.planner.search.dimensions.dimension import (
+    Dimension,
+    Omission,
+    ProposalInputs,
+    RowsDimension,
+)
+from gnnplan.planner.search.dimensions.joined_ranks import Grids, SharedBatch
 from gnnplan.planner.search.dimensions.locality import LocalNeighbours
 from gnnplan.planner.search.dimensions.ranks import Cores, Gpus
 from gnnplan.planner.search.dimensions.rows import FixedRows, OwnedRows
-from gnnplan.planner.search.dimensions.shared_batch import SharedBatch
-from gnnplan.planner.search.dimensions.stacks import Stacks
 
 STARTS: tuple[Dimension, ...] = (Gpus(), Cores())
 JOINS: tuple[Dimension, ...] = (SharedBatch(), Grids())
@@ -30,11 +33,11 @@ DIMENSIONS = (*STARTS, *JOINS, *PLACEMENTS, *CHOICES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Proposed:
+class Proposals:
     """Candidates to price, and the dimensions that none of them takes."""
 
     candidates: list[Candidate]
-    left_out: list[LeftOut]
+    left_out: list[Omission]
 
 
 def dimensions_of(candidate: Candidate) -> Iterator[Dimension]:
@@ -47,19 +50,19 @@ def rows_of(candidate: Candidate) -> RowsDimension:
     return next(each for each in PLACEMENTS if each.applies(candidate))
 
 
-def propose_first(asked: Proposing) -> Proposed:
+def propose_first(asked: ProposalInputs) -> Proposals:
     """Propose every way to run the workload: the starts, then what joins their ranks."""
     starts = propose_from(STARTS, asked, [None])
     joined = [propose_from([each], asked, starts.candidates) for each in JOINS]
     every = [starts, *joined]
-    return Proposed(
+    return Proposals(
         candidates=[c for each in every for c in each.candidates],
         left_out=[reason for each in every for reason in each.left_out],
     )
 
 
-def propose_more(asked: Proposing, bases: Iterable[Candidate]) -> Proposed:
-    """Propose the sampler's choices for those of some candidates whose ranks work alone."""
+def propose_more(asked: ProposalInputs, bases: Iterable[Candidate]) -> Proposals:
+    """Propose the sampler's choices for the candidates whose ranks work alone."""
     alone = [
         b
         for b in bases
@@ -69,20 +72,20 @@ def propose_more(asked: Proposing, bases: Iterable[Candidate]) -> Proposed:
 
 
 def propose_from(
-    dimensions: Sequence[Dimension], asked: Proposing, bases: Iterable[Candidate | None]
-) -> Proposed:
+    dimensions: Sequence[Dimension], asked: ProposalInputs, bases: Iterable[Candidate | None]
+) -> Proposals:
     """Propose what some dimensions make of each base, base by base, without repetition."""
     found: dict[Candidate, None] = {}
-    left_out: dict[str, LeftOut] = {}
+    left_out: dict[str, Omission] = {}
     for base in bases:
         for dimension in dimensions:
             for each in dimension.propose(asked, base):
-                if isinstance(each, LeftOut):
+                if isinstance(each, Omission):
                     left_out.setdefault(each.name, each)
                 else:
                     found.setdefault(each)
     tried = {each.name for each in dimensions if any(map(each.applies, found))}
-    return Proposed(
+    return Proposals(
         candidates=list(found), left_out=[r for name, r in left_out.items() if name not in tried]
     )
 
@@ -92,7 +95,7 @@ DESCRIBED = (*JOINS, *PLACEMENTS, *CHOICES, *STARTS)
 
 
 def name_of(candidate: Candidate) -> str:
-    """Return what a reader sees, e.g. "2 ranks x (1 compute + 0 loader) threads, naive".
+    """Return the name that a reader sees.
 
     >>> from dataclasses import replace
     >>> from gnnplan.planner.candidate import list_cores, make_candidate
@@ -101,7 +104,7 @@ def name_of(candidate: Candidate) -> str:
     >>> lru = make_candidate(list_cores(1), policy="lru", sampler=drawn)
     >>> name_of(replace(lru, bulk_batches=8))
     '1 rank x (1 compute + 0 loader) threads, lru cache, 8 batches sampled at once, \
-64 batches hang together'
+    64 batches hang together'
     """
     described = (each.describe(candidate) for each in DESCRIBED if each.applies(candidate))
     return ", ".join([plain_words(candidate), *filter(None, described)])
@@ -113,7 +116,7 @@ def count_changes(candidate: Candidate) -> int:
 
 
 def family_of(candidate: Candidate) -> tuple[Hashable, ...]:
-    """Return the dimensions a candidate takes with their keys: of each family one is listed."""
+    """Return the candidate's dimensions with their keys; a plan lists the best of each family."""
     return tuple((each.name, each.family(candidate)) for each in dimensions_of(candidate))
 
 

@@ -30,8 +30,8 @@ from gnnplan.planner.placement.policies.policy import Parts
 from gnnplan.planner.placement.policies.registry import find_policy, list_tried_by_auto
 from gnnplan.planner.placement.problem import rows_problem
 from gnnplan.planner.search.dimensions.dimension import (
-    LeftOut,
-    Proposing,
+    Proposal,
+    ProposalInputs,
     RowsDimension,
     SearchInputs,
 )
@@ -39,12 +39,7 @@ from gnnplan.planner.workload import Hotness
 
 
 def spread_placement(placed: Placement, hotness: Hotness) -> Placement:
-    """Place every node where the one that stands for it lies.
-
-    Args:
-        placed: of the nodes that `hotness` has.
-        hotness: what it was placed by.
-    """
+    """Place every node where the one that stands for it (in `hotness`) lies."""
     runs, items = VertexRuns(hotness), placed.items[0]
     firsts = first_alike(items.own)
     lists = {g: runs.ids(items.own[g]) for g in set(firsts)}
@@ -58,12 +53,8 @@ def of_all(
 ) -> CandidatePlacement:
     """Return what a placement of every node leaves to read.
 
-    Args:
-        request: whose rows they are.
-        placed: of the nodes that `hotness` has; the shares of reads stay those that were
-            cross-validated there.
-        whole: the same policy's placement of every node.
-        hotness: what the few were placed by.
+    Cross-validated shares of reads stay those of `placed`, the placement of the few nodes of
+    `hotness` by the same policy.
     """
     shares = np.array([[r.shares.get(kind, 0.0) for kind in SOURCES] for r in placed.rows.ranks])
     every, costs = hotness.everything, placed.memories.costs
@@ -77,7 +68,7 @@ def of_all(
 
 
 class FixedRows(RowsDimension):
-    """Keep the same rows throughout, for ranks with batches of their own."""
+    """Rows that stay where they are, for ranks with batches of their own."""
 
     name = "fixed rows"
 
@@ -85,7 +76,7 @@ class FixedRows(RowsDimension):
         """Return whether rows stay where they are and batches are independent."""
         return candidate.cache is None and candidate.batching == "independent"
 
-    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+    def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
         """Yield every policy that auto tries, on the same ranks."""
         del asked
         if base is not None and base.batching == "independent":
@@ -135,7 +126,7 @@ class FixedRows(RowsDimension):
 
 
 class _Known(TypedDict):
-    """What policies may look at besides hotness."""
+    """Inputs of policies besides hotness."""
 
     out_degree: NDArray[np.int64] | None
     parts: Parts | None
@@ -150,7 +141,7 @@ def _known(search: SearchInputs, candidate: Candidate) -> _Known:
 
 
 class OwnedRows(RowsDimension):
-    """Keep the hottest of the rows that a rank owns, which nobody else reads."""
+    """The hottest rows that each rank owns, which no other rank reads."""
 
     name = "owned rows"
 
@@ -158,7 +149,7 @@ class OwnedRows(RowsDimension):
         """Return whether ranks share a batch, so that each reads its own nodes alone."""
         return candidate.batching == "cooperative"
 
-    def propose(self, asked: Proposing, base: Candidate | None) -> Iterator[Candidate | LeftOut]:
+    def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
         """Yield the same ranks, each keeping its hottest rows."""
         del asked
         if base is not None and self.applies(base):

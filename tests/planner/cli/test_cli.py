@@ -13,8 +13,7 @@ from gnnplan.planner.cli import main as cli, planning
 from gnnplan.planner.cli.common import print_text
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.options import parse_integers, parse_sampler
-from gnnplan.planner.settings import SamplerChoice
+from gnnplan.planner.settings import SamplerChoice, parse_integers, parse_sampler
 from gnnplan.planner.units import parse_bytes
 from gnnplan.runtime.graph.dataset import Graph
 

@@ -6,7 +6,6 @@ import pytest
 from gnnplan.planner.cost.backends.backend import startup_seconds
 from gnnplan.planner.cost.cache_model import cross_validate
 from gnnplan.planner.cost.pipeline_time import (
-    core_bound_seconds,
     expected_maximum,
     finish_times,
     kappa,
@@ -24,14 +23,10 @@ from gnnplan.planner.cost.stages.all_reduce import (
     hierarchical_seconds,
     ring_seconds,
 )
-from gnnplan.planner.cost.stages.gather import (
-    gather_seconds,
-    lines,
-    reads_per_row,
-    touched_rows,
-)
+from gnnplan.planner.cost.stages.gather import PAGE_BYTES, gather_seconds, touched_rows
 from gnnplan.planner.cost.stages.sample import sample_seconds
 from gnnplan.planner.machine.model import Table
+from gnnplan.planner.machine.routes import lines
 from tests.reference.storage_seconds import (
     disk_seconds,
     distinct_pages,
@@ -148,9 +143,6 @@ class TestPipeline:
     def test_the_period_is_reproducible(self) -> None:
         a, b = (stochastic_period(9.0, 10.0, variation=0.4, depth=2) for _ in range(2))
         assert a == b
-
-    def test_cores_are_shared_capacity(self) -> None:
-        assert core_bound_seconds(0.3, 2) == 0.15
 
     def test_full_overlap_pays_the_full_slowdown(self) -> None:
         assert slow_each_other(10.0, 10.0, loader_slowdown=2.0, trainer_slowdown=2.0) == (
@@ -300,8 +292,8 @@ class TestDisk:
         assert found == sorted(found, reverse=True)
 
     def test_a_row_across_pages_reads_both(self) -> None:
-        assert reads_per_row(4096) == 1.0
-        assert 1.0 < reads_per_row(5000) < 3.0
+        assert lines(4096, PAGE_BYTES) == 1.0
+        assert 1.0 < lines(5000, PAGE_BYTES) < 3.0
 
 
 class TestSampleAndStart:

@@ -105,7 +105,7 @@ def test_a_ring_inside_one_nvswitch_is_a3():
     found = gpu_all_reduce(machine, candidate(machine, 8), 4e6)
     # 2 (P - 1) (a + n / (P B)): a 10 us, B 12 links of 25 GB/s at 90%.
     assert found.seconds == pytest.approx(14 * (10e-6 + 4e6 / (8 * 12 * 25e9 * 0.9)))
-    assert "derived" in found.words
+    assert "derived" in found.provenance
 
 
 def test_a_ring_over_several_hosts_is_a3s_hierarchy():

@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gnnplan.planner.cost.memory import (
-    activation_bytes,
     batch_bytes,
-    location_bytes,
     model_bytes,
     require_fit,
     sampling_bytes,
@@ -97,8 +95,6 @@ class TestMemory:
 
     def test_parts(self) -> None:
         assert model_bytes(1000) == 16_000
-        assert activation_bytes(1000, 1.5) == 1500
-        assert location_bytes(1000, 4) == 4000
         assert batch_bytes(100.0, 1000.0, 400, 3) == 3 * (100 * 408 + 4000)
         assert sampling_bytes(100.0, 1000.0, 10_000, 2) == 2 * 89_600
 

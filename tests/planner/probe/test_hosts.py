@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from gnnplan.planner.candidate import list_cores, make_candidate
+from gnnplan.planner.cost.rates import MachineTable
 from gnnplan.planner.cost.stages.exchange import (
-    exchange_lead,
     exchange_rates,
     hidden_rows_rate,
     hosts_all_reduce,
+    seconds_beside_exchange,
 )
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import MachineModel, load_machine, save_machine
@@ -219,11 +220,12 @@ def test_what_was_measured_between_compute_is_what_steps_are_priced_by() -> None
     asked, sent = exchange_rates(model, 100.0, 400, two)
     assert asked.seconds == pytest.approx(2e-3)
     assert sent.seconds == pytest.approx(5e-3)
-    assert exchange_lead(model, two, 100.0, 400) == pytest.approx(1e-3)
+    early = MachineTable.ALL_TO_ALL_EARLY
+    assert seconds_beside_exchange(model, two, early, 100.0, 400) == pytest.approx(1e-3)
     late = hidden_rows_rate(model, two, 4096.0)
     assert late is not None
     assert late.seconds == pytest.approx(6e-3)
     assert hosts_all_reduce(model, two, 4096).seconds == pytest.approx(7e-3)
     plain = joined(replace(rates, stepped={}))
     assert hosts_all_reduce(plain, two, 4096).seconds == pytest.approx(2e-3)
-    assert exchange_lead(plain, two, 100.0, 400) == 0.0
+    assert seconds_beside_exchange(plain, two, early, 100.0, 400) == 0.0

@@ -10,8 +10,7 @@ from gnnplan.planner.machine.model import Table
 from gnnplan.planner.profile import draws as draws_module, draws as pilots
 from gnnplan.planner.profile.cache import keep_answer
 from gnnplan.planner.profile.draws import GraphDraws
-from gnnplan.planner.search.dimensions.dependence import share_draws
-from gnnplan.planner.search.dimensions.stacks import DEPENDENT, TABLE
+from gnnplan.planner.search.dimensions.batches import DEPENDENT, TABLE, share_draws
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Workload

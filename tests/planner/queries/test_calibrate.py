@@ -13,8 +13,8 @@ from gnnplan.planner.queries.calibrate import (
     CONFIRMED,
     Calibration,
     Observation,
-    calibrated,
-    calibrated_machine,
+    calibrate_machine,
+    calibrate_search,
     calibration_path,
     load_calibration,
     refit,
@@ -179,7 +179,7 @@ def test_a_run_on_gpus_teaches_nothing_and_is_told_apart(
 
 def test_only_the_named_stages_tables_are_scaled() -> None:
     raw = machine()
-    found = calibrated_machine(raw, {"gather": 2.0})
+    found = calibrate_machine(raw, {"gather": 2.0})
     assert found.tables["gather"].values == [2 * v for v in raw.tables["gather"].values]
     assert found.tables["sample_edge"] == raw.tables["sample_edge"]
     assert found.tables["gather"].provenance == "derived"
@@ -188,7 +188,7 @@ def test_only_the_named_stages_tables_are_scaled() -> None:
 def test_hidden_rows_are_exchanged_as_feature_rows_were() -> None:
     hidden = constant("seconds", ["bytes", "ranks"], 2e-3)
     raw = machine().with_tables({"all_to_all_hidden": hidden})
-    found = calibrated_machine(raw, {"exchange_rows": 0.75}).tables
+    found = calibrate_machine(raw, {"exchange_rows": 0.75}).tables
     assert found["all_to_all_hidden"].values == [0.75 * v for v in hidden.values]
     assert found["all_to_all"].values == [0.75 * v for v in raw.tables["all_to_all"].values]
 
@@ -200,7 +200,7 @@ def test_the_wait_for_other_ranks_teaches_no_factor(small_graph: Graph, tmp_path
     factors, _ = learn(plan, 1.0)
     assert "all_reduce" not in factors
     # Nor does one that an older version kept.
-    assert calibrated_machine(machine(), {"all_reduce": 2.0}).tables == machine().tables
+    assert calibrate_machine(machine(), {"all_reduce": 2.0}).tables == machine().tables
 
 
 def test_other_samplers_and_gathers_from_disk_teach_factors_of_their_own(
@@ -221,7 +221,7 @@ def test_other_samplers_and_gathers_from_disk_teach_factors_of_their_own(
     assert factors["sample.labor"] == pytest.approx(1.0)
     assert not {"gather", "sample"} & factors.keys()
     raw = machine()
-    scaled = calibrated_machine(raw, factors).tables
+    scaled = calibrate_machine(raw, factors).tables
     assert scaled["disk_read"].values == pytest.approx(
         [1.7 * v for v in raw.tables["disk_read"].values]
     )
@@ -236,7 +236,7 @@ def test_a_samplers_own_factor_scales_sampling_for_that_sampler_alone(small_grap
     values = search.request.machine.tables["sample_edge"].values
     for sampler, factor in (("neighbor", 1.5), ("labor", 3.0), ("ladies", 1.0)):
         asked = replace(search.request, sampler=sampler, profile=profile)
-        found = calibrated(replace(search, request=asked), factors).request
+        found = calibrate_search(replace(search, request=asked), factors).request
         scaled = found.machine.tables["sample_edge"].values
         assert scaled == pytest.approx([factor * v for v in values])
         for each in found.profile.timing.values():

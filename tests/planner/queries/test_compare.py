@@ -8,7 +8,7 @@ import pytest
 
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.queries.compare import absolute_percentage_error, compare
-from gnnplan.planner.queries.tune import measured
+from gnnplan.planner.queries.tune import join_runs
 from gnnplan.runtime import codec
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Interval, Plan
@@ -104,9 +104,9 @@ def test_a_step_of_stacks_is_measured_over_whole_ones(plan: Plan) -> None:
     assert compare(plan, run).step_seconds.measured == pytest.approx(1e-3)
     stacked = replace(plan, strategy=replace(plan.strategy, bulk_batches=4))
     assert compare(stacked, run).step_seconds.measured == pytest.approx(3e-3)
-    found = measured([run, run], stack=4)
+    found = join_runs([run, run], stack=4)
     assert (found.median, found.count) == (pytest.approx(3e-3), 20)
-    assert measured([run, run]).median == pytest.approx(1e-3)
+    assert join_runs([run, run]).median == pytest.approx(1e-3)
 
 
 def test_stages_done_for_a_whole_stack_are_compared_by_their_mean(plan: Plan) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gnnplan.planner.queries.simulate_gpu import lanes_total
+from gnnplan.planner.queries.simulated_times import lanes_total
 
 STEPS = 3
 

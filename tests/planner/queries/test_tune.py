@@ -21,19 +21,19 @@ from gnnplan.planner.queries.calibrate import calibration_path
 from gnnplan.planner.queries.tune import (
     TUNE_FILE,
     Approach,
-    Measured,
+    StepMeasurement,
     TunedCandidate,
     TuneRequest,
     deciding_seconds,
-    distinct,
+    draw_turns,
+    drop_alike,
     run_to,
     shortlist,
     tune,
-    turns,
 )
 from gnnplan.planner.queries.whatif import reopen
 from gnnplan.planner.search.choose import choose
-from gnnplan.planner.search.dimensions.dependence import share_draws
+from gnnplan.planner.search.dimensions.batches import share_draws
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.errors import GnnplanError, WorkerFailed
@@ -113,11 +113,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_every_round_has_each_once_in_an_order_of_its_own() -> None:
-    order = turns(range(5), 20, seed=3)
+    order = draw_turns(range(5), 20, seed=3)
     assert all(sorted(turn) == [0, 1, 2, 3, 4] for turn in order)
     assert len({tuple(turn) for turn in order}) > 10
-    assert order == turns(range(5), 20, seed=3)
-    assert order != turns(range(5), 20, seed=4)
+    assert order == draw_turns(range(5), 20, seed=3)
+    assert order != draw_turns(range(5), 20, seed=4)
 
 
 def test_candidates_run_in_turn_and_the_fastest_is_kept(folder: Path) -> None:
@@ -125,7 +125,7 @@ def test_candidates_run_in_turn_and_the_fastest_is_kept(folder: Path) -> None:
     launch = Pretended(0.030, 0.020)
     asked = TuneRequest(top=2, rounds=3, seed=5)
     found = tune(folder, asked, launch=launch, patience=Patience(lambda: 0.0))
-    assert launch.order == [i for turn in turns(range(2), 3, seed=5) for i in turn]
+    assert launch.order == [i for turn in draw_turns(range(2), 3, seed=5) for i in turn]
     # 10 steps of warm-up and 40 that count, at 3 steps an epoch.
     for each in launch.options:
         assert (each["max_steps"], each["epochs"]) == (50, 17)
@@ -134,7 +134,7 @@ def test_candidates_run_in_turn_and_the_fastest_is_kept(folder: Path) -> None:
     assert model.plan_id == before.plan_id
     assert found.plan_id == other.plan_id
     assert found.model_regret == pytest.approx(0.5)  # 30 / 20 - 1
-    assert model.measured == Measured(
+    assert model.measured == StepMeasurement(
         median=0.030, p10=0.030, p90=0.030, count=120, rounds=[0.030] * 3
     )
     kept = load_plan(folder, verify_arrays=True)
@@ -169,7 +169,7 @@ def test_runs_that_the_machine_slowed_down_are_run_again(folder: Path) -> None:
     asked = TuneRequest(top=2, rounds=2, seed=5)
     patience = Patience(launch.level, seconds=600.0)
     found = tune(folder, asked, launch=launch, patience=patience)
-    first, second, *rest = [i for turn in turns(range(2), 2, seed=5) for i in turn]
+    first, second, *rest = [i for turn in draw_turns(range(2), 2, seed=5) for i in turn]
     assert launch.order == [first, second, second, *rest]
     assert len({each["run_folder"] for each in launch.options}) == 5
     assert [row.measured.rounds for row in found.candidates] == [[0.020] * 2, [0.030] * 2]
@@ -231,12 +231,12 @@ def test_candidates_whose_rows_lie_in_the_same_places_are_measured_once(folder: 
     names = {p.candidate.policy for p in lean}
     assert names  # at least `none`
     renamed = [replace(p, candidate=p.candidate.with_policy("renamed")) for p in lean[:1]]
-    assert len(distinct([*lean[:1], *renamed])) == 1
+    assert len(drop_alike([*lean[:1], *renamed])) == 1
     placement = lean[0].placed.placement
     first, *others = placement.items
     moved = replace(placement, items=(replace(first, own=[np.arange(3)]), *others))
     other = replace(lean[0], placed=replace(lean[0].placed, placement=moved))
-    assert len(distinct([lean[0], other])) == 2
+    assert len(drop_alike([lean[0], other])) == 2
 
 
 def test_the_shortlist_has_the_models_choice_first_and_the_best_of_each_statistics(
@@ -265,7 +265,9 @@ def test_seconds_to_a_score_are_shared_by_equal_statistics() -> None:
     def row(statistics: str, median: float, approach: Approach | None) -> TunedCandidate:
         return TunedCandidate(
             name="", plan_id="", statistics=statistics, predicted=nothing, ape=0.0,
-            measured=Measured(median=median, p10=median, p90=median, count=1, rounds=[median]),
+            measured=StepMeasurement(
+                median=median, p10=median, p90=median, count=1, rounds=[median]
+            ),
             within_interval=True, to_accuracy=approach,
         )  # fmt: skip
 

@@ -15,7 +15,13 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.profile import cache as record
 from gnnplan.planner.profile.cache import Profile
 from gnnplan.planner.queries.diff import diff, render as render_diff
-from gnnplan.planner.queries.whatif import apply, cheapest_for, render_why_not, whatif, why_not
+from gnnplan.planner.queries.whatif import (
+    apply_changes,
+    cheapest_for,
+    render_why_not,
+    whatif,
+    why_not,
+)
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.graph.dataset import Graph
@@ -98,7 +104,7 @@ def test_less_memory_can_leave_no_plan(small_graph: Graph, skewed: Profile, tmp_
 )
 def test_a_bad_change_gets_one_line(change: str, words: str) -> None:
     with pytest.raises(SettingsError, match=words) as caught:
-        apply(record.PlanRecord(settings=SETTINGS, machine=SLOW), [change])
+        apply_changes(record.PlanRecord(settings=SETTINGS, machine=SLOW), [change])
     assert "\n" not in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""Tests for planner/search/enumerate.py: how many GPUs, which ones, in which cliques."""
+"""Tests for planner/search/dimensions/ranks.py: how many GPUs, which ones, in which cliques."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.probe.presets import load_preset
-from gnnplan.planner.search.enumerate import gpu_counts, machine_candidates, plans_gpus
+from gnnplan.planner.search.dimensions.ranks import gpu_counts, machine_candidates, plans_gpus
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.plan.schema import Workload
 

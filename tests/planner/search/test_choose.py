@@ -6,7 +6,7 @@ import pytest
 from gnnplan.planner.candidate import PlacedRows, RankRows
 from gnnplan.planner.placement.costs import RowCosts
 from gnnplan.planner.placement.place import CandidatePlacement, Capacity, Memories
-from gnnplan.planner.search.choose import Evaluated, choose, why_it_lost
+from gnnplan.planner.search.choose import PlacedCandidate, choose, why_it_lost
 from gnnplan.runtime.plan.schema import Interval, Prediction, Threads
 from tests.support.candidates import candidate_of_ranks
 from tests.support.placements import placed_by
@@ -17,7 +17,7 @@ NOISE = 0.05
 def priced(
     policy: str, ms: float, gather_ms: float, *, gpus: bool, own: int = 0, loaders: int = 1,
     host: float = 0.0,
-) -> Evaluated:  # fmt: skip
+) -> PlacedCandidate:  # fmt: skip
     """Two ranks with a placement, a step and a gather of so many milliseconds."""
     candidate = candidate_of_ranks(
         num_ranks=2,
@@ -45,7 +45,7 @@ def priced(
     rows = PlacedRows(policy=policy, ranks=[each], host_rows=4)
     memories = Memories(room=Capacity(own_rows=0, host_rows=None), costs=costs)
     placed = CandidatePlacement(placement=placement, reads=reads, memories=memories, rows=rows)
-    return Evaluated(candidate=candidate, placed=placed, prediction=prediction)
+    return PlacedCandidate(candidate=candidate, placed=placed, prediction=prediction)
 
 
 def test_on_gpus_what_leaves_least_to_hide_is_kept_within_the_noise() -> None:

@@ -19,8 +19,7 @@ from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.profile import profile as profiling
 from gnnplan.planner.profile.cache import Profile
 from gnnplan.planner.search.choose import alternatives, certificate, choose
-from gnnplan.planner.search.search import Search, SearchResult
-from gnnplan.planner.search.select_sampler import best_over_samplers
+from gnnplan.planner.search.search import Search, SearchResult, best_over_samplers
 from gnnplan.planner.settings import POLICIES, PlanSettings
 from gnnplan.planner.workload import Hotness
 from gnnplan.runtime.graph.dataset import Graph

@@ -5,15 +5,13 @@ from dataclasses import replace
 import pytest
 
 from gnnplan.planner.candidate import Candidate, list_cores
+from gnnplan.planner.cost.rates import MachineTable
 from gnnplan.planner.cost.stages.exchange import (
     all_to_all,
     card_rows,
-    exchange_lead,
+    exchange_rates,
     hosts_all_reduce,
-    remote_rates,
-    seconds_after_exchange,
-    seconds_around_ids,
-    seconds_around_rows,
+    seconds_beside_exchange,
     with_own_share,
 )
 from gnnplan.planner.machine.model import Table
@@ -99,7 +97,8 @@ def test_rows_of_other_hosts_are_asked_for_and_sent_as_the_formula_has_them() ->
     model = with_tables(
         hosts_all_to_all=hosts_per_byte(1e-6, 2), all_to_all=per_byte(1e-8, ranks=2)
     )
-    asked, sent = remote_rates(model, 900.0, 40, spread_over(2, 4))
+    four = spread_over(2, 4)
+    asked, sent = exchange_rates(model, card_rows(four, 900.0), 40, four)
 
     def seconds(each: float) -> float:
         return 2 * each * 1e-6 + each / 2 * 1e-8
@@ -120,11 +119,13 @@ def test_what_goes_with_an_exchange_in_line_is_looked_up_at_what_it_moves() -> N
         (spread_over(2, 4), 2, 1e-6),  # 2 ranks share a host's card
     ):
         whole = one * with_own_share(found, 900.0) / 1800 * per_bytes
-        assert seconds_after_exchange(model, found, 900.0, 40) == pytest.approx(rows * whole)
-        assert exchange_lead(model, found, 900.0, 40) == pytest.approx(rows * whole)
-        assert seconds_around_rows(model, found, 900.0, 40) == pytest.approx(rows * whole)
-        assert seconds_around_ids(model, found, 900.0) == pytest.approx(ids * whole)
-        assert seconds_after_exchange(model, found, 0.0, 40) == 0.0
         ahead = replace(found, threads=replace(found.threads, sample=1))
-        assert seconds_after_exchange(model, ahead, 900.0, 40) == 0.0
-    assert seconds_after_exchange(with_tables(), spread_over(1, 2), 900.0, 40) == 0.0
+        for name in map(MachineTable, BESIDE):
+            moved = seconds_beside_exchange(model, found, name, 900.0, 40)
+            assert moved == pytest.approx(rows * whole)
+            asked = seconds_beside_exchange(model, found, name, 900.0)
+            assert asked == pytest.approx(ids * whole)
+            assert seconds_beside_exchange(model, found, name, 0.0, 40) == 0.0
+            assert seconds_beside_exchange(model, ahead, name, 900.0, 40) == 0.0
+    for name in map(MachineTable, BESIDE):
+        assert seconds_beside_exchange(with_tables(), spread_over(1, 2), name, 900.0, 40) == 0.0

@@ -24,7 +24,7 @@ from gnnplan.planner.probe.gpu.nvml import Inventory
 from gnnplan.planner.probe.gpu.torch_device import sizes_for
 from gnnplan.planner.probe.team import Team
 from gnnplan.planner.probe.timing import summarize
-from gnnplan.planner.search.enumerate import plans_gpus
+from gnnplan.planner.search.dimensions.ranks import plans_gpus
 from gnnplan.runtime.errors import WorkerFailed
 from gnnplan.runtime.plan.schema import Threads
 from tests.planner.probe import fake_gpu as law

@@ -16,7 +16,12 @@ from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.profile.cache import Profile
 from gnnplan.planner.profile.presample import presample
 from gnnplan.planner.search.dimensions import registry
-from gnnplan.planner.search.dimensions.dimension import Dimension, LeftOut, Proposing, RowsDimension
+from gnnplan.planner.search.dimensions.dimension import (
+    Dimension,
+    Proposal,
+    ProposalInputs,
+    RowsDimension,
+)
 from gnnplan.planner.search.dimensions.registry import DIMENSIONS, dimensions_of, propose_first
 from gnnplan.planner.search.search import SearchResult
 from gnnplan.planner.settings import PlanSettings
@@ -71,7 +76,7 @@ def test_the_recorded_candidates_in_their_order(name: str, explored) -> None:
 
 def test_every_start_and_join_is_proposed_or_says_why_not() -> None:
     for model in (machine(), hosts_machine(), load_preset("siton")):
-        ask = Proposing(
+        ask = ProposalInputs(
             settings=PlanSettings(workload=WORK, sampler="ladies"),
             machine=model,
             policies=("none",),
@@ -121,9 +126,7 @@ def test_a_kind_in_the_registry_is_all_that_the_search_needs(
         def applies(self, candidate: Candidate) -> bool:
             return candidate.prefetch_depth == 8
 
-        def propose(
-            self, asked: Proposing, base: Candidate | None
-        ) -> Iterator[Candidate | LeftOut]:
+        def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
             del asked
             if base is not None:
                 yield replace(base, prefetch_depth=8)

@@ -12,8 +12,8 @@ import torch
 from gnnplan.planner.cost.stages.sample import batch_launches
 from gnnplan.planner.pipeline import plan
 from gnnplan.planner.probe.presets import load_preset
-from gnnplan.planner.search.dimensions.dimension import LeftOut, Proposing
-from gnnplan.planner.search.dimensions.stacks import Stacks
+from gnnplan.planner.search.dimensions.batches import Stacks
+from gnnplan.planner.search.dimensions.dimension import Omission, ProposalInputs
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_rmat
@@ -76,12 +76,12 @@ def test_one_cuda_graph_beats_stacks_of_neighbours_which_are_listed(
 def test_what_a_gpu_cannot_stack_is_left_out_with_the_reason(
     changes: dict[str, Any], task: str, words: str
 ) -> None:
-    ask = Proposing(
+    ask = ProposalInputs(
         settings=PlanSettings(workload=WORK, **changes), machine=load_preset("h200x1"),
         policies=("none",), task=task, num_steps=10,
     )  # fmt: skip
     (found,) = Stacks().propose(ask, BASE)
-    assert isinstance(found, LeftOut)
+    assert isinstance(found, Omission)
     assert words in found.why
 
 

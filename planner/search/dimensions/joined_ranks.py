@@ -1,0 +1,123 @@
+"""Choose ranks that do more together than sum gradients.
+
+Cooperative batches: ranks sample one batch together, each its own nodes. Grids: the topology is
+partitioned over a 1.5D grid of ranks, none of which has all lists.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.placement.owned import OWNED
+from gnnplan.planner.search.dimensions.dimension import (
+    Dimension,
+    Proposal,
+    ProposalInputs,
+)
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.plan.schema import Sampler, TopologyPlacement
+from gnnplan.runtime.sampling.registry import is_able, why_alone
+
+SHARED_MODELS = ("sage", "gcn", "gat")
+"""Models that can stop between two layers to exchange rows."""
+
+
+class SharedBatch(Dimension):
+    """Batches whose work is shared among the ranks."""
+
+    name = "cooperative batches"
+
+    def applies(self, candidate: Candidate) -> bool:
+        """Return whether the ranks share a batch."""
+        return candidate.batching == "cooperative"
+
+    def describe(self, candidate: Candidate) -> str:
+        """Say that batches are cooperative."""
+        del candidate
+        return self.name
+
+    def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
+        """Yield the same ranks sharing a batch, where they keep no rows of their own."""
+        if base is None or base.policy != "none":
+            return
+        if base.kind == "cuda":
+            yield self.omit("not priced where ranks are GPUs")
+        elif asked.settings.batching == "independent":
+            yield self.omit("independent batches are asked for")
+        elif not shares_batches(asked.settings, asked.task):
+            yield self.omit("this model and sampler cannot be split over ranks")
+        elif asked.profile is not None and asked.profile.shared is None:
+            yield self.omit("the profile did not count what ranks would exchange")
+        elif base.num_ranks > 1:
+            yield replace(base, batching="cooperative")
+
+    def normalise(self, candidate: Candidate) -> Candidate:
+        """Make batches independent where the placement is not one for owners."""
+        if candidate.policy in ("none", OWNED):
+            return candidate
+        return replace(candidate, batching="independent")
+
+
+def shares_batches(settings: PlanSettings, task: str) -> bool:
+    """Return whether the runtime lets ranks share a batch of this request.
+
+    >>> shares_batches(PlanSettings(), "multiclass"), shares_batches(PlanSettings(), "link")
+    (True, False)
+    """
+    work = settings.workload
+    if settings.batching == "independent" or task == "link" or work.model not in SHARED_MODELS:
+        return False
+    if (work.model == "gcn" and work.gcn_norm == "sampled") or work.precision != "float32":
+        return False
+    sampler = Sampler(name=settings.sampler, parameters=settings.sampler_parameters)
+    try:
+        return not why_alone(sampler)
+    except SamplerError:
+        return False
+
+
+GRID_BULKS = (1, 8)
+"""Batches of each rank that a grid samples at once."""
+
+
+class Grids(Dimension):
+    """Adjacency lists spread over hosts."""
+
+    name = "topology in parts"
+
+    def applies(self, candidate: Candidate) -> bool:
+        """Return whether the topology is partitioned."""
+        return candidate.topology.policy == "partitioned"
+
+    def describe(self, candidate: Candidate) -> str:
+        """Name the number of copies of the lists."""
+        copies = "copy" if candidate.topology.replication == 1 else "copies"
+        return f"{self.name}, {candidate.topology.replication} {copies}"
+
+    def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
+        """Yield every number of copies; one host's shared mapping holds all lists anyway."""
+        if base is None or base.policy != "none":
+            return
+        if base.kind == "cuda":
+            yield self.omit("not priced where ranks are GPUs")
+        elif not shares_topology(asked.settings, asked.task):
+            yield self.omit("grids draw uniform neighbours of one type alone")
+        elif asked.profile is not None and not asked.profile.stacks:
+            yield self.omit("the profile did not count the rows that stacks ask for")
+        elif base.hosts > 1:
+            for copies in range(1, base.num_ranks):
+                if base.num_ranks % copies == 0:
+                    for bulk in GRID_BULKS:
+                        topology = TopologyPlacement(policy="partitioned", replication=copies)
+                        yield replace(base, topology=topology, bulk_batches=bulk)
+
+
+def shares_topology(settings: PlanSettings, task: str) -> bool:
+    """Return whether a grid can sample this request: uniform neighbours of one node type.
+
+    >>> shares_topology(PlanSettings(), "multiclass"), shares_topology(PlanSettings(), "link")
+    (True, False)
+    """
+    named = is_able(settings.sampler, settings.sampler_parameters, "grid")
+    return named and task != "link" and settings.workload.model in SHARED_MODELS
