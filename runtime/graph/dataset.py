@@ -197,6 +197,8 @@ def _graph(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> Gr
             indptr=arrays["x_indptr"], indices=arrays["x_indices"], data=arrays["x_data"]
         )
     optional = ("x", "y", "edge_weight", "edge_type", "edge_id", "node_type")
+    rest: dict[str, Any] = {name: arrays.get(name) for name in optional}
+    rest |= {name: np.array(arrays[name]) for name in SPLITS}
     return Graph(
         path=folder.resolve(),
         meta=meta,
@@ -205,8 +207,7 @@ def _graph(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -> Gr
         x_by_type={name: arrays[f"x_{name}"] for name in typed_names(meta)},
         indptr=arrays["indptr"],
         indices=arrays["indices"],
-        **{name: np.array(arrays[name]) for name in SPLITS},
-        **{name: arrays.get(name) for name in optional},
+        **rest,
     )
 
 
