@@ -70,8 +70,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="name that clients call this service by, repeatable, * for any; needs a key",
     )
     for name, (_, _, words) in NUMBERS.items():
-        kind: type[Any] = type(DEFAULTS[name])
-        add(_flag(name), type=kind, default=DEFAULTS[name], help=words)
+        default = DEFAULTS[name]
+        add(_flag(name), type=default.__class__, default=default, help=words)
     add(
         "--executor",
         choices=EXECUTORS,

@@ -39,10 +39,10 @@ from gnnplan.planner.workload import (
     WorkloadProfile,
 )
 from gnnplan.runtime import codec
-from gnnplan.runtime.cores import usable_core_ids
 from gnnplan.runtime.device import machine_fingerprint
-from gnnplan.runtime.fallback import warn_once
+from gnnplan.runtime.errors import warn_once
 from gnnplan.runtime.graph.dataset import Graph, is_typed
+from gnnplan.runtime.process import usable_core_ids
 from gnnplan.runtime.sampling.memory import may_capture
 from gnnplan.runtime.sampling.registry import is_able
 
