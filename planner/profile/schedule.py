@@ -135,8 +135,13 @@ class _TimedSteps:
     needed: bool
     """Whether it is timed once even without time, as one of its batch size is."""
     rounds: list[list[TimingAnswer]] = field(default_factory=list[list[TimingAnswer]])
-    lost: bool = False
-    most: float = STEPS_SECONDS
+    behind: bool = False
+    """Whether its least seconds exceed another's most."""
+
+    @property
+    def most(self) -> float:
+        """Most seconds of a visit."""
+        return LEAST_SECONDS if self.behind else STEPS_SECONDS
 
     def take(self, team: Team, seconds: float, hopeless_seconds: float) -> None:
         request = replace(
@@ -217,7 +222,7 @@ class _BatchRounds:
         main = self.steps[0]
         timing = model_timing([(s.combination, middle_round(s.rounds)) for s in reached])
         every = [answer for s in reached for found in s.rounds for answer in found]
-        alive = [s for s in reached if not s.lost]
+        alive = [s for s in reached if not s.behind]
         table = replace(
             timing.forward_backward,
             # Half of what lies between the two quickest.
@@ -244,7 +249,7 @@ class _BatchRounds:
             name, count = steps.what.removeprefix("timing "), len(steps.rounds)
             if not count:
                 yield f"{name}: not reached in time; priced as the nearest that was"
-            elif steps.lost:
+            elif steps.behind:
                 rounds = f"{count} round{'s' if count > 1 else ''}"
                 yield f"{name}: slower than another by more than its interval after {rounds}"
             elif count == 1:
@@ -279,19 +284,21 @@ def _visits(batches: Sequence[_BatchRounds], number: int) -> Iterator[_TimedStep
         return
     _leave_out(batches)
     for each in batches:
-        alive = [steps for steps in each.steps if not steps.lost]
+        alive = [steps for steps in each.steps if not steps.behind]
         if number == ROUNDS:
             yield from (steps for steps in alive if steps.apart > APART)
         elif alive:
             yield from alive
             yield each.loading
+    if number < ROUNDS:  # one round alone may have been disturbed
+        yield from (steps for each in batches for steps in each.steps if steps.behind)
 
 
 def _leave_out(batches: Sequence[_BatchRounds]) -> None:
     """Mark steps whose least seconds exceed another's most."""
     shortest = _shortest_at_most(batches)
     for steps in (steps for batch in batches for steps in batch.steps if steps.rounds):
-        steps.lost = steps.lost or steps.step_range()[0] > shortest
+        steps.behind = steps.step_range()[0] > shortest
 
 
 def _shortest_at_most(batches: Sequence[_BatchRounds]) -> float:

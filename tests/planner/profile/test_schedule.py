@@ -114,18 +114,34 @@ def test_a_round_visits_what_each_size_needs_and_then_all_that_may_win(small_gra
     assert [each.counts_bytes for each in steps] == [True, True, *[False] * 4]
 
 
-def test_what_loses_by_more_than_its_interval_is_timed_once(small_graph: Graph) -> None:
+def test_what_loses_by_more_than_its_interval_is_timed_twice_and_briefly(
+    small_graph: Graph,
+) -> None:
     clock = FakeClock()
-    team = Recorded({(1, 1): [1.0] * 3, (1, 2): [1.1] * 3, (2, 1): [5.0]}, clock)
+    team = Recorded({(1, 1): [1.0] * 3, (1, 2): [1.1] * 3, (2, 1): [5.0, 4.9]}, clock)
     slow = time_all(small_graph, two_sizes(), team, None, 60.0, clock.perf_counter)[1]
-    assert team.calls.count((2, 1)) == team.calls.count("load 2") == 1
+    assert team.calls.count((2, 1)) == 2
+    assert team.calls.count("load 2") == 1
     assert team.calls.count((1, 2)) == ROUNDS
     assert slow.notes == [
-        "neighbor, 2 ranks x 1 threads: slower than another by more than its interval after 1 round"
+        "neighbor, 2 ranks x 1 threads: slower than another by more than its interval after 2 "
+        "rounds"
     ]
+    assert team.calls[-1] == (2, 1)
+    assert team.requests[-1].seconds == LEAST_SECONDS
     # What is known of the others bounds how long a step is worth looking at.
     others = [each for each in team.requests if (each.threads, each.times_loading) == (2, False)]
     assert others[0].hopeless_seconds < 10.0
+
+
+def test_what_one_disturbed_round_left_behind_comes_back(small_graph: Graph) -> None:
+    clock = FakeClock()
+    team = Recorded({(1, 1): [1.0] * 3, (1, 2): [6.0, 0.8, 0.82], (2, 1): [5.0] * 2}, clock)
+    found = time_all(small_graph, two_sizes(), team, None, 60.0, clock.perf_counter)[0]
+    assert team.calls.count((1, 2)) == 3  # a short second look, and one more since they differ
+    table = found.model.forward_backward
+    assert table.at(scale=1.0, ranks=1, threads=2) == pytest.approx(2 * 0.82)
+    assert not table.uncertain
 
 
 @pytest.mark.parametrize(
