@@ -85,6 +85,7 @@ def list_gpus(
             clique=clique[rank],
             memory=known[name].memory,
             index=first[known[name].host].index(name),
+            emulated=known[name].emulated,
         )
         for rank, name in enumerate(names)
     ]
@@ -117,7 +118,8 @@ def gpu_words(candidate: Candidate) -> str:
     names = candidate.gpus
     cliques = "; ".join("+".join(names[r] for r in c) for c in candidate.cliques)
     where = "on the host" if candidate.topology.policy == "host" else "copied to every GPU"
-    count = f"{candidate.num_ranks} GPU{'s' if candidate.num_ranks > 1 else ''}"
+    kind = "emulated GPU" if candidate.emulated else "GPU"
+    count = f"{candidate.num_ranks} {kind}{'s' if candidate.num_ranks > 1 else ''}"
     return f"{count} ({cliques}), topology {where}"
 
 

@@ -7,6 +7,7 @@ from gnnplan.runtime.device import VARIABLE, machine_fingerprint
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.report import EMULATED_NOTE
 
 FORCE_VARIABLE = "GNNPLAN_FORCE"
 """Set by `gnnplan launch --force`: the user's script trains although the graph changed."""
@@ -38,7 +39,7 @@ def check_identity(plan: Plan, *, force: bool = False) -> list[str]:
         force: go on with a note instead of raising.
 
     Returns:
-        A note for each mismatch (only with `force`; else empty).
+        A note for each mismatch (only with `force`; else empty), and one where ranks are emulated.
 
     Raises:
         PlanError: the graph or the machine is another one.
@@ -49,7 +50,8 @@ def check_identity(plan: Plan, *, force: bool = False) -> list[str]:
     if why := _other_graph(plan, found_graph):
         notes.append(why)
     found_machine = machine_fingerprint()
-    if found_machine not in plan.machine.fingerprint.split("+"):
+    anywhere = plan.strategy.emulated  # by any machine's cores
+    if not anywhere and found_machine not in plan.machine.fingerprint.split("+"):
         notes.append(
             f"expected the machine the plan was made for ({plan.machine.name}, fingerprint "
             f"{plan.machine.fingerprint[:12]}), found {found_machine[:12]}{_visible()}; probe and "
@@ -57,7 +59,7 @@ def check_identity(plan: Plan, *, force: bool = False) -> list[str]:
         )
     if notes and not force:
         raise PlanError(notes[0])
-    return notes
+    return [*notes, EMULATED_NOTE] if anywhere else notes
 
 
 def _other_graph(plan: Plan, fingerprint: str) -> str:

@@ -12,4 +12,4 @@ from torch import Tensor
 
 def root(x: Tensor) -> Tensor:
     """Square roots of floating-point x, correctly rounded; of its shape and type."""
-    return torch.sqrt(x) if x.is_cuda else torch.from_numpy(np.sqrt(x.numpy()))
+    return torch.sqrt(x) if x.is_cuda else torch.from_numpy(np.sqrt(x.cpu().numpy())).to(x.device)

@@ -173,7 +173,8 @@ def train_command(
         emit_json(report)
         return
     place = f"report in {plan}" if (plan / REPORT_FILE).is_file() else f"run of plan {plan}"
-    screen.print(f"measured step {seconds_text(report.step_seconds.median)}; {place}")
+    how = "emulated step, no GPU's," if report.emulated else "measured step"
+    screen.print(f"{how} {seconds_text(report.step_seconds.median)}; {place}")
 
 
 def event_line(event: dict[str, object]) -> str:
@@ -268,8 +269,8 @@ def compare_command(
 
 def _learnt(plan: Plan, report: RunReport, result: Comparison) -> Comparison:
     """The comparison with the machine's factors after this run, and alarms among its notes."""
-    if plan.strategy.mode == "full-graph":
-        return result  # factors are those of mini-batches: other work under the same stages
+    if plan.strategy.mode == "full-graph" or plan.strategy.emulated:
+        return result  # factors are those of mini-batches on this machine's own processors
     from gnnplan.planner.profile.cache import load_record, record_path
     from gnnplan.planner.queries.calibrate import refit
 
@@ -283,7 +284,7 @@ def _learnt(plan: Plan, report: RunReport, result: Comparison) -> Comparison:
 
 def print_comparison(result: Comparison) -> None:
     """Print predicted and measured seconds per stage, step and epoch."""
-    grid = Grid("", "predicted", "measured", "off by", box=None)
+    grid = Grid("", "predicted", "emulated" if result.emulated else "measured", "off by", box=None)
     for name, row in result.stages.items():
         grid.add_row(
             name, seconds_text(row.predicted), seconds_text(row.measured), f"{row.ape:.0%}"

@@ -314,7 +314,7 @@ def _locking() -> Finding:
             found=str(error),
             advice="until then the processor gathers rows and copies them: several times slower",
         )
-    unlock(memory)
+    unlock(memory, torch.device("cuda"))
     found = f"{TRIED_BYTES >> 20} MiB can be locked"
     return Finding(check="page-locked memory", level="ok", found=found)
 

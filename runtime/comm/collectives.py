@@ -32,6 +32,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from gnnplan.runtime.cores import batch_threads
+from gnnplan.runtime.processor import EMULATED, processor_of
 from gnnplan.runtime.stages import Stage
 
 RECEIVE_FIRST_BYTES = 1 << 20
@@ -139,10 +140,10 @@ class Communicator:
 
     @property
     def device(self) -> torch.device:
-        """Where tensors must lie to be sent: the current GPU with nccl, else the CPU."""
+        """Where tensors must lie to be sent: the GPU with nccl or emulated, else the CPU."""
         if self._joined and dist.get_backend(self._group) == "nccl":
             return torch.device("cuda", torch.cuda.current_device())
-        return torch.device("cpu")
+        return EMULATED if processor_of(EMULATED).emulated else torch.device("cpu")
 
     @property
     def traffic(self) -> dict[Stage, Traffic]:
@@ -335,7 +336,7 @@ class Communicator:
         """All-to-all into `received`, by way of the device the group sends from."""
         into, splits = received, (list(received_counts), list(counts))
         with self._metered(stage, _sent_bytes(sent, counts, self.rank)):
-            if sent.device.type != self.device.type:
+            if sent.device != self.device:
                 into, sent = torch.empty_like(received, device=self.device), sent.to(self.device)
             if self._between_hosts and self.device.type == "cpu":
                 exchange_pairwise(into, sent.contiguous(), *splits, self._group)

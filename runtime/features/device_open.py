@@ -40,6 +40,7 @@ from gnnplan.runtime.features.tier import Dense
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.memory_sum import planned_sum, sum_text
 from gnnplan.runtime.plan.schema import Plan, Source
+from gnnplan.runtime.processor import processor_of
 
 T = TypeVar("T")
 _SMALLER = 0.75
@@ -51,11 +52,11 @@ _HELD_ALREADY = ("own rows", "cache", "context", "reserve")
 def rows_of_room(plan: Plan, rank: int, device: torch.device, row_bytes: int) -> int | None:
     """Rows that the device has room for beside everything else that the plan has it hold.
 
-    None where the device is no GPU: the host's memory is the plan's to bound.
+    None where the plan alone bounds the memory, as the host's.
     """
-    if device.type != "cuda":
+    free = processor_of(device).free_bytes()
+    if free is None:
         return None
-    free, _ = torch.cuda.mem_get_info(device)
     use = plan.prediction.memory_bytes.get(f"rank{rank}")
     parts = {} if use is None else dict(use.parts)
     others = sum(size for name, size in parts.items() if name not in _HELD_ALREADY)
@@ -223,7 +224,8 @@ class _Opening:
             if tier.kind == "peer":
                 tier.close()
         if staged:
-            pinned = self.device.type == "cuda"
+            processor = processor_of(self.device)
+            pinned = processor.is_gpu and not processor.emulated
             others.append(Staged(staged, self.graph.feature_dim, self.device, pinned=pinned))
         cache = self._cache(spare + 1)
         if cache is not None:

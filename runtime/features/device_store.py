@@ -21,6 +21,7 @@ from gnnplan.runtime.features.device_rows import DeviceExchange, Staged, padded_
 from gnnplan.runtime.features.gather import check_output
 from gnnplan.runtime.features.location import SOURCE_BITS, SOURCE_MASK, Codes
 from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters, total
+from gnnplan.runtime.processor import processor_of
 
 _FAR = (1 << 62) - 1
 _LOADED = 1 << 32
@@ -268,7 +269,7 @@ class DeviceFeatureStore(AbstractFeatureStore):
 
     def empty(self, count: int) -> Tensor:
         """An undefined float32 [count, feature_dim] for `gather`: padded rows on a GPU."""
-        if self.device.type != "cuda":
+        if not processor_of(self.device).is_gpu:
             return torch.empty((count, self.feature_dim))
         return padded_rows(count, self.feature_dim, torch.float32, self.device)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gnnplan.runtime.errors import GnnplanError
+from gnnplan.runtime.processor import EmulatedProcessor, processor_of
 
 
 class PinError(GnnplanError):
@@ -68,9 +69,10 @@ class HostMemory(mmap.mmap):
         # A forked child has the mapping, but not the parent's CUDA.
         if device is None or self._process != os.getpid() or sys.is_finalizing():
             return
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-            unlock(self.tensor(torch.uint8, len(self)))
+        processor = processor_of(device)
+        if processor.is_gpu:
+            processor.synchronize()
+            unlock(self.tensor(torch.uint8, len(self)), device)
 
     def __del__(self) -> None:
         self.unlock()
@@ -82,7 +84,11 @@ def lock(memory: Tensor, device: torch.device) -> None:
     Raises:
         PinError: the system does not let so much memory be locked.
     """
-    if device.type != "cuda" or memory.numel() == 0:
+    processor = processor_of(device)
+    if not processor.is_gpu or memory.numel() == 0:
+        return
+    if isinstance(processor, EmulatedProcessor):
+        processor.gpu.lock(memory)
         return
     torch.cuda.init()
     library: Any = torch.cuda.cudart()
@@ -95,8 +101,12 @@ def lock(memory: Tensor, device: torch.device) -> None:
         )
 
 
-def unlock(memory: Tensor) -> None:
+def unlock(memory: Tensor, device: torch.device) -> None:
     """Undo `lock`; no kernel may read it any more."""
+    processor = processor_of(device)
+    if isinstance(processor, EmulatedProcessor):
+        processor.gpu.unlock(memory)
+        return
     library: Any = torch.cuda.cudart()
     library.cudaHostUnregister(memory.data_ptr())
 

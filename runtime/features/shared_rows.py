@@ -17,6 +17,7 @@ from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import GnnplanError
 from gnnplan.runtime.features.device_rows import padded_rows, word_multiple
 from gnnplan.runtime.features.host_memory import HostMemory
+from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.segments import Segment
 
 
@@ -45,6 +46,8 @@ class _Offer:
     rows: int
     width: int
     dtype: torch.dtype
+    index: int = 0
+    """Number of the device that they lie on."""
     path: str = ""
     handle: Any = None
     """What torch makes of a GPU's memory for another process: (function, arguments)."""
@@ -84,7 +87,8 @@ def share_rows(rows: Tensor, ranks: list[int], comm: Communicator) -> SharedRows
 
 def _offered(rows: Tensor) -> tuple[_Offer, Tensor, Segment | None]:
     """What to tell the others of these rows, the rows as they will see them, and where they lie."""
-    bare = _Offer(rows.shape[0], rows.shape[1], rows.dtype)
+    processor = processor_of(rows.device)
+    bare = _Offer(rows.shape[0], rows.shape[1], rows.dtype, processor.index)
     if rows.shape[0] == 0:
         return bare, rows, None
     segment = None
@@ -96,6 +100,7 @@ def _offered(rows: Tensor) -> tuple[_Offer, Tensor, Segment | None]:
         segment, room = create_segment(rows.shape[0] * _stride_bytes(rows.shape[1], rows.dtype))
         own = _as_rows(room, rows.shape[1], rows.dtype)
         own.copy_(rows)
+        processor.adopt(own, instead_of=rows)
         return replace(bare, path=segment.path), own, segment
     except (OSError, RuntimeError) as error:
         if segment is not None:
@@ -108,14 +113,16 @@ def _mapped(offer: _Offer, device: torch.device) -> Tensor:
     """Another rank's rows, where this process reads them."""
     if offer.rows == 0:
         return padded_rows(0, offer.width, offer.dtype, device)
+    processor = processor_of(device)
+    if not processor.can_map(offer.index):
+        raise RuntimeError(f"{device} cannot read the memory of GPU {offer.index}")
     if offer.handle is None:
         size = offer.rows * _stride_bytes(offer.width, offer.dtype)
-        return _as_rows(attach_segment(offer.path, size), offer.width, offer.dtype)
+        room = attach_segment(offer.path, size)
+        return processor.map_peer(_as_rows(room, offer.width, offer.dtype))
     rebuild, arguments = offer.handle
     peer: Tensor = rebuild(*arguments)
     if peer.device != device:
-        if not torch.cuda.can_device_access_peer(device, peer.device):
-            raise RuntimeError(f"{device} cannot read the memory of {peer.device}")
         # A copy makes torch open the way between the two devices; a kernel then finds it open.
         torch.empty_like(peer[:1], device=device).copy_(peer[:1])
     return peer

@@ -49,6 +49,8 @@ from gnnplan.runtime.segments import sweep_segments
 from gnnplan.runtime.train.checkpoint_files import CHECKPOINTS, set_aside
 
 POLL_SECONDS = 0.05
+EMULATION = {"TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "1"}
+"""Environment of ranks whose GPUs are emulated: kernels are interpreted, and never compiled."""
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -118,6 +120,8 @@ def running(
         "OMP_NUM_THREADS": str(plan.strategy.threads.compute),
         "PYTHONUNBUFFERED": "1",
     }
+    if plan.strategy.emulated:
+        env |= EMULATION
     job = subprocess.Popen(
         command,
         env=with_huge_pages(env | environment),
@@ -238,7 +242,7 @@ def check_startable(devices: list[Device], *, oversubscribe: bool = False) -> No
     Raises:
         InputError: the text names ranks, cores or GPUs, and what to do.
     """
-    needed = max((device.index + 1 for device in devices if device.kind == "cuda"), default=0)
+    needed = max((device.index + 1 for device in devices if device.needs_gpu), default=0)
     if needed:
         there = len(machine_facts()["gpus"])
         if needed > there:

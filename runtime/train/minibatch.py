@@ -21,6 +21,7 @@ from gnnplan.runtime.errors import GnnplanError, InputError
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.adjacency import torch_block, torch_blocks
 from gnnplan.runtime.models.metrics import loss_sum
+from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.distributed.exchange import RowExchange
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 from gnnplan.runtime.sampling.rng import Purpose, stream
@@ -222,7 +223,7 @@ class TrainLoop:
 
         The wait is metered as forward_backward, which for most of it it is.
         """
-        if self.gradients.flat.device.type != "cuda":
+        if not processor_of(self.gradients.flat.device).is_gpu:
             return float(self.gradients.loss)
         core, start = time.thread_time(), time.perf_counter()
         loss = float(self.gradients.loss)
