@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 EMULATED = torch.device("cpu", 0)
 """How torch names an emulated GPU."""
 _emulated: "EmulatedGpu | None" = None
-EMULATED_PROCESSORS = 1
-"""Multiprocessors of an emulated GPU: few programs of a grid, which run one after the other."""
 
 
 class AbstractProcessor(ABC):
@@ -86,7 +84,10 @@ class AbstractProcessor(ABC):
 class CoresProcessor(AbstractProcessor):
     """The host's own cores."""
 
-    multiprocessors = 1
+    @property
+    def multiprocessors(self) -> int:
+        """See `AbstractProcessor.multiprocessors`."""
+        return 1
 
     def free_bytes(self) -> int | None:
         """See `AbstractProcessor.free_bytes`."""
@@ -148,11 +149,15 @@ class EmulatedProcessor(AbstractProcessor):
     """This process's emulated GPU."""
 
     is_gpu = emulated = True
-    multiprocessors = EMULATED_PROCESSORS
 
     def __init__(self, device: torch.device, gpu: "EmulatedGpu") -> None:
         super().__init__(device)
         self.gpu = gpu
+
+    @property
+    def multiprocessors(self) -> int:
+        """See `AbstractProcessor.multiprocessors`: few, whose programs run one after the other."""
+        return 1
 
     def free_bytes(self) -> int | None:
         """See `AbstractProcessor.free_bytes`."""

@@ -285,8 +285,8 @@ def _check(plan: Plan, out: Path, asked: TuneRequest) -> None:
         )
     if plan.strategy.emulated:
         raise SettingsError(
-            "tune: expected ranks whose seconds can be measured, found GPUs emulated on cores; plan "
-            "on a machine that is here"
+            "tune: expected ranks whose seconds can be measured, found GPUs emulated on cores; "
+            "plan on a machine that is here"
         )
     if len({device.host for device in plan.strategy.devices}) > 1:
         raise SettingsError(

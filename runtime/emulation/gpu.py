@@ -147,11 +147,6 @@ class EmulatedGpu:
         """Return what kernels may read and write now."""
         return Reachable([*self.memory.ranges(), *self._elsewhere()])
 
-    @property
-    def locked_bytes(self) -> int:
-        """Bytes of the host's memory that were locked and are not unlocked."""
-        return sum(self.locked.values())
-
     def addresses(self, tensor: Tensor) -> bool:
         """Whether a kernel can address a tensor: the device's, a peer's, or page-locked memory."""
         if self.memory.find(tensor) is not None or tensor.numel() == 0:
@@ -278,7 +273,8 @@ def _to(gpu: EmulatedGpu, func: Any, args: Any, kwargs: Any) -> Any:
     """`Tensor.to` between host and device; dtypes alone change nothing of where a tensor lies."""
     tensor, rest = args[0], dict(kwargs)
     copy = rest.pop("copy", False)
-    device, dtype, _, _ = torch._C._nn._parse_to(*args[1:], **rest)
+    parse: Any = torch._C._nn._parse_to  # pyright: ignore[reportAttributeAccessIssue]
+    device, dtype, _, _ = parse(*args[1:], **rest)
     if len(args) > 1 and isinstance(args[1], Tensor):
         device = EMULATED if gpu.memory.find(args[1]) is not None else device
     changes = {} if dtype is None else {"dtype": dtype}

@@ -1,8 +1,8 @@
 """Threads of a process on an emulated GPU: their calls of torch, and their kernels, are watched."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -87,26 +87,16 @@ def stop() -> None:
         use_emulated(None)
 
 
-@contextmanager
-def emulating(gpu: EmulatedGpu) -> Iterator[EmulatedGpu]:
-    """Make a GPU this process's while the body runs."""
-    start(gpu)
-    try:
-        yield gpu
-    finally:
-        stop()
-
-
 def _interpret() -> None:
     """Watch every kernel that is launched from here on."""
     try:
-        import triton
+        from triton import knobs
         from triton.runtime import interpreter
     except ImportError:
         raise InputError(
             "expected Triton for emulated GPUs, found none; pip install 'gnnplan[gpu]'"
         ) from None
-    if not triton.knobs.runtime.interpret:
+    if not knobs.runtime.interpret:
         raise InputError(
             "expected TRITON_INTERPRET=1 in the environment of ranks on emulated GPUs, found it "
             "unset; gnnplan train sets it"

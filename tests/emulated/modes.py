@@ -87,7 +87,7 @@ ANY = {"allow": "approximate"}
 SIZES = {"sampler_parameters": {"sizes": "40,30"}, "dialect": "every_hop", "workload": ANY}
 MODES = [
     Mode(name="in line", row="independent", devices=1, wants=_in_line),
-    Mode(name="ahead", row="independent", devices=1, wants=_ahead, quick=True),
+    Mode(name="ahead", row="independent", devices=1, wants=_ahead),
     Mode(name="in line", row="independent", wants=_in_line),
     Mode(name="ahead", row="independent", wants=_ahead),
     Mode(name="four GPUs", row="independent", devices=4, wants=_ahead),
@@ -100,7 +100,7 @@ MODES = [
     Mode(name="host", row="rows", settings={"policy": "none"}, holds=_reads("host")),
     Mode(name="own", row="rows", settings={"policy": "degree"}, holds=_reads("own")),
     Mode(
-        name="peers mapped", row="rows", settings={"policy": "legion"}, room_rows=150, quick=True,
+        name="peers mapped", row="rows", settings={"policy": "legion"}, room_rows=150,
         holds=_reads("own", "peer", "host"),
     ),
     Mode(
@@ -120,13 +120,13 @@ MODES = [
         room_rows=100,
     ),
     Mode(name="host", row="topology", wants=_topology("host")),
-    Mode(name="replicated", row="topology", wants=_topology("replicated"), quick=True),
+    Mode(name="replicated", row="topology", wants=_topology("replicated")),
     Mode(name="labor", row="samplers", settings={"sampler": "labor", "workload": UNBIASED}),
-    Mode(name="ladies", row="samplers", settings={"sampler": "ladies", **SIZES}, quick=True),
+    Mode(name="ladies", row="samplers", settings={"sampler": "ladies", **SIZES}),
     Mode(name="pladies", row="samplers", settings={"sampler": "pladies", **SIZES}),
     Mode(name="fastgcn", row="samplers", settings={"sampler": "fastgcn", **SIZES}),
     Mode(
-        name="stacks", row="bulk", wants=lambda candidate: candidate.bulk_batches > 1, quick=True,
+        name="stacks", row="bulk", wants=lambda candidate: candidate.bulk_batches > 1,
         holds=lambda plan, rows: plan.strategy.bulk_batches > 1,
     ),
     Mode(name="stacks", row="bulk", devices=1, wants=lambda candidate: candidate.bulk_batches > 1),
