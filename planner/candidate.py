@@ -77,6 +77,7 @@ def list_gpus(
             clique=clique[rank],
             memory=known[name].memory,
             index=first[known[name].host].index(name),
+            emulated=known[name].emulated,
         )
         for rank, name in enumerate(names)
     ]
@@ -109,7 +110,8 @@ def gpu_words(candidate: Candidate) -> str:
     names = candidate.gpus
     cliques = "; ".join("+".join(names[r] for r in c) for c in candidate.cliques)
     where = "on the host" if candidate.topology.policy == "host" else "copied to every GPU"
-    return f"{counted(candidate.num_ranks, 'GPU')} ({cliques}), topology {where}"
+    kind = "emulated GPU" if candidate.emulated else "GPU"
+    return f"{counted(candidate.num_ranks, kind)} ({cliques}), topology {where}"
 
 
 def policy_words(policy: str) -> str:

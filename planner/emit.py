@@ -62,7 +62,7 @@ class JobSpec:
     def gpus(self) -> int:
         """Return the GPUs of a host."""
         return max(
-            sum(device.kind == "cuda" for device in devices) for devices in ranks_by_host(self.plan)
+            sum(device.needs_gpu for device in devices) for devices in ranks_by_host(self.plan)
         )
 
     @property

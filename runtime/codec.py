@@ -18,6 +18,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+UNLESS_SET = {"unless_set": True}
+"""Metadata of a field that is written only where it differs from its default: documents without it
+keep their bytes, and their hashes."""
 
 
 class CodecError(ValueError):
@@ -27,7 +30,8 @@ class CodecError(ValueError):
 def to_plain(value: Any) -> Any:
     """Turn dataclasses, enums, tuples and numpy scalars into plain JSON values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = [f for f in dataclasses.fields(value) if not _left_out(f, value)]
+        return {f.name: to_plain(getattr(value, f.name)) for f in fields}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, dict):
@@ -36,6 +40,10 @@ def to_plain(value: Any) -> Any:
         return [to_plain(v) for v in value]
     item = getattr(value, "item", None)
     return value if item is None else item()
+
+
+def _left_out(field: "dataclasses.Field[Any]", value: Any) -> bool:
+    return bool(field.metadata.get("unless_set")) and getattr(value, field.name) == field.default
 
 
 def dumps(value: Any) -> str:

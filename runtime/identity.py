@@ -7,6 +7,7 @@ from gnnplan.runtime.device import VARIABLE, machine_fingerprint
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.report import EMULATED_NOTE
 
 FORCE_VARIABLE = "GNNPLAN_FORCE"
 """Set by `gnnplan launch --force`: the user's script trains although the graph changed."""
@@ -26,14 +27,15 @@ def check_identity(plan: Plan, *, force: bool = False) -> list[str]:
 
     A machine of several hosts has their fingerprints, joined by "+"; any of them will do. Call
     before the process is pinned to cores: its cores are part of the machine. A mismatch raises
-    PlanError or, with `force`, becomes a note.
+    PlanError or, with `force`, becomes a note; so do emulated ranks.
     """
     notes: list[str] = []
     found_graph = open_graph(Path(plan.graph.path), validate=False).fingerprint
     if why := _other_graph(plan, found_graph):
         notes.append(why)
     found_machine = machine_fingerprint()
-    if found_machine not in plan.machine.fingerprint.split("+"):
+    anywhere = plan.strategy.emulated  # by any machine's cores
+    if not anywhere and found_machine not in plan.machine.fingerprint.split("+"):
         notes.append(
             f"expected the machine the plan was made for ({plan.machine.name}, fingerprint "
             f"{plan.machine.fingerprint[:12]}), found {found_machine[:12]}{_visible()}; probe and "
@@ -41,7 +43,7 @@ def check_identity(plan: Plan, *, force: bool = False) -> list[str]:
         )
     if notes and not force:
         raise PlanError(notes[0])
-    return notes
+    return [*notes, EMULATED_NOTE] if anywhere else notes
 
 
 def _other_graph(plan: Plan, fingerprint: str) -> str:

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import InputError
 
+EMULATED_NOTE = "ranks are GPUs emulated on cores: no seconds here are measured on a GPU"
+"""What is said of a run whose ranks are emulated."""
 REPORT_FILE = "report.json"
 WARMUP_STEPS = 10
 """Steps discarded at the start of each process: warm-up, page faults, loading of kernels."""
@@ -137,6 +139,8 @@ class RunReport:
     """Test score in `metric` (accuracy, micro_f1, roc_auc, mrr); None: not evaluated."""
     noise: HostNoise
     notes: list[str] = field(default_factory=list[str])
+    emulated: bool = field(default=False, metadata=codec.UNLESS_SET)
+    """Whether the ranks were GPUs emulated on cores, whose seconds are no GPU's."""
     stages: dict[str, float] = field(default_factory=dict[str, float])
     """Seconds of each stage in a typical step: the median over steps of the mean over ranks.
 

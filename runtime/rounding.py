@@ -10,4 +10,4 @@ def square_root(x: Tensor) -> Tensor:
 
     IEEE 754 asks for them; numpy, numba and CUDA give them. torch on a CPU does not (DEC-71).
     """
-    return torch.sqrt(x) if x.is_cuda else torch.from_numpy(np.sqrt(x.numpy()))
+    return torch.sqrt(x) if x.is_cuda else torch.from_numpy(np.sqrt(x.cpu().numpy())).to(x.device)

@@ -20,6 +20,7 @@ UNCHECKED = (
     "gnnplan.planner.client.client",
     "gnnplan.runtime.features.device_store",
     "gnnplan.runtime.loader.stages",
+    "gnnplan.runtime.processor",
     "gnnplan.runtime.sampling.pyg",
     "gnnplan.runtime.sampling.pyg",
     "gnnplan.runtime.train.recovery",

@@ -166,7 +166,8 @@ def train_command(
         emit_json(report)
         return
     place = f"report in {plan}" if (plan / REPORT_FILE).is_file() else f"run of plan {plan}"
-    screen.print(f"measured step {seconds_text(report.step_seconds.median)}; {place}")
+    how = "emulated step, no GPU's," if report.emulated else "measured step"
+    screen.print(f"{how} {seconds_text(report.step_seconds.median)}; {place}")
 
 
 def event_line(event: dict[str, object]) -> str:
@@ -258,8 +259,8 @@ def compare_command(
 
 def _add_factors(plan: Plan, report: RunReport, result: Comparison) -> Comparison:
     """Add the machine's updated calibration factors, and alarms as notes."""
-    if plan.strategy.mode == "full-graph":
-        return result  # factors are those of mini-batches: other work under the same stages
+    if plan.strategy.mode == "full-graph" or plan.strategy.emulated:
+        return result  # factors are those of mini-batches on this machine's own processors
     from gnnplan.planner.profile.cache import load_record, record_path
     from gnnplan.planner.queries.calibrate import refit
 
@@ -273,6 +274,7 @@ def _add_factors(plan: Plan, report: RunReport, result: Comparison) -> Compariso
 
 def print_comparison(result: Comparison) -> None:
     """Print predicted and measured seconds per stage, step and epoch."""
+    found = "emulated" if result.emulated else "measured"
     rows = [
         (name, seconds_text(row.predicted), seconds_text(row.measured), f"{row.ape:.0%}")
         for name, row in result.stages.items()
@@ -281,7 +283,7 @@ def print_comparison(result: Comparison) -> None:
         interval = f" ({seconds_text(total.low)} - {seconds_text(total.high)})"
         predicted = seconds_text(total.predicted) + interval
         rows.append((name, predicted, seconds_text(total.measured), f"{total.ape:.0%}"))
-    console().print(table_of(("", "predicted", "measured", "off by"), rows))
+    console().print(table_of(("", "predicted", found, "off by"), rows))
     if result.minor_stages:
         rows = [
             f"{name} {seconds_text(row.predicted)} / {seconds_text(row.measured)}"

@@ -138,6 +138,8 @@ class Processor:
     """NUMA node; -1 where unknown."""
     bus_id: str = ""
     """PCI address of a GPU, as in sysfs; empty where unknown."""
+    emulated: bool = field(default=False, metadata=codec.UNLESS_SET)
+    """Whether a GPU is emulated on cores, for tests; its rates are made up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -251,7 +251,7 @@ def _locking() -> Finding:
     found, good = f"{TRIED_BYTES >> 20} MiB can be locked", True
     try:
         lock_pages(memory, torch.device("cuda"))
-        unlock_pages(memory)
+        unlock_pages(memory, torch.device("cuda"))
     except PinError as error:
         found, good = str(error), False
     advice = "until then the processor gathers rows and copies them: several times slower"

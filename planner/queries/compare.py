@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.errors import SettingsError
+from gnnplan.runtime import codec
 from gnnplan.runtime.plan.schema import Interval, Plan
-from gnnplan.runtime.report import MIN_MEASURED_STEPS, RunReport
+from gnnplan.runtime.report import EMULATED_NOTE, MIN_MEASURED_STEPS, RunReport
 from gnnplan.runtime.sampling.registry import sampler_or_unknown
 from gnnplan.runtime.stages import Stage
 
@@ -100,6 +101,8 @@ class Comparison:
     notes: list[str] = field(default_factory=list[str])
     factors: dict[str, float] = field(default_factory=dict[str, float])
     """Measured over raw predicted seconds by stage, learnt from this machine's runs."""
+    emulated: bool = field(default=False, metadata=codec.UNLESS_SET)
+    """Whether the run's ranks were GPUs emulated on cores: what was measured is no GPU's."""
     factor_names: dict[str, str] = field(default_factory=dict[str, str])
     """Factor that each stage teaches, where it is not the stage's own name."""
 
@@ -163,6 +166,7 @@ def compare(plan: Plan, report: RunReport) -> Comparison:
         step_within_bar=total.ape <= STEP_BAR,
         stages_within_bar=all(s.ape <= STAGE_BAR for s in large.values()),
         notes=_notes(plan, report, stages),
+        emulated=plan.strategy.emulated,
         factor_names=factor_names(plan),
     )
 
@@ -231,6 +235,8 @@ def _epoch_seconds(report: RunReport) -> float:
 def _notes(plan: Plan, report: RunReport, stages: dict[str, StageComparison]) -> list[str]:
     notes: list[str] = []
     step = report.step_seconds
+    if plan.strategy.emulated:
+        notes.append(EMULATED_NOTE)
     if on_gpus(plan) and not _loop_was_timed(plan):
         notes.append(
             "stages of a GPU are metered as the host hands them over, and predicted until the GPU "

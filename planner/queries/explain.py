@@ -169,7 +169,8 @@ def _gpu_summary(plan: Plan) -> str:
     groups = "; ".join("+".join(names) for names in cliques.values())
     topology = plan.strategy.topology.policy
     where = "copied to every GPU" if topology == "replicated" else f"on the {topology}"
-    count = f"{counted(len(devices), 'GPU')} ({groups})"
+    kind = "emulated GPU" if plan.strategy.emulated else "GPU"
+    count = f"{counted(len(devices), kind)} ({groups})"
     policy = plan.strategy.features.policy
     return (
         f"{count} of {plan.machine.name}, topology {where}, {_loading(plan)}, rows placed by "

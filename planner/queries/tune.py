@@ -279,6 +279,11 @@ def _check(plan: Plan, out: Path, asked: TuneRequest) -> None:
             f"tune: expected a plan of mini-batches, found mode {plan.strategy.mode}; train it and "
             "compare"
         )
+    if plan.strategy.emulated:
+        raise SettingsError(
+            "tune: expected ranks whose seconds can be measured, found GPUs emulated on cores; "
+            "plan on a machine that is here"
+        )
     if len({device.host for device in plan.strategy.devices}) > 1:
         raise SettingsError(
             "tune: expected a plan of one host, found one of several; train it and compare"

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from gnnplan.runtime.process import batch_threads
+from gnnplan.runtime.processor import EMULATED, processor_of
 from gnnplan.runtime.stages import Stage
 
 RECEIVE_FIRST_BYTES = 1 << 20
@@ -123,10 +124,10 @@ class Communicator:
 
     @property
     def device(self) -> torch.device:
-        """Device of tensors to send: the current GPU with nccl, else the CPU."""
+        """Device of tensors to send: the GPU with nccl or emulated, else the CPU."""
         if self._joined and dist.get_backend(self._group) == "nccl":
             return torch.device("cuda", torch.cuda.current_device())
-        return torch.device("cpu")
+        return EMULATED if processor_of(EMULATED).emulated else torch.device("cpu")
 
     @property
     def traffic(self) -> dict[Stage, Traffic]:
@@ -296,7 +297,7 @@ class Communicator:
     ) -> None:
         into, splits = received, (list(received_counts), list(counts))
         with self._metered(stage, _sent_bytes(sent, counts, self.rank)):
-            if sent.device.type != self.device.type:
+            if sent.device != self.device:
                 into, sent = torch.empty_like(received, device=self.device), sent.to(self.device)
             if self._between_hosts and self.device.type == "cpu":
                 exchange_pairwise(into, sent.contiguous(), *splits, self._group)

@@ -24,9 +24,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.comm.route import use_route_to
-from gnnplan.runtime.errors import InputError, PlanError
+from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.plan.schema import Device, Plan
 from gnnplan.runtime.process import GLOO_THREADS, batch_threads, make_batch
+from gnnplan.runtime.processor import open_processor
 
 TIMEOUT_SECONDS = 600.0
 """Longest wait in one collective before a rank counts as lost."""
@@ -72,7 +73,7 @@ def open_mesh(plan: Plan, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Mesh:
         )
     planned = devices[rank]
     check_place(devices, rank)
-    device = torch_device(planned)
+    device = open_processor(plan, rank).device
     owns = size > 1 and not dist.is_initialized()
     # Sums beside the backward pass must not wait until compute leaves them the core.
     give_way = plan.strategy.threads.comm == 0
@@ -102,7 +103,7 @@ def open_mesh(plan: Plan, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Mesh:
 def backend_of(devices: list[Device]) -> str:
     """Choose nccl between GPUs, and gloo between processors or where ranks share a GPU."""
     places = {(each.host, each.index) for each in devices}
-    alone = all(each.kind == "cuda" for each in devices) and len(places) == len(devices)
+    alone = all(each.needs_gpu for each in devices) and len(places) == len(devices)
     return "nccl" if alone else "gloo"
 
 
@@ -133,21 +134,6 @@ def _store_of_attempt(timeout: timedelta) -> Store:
     store, _, _ = next(rendezvous("env://", timeout=timeout))
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore(f"attempt{restarts}", store)
-
-
-def torch_device(planned: Device) -> torch.device:
-    """Return the torch device of a planned rank; make a GPU the current one."""
-    if planned.kind == "cpu":
-        return torch.device("cpu")
-    found = torch.cuda.device_count()
-    if planned.index >= found:
-        raise InputError(
-            f"rank {planned.rank} is planned on GPU {planned.index}, this host has {found}; "
-            "plan again on this machine"
-        )
-    device = torch.device("cuda", planned.index)
-    torch.cuda.set_device(device)
-    return device
 
 
 def stages_of_column(column: int, num_rows: int, replication: int) -> range:

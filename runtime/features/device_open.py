@@ -35,6 +35,7 @@ from gnnplan.runtime.features.tier import Dense
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.limits import planned_sum, sum_text
 from gnnplan.runtime.plan.schema import Plan, Source
+from gnnplan.runtime.processor import processor_of
 
 T = TypeVar("T")
 _SMALLER = 0.75
@@ -45,9 +46,9 @@ _HELD_ALREADY = ("own rows", "cache", "context", "reserve")
 
 def count_room(plan: Plan, rank: int, device: torch.device, row_bytes: int) -> int | None:
     """Return how many rows fit a GPU beside all else that the plan puts there; None for a CPU."""
-    if device.type != "cuda":
+    free = processor_of(device).free_bytes()
+    if free is None:
         return None
-    free, _ = torch.cuda.mem_get_info(device)
     use = plan.prediction.memory_bytes.get(f"rank{rank}")
     parts = {} if use is None else dict(use.parts)
     others = sum(size for name, size in parts.items() if name not in _HELD_ALREADY)
@@ -186,7 +187,8 @@ class _Opening:
             if tier.kind == "peer":
                 tier.close()
         if staged:
-            pinned = self.device.type == "cuda"
+            processor = processor_of(self.device)
+            pinned = processor.is_gpu and not processor.emulated
             others.append(Staged(staged, self.graph.feature_dim, self.device, pinned=pinned))
         cache = self._cache(spare + 1)
         if cache is not None:

@@ -27,6 +27,7 @@ from torch import Tensor
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import GnnplanError
 from gnnplan.runtime.folders import Segment
+from gnnplan.runtime.processor import EmulatedProcessor, processor_of
 
 
 class PinError(GnnplanError):
@@ -66,9 +67,10 @@ class HostMemory(mmap.mmap):
         # A forked child has the mapping, but not the parent's CUDA context.
         if device is None or self._process != os.getpid() or sys.is_finalizing():
             return
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-            unlock_pages(self.tensor(torch.uint8, len(self)))
+        processor = processor_of(device)
+        if processor.is_gpu:
+            processor.synchronize()
+            unlock_pages(self.tensor(torch.uint8, len(self)), device)
 
     def __del__(self) -> None:
         self.unlock()
@@ -79,7 +81,11 @@ def lock_pages(memory: Tensor, device: torch.device) -> None:
 
     PinError says that the system does not let so much memory be locked.
     """
-    if device.type != "cuda" or memory.numel() == 0:
+    processor = processor_of(device)
+    if not processor.is_gpu or memory.numel() == 0:
+        return
+    if isinstance(processor, EmulatedProcessor):
+        processor.gpu.lock(memory)
         return
     torch.cuda.init()
     library: Any = torch.cuda.cudart()
@@ -92,8 +98,12 @@ def lock_pages(memory: Tensor, device: torch.device) -> None:
         )
 
 
-def unlock_pages(memory: Tensor) -> None:
+def unlock_pages(memory: Tensor, device: torch.device) -> None:
     """Undo `lock_pages`; no kernel may read the tensor any more."""
+    processor = processor_of(device)
+    if isinstance(processor, EmulatedProcessor):
+        processor.gpu.unlock(memory)
+        return
     library: Any = torch.cuda.cudart()
     library.cudaHostUnregister(memory.data_ptr())
 
@@ -203,6 +213,8 @@ class _Offer:
     rows: int
     width: int
     dtype: torch.dtype
+    index: int = 0
+    """Number of the device that the rows lie on."""
     path: str = ""
     handle: Any = None
     fault: str = ""
@@ -235,7 +247,8 @@ def share_rows(rows: Tensor, ranks: list[int], comm: Communicator) -> SharedRows
 
 def _offered(rows: Tensor) -> tuple[_Offer, Tensor, Segment | None]:
     """Return the offer, the rows as the others will see them, and their segment."""
-    bare = _Offer(rows.shape[0], rows.shape[1], rows.dtype)
+    processor = processor_of(rows.device)
+    bare = _Offer(rows.shape[0], rows.shape[1], rows.dtype, processor.index)
     if rows.shape[0] == 0:
         return bare, rows, None
     segment = None
@@ -247,6 +260,7 @@ def _offered(rows: Tensor) -> tuple[_Offer, Tensor, Segment | None]:
         segment, room = create_segment(rows.shape[0] * _stride_bytes(rows.shape[1], rows.dtype))
         own = _as_rows(room, rows.shape, rows.dtype)
         own.copy_(rows)
+        processor.adopt(own, instead_of=rows)
         return replace(bare, path=segment.path), own, segment
     except (OSError, RuntimeError) as error:
         if segment is not None:
@@ -261,15 +275,16 @@ def _reason(error: Exception) -> str:
 def _mapped(offer: _Offer, device: torch.device) -> Tensor:
     if offer.rows == 0:
         return padded_rows(0, offer.width, offer.dtype, device)
+    processor = processor_of(device)
+    if not processor.can_map(offer.index):
+        raise RuntimeError(f"{device} cannot read the memory of GPU {offer.index}")
     if offer.handle is None:
         size = offer.rows * _stride_bytes(offer.width, offer.dtype)
-        shape = (offer.rows, offer.width)
-        return _as_rows(attach_segment(offer.path, size), shape, offer.dtype)
+        room = attach_segment(offer.path, size)
+        return processor.map_peer(_as_rows(room, (offer.rows, offer.width), offer.dtype))
     rebuild, arguments = offer.handle
     peer: Tensor = rebuild(*arguments)
     if peer.device != device:
-        if not torch.cuda.can_device_access_peer(device, peer.device):
-            raise RuntimeError(f"{device} cannot read the memory of {peer.device}")
         # A copy makes torch enable access between the two devices, which kernels need.
         torch.empty_like(peer[:1], device=device).copy_(peer[:1])
     return peer

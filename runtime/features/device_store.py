@@ -21,6 +21,7 @@ from gnnplan.runtime.features.gather import check_output
 from gnnplan.runtime.features.location import MAX_SOURCES, SOURCE_BITS, SOURCE_MASK, Codes
 from gnnplan.runtime.features.peer import DeviceExchange
 from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters, Tiers, sum_counters
+from gnnplan.runtime.processor import processor_of
 
 _FAR = (1 << 62) - 1
 _LOADED = 1 << 32
@@ -300,7 +301,7 @@ class DeviceFeatureStore(AbstractFeatureStore):
 
     def empty(self, count: int) -> Tensor:
         """Return an undefined float32 (count, feature_dim) for `gather`: padded rows on a GPU."""
-        if self.device.type != "cuda":
+        if not processor_of(self.device).is_gpu:
             return torch.empty((count, self.feature_dim))
         return padded_rows(count, self.feature_dim, torch.float32, self.device)
 

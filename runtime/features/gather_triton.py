@@ -24,6 +24,7 @@ from torch import Tensor
 
 from gnnplan.runtime.features.device_rows import WORD_BYTES, DeviceRows, owns_padding, word_multiple
 from gnnplan.runtime.features.location import MAX_SOURCES, SOURCE_BITS, SOURCE_MASK, Codes
+from gnnplan.runtime.processor import processor_of
 
 BITS: Any = tl.constexpr(SOURCE_BITS)
 MASK: Any = tl.constexpr(SOURCE_MASK)
@@ -249,10 +250,7 @@ class DeviceTable:
 
 def default_programs(device: torch.device) -> int:
     """Return the number of programs that fill the device; a few in the interpreter."""
-    if device.type != "cuda":
-        return PROGRAMS_PER_PROCESSOR
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return PROGRAMS_PER_PROCESSOR * processors
+    return PROGRAMS_PER_PROCESSOR * processor_of(device).multiprocessors
 
 
 def _group(dtype: torch.dtype, sources: Mapping[int, DeviceRows], device: torch.device) -> _Group:

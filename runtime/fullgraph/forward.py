@@ -35,6 +35,7 @@ from gnnplan.runtime.models.functions import (
 from gnnplan.runtime.models.kernels import aggregate_rows, source_gradient
 from gnnplan.runtime.models.layers import attention
 from gnnplan.runtime.plan.schema import FullGraph
+from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.placed_indices import prefetch_read
 
 _jit: Any = numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
@@ -252,7 +253,7 @@ class Slices(AbstractOutside):
         device: torch.device,
     ) -> None:
         self._exchange, self._comm = exchange, exchange.comm
-        self._inner = inner.to(device) if device.type != "cpu" else inner
+        self._inner = inner.to(device) if processor_of(device).apart else inner
         self.num_inner = part.num_inner
         self._sizes = [int(n) for n in np.bincount(partition, minlength=part.size)]
         self._blocks: list[TorchBlock] = []
@@ -263,7 +264,7 @@ class Slices(AbstractOutside):
                 np.flatnonzero(partition == q), part.halo[owner == q]
             )
             block = kept_block(part.halo_edges, halo_weight, slot, self._sizes[q])
-            self._blocks.append(block if device.type == "cpu" else block.to(device))
+            self._blocks.append(block.to(device) if processor_of(device).apart else block)
 
     def aggregate(self, x: Tensor, out: Tensor, *, with_root: bool) -> None:
         """Add slice after slice."""

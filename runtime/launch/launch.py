@@ -43,6 +43,8 @@ from gnnplan.runtime.report import RunReport, load_report
 from gnnplan.runtime.train.recovery import CHECKPOINTS, set_aside
 
 POLL_SECONDS = 0.05
+EMULATION = {"TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "1"}
+"""Environment of ranks whose GPUs are emulated: kernels are interpreted, and never compiled."""
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -101,6 +103,8 @@ def run_ranks(
         "OMP_NUM_THREADS": str(plan.strategy.threads.compute),
         "PYTHONUNBUFFERED": "1",
     }
+    if plan.strategy.emulated:
+        env |= EMULATION
     job = subprocess.Popen(
         command,
         env=with_huge_pages(env | environment),
@@ -222,7 +226,7 @@ def load_startable(plan_folder: Path, place: Place, *, force: bool, oversubscrib
 
 def check_startable(devices: list[Device], *, oversubscribe: bool = False) -> None:
     """Refuse ranks that this host cannot start, for want of cores or GPUs."""
-    needed = max((device.index + 1 for device in devices if device.kind == "cuda"), default=0)
+    needed = max((device.index + 1 for device in devices if device.needs_gpu), default=0)
     if needed:
         there = len(machine_facts()["gpus"])
         if needed > there:

@@ -106,7 +106,7 @@ def _trainer(plan: Plan, run_path: Path, config: RunConfig, attempt: int) -> Any
     train = importlib.import_module("ray.train")
     torch = importlib.import_module("ray.train.torch")
     threads, hosts = plan.strategy.threads, ranks_by_host(plan)
-    cuda = plan.strategy.devices[0].kind == "cuda"
+    cuda = plan.strategy.devices[0].needs_gpu
     together = "STRICT_PACK" if len(hosts) == 1 else "PACK"
     return torch.TorchTrainer(
         _rank,

@@ -29,6 +29,7 @@ from gnnplan.runtime.models.weights import (
     sampled_degrees,
 )
 from gnnplan.runtime.plan.schema import Plan, Workload
+from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.gpu.hops import DeviceBatch
 from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 from gnnplan.runtime.sampling.seeds import SeedSchedule
@@ -157,7 +158,7 @@ class DeviceGatherStage(AbstractStage):
         with lock_launches(store.device):
             fetched = store.gather(ids, rows, counts)
         batch.x = rows
-        host = torch.empty_like(counts, device="cpu", pin_memory=counts.device.type == "cuda")
+        host = torch.empty_like(counts, device="cpu", pin_memory=counts.is_cuda)
         host.copy_(counts, non_blocking=True)
         with self._lock:
             self._counted.append(_Counted(index, host, self._streams.mark(), fetched))
@@ -223,7 +224,7 @@ class DeviceBatchStage(AbstractStage):
             batch.device_blocks = self._weighted(batch)
         else:
             batch = self._fill_on_host(batch)
-            if self._device.type != "cpu":
+            if processor_of(self._device).apart:
                 batch.device_blocks = device_blocks(batch, self._device)
         if self._labels is not None:
             labels = torch.from_numpy(take_labels(self._labels, batch.seeds))

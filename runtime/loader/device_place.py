@@ -24,6 +24,7 @@ from gnnplan.runtime.features.tier import AbstractFeatureStore
 from gnnplan.runtime.graph.dataset import Graph, is_typed
 from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.registry import find_sampler, parameters_of
 
 
@@ -125,7 +126,7 @@ def device_place(
     plan: Plan, graph: Graph, device: torch.device, *, asked: bool | None
 ) -> DevicePlace:
     """Choose the plan's stages that run on the device; `asked` None means wherever it is a GPU."""
-    if not (device.type == "cuda" if asked is None else asked):
+    if not (processor_of(device).is_gpu if asked is None else asked):
         return DevicePlace(device=device)
     if not has_triton():
         warn_once(
@@ -193,7 +194,7 @@ def say_host_samples(error: BaseException) -> None:
 
 def lock_launches(device: torch.device) -> AbstractContextManager[object]:
     """Lock the launch of kernels: for any number of threads on a GPU, for one elsewhere."""
-    return nullcontext() if device.type == "cuda" else _interpreter
+    return nullcontext() if processor_of(device).is_gpu else _interpreter
 
 
 def may_pin() -> bool:
@@ -224,7 +225,7 @@ def threads_ahead(
         meets = "remote" in kinds or store.exchanges
     else:
         meets = bool(kinds & {"peer", "remote"})
-    by_nccl = (Communicator() if comm is None else comm).device.type == "cuda"
+    by_nccl = processor_of((Communicator() if comm is None else comm).device).is_gpu
     if not (threads and size > 1 and meets and by_nccl):
         return threads
     warn_once(

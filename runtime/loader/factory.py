@@ -52,6 +52,7 @@ from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.weights import count_self_loops, fill_weights
 from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan, Sampler
+from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.build import BatchSampler, build_sampler
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, find_sampler, is_default
@@ -130,8 +131,9 @@ class LoaderParts:
             "copy": CopyStage(device, self._streams),
             "batch": self._batch_stage(),
         }
+        processor = processor_of(device)
         names = [name for name in strategy.pipeline if name not in IN_READ]
-        if device.type == "cuda" and "copy" not in names:
+        if processor.is_gpu and "copy" not in names:
             names.insert(names.index("gather") + 1, "copy")
         unknown = [name for name in names if name not in made]
         if unknown or names[:1] != ["seeds"] or "sample" not in names or "gather" not in names:
@@ -139,14 +141,14 @@ class LoaderParts:
                 f"expected a pipeline of {', '.join(made)}, found "
                 f"{', '.join(strategy.pipeline)}; plan again"
             )
-        if device.type == "cuda":  # tables were filled on this thread's stream, not on the lanes
-            torch.cuda.synchronize(device)
+        processor.synchronize()  # tables were filled on this thread's stream, not on the lanes
         return [made[name] for name in names]
 
     def _gather_stage(self, *, ordered: bool) -> AbstractStage:
         if isinstance(self.store, DeviceFeatureStore):
             return DeviceGatherStage(self.store, self.meter, self._streams, ordered=ordered)
-        pinned = self.place.device.type == "cuda" and may_pin()
+        processor = processor_of(self.place.device)
+        pinned = processor.is_gpu and not processor.emulated and may_pin()
         depth = self.plan.strategy.prefetch_depth
         ring = BufferRing(depth + 2, self.store.feature_dim, pinned=pinned)
         if self.cooperation is None:

@@ -25,6 +25,7 @@ from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.adjacency import device_blocks
 from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.build import BatchSampler
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.seeds import SeedSchedule
@@ -209,7 +210,7 @@ class BatchStage(AbstractStage):
         self._labels = None if graph.y is None else np.asarray(graph.y)
         self._workload = workload
         self._device = device
-        self._on_host = device.type == "cpu"
+        self._on_host = not processor_of(device).apart
         self._fill_weights = fill_weights
 
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:

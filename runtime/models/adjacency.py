@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnnplan.runtime.models.kernels import transpose, with_self_loops
+from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.minibatch import Block, MiniBatch
 
 
@@ -54,7 +55,7 @@ class TorchBlock:
 
     def self_looped(self) -> "TorchBlock":
         """Return the unweighted block with exactly one self-loop per destination, made once."""
-        if self._self_looped is None and self.indptr.device.type != "cpu":
+        if self._self_looped is None and processor_of(self.indptr.device).apart:
             self._self_looped = insert_self_loops(self).block
         elif self._self_looped is None:
             indptr, indices = with_self_loops(self.indptr.numpy(), self.indices.numpy())
@@ -164,8 +165,8 @@ def device_blocks(batch: MiniBatch, device: torch.device) -> list[TorchBlock]:
         found = held.get(tensor.data_ptr())
         # Outermost comes first, so that an array seen before is at least as long.
         if found is None or found.dtype != tensor.dtype or found.numel() < tensor.numel():
-            source = tensor.pin_memory() if device.type == "cuda" else tensor
-            found = held[tensor.data_ptr()] = source.to(device, non_blocking=True)
+            locked = processor_of(device).page_lock(tensor)
+            found = held[tensor.data_ptr()] = locked.to(device, non_blocking=True)
         return found[: tensor.numel()]
 
     return [block.map_tensors(moved) for block in torch_blocks(batch)]

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from gnnplan.runtime.device import has_triton
 from gnnplan.runtime.models.adjacency import TorchBlock
 from gnnplan.runtime.models.kernels import aggregate_rows, mask_and_column_sums, source_gradient
+from gnnplan.runtime.processor import processor_of
 
 ROW_MULTIPLE = 512
 """Multiple to which rows are padded: few distinct shapes, so oneDNN makes its kernels once."""
@@ -43,12 +44,16 @@ def with_padding(x: Tensor) -> Tensor:
 def _onednn_applies(x: Tensor, num_multiply_adds: int) -> bool:
     return (
         num_multiply_adds >= _SMALL_PRODUCT
-        and x.device.type == "cpu"
+        and _on_cores(x)
         and x.dtype == torch.float32
         and torch.backends.mkldnn.is_available()
         and torch.backends.mkldnn.enabled
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
+
+
+def _on_cores(x: Tensor) -> bool:
+    return x.device.type == "cpu" and not processor_of(x.device).is_gpu
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
@@ -93,14 +98,14 @@ HALVES = (torch.float16, torch.bfloat16)
 
 def runs_on_kernels(x: Tensor) -> bool:
     """Return whether the numba loops apply to this tensor."""
-    on_host = x.device.type == "cpu" and x.dtype == torch.float32
+    on_host = x.dtype == torch.float32 and _on_cores(x)
     # Mixed precision is left to torch: the loops take float32 alone.
     return on_host and not torch.is_autocast_enabled("cpu")
 
 
 def runs_on_device(x: Tensor) -> bool:
     """Return whether the GPU's kernels apply to this tensor."""
-    if x.device.type != "cuda" or x.dtype not in (torch.float32, *HALVES):
+    if x.dtype not in (torch.float32, *HALVES) or not processor_of(x.device).is_gpu:
         return False
     # Atomic additions have no fixed order, which deterministic algorithms must have.
     return _has_triton() and not torch.are_deterministic_algorithms_enabled()
@@ -368,7 +373,9 @@ def transforms_first(
     if trains:
         products, sums = 2 + inner, 1 + inner
     product = products * in_width * out_width
-    element = PER_ELEMENT.get(block.indptr.device.type, PER_ELEMENT["cpu"]) * block.num_edges
+    element = (
+        PER_ELEMENT["cuda" if processor_of(block.indptr.device).is_gpu else "cpu"] * block.num_edges
+    )
     after = block.num_dst * product + sums * element * in_width
     before = block.num_src * product + (1 + trains) * element * out_width
     return before < after

@@ -1,8 +1,9 @@
-"""The objects that plan.json holds. This module must load anywhere: it imports `setting` alone."""
+"""The objects that plan.json holds. It imports codec and setting alone: it must load anywhere."""
 
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, TypeGuard
 
+from gnnplan.runtime import codec
 from gnnplan.runtime.plan.setting import Range, Setting
 
 SCHEMA_VERSION = 1
@@ -190,6 +191,13 @@ class Device:
     """Name, in the machine model, of the memory that holds this rank's own rows."""
     index: int = 0
     """Number of the device on its host."""
+    emulated: bool = field(default=False, metadata=codec.UNLESS_SET)
+    """Whether a GPU is emulated on cores, for tests; its seconds say nothing of a GPU's."""
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Return whether a GPU must be there for this rank."""
+        return self.kind == "cuda" and not self.emulated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -330,6 +338,11 @@ class Strategy:
     def kind(self) -> Literal["cpu", "cuda"]:
         """Kind of processor that the ranks compute on."""
         return self.devices[0].kind
+
+    @property
+    def emulated(self) -> bool:
+        """Whether the ranks are GPUs that are emulated on cores."""
+        return self.devices[0].emulated
 
     @property
     def gpus(self) -> tuple[str, ...]:

@@ -319,6 +319,7 @@ class Job:
             test_score=self.test_score,
             noise=noise_between(self.before, host_state()),
             notes=self.notes,
+            emulated=self.plan.strategy.emulated,
             stages=typical_stages(self.loop.comm.all_gather_objects(samples)),
         )
         hosts = [device.host for device in self.plan.strategy.devices]

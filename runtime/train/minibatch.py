@@ -21,6 +21,7 @@ from gnnplan.runtime.errors import GnnplanError, InputError
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.adjacency import torch_block, torch_blocks
 from gnnplan.runtime.models.metrics import loss_sum
+from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.minibatch import MiniBatch, RowExchange
 from gnnplan.runtime.sampling.rng import Purpose, stream
 from gnnplan.runtime.stages import Stage
@@ -193,7 +194,7 @@ class TrainLoop:
 
     def _loss(self, index: int) -> float:
         """Return the loss once a GPU is done; meter the wait as forward_backward."""
-        if self.gradients.flat.device.type != "cuda":
+        if not processor_of(self.gradients.flat.device).is_gpu:
             return float(self.gradients.loss)
         core, start = time.thread_time(), time.perf_counter()
         loss = float(self.gradients.loss)

@@ -238,7 +238,8 @@ def resume(job: "Job") -> None:
     if data is None:
         job.notes.append("no checkpoint to resume from; started at the beginning")
         return
-    state = state_of(data, device=str(job.loop.gradients.flat.device))
+    # By the type: an emulated GPU's number means nothing to a file.
+    state = state_of(data, device=job.loop.gradients.flat.device.type)
     if state["plan_id"] != plan_id:
         raise PlanError(
             f"{job.config.run_folder}: expected checkpoints of plan {plan_id[:12]}, "

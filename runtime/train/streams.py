@@ -5,16 +5,19 @@
   keep   memory of another lane's that this lane reads is not used again before that
 
 On a GPU these are CUDA streams, events and `record_stream`. Elsewhere work is done when a call
-returns, and the same calls do nothing.
+returns, and the same calls do nothing; on an emulated GPU they are checked to be there.
 """
 
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from gnnplan.runtime.processor import EmulatedProcessor, processor_of
 
 
 class AbstractMark(ABC):
@@ -129,6 +132,50 @@ class CudaStreams(AbstractStreams):
                 tensor.record_stream(stream)
 
 
+class _EmulatedMark(AbstractMark):
+    def __init__(self, lanes: Any) -> None:
+        self._lanes, self.point = lanes, lanes.mark()
+
+    def done(self) -> bool:
+        self.synchronize()
+        return True
+
+    def synchronize(self) -> None:
+        self._lanes.tell_thread(self.point)
+
+
+class EmulatedStreams(AbstractStreams):
+    """An emulated GPU's: work is done in program order; a lane that does not wait is an error.
+
+    Args:
+        processor: whose lanes these are.
+    """
+
+    def __init__(self, processor: EmulatedProcessor) -> None:
+        self._processor, self._gpu = processor, processor.gpu
+
+    def on(self, lane: str) -> AbstractContextManager[None]:
+        """See `AbstractStreams.on`."""
+        self._processor.enter_thread()
+        return self._gpu.lanes.on(lane) if lane else nullcontext()
+
+    def mark(self) -> AbstractMark:
+        """See `AbstractStreams.mark`."""
+        return _EmulatedMark(self._gpu.lanes)
+
+    def wait(self, mark: AbstractMark) -> None:
+        """See `AbstractStreams.wait`."""
+        assert isinstance(mark, _EmulatedMark)
+        self._gpu.lanes.wait(mark.point)
+
+    def keep(self, tensors: Iterable[Tensor]) -> None:
+        """See `AbstractStreams.keep`."""
+        self._gpu.memory.keep(tensors, self._gpu.lanes.current)
+
+
 def streams_of(device: torch.device) -> AbstractStreams:
     """Make the lanes of a device."""
-    return CudaStreams(device) if device.type == "cuda" else HostStreams()
+    processor = processor_of(device)
+    if isinstance(processor, EmulatedProcessor):
+        return EmulatedStreams(processor)
+    return CudaStreams(device) if processor.is_gpu else HostStreams()

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.checks import check_graph
 
 _ALL = (1 << 63) - 1
@@ -87,14 +88,11 @@ class DeviceTopology:
             RuntimeError: the host refuses to page-lock so much.
         """
         indptr, indices = check_graph(indptr, indices)
-        locked = device.type == "cuda"
+        processor = processor_of(device)
         offsets, edges = torch.from_numpy(np.array(indptr)), torch.from_numpy(np.array(indices))
         widest = int(np.diff(indptr).max(initial=0))
-        offsets = offsets.pin_memory() if pinned_offsets and locked else offsets.to(device)
-        if not pinned:
-            edges = edges.to(device)
-        elif locked:
-            edges = edges.pin_memory()
+        offsets = processor.page_lock(offsets) if pinned_offsets else offsets.to(device)
+        edges = processor.page_lock(edges) if pinned else edges.to(device)
         counts = torch.zeros(4, dtype=torch.int64, device=device)
         if hot is None:
             own = (0, 0) if pinned else (0, _ALL)
@@ -121,7 +119,7 @@ class DeviceTopology:
     def device_bytes(self) -> int:
         """Return the bytes that this topology takes on the device, tables included."""
         held = [self.counts, *(t for t in (self.cached, self.addresses) if t is not None)]
-        held += [t for t in (self.indptr, self.indices) if t.device.type == self.counts.device.type]
+        held += [t for t in (self.indptr, self.indices) if t.device == self.counts.device]
         return sum(t.numel() * t.element_size() for t in held)
 
 

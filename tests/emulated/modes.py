@@ -1,0 +1,134 @@
+"""What emulated GPUs are planned to do and do: one line adds a mode.
+
+A mode plans with some settings, takes the cheapest candidate that it wants, and says what must hold
+of the plan. `test_modes.py` trains under it, beside CPU ranks.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gnnplan.planner.candidate import Candidate
+from gnnplan.runtime.plan.schema import Plan, Strategy
+
+ONE, HOST, HOSTS = "1 GPU", "n GPUs, one host", "n GPUs, several hosts"
+COLUMNS = (ONE, HOST, HOSTS)
+ROWS = {
+    "probe": "probe, plan from a probe",
+    "independent": "independent batches, validation, test, checkpoint, resume",
+    "rows": "rows: own, host, peers mapped, peers exchanged, another host, disk",
+    "topology": "topology: host, replicated, hot lists cached, read from peers of the clique",
+    "legion": "Legion whole: partition draws the seeds, hotness by clique, one budget for lists "
+    "and rows",
+    "samplers": "LABOR, LADIES, PLADIES, FastGCN, LAS, dependent batches with self-filling caches",
+    "cooperative": "cooperative batches, owners by hash or partition, also mixed precision",
+    "bulk": "bulk sampling, 1.5D with any c, features by all-to-allv in process columns",
+    "full graph": "full-graph BNS with p, DropEdge, BES, slices",
+    "links and types": "links, typed graphs, sampled on the GPU",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """One way to train on emulated GPUs."""
+
+    name: str
+    row: str
+    """Of `ROWS`."""
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of `PlanSettings`; `workload` holds changes of the workload's."""
+    devices: int = 2
+    hosts: int = 1
+    room_rows: int | None = None
+    """Rows that each GPU has room for beside all else; None: its whole memory."""
+    host_rows: int | None = None
+    """Rows that the host has room for beside all else; None: its whole memory."""
+    wants: Callable[[Candidate], bool] = lambda candidate: True
+    change: Callable[[Strategy], Strategy] = lambda strategy: strategy
+    """Of the planned strategy, where a choice has no setting."""
+    holds: Callable[[Plan, dict[str, int]], bool] = lambda plan, rows: True
+    """What must be so of the plan, and of the rows that were read by source."""
+    quick: bool = False
+    """Whether `make test` runs it."""
+    tolerance: float = 1e-5
+    """Of a loss, relative: a GPU's kernels take sums in another order."""
+    score_tolerance: float = 0.02
+    """Of a score: a prediction that is nearly even may fall either way."""
+
+    @property
+    def column(self) -> str:
+        """Where it runs."""
+        return HOSTS if self.hosts > 1 else (ONE if self.devices == 1 else HOST)
+
+
+def _topology(policy: str) -> Callable[[Candidate], bool]:
+    return lambda candidate: candidate.topology.policy == policy
+
+
+def _reads(*kinds: str) -> Callable[[Plan, dict[str, int]], bool]:
+    """Rows came from these sources and no others."""
+    return lambda plan, rows: {kind for kind, count in rows.items() if count} == set(kinds)
+
+
+def _exchanges(strategy: Strategy) -> Strategy:
+    return replace(strategy, features=replace(strategy.features, peer_way="exchange"))
+
+
+def _ahead(candidate: Candidate) -> bool:
+    return candidate.threads.sample > 0
+
+
+def _in_line(candidate: Candidate) -> bool:
+    return candidate.threads.sample == 0
+
+
+UNBIASED = {"allow": "unbiased"}
+ANY = {"allow": "approximate"}
+SIZES = {"sampler_parameters": {"sizes": "40,30"}, "dialect": "every_hop", "workload": ANY}
+MODES = [
+    Mode(name="in line", row="independent", devices=1, wants=_in_line),
+    Mode(name="ahead", row="independent", devices=1, wants=_ahead),
+    Mode(name="in line", row="independent", wants=_in_line),
+    Mode(name="ahead", row="independent", wants=_ahead),
+    Mode(name="four GPUs", row="independent", devices=4, wants=_ahead),
+    Mode(name="two hosts", row="independent", devices=4, hosts=2),
+    Mode(name="gcn", row="independent", settings={"workload": {"model": "gcn"}}),
+    Mode(name="gat", row="independent", settings={"workload": {"model": "gat", "heads": 2}}),
+    Mode(name="dropout", row="independent", settings={"workload": {"dropout": 0.3}}),
+    Mode(name="bfloat16", row="independent", settings={"workload": {"precision": "bfloat16"}},
+         tolerance=1e-2),
+    Mode(name="host", row="rows", settings={"policy": "none"}, holds=_reads("host")),
+    Mode(name="own", row="rows", settings={"policy": "degree"}, holds=_reads("own")),
+    Mode(
+        name="peers mapped", row="rows", settings={"policy": "legion"}, room_rows=150,
+        holds=_reads("own", "peer", "host"),
+    ),
+    Mode(
+        name="peers exchanged", row="rows", settings={"policy": "legion"}, room_rows=150,
+        change=_exchanges, holds=_reads("own", "peer", "host"),
+    ),
+    Mode(
+        name="two cliques", row="rows", devices=4, settings={"policy": "legion"}, room_rows=100,
+        holds=_reads("own", "peer", "host"),
+    ),
+    Mode(
+        name="disk", row="rows", settings={"policy": "degree"}, room_rows=100, host_rows=200,
+        holds=_reads("own", "host", "disk"),
+    ),
+    Mode(
+        name="two hosts", row="rows", devices=4, hosts=2, settings={"policy": "song-jiang"},
+        room_rows=100,
+    ),
+    Mode(name="host", row="topology", wants=_topology("host")),
+    Mode(name="replicated", row="topology", wants=_topology("replicated")),
+    Mode(name="labor", row="samplers", settings={"sampler": "labor", "workload": UNBIASED}),
+    Mode(name="ladies", row="samplers", settings={"sampler": "ladies", **SIZES}),
+    Mode(name="pladies", row="samplers", settings={"sampler": "pladies", **SIZES}),
+    Mode(name="fastgcn", row="samplers", settings={"sampler": "fastgcn", **SIZES}),
+    Mode(
+        name="stacks", row="bulk", wants=lambda candidate: candidate.bulk_batches > 1,
+        holds=lambda plan, rows: plan.strategy.bulk_batches > 1,
+    ),
+    Mode(name="stacks", row="bulk", devices=1, wants=lambda candidate: candidate.bulk_batches > 1),
+]  # fmt: skip
+"""Every mode that is planned and run; its mark in README's table is E."""

@@ -1,0 +1,136 @@
+"""From the command line to a comparison on emulated GPUs, with a rank killed on the way."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnnplan.planner.cli.main import main
+from gnnplan.planner.machine.model import load_machine, save_machine
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch import launch
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.report import EMULATED_NOTE, RunReport, load_report
+from tests.emulated.modes import MODES, Mode
+from tests.support.emulated import NAME, emulated_machine
+from tests.support.emulated_ranks import make_graph, plan_mode
+from tests.support.faults import processes_of
+
+pytest.importorskip("triton")
+
+EVERY = 2
+"""Steps between checkpoints."""
+
+
+@pytest.fixture(scope="session")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    return make_graph(tmp_path_factory.mktemp("emulated") / "graph")
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path_factory.getbasetemp() / "emulated-cache"))
+
+
+def rank_process(run: Path, rank: int) -> int | None:
+    """The process of a rank that trains into a run folder."""
+    for pid in processes_of(run):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"gnnplan.runtime.worker" in words and f"RANK={rank}".encode() in environment:
+            return pid
+    return None
+
+
+def killer(run: Path, rank: int, step: int) -> Callable[[dict[str, Any]], None]:
+    """End a rank, once, after a step."""
+    killed: list[int] = []
+
+    def progress(event: dict[str, Any]) -> None:
+        if event["event"] == "step" and event["step"] >= step and not killed:
+            pid = rank_process(run, rank)
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+
+    return progress
+
+
+def train(plan: Path, run: Path, **settings: Any) -> RunReport:
+    return launch.train(
+        plan, run_folder=run, epochs=2, checkpoint_every_steps=EVERY, pin=False, **settings
+    )
+
+
+def assert_resumed(report: RunReport, whole: RunReport) -> None:
+    assert any(note.startswith("restart 1") for note in report.notes), report.notes
+    done = report.first_step
+    assert done >= EVERY
+    np.testing.assert_allclose(report.losses, whole.losses[done:], rtol=1e-6)
+    assert [each.val for each in report.epochs] == [each.val for each in whole.epochs]
+    assert report.test_score == whole.test_score
+
+
+def test_the_machine_is_marked_and_no_preset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_machine(emulated_machine(), tmp_path / "machine.json")
+    machine = load_machine(tmp_path / "machine.json")
+    assert [gpu.emulated for gpu in machine.gpus] == [True] * 4
+    assert machine.cliques == [["gpu0", "gpu1"], ["gpu2", "gpu3"]]
+    assert (
+        json.loads((tmp_path / "machine.json").read_text())["processors"][0].get("emulated") is None
+    )
+    assert main(["machine", "list"]) == 0
+    assert NAME not in capsys.readouterr().out
+
+
+@pytest.mark.distributed
+def test_a_plan_is_trained_killed_resumed_and_compared(
+    nodes: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_machine(emulated_machine(), tmp_path / "machine.json")
+    words = ["--batch-size", "48", "--hidden", "8", "--fanouts", "3,2", "--devices", "2"]
+    plan = tmp_path / "plan"
+    asked = ["plan", str(nodes.path), "-o", str(plan), "--machine", str(tmp_path / "machine.json")]
+    assert main([*asked, *words]) == 0
+    capsys.readouterr()
+    assert main(["explain", str(plan)]) == 0
+    assert "2 emulated GPUs" in capsys.readouterr().out
+    whole = train(plan, tmp_path / "whole")
+    found = train(plan, tmp_path / "run", progress=killer(tmp_path / "run", 1, EVERY + 1))
+    assert_resumed(found, whole)
+    assert EMULATED_NOTE in found.notes
+    assert main(["compare", str(plan)]) == 0
+    said = capsys.readouterr()
+    assert "emulated" in said.out
+    assert "measured" not in said.out
+    assert EMULATED_NOTE in said.err
+    assert main(["tune", str(plan)]) == 2
+    assert "emulated on cores" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "mode", [m for m in MODES if m.hosts == 1], ids=lambda m: f"{m.row}: {m.name}, {m.devices}"
+)
+def test_every_mode_goes_on_after_a_rank_is_killed(
+    mode: Mode, nodes: Graph, tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan"
+    made = plan_mode(mode, nodes, plan)
+    assert load_plan(plan) == made
+    whole = train(plan, tmp_path / "whole")
+    last = mode.devices - 1
+    found = train(plan, tmp_path / "run", progress=killer(tmp_path / "run", last, EVERY + 1))
+    assert_resumed(found, whole)
+    assert load_report(plan).emulated

@@ -1,0 +1,225 @@
+"""An emulated GPU refuses what a GPU refuses: memory, lanes, kernels and the host's view of it."""
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import triton
+import triton.language as tl
+from triton import knobs
+from triton.runtime.errors import InterpreterError
+
+from gnnplan.runtime.emulation.gpu import EmulatedGpu
+from gnnplan.runtime.emulation.lanes import OrderError
+from gnnplan.runtime.emulation.threads import start, stop
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.processor import EMULATED, EmulatedProcessor, processor_of
+from gnnplan.runtime.train.streams import AbstractStreams, EmulatedStreams, streams_of
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
+
+CAPACITY = 1 << 20
+
+
+@pytest.fixture
+def gpu() -> Iterator[EmulatedGpu]:
+    started = EmulatedGpu(index=1, capacity_bytes=CAPACITY, peers=[0])
+    start(started)
+    yield started
+    stop()
+
+
+@pytest.fixture
+def streams(gpu: EmulatedGpu) -> AbstractStreams:
+    found = streams_of(EMULATED)
+    assert isinstance(found, EmulatedStreams)
+    return found
+
+
+@triton.jit
+def double_kernel(x, out, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, 2 * tl.load(x + at, mask=at < count), mask=at < count)
+
+
+@triton.jit
+def fill_kernel(address, count, BLOCK: tl.constexpr):
+    at = address.to(tl.pointer_type(tl.float32)) + tl.arange(0, BLOCK)
+    tl.store(at, 0.0, mask=tl.arange(0, BLOCK) < count)
+
+
+DOUBLE: Any = double_kernel
+FILL: Any = fill_kernel
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    DOUBLE[(1,)](x, out, x.numel(), BLOCK=16)
+    return out
+
+
+def test_a_processor_says_where_a_rank_computes(gpu: EmulatedGpu) -> None:
+    found = processor_of(EMULATED)
+    assert isinstance(found, EmulatedProcessor)
+    assert found.is_gpu
+    assert [found.can_map(index) for index in range(3)] == [True, True, False]
+    assert not processor_of(torch.device("cpu")).is_gpu
+
+
+def test_without_one_a_numbered_cpu_is_cores() -> None:
+    assert not processor_of(EMULATED).is_gpu
+
+
+def test_tensors_know_where_they_lie(gpu: EmulatedGpu) -> None:
+    host = torch.arange(6.0)
+    device = host.to(EMULATED)
+    assert (host.device, device.device) == (torch.device("cpu"), EMULATED)
+    assert torch.zeros(3, device=EMULATED).device == EMULATED
+    assert (device * 2 + 1)[2:].view(2, 2).device == EMULATED
+    assert torch.empty_like(device, device="cpu").device == torch.device("cpu")
+    assert device.to(EMULATED) is device
+    assert device.to(torch.float64).device == EMULATED
+    back = device.cpu()
+    assert back.device == torch.device("cpu")
+    assert torch.equal(back, host)
+    back[0] = 7.0
+    assert device.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_numpy_does_not_look_into_the_device(gpu: EmulatedGpu) -> None:
+    with pytest.raises(TypeError, match=r"Tensor\.cpu\(\) copies it"):
+        torch.zeros(3, device=EMULATED).numpy()
+
+
+def test_tensors_of_both_are_not_mixed(gpu: EmulatedGpu) -> None:
+    device, host = torch.ones(3, device=EMULATED), torch.ones(3)
+    with pytest.raises(RuntimeError, match="expected all tensors on one device"):
+        device.add(host)
+    with pytest.raises(RuntimeError, match="expected all tensors on one device"):
+        host[torch.zeros(2, dtype=torch.int64, device=EMULATED)]
+    assert (device + torch.tensor(2.0)).tolist() == [3.0] * 3
+    assert device[torch.tensor([0, 2])].device == EMULATED
+    device.copy_(host)
+    host.copy_(device)
+
+
+def test_gradients_lie_where_parameters_do(gpu: EmulatedGpu) -> None:
+    model = torch.nn.Linear(3, 2).to(EMULATED)
+    seen: list[torch.device] = []
+
+    class Looked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, *grad_outputs):
+            (grad,) = grad_outputs
+            seen.append(grad.device)
+            return grad
+
+    Looked.apply(model(torch.ones(4, 3, device=EMULATED))).sum().backward()
+    assert seen == [EMULATED]
+    assert all(p.grad.device == EMULATED for p in model.parameters() if p.grad is not None)
+    torch.optim.Adam(model.parameters(), fused=True).step()
+
+
+def test_memory_runs_out_and_comes_back(gpu: EmulatedGpu) -> None:
+    before = gpu.memory.used_bytes
+    half = torch.empty(CAPACITY // 2, dtype=torch.uint8, device=EMULATED)
+    assert gpu.memory.used_bytes - before == CAPACITY // 2
+    assert processor_of(EMULATED).free_bytes() == CAPACITY // 2 - before
+    with pytest.raises(torch.OutOfMemoryError, match=f"{CAPACITY // 2} of {CAPACITY} in use"):
+        torch.cat([half, half])
+    view = half[10:]
+    del half
+    assert gpu.memory.used_bytes - before == CAPACITY // 2
+    del view
+    gc.collect()
+    assert gpu.memory.used_bytes == before
+
+
+def test_kernels_address_the_device_and_locked_memory_alone(gpu: EmulatedGpu) -> None:
+    host = torch.arange(6.0)
+    with pytest.raises(ValueError, match="not page-locked"):
+        double(host)
+    assert double(host.to(EMULATED)).tolist() == [2 * n for n in range(6)]
+    locked = processor_of(EMULATED).page_lock(host)
+    out = torch.empty(6, device=EMULATED)
+    DOUBLE[(1,)](locked, out, 6, BLOCK=16)
+    assert out.tolist() == [2 * n for n in range(6)]
+    with pytest.raises(InterpreterError, match="neither the emulated GPU's memory nor"):
+        DOUBLE[(1,)](locked, out, 16, BLOCK=16)
+    with pytest.raises(InterpreterError, match="a kernel writes 4 bytes"):
+        FILL[(1,)](out.data_ptr() + 12, 6, BLOCK=16)
+
+
+def test_a_lane_waits_for_what_it_reads(gpu: EmulatedGpu, streams: AbstractStreams) -> None:
+    with streams.on("sample"):
+        made = double(torch.ones(4, device=EMULATED))
+        mark = streams.mark()
+        late = double(made)
+    with streams.on("gather"):
+        with pytest.raises(OrderError, match=r"'gather' reads .* that lane 'sample' writes"):
+            made.add(1)
+        streams.wait(mark)
+        assert (made + 1).tolist() == [3.0] * 4
+        with pytest.raises(OrderError, match="lane 'sample' writes"):
+            double(late)
+
+
+def test_a_lane_waits_before_it_overwrites(gpu: EmulatedGpu, streams: AbstractStreams) -> None:
+    buffer = torch.ones(4, device=EMULATED)
+    processor_of(EMULATED).synchronize()
+    with streams.on("gather"):
+        read = buffer + 1
+        mark = streams.mark()
+    with pytest.raises(OrderError, match=r"lane '' writes .* that lane 'gather' reads"):
+        buffer.zero_()
+    streams.wait(mark)
+    buffer.zero_()
+    assert read.tolist() == [2.0] * 4
+
+
+def test_memory_that_another_lane_reads_is_kept(gpu: EmulatedGpu, streams: AbstractStreams) -> None:
+    def made() -> torch.Tensor:
+        with streams.on("sample"):
+            found = torch.ones(4, device=EMULATED)
+            mark = streams.mark()
+        streams.wait(mark)
+        return found
+
+    first = made()
+    streams.keep([first])
+    total = first + 1
+    del first
+    assert total.tolist() == [2.0] * 4
+    second = made()
+    total = total + second
+    del second
+    with pytest.raises(OrderError, match="may still read: they were not kept"):
+        total.add(1)
+
+
+def test_the_host_waits_for_what_is_copied_to_it(
+    gpu: EmulatedGpu, streams: AbstractStreams
+) -> None:
+    host = torch.zeros(3)
+    with streams.on("gather"):
+        host.copy_(torch.ones(3, device=EMULATED), non_blocking=True)
+        mark = streams.mark()
+    with pytest.raises(OrderError, match="lane 'gather' may still copy to it"):
+        host.tolist()
+    mark.synchronize()
+    assert host.tolist() == [1.0] * 3
+
+
+def test_kernels_that_would_be_compiled_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knobs.runtime, "interpret", False)
+    with pytest.raises(InputError, match="TRITON_INTERPRET=1"):
+        start(EmulatedGpu())

@@ -1,0 +1,54 @@
+"""Emulated GPUs train in every mode that is planned for them, with what CPU ranks get."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gnnplan.runtime.graph.dataset import Graph
+from tests.emulated.modes import MODES, Mode
+from tests.support.emulated_ranks import EPOCHS, make_graph, plan_mode, run_mode
+from tests.support.where_table import note_mode
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture(scope="session")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    return make_graph(tmp_path_factory.mktemp("emulated") / "graph")
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path_factory.getbasetemp() / "emulated-cache"))
+
+
+def marked(mode: Mode) -> object:
+    marks = [pytest.mark.distributed] + ([] if mode.quick else [pytest.mark.slow])
+    name = f"{mode.row}: {mode.name}, {mode.devices} on {mode.hosts}"
+    return pytest.param(mode, marks=marks, id=name)
+
+
+@pytest.mark.parametrize("mode", [marked(mode) for mode in MODES])
+def test_emulated_gpus_train_as_cores_do(mode: Mode, nodes: Graph, tmp_path: Path) -> None:
+    plan = plan_mode(mode, nodes, tmp_path / "plan")
+    assert [device.kind for device in plan.strategy.devices] == ["cuda"] * mode.devices
+    assert plan.strategy.emulated
+    emulated, cores = run_mode(plan, nodes, tmp_path)
+    assert emulated.emulated
+    assert not cores.emulated
+    assert len(emulated.losses) == len(cores.losses) == EPOCHS * plan.prediction.steps_per_epoch
+    np.testing.assert_allclose(emulated.losses, cores.losses, rtol=mode.tolerance)
+    assert emulated.losses[-1] != emulated.losses[0]
+    for found, expected in zip(emulated.epochs, cores.epochs, strict=True):
+        assert found.val is not None
+        assert found.val == pytest.approx(expected.val, abs=mode.score_tolerance)
+    assert emulated.test_score == pytest.approx(cores.test_score, abs=mode.score_tolerance)
+    rows = [each.rows_by_source for each in emulated.ranks]
+    assert rows == [each.rows_by_source for each in cores.ranks]
+    total: dict[str, int] = {}
+    for each in rows:
+        for kind, count in each.items():
+            total[kind] = total.get(kind, 0) + count
+    assert mode.holds(plan, total), total
+    note_mode(mode)

@@ -1,0 +1,159 @@
+"""A mode of emulated GPUs from its plan to its reports: trained, and trained again by CPU ranks.
+
+Each rank is a process. It first holds its loader's batches against those of the host's loader, bit
+by bit, then trains on its emulated GPU, and then on cores under the same plan.
+"""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gnnplan.planner import pipeline
+from gnnplan.planner.assemble import assemble
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.search.choose import Evaluated
+from gnnplan.planner.search.search import Search, SearchResult
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime import worker
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.graph.generate import generate_sbm
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.mesh import open_mesh
+from gnnplan.runtime.models.adjacency import torch_blocks
+from gnnplan.runtime.plan.io import load_plan, save_plan
+from gnnplan.runtime.plan.schema import Plan, Workload
+from gnnplan.runtime.processor import processor_of
+from gnnplan.runtime.report import RunReport, load_report
+from tests.emulated.modes import Mode
+from tests.support.emulated import emulated_machine
+from tests.support.ranks import free_port, run_on_ranks
+
+EPOCHS = 2
+STEPS = 3
+"""Batches that are compared bit by bit."""
+WORKLOAD = {"batch_size": 48, "hidden": 8, "fanouts": [3, 2], "learning_rate": 0.01}
+
+
+def make_graph(folder: Path) -> Graph:
+    """400 nodes with rows of 1 KiB: few programs of every kernel, and rows that fill memories."""
+    return generate_sbm(folder, num_nodes=400, degree=8.0, feature_dim=256, num_classes=3, seed=5)
+
+
+def plan_mode(mode: Mode, graph: Graph, folder: Path) -> Plan:
+    """Plan a mode: the cheapest candidate that it wants, with the memory that it leaves."""
+    machine = emulated_machine(mode.hosts)
+    changes = mode.settings.get("workload", {})
+    settings = PlanSettings(
+        **{**mode.settings, "devices": mode.devices, "workload": Workload(**WORKLOAD | changes)}
+    )
+    if mode.room_rows is not None or mode.host_rows is not None:
+        free = replace(settings, policy="none")
+        use = _cheapest(mode, graph, free, machine)[2].prediction.memory_bytes
+        settings = replace(settings, **_budgets(mode, graph, use))
+    made, arrays = assemble(*_cheapest(mode, graph, settings, machine))
+    strategy = mode.change(made.strategy)
+    return save_plan(replace(made, strategy=strategy), arrays, folder)
+
+
+def _cheapest(
+    mode: Mode, graph: Graph, settings: PlanSettings, machine: MachineModel
+) -> tuple[Search, SearchResult, Evaluated]:
+    search = pipeline.search_for(graph, settings, machine)
+    explored = search.explore()
+    wanted = [each for each in explored.priced if mode.wants(each.candidate)]
+    assert wanted, f"{mode.name}: none of {len(explored.priced)} candidates is wanted"
+    fit = [each for each in wanted if not each.overflow]
+    return search, explored, min(fit or wanted, key=lambda each: each.seconds)
+
+
+def _budgets(mode: Mode, graph: Graph, use: dict[str, Any]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    if mode.room_rows is not None:
+        own = max((each for name, each in use.items() if name.startswith("rank")),
+                  key=lambda each: each.total)  # fmt: skip
+        needed = own.total - own.parts["reserve"] + mode.room_rows * graph.row_bytes
+        found["device_memory_bytes"] = int(needed / 0.95) + 1
+    if mode.host_rows is not None:
+        host = next(each for name, each in use.items() if not name.startswith("rank"))
+        fewer = graph.num_nodes - mode.host_rows
+        found["host_memory_bytes"] = host.total - fewer * graph.row_bytes
+    return found
+
+
+def on_cores(plan: Plan, folder: Path, out: Path) -> Plan:
+    """Write the same plan for ranks on cores."""
+    arrays = {name: np.load(folder / ref.file) for name, ref in plan.arrays.items()}
+    strategy = plan.strategy
+    devices = [
+        replace(each, kind="cpu", emulated=False, memory="host0") for each in strategy.devices
+    ]
+    strategy = replace(
+        strategy,
+        devices=devices,
+        pipeline=[name for name in strategy.pipeline if name != "copy"],
+        threads=replace(strategy.threads, capture=0, gather_programs=0),
+    )
+    return save_plan(replace(plan, strategy=strategy), arrays, out)
+
+
+def run_mode(plan: Plan, graph: Graph, folder: Path) -> tuple[RunReport, RunReport]:
+    """Train under `folder`/plan on emulated GPUs and on cores; the two reports."""
+    on_cores(plan, folder / "plan", folder / "cores")
+    for name in ("emulated", "host"):
+        (folder / name).mkdir()
+    ports = [free_port() for _ in range(3)]
+    run_on_ranks(_on_rank, (plan.num_ranks, ports, graph.path, folder), plan.num_ranks)
+    return load_report(folder / "emulated"), load_report(folder / "host")
+
+
+def _on_rank(rank: int, size: int, ports: list[int], graph_path: Path, folder: Path) -> None:
+    from gnnplan.runtime.emulation.threads import stop
+
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "WORLD_SIZE": str(size)}
+    os.environ["MASTER_PORT"] = str(ports[0])
+    hold_batches(rank, size, open_graph(graph_path, validate=False), folder)
+    for port, plan, run in zip(ports[1:], ("plan", "cores"), ("emulated", "host"), strict=True):
+        os.environ["MASTER_PORT"] = str(port)
+        stop()
+        worker.run(
+            RunConfig(
+                plan_folder=str(folder / plan), run_folder=str(folder / run), epochs=EPOCHS,
+                pin=False, force=True, keep_checkpoints=0, collective_seconds=120.0,
+            )
+        )  # fmt: skip
+
+
+def hold_batches(rank: int, size: int, graph: Graph, folder: Path) -> None:
+    """Hold the first batches of an emulated GPU against those of the host's loader."""
+    mesh = open_mesh(load_plan(folder / "plan"), timeout_seconds=120.0)
+    assert processor_of(mesh.device).emulated
+    places = {"rank": rank, "size": size, "comm": mesh.comm}
+    device = PlannedLoader(folder / "plan", graph, device=mesh.device, **places)
+    host = PlannedLoader(folder / "cores", graph, device="cpu", on_device=False, **places)
+    for found, expected in zip(device.batches(STEPS), host.batches(STEPS), strict=True):
+        assert_same(found, expected)
+    device.close()
+    host.close()
+    mesh.close()
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """Ids, blocks, rows and labels are equal, bit for bit."""
+    np.testing.assert_array_equal(found.n_id, expected.n_id)
+    np.testing.assert_array_equal(found.seeds, expected.seeds)
+    assert torch.equal(found.x.cpu(), expected.x)
+    assert torch.equal(found.y.cpu(), expected.y)
+    blocks = found.device_blocks or torch_blocks(found)
+    for mine, theirs in zip(blocks, torch_blocks(expected), strict=True):
+        for name in ("num_src", "num_dst"):
+            assert getattr(mine, name) == getattr(theirs, name)
+        for name in ("indptr", "indices", "weight"):
+            a, b = getattr(mine, name), getattr(theirs, name)
+            assert (a is None) == (b is None), name
+            assert a is None or torch.equal(a.cpu(), b), name

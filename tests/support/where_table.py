@@ -1,0 +1,106 @@
+"""README's table of what runs where, made from the records of the tests that ran it.
+
+    python -m tests.support.where_table          print the table
+    python -m tests.support.where_table --write  put it into README.md
+
+Marks: E emulated, S by ranks that share one real GPU, G on that many real GPUs. A mode of
+tests/emulated notes itself when it passes with $GNNPLAN_RECORD_MODES set; marks S and G come from
+the verdicts of tests/golden/silicon.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.emulated.modes import COLUMNS, HOST, HOSTS, MODES, ONE, ROWS, Mode
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORD = ROOT / "tests" / "golden" / "where_runs.json"
+SILICON = ROOT / "tests" / "golden" / "silicon"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- what runs where: begin -->", "<!-- what runs where: end -->"
+VARIABLE = "GNNPLAN_RECORD_MODES"
+EXPERIMENTS: dict[str, tuple[str, str, str, str]] = {
+    "probe_quick": ("G", "probe", ONE, "quick probe"),
+    "probe_full": ("G", "probe", ONE, "full probe"),
+    "tests_loaders": ("G", "independent", ONE, "batches and losses of cores"),
+    "tests_sampling_layers": ("G", "samplers", ONE, "draws of cores"),
+    "two_hosts_train": ("S", "independent", HOSTS, "training"),
+    "two_hosts_validate": ("S", "independent", HOSTS, "validation, test"),
+    "two_hosts_resume": ("S", "independent", HOSTS, "resume"),
+    "peer_opened_by_reader": ("S", "rows", HOST, "peers mapped"),
+}
+"""Experiment of tests/silicon: mark, row and column of the table, and what it ran."""
+
+
+def note_mode(mode: Mode) -> None:
+    """Note that a mode passed; without the variable, hold that it was noted before."""
+    known = read_record()
+    entry = [mode.row, mode.column, mode.name]
+    if os.environ.get(VARIABLE):
+        RECORD.write_text(json.dumps(sorted([*known, entry] if entry not in known else known),
+                                     indent=1) + "\n")  # fmt: skip
+    else:
+        assert entry in known, f"{entry}: run again with {VARIABLE}=1, and where_table --write"
+
+
+def read_record() -> list[list[str]]:
+    """Row, column and name of the modes that have passed."""
+    return json.loads(RECORD.read_text()) if RECORD.is_file() else []
+
+
+def read_marks() -> dict[tuple[str, str], dict[str, list[str]]]:
+    """What ran in each cell, by mark."""
+    cells: dict[tuple[str, str], dict[str, list[str]]] = {}
+    known = {(mode.row, mode.column, mode.name) for mode in MODES}
+    for row, column, name in read_record():
+        if (row, column, name) in known:
+            cells.setdefault((row, column), {}).setdefault("E", []).append(name)
+    for experiment, (mark, row, column, name) in EXPERIMENTS.items():
+        if _passed(SILICON / f"{experiment}.jsonl"):
+            cells.setdefault((row, column), {}).setdefault(mark, []).append(name)
+    return cells
+
+
+def _passed(path: Path) -> bool:
+    lines: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()] if (
+        path.is_file()
+    ) else []  # fmt: skip
+    verdicts = [line for line in lines if line["name"] == "verdict"]
+    return bool(verdicts) and verdicts[-1]["passed"]
+
+
+def make_table() -> str:
+    """The table in Markdown."""
+    cells = read_marks()
+    lines = [f"| | {' | '.join(COLUMNS)} |", "|---|" + "---|" * len(COLUMNS)]
+    for row, words in ROWS.items():
+        found = [_cell(cells.get((row, column), {})) for column in COLUMNS]
+        lines.append(f"| {words} | {' | '.join(found)} |")
+    return "\n".join(lines)
+
+
+def _cell(marks: dict[str, list[str]]) -> str:
+    order = [mark for mark in "GSE" if mark in marks]
+    return "; ".join(f"**{mark}** {', '.join(dict.fromkeys(marks[mark]))}" for mark in order)
+
+
+def in_readme() -> str:
+    """The table that README shows."""
+    return README.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+
+
+def main(words: list[str]) -> None:
+    """Print the table, or put it into README."""
+    if words != ["--write"]:
+        sys.stdout.write(make_table() + "\n")
+        return
+    before, _, rest = README.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    README.write_text(f"{before}{BEGIN}\n{make_table()}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
