@@ -14,7 +14,7 @@ from gnnplan.planner.machine.hosts import prefix_of
 from gnnplan.planner.machine.model import MachineModel, Memory
 from gnnplan.planner.workload import BatchProfile, ModelTiming, ProcessCost, Spread
 from gnnplan.runtime.plan.schema import GraphRef, MemoryUse
-from gnnplan.runtime.sampling.bulk.memory import HEADROOM, BulkBytes
+from gnnplan.runtime.sampling.memory import HEADROOM, BulkBytes
 
 GIB = 2**30
 ADAM_COPIES = 4
@@ -425,7 +425,7 @@ def stack_bytes(pilot: BulkBytes, bulk: int, depth: int) -> int:
     batches arrays of their own, and as many may be left of the stack before
     (`runtime.loader.bulk`).
 
-    Source: `runtime.sampling.bulk.memory`, solved for the budget.
+    Source: `runtime.sampling.memory`, solved for the budget.
 
     >>> stack_bytes(BulkBytes(table_bytes=1000, moments=((100.0, 50),)), 4, 2)
     2310

@@ -28,8 +28,7 @@ from gnnplan.runtime.loader.cooperative import CooperativeSeeds
 from gnnplan.runtime.loader.tasks import typed_sampler
 from gnnplan.runtime.plan.schema import Sampler, Workload
 from gnnplan.runtime.sampling.build import BatchSampler, build_sampler
-from gnnplan.runtime.sampling.distributed.cooperative import CooperativeSampler
-from gnnplan.runtime.sampling.distributed.frontier import IdExchange
+from gnnplan.runtime.sampling.distributed.cooperative import CooperativeSampler, IdExchange
 from gnnplan.runtime.sampling.distributed.owner import Owners
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.seeds import LinkSchedule, SeedSchedule

@@ -39,7 +39,7 @@ from gnnplan.runtime.graph.dataset import Graph, is_typed
 from gnnplan.runtime.npy import npy_of
 from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.build import BatchSampler, build_sampler
-from gnnplan.runtime.sampling.bulk.memory import BulkBytes
+from gnnplan.runtime.sampling.memory import BulkBytes
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, find_sampler
 from gnnplan.runtime.sampling.seeds import SeedSchedule

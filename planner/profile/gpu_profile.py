@@ -25,7 +25,7 @@ from gnnplan.runtime.cores import usable_core_ids
 from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.fallback import warn_once
 from gnnplan.runtime.graph.dataset import Graph, is_typed
-from gnnplan.runtime.sampling.gpu.capture_room import may_capture
+from gnnplan.runtime.sampling.memory import may_capture
 from gnnplan.runtime.sampling.registry import is_able
 
 LOOP_SECONDS = 24.0

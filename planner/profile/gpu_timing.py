@@ -48,7 +48,7 @@ from gnnplan.runtime.loader.device import DeviceBatchStage, DeviceMiniBatch
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.sampling.build import build_device_sampler
-from gnnplan.runtime.sampling.gpu.captured import CapturedNeighborSampler
+from gnnplan.runtime.sampling.gpu.neighbor import CapturedNeighborSampler
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.seeds import SeedSchedule

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.machine.model import Table
-from gnnplan.runtime.sampling.bulk.memory import BulkBytes
+from gnnplan.runtime.sampling.memory import BulkBytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

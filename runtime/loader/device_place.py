@@ -107,7 +107,7 @@ def open_device_sampler(
 
 def _captured(sampler: Any, share: int) -> Any:
     """The sampler as one CUDA graph; itself, with a warning, where that cannot be."""
-    from gnnplan.runtime.sampling.gpu.captured import CapturedNeighborSampler
+    from gnnplan.runtime.sampling.gpu.neighbor import CapturedNeighborSampler
 
     try:
         found = CapturedNeighborSampler.of(sampler, share)

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.sampling.bulk.memory import Ledger
 from gnnplan.runtime.sampling.bulk.product import (
     StackedBlocks,
     extract,
@@ -34,6 +33,7 @@ from gnnplan.runtime.sampling.checks import (
 )
 from gnnplan.runtime.sampling.choose.layerwise import Law, LayerGraph, Method, Norm, Numbers
 from gnnplan.runtime.sampling.dependent import StreamPolicy
+from gnnplan.runtime.sampling.memory import Ledger
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request
 from gnnplan.runtime.sampling.relabel import Table
 from gnnplan.runtime.sampling.rng import Purpose

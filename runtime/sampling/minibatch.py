@@ -4,6 +4,12 @@ Two dialects exist and are always named. `first_seen` (PyG's): a vertex is expan
 hop where it first appears, and an outer block contains the edges of the inner ones, so all blocks
 are prefixes of one CSR. `every_hop` (DGL's; formulas 5.6): S^(l+1) = S^l united with N(S^l), every
 destination of a hop draws afresh.
+
+What a rank keeps of one hop's exchange of ids, so that rows can take the same way later.
+
+A cooperative block's sources are this rank's own vertices of the next frontier, in the owner's
+order, and behind them those that other ranks own, the ones of rank 0 first. So the rows of a
+block's sources are the rank's own rows followed by what one all-to-all delivers, without a copy.
 """
 
 import itertools
@@ -15,8 +21,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.sampling.compiled import kernel
-from gnnplan.runtime.sampling.distributed.exchange import RowExchange
 from gnnplan.runtime.sampling.workspace import Workspace
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+class RowExchange:
+    """How the rows of one block's sources come together."""
+
+    ids: NDArray[np.int64]
+    """Global ids of the block's sources: own vertices, then the remote ones by rank. [num_src]"""
+    num_own: int
+    """Own vertices S_p^(l+1) of the hop's next frontier: rows that this rank computes or loads."""
+    send_rows: NDArray[np.int64]
+    """Own rows to send, those for rank 0 first; a row that several want comes several times."""
+    send_counts: list[int]
+    """Rows to send to each rank."""
+    receive_counts: list[int]
+    """Rows to receive from each rank."""
+    num_touched: int
+    """Size of S~_p^(l+1) (formulas 5.6): the vertices expanded so far and those that they drew."""
+
+    @property
+    def num_remote(self) -> int:
+        """Rows that other ranks own."""
+        return self.ids.shape[0] - self.num_own
 
 
 class Dialect(StrEnum):

@@ -22,8 +22,7 @@ from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.adjacency import torch_block, torch_blocks
 from gnnplan.runtime.models.metrics import loss_sum
 from gnnplan.runtime.processor import processor_of
-from gnnplan.runtime.sampling.distributed.exchange import RowExchange
-from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.sampling.minibatch import MiniBatch, RowExchange
 from gnnplan.runtime.sampling.rng import Purpose, stream
 from gnnplan.runtime.stages import Stage
 from gnnplan.runtime.train.gradients import GradientBuffer, OverlappedReduce

@@ -31,12 +31,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gnnplan.planner.cost.backends.cooperative import remote_share
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
 from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.build import build_sampler
 from gnnplan.runtime.sampling.distributed.cooperative import CooperativeSampler
-from gnnplan.runtime.sampling.distributed.exchange import expected_remote_fraction
 from gnnplan.runtime.sampling.distributed.owner import Owners
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 from gnnplan.runtime.sampling.seeds import SeedSchedule
@@ -142,7 +142,7 @@ def measure_vertices(name: str, graph: Graph, ranks: int, suffix: str, size: Siz
         touched = sum(part.exchanges[layer].num_touched for part in every)
         expanded = sum(part.blocks[layer].num_dst for part in every)
         counted = sum(part.exchanges[layer].num_remote for part in every) / touched
-        formula = expected_remote_fraction(ranks, expanded, touched)
+        formula = remote_share(expanded, touched, ranks)
         remote.append({"counted": round(counted, 4), "c20": round(formula, 4)})
     record(
         f"vertices_coop_over_independent_{name}_{ranks}{suffix}",

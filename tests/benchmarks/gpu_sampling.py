@@ -48,8 +48,7 @@ def _neighbours(
     chosen: tuple[np.ndarray, np.ndarray],
     reads: Spread,
 ) -> None:
-    from gnnplan.runtime.sampling.gpu.captured import CapturedNeighborSampler
-    from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler
+    from gnnplan.runtime.sampling.gpu.neighbor import CapturedNeighborSampler, DeviceNeighborSampler
     from gnnplan.runtime.sampling.gpu.stack import stack_of
     from gnnplan.runtime.sampling.minibatch import Dialect, Request
     from gnnplan.runtime.sampling.neighbor import NeighborSampler

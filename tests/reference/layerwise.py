@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.runtime.sampling.bulk.its import PATIENCE
-from gnnplan.runtime.sampling.choose.layerwise import Law, Method, Norm
+from gnnplan.runtime.sampling.choose.layerwise import PATIENCE, Law, Method, Norm
 from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 from gnnplan.runtime.sampling.rng import Purpose, draw, mix, stream
 from gnnplan.runtime.sampling.statistics import Estimator

@@ -20,7 +20,7 @@ from gnnplan.planner.cost.stages.gather_gpu import memory_seconds_per_byte
 from gnnplan.planner.cost.stages.sample import batch_launches
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.workload import GpuTiming
-from gnnplan.runtime.sampling.gpu.capture_room import capture_bytes, may_capture
+from gnnplan.runtime.sampling.memory import capture_bytes, may_capture
 from gnnplan.runtime.stages import Stage
 
 

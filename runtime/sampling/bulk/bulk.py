@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import BudgetExceeded, SamplerError
-from gnnplan.runtime.sampling.bulk.memory import BulkBytes, Ledger, object_bytes
 from gnnplan.runtime.sampling.bulk.sage import SageStack
 from gnnplan.runtime.sampling.checks import (
     RELABEL_BUDGET_BYTES,
@@ -22,6 +21,7 @@ from gnnplan.runtime.sampling.checks import (
 )
 from gnnplan.runtime.sampling.choose.layerwise import LayerGraph, Method, Norm
 from gnnplan.runtime.sampling.layerwise import LayerStack, LayerwiseSampler, make_law, policy_of
+from gnnplan.runtime.sampling.memory import BulkBytes, Ledger, object_bytes
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request
 from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from gnnplan.runtime.sampling.relabel import Table

@@ -17,9 +17,9 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.runtime.sampling.bulk.memory import Ledger
 from gnnplan.runtime.sampling.checks import bad_seed
 from gnnplan.runtime.sampling.compiled import kernel
+from gnnplan.runtime.sampling.memory import Ledger
 from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch, Request, make_batch
 from gnnplan.runtime.sampling.placed_indices import prefetch_read, prefetch_write
 from gnnplan.runtime.sampling.relabel import Table, begin_batch, find, find_bad_seed, find_or_add

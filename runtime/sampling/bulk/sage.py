@@ -13,12 +13,12 @@ from typing import NamedTuple, no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.runtime.sampling.bulk.memory import Ledger
 from gnnplan.runtime.sampling.bulk.product import join_seeds
 from gnnplan.runtime.sampling.checks import bad_seed
 from gnnplan.runtime.sampling.choose.uniform import UniformRows
 from gnnplan.runtime.sampling.compiled import kernel
 from gnnplan.runtime.sampling.frontier import expand_hops
+from gnnplan.runtime.sampling.memory import Ledger
 from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch, Request, make_batch
 from gnnplan.runtime.sampling.relabel import add_seeds, begin_batch
 from gnnplan.runtime.sampling.rng import GOLDEN, Purpose, mix_kernel

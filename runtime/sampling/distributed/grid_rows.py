@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.comm.grid import ProcessGrid, stages_of_column
-from gnnplan.runtime.sampling.bulk.memory import Ledger
 from gnnplan.runtime.sampling.checks import read_only
 from gnnplan.runtime.sampling.compiled import kernel
+from gnnplan.runtime.sampling.memory import Ledger
 from gnnplan.runtime.stages import Stage
 
 

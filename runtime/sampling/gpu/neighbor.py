@@ -3,16 +3,29 @@
 The topology lies in the device's memory, in page-locked host memory, or its hot rows in the first
 and the rest in the second (`gpu.topology`). Dependent batches draw by a stream policy, as
 `DependentNeighborSampler` does. LABOR's other forms are `gpu.labor`'s.
+
+Neighbour sampling of one batch size as one CUDA graph: no launch overhead, one wait per batch.
+
+A batch of 1024 seeds takes about 25 small kernels per hop, and the host's part of each costs more
+than the kernel. Here every hop runs over buffers of the most that it can hold, and numbers of rows,
+edges and nodes stay on the device until the end, so that all of it is one graph that is replayed
+with other seeds and streams. Without CUDA the same steps run one by one.
 """
 
+import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.sampling.dependent import Dependence, StreamPolicy
+from gnnplan.runtime.sampling.dependent import Dependence, HopStreams, StreamPolicy
 from gnnplan.runtime.sampling.gpu.choose import (
     SAMPLED,
     choose_some,
@@ -21,9 +34,17 @@ from gnnplan.runtime.sampling.gpu.choose import (
     row_ends,
     write_below,
 )
-from gnnplan.runtime.sampling.gpu.hops import AbstractDeviceHops, Drawn, HopDraws
-from gnnplan.runtime.sampling.gpu.rng import hop_words
+from gnnplan.runtime.sampling.gpu.hops import (
+    AbstractDeviceHops,
+    Drawn,
+    Hop,
+    HopDraws,
+    refuse_bad_seeds,
+)
+from gnnplan.runtime.sampling.gpu.relabel import RelabelTable, slots_for
+from gnnplan.runtime.sampling.gpu.rng import hop_words, signed
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
+from gnnplan.runtime.sampling.memory import known_bounds, may_capture
 from gnnplan.runtime.sampling.minibatch import Dialect
 from gnnplan.runtime.sampling.rng import Purpose
 
@@ -135,3 +156,213 @@ def room(num_edges: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Uninitialised positions and values."""
     positions = torch.empty(num_edges, dtype=torch.int64, device=device)
     return positions, torch.empty_like(positions)
+
+
+@dataclass(frozen=True, slots=True)
+class _HopBuffers:
+    """One hop's results, each as long as it can get."""
+
+    row_ptr: Tensor
+    positions: Tensor
+    local: Tensor
+    new: Tensor
+
+
+class CapturedNeighborSampler(DeviceNeighborSampler):
+    """Draws `DeviceNeighborSampler`'s batches; those of `batch_size` seeds by one graph.
+
+    Batches of another size, such as an epoch's last, are drawn kernel by kernel. Buffers belong to
+    the sampler, so it serves one stream and one thread at a time (others wait); what a batch holds
+    is copied out of them.
+
+    Args:
+        topology: the graph.
+        fanouts: positive neighbours per hop.
+        device: where the kernels run.
+        batch_size: seeds of the batches that the graph draws.
+        dialect: which vertices a hop expands.
+        seed: the run's seed.
+        edge_ids: fill each block's `e_id`.
+
+    Raises:
+        SamplerError: a fan-out takes all neighbours, which nothing bounds; a batch size below 1.
+    """
+
+    def __init__(
+        self,
+        topology: DeviceTopology,
+        fanouts: Sequence[int],
+        *,
+        device: torch.device,
+        batch_size: int,
+        dialect: Dialect = Dialect.FIRST_SEEN,
+        seed: int = 0,
+        edge_ids: bool = False,
+    ) -> None:
+        super().__init__(
+            topology, fanouts, device=device, dialect=dialect, seed=seed, edge_ids=edge_ids
+        )
+        if not may_capture(self.fanouts, batch_size):
+            raise SamplerError(
+                f"expected positive fan-outs and a batch size to capture, found "
+                f"{list(self.fanouts)} and {batch_size}; sample with DeviceNeighborSampler"
+            )
+        self.batch_size = batch_size
+        bounds = self._bounds()
+        self._seeds = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        self._streams = torch.zeros(self.num_hops, dtype=torch.int64, device=device)
+        self._table = RelabelTable.empty(slots_for(bounds[-1]), device)
+        # One entry more takes what lies beyond a hop's new nodes.
+        self._nodes = torch.zeros(bounds[-1] + 1, dtype=torch.int64, device=device)
+        self._buffers: list[_HopBuffers] = []
+        self._ends = torch.zeros(2 * self.num_hops, dtype=torch.int64, device=device)
+        self._graph: Any = None
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def of(sampler: object, batch_size: int) -> "CapturedNeighborSampler":
+        """A sampler's batches, those of `batch_size` seeds by one graph.
+
+        Raises:
+            SamplerError: it is no sampler of uniform, independent neighbours with bounded fan-outs.
+        """
+        if (
+            not isinstance(sampler, DeviceNeighborSampler)
+            or type(sampler) is not DeviceNeighborSampler
+            or sampler.method is not Method.NEIGHBOR
+            or sampler.streams.kappa != 1
+        ):
+            raise SamplerError(
+                "expected uniform neighbours in independent batches to capture, found "
+                f"{type(sampler).__name__}; sample it kernel by kernel"
+            )
+        return CapturedNeighborSampler(
+            sampler.topology, sampler.fanouts, device=sampler.device, batch_size=batch_size,
+            dialect=sampler.dialect, seed=sampler.seed, edge_ids=sampler.edge_ids,
+        )  # fmt: skip
+
+    def _bounds(self) -> list[int]:
+        """The most nodes that are known before each hop, and after the last."""
+        every_hop = self.dialect is Dialect.EVERY_HOP
+        return known_bounds(self.batch_size, self.fanouts, self.num_nodes, every_hop=every_hop)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the buffers; 0 of a hop's before the first batch."""
+        held = [self._seeds, self._nodes, self._table.keys, self._table.ranks]
+        for hop in self._buffers:
+            held += [hop.row_ptr, hop.positions, hop.local, hop.new]
+        return sum(t.numel() * t.element_size() for t in held)
+
+    def _hops(
+        self, seeds: NDArray[np.int64], streams: HopStreams
+    ) -> tuple[list[Hop], list[Tensor]]:
+        if seeds.shape[0] != self.batch_size:
+            return super()._hops(seeds, streams)
+        refuse_bad_seeds(seeds, self.num_nodes)
+        self._seeds.copy_(torch.from_numpy(np.array(seeds)))
+        self._streams.copy_(torch.tensor([signed(s) for s in streams.first]))
+        self._run()
+        return self._results()
+
+    def _alone(self) -> AbstractContextManager[object]:
+        return self._lock
+
+    def prepare(self) -> None:
+        """Capture the graph now, from any seeds, before other threads use the device.
+
+        Raises:
+            RuntimeError: the device refuses it, or has no room for the buffers.
+        """
+        if self.device.type == "cuda" and self._graph is None:
+            self._graph = self._capture()
+
+    def _run(self) -> None:
+        if self.device.type != "cuda":
+            self._steps()
+            return
+        self.prepare()
+        self._graph.replay()
+
+    def _capture(self) -> Any:
+        """The graph; a run before it compiles the kernels, and its reads are not counted."""
+        counts = self.topology.counts.clone()
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            self._steps()
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        self.topology.counts.copy_(counts)
+        graph = torch.cuda.CUDAGraph()
+        # What other threads do meanwhile is theirs, and no part of the graph.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._steps()
+        return graph
+
+    def _steps(self) -> None:
+        """All hops, without a wait: what the graph holds."""
+        self._table.clear()
+        total = torch.full((1,), self.batch_size, dtype=torch.int64, device=self.device)
+        known = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._table.number(self._seeds, total, known)
+        known = total
+        rows, count = self._seeds, total
+        self._enter(self._seeds, torch.zeros_like(known), total)
+        hops: list[_HopBuffers] = []
+        bounds = self._bounds()
+        for hop, fanout in enumerate(self.fanouts):
+            if self.dialect is Dialect.EVERY_HOP:
+                rows, count = self._nodes[: bounds[hop]], known
+            lists = row_bounds(self.topology, rows, fanout, total=count)
+            row_ptr = row_ends(lists.counts)
+            edges = room(rows.numel() * fanout, self.device)
+            choose_some(
+                self._streams[hop : hop + 1], self.topology, rows, lists, row_ptr, fanout, edges
+            )
+            local, new, sums = self._table.number(edges[1], row_ptr[-1:], known)
+            fresh = sums[-1:]
+            # No more nodes are new than the graph has.
+            new = new[: min(new.numel(), self.num_nodes)]
+            self._enter(new, known, fresh)
+            self._ends[2 * hop : 2 * hop + 1].copy_(row_ptr[-1:])
+            self._ends[2 * hop + 1 : 2 * hop + 2].copy_(fresh)
+            hops.append(_HopBuffers(row_ptr, edges[0], local, new))
+            rows, count, known = new, fresh, known + fresh
+        self._buffers = hops
+
+    def _enter(self, new: Tensor, known: Tensor, fresh: Tensor) -> None:
+        """Put a hop's new nodes behind those known, where every hop expands all of them."""
+        if self.dialect is Dialect.EVERY_HOP:
+            place = torch.arange(new.numel(), device=self.device)
+            spare = self._nodes.numel() - 1
+            self._nodes.scatter_(0, torch.where(place < fresh, known + place, spare), new)
+
+    def _results(self) -> tuple[list[Hop], list[Tensor]]:
+        """The hops cut to size, and the nodes each added; the one wait.
+
+        Parts of the buffers: a batch's ids, and nested blocks, are joined from them and so copied;
+        blocks that stand alone are copied here.
+        """
+        ends = self._ends.tolist()
+        hops: list[Hop] = []
+        nodes = [self._seeds]
+        alone = self.dialect is Dialect.EVERY_HOP
+        num_known, num_rows = self.batch_size, self.batch_size
+        for buffers, num_edges, num_new in zip(self._buffers, ends[::2], ends[1::2], strict=True):
+            rows = num_known if self.dialect is Dialect.EVERY_HOP else num_rows
+            hops.append(
+                Hop(
+                    row_ptr=_part(buffers.row_ptr, rows + 1, copied=alone),
+                    positions=_part(buffers.positions, num_edges, copied=alone and self.edge_ids),
+                    local=_part(buffers.local, num_edges, copied=alone),
+                    weight=None,
+                    num_edges=num_edges,
+                )
+            )
+            nodes.append(buffers.new[:num_new])
+            num_known, num_rows = num_known + num_new, num_new
+        return hops, nodes
+
+
+def _part(buffer: Tensor, count: int, *, copied: bool) -> Tensor:
+    return buffer[:count].clone() if copied else buffer[:count]

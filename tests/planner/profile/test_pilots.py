@@ -15,7 +15,7 @@ from gnnplan.planner.search.dimensions.stacks import DEPENDENT, TABLE
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Workload
-from gnnplan.runtime.sampling.bulk.memory import BulkBytes
+from gnnplan.runtime.sampling.memory import BulkBytes
 from tests.planner.test_choices_run import opened as opened  # the search as those tests make it
 
 WORK = Workload(batch_size=20, hidden=8, fanouts=[5, 3], allow="approximate")

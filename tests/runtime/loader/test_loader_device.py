@@ -34,7 +34,7 @@ from gnnplan.runtime.loader import (
     factory as loader_build,
 )
 from gnnplan.runtime.loader.device import DeviceMiniBatch
-from gnnplan.runtime.sampling.gpu.captured import CapturedNeighborSampler
+from gnnplan.runtime.sampling.gpu.neighbor import CapturedNeighborSampler
 from gnnplan.runtime.sampling.registry import SAMPLERS
 
 STEPS = 3

@@ -23,8 +23,7 @@ from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.models.adjacency import torch_blocks
 from gnnplan.runtime.models.planned import _as_it_was, planned
-from gnnplan.runtime.sampling.distributed.exchange import RowExchange
-from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, RowExchange
 from gnnplan.runtime.sampling.pyg import to_pyg
 
 

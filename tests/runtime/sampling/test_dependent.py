@@ -24,11 +24,11 @@ from gnnplan.runtime.sampling.dependent import (
     quarter_turn,
     words_kernel,
 )
-from gnnplan.runtime.sampling.dependent_neighbor import DependentNeighborSampler
 from gnnplan.runtime.sampling.labor import LaborSampler
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from gnnplan.runtime.sampling.rng import Purpose, draw, stream
+from tests.reference.dependent_neighbor import DependentNeighborSampler
 
 IDS = np.arange(200_000)
 

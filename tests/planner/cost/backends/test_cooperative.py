@@ -15,6 +15,7 @@ from gnnplan.planner.cost.backends.cooperative import (
     id_bytes,
     part_of,
     part_profile,
+    remote_share,
     requested_sources,
 )
 from gnnplan.planner.profile.draw import drawer
@@ -22,7 +23,6 @@ from gnnplan.planner.profile.presample import presample, shared_batch, stack_pro
 from gnnplan.planner.workload import BatchProfile, SharedBatch
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Plan, Sampler
-from gnnplan.runtime.sampling.distributed.exchange import expected_remote_fraction
 from gnnplan.runtime.stages import Stage
 from tests.support.cooperative import make_cooperative_plan, open_rank
 from tests.support.inprocess import run_in_process
@@ -36,7 +36,7 @@ def test_c20_of_sources_that_one_row_each_draws() -> None:
     # [C20] P = 4: a rank expands 1000 of 4000 vertices, each draws 5 of its own: .625 of 6000.
     remote = requested_sources([1.0], [4 * 5000.0], 4)
     assert remote / 6000 == pytest.approx(0.625)
-    assert remote / 6000 == pytest.approx(expected_remote_fraction(4, 1000, 6000))
+    assert remote / 6000 == pytest.approx(remote_share(1000, 6000, 4))
 
 
 def test_sources_of_many_rows_are_drawn_by_every_rank() -> None:

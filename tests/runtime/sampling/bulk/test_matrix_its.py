@@ -10,8 +10,13 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from gnnplan.runtime.sampling.bulk import its as matrix_its
-from gnnplan.runtime.sampling.bulk.its import its_column, its_rows, smallest
-from gnnplan.runtime.sampling.choose.layerwise import RACE, choose_by_vertex
+from gnnplan.runtime.sampling.choose.layerwise import (
+    RACE,
+    choose_by_vertex,
+    its_column,
+    its_rows,
+    smallest,
+)
 
 M6 = np.array([0.5, 0.3, 0.2])
 """[M6], formulas 4.3: three items, two drawn."""

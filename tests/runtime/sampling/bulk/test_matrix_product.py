@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gnnplan.runtime.sampling.bulk.memory import Ledger
 from gnnplan.runtime.sampling.bulk.product import (
     SparseRows,
     extract,
@@ -15,6 +14,7 @@ from gnnplan.runtime.sampling.bulk.product import (
 )
 from gnnplan.runtime.sampling.choose.layerwise import LayerGraph
 from gnnplan.runtime.sampling.layerwise import make_law
+from gnnplan.runtime.sampling.memory import Ledger
 from gnnplan.runtime.sampling.relabel import Table
 from gnnplan.runtime.sampling.statistics import Estimator
 from tests.reference.matrix import (

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gnnplan.planner.cost.backends.cooperative import remote_share
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.build import build_sampler
 from gnnplan.runtime.sampling.distributed.cooperative import CooperativeSampler, check_cooperates
-from gnnplan.runtime.sampling.distributed.exchange import expected_remote_fraction
 from gnnplan.runtime.sampling.distributed.owner import Owners
 from gnnplan.runtime.stages import Stage
 from tests.runtime.sampling.distributed.test_cooperative import Topology, cooperate, random_graph
@@ -20,9 +20,9 @@ from tests.support.inprocess import run_in_process
 
 def test_c20_the_remote_fraction_leaves_out_the_own_vertices() -> None:
     # [C20]: P = 4, 1000 own of 6000 touched: .625, not .75.
-    assert expected_remote_fraction(4, 1000, 6000) == 0.625
-    assert expected_remote_fraction(1, 1000, 6000) == 0
-    assert expected_remote_fraction(4, 0, 0) == 0
+    assert remote_share(1000, 6000, 4) == 0.625
+    assert remote_share(1000, 6000, 1) == 0
+    assert remote_share(0, 0, 4) == 0
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -41,7 +41,7 @@ def test_c20_counted_remote_fractions_are_those_of_the_formula(size: int) -> Non
         touched = sum(part.exchanges[layer].num_touched for part in parts)
         expanded = sum(part.blocks[layer].num_dst for part in parts)
         counted.append(sum(part.exchanges[layer].num_remote for part in parts) / touched)
-        expected.append(expected_remote_fraction(size, expanded, touched))
+        expected.append(remote_share(expanded, touched, size))
     # First hop: 5000 vertices drawn, each remote by a coin of its own; three standard errors.
     assert abs(counted[0] - expected[0]) < 3 * np.sqrt(0.25 / 5000)
     # Second hop: the seeds draw again among the same neighbours, and what they meet again is new
@@ -59,7 +59,7 @@ def test_c20_is_too_low_where_batches_meet_their_own_vertices_again(small_graph:
     expanded = sum(batches[0].blocks[0].num_dst for batches in ranks)
     touched = sum(exchange.num_touched for exchange in exchanges)
     counted = sum(exchange.num_remote for exchange in exchanges) / touched
-    assert counted > expected_remote_fraction(4, expanded, touched) + 0.03
+    assert counted > remote_share(expanded, touched, 4) + 0.03
 
 
 def test_ids_sent_are_eight_bytes_for_each_remote_vertex_and_a_count_for_each_rank() -> None:

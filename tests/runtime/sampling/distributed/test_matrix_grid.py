@@ -13,10 +13,10 @@ import torch.distributed as dist
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.comm.grid import open_grid
 from gnnplan.runtime.errors import BudgetExceeded, SamplerError
-from gnnplan.runtime.sampling.bulk.memory import Ledger
 from gnnplan.runtime.sampling.distributed.grid import GridSampler, empty_graph
 from gnnplan.runtime.sampling.distributed.grid_rows import Exchange, GridRows, Words, cut_shard
 from gnnplan.runtime.sampling.labor import LaborSampler
+from gnnplan.runtime.sampling.memory import Ledger
 from tests.support.batches import skewed_graph
 from tests.support.grids import CASES, Case, sample_alone, sample_on_grid
 from tests.support.inprocess import run_in_process

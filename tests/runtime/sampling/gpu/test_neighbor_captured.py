@@ -24,7 +24,7 @@ pytest.importorskip("triton")
 def test_captured_batches_equal_the_cpu_samplers(
     number: int, dialect: Dialect, kernel_device: torch.device
 ) -> None:
-    from gnnplan.runtime.sampling.gpu.captured import CapturedNeighborSampler
+    from gnnplan.runtime.sampling.gpu.neighbor import CapturedNeighborSampler
 
     graph, fanouts = random_graph(number), [[3, 2], [2, 2, 2], [65]][number]
     settings: dict[str, Any] = {"dialect": dialect, "seed": number, "edge_ids": True}
@@ -50,8 +50,7 @@ def test_captured_batches_equal_the_cpu_samplers(
 
 
 def test_its_reads_are_those_of_the_sampler_without_a_graph(kernel_device: torch.device) -> None:
-    from gnnplan.runtime.sampling.gpu.captured import CapturedNeighborSampler
-    from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler
+    from gnnplan.runtime.sampling.gpu.neighbor import CapturedNeighborSampler, DeviceNeighborSampler
 
     graph = random_graph(1)
     topology, seeds = topology_of(graph, kernel_device, 2), seeds_of(graph, 7)
@@ -66,8 +65,8 @@ def test_its_reads_are_those_of_the_sampler_without_a_graph(kernel_device: torch
 def test_the_room_that_it_takes_is_foreseen_and_holds_every_batch(
     kernel_device: torch.device,
 ) -> None:
-    from gnnplan.runtime.sampling.gpu.capture_room import capture_bytes
-    from gnnplan.runtime.sampling.gpu.captured import CapturedNeighborSampler
+    from gnnplan.runtime.sampling.gpu.neighbor import CapturedNeighborSampler
+    from gnnplan.runtime.sampling.memory import capture_bytes
 
     graph = random_graph(2)
     for dialect in Dialect:
@@ -82,8 +81,11 @@ def test_the_room_that_it_takes_is_foreseen_and_holds_every_batch(
 
 
 def test_only_plain_neighbours_have_a_captured_form(kernel_device: torch.device) -> None:
-    from gnnplan.runtime.sampling.gpu.captured import CapturedNeighborSampler
-    from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler, Method
+    from gnnplan.runtime.sampling.gpu.neighbor import (
+        CapturedNeighborSampler,
+        DeviceNeighborSampler,
+        Method,
+    )
 
     topology, device = topology_of(random_graph(1), kernel_device), kernel_device
     plain = DeviceNeighborSampler(topology, [3], device=device, seed=5, edge_ids=True)
@@ -99,7 +101,7 @@ def test_only_plain_neighbours_have_a_captured_form(kernel_device: torch.device)
 
 
 def test_what_cannot_be_captured_is_refused(kernel_device: torch.device) -> None:
-    from gnnplan.runtime.sampling.gpu.captured import CapturedNeighborSampler
+    from gnnplan.runtime.sampling.gpu.neighbor import CapturedNeighborSampler
 
     topology = topology_of(random_graph(1), kernel_device)
     for fanouts, size in (([3, -1], 7), ([3], 0)):

@@ -8,10 +8,10 @@ import torch
 
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.sampling.bulk.bulk import BulkSampler
-from gnnplan.runtime.sampling.dependent_neighbor import DependentNeighborSampler
 from gnnplan.runtime.sampling.layerwise import LayerwiseSampler
 from gnnplan.runtime.sampling.minibatch import Dialect, Request
 from gnnplan.runtime.sampling.neighbor import NeighborSampler
+from tests.reference.dependent_neighbor import DependentNeighborSampler
 from tests.runtime.sampling.device_cases import (
     assert_equal_batches,
     random_graph,
