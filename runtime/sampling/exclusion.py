@@ -7,7 +7,7 @@ each passes over the edges that are out before it.
 """
 
 from enum import StrEnum
-from typing import NamedTuple, no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
@@ -206,11 +206,7 @@ class ExcludingSampler(NeighborSampler):
         pairs: NDArray[np.int64],
         exclude: Exclude,
         seeds: NDArray[np.int64],
-        *,
-        epoch: int,
-        step: int,
-        input_id: NDArray[np.int64] | None = None,
-        global_num_seeds: int | None = None,
+        **request: Any,
     ) -> MiniBatch:
         """`sample` on the graph without the edges of some pairs; any thread may call it.
 
@@ -218,11 +214,8 @@ class ExcludingSampler(NeighborSampler):
             pairs: int64 [n, 2], source and destination; need not be edges of the graph. To draw the
                 same on any number of ranks, pass those of the whole global batch.
             exclude: Which directions are taken out.
-            seeds: See `sample`, like all that follow.
-            epoch: See `sample`.
-            step: See `sample`.
-            input_id: See `sample`.
-            global_num_seeds: See `sample`.
+            seeds: As in `sample`.
+            request: The other arguments of `sample`.
 
         Raises:
             SamplerError: a seed or a pair's node is out of range, or a seed occurs twice.
@@ -230,13 +223,7 @@ class ExcludingSampler(NeighborSampler):
         check_pairs(pairs, self.num_nodes)
         self._threads.excluded = find_excluded(self.indptr, self.indices, pairs, exclude)
         try:
-            return self.sample(
-                seeds,
-                epoch=epoch,
-                step=step,
-                input_id=input_id,
-                global_num_seeds=global_num_seeds,
-            )
+            return self.sample(seeds, **request)
         finally:
             self._threads.excluded = None
 

@@ -10,7 +10,7 @@ Samplers that need a hop as a whole before they choose run the same hops from Py
 """
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, no_type_check
 
@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.sampling.checks import (
+    RELABEL_BUDGET_BYTES,
     bad_seed,
     check_fanouts,
     check_graph,
-    check_seeds,
     fits_densely,
 )
 from gnnplan.runtime.sampling.compiled import kernel
@@ -31,13 +31,14 @@ from gnnplan.runtime.sampling.minibatch import (
     Dialect,
     MiniBatch,
     Request,
+    RequestSampler,
     assemble,
     copied,
     make_batch,
     steps_between,
 )
 from gnnplan.runtime.sampling.relabel import CHUNK, add_seeds, gather, relabel_chosen, relabel_range
-from gnnplan.runtime.sampling.workspace import HOP, Workspace, has_room
+from gnnplan.runtime.sampling.workspace import HOP, Workspace, has_room, of_thread
 
 Weights = NDArray[np.float32]
 
@@ -121,7 +122,7 @@ def expand_hops(rows, streams, every_hop, keep_positions, w):
     return True
 
 
-class HopSampler(ABC):
+class HopSampler(RequestSampler[MiniBatch]):
     """Samples batches hop by hop, every thread in a workspace of its own.
 
     Args:
@@ -148,10 +149,10 @@ class HopSampler(ABC):
         indices: NDArray[np.integer],
         fanouts: Sequence[int],
         *,
-        dialect: Dialect,
         streams: StreamPolicy,
-        edge_ids: bool,
-        relabel_budget_bytes: int,
+        dialect: Dialect = Dialect.FIRST_SEEN,
+        edge_ids: bool = False,
+        relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
     ) -> None:
         self.fanouts = check_fanouts(fanouts)
         self.indptr, self.indices = check_graph(indptr, indices)
@@ -176,48 +177,18 @@ class HopSampler(ABC):
     def _draw(self, w: Workspace, streams: HopStreams) -> Weights | None:
         """Draw all hops from the seeds entered; the edges' weights in order, if they have any."""
 
-    def sample(
-        self,
-        seeds: NDArray[np.int64],
-        *,
-        epoch: int,
-        step: int,
-        input_id: NDArray[np.int64] | None = None,
-        global_num_seeds: int | None = None,
-    ) -> MiniBatch:
-        """Sample the blocks of one batch; any thread may call it.
-
-        Args:
-            seeds: int64 [n], distinct; n = 0 gives an empty batch with all its blocks.
-            epoch: Epoch number, part of the stream of the draws.
-            step: Optimiser step in the epoch, likewise.
-            input_id: int64 [n], position of each seed in the training index; 0 .. n-1 if None.
-            global_num_seeds: Seeds of the step over all ranks; n if None.
-
-        Raises:
-            SamplerError: seeds are no list of node ids, one is out of range, or occurs twice.
-        """
-        seeds = check_seeds(seeds)
-        w = self._workspace()
+    def _sample(self, request: Request) -> MiniBatch:
+        seeds, w = request.seeds, self._workspace()
         w.begin(int(seeds.shape[0]))
         bad = add_seeds(w.table.arrays(), w.node_ids, seeds, self.num_nodes)
         if bad >= 0:
             raise bad_seed(seeds, bad, self.num_nodes)
-        weight = self._draw(w, self.streams.streams(epoch, step, self.num_hops, self.first_hop))
+        streams = self.streams.streams(request.epoch, request.step, self.num_hops, self.first_hop)
+        weight = self._draw(w, streams)
         w.finish()
-        return make_batch(
-            Request(
-                seeds=seeds,
-                epoch=epoch,
-                step=step,
-                input_id=input_id,
-                global_num_seeds=global_num_seeds,
-            ),
-            self._blocks(w, weight),
-            copied(w.node_ids, int(w.node_ends[-1])),
-            steps_between(w.edge_ends),
-            self.dialect,
-        )
+        n_id = copied(w.node_ids, int(w.node_ends[-1]))
+        drawn = steps_between(w.edge_ends)
+        return make_batch(request, self._blocks(w, weight), n_id, drawn, self.dialect)
 
     def _blocks(self, w: Workspace, weight: Weights | None) -> list[Block]:
         return assemble(w, self.dialect, edge_ids=self.edge_ids, weight=weight)
@@ -231,12 +202,7 @@ class HopSampler(ABC):
         )
 
     def _of_thread(self, name: str, make: Callable[[], Any]) -> Any:
-        """What the calling thread keeps by a name, made where it has none."""
-        found = getattr(self._threads, name, None)
-        if found is None:
-            found = make()
-            setattr(self._threads, name, found)
-        return found
+        return of_thread(self._threads, name, make)
 
 
 class HopwiseSampler(HopSampler):

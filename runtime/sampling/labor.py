@@ -7,6 +7,7 @@ d_s); LABOR-i and LABOR-* move probability to vertices that many rows share, at 
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from gnnplan.runtime.sampling.choose.labor import (
     weigh_rows,
 )
 from gnnplan.runtime.sampling.choose.labor_scan import scan_rows
-from gnnplan.runtime.sampling.dependent import Dependence, HopStreams, StreamPolicy
+from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
 from gnnplan.runtime.sampling.frontier import HopwiseSampler, Weights
 from gnnplan.runtime.sampling.minibatch import Dialect
 from gnnplan.runtime.sampling.rng import Purpose
@@ -78,32 +79,20 @@ class LaborSampler(HopwiseSampler):
         variant: int | float | str = 0,
         form: str = Form.POISSON,
         estimator: Estimator = Estimator.HAJEK,
-        dialect: Dialect = Dialect.EVERY_HOP,
-        seed: int = 0,
-        kappa: int | float = 1,
-        dependence: Dependence = Dependence.SMOOTH,
-        layer_dependent: bool = False,
-        steps_per_epoch: int | None = None,
         edge_weight: NDArray[np.floating] | None = None,
         tolerance: float = 1e-4,
+        dialect: Dialect = Dialect.EVERY_HOP,
         edge_ids: bool = False,
-        purpose: Purpose = Purpose.VERTEX,
         relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
+        purpose: Purpose = Purpose.VERTEX,
+        **streams: Any,
     ) -> None:
-        streams = StreamPolicy(
-            seed=seed,
-            purpose=purpose,
-            kappa=kappa,
-            dependence=dependence,
-            layer_dependent=layer_dependent,
-            steps_per_epoch=steps_per_epoch,
-        )
         super().__init__(
             indptr,
             indices,
             fanouts,
+            streams=StreamPolicy(purpose=purpose, **streams),
             dialect=dialect,
-            streams=streams,
             edge_ids=edge_ids,
             relabel_budget_bytes=relabel_budget_bytes,
         )

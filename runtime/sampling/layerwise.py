@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.sampling.bulk.product import (
     StackedBlocks,
+    add_layer,
     extract,
-    forget_nodes,
     stack_seeds,
     unstack,
 )
@@ -28,17 +28,17 @@ from gnnplan.runtime.sampling.checks import (
     RELABEL_BUDGET_BYTES,
     check_graph,
     check_layer_sizes,
-    check_seeds,
     fits_densely,
 )
 from gnnplan.runtime.sampling.choose.layerwise import Law, LayerGraph, Method, Norm, Numbers
 from gnnplan.runtime.sampling.dependent import StreamPolicy
 from gnnplan.runtime.sampling.memory import Ledger
-from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request, RequestSampler
 from gnnplan.runtime.sampling.relabel import Table
 from gnnplan.runtime.sampling.rng import Purpose
 from gnnplan.runtime.sampling.statistics import Estimator
 from gnnplan.runtime.sampling.weighted import Boost
+from gnnplan.runtime.sampling.workspace import of_thread
 
 
 def hop_numbers(policy: StreamPolicy, requests: Sequence[Request], num_hops: int) -> list[Numbers]:
@@ -53,36 +53,41 @@ def hop_numbers(policy: StreamPolicy, requests: Sequence[Request], num_hops: int
     ]
 
 
-def sample_layers(
+def draw_layer(
     graph: LayerGraph,
-    sizes: Sequence[int],
-    requests: Sequence[Request],
-    numbers: Sequence[Numbers],
+    batches: tuple[NDArray[np.int64], NDArray[np.int64]],
+    numbers: Numbers,
+    size: int,
+    hops_left: int,
     table: Table,
     ledger: Ledger,
     *,
     edge_ids: bool,
-) -> list[StackedBlocks]:
-    """All layers of all batches, the one next to the seeds first."""
-    nodes, ends = stack_seeds(requests, graph.num_nodes, table)
-    layers: list[StackedBlocks] = []
-    for hop, size in enumerate(sizes):
-        rows = graph.probabilities(nodes, ends, table, ledger)
-        graph.prefer_local(rows, hop, len(sizes))
-        drawn = graph.draw(rows, numbers[hop], size, ledger)
-        if graph.fixed is None:
-            ledger.free(rows.ptr, rows.cols, rows.values)
-        del rows
-        layer = extract(
-            graph.indptr, graph.indices, graph.edge_weight, graph.law.estimator, (nodes, ends),
-            drawn, table, ledger, edge_ids=edge_ids,
-        )  # fmt: skip
-        ledger.free(drawn[1], drawn[2])
-        if layers:
-            forget_nodes(layers[-1], ledger)
-        nodes, ends = layer.nodes, layer.ends
-        layers.append(layer)
-    return layers
+) -> StackedBlocks:
+    """Draw one layer of all batches: P = QA, NORM, SAMPLE, EXTRACT.
+
+    Args:
+        graph: Graph and law.
+        batches: Destinations, batch after batch, and where each batch ends [k + 1].
+        numbers: What the batches draw from at this hop.
+        size: Vertices to draw per batch.
+        hops_left: Hops that follow; 0 is the one next to the input features.
+        table: For relabelling.
+        ledger: Counts the bytes.
+        edge_ids: Fill `e_id`.
+    """
+    rows = graph.probabilities(*batches, table, ledger)
+    graph.prefer_local(rows, hops_left)
+    drawn = graph.draw(rows, numbers, size, ledger)
+    if graph.fixed is None:
+        ledger.free(rows.ptr, rows.cols, rows.values)
+    del rows
+    layer = extract(
+        graph.indptr, graph.indices, graph.edge_weight, graph.law.estimator, batches, drawn, table,
+        ledger, edge_ids=edge_ids,
+    )  # fmt: skip
+    ledger.free(drawn[1], drawn[2])
+    return layer
 
 
 class LayerStack:
@@ -101,15 +106,21 @@ class LayerStack:
         self.graph, self.sizes, self.policy, self.edge_ids = graph, sizes, policy, edge_ids
 
     def sample(self, requests: Sequence[Request], table: Table, ledger: Ledger) -> list[MiniBatch]:
-        """The batches of one stack."""
+        """Draw the batches of one stack."""
         numbers = hop_numbers(self.policy, requests, len(self.sizes))
-        layers = sample_layers(
-            self.graph, self.sizes, requests, numbers, table, ledger, edge_ids=self.edge_ids
-        )
+        batches = stack_seeds(requests, self.graph.num_nodes, table)
+        layers: list[StackedBlocks] = []
+        for hop, size in enumerate(self.sizes):
+            left = len(self.sizes) - 1 - hop
+            layer = draw_layer(
+                self.graph, batches, numbers[hop], size, left, table, ledger, edge_ids=self.edge_ids
+            )
+            add_layer(layers, layer, ledger)
+            batches = layer.nodes, layer.ends
         return unstack(layers, requests)
 
 
-class LayerwiseSampler:
+class LayerwiseSampler(RequestSampler[MiniBatch]):
     """Draws `sizes[h]` vertices for all destinations of hop h together.
 
     Edge weights estimate sum_t A_ts x_t / sum_t A_ts, by `estimator`:
@@ -178,34 +189,12 @@ class LayerwiseSampler:
         """Number of hops, and of blocks."""
         return len(self.sizes)
 
-    def sample(
-        self,
-        seeds: NDArray[np.int64],
-        *,
-        epoch: int,
-        step: int,
-        input_id: NDArray[np.int64] | None = None,
-        global_num_seeds: int | None = None,
-    ) -> MiniBatch:
-        """Sample the blocks of one batch, in the every_hop dialect; any thread may call it.
+    def _sample(self, request: Request) -> MiniBatch:
+        table = of_thread(self._threads, "table", self._make_table)
+        return self.stack.sample([request], table, Ledger())[0]
 
-        Arguments and errors as in `NeighborSampler.sample`.
-        """
-        request = Request(
-            seeds=check_seeds(seeds),
-            epoch=epoch,
-            step=step,
-            input_id=input_id,
-            global_num_seeds=global_num_seeds,
-        )
-        return self.stack.sample([request], self._table(), Ledger())[0]
-
-    def _table(self) -> Table:
-        table = getattr(self._threads, "table", None)
-        if table is None:
-            table = Table(self.graph.num_nodes, dense=self.dense_table)
-            self._threads.table = table
-        return table
+    def _make_table(self) -> Table:
+        return Table(self.graph.num_nodes, dense=self.dense_table)
 
 
 def make_law(

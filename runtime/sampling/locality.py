@@ -10,21 +10,18 @@ Drawn uncorrected, a mean over the neighbours becomes biased towards the local o
 says what is done about it. Validation always samples with f = 1 (`for_validation`).
 """
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES, check_fanouts, read_only
+from gnnplan.runtime.sampling.checks import read_only
 from gnnplan.runtime.sampling.compiled import kernel
-from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
-from gnnplan.runtime.sampling.rng import Purpose
 from gnnplan.runtime.sampling.statistics import Draws, Estimator
 from gnnplan.runtime.sampling.weighted import Boost, WeightedSampler
 
@@ -58,7 +55,7 @@ _WAYS = {
 }
 
 
-class LocalitySampler:
+class LocalitySampler(WeightedSampler):
     """Neighbour sampling with a preference for local vertices.
 
     Args:
@@ -88,67 +85,13 @@ class LocalitySampler:
         local: NDArray[np.integer],
         factor: int | float = 1,
         correction: Correction = Correction.REPLACEMENT,
-        edge_weight: NDArray[np.floating] | None = None,
-        dialect: Dialect = Dialect.FIRST_SEEN,
-        seed: int = 0,
-        edge_ids: bool = False,
-        purpose: Purpose = Purpose.NEIGHBOR,
-        relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
+        **settings: Any,
     ) -> None:
-        self.correction = Correction(correction)
-        self.factor = check_factor(factor)
+        self.correction, self.factor = Correction(correction), check_factor(factor)
         draws, estimator = self.correction.way
-        sampler = WeightedSampler(
-            indptr,
-            indices,
-            fanouts,
-            edge_weight=edge_weight,
-            draws=draws,
-            estimator=estimator,
-            dialect=dialect,
-            seed=seed,
-            edge_ids=edge_ids,
-            purpose=purpose,
-            relabel_budget_bytes=relabel_budget_bytes,
-        )
-        hops = len(check_fanouts(fanouts))
-        self.ring = rings(sampler.indptr, sampler.indices, local, hops)
-        self._sampler = sampler.boosted(Boost(self.ring, self.factor))
-
-    @property
-    def dialect(self) -> Dialect:
-        """Which vertices a hop expands."""
-        return self._sampler.dialect
-
-    @property
-    def boost(self) -> Boost:
-        """What other samplers multiply their weights by, to prefer the same vertices."""
-        return Boost(self.ring, self.factor)
-
-    def with_factor(self, factor: int | float) -> "LocalitySampler":
-        """The same sampler with another factor, for the next epoch; graph and sets are shared."""
-        other = copy.copy(self)
-        other.factor = check_factor(factor)
-        other._sampler = self._sampler.boosted(other.boost)
-        return other
-
-    def for_validation(self) -> "LocalitySampler":
-        """The sampler without preference."""
-        return self.with_factor(1)
-
-    def sample(
-        self,
-        seeds: NDArray[np.int64],
-        *,
-        epoch: int,
-        step: int,
-        input_id: NDArray[np.int64] | None = None,
-        global_num_seeds: int | None = None,
-    ) -> MiniBatch:
-        """Sample the blocks of one batch; arguments and errors as in `NeighborSampler.sample`."""
-        return self._sampler.sample(
-            seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=global_num_seeds
-        )
+        super().__init__(indptr, indices, fanouts, draws=draws, estimator=estimator, **settings)
+        self.ring = rings(self.indptr, self.indices, local, self.num_hops)
+        self.boost = Boost(self.ring, self.factor)
 
 
 def check_factor(factor: int | float) -> float:

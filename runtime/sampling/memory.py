@@ -7,12 +7,14 @@ the moments of a pilot of a few batches tell the peak of any stack.
 Room that sampling by one CUDA graph takes: buffers hold the most that a hop can draw.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+T, B, F = TypeVar("T"), TypeVar("B"), TypeVar("F")
 
 HEADROOM = 1.15
 """Over the prediction when k is cut to a budget: batches vary, and the first stack's buffers are
@@ -87,6 +89,42 @@ class BulkBytes:
         room = budget_bytes - self.table_bytes
         fits = ((room - scratch) / (HEADROOM * max(batch, 1)) for batch, scratch in self.moments)
         return max(0, int(min(fits)))
+
+
+class StackCutter:
+    """Cuts a sequence into stacks that stay within a budget; the first ever is a pilot of one.
+
+    Args:
+        budget_bytes: Most bytes that a stack may take; None: everything is one stack.
+        kept_batches: Batches that the caller keeps beside the next stack, off the budget.
+    """
+
+    def __init__(self, budget_bytes: int | None, kept_batches: int) -> None:
+        self._budget_bytes, self._kept_batches = budget_bytes, kept_batches
+        self._size = 1
+
+    def stacks(
+        self,
+        items: Sequence[T],
+        sample: Callable[[Sequence[T]], tuple[list[B], F]],
+        fit: Callable[[F, int], int],
+    ) -> Iterator[list[B]]:
+        """Sample stack after stack; drop one before asking for the next, or both are held.
+
+        Args:
+            items: What batches are made of, one each.
+            sample: Gives a stack's batches, and what they took.
+            fit: From what a stack took and the budget, how many batches fit.
+        """
+        done = 0
+        while done < len(items):
+            size = len(items) if self._budget_bytes is None else self._size
+            stack, found = sample(items[done : done + size])
+            done += len(stack)
+            if self._budget_bytes is not None:
+                self._size = max(fit(found, self._budget_bytes) - self._kept_batches, 1)
+            yield stack
+            del stack  # or it would live on while the next one is drawn
 
 
 def object_bytes(num_batches: int, num_blocks: int) -> int:

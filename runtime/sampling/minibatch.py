@@ -13,15 +13,21 @@ block's sources are the rank's own rows followed by what one all-to-all delivers
 """
 
 import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, no_type_check
+from typing import Any, Generic, TypeVar, no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gnnplan.runtime.sampling.checks import check_seeds
 from gnnplan.runtime.sampling.compiled import kernel
 from gnnplan.runtime.sampling.workspace import Workspace
+
+B = TypeVar("B")
+"""A batch."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
@@ -159,65 +165,53 @@ def steps_between(ends: NDArray[np.int64]) -> list[int]:
     return [last - first for first, last in itertools.pairwise(values)]
 
 
+def cut_block(
+    num_src: int,
+    indptr: NDArray[np.int64],
+    edges: slice,
+    indices: NDArray[np.int32],
+    e_id: NDArray[np.int64] | None = None,
+    weight: NDArray[np.float32] | None = None,
+) -> Block:
+    """Make a block of views: its row pointer, and a stretch of a batch's edges."""
+    return Block(
+        num_src=num_src,
+        num_dst=indptr.shape[0] - 1,
+        indptr=indptr,
+        indices=indices[edges],
+        e_id=None if e_id is None else e_id[edges],
+        weight=None if weight is None else weight[edges],
+    )
+
+
 def assemble(
-    workspace: Workspace,
+    w: Workspace,
     dialect: Dialect,
     *,
     edge_ids: bool = False,
     weight: NDArray[np.float32] | None = None,
 ) -> list[Block]:
-    """The blocks of the batch that the workspace holds.
+    """Copy the blocks of the batch that a workspace holds, outermost first.
 
     Args:
-        workspace: Filled by a sampler's kernels.
+        w: Filled by a sampler's kernels.
         dialect: Which vertices each hop expanded.
         edge_ids: Fill each block's `e_id`.
-        weight: float32, one weight per drawn edge of all hops, in order; may be longer.
+        weight: One weight per drawn edge of all hops, in order, float32; may be longer.
     """
-    if dialect is Dialect.FIRST_SEEN:
-        return _nested_blocks(workspace, edge_ids, weight)
-    return _hop_blocks(workspace, edge_ids, weight)
-
-
-def _nested_blocks(w: Workspace, edge_ids: bool, weight: NDArray[np.float32] | None) -> list[Block]:
-    """All blocks are prefixes of one CSR over the expanded vertices, in order of appearance."""
     rows, edges = int(w.row_ends[-1]), int(w.edge_ends[-1])
-    indptr = copied(w.row_ptr, rows + 1)
+    nested = dialect is Dialect.FIRST_SEEN
+    row_ptr = copied(w.row_ptr, rows + 1) if nested else w.row_ptr
     indices = copied(w.local, edges)
     e_id = copied(w.positions, edges) if edge_ids else None
     weight = None if weight is None else copied(weight, edges)
     blocks = []
     for hop in reversed(range(w.node_ends.shape[0] - 1)):
-        num_dst, end = int(w.node_ends[hop]), int(w.edge_ends[hop + 1])
-        blocks.append(
-            Block(
-                num_src=int(w.node_ends[hop + 1]),
-                num_dst=num_dst,
-                indptr=indptr[: num_dst + 1],
-                indices=indices[:end],
-                e_id=None if e_id is None else e_id[:end],
-                weight=None if weight is None else weight[:end],
-            )
-        )
-    return blocks
-
-
-def _hop_blocks(w: Workspace, edge_ids: bool, weight: NDArray[np.float32] | None) -> list[Block]:
-    """One CSR per hop: every vertex known at the hop has a row of its own draws."""
-    blocks = []
-    for hop in reversed(range(w.node_ends.shape[0] - 1)):
-        row, row_end = int(w.row_ends[hop]), int(w.row_ends[hop + 1])
-        edge, edge_end = int(w.edge_ends[hop]), int(w.edge_ends[hop + 1])
-        blocks.append(
-            Block(
-                num_src=int(w.node_ends[hop + 1]),
-                num_dst=row_end - row,
-                indptr=w.row_ptr[row : row_end + 1] - edge,
-                indices=copied(w.local[edge:], edge_end - edge),
-                e_id=copied(w.positions[edge:], edge_end - edge) if edge_ids else None,
-                weight=None if weight is None else copied(weight[edge:], edge_end - edge),
-            )
-        )
+        first = 0 if nested else hop
+        edge = slice(int(w.edge_ends[first]), int(w.edge_ends[hop + 1]))
+        indptr = row_ptr[int(w.row_ends[first]) : int(w.row_ends[hop + 1]) + 1]
+        indptr = indptr if nested else indptr - edge.start
+        blocks.append(cut_block(int(w.node_ends[hop + 1]), indptr, edge, indices, e_id, weight))
     return blocks
 
 
@@ -232,6 +226,63 @@ class Request:
     global_num_seeds: int | None = None
 
 
+class RequestSampler(ABC, Generic[B]):
+    """A sampler that draws each batch from one `Request`."""
+
+    @abstractmethod
+    def _sample(self, request: Request) -> B: ...
+
+    def sample(
+        self,
+        seeds: NDArray[np.int64],
+        *,
+        epoch: int,
+        step: int,
+        input_id: NDArray[np.int64] | None = None,
+        global_num_seeds: int | None = None,
+    ) -> B:
+        """Sample the blocks of one batch; any thread may call it.
+
+        Args:
+            seeds: Distinct node ids, int64 [n]; n = 0 gives an empty batch with all its blocks.
+            epoch: Epoch number, part of the stream of the draws.
+            step: Optimiser step within the epoch, likewise.
+            input_id: Position of each seed in the training index, int64 [n]; 0 .. n-1 if None.
+            global_num_seeds: Seeds of the step over all ranks; n if None.
+
+        Raises:
+            SamplerError: seeds are no list of node ids, one is out of range, or occurs twice.
+        """
+        return self._sample(
+            Request(
+                seeds=check_seeds(seeds),
+                epoch=epoch,
+                step=step,
+                input_id=input_id,
+                global_num_seeds=global_num_seeds,
+            )
+        )
+
+
+def describe_batch(
+    request: Request, blocks: Sequence[Any], edges_drawn: list[int], dialect: Dialect
+) -> dict[str, Any]:
+    """Return the fields of a batch that are alike on cores and on a GPU, beside its arrays."""
+    num_seeds = int(request.seeds.shape[0])
+    total, input_id = request.global_num_seeds, request.input_id
+    fresh = [block.num_src - block.num_dst for block in reversed(blocks)]
+    return {
+        "seeds": request.seeds,
+        "input_id": np.arange(num_seeds, dtype=np.int64) if input_id is None else input_id,
+        "dialect": dialect,
+        "num_sampled_nodes": [num_seeds, *fresh],
+        "num_sampled_edges": edges_drawn,
+        "global_num_seeds": num_seeds if total is None else total,
+        "epoch": request.epoch,
+        "step": request.step,
+    }
+
+
 def make_batch(
     request: Request,
     blocks: list[Block],
@@ -240,18 +291,5 @@ def make_batch(
     dialect: Dialect,
 ) -> MiniBatch:
     """Make a batch from its blocks, outermost first, and the edges drawn per hop."""
-    num_seeds = int(request.seeds.shape[0])
-    total, input_id = request.global_num_seeds, request.input_id
-    fresh = [block.num_src - block.num_dst for block in reversed(blocks)]
-    return MiniBatch(
-        blocks=blocks,
-        n_id=n_id,
-        seeds=request.seeds,
-        input_id=np.arange(num_seeds, dtype=np.int64) if input_id is None else input_id,
-        dialect=dialect,
-        num_sampled_nodes=[num_seeds, *fresh],
-        num_sampled_edges=edges_drawn,
-        global_num_seeds=num_seeds if total is None else total,
-        epoch=request.epoch,
-        step=request.step,
-    )
+    alike = describe_batch(request, blocks, edges_drawn, dialect)
+    return MiniBatch(blocks=blocks, n_id=n_id, **alike)

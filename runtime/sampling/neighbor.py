@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES
 from gnnplan.runtime.sampling.choose.uniform import UniformRows
 from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
 from gnnplan.runtime.sampling.frontier import HopSampler, expand_hops
@@ -41,21 +40,12 @@ class NeighborSampler(HopSampler):
         indices: NDArray[np.integer],
         fanouts: Sequence[int],
         *,
-        dialect: Dialect = Dialect.FIRST_SEEN,
         seed: int = 0,
-        edge_ids: bool = False,
         purpose: Purpose = Purpose.NEIGHBOR,
-        relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            indptr,
-            indices,
-            fanouts,
-            dialect=dialect,
-            streams=StreamPolicy(seed=seed, purpose=purpose),
-            edge_ids=edge_ids,
-            relabel_budget_bytes=relabel_budget_bytes,
-        )
+        streams = StreamPolicy(seed=seed, purpose=purpose)
+        super().__init__(indptr, indices, fanouts, streams=streams, **settings)
         self._rows = UniformRows(self.indptr, self.indices, np.array(self.fanouts, np.int64))
 
     @property

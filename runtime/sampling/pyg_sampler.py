@@ -16,7 +16,7 @@ This module needs torch_geometric; nothing else in this package imports it.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,26 +32,10 @@ from torch_geometric.sampler import (
 )
 
 from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.build import BatchSampler
 from gnnplan.runtime.sampling.exclusion import Exclude, ExcludingSampler
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.rng import Purpose, bounded, draw, mix, stream
-
-
-@runtime_checkable
-class Sampler(Protocol):
-    """What is asked of a sampler: batches in the first_seen dialect with edge ids."""
-
-    def sample(
-        self,
-        seeds: NDArray[np.int64],
-        *,
-        epoch: int,
-        step: int,
-        input_id: NDArray[np.int64] | None = None,
-        global_num_seeds: int | None = None,
-    ) -> MiniBatch:
-        """The blocks of one batch."""
-        ...
 
 
 class PygSampler(BaseSampler):
@@ -71,7 +55,7 @@ class PygSampler(BaseSampler):
 
     def __init__(
         self,
-        sampler: Sampler,
+        sampler: BatchSampler,
         num_nodes: int,
         *,
         seed: int = 0,
@@ -99,7 +83,7 @@ class PygSampler(BaseSampler):
         *,
         seed: int = 0,
         exclude: Exclude = Exclude.NONE,
-        make: Callable[..., Sampler] = ExcludingSampler,
+        make: Callable[..., BatchSampler] = ExcludingSampler,
     ) -> "PygSampler":
         """A sampler over `data.edge_index`.
 

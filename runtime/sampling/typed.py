@@ -7,13 +7,13 @@ destination's edges type after type, with `relation_ptr` telling them apart.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES, check_fanouts
+from gnnplan.runtime.sampling.checks import check_fanouts
 from gnnplan.runtime.sampling.choose.uniform import AHEAD, choose_row
 from gnnplan.runtime.sampling.compiled import form_for, kernel
 from gnnplan.runtime.sampling.frontier import (
@@ -24,10 +24,9 @@ from gnnplan.runtime.sampling.frontier import (
     expand_hop,
     rows_per_node,
 )
-from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.runtime.sampling.minibatch import Block, MiniBatch, Request
 from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from gnnplan.runtime.sampling.placed_indices import prefetch_read
-from gnnplan.runtime.sampling.rng import Purpose
 from gnnplan.runtime.sampling.workspace import Workspace
 
 
@@ -137,11 +136,7 @@ class TypedSampler(NeighborSampler):
         fanouts: Sequence[Sequence[int]],
         *,
         node_type: NDArray[np.integer] | None = None,
-        dialect: Dialect = Dialect.FIRST_SEEN,
-        seed: int = 0,
-        edge_ids: bool = False,
-        purpose: Purpose = Purpose.NEIGHBOR,
-        relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
+        **settings: Any,
     ) -> None:
         by_type = [check_fanouts(each) for each in fanouts]
         if not by_type or len({len(each) for each in by_type}) > 1:
@@ -153,35 +148,15 @@ class TypedSampler(NeighborSampler):
             raise SamplerError(
                 f"expected one edge type per edge ({len(indices)}), found {list(edge_type.shape)}"
             )
-        super().__init__(
-            indptr,
-            indices,
-            [-1] * len(by_type[0]),
-            dialect=dialect,
-            seed=seed,
-            edge_ids=edge_ids,
-            purpose=purpose,
-            relabel_budget_bytes=relabel_budget_bytes,
-        )
+        super().__init__(indptr, indices, [-1] * len(by_type[0]), **settings)
         self.num_types = len(by_type)
         self.type_fanouts = np.array(by_type, dtype=np.int64).T.copy()
         """int64 [L, R]."""
         self.node_type = node_type
         self._sort(np.ascontiguousarray(edge_type, dtype=np.int32))
 
-    def sample(
-        self,
-        seeds: NDArray[np.int64],
-        *,
-        epoch: int,
-        step: int,
-        input_id: NDArray[np.int64] | None = None,
-        global_num_seeds: int | None = None,
-    ) -> MiniBatch:
-        """See `NeighborSampler.sample`."""
-        batch = super().sample(
-            seeds, epoch=epoch, step=step, input_id=input_id, global_num_seeds=global_num_seeds
-        )
+    def _sample(self, request: Request) -> MiniBatch:
+        batch = super()._sample(request)
         if self.node_type is not None:
             batch.blocks[0].src_type = np.asarray(self.node_type[batch.n_id], dtype=np.int32)
         return batch
@@ -208,25 +183,11 @@ class TypedSampler(NeighborSampler):
         return TypedRows(self._ends, self._sorted, self.type_fanouts)
 
     def _blocks(self, w: Workspace, weight: Weights | None) -> list[Block]:
-        """Copy the batch out of the workspace as blocks, outermost first."""
-        del weight
-        types = self.num_types
-        nested = self.dialect is Dialect.FIRST_SEEN
-        blocks: list[Block] = []
-        for hop in reversed(range(self.num_hops)):
-            start = 0 if nested else hop
-            row, row_end = int(w.row_ends[start]), int(w.row_ends[hop + 1])
-            edge, edge_end = int(w.edge_ends[start]), int(w.edge_ends[hop + 1])
-            relation_ptr = w.row_ptr[row : row_end + 1] - edge
-            e_id = self._order[w.positions[edge:edge_end]] if self.edge_ids else None
-            blocks.append(
-                Block(
-                    num_src=int(w.node_ends[hop + 1]),
-                    num_dst=(row_end - row) // types,
-                    indptr=relation_ptr[::types].copy(),
-                    indices=w.local[edge:edge_end].copy(),
-                    e_id=e_id,
-                    relation_ptr=relation_ptr,
-                )
-            )
+        blocks = super()._blocks(w, weight)
+        for block in blocks:
+            block.num_dst //= self.num_types
+            block.relation_ptr = block.indptr
+            block.indptr = block.indptr[:: self.num_types].copy()
+            if block.e_id is not None:
+                block.e_id = self._order[block.e_id]
         return blocks

@@ -9,7 +9,6 @@ estimator is chosen apart: the plain mean over what was drawn (no weights in the
 that estimate the mean over the row's edges of positive weight (Horvitz-Thompson, Hajek).
 """
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,12 +17,11 @@ from typing import Any, NamedTuple, no_type_check
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES, float32_weight, read_only
+from gnnplan.runtime.sampling.checks import float32_weight, read_only
 from gnnplan.runtime.sampling.choose.poisson import offer, unit, water_level
 from gnnplan.runtime.sampling.compiled import inlined_kernel, kernel
 from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
 from gnnplan.runtime.sampling.frontier import HopwiseSampler, Weights
-from gnnplan.runtime.sampling.minibatch import Dialect
 from gnnplan.runtime.sampling.placed_indices import prefetch_read
 from gnnplan.runtime.sampling.rng import Purpose, bounded_kernel, key_kernel, value_kernel
 from gnnplan.runtime.sampling.statistics import Draws, Estimator
@@ -228,9 +226,9 @@ class Boost:
     """Shape (num_nodes,)."""
     factor: float
 
-    def of(self, ids: NDArray[np.integer], hop: int, num_hops: int) -> NDArray[np.float64]:
-        """What the weight of each source is multiplied by at a hop (0 is next to the seeds)."""
-        return np.where(self.ring[ids] <= num_hops - 1 - hop, self.factor, 1.0)
+    def of(self, ids: NDArray[np.integer], hops_left: int) -> NDArray[np.float64]:
+        """Return what each source's weight is multiplied by at a hop after which so many follow."""
+        return np.where(self.ring[ids] <= hops_left, self.factor, 1.0)
 
 
 class WeightedSampler(HopwiseSampler):
@@ -264,38 +262,23 @@ class WeightedSampler(HopwiseSampler):
         draws: Draws = Draws.WITHOUT_REPLACEMENT,
         estimator: Estimator = Estimator.PLAIN,
         boost: Boost | None = None,
-        dialect: Dialect = Dialect.FIRST_SEEN,
         seed: int = 0,
-        edge_ids: bool = False,
         purpose: Purpose = Purpose.NEIGHBOR,
-        relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            indptr,
-            indices,
-            fanouts,
-            dialect=dialect,
-            streams=StreamPolicy(seed=seed, purpose=purpose),
-            edge_ids=edge_ids,
-            relabel_budget_bytes=relabel_budget_bytes,
-        )
+        streams = StreamPolicy(seed=seed, purpose=purpose)
+        super().__init__(indptr, indices, fanouts, streams=streams, **settings)
         self.edge_weight = float32_weight(edge_weight, self.indices.shape[0])
         self.draws, self.estimator = Draws(draws), Estimator(estimator)
-        self._boost = Boost(_NOWHERE, 1.0) if boost is None else boost
+        self.boost = Boost(_NOWHERE, 1.0) if boost is None else boost
         self._widest = int(np.diff(self.indptr).max(initial=0))
-
-    def boosted(self, boost: Boost) -> "WeightedSampler":
-        """The same sampler with another boost; they share each thread's buffers."""
-        other = copy.copy(self)
-        other._boost = boost
-        return other
 
     def _choose(
         self, w: Workspace, streams: HopStreams, hop: int, first: int, last: int
     ) -> Weights | None:
         rows = WeightedRows(
-            self.indptr, self.indices, self.edge_weight, self._boost.ring, self.num_hops - 1 - hop,
-            self._boost.factor, self.fanouts[hop], _CODES[self.draws],
+            self.indptr, self.indices, self.edge_weight, self.boost.ring, self.num_hops - 1 - hop,
+            self.boost.factor, self.fanouts[hop], _CODES[self.draws],
             self.estimator is Estimator.HAJEK,
         )  # fmt: skip
         scratch = self._of_thread("scratch", self._make_scratch)

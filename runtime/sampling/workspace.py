@@ -5,7 +5,9 @@ how much it needs in the state vector that it shares with the workspace, and ret
 with larger buffers it goes on with the hop where it stopped.
 """
 
-from typing import NamedTuple, no_type_check
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,6 +139,15 @@ class Workspace:
         self.node_ids = _grown(self.node_ids, nodes, keep=known)
         if self.table.reserve(nodes):
             refill(self.table.arrays(), self.node_ids, known)
+
+
+def of_thread(held: threading.local, name: str, make: Callable[[], Any]) -> Any:
+    """Return what the calling thread holds under a name; make it where it holds nothing."""
+    found = getattr(held, name, None)
+    if found is None:
+        found = make()
+        setattr(held, name, found)
+    return found
 
 
 def _grown(buffer: NDArray, size: int, *, keep: int) -> NDArray:

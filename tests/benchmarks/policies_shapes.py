@@ -12,6 +12,8 @@
 `agrees` says whether the paper's claim holds here, `why` what explains it where it does not.
 """
 
+from functools import partial
+
 import numpy as np
 
 from gnnplan.planner.placement.costs import HOST
@@ -130,12 +132,15 @@ def las(name: str) -> None:
     signal = np.random.default_rng(0).normal(size=graph.num_nodes)
     seeds = SeedSchedule(graph.training, VARIANCE_SEEDS, seed=1, drop_last=False).share(0, 0)[0]
     for correction in (Correction.REPLACEMENT, Correction.HAJEK, Correction.NONE):
-        whole = sampler_of(graph, cases.FANOUTS, local, correction)
-        hop = sampler_of(graph, cases.FANOUTS[-1:], local, correction)
+        bound = partial(
+            LocalitySampler, graph.indptr, graph.indices, local=local, correction=correction
+        )
         first: tuple[float, float] | None = None
         for factor in FACTORS:
-            remote = remote_rows(whole.with_factor(factor), graph, held)
-            error = one_hop_error(hop.with_factor(factor), graph, seeds, signal)
+            whole = bound(cases.FANOUTS, factor=factor)
+            hop = bound(cases.FANOUTS[-1:], factor=factor)
+            remote = remote_rows(whole, graph, held)
+            error = one_hop_error(hop, graph, seeds, signal)
             first = first or (remote, error)
             record(
                 f"las_{name}_{correction.value}_f{factor}",
@@ -146,13 +151,6 @@ def las(name: str) -> None:
                 error_factor=short(error / first[1]),
                 local_share=short(len(local) / graph.num_nodes),
             )
-
-
-def sampler_of(
-    graph: cases.Topology, fanouts: tuple[int, ...], local: cases.Ids, correction: Correction
-) -> LocalitySampler:
-    """Sampling with a preference for the clique's rows."""
-    return LocalitySampler(graph.indptr, graph.indices, fanouts, local=local, correction=correction)
 
 
 def remote_rows(sampler: LocalitySampler, graph: cases.Topology, held: np.ndarray) -> float:

@@ -6,6 +6,8 @@ it is stacked with: k = 1 and k = all give equal blocks.
 
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +20,17 @@ from gnnplan.runtime.sampling.checks import (
     check_graph,
     check_layer_sizes,
     check_seeds,
+    fits_densely,
 )
 from gnnplan.runtime.sampling.choose.layerwise import LayerGraph, Method, Norm
 from gnnplan.runtime.sampling.layerwise import LayerStack, LayerwiseSampler, make_law, policy_of
-from gnnplan.runtime.sampling.memory import BulkBytes, Ledger, object_bytes
+from gnnplan.runtime.sampling.memory import BulkBytes, Ledger, StackCutter, object_bytes
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request
 from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from gnnplan.runtime.sampling.relabel import Table
 from gnnplan.runtime.sampling.rng import Purpose
 from gnnplan.runtime.sampling.statistics import Estimator
-from gnnplan.runtime.sampling.workspace import Workspace
+from gnnplan.runtime.sampling.workspace import Workspace, of_thread
 
 SAGE = "sage"
 METHODS = (SAGE, *Method)
@@ -87,10 +90,10 @@ class BulkSampler:
                 f"expected a bulk method among {', '.join(METHODS)}, found {method!r}; choose one"
             )
         indptr, indices = check_graph(indptr, indices)
-        self.method, self.dialect, self.budget_bytes = method, Dialect(dialect), budget_bytes
+        self.method, self.dialect = method, Dialect(dialect)
         self.num_nodes = int(indptr.shape[0]) - 1
-        self.kept_batches, self._next_size = kept_batches, 1
-        self._dense = 4 * self.num_nodes <= relabel_budget_bytes
+        self._cutter = StackCutter(budget_bytes, kept_batches)
+        self._dense = fits_densely(self.num_nodes, relabel_budget_bytes)
         self._threads = threading.local()
         self._stack: SageStack | LayerStack
         if method == SAGE:
@@ -187,15 +190,7 @@ class BulkSampler:
 
         Drop a stack before asking for the next one, or the results add up.
         """
-        done = 0
-        size = len(requests) if self.budget_bytes is None else self._next_size
-        while done < len(requests):
-            stack, found = self._sample_stack(requests[done : done + size])
-            done += len(stack)
-            if self.budget_bytes is not None:
-                self._next_size = size = self._fitting(found, self.budget_bytes)
-            yield stack
-            del stack  # or it would live on while the next one is drawn
+        return self._cutter.stacks(requests, self._sample_stack, _fit_budget)
 
     def predict_bytes(self, seeds: Sequence[NDArray[np.int64]], *, pilot: int = 8) -> BulkBytes:
         """Bytes of stacks of batches like these, from a pilot of some of them, evenly spread."""
@@ -205,50 +200,38 @@ class BulkSampler:
         return self._sample_stack(requests)[1]
 
     def _sample_stack(self, requests: Sequence[Request]) -> tuple[list[MiniBatch], BulkBytes]:
-        ledger = Ledger()
-        if isinstance(self._stack, SageStack):
-            scratch: Table | Workspace = self._workspace()
-            batches = self._stack.sample(requests, scratch, ledger)
-        else:
-            scratch = self._table()
-            batches = self._stack.sample(requests, scratch, ledger)
+        ledger, scratch = Ledger(), self._scratch()
+        batches = self._stack.sample(requests, scratch, ledger)
         positions = sum(r.seeds.nbytes for r in requests if r.input_id is None)
         num_blocks = sum(len(batch.blocks) for batch in batches)
         ledger.note(positions + object_bytes(len(batches), num_blocks))
         return batches, BulkBytes.of(ledger, scratch.nbytes, len(batches))
 
-    def _fitting(self, found: BulkBytes, budget_bytes: int) -> int:
-        size = found.largest_stack(budget_bytes)
-        if size == 0 and found.peak_bytes(1) > budget_bytes:
-            batch = found.peak_bytes(1) - found.table_bytes
-            raise BudgetExceeded(
-                f"expected one batch to fit {budget_bytes} bytes, found {found.table_bytes} (table)"
-                f" + {batch} (batch) = {found.peak_bytes(1)}; raise the budget, or lower the batch "
-                "size or the fan-outs"
-            )
-        return max(size - self.kept_batches, 1)
-
-    def _table(self) -> Table:
-        table = getattr(self._threads, "table", None)
-        if table is None:
-            table = Table(self.num_nodes, dense=self._dense)
-            self._threads.table = table
-        return table
-
-    def _workspace(self) -> Workspace:
-        workspace = getattr(self._threads, "workspace", None)
-        if workspace is None:
-            stack = self._stack
-            assert isinstance(stack, SageStack)
-            workspace = Workspace(
-                self.num_nodes, len(stack.rows.fanouts), stack.rows.indices.dtype, dense=self._dense
-            )
-            self._threads.workspace = workspace
-        return workspace
+    def _scratch(self) -> Any:
+        """Return what the calling thread keeps between stacks."""
+        stack = self._stack
+        if not isinstance(stack, SageStack):
+            make = partial(Table, self.num_nodes, dense=self._dense)
+        else:
+            hops, dtype = len(stack.rows.fanouts), stack.rows.indices.dtype
+            make = partial(Workspace, self.num_nodes, hops, dtype, dense=self._dense)
+        return of_thread(self._threads, "scratch", make)
 
     def scratch_bytes(self) -> int:
         """Bytes that the calling thread keeps between stacks."""
-        return (self._workspace() if isinstance(self._stack, SageStack) else self._table()).nbytes
+        return self._scratch().nbytes
+
+
+def _fit_budget(found: BulkBytes, budget_bytes: int) -> int:
+    size = found.largest_stack(budget_bytes)
+    if size == 0 and found.peak_bytes(1) > budget_bytes:
+        batch = found.peak_bytes(1) - found.table_bytes
+        raise BudgetExceeded(
+            f"expected one batch to fit {budget_bytes} bytes, found {found.table_bytes} (table)"
+            f" + {batch} (batch) = {found.peak_bytes(1)}; raise the budget, or lower the batch "
+            "size or the fan-outs"
+        )
+    return size
 
 
 def _refuse_weights(edge_weight: NDArray[np.floating] | None, replace: bool) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from gnnplan.runtime.sampling.checks import bad_seed
 from gnnplan.runtime.sampling.compiled import kernel
 from gnnplan.runtime.sampling.memory import Ledger
-from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch, Request, make_batch
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request, cut_block, make_batch
 from gnnplan.runtime.sampling.placed_indices import prefetch_read, prefetch_write
 from gnnplan.runtime.sampling.relabel import Table, begin_batch, find, find_bad_seed, find_or_add
 from gnnplan.runtime.sampling.statistics import Estimator
@@ -344,10 +344,12 @@ def stack_seeds(
     return nodes, ends
 
 
-def forget_nodes(layer: StackedBlocks, ledger: Ledger) -> None:
-    """Drop a layer's node ids: the next layer's start with them."""
-    ledger.free(layer.nodes)
-    layer.nodes = NOTHING
+def add_layer(layers: list[StackedBlocks], layer: StackedBlocks, ledger: Ledger) -> None:
+    """Append a layer; drop the node ids of the one before, with which its own start."""
+    if layers:
+        ledger.free(layers[-1].nodes)
+        layers[-1].nodes = NOTHING
+    layers.append(layer)
 
 
 def unstack(layers: Sequence[StackedBlocks], requests: Sequence[Request]) -> list[MiniBatch]:
@@ -359,19 +361,17 @@ def unstack(layers: Sequence[StackedBlocks], requests: Sequence[Request]) -> lis
     nodes, node_ends = layers[-1].nodes, hops[0][3]
     batches = []
     for b, request in enumerate(requests):
-        blocks = []
-        for layer, dst_ends, edge_ends, ends in hops:
-            edges = slice(edge_ends[b], edge_ends[b + 1])
-            blocks.append(
-                Block(
-                    num_src=ends[b + 1] - ends[b],
-                    num_dst=dst_ends[b + 1] - dst_ends[b],
-                    indptr=layer.row_ptr[dst_ends[b] + b : dst_ends[b + 1] + b + 1],
-                    indices=layer.indices[edges],
-                    e_id=None if layer.e_id is None else layer.e_id[edges],
-                    weight=None if layer.weight is None else layer.weight[edges],
-                )
+        blocks = [
+            cut_block(
+                ends[b + 1] - ends[b],
+                layer.row_ptr[dst_ends[b] + b : dst_ends[b + 1] + b + 1],
+                slice(edge_ends[b], edge_ends[b + 1]),
+                layer.indices,
+                layer.e_id,
+                layer.weight,
             )
+            for layer, dst_ends, edge_ends, ends in hops
+        ]
         edges_drawn = [ends[b + 1] - ends[b] for _, _, ends, _ in reversed(hops)]
         n_id = nodes[node_ends[b] : node_ends[b + 1]]
         batches.append(make_batch(request, blocks, n_id, edges_drawn, Dialect.EVERY_HOP))

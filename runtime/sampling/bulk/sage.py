@@ -19,7 +19,7 @@ from gnnplan.runtime.sampling.choose.uniform import UniformRows
 from gnnplan.runtime.sampling.compiled import kernel
 from gnnplan.runtime.sampling.frontier import expand_hops
 from gnnplan.runtime.sampling.memory import Ledger
-from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch, Request, make_batch
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request, cut_block, make_batch
 from gnnplan.runtime.sampling.relabel import add_seeds, begin_batch
 from gnnplan.runtime.sampling.rng import GOLDEN, Purpose, mix_kernel
 from gnnplan.runtime.sampling.workspace import Workspace
@@ -115,7 +115,7 @@ def expand_stack(rows, streams, every_hop, keep_positions, seeds, seed_ends, bat
 
 @kernel
 @no_type_check
-def stream_words(seed, epochs, steps, purpose, out):
+def _fill_streams(seed, epochs, steps, purpose, out):
     """`rng.stream` of all hops and steps: uint64 out[hop, b] of epochs[b], steps[b] (int64)."""
     for hop in range(out.shape[0]):
         for b in range(out.shape[1]):
@@ -123,6 +123,17 @@ def stream_words(seed, epochs, steps, purpose, out):
             for word in (np.uint64(epochs[b]), np.uint64(steps[b]), np.uint64(hop)):
                 state = mix_kernel((state ^ word) + GOLDEN)
             out[hop, b] = mix_kernel((state ^ np.uint64(purpose)) + GOLDEN)
+
+
+def stack_streams(
+    seed: int, purpose: Purpose, num_hops: int, requests: Sequence[Request]
+) -> NDArray[np.uint64]:
+    """Return `rng.stream` of each hop and request, uint64 [num_hops, k]."""
+    epochs = np.array([request.epoch for request in requests], dtype=np.int64)
+    steps = np.array([request.step for request in requests], dtype=np.int64)
+    words = np.empty((num_hops, len(requests)), dtype=np.uint64)
+    _fill_streams(np.uint64(seed % (1 << 64)), epochs, steps, int(purpose), words)
+    return words
 
 
 _MARGIN = 1.05
@@ -169,7 +180,7 @@ class SageStack:
         buffers = _Buffers(len(requests), len(self.rows.fanouts), self.edge_ids, ledger)
         if self._per_seed is not None:
             buffers.grow((_MARGIN * self._per_seed * seeds.shape[0]).astype(np.int64) + 1)
-        streams = self._streams(requests)
+        streams = stack_streams(self.seed, self.purpose, len(self.rows.fanouts), requests)
         every_hop = self.dialect is Dialect.EVERY_HOP
         w.forget_batch()
         done, why = 0, GROW_WORKSPACE
@@ -190,14 +201,6 @@ class SageStack:
         buffers.trim()
         ledger.note(-seeds.nbytes)
         return _unstack(buffers, requests, self.dialect)
-
-    def _streams(self, requests: Sequence[Request]) -> NDArray[np.uint64]:
-        """Shape (L, k)."""
-        epochs = np.array([request.epoch for request in requests], dtype=np.int64)
-        steps = np.array([request.step for request in requests], dtype=np.int64)
-        words = np.empty((len(self.rows.fanouts), len(requests)), dtype=np.uint64)
-        stream_words(np.uint64(self.seed % (1 << 64)), epochs, steps, int(self.purpose), words)
-        return words
 
 
 class _Buffers:
@@ -252,61 +255,22 @@ class _Buffers:
 
 
 def _unstack(buffers: _Buffers, requests: Sequence[Request], dialect: Dialect) -> list[MiniBatch]:
-    """The batches as views of the buffers."""
+    """Cut the buffers into batches of views."""
     starts, known, edges = buffers.starts.tolist(), buffers.known.tolist(), buffers.edges.tolist()
-    cut = _hop_blocks if dialect is Dialect.EVERY_HOP else _nested_blocks
     batches = []
     for b, request in enumerate(requests):
         node, edge, row = starts[b]
-        node_end, edge_end, row_end = starts[b + 1]
-        indptr, indices = buffers.row_ptr[row:row_end], buffers.local[edge:edge_end]
-        e_id = buffers.e_id[edge:edge_end] if buffers.edge_ids else None
-        blocks = cut(indptr, indices, e_id, known[b], edges[b])
-        n_id = buffers.node_ids[node:node_end]
-        drawn = [last - first for first, last in pairwise(edges[b])]
+        ends, drawn = edges[b], [last - first for first, last in pairwise(edges[b])]
+        indices = buffers.local[edge : starts[b + 1][EDGES]]
+        e_id = buffers.e_id[edge : starts[b + 1][EDGES]] if buffers.edge_ids else None
+        blocks = []
+        for hop, num_dst in enumerate(known[b][:-1]):
+            indptr = buffers.row_ptr[row : row + num_dst + 1]
+            first = 0
+            if dialect is Dialect.EVERY_HOP:
+                first, row = ends[hop], row + num_dst + 1
+            part = slice(first, ends[hop + 1])
+            blocks.append(cut_block(known[b][hop + 1], indptr, part, indices, e_id))
+        n_id = buffers.node_ids[node : starts[b + 1][NODES]]
         batches.append(make_batch(request, blocks[::-1], n_id, drawn, dialect))
     return batches
-
-
-def _hop_blocks(
-    indptr: NDArray[np.int64],
-    indices: NDArray[np.int32],
-    e_id: NDArray[np.int64] | None,
-    known: list[int],
-    edges: list[int],
-) -> list[Block]:
-    """One CSR per hop."""
-    blocks, row = [], 0
-    for hop, num_dst in enumerate(known[:-1]):
-        first, last = edges[hop], edges[hop + 1]
-        blocks.append(
-            Block(
-                num_src=known[hop + 1],
-                num_dst=num_dst,
-                indptr=indptr[row : row + num_dst + 1],
-                indices=indices[first:last],
-                e_id=None if e_id is None else e_id[first:last],
-            )
-        )
-        row += num_dst + 1
-    return blocks
-
-
-def _nested_blocks(
-    indptr: NDArray[np.int64],
-    indices: NDArray[np.int32],
-    e_id: NDArray[np.int64] | None,
-    known: list[int],
-    edges: list[int],
-) -> list[Block]:
-    """Prefixes of one CSR."""
-    return [
-        Block(
-            num_src=known[hop + 1],
-            num_dst=num_dst,
-            indptr=indptr[: num_dst + 1],
-            indices=indices[: edges[hop + 1]],
-            e_id=None if e_id is None else e_id[: edges[hop + 1]],
-        )
-        for hop, num_dst in enumerate(known[:-1])
-    ]

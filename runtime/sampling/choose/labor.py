@@ -250,12 +250,6 @@ class Candidates:
         self.row = np.zeros((2, 0), dtype=np.float64)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all buffers."""
-        own = sum(a.nbytes for a in vars(self).values() if isinstance(a, np.ndarray))
-        return own + self._space.nbytes
-
-    @property
     def row_ptr(self) -> NDArray[np.int64]:
         """Where each row's edges begin in `numbers`."""
         return self._space.row_ptr

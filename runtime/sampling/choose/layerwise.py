@@ -434,10 +434,10 @@ class LayerGraph:
         normalise(rows, squared=count2)
         return rows
 
-    def prefer_local(self, rows: SparseRows, hop: int, num_hops: int) -> None:
-        """Multiply P by the boost of a hop (0 is next to the seeds), and normalise it again."""
+    def prefer_local(self, rows: SparseRows, hops_left: int) -> None:
+        """Multiply P by the boost of a hop after which so many follow, and normalise it again."""
         if self.boost is not None:
-            rows.values *= self.boost.of(rows.cols, hop, num_hops)
+            rows.values *= self.boost.of(rows.cols, hops_left)
             normalise(rows)
 
     def draw(

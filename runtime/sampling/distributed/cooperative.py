@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from gnnplan.runtime.errors import PlanError, SamplerError
 from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.build import build_sampler
-from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES, bad_seed
+from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES, bad_seed, fits_densely
 from gnnplan.runtime.sampling.distributed.owner import Owners, deal
 from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch, RowExchange
 from gnnplan.runtime.sampling.registry import why_alone
@@ -57,7 +57,7 @@ class Numbering:
 
     def __init__(self, num_nodes: int) -> None:
         self._num_nodes = num_nodes
-        dense = 4 * num_nodes <= RELABEL_BUDGET_BYTES
+        dense = fits_densely(num_nodes, RELABEL_BUDGET_BYTES)
         self._space = Workspace(num_nodes, 1, np.dtype(np.int64), dense=dense)
         self.count = 0
 

@@ -29,21 +29,20 @@ from gnnplan.runtime.errors import BudgetExceeded, SamplerError
 from gnnplan.runtime.sampling.build import BatchSampler
 from gnnplan.runtime.sampling.bulk.product import (
     StackedBlocks,
-    extract,
-    forget_nodes,
+    add_layer,
     stack_seeds,
     unstack,
 )
-from gnnplan.runtime.sampling.bulk.sage import stream_words
-from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES
-from gnnplan.runtime.sampling.choose.layerwise import LayerGraph, Method, Numbers, one_row
+from gnnplan.runtime.sampling.bulk.sage import stack_streams
+from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES, fits_densely
+from gnnplan.runtime.sampling.choose.layerwise import Method, Numbers, one_row
 from gnnplan.runtime.sampling.choose.uniform import UniformRows
 from gnnplan.runtime.sampling.compiled import kernel
-from gnnplan.runtime.sampling.distributed.grid_rows import Exchange, GridRows, Shard
+from gnnplan.runtime.sampling.distributed.grid_rows import Exchange, FetchedRows, GridRows, Shard
 from gnnplan.runtime.sampling.frontier import choose_rows
-from gnnplan.runtime.sampling.layerwise import LayerStack, LayerwiseSampler, hop_numbers
-from gnnplan.runtime.sampling.memory import BulkBytes, Ledger, object_bytes
-from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch, Request, make_batch
+from gnnplan.runtime.sampling.layerwise import LayerStack, LayerwiseSampler, draw_layer, hop_numbers
+from gnnplan.runtime.sampling.memory import BulkBytes, Ledger, StackCutter, object_bytes
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request, cut_block, make_batch
 from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from gnnplan.runtime.sampling.placed_indices import prefetch_write
 from gnnplan.runtime.sampling.relabel import Table, begin_batch, find_or_add
@@ -191,12 +190,8 @@ def nest(layers: Sequence[StackedBlocks], requests: Sequence[Request]) -> list[M
         whole, sources = np.concatenate(row_ptr), np.concatenate(indices)
         places = np.concatenate(e_id) if e_id else None
         blocks = [
-            Block(
-                num_src=known[hop + 1],
-                num_dst=known[hop],
-                indptr=whole[: known[hop] + 1],
-                indices=sources[: edges[hop + 1]],
-                e_id=None if places is None else places[: edges[hop + 1]],
+            cut_block(
+                known[hop + 1], whole[: known[hop] + 1], slice(edges[hop + 1]), sources, places
             )
             for hop in reversed(range(len(layers)))
         ]
@@ -230,7 +225,7 @@ def sage_hops(
         ledger: Counts the bytes.
     """
     every_hop = sampler.dialect is Dialect.EVERY_HOP
-    streams = _streams(sampler, requests)
+    streams = stack_streams(sampler.seed, sampler.purpose, sampler.num_hops, requests)
     nodes, ends = stack_seeds(requests, rows.shard.num_nodes, table)
     frontier = Frontier(nodes=nodes, ends=ends, firsts=np.zeros(len(requests), dtype=np.int64))
     layers: list[StackedBlocks] = []
@@ -248,17 +243,12 @@ def sage_hops(
             rows.view(found), found.cols, words, fanout, frontier, table, ledger,
             edge_ids=sampler.edge_ids,
         )  # fmt: skip
-        if layer.e_id is not None:
-            layer.e_id = found.global_edges(layer.e_id)
-        ledger.free(found.ids, found.ptr, found.cols, found.weight, found.edge_start)
+        _end_hop(layers, layer, found, ledger)
         del found
-        if layers:
-            forget_nodes(layers[-1], ledger)
         firsts = np.zeros(layer.ends.shape[0] - 1, dtype=np.int64)
         if not every_hop:
             firsts = np.diff(frontier.ends)
         frontier = Frontier(nodes=layer.nodes, ends=layer.ends, firsts=firsts)
-        layers.append(layer)
     mine = requests[own]
     return unstack(layers, mine) if every_hop else nest(layers, mine)
 
@@ -287,38 +277,24 @@ def layer_hops(
         if hop == len(stack.sizes) - 1 and own.step > 1:
             nodes, ends = take(nodes, ends, own), take_ends(ends, own)
             layers, drawing = [pick(layer, own, ledger) for layer in layers], _only(drawing, own)
-        layer = _draw_layer(graph, (nodes, ends), drawing, size, table, ledger, stack.edge_ids)
-        if layer.e_id is not None:
-            layer.e_id = found.global_edges(layer.e_id)
-        ledger.free(found.ids, found.ptr, found.cols, found.weight, found.edge_start)
+        left = len(stack.sizes) - 1 - hop
+        layer = draw_layer(
+            graph, (nodes, ends), drawing, size, left, table, ledger, edge_ids=stack.edge_ids
+        )
+        _end_hop(layers, layer, found, ledger)
         del found
-        if layers:
-            forget_nodes(layers[-1], ledger)
         nodes, ends = layer.nodes, layer.ends
-        layers.append(layer)
     return unstack(layers, requests[own])
 
 
-def _draw_layer(
-    graph: LayerGraph,
-    batches: Batches,
-    numbers: Numbers,
-    size: int,
-    table: Table,
-    ledger: Ledger,
-    edge_ids: bool,
-) -> StackedBlocks:
-    """P = QA and NORM on the fetched rows, SAMPLE, EXTRACT."""
-    p = graph.probabilities(*batches, table, ledger)
-    drawn = graph.draw(p, numbers, size, ledger)
-    if graph.fixed is None:
-        ledger.free(p.ptr, p.cols, p.values)
-    layer = extract(
-        graph.indptr, graph.indices, graph.edge_weight, graph.law.estimator, batches, drawn, table,
-        ledger, edge_ids=edge_ids,
-    )  # fmt: skip
-    ledger.free(drawn[1], drawn[2])
-    return layer
+def _end_hop(
+    layers: list[StackedBlocks], layer: StackedBlocks, found: FetchedRows, ledger: Ledger
+) -> None:
+    """Append a layer drawn from fetched rows, with edge ids of the whole graph; count them gone."""
+    if layer.e_id is not None:
+        layer.e_id = found.global_edges(layer.e_id)
+    ledger.free(found.ids, found.ptr, found.cols, found.weight, found.edge_start)
+    add_layer(layers, layer, ledger)
 
 
 def column_squares(rows: GridRows) -> NDArray[np.float64]:
@@ -382,15 +358,6 @@ def _only(numbers: Numbers, own: slice) -> Numbers:
     )
 
 
-def _streams(sampler: NeighborSampler, requests: Sequence[Request]) -> NDArray[np.uint64]:
-    """Shape (L, k)."""
-    epochs = np.array([request.epoch for request in requests], dtype=np.int64)
-    steps = np.array([request.step for request in requests], dtype=np.int64)
-    words = np.empty((len(sampler.fanouts), len(requests)), dtype=np.uint64)
-    stream_words(np.uint64(sampler.seed % (1 << 64)), epochs, steps, int(sampler.purpose), words)
-    return words
-
-
 class GridSampler:
     """Samples stacks of steps; every method is collective over the grid, one thread at a time.
 
@@ -420,7 +387,7 @@ class GridSampler:
         kept_batches: int = 0,
         relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
     ) -> None:
-        self.grid, self.budget_bytes, self.kept_batches = grid, budget_bytes, kept_batches
+        self.grid, self._cutter = grid, StackCutter(budget_bytes, kept_batches)
         self._sampler: NeighborSampler | LayerStack
         if type(sampler) is NeighborSampler or isinstance(sampler, LayerStack):
             self._sampler = sampler
@@ -430,9 +397,8 @@ class GridSampler:
             raise cannot_stack(sampler)
         edge_ids = self._sampler.edge_ids
         self.rows = GridRows(shard=shard, grid=grid, exchange=Exchange(exchange), edge_ids=edge_ids)
-        dense = 4 * shard.num_nodes <= relabel_budget_bytes
+        dense = fits_densely(shard.num_nodes, relabel_budget_bytes)
         self._table = Table(shard.num_nodes, dense=dense)
-        self._next_size = 1
         stack = self._sampler
         if isinstance(stack, LayerStack) and stack.graph.law.method is Method.FASTGCN:
             stack.graph.fixed = one_row(column_squares(self.rows), shard.indices.dtype)
@@ -452,15 +418,7 @@ class GridSampler:
             SamplerError: a seed is out of range or occurs twice in its batch.
             BudgetExceeded: not even one step fits the budget of some rank.
         """
-        done = 0
-        while done < len(steps):
-            size = len(steps) if self.budget_bytes is None else self._next_size
-            stack, found = self._sample_stack(steps[done : done + size])
-            done += len(stack)
-            if self.budget_bytes is not None:
-                self._next_size = self._fitting(found, self.budget_bytes)
-            yield stack
-            del stack  # or it would live on while the next one is drawn
+        return self._cutter.stacks(steps, self._sample_stack, self._fit_budget)
 
     def _sample_stack(
         self, steps: Sequence[Sequence[Request]]
@@ -481,7 +439,7 @@ class GridSampler:
         table_bytes = self._table.nbytes + self.rows.table_bytes
         return batches, BulkBytes.of(ledger, table_bytes, len(batches))
 
-    def _fitting(self, found: BulkBytes, budget_bytes: int) -> int:
+    def _fit_budget(self, found: BulkBytes, budget_bytes: int) -> int:
         """The steps that fit on every rank; all ranks find the same."""
         here = found.largest_stack(budget_bytes)
         if here == 0 and found.peak_bytes(1) <= budget_bytes:
@@ -494,7 +452,7 @@ class GridSampler:
                 f"{found.table_bytes} (block row and tables) + {step} (batches) = "
                 f"{found.peak_bytes(1)}; raise the budget, or lower the batch size or the fan-outs"
             )
-        return max(size - self.kept_batches, 1)
+        return size
 
 
 def empty_graph(num_nodes: int, dtype: np.dtype) -> tuple[NDArray[np.int64], NDArray[np.integer]]:

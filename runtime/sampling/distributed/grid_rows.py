@@ -92,12 +92,6 @@ class FetchedRows:
     edge_start: NDArray[np.int64] | None
     """Position of each row in the whole graph, shape (rows,); only where edge ids are wanted."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        arrays = (self.ids, self.ptr, self.cols, self.weight, self.edge_start)
-        return sum(array.nbytes for array in arrays if array is not None)
-
     def global_edges(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Positions in the whole graph of positions in `cols`."""
         assert self.edge_start is not None

@@ -4,7 +4,7 @@ A subclass draws the edges of a hop's rows. The host waits once per hop, for the
 (and wherever a hop's edges cannot be bounded beforehand).
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -15,12 +15,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.sampling.checks import bad_seed, check_fanouts, check_seeds
+from gnnplan.runtime.sampling.checks import bad_seed, check_fanouts
 from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
 from gnnplan.runtime.sampling.gpu.relabel import DeviceRelabel
 from gnnplan.runtime.sampling.gpu.rng import signed
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
-from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.runtime.sampling.minibatch import (
+    Block,
+    Dialect,
+    MiniBatch,
+    Request,
+    RequestSampler,
+    describe_batch,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,29 +91,15 @@ class DeviceBatch:
 
 
 def as_device_batch(
+    request: Request,
     blocks: list[DeviceBlock],
-    nodes: list[Tensor],
-    num_edges: list[int],
-    seeds: NDArray[np.int64],
-    when: tuple[int, int],
-    input_id: NDArray[np.int64] | None,
-    global_num_seeds: int | None,
+    n_id: Tensor,
+    edges_drawn: list[int],
     dialect: Dialect,
 ) -> DeviceBatch:
-    """A batch from its blocks, the nodes and edges that each hop added, and its epoch and step."""
-    count = int(seeds.shape[0])
-    return DeviceBatch(
-        blocks=blocks,
-        n_id=torch.cat(nodes),
-        seeds=seeds,
-        input_id=np.arange(count, dtype=np.int64) if input_id is None else input_id,
-        dialect=dialect,
-        num_sampled_nodes=[part.numel() for part in nodes],
-        num_sampled_edges=num_edges,
-        global_num_seeds=count if global_num_seeds is None else global_num_seeds,
-        epoch=when[0],
-        step=when[1],
-    )
+    """Make a batch from its blocks, outermost first, and the edges drawn per hop."""
+    alike = describe_batch(request, blocks, edges_drawn, dialect)
+    return DeviceBatch(blocks=blocks, n_id=n_id, **alike)
 
 
 def seeds_on_device(
@@ -179,7 +172,7 @@ class Hop:
     num_edges: int
 
 
-class AbstractDeviceHops(ABC):
+class AbstractDeviceHops(RequestSampler[DeviceBatch]):
     """Draws batches of device tensors hop by hop.
 
     Args:
@@ -201,8 +194,8 @@ class AbstractDeviceHops(ABC):
         *,
         device: torch.device,
         streams: StreamPolicy,
-        dialect: Dialect,
-        edge_ids: bool,
+        dialect: Dialect = Dialect.FIRST_SEEN,
+        edge_ids: bool = False,
     ) -> None:
         self.topology = topology
         self.fanouts = check_fanouts(fanouts)
@@ -222,33 +215,17 @@ class AbstractDeviceHops(ABC):
     def _draw(self, rows: Tensor, known: list[Tensor], draws: HopDraws) -> Drawn:
         """The edges of the rows of nodes `rows`; `known` are all nodes numbered so far."""
 
-    def sample(
-        self,
-        seeds: NDArray[np.int64],
-        *,
-        epoch: int,
-        step: int,
-        input_id: NDArray[np.int64] | None = None,
-        global_num_seeds: int | None = None,
-    ) -> DeviceBatch:
-        """Sample the blocks of one batch; arguments as in `NeighborSampler.sample`.
-
-        Raises:
-            SamplerError: seeds are no list of node ids, one is out of range, or occurs twice.
-        """
-        seeds = check_seeds(seeds)
+    def _sample(self, request: Request) -> DeviceBatch:
+        streams = self.streams.streams(request.epoch, request.step, self.num_hops)
         with self._alone():
-            hops, nodes = self._hops(seeds, self.streams.streams(epoch, step, self.num_hops))
-            return as_device_batch(
-                self.blocks_of(hops, nodes),
-                nodes,
-                [hop.num_edges for hop in hops],
-                seeds,
-                (epoch, step),
-                input_id,
-                global_num_seeds,
-                self.dialect,
-            )
+            return self.batch_of(request, *self._hops(request.seeds, streams))
+
+    def batch_of(self, request: Request, hops: list[Hop], nodes: list[Tensor]) -> DeviceBatch:
+        """Make a batch of its hops and of the nodes: the seeds, then what each hop added."""
+        drawn = [hop.num_edges for hop in hops]
+        return as_device_batch(
+            request, self._blocks(hops, nodes), torch.cat(nodes), drawn, self.dialect
+        )
 
     def _alone(self) -> AbstractContextManager[object]:
         """Held while a batch is made: what hops leave in buffers of their own is copied in it."""
@@ -276,46 +253,39 @@ class AbstractDeviceHops(ABC):
         relabel.num_known = held.numel()
         return held
 
-    def blocks_of(self, hops: list[Hop], nodes: list[Tensor]) -> list[DeviceBlock]:
+    def _blocks(self, hops: list[Hop], nodes: list[Tensor]) -> list[DeviceBlock]:
         """Blocks of a batch's hops and of the nodes that each added, outermost first."""
         ends: list[int] = np.cumsum([part.numel() for part in nodes]).tolist()
         if self.dialect is Dialect.EVERY_HOP:
             return [
-                self._block(ends[h + 1], ends[h], hop.row_ptr, hop.local, hop.positions, hop.weight)
+                self._block(ends[h + 1], hop.row_ptr, hop.num_edges, hop)
                 for h, hop in reversed(list(enumerate(hops)))
             ]
         edge_ends = np.cumsum([0, *(hop.num_edges for hop in hops)]).tolist()
         parts = [hop.row_ptr[1:] + first for hop, first in zip(hops, edge_ends, strict=False)]
-        indptr = torch.cat([hops[0].row_ptr[:1], *parts])
         local = torch.cat([hop.local for hop in hops])
-        positions = torch.cat([hop.positions for hop in hops]) if self.edge_ids else local
         weights = [hop.weight for hop in hops if hop.weight is not None]
-        weight = torch.cat(weights) if weights else None
+        whole = Hop(
+            row_ptr=torch.cat([hops[0].row_ptr[:1], *parts]),
+            positions=torch.cat([hop.positions for hop in hops]) if self.edge_ids else local,
+            local=local,
+            weight=torch.cat(weights) if weights else None,
+            num_edges=edge_ends[-1],
+        )
         return [
-            self._block(
-                ends[h + 1], ends[h], indptr[: ends[h] + 1], local[: edge_ends[h + 1]],
-                positions[: edge_ends[h + 1]],
-                None if weight is None else weight[: edge_ends[h + 1]],
-            )
+            self._block(ends[h + 1], whole.row_ptr[: ends[h] + 1], edge_ends[h + 1], whole)
             for h in reversed(range(len(hops)))
-        ]  # fmt: skip
+        ]
 
-    def _block(
-        self,
-        num_src: int,
-        num_dst: int,
-        indptr: Tensor,
-        indices: Tensor,
-        positions: Tensor,
-        weight: Tensor | None,
-    ) -> DeviceBlock:
+    def _block(self, num_src: int, indptr: Tensor, num_edges: int, hop: Hop) -> DeviceBlock:
+        """Return the block of the first `num_edges` edges of a hop, or of all hops laid out."""
         return DeviceBlock(
             num_src=num_src,
-            num_dst=num_dst,
+            num_dst=indptr.numel() - 1,
             indptr=indptr,
-            indices=indices,
-            e_id=positions if self.edge_ids else None,
-            weight=weight,
+            indices=hop.local[:num_edges],
+            e_id=hop.positions[:num_edges] if self.edge_ids else None,
+            weight=None if hop.weight is None else hop.weight[:num_edges],
         )
 
 

@@ -14,6 +14,7 @@ the pass gained enough.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from gnnplan.runtime.sampling.checks import check_edge_weight
 from gnnplan.runtime.sampling.choose.labor import MAX_PASSES
-from gnnplan.runtime.sampling.dependent import Dependence, StreamPolicy
+from gnnplan.runtime.sampling.dependent import StreamPolicy
 from gnnplan.runtime.sampling.gpu.choose import WholeRows, row_ends, whole_rows
 from gnnplan.runtime.sampling.gpu.hops import AbstractDeviceHops, Drawn, HopDraws
 from gnnplan.runtime.sampling.gpu.neighbor import scan_rows
@@ -200,30 +201,15 @@ class DeviceLaborSampler(AbstractDeviceHops):
         variant: int | float | str = 0,
         form: str = Form.POISSON,
         estimator: Estimator = Estimator.HAJEK,
-        dialect: Dialect = Dialect.EVERY_HOP,
-        seed: int = 0,
-        kappa: int | float = 1,
-        dependence: Dependence = Dependence.SMOOTH,
-        layer_dependent: bool = False,
-        steps_per_epoch: int | None = None,
         edge_weight: NDArray[np.floating] | None = None,
         tolerance: float = 1e-4,
+        dialect: Dialect = Dialect.EVERY_HOP,
         edge_ids: bool = False,
+        **streams: Any,
     ) -> None:
+        policy = StreamPolicy(purpose=Purpose.VERTEX, **streams)
         super().__init__(
-            topology,
-            fanouts,
-            device=device,
-            streams=StreamPolicy(
-                seed=seed,
-                purpose=Purpose.VERTEX,
-                kappa=kappa,
-                dependence=dependence,
-                layer_dependent=layer_dependent,
-                steps_per_epoch=steps_per_epoch,
-            ),
-            dialect=dialect,
-            edge_ids=edge_ids,
+            topology, fanouts, device=device, streams=policy, dialect=dialect, edge_ids=edge_ids
         )
         self.variant, self.form = check_variant(variant), check_form(form)
         self.estimator = Estimator(estimator)

@@ -19,11 +19,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gnnplan.runtime.sampling.checks import check_layer_sizes, check_seeds, float32_weight
+from gnnplan.runtime.sampling.checks import check_layer_sizes, float32_weight
 from gnnplan.runtime.sampling.choose.layerwise import PATIENCE, Law, Method, Norm, check_boost
 from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
 from gnnplan.runtime.sampling.gpu.choose import WholeRows, row_ends, whole_rows
-from gnnplan.runtime.sampling.gpu.hops import DeviceBatch, DeviceBlock, seeds_on_device
+from gnnplan.runtime.sampling.gpu.hops import (
+    DeviceBatch,
+    DeviceBlock,
+    as_device_batch,
+    seeds_on_device,
+)
 from gnnplan.runtime.sampling.gpu.relabel import DeviceRelabel
 from gnnplan.runtime.sampling.gpu.rng import StackStreams, unit
 from gnnplan.runtime.sampling.gpu.segments import (
@@ -38,7 +43,7 @@ from gnnplan.runtime.sampling.gpu.segments import (
 from gnnplan.runtime.sampling.gpu.stack import number, owners
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 from gnnplan.runtime.sampling.layerwise import make_law, policy_of
-from gnnplan.runtime.sampling.minibatch import Dialect, Request
+from gnnplan.runtime.sampling.minibatch import Dialect, Request, RequestSampler
 from gnnplan.runtime.sampling.statistics import Estimator
 from gnnplan.runtime.sampling.weighted import Boost
 
@@ -108,7 +113,7 @@ def draw_layers(found: Candidates, law: Law, streams: StackStreams, size: int) -
         rows = found
         words = streams.words(rows.batch, rows.ids)
         if law.method is Method.LADIES:
-            marks, factor = _race(rows, -torch.log(1.0 - unit(words)), size)
+            marks, factor = _first(rows, -torch.log(1.0 - unit(words)) / rows.values, size)
         elif law.replace:
             marks, factor = _hits(rows, streams, words, size)
         else:
@@ -120,19 +125,14 @@ def draw_layers(found: Candidates, law: Law, streams: StackStreams, size: int) -
     return Picked(rows.batch[places], rows.ids[places], factor[places])
 
 
-def _sizes(rows: Candidates, size: int) -> tuple[Tensor, Tensor]:
-    """Positive candidates of each row, and which rows are taken whole."""
-    able = segment_counts(rows.ptr, rows.values > 0)
-    return able, able <= size
-
-
-def _race(rows: Candidates, times: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The `size` smallest of times / p, and 1 / (1 - exp(-p tau)), tau the next one."""
-    return _first(rows, times / rows.values, size)
+def _is_whole(rows: Candidates, size: int) -> Tensor:
+    """Tell which rows are taken whole, bool [rows]."""
+    return segment_counts(rows.ptr, rows.values > 0) <= size
 
 
 def _first(rows: Candidates, times: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    _, whole = _sizes(rows, size)
+    """Mark the `size` smallest times of each row, with 1 / (1 - exp(-p tau)), tau the next one."""
+    whole = _is_whole(rows, size)
     keys = torch.where(rows.values > 0, times.abs().view(torch.int64), NEVER)
     wanted = torch.where(whole, 0, size + 1)
     _, tau = smallest(rows.ptr, rows.batch, keys, wanted, rows.widest)
@@ -145,7 +145,7 @@ def _first(rows: Candidates, times: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 def _poisson(rows: Candidates, words: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Each candidate by itself with min(1, c p)."""
-    _, whole = _sizes(rows, size)
+    whole = _is_whole(rows, size)
     level = water_levels(rows.ptr, rows.values, torch.where(whole, 0, size), rows.widest)
     pi = torch.clamp(level[rows.batch] * rows.values, max=1.0)
     pi = torch.where(whole[rows.batch], 1.0, pi)
@@ -176,14 +176,12 @@ def _by_darts(
     rows = found.for_each(num_batches)
     able = segment_counts(rows.ptr, rows.values > 0)
     num_darts = size if law.replace else PATIENCE * size + 64
-    thrown = torch.arange(num_darts, device=device)
     sums = prefix_sums(found.ptr, found.values, found.widest)
     sums = sums.repeat(num_batches) if found.shared else sums
-    owner = torch.arange(num_batches, device=device).repeat_interleave(num_darts)
-    darts = thrown.repeat(num_batches)
-    goals = unit(streams.words(owner, torch.zeros_like(owner), 2 * darts))
-    able_dart = able[owner] > 0
-    owner, goals = owner[able_dart], goals[able_dart]
+    thrower = torch.arange(num_batches, device=device).repeat_interleave(num_darts)
+    darts, row_ids = torch.arange(num_darts, device=device).repeat(num_batches), thrower * 0
+    able_dart = able[thrower] > 0
+    owner, goals = thrower[able_dart], unit(streams.words(thrower, row_ids, 2 * darts))[able_dart]
     low, end = rows.ptr[owner], rows.ptr[owner + 1]
     total = sums[end - 1]
     goals = torch.minimum(goals * total, torch.nextafter(total, torch.full_like(total, -1.0)))
@@ -192,14 +190,16 @@ def _by_darts(
         counts = torch.bincount(hit, minlength=rows.ids.numel())
         return counts > 0, counts.to(torch.float64) / (size * rows.values), rows
     whole = able <= size
-    arrivals = _arrivals(streams, num_darts)
+    # Darts arrive at rate 1.
+    waits = -torch.log(1.0 - unit(streams.words(thrower, row_ids, 2 * darts + 1)))
+    arrivals = torch.cumsum(waits.view(num_batches, num_darts), 1)
     times = arrivals.flatten()[able_dart]
     now = torch.zeros(num_batches, dtype=torch.float64, device=device)
     number = torch.nonzero(able_dart).flatten()
     first = torch.full(rows.ids.shape, _LATE, dtype=torch.int64, device=device)
     first.scatter_reduce_(0, hit, number, "amin")
     is_first = first[hit] == number
-    ends = row_ends_of(owner, num_batches)
+    ends = row_ends(torch.bincount(owner, minlength=num_batches))
     rank = segment_rank(ends, owner, is_first)
     enough = segment_counts(ends, is_first) > size
     taken = is_first & (rank <= size)
@@ -218,15 +218,6 @@ def _by_darts(
 
 
 _LATE = (1 << 62) - 1
-
-
-def _arrivals(streams: StackStreams, num_darts: int) -> Tensor:
-    """When each dart of each batch arrives, at rate 1; float64 [k, darts]."""
-    num_batches, device = streams.first.numel(), streams.first.device
-    owner = torch.arange(num_batches, device=device).repeat_interleave(num_darts)
-    darts = torch.arange(num_darts, device=device).repeat(num_batches)
-    waits = unit(streams.words(owner, torch.zeros_like(owner), 2 * darts + 1))
-    return torch.cumsum(-torch.log(1.0 - waits).view(num_batches, num_darts), 1)
 
 
 def _race_on(
@@ -249,13 +240,6 @@ def _race_on(
     times = ended[rows.batch] - torch.log(1.0 - unit(words)) / rows.values
     times[hits[0]] = hits[1]
     return _first(rows, times, size)
-
-
-def row_ends_of(owner: Tensor, num_rows: int) -> Tensor:
-    """Where the entries of each row end, of entries sorted by row; int64 [rows + 1]."""
-    ends = torch.zeros(num_rows + 1, dtype=torch.int64, device=owner.device)
-    torch.cumsum(torch.bincount(owner, minlength=num_rows), 0, out=ends[1:])
-    return ends
 
 
 def segment_rank(ends: Tensor, owner: Tensor, marks: Tensor) -> Tensor:
@@ -340,23 +324,9 @@ def unstacked(
     batches: list[DeviceBatch] = []
     for b, request in enumerate(requests):
         blocks = [hop.block(b, edge_ids=edge_ids, first=hop.edge_ends[b]) for hop in reversed(hops)]
-        first, last = hops[-1].ends[b], hops[-1].ends[b + 1]
-        count = int(request.seeds.shape[0])
-        total, input_id = request.global_num_seeds, request.input_id
-        batches.append(
-            DeviceBatch(
-                blocks=blocks,
-                n_id=nodes[first:last],
-                seeds=request.seeds,
-                input_id=np.arange(count, dtype=np.int64) if input_id is None else input_id,
-                dialect=Dialect.EVERY_HOP,
-                num_sampled_nodes=[count, *(x.num_src - x.num_dst for x in reversed(blocks))],
-                num_sampled_edges=[hop.edge_ends[b + 1] - hop.edge_ends[b] for hop in hops],
-                global_num_seeds=count if total is None else total,
-                epoch=request.epoch,
-                step=request.step,
-            )
-        )
+        n_id = nodes[hops[-1].ends[b] : hops[-1].ends[b + 1]]
+        drawn = [hop.edge_ends[b + 1] - hop.edge_ends[b] for hop in hops]
+        batches.append(as_device_batch(request, blocks, n_id, drawn, Dialect.EVERY_HOP))
     return batches
 
 
@@ -388,7 +358,7 @@ class _Cut:
         )
 
 
-class DeviceLayerwiseSampler:
+class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
     """Draws `sizes[h]` vertices for all destinations of hop h of a batch together.
 
     Args:
@@ -445,23 +415,7 @@ class DeviceLayerwiseSampler:
         """Number of hops, and of blocks."""
         return len(self.sizes)
 
-    def sample(
-        self,
-        seeds: NDArray[np.int64],
-        *,
-        epoch: int,
-        step: int,
-        input_id: NDArray[np.int64] | None = None,
-        global_num_seeds: int | None = None,
-    ) -> DeviceBatch:
-        """Sample the blocks of one batch; arguments and errors as in `NeighborSampler.sample`."""
-        request = Request(
-            seeds=check_seeds(seeds),
-            epoch=epoch,
-            step=step,
-            input_id=input_id,
-            global_num_seeds=global_num_seeds,
-        )
+    def _sample(self, request: Request) -> DeviceBatch:
         return self.sample_stack([request])[0]
 
     def sample_stack(self, requests: Sequence[Request]) -> list[DeviceBatch]:

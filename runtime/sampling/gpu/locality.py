@@ -6,6 +6,7 @@ edge for edge, its weights to float32's last place (logarithms and sums differ i
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,6 @@ from gnnplan.runtime.sampling.gpu.segments import (
 )
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 from gnnplan.runtime.sampling.locality import Correction, check_factor
-from gnnplan.runtime.sampling.minibatch import Dialect
 from gnnplan.runtime.sampling.rng import Purpose
 from gnnplan.runtime.sampling.statistics import Draws, Estimator
 from gnnplan.runtime.sampling.weighted import Boost
@@ -66,18 +66,11 @@ class DeviceWeightedSampler(AbstractDeviceHops):
         draws: Draws = Draws.WITHOUT_REPLACEMENT,
         estimator: Estimator = Estimator.PLAIN,
         boost: Boost | None = None,
-        dialect: Dialect = Dialect.FIRST_SEEN,
         seed: int = 0,
-        edge_ids: bool = False,
+        **settings: Any,
     ) -> None:
-        super().__init__(
-            topology,
-            fanouts,
-            device=device,
-            streams=StreamPolicy(seed=seed, purpose=Purpose.NEIGHBOR),
-            dialect=dialect,
-            edge_ids=edge_ids,
-        )
+        streams = StreamPolicy(seed=seed, purpose=Purpose.NEIGHBOR)
+        super().__init__(topology, fanouts, device=device, streams=streams, **settings)
         self.draws, self.estimator = Draws(draws), Estimator(estimator)
         self.factor = 1.0 if boost is None else boost.factor
         self._ring = None if boost is None else torch.from_numpy(np.array(boost.ring)).to(device)
@@ -158,25 +151,15 @@ class DeviceLocalitySampler(DeviceWeightedSampler):
         ring: NDArray[np.uint8] | None = None,
         factor: int | float = 1,
         correction: Correction = Correction.REPLACEMENT,
-        edge_weight: NDArray[np.floating] | None = None,
-        dialect: Dialect = Dialect.FIRST_SEEN,
-        seed: int = 0,
-        edge_ids: bool = False,
+        **settings: Any,
     ) -> None:
         draws, estimator = Correction(correction).way
         factor = check_factor(factor)
+        boost = None if ring is None else Boost(ring, factor)
         super().__init__(
-            topology,
-            fanouts,
-            device=device,
-            edge_weight=edge_weight,
-            draws=draws,
-            estimator=estimator,
-            boost=None if ring is None else Boost(ring, factor),
-            dialect=dialect,
-            seed=seed,
-            edge_ids=edge_ids,
-        )
+            topology, fanouts, device=device, draws=draws, estimator=estimator, boost=boost,
+            **settings,
+        )  # fmt: skip
 
 
 def _uniform_draws(whole: WholeRows, rows: Tensor, fanout: int, stream: int) -> _Chosen:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.sampling.dependent import Dependence, HopStreams, StreamPolicy
+from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
 from gnnplan.runtime.sampling.gpu.choose import (
     SAMPLED,
     choose_some,
@@ -91,33 +91,19 @@ class DeviceNeighborSampler(AbstractDeviceHops):
         device: torch.device,
         method: str = Method.NEIGHBOR,
         dialect: Dialect = Dialect.FIRST_SEEN,
-        seed: int = 0,
         edge_ids: bool = False,
-        kappa: int | float = 1,
-        dependence: Dependence = Dependence.SMOOTH,
-        layer_dependent: bool = False,
-        steps_per_epoch: int | None = None,
+        **streams: Any,
     ) -> None:
         self.method = Method(method)
-        if self.method is Method.LABOR and kappa != 1:
+        labor = self.method is Method.LABOR
+        policy = StreamPolicy(purpose=Purpose.VERTEX if labor else Purpose.NEIGHBOR, **streams)
+        if labor and policy.kappa != 1:
             raise SamplerError(
-                f"expected kappa 1 with method labor here, found {kappa}; dependent batches of "
-                "LABOR are DeviceLaborSampler's"
+                f"expected kappa 1 with method labor here, found {policy.kappa}; dependent batches "
+                "of LABOR are DeviceLaborSampler's"
             )
         super().__init__(
-            topology,
-            fanouts,
-            device=device,
-            streams=StreamPolicy(
-                seed=seed,
-                purpose=Purpose.VERTEX if self.method is Method.LABOR else Purpose.NEIGHBOR,
-                kappa=kappa,
-                dependence=dependence,
-                layer_dependent=layer_dependent,
-                steps_per_epoch=steps_per_epoch,
-            ),
-            dialect=dialect,
-            edge_ids=edge_ids,
+            topology, fanouts, device=device, streams=policy, dialect=dialect, edge_ids=edge_ids
         )
 
     def _draw(self, rows: Tensor, known: list[Tensor], draws: HopDraws) -> Drawn:
@@ -242,7 +228,6 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
         )  # fmt: skip
 
     def _bounds(self) -> list[int]:
-        """The most nodes that are known before each hop, and after the last."""
         every_hop = self.dialect is Dialect.EVERY_HOP
         return known_bounds(self.batch_size, self.fanouts, self.num_nodes, every_hop=every_hop)
 

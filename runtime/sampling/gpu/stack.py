@@ -26,10 +26,11 @@ from gnnplan.runtime.sampling.gpu.choose import (
     row_ends,
     write_below,
 )
-from gnnplan.runtime.sampling.gpu.hops import DeviceBatch, Hop, as_device_batch, seeds_on_device
+from gnnplan.runtime.sampling.gpu.hops import DeviceBatch, Hop, seeds_on_device
 from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler, room
 from gnnplan.runtime.sampling.gpu.relabel import DeviceRelabel
 from gnnplan.runtime.sampling.gpu.rng import StackStreams
+from gnnplan.runtime.sampling.memory import StackCutter
 from gnnplan.runtime.sampling.minibatch import Dialect, Request
 
 _PASSING = 3
@@ -90,21 +91,16 @@ class StackedBatches:
     """
 
     def __init__(self, stack: DeviceStack, budget_bytes: int | None, kept_batches: int) -> None:
-        self._stack, self._budget_bytes, self._kept = stack, budget_bytes, kept_batches
-        self._size = 1
+        self._stack, self._cutter = stack, StackCutter(budget_bytes, kept_batches)
 
     def stacks(self, requests: Sequence[Request]) -> Iterator[list[DeviceBatch]]:
-        """The batches, stack by stack; drop one before asking for the next."""
-        done = 0
-        while done < len(requests):
-            size = len(requests) if self._budget_bytes is None else self._size
-            found = self._stack.sample_stack(requests[done : done + size])
-            done += len(found)
-            if self._budget_bytes is not None:
-                each = (1 + _PASSING) * max(batch_bytes(batch) for batch in found)
-                self._size = max(self._budget_bytes // max(each, 1) - self._kept, 1)
-            yield found
-            del found
+        """Draw the batches stack by stack; drop one before asking for the next."""
+        return self._cutter.stacks(requests, self._sample_stack, lambda each, room: room // each)
+
+    def _sample_stack(self, requests: Sequence[Request]) -> tuple[list[DeviceBatch], int]:
+        """Draw one stack; also the bytes of its largest batch, what is under way included."""
+        found = self._stack.sample_stack(requests)
+        return found, max((1 + _PASSING) * max(batch_bytes(batch) for batch in found), 1)
 
 
 def batch_bytes(batch: DeviceBatch) -> int:
@@ -239,11 +235,13 @@ class DeviceNeighborStack:
             level, fresh = self._hop(hop, *rows, known, table, steps)
             levels.append(level)
         starts = ends.tolist()
-        firsts = [seeds[starts[b] : starts[b + 1]] for b in range(len(requests))]
-        return [
-            self._batch(replace(request, seeds=batches[b]), firsts[b], [x.of(b) for x in levels])
-            for b, request in enumerate(requests)
-        ]
+        made: list[DeviceBatch] = []
+        for b, request in enumerate(requests):
+            parts = [level.of(b) for level in levels]
+            nodes = [seeds[starts[b] : starts[b + 1]], *(new for _, new in parts)]
+            checked = replace(request, seeds=batches[b])
+            made.append(sampler.batch_of(checked, [hop for hop, _ in parts], nodes))
+        return made
 
     def _hop(
         self,
@@ -289,20 +287,3 @@ class DeviceNeighborStack:
         each = streams.first[batch_of]
         choose_some(each, graph, nodes, lists, row_ptr, fanout, edges, words=words)
         return lists.counts, edges
-
-    def _batch(
-        self, request: Request, first: Tensor, parts: list[tuple[Hop, Tensor]]
-    ) -> DeviceBatch:
-        sampler = self._sampler
-        nodes = [first, *(new for _, new in parts)]
-        hops = [hop for hop, _ in parts]
-        return as_device_batch(
-            sampler.blocks_of(hops, nodes),
-            nodes,
-            [hop.num_edges for hop in hops],
-            request.seeds,
-            (request.epoch, request.step),
-            request.input_id,
-            request.global_num_seeds,
-            sampler.dialect,
-        )

@@ -148,8 +148,8 @@ def test_the_hop_next_to_the_features_prefers_what_is_held_and_inner_hops_what_i
         assert batch.n_id[inner.indices].tolist() == [1]
         # Row 1 is vertex 1: at the outer hop only Loc^0 = {3} counts.
         assert batch.n_id[outer.indices[outer.indptr[1] : outer.indptr[2]]].tolist() == [3]
-    assert sampler.boost.of(np.array([1, 3, 5]), 0, 2).tolist() == [1e6, 1e6, 1]
-    assert sampler.boost.of(np.array([1, 3, 5]), 1, 2).tolist() == [1, 1e6, 1]
+    assert sampler.boost.of(np.array([1, 3, 5]), 1).tolist() == [1e6, 1e6, 1]
+    assert sampler.boost.of(np.array([1, 3, 5]), 0).tolist() == [1, 1e6, 1]
 
 
 def as_bytes(batch: MiniBatch) -> bytes:
@@ -161,29 +161,15 @@ def as_bytes(batch: MiniBatch) -> bytes:
 
 
 @pytest.mark.parametrize("correction", list(Correction))
-def test_validation_samples_without_preference(correction: Correction) -> None:
+def test_a_factor_of_one_samples_without_preference(correction: Correction) -> None:
     graph = random_graph(300, 1)
-    seeds = np.arange(50, dtype=np.int64)
-    sampler = LocalitySampler(
-        *graph, [3, 2], local=np.arange(0, 300, 3), factor=6.0, correction=correction
-    )
+    seeds, local = np.arange(50, dtype=np.int64), np.arange(0, 300, 3)
     draws, estimator = correction.way
     plain = WeightedSampler(*graph, [3, 2], draws=draws, estimator=estimator)
     expected = as_bytes(plain.sample(seeds, epoch=0, step=0))
-    validation = sampler.for_validation()
-    assert validation.factor == 1
-    assert as_bytes(validation.sample(seeds, epoch=0, step=0)) == expected
-    assert as_bytes(sampler.sample(seeds, epoch=0, step=0)) != expected
-    assert sampler.factor == 6
-
-
-def test_another_factor_for_the_next_epoch_equals_a_new_sampler() -> None:
-    graph = random_graph(300, 2)
-    seeds, local = np.arange(50, dtype=np.int64), np.arange(0, 300, 3)
-    first = LocalitySampler(*graph, [3, 2], local=local, factor=2)
-    new = LocalitySampler(*graph, [3, 2], local=local, factor=4)
-    found = first.with_factor(4).sample(seeds, epoch=1, step=0)
-    assert as_bytes(found) == as_bytes(new.sample(seeds, epoch=1, step=0))
+    for factor, same in ((1.0, True), (6.0, False)):
+        sampler = LocalitySampler(*graph, [3, 2], local=local, factor=factor, correction=correction)
+        assert (as_bytes(sampler.sample(seeds, epoch=0, step=0)) == expected) is same
 
 
 def test_local_rows_and_no_local_rows_are_drawn_as_without_preference() -> None:
@@ -242,9 +228,6 @@ def test_factors_below_one_are_refused(factor: int | float) -> None:
     with pytest.raises(SamplerError, match="factor of at least 1") as caught:
         LocalitySampler(*graph, [3], local=np.array([1]), factor=factor)
     assert "\n" not in str(caught.value)
-    sampler = LocalitySampler(*graph, [3], local=np.array([1]))
-    with pytest.raises(SamplerError, match="factor of at least 1"):
-        sampler.with_factor(factor)
 
 
 @pytest.mark.parametrize("local", [[-1], [3, 30]])
