@@ -1,6 +1,6 @@
-"""From a plan's `strategy.sampler` to the sampler, on cores or on a GPU.
+"""Make the sampler that a plan's `strategy.sampler` names, on cores or on a GPU.
 
-Modules of other samplers, and torch where cores draw, are not imported.
+Modules of other samplers are not imported, nor torch where cores draw.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ E = TypeVar("E", bound=StrEnum)
 
 @runtime_checkable
 class BatchSampler(Protocol):
-    """What every sampler on cores offers."""
+    """A sampler on cores."""
 
     def sample(
         self,
@@ -41,13 +41,13 @@ class BatchSampler(Protocol):
         input_id: NDArray[np.int64] | None = None,
         global_num_seeds: int | None = None,
     ) -> MiniBatch:
-        """Sample the blocks of one batch; any thread may call it."""
+        """Sample the blocks of one batch, on any thread; see `minibatch.RequestSampler`."""
         ...
 
 
 @runtime_checkable
 class DeviceSampler(Protocol):
-    """What every sampler on a GPU offers."""
+    """A sampler on a GPU."""
 
     topology: Any
 
@@ -60,13 +60,13 @@ class DeviceSampler(Protocol):
         input_id: NDArray[np.int64] | None = None,
         global_num_seeds: int | None = None,
     ) -> Any:
-        """Sample the blocks of one batch, a `DeviceBatch`."""
+        """Sample the blocks of one batch as a `DeviceBatch`."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class SamplerRequest:
-    """All that a sampler may be made of, on cores or on a GPU."""
+    """All that a sampler may be made of; fields as in `make_request`."""
 
     indptr: NDArray[np.integer]
     indices: NDArray[np.integer]
@@ -80,19 +80,10 @@ class SamplerRequest:
     name: str
     values: dict[str, Value]
     topology: Any = None
-    """The graph as a GPU reads it, a `DeviceTopology`; None: cores draw."""
     device: Any = None
-    """The GPU."""
 
     def make(self, cpu: str, gpu: str, sizes: Sequence[int], **settings: Any) -> Any:
-        """Make one of two classes of equal settings: on cores, or on a GPU.
-
-        Args:
-            cpu: "module:class", made of indptr, indices, sizes, edge_ids and settings.
-            gpu: "module:class", made of topology, sizes, device, edge_ids and settings.
-            sizes: fan-outs or layer sizes.
-            settings: what else both take.
-        """
+        """Make one of two "module:class" of equal settings: on cores, or on a GPU."""
         if self.topology is None:
             made = load_function(cpu)
             return made(self.indptr, self.indices, sizes, edge_ids=self.edge_ids, **settings)
@@ -100,15 +91,15 @@ class SamplerRequest:
         return made(self.topology, sizes, device=self.device, edge_ids=self.edge_ids, **settings)
 
     def choice(self, kind: type[E], key: str) -> E:
-        """A parameter that is one of an enumeration."""
+        """Return a parameter that is a member of an enumeration."""
         return choice(self.name, self.values, kind, key)
 
     def number(self, key: str) -> float:
-        """A parameter that is a number."""
+        """Return a parameter that is a number."""
         return number(self.name, self.values, key)
 
     def sizes(self) -> list[int]:
-        """Vertices per layer; the fan-outs where the plan names none."""
+        """Return the vertices per layer; the fan-outs where the plan names none."""
         text = str(self.values["sizes"])
         try:
             sizes = [int(part) for part in text.split(",")] if text else list(self.fanouts)
@@ -124,7 +115,7 @@ class SamplerRequest:
         return sizes
 
     def over_ladies(self) -> bool:
-        """Whether `las` draws layers, not neighbours."""
+        """Tell whether `las` draws layers rather than neighbours."""
         if self.values["over"] not in ("neighbor", "ladies"):
             raise SamplerError(
                 f"sampler las: expected over to be neighbor or ladies, found "
@@ -133,7 +124,7 @@ class SamplerRequest:
         return self.values["over"] == "ladies"
 
     def variant(self) -> int | float | str:
-        """LABOR's; what is no whole number is left for the sampler to refuse."""
+        """Return LABOR's variant; the sampler refuses a number that is not whole."""
         if self.values["variant"] == "star":
             return "star"
         passes = self.number("variant")
@@ -148,19 +139,7 @@ def build_sampler(
     seed: int,
     **settings: Any,
 ) -> BatchSampler:
-    """The sampler that a plan names, on cores.
-
-    Args:
-        sampler: From the plan: name, dialect, parameters (`registry.SAMPLERS`).
-        indptr: int64 [N + 1].
-        indices: int32 or int64 [E].
-        fanouts: Neighbours per hop, next to the seeds first; `full` counts them only.
-        seed: The run's seed.
-        settings: Those of `make_request`.
-
-    Raises:
-        SamplerError: an unknown name or parameter, or a value that cannot be used.
-    """
+    """Make the sampler that a plan names, on cores; arguments and errors as in `make_request`."""
     request = make_request(sampler, indptr, indices, fanouts, seed, **settings)
     return load_function(SAMPLERS[sampler.name].cpu)(request)
 
@@ -174,19 +153,10 @@ def build_device_sampler(
     seed: int,
     **settings: Any,
 ) -> DeviceSampler:
-    """The sampler that a plan names, on a GPU, with `build_sampler`'s batches.
+    """Make the sampler that a plan names, on a GPU: it draws the batches of `build_sampler`'s.
 
-    Args:
-        sampler: From the plan, as all that follow in `build_sampler`.
-        topology: The graph as the GPU reads it, a `DeviceTopology`.
-        indptr: The graph on the host, for the local sets of `las`.
-        indices: Likewise.
-        fanouts: Neighbours per hop.
-        seed: The run's seed.
-        settings: Those of `make_request`, `device` among them.
-
-    Raises:
-        SamplerError: it has no form on a GPU, or as `build_sampler`.
+    Arguments and errors are `make_request`'s; a sampler without a form on a GPU is refused. The
+    graph on the host serves the local sets of `las`.
     """
     request = make_request(sampler, indptr, indices, fanouts, seed, topology=topology, **settings)
     path = SAMPLERS[sampler.name].gpu
@@ -213,23 +183,23 @@ def make_request(
     local: NDArray[np.integer] | None = None,
     steps_per_epoch: int | None = None,
 ) -> SamplerRequest:
-    """Check what a plan asks for.
+    """Check a plan's sampler and collect what it is made of.
 
     Args:
-        sampler: As in `build_sampler`, as all without a default.
-        indptr: Likewise.
-        indices: Likewise.
-        fanouts: Likewise.
-        seed: Likewise.
-        topology: As in `build_device_sampler`.
-        device: Where its kernels run, a `torch.device`.
+        sampler: Name, dialect and parameters (`registry.SAMPLERS`).
+        indptr: int64 [N + 1].
+        indices: int32 or int64 [E].
+        fanouts: Neighbours per hop, next to the seeds first; `full` uses their number alone.
+        seed: Run's seed.
+        topology: Graph as a GPU reads it, a `DeviceTopology`; None: cores draw.
+        device: GPU that draws, a `torch.device`.
         edge_ids: Fill each block's `e_id`.
-        edge_weight: The graph's, float [E], or None; copied to the GPU where it is used.
-        local: Global ids of the vertices whose rows this rank holds, for `las`; None: none.
-        steps_per_epoch: Lets dependent batches run on over the ends of epochs.
+        edge_weight: Graph's weights, float [E], or None.
+        local: Global ids of the vertices whose rows this rank holds, for `las`.
+        steps_per_epoch: Steps of an epoch, so that dependent batches go on beyond its end.
 
     Raises:
-        SamplerError: as `build_sampler`.
+        SamplerError: unknown name or parameter, or weights that the graph lacks.
     """
     values = parameters_of(sampler)
     weighted = values.get("weights", "none") != "none"
@@ -256,11 +226,6 @@ def make_request(
 
 
 def _check_every_hop(r: SamplerRequest) -> None:
-    """Refuse the first_seen dialect for layers.
-
-    Raises:
-        SamplerError: it is asked for.
-    """
     if r.dialect is not Dialect.EVERY_HOP:
         raise SamplerError(
             f"sampler {r.name}: expected dialect every_hop (a layer is drawn for all vertices so "
@@ -269,7 +234,7 @@ def _check_every_hop(r: SamplerRequest) -> None:
 
 
 def make_full(r: SamplerRequest) -> Any:
-    """Make the sampler of all neighbours."""
+    """Make the sampler that takes all neighbours."""
     return _make_uniform(r, [-1] * len(r.fanouts))
 
 
@@ -347,11 +312,7 @@ def make_labor(r: SamplerRequest) -> Any:
 
 
 def make_layerwise(r: SamplerRequest) -> Any:
-    """Make LADIES, PLADIES or FastGCN.
-
-    Raises:
-        SamplerError: the first_seen dialect, or sizes that cannot be used.
-    """
+    """Make LADIES, PLADIES or FastGCN."""
     from gnnplan.runtime.sampling.dependent import Dependence, StreamPolicy
 
     _check_every_hop(r)

@@ -1,7 +1,6 @@
-"""What every sampler checks of its arguments, once, and with the same words.
+"""Check the arguments that all samplers share.
 
-Bounds of seeds are not among it: the kernel that enters them into a table finds a wrong one on the
-way, and `bad_seed` says what is wrong with it.
+Bounds of seeds are checked by the kernel that enters them into a table; see `bad_seed`.
 """
 
 from collections.abc import Sequence
@@ -13,23 +12,19 @@ from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.sampling.placed_indices import PlacedIndices
 
 RELABEL_BUDGET_BYTES = 1 << 30
-"""Up to this size per thread the dense relabelling table is used (4 bytes per node)."""
+"""Size of a thread's dense relabelling table (4 bytes per node) up to which it is used."""
 
 # A third of all 32-bit entries, so that the table is seldom cleared.
 _LARGEST_TABLE_BYTES = 4 * (1 << 32) // 3
 
 
 def fits_densely(num_nodes: int, budget_bytes: int) -> bool:
-    """Whether a relabelling table with an entry per node is within the budget."""
+    """Tell whether a relabelling table with an entry per node is within the budget."""
     return 4 * num_nodes <= min(budget_bytes, _LARGEST_TABLE_BYTES)
 
 
 def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
-    """The fan-outs as a tuple of integers, each positive or -1.
-
-    Raises:
-        SamplerError: there is none, or one is zero, below -1 or no integer.
-    """
+    """Return the fan-outs as integers; each must be positive or -1, and there must be one."""
     if len(fanouts) == 0:
         raise SamplerError("expected one fan-out per layer, found none; pass e.g. 15,10")
     for fanout in fanouts:
@@ -42,11 +37,7 @@ def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
 
 
 def check_layer_sizes(sizes: Sequence[int], num_nodes: int) -> tuple[int, ...]:
-    """The layer sizes as a tuple of integers, each between 1 and the number of nodes.
-
-    Raises:
-        SamplerError: there is none, or one is no integer or out of these bounds.
-    """
+    """Return the layer sizes as integers between 1 and the number of nodes; there must be one."""
     if len(sizes) == 0:
         raise SamplerError("expected one size per layer, found none; pass e.g. 512,512")
     for size in sizes:
@@ -65,11 +56,7 @@ def _is_whole(value: int | float | np.integer) -> bool:
 def check_graph(
     indptr: NDArray[np.integer], indices: NDArray[np.integer]
 ) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
-    """The two arrays as plain read-only views, so that one compiled kernel serves all graphs.
-
-    Raises:
-        SamplerError: they have another type or shape than a graph's.
-    """
+    """Return both arrays as plain read-only views, so that one compiled kernel serves any graph."""
     if indptr.ndim != 1 or indptr.shape[0] < 1 or indptr.dtype != np.int64:
         raise SamplerError(
             f"expected indptr as int64 [N + 1], found {indptr.dtype} {list(indptr.shape)}; "
@@ -93,12 +80,7 @@ def check_graph(
 def check_edge_weight(
     edge_weight: NDArray[np.floating] | None, num_edges: int
 ) -> NDArray[np.floating] | None:
-    """The weights as a plain read-only array of their own type, or None.
-
-    Raises:
-        SamplerError: another type or length, or a weight that is negative, infinite (as float32) or
-            no number.
-    """
+    """Return the weights as a plain read-only array; each must be finite and not negative."""
     if edge_weight is None:
         return None
     weight = np.asarray(edge_weight)
@@ -119,24 +101,20 @@ def check_edge_weight(
 
 
 def float32_weight(edge_weight: NDArray[np.floating] | None, num_edges: int) -> NDArray[np.float32]:
-    """`check_edge_weight`'s as float32 [E], and an empty array for None."""
+    """Return checked weights as float32 [E]; an empty array for None."""
     weight = check_edge_weight(edge_weight, num_edges)
     return read_only(np.zeros(0, np.float32) if weight is None else weight.astype(np.float32))
 
 
 def read_only(array: NDArray) -> NDArray:
-    """A view that kernels may not write to, of the plain array type."""
+    """Return a contiguous view of the plain array type that kernels may not write to."""
     view = np.ascontiguousarray(array).view(np.ndarray)[:]
     view.flags.writeable = False
     return view
 
 
 def check_seeds(seeds: NDArray[np.integer]) -> NDArray[np.int64]:
-    """The seeds as int64 [n].
-
-    Raises:
-        SamplerError: they are no list of integers.
-    """
+    """Return the seeds as int64 [n]; they must be a list of integers."""
     found = np.asarray(seeds)
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
         raise SamplerError(
@@ -147,7 +125,7 @@ def check_seeds(seeds: NDArray[np.integer]) -> NDArray[np.int64]:
 
 
 def bad_seed(seeds: NDArray[np.int64], position: int, num_nodes: int) -> SamplerError:
-    """What is wrong with the seed at which `add_seeds` stopped."""
+    """Return the error that explains the seed at which `add_seeds` stopped."""
     node = int(seeds[position])
     if 0 <= node < num_nodes:
         return SamplerError(

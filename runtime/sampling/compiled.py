@@ -1,8 +1,8 @@
-"""`kernel`: numba's njit without the GIL, cached on disk, and never stale.
+"""Compile kernels with numba, without the GIL, cached on disk and never stale.
 
-Numba notices a change in the file of the function it cached, but not in the files of the functions
-that it calls and has inlined. Here a cached kernel is valid only while no file of its package has
-changed (`runtime.sampling` with its folders, for instance), nor `runtime.intrinsics`.
+Numba notices a change in the file of the function it cached, but not in the files of functions
+that are inlined into it. Here a cached kernel is valid only while no file of its package has
+changed, nor `runtime.intrinsics`.
 """
 
 import functools
@@ -23,16 +23,16 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 
 def inlined_kernel(function: Callable[..., Any]) -> Any:
-    """`kernel` for small helpers: their statements are put in place of each call."""
+    """Compile a small helper as `kernel` does; its statements are put in place of each call."""
     return _compiled(function, inline="always")
 
 
 def form_for(generic: Callable[..., Any], *kinds: type) -> Callable[..., Any]:
     """Make the decorated function what kernels call as `generic` with a first argument of `kinds`.
 
-    The kinds are named tuples of arrays. Numba chooses by type while it compiles, so a loop that
-    calls `generic` is compiled anew for each kind, costs nothing more, and is cached on disk;
-    a compiled function as an argument would not be (DEC-103).
+    The kinds are named tuples of arrays. A loop that calls `generic` is compiled for each kind;
+    unlike
+    with a compiled function as an argument, the result can be cached on disk (DEC-103).
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,7 +47,6 @@ def form_for(generic: Callable[..., Any], *kinds: type) -> Callable[..., Any]:
 
 
 def _compiled(function: Callable[..., Any], *, inline: Literal["never", "always"]) -> Any:
-    """Compile with a disk cache that depends on all files of the function's package."""
     dispatcher: Any = numba.njit(nogil=True, cache=True, inline=inline)(function)
     index: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
     if not hasattr(index, "_source_stamp"):
@@ -59,7 +58,7 @@ def _compiled(function: Callable[..., Any], *, inline: Literal["never", "always"
 
 
 def _load_or_forget(load: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
-    """What is cached; nothing where it names a type of arguments that is gone from the sources."""
+    """Return what is cached; nothing where it names a type that is gone from the sources."""
     try:
         return load()
     except (AttributeError, ImportError):
@@ -67,14 +66,13 @@ def _load_or_forget(load: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
 
 
 def _package_folder(function: Callable[..., Any]) -> Path:
-    """The folder of a function's package, runtime/sampling for instance, with what is below it."""
+    """Return the folder of a function's package, runtime/sampling for instance."""
     file, depth = Path(inspect.getfile(function)), function.__module__.count(".")
     return file.parents[max(depth - 3, 0)]
 
 
 @functools.cache
 def _shared_stamp() -> tuple[str, int, int]:
-    """The stamp of `runtime.intrinsics`, which the kernels of several folders inline."""
     return _file_stamp(Path(intrinsics.__file__))
 
 
@@ -84,5 +82,5 @@ def _file_stamp(file: Path) -> tuple[str, int, int]:
 
 @functools.cache
 def folder_stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Name, time of change in ns and size of every Python file of a folder and those below it."""
+    """Return name, time of change in ns and size of every Python file in and below a folder."""
     return tuple(_file_stamp(file) for file in sorted(folder.rglob("*.py")))

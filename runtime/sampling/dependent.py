@@ -1,25 +1,19 @@
-"""Dependent mini-batches: which stream each batch draws from (formulas 5.5; GraphBolt's kappa).
+"""Choose the streams that dependent mini-batches draw from (formulas 5.5; GraphBolt's kappa).
 
-A sampler asks its policy for the streams of a step and draws per vertex (or per vertex and turn)
-from them. Nothing else changes: every batch has the law it has alone, and only the sequence of
-batches is correlated, so that consecutive ones share vertices and a cache sees them again.
+Each batch has the law that it has alone. Only successive batches are correlated, so that they share
+vertices and a cache sees them again. A segment is kappa batches long:
 
-- smooth: a segment of kappa batches goes from the words of one stream to those of the next:
-  r(c) = Phi(cos(c pi/2) n(z1) + sin(c pi/2) n(z2)), c = (i mod kappa) / kappa, n = Phi^-1 of the
-  word drawn. r(0) is the word of z1 itself, so kappa = 1 is the plain generator.
-- frozen: all kappa batches of a segment (a mega-batch) draw the very same words.
+- smooth: words move from one stream to the next, r(c) = Phi(cos(c pi/2) n(z1) + sin(c pi/2) n(z2)),
+  with c = (i mod kappa) / kappa and n = Phi^-1 of the word drawn. r(0) is the word of z1 itself.
+- frozen: all batches of a segment draw the same words.
 - kappa = infinity: one frozen stream for the whole run.
 
-The normal distribution and its inverse, to the same bits in numpy and in numba.
-
-Libraries differ in the last bit of `log`, `exp` and `erf`; a sampler that must draw the same on
-every machine cannot use them. Here only operations that IEEE 754 rounds exactly occur: + - * /,
-square root, and powers of two.
-
-- Inverse: Wichura's rational approximations (Algorithm AS 241, PPND16, Applied Statistics 37, 1988;
-  relative error 1e-16), its logarithm by the series of atanh.
-- Distribution: Hart's rational approximation (Computer Approximations, 1968, algorithm 5666) in the
-  form of G. West (Wilmott, 2005), error 1e-15, its exponential by a Taylor series after reduction.
+Phi and its inverse must have the same bits on every machine, so only operations that IEEE 754
+rounds
+exactly occur: + - * /, square root and powers of two. The inverse is Wichura's (Algorithm AS 241,
+PPND16, Applied Statistics 37, 1988; relative error 1e-16), with a logarithm by the series of atanh.
+Phi is Hart's approximation (Computer Approximations, 1968, algorithm 5666) in the form of G. West
+(Wilmott, 2005), error 1e-15, with an exponential by a Taylor series after reduction.
 """
 
 import math
@@ -90,7 +84,7 @@ _EXP = tuple((-1.0) ** i / math.factorial(i) for i in reversed(range(17)))
 @register_jitable
 @no_type_check
 def _polynomial(x, coefficients):
-    """Horner's scheme; like all shared pieces here, for arrays as for single numbers."""
+    """Evaluate a polynomial by Horner's scheme; for arrays and single numbers, like all here."""
     value = x * 0.0
     for coefficient in coefficients:
         value = value * x + coefficient
@@ -100,7 +94,7 @@ def _polynomial(x, coefficients):
 @register_jitable
 @no_type_check
 def _logarithm(mantissa, exponent):
-    """Natural logarithm of mantissa * 2^exponent, mantissa in [1/2, 1)."""
+    """Return the natural logarithm of mantissa * 2^exponent, mantissa in [1/2, 1)."""
     low = mantissa < _ROOT_HALF
     mantissa = mantissa + mantissa * low
     ratio = (mantissa - 1.0) / (mantissa + 1.0)
@@ -140,7 +134,7 @@ def _far_tail(z, exponential):
 
 
 def normal(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Standard normal numbers from the high 52 bits of random words, by inversion."""
+    """Return standard normal numbers from the high 52 bits of random words, by inversion."""
     u = ((bits >> _TWELVE).astype(np.float64) + 0.5) * _STEP
     q = u - 0.5
     out = _centre(q)
@@ -152,7 +146,7 @@ def normal(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 
 def normal_word(x: NDArray[np.float64]) -> NDArray[np.uint64]:
-    """Phi(x) as a 64-bit fraction: a uniform random word where x is standard normal."""
+    """Return Phi(x) as a 64-bit fraction: a uniform random word where x is standard normal."""
     z = np.abs(x)
     half = 0.5 * z * z
     turns = np.floor(half / _LN2 + 0.5)
@@ -166,7 +160,7 @@ def normal_word(x: NDArray[np.float64]) -> NDArray[np.uint64]:
 @kernel
 @no_type_check
 def normal_kernel(bits):
-    """Numba twin of `normal` for one word."""
+    """Compute `normal` of one word in numba."""
     u = (np.float64(bits >> _TWELVE) + 0.5) * _STEP
     q = u - 0.5
     if abs(q) <= _CENTRE:
@@ -180,7 +174,7 @@ def normal_kernel(bits):
 @kernel
 @no_type_check
 def normal_word_kernel(x):
-    """Numba twin of `normal_word` for one number."""
+    """Compute `normal_word` of one number in numba."""
     z = abs(x)
     half = 0.5 * z * z
     turns = math.floor(half / _LN2 + 0.5)
@@ -193,7 +187,7 @@ def normal_word_kernel(x):
 @kernel
 @no_type_check
 def normals_kernel(bits, count, out):
-    """`normal` of the first `count` words into `out`: the middle of the law without a branch."""
+    """Write `normal` of the first `count` words to `out`; no branch in the middle of the law."""
     for i in range(count):
         u = (np.float64(np.int64(bits[i] >> _TWELVE)) + 0.5) * _STEP
         out[i] = _centre(u - 0.5)
@@ -206,7 +200,7 @@ def normals_kernel(bits, count, out):
 @kernel
 @no_type_check
 def normal_words_kernel(x, count, powers, tails, out):
-    """`normal_word` of the first `count` numbers into `out`, in loops that vectorise.
+    """Write `normal_word` of the first `count` numbers to `out`, in loops that vectorise.
 
     `powers` (int64) and `tails` (float64) are scratch of at least `count`.
     """
@@ -227,11 +221,11 @@ def normal_words_kernel(x, count, powers, tails, out):
 
 
 CHUNK = 512
-"""Words that are worked on together: their scratch stays in the first-level cache."""
+"""Words worked on together, so that their scratch stays in the first-level cache."""
 
 
 class Dependence(StrEnum):
-    """How the batches of a segment hang together."""
+    """How the batches of a segment depend on each other."""
 
     SMOOTH = "smooth"
     FROZEN = "frozen"
@@ -239,22 +233,22 @@ class Dependence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HopStreams:
-    """What one step draws from, hop by hop."""
+    """Streams that one step draws from, hop by hop."""
 
     first: NDArray[np.uint64]
-    """Stream z1 of each hop. Shape (L,)."""
+    """Stream z1 of each hop, shape (L,)."""
     second: NDArray[np.uint64]
-    """Stream z2 of each hop; unused where sine is 0. Shape (L,)."""
+    """Stream z2 of each hop, shape (L,); unused where sine is 0."""
     cosine: float
     sine: float
 
     @property
     def plain(self) -> bool:
-        """Whether the words are those of `rng.draw(first[hop], id, j)`."""
+        """Tell whether the words are those of `rng.draw(first[hop], id, j)`."""
         return self.sine == 0.0
 
     def words(self, hop: int, id: Integers, j: Integers = 0) -> NDArray[np.uint64]:
-        """The j-th random word of each id at a hop: uint64 of the broadcast shape."""
+        """Draw the j-th random word of each id at a hop: uint64 of the broadcast shape."""
         words = draw(self.first[hop], id, j)
         if self.plain:
             return words
@@ -265,20 +259,18 @@ class HopStreams:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamPolicy:
-    """Chooses the streams of every step; two equal policies choose the same everywhere.
+    """Chooses the streams of every step; equal policies choose the same everywhere.
 
     Args:
-        seed: The run's seed.
+        seed: Run's seed.
         purpose: What the draws are for.
         kappa: Batches per segment, a whole number of at least 1, or infinity.
-        dependence: Smooth or frozen within a segment; with kappa 1 they are the same.
-        layer_dependent: All hops of a step draw from one stream, so that a vertex taken at one
-            hop is likely taken at the next. Otherwise each hop has its own, derived by hash.
-        steps_per_epoch: Lets segments run on over the ends of epochs. None starts a new one with
-            each epoch.
-
-    Raises:
-        SamplerError: kappa is below 1, no whole number, or not a number.
+        dependence: Smooth or frozen within a segment.
+        layer_dependent: All hops of a step draw from one stream, so that a vertex taken at one hop
+            is
+            likely taken at the next; else each hop has its own.
+        steps_per_epoch: Steps of an epoch, so that segments go on beyond its end; None: each epoch
+            begins a new segment.
     """
 
     seed: int = 0
@@ -296,7 +288,7 @@ class StreamPolicy:
             )
 
     def streams(self, epoch: int, step: int, num_hops: int, first_hop: int = 0) -> HopStreams:
-        """Streams of the hops first_hop .. first_hop + num_hops - 1 of one step."""
+        """Return the streams of the hops first_hop .. first_hop + num_hops - 1 of one step."""
         hops = range(first_hop, first_hop + num_hops)
         if math.isinf(self.kappa):
             first = self._segment(0, 0, hops)
@@ -317,7 +309,7 @@ class StreamPolicy:
 
 
 def quarter_turn(c: float) -> tuple[float, float]:
-    """Cosine and sine of c pi/2, 0 <= c <= 1, by Taylor series: the same bits on any machine."""
+    """Return cosine and sine of c pi/2, 0 <= c <= 1, with the same bits on any machine."""
     angle = c * (math.pi / 2)
     term, cosine, sine = 1.0, 0.0, 0.0
     for power in range(28):
@@ -333,7 +325,7 @@ def quarter_turn(c: float) -> tuple[float, float]:
 @kernel
 @no_type_check
 def word_kernel(first, second, cosine, sine, id, j):
-    """Numba twin of `HopStreams.words` for one id and one turn."""
+    """Compute `HopStreams.words` of one id and one turn in numba."""
     word = value_kernel(key_kernel(first, id), j)
     if sine == 0.0:
         return word
@@ -344,7 +336,7 @@ def word_kernel(first, second, cosine, sine, id, j):
 @kernel
 @no_type_check
 def words_kernel(first, second, cosine, sine, ids, count, out):
-    """The words (turn 0) of the first `count` ids."""
+    """Write the words (turn 0) of the first `count` ids to `out`."""
     if sine == 0.0:
         for i in range(count):
             out[i] = value_kernel(key_kernel(first, ids[i]), 0)

@@ -1,9 +1,8 @@
-"""Neighbour sampling on the graph without some edges, such as those that are to be predicted.
+"""Sample neighbours on the graph without some edges, such as those that are to be predicted.
 
-A model that may aggregate over the very edge it is asked for learns to look it up. The sampler here
-gives, bit for bit, the batch that `NeighborSampler` would give on the graph with those edges taken
-out (tests/reference): in a row of degree d with m edges out it chooses among d - m offsets, and
-each passes over the edges that are out before it.
+A batch equals, bit for bit, that of `NeighborSampler` on the graph with those edges taken out
+(tests/reference): a row of degree d with m edges out chooses among d - m offsets, and each choice
+passes over the edges that are out before it.
 """
 
 from enum import StrEnum
@@ -79,22 +78,22 @@ def _choose_without(key, start, degree, fanout, out, positions, edge):
 
 
 class Exclude(StrEnum):
-    """Which edges are taken out for a batch of links."""
+    """Which edges are left out for a batch of links."""
 
     NONE = "none"
     FORWARD = "forward"
-    """The links themselves, source to destination, with all their parallel copies."""
+    """Links themselves, source to destination, with all their parallel copies."""
     BOTH = "both"
-    """Also destination to source: for graphs that store both directions of an edge."""
+    """Destination to source as well, for graphs that store both directions."""
 
 
 class ExcludedEdges(NamedTuple):
-    """Edges that are out, by the row they lie in."""
+    """Edges that are left out, by the row they lie in."""
 
     rows: NDArray[np.int64]
-    """Destinations with an edge out, ascending. Shape (num_rows,)."""
+    """Destinations with an edge left out, ascending. Shape (num_rows,)."""
     ends: NDArray[np.int64]
-    """Row r's edges are places[ends[r]:ends[r + 1]]. Shape (num_rows + 1,)."""
+    """Ends of the rows in `places`. Shape (num_rows + 1,)."""
     places: NDArray[np.int64]
     """Positions in the graph's `indices`, ascending."""
     slots: NDArray[np.int32]
@@ -102,7 +101,7 @@ class ExcludedEdges(NamedTuple):
 
 
 class RowsWithout(NamedTuple):
-    """`UniformRows` of a graph without some edges; bounds count the edges that are out."""
+    """Rows as in `UniformRows`, without some edges; bounds count the edges that are left out."""
 
     indptr: NDArray[np.integer]
     indices: NDArray[np.integer]
@@ -169,14 +168,7 @@ def find_excluded(
     pairs: NDArray[np.int64],
     exclude: Exclude,
 ) -> ExcludedEdges:
-    """Look up the edges of some links in the graph; links that it does not store are passed over.
-
-    Args:
-        indptr: int64 [N + 1].
-        indices: int32 or int64 [E].
-        pairs: int64 [n, 2], source and destination.
-        exclude: Which directions.
-    """
+    """Look up the edges of some links (int64 [n, 2]) in the graph; pass over those it lacks."""
     if exclude is Exclude.NONE:
         pairs = pairs[:0]
     elif exclude is Exclude.BOTH:
@@ -199,7 +191,7 @@ def find_excluded(
 
 
 class ExcludingSampler(NeighborSampler):
-    """A `NeighborSampler`, with its arguments, whose batches may leave edges of the graph out."""
+    """Samples as `NeighborSampler`, with its arguments; batches may leave out edges."""
 
     def sample_without(
         self,
@@ -208,17 +200,18 @@ class ExcludingSampler(NeighborSampler):
         seeds: NDArray[np.int64],
         **request: Any,
     ) -> MiniBatch:
-        """`sample` on the graph without the edges of some pairs; any thread may call it.
+        """Sample on the graph without the edges of some pairs; any thread may call it.
 
         Args:
-            pairs: int64 [n, 2], source and destination; need not be edges of the graph. To draw the
-                same on any number of ranks, pass those of the whole global batch.
-            exclude: Which directions are taken out.
+            pairs: Source and destination, int64 [n, 2]; need not be edges of the graph. With those
+                of
+                the whole global batch, any number of ranks draws the same.
+            exclude: Directions to leave out.
             seeds: As in `sample`.
-            request: The other arguments of `sample`.
+            request: Other arguments of `sample`.
 
         Raises:
-            SamplerError: a seed or a pair's node is out of range, or a seed occurs twice.
+            SamplerError: as `sample`, or a pair's node is out of range.
         """
         check_pairs(pairs, self.num_nodes)
         self._threads.excluded = find_excluded(self.indptr, self.indices, pairs, exclude)

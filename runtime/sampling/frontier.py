@@ -1,12 +1,11 @@
-"""The hop loop: every sampler's batch grows from its seeds hop by hop: choose, gather, relabel.
+"""Grow every sampler's batch from its seeds hop by hop: choose edges, gather neighbours, relabel.
 
-Rows that choose independently of each other are expanded by `expand_hops`, all hops of a batch in
-one call without the GIL. What it expands is a named tuple of arrays (`indptr`, `indices`, `fanouts`
-and more) whose type says how a row chooses: `choose.uniform`, `exclusion` and `typed` each compile
-their forms of the functions below into the loop.
-
-Samplers that need a hop as a whole before they choose run the same hops from Python
-(`HopwiseSampler`).
+Rows that choose independently are expanded by `expand_hops`, all hops of a batch in one call
+without the GIL. Its rows are a named tuple of arrays (`indptr`, `indices`, `fanouts` and more)
+whose
+type says how a row chooses: `choose.uniform`, `exclusion` and `typed` compile their forms of the
+functions below into the loop. Samplers that need a whole hop before they choose run the same hops
+from Python (`HopwiseSampler`).
 """
 
 import threading
@@ -49,7 +48,7 @@ def rows_per_node(rows: Any) -> int:
 
 
 def bound_edges(rows: Any, hop: int, node_ids: Any, first: int, last: int) -> int:
-    """Bound the edges that nodes first .. last-1 choose at a hop."""
+    """Return an upper bound on the edges that nodes first .. last-1 choose at a hop."""
     raise NotImplementedError
 
 
@@ -59,8 +58,7 @@ def choose_rows(
 ) -> tuple[int, int]:  # fmt: skip
     """Choose the edges of nodes i .. last-1 until there are `enough`; `row` is the row of node i.
 
-    Return the first node that is left, and the edge end. Fills `row_ptr` after each row, and
-    `positions`.
+    Fill `row_ptr` after each row, and `positions`. Return the first node left and the edge end.
     """
     raise NotImplementedError
 
@@ -76,10 +74,11 @@ def expand_hop(
 @kernel
 @no_type_check
 def expand_chunks(rows, hop, stream, w, first, last, row, edge, keep_positions):
-    """`expand_hop` for rows of any length.
+    """Sample as `expand_hop` does, rows of any length, in chunks.
 
-    While a chunk of rows is chosen, the neighbours of the one before arrive, and the entries of the
-    relabelling table of the one before that.
+    While a chunk is chosen, the neighbours of the one before arrive, and the table entries of the
+    one
+    before that.
     """
     w.row_ptr[row] = edge
     known, each = np.uint64(last), rows_per_node(rows)
@@ -102,9 +101,9 @@ def expand_chunks(rows, hop, stream, w, first, last, row, edge, keep_positions):
 def expand_hops(rows, streams, every_hop, keep_positions, w):
     """Sample hop after hop; return True when done, False when a buffer is too small.
 
-    There is one uint64 stream per hop. `w` are the workspace's `Buffers`, with the seeds entered
-    and node_ends[0] their number. Without `keep_positions` the contents of `positions` and `values`
-    are anything.
+    `streams` holds one uint64 per hop; `w` are the workspace's `Buffers`, with the seeds entered
+    and
+    node_ends[0] their number. Without `keep_positions`, `positions` and `values` are undefined.
     """
     each = rows_per_node(rows)
     num_nodes = (rows.indptr.shape[0] - 1) // each
@@ -123,24 +122,25 @@ def expand_hops(rows, streams, every_hop, keep_positions, w):
 
 
 class HopSampler(RequestSampler[MiniBatch]):
-    """Samples batches hop by hop, every thread in a workspace of its own.
+    """Samples batches hop by hop, each thread in a workspace of its own.
 
     Args:
-        indptr: int64 [N + 1], non-decreasing.
+        indptr: int64 [N + 1], non-decreasing (an opened dataset is validated already).
         indices: int32 or int64 [E], C-contiguous; may be memory-mapped.
         fanouts: Neighbours per hop, the hop next to the seeds first; -1 takes all.
+        streams: Streams that the steps draw from.
         dialect: Which vertices a hop expands.
-        streams: Which streams the steps draw from.
         edge_ids: Fill each block's `e_id` with positions in `indices`.
-        relabel_budget_bytes: Per thread and table. The dense table is used where it fits, otherwise
-            a hash table of the batch's size; the batches are the same.
+        relabel_budget_bytes: Bytes per thread up to which the relabelling table is dense; else it
+            is
+            a hash table of the batch's size, and the batches are the same.
 
     Raises:
         SamplerError: fan-outs empty, zero or below -1; arrays of the wrong type or shape.
     """
 
     first_hop: int = 0
-    """Number of the first hop in the streams; other than 0 where another sampler drew those before
+    """Number of the first hop in the streams; not 0 where other samplers drew earlier hops
     (`cooperative`)."""
 
     def __init__(
@@ -155,27 +155,18 @@ class HopSampler(RequestSampler[MiniBatch]):
         relabel_budget_bytes: int = RELABEL_BUDGET_BYTES,
     ) -> None:
         self.fanouts = check_fanouts(fanouts)
+        self.num_hops = len(self.fanouts)
         self.indptr, self.indices = check_graph(indptr, indices)
         self.num_nodes = int(self.indptr.shape[0]) - 1
         self.dialect = Dialect(dialect)
-        self.streams = streams
+        self.streams, self.seed = streams, streams.seed
         self.edge_ids = edge_ids
         self.dense_table = fits_densely(self.num_nodes, relabel_budget_bytes)
         self._threads = threading.local()
 
-    @property
-    def num_hops(self) -> int:
-        """Number of hops, and of blocks."""
-        return len(self.fanouts)
-
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-        return self.streams.seed
-
     @abstractmethod
     def _draw(self, w: Workspace, streams: HopStreams) -> Weights | None:
-        """Draw all hops from the seeds entered; the edges' weights in order, if they have any."""
+        """Draw all hops from the seeds entered; return the edges' weights in order, if any."""
 
     def _sample(self, request: Request) -> MiniBatch:
         seeds, w = request.seeds, self._workspace()
@@ -212,7 +203,7 @@ class HopwiseSampler(HopSampler):
     def _choose(
         self, w: Workspace, streams: HopStreams, hop: int, first: int, last: int
     ) -> Weights | None:
-        """Choose the edges of the rows of nodes first .. last-1, and weigh them if they are."""
+        """Choose the edges of the rows of nodes first .. last-1; return their weights, if any."""
 
     def _draw(self, w: Workspace, streams: HopStreams) -> Weights | None:
         weights: list[Weights] = []
@@ -235,8 +226,9 @@ class HopwiseSampler(HopSampler):
     ) -> None:
         """Call choose(node, row, edge) until it has done the rows of nodes first .. last-1.
 
-        It fills positions, and returns the first node whose row is left, for want of
-        room, and the edge end. Afterwards the ends of rows and edges stand in the workspace.
+        It fills `positions` and returns the first node whose row is left for want of room, and the
+        edge
+        end. Afterwards the ends of rows and edges stand in the workspace.
         """
         row, edge = int(w.row_ends[hop]), int(w.edge_ends[hop])
         w.row_ends[hop + 1] = row + last - first
@@ -263,7 +255,7 @@ class HopwiseSampler(HopSampler):
         )  # fmt: skip
 
     def _edge_numbers(self, w: Workspace, edge: int) -> NDArray[np.float64]:
-        """One float64 per edge that the workspace has room for, the first `edge` kept."""
+        """Return a float64 per edge that the workspace has room for, the first `edge` kept."""
         numbers = self._of_thread("edge_numbers", lambda: np.zeros(0, dtype=np.float64))
         if numbers.shape[0] < w.positions.shape[0]:
             larger = np.empty(w.positions.shape[0], dtype=np.float64)

@@ -38,36 +38,25 @@ class Form(StrEnum):
     """How many neighbours a row gets."""
 
     POISSON = "poisson"
-    """Each with its own probability; min(k, d) on average."""
+    """min(k, d) on average, each neighbour with its own probability."""
     EXACT_K = "exact_k"
-    """The min(k, d) smallest r_t / pi_ts."""
+    """Exactly min(k, d), those with the smallest r_t / pi_ts."""
 
 
 class LaborSampler(HopwiseSampler):
-    """LABOR-0, LABOR-i and LABOR-*, Poisson or with exactly k neighbours.
+    """Samples by LABOR-0, LABOR-i or LABOR-*, Poisson or with exactly k neighbours.
 
-    Args:
-        indptr: int64 [N + 1].
-        indices: int32 or int64 [E].
+    Args (others as in `HopSampler`):
         fanouts: k per hop, the hop next to the seeds first; -1 takes all.
         variant: 0, a number of passes, or "star".
         form: Poisson or exactly k.
         estimator: Meaning of each block's `weight`. Plain: None, the layer takes the mean of what
             was drawn. Horvitz-Thompson: A / (a_s pi_ts), a_s the full row's sum of A. Hajek: A /
-            pi_ts over its sum in the sample.
-        dialect: Which vertices a hop expands.
-        seed: The run's seed.
-        kappa: Batches that hang together; 1 makes them independent, inf freezes the sample.
-        dependence: Smooth, or frozen within kappa batches.
-        layer_dependent: All hops share one r_t per vertex.
-        steps_per_epoch: Lets the kappa batches run on over the ends of epochs.
-        edge_weight: float [E] non-negative, or None; a weight of 0 is never drawn.
-        tolerance: LABOR-* ends when a pass gains less, relative to the expected new vertices.
-        edge_ids: Fill each block's `e_id` with positions in `indices`.
-        relabel_budget_bytes: Per thread and table, as in `NeighborSampler`.
-
-    Raises:
-        SamplerError: fan-outs, variant, kappa, weights or arrays cannot be used.
+                pi_ts
+            over its sum in the sample.
+        edge_weight: A, float [E] non-negative; a weight of 0 is never drawn. None: all 1.
+        tolerance: Relative gain in expected new vertices below which LABOR-* stops.
+        streams: Fields of `StreamPolicy`: seed, kappa, dependence and others.
     """
 
     def __init__(
@@ -167,11 +156,7 @@ class LaborSampler(HopwiseSampler):
 
 
 def check_variant(variant: int | float | str) -> int | str:
-    """A number of passes, or "star".
-
-    Raises:
-        SamplerError: neither.
-    """
+    """Return the variant, which must be a number of passes or "star"."""
     if variant == "star":
         return "star"
     if isinstance(variant, int) and variant >= 0:
@@ -183,11 +168,7 @@ def check_variant(variant: int | float | str) -> int | str:
 
 
 def check_tolerance(tolerance: float) -> float:
-    """The tolerance itself.
-
-    Raises:
-        SamplerError: below 0 or no number.
-    """
+    """Return the tolerance, which must be at least 0."""
     if tolerance >= 0:
         return tolerance
     raise SamplerError(
@@ -196,11 +177,7 @@ def check_tolerance(tolerance: float) -> float:
 
 
 def check_form(form: str) -> Form:
-    """The form of that name.
-
-    Raises:
-        SamplerError: there is none.
-    """
+    """Return the form of that name."""
     if form not in list(Form):
         raise SamplerError(
             f"expected a form among {', '.join(Form)}, found {form!r}; choose one of them"

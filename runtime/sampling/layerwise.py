@@ -1,13 +1,8 @@
-"""Layer-wise samplers batch by batch: LADIES, PLADIES and FastGCN.
+"""Layer-wise sampling batch by batch or in stacks: LADIES, PLADIES and FastGCN.
 
 A hop draws a set of vertices for the whole batch and keeps the edges between it and the
-destinations, S^(l+1) = S^l united with the vertices drawn. The edges are those of
-`choose.layerwise`'s probabilities, their weights estimate the mean over all in-neighbours.
-
-Layers of k stacked batches, one after another: P = QA, NORM, SAMPLE, EXTRACT.
-
-A single batch is a stack of one, so that a bulk and its batches cannot differ in anything but how
-numbers are drawn.
+destinations: S^(l+1) = S^l united with the vertices drawn. Probabilities are `choose.layerwise`'s;
+weights estimate the mean over all in-neighbours. A single batch is a stack of one.
 """
 
 import threading
@@ -42,7 +37,7 @@ from gnnplan.runtime.sampling.workspace import of_thread
 
 
 def hop_numbers(policy: StreamPolicy, requests: Sequence[Request], num_hops: int) -> list[Numbers]:
-    """What all batches draw from, hop by hop."""
+    """Return what all batches draw from, hop by hop."""
     steps = [policy.streams(request.epoch, request.step, num_hops) for request in requests]
     cosine = np.array([step.cosine for step in steps])
     sine = np.array([step.sine for step in steps])
@@ -66,15 +61,9 @@ def draw_layer(
 ) -> StackedBlocks:
     """Draw one layer of all batches: P = QA, NORM, SAMPLE, EXTRACT.
 
-    Args:
-        graph: Graph and law.
-        batches: Destinations, batch after batch, and where each batch ends [k + 1].
-        numbers: What the batches draw from at this hop.
-        size: Vertices to draw per batch.
-        hops_left: Hops that follow; 0 is the one next to the input features.
-        table: For relabelling.
-        ledger: Counts the bytes.
-        edge_ids: Fill `e_id`.
+    `batches` are the destinations, batch after batch, and where each ends [k + 1]; `hops_left` is
+    the
+    number of hops that follow.
     """
     rows = graph.probabilities(*batches, table, ledger)
     graph.prefer_local(rows, hops_left)
@@ -91,14 +80,7 @@ def draw_layer(
 
 
 class LayerStack:
-    """Samples stacks of batches layer-wise.
-
-    Args:
-        graph: Graph and law.
-        sizes: Checked layer sizes.
-        policy: Streams of the steps.
-        edge_ids: Fill each block's `e_id`.
-    """
+    """Samples stacks of batches layer-wise, by checked layer sizes and a policy of streams."""
 
     def __init__(
         self, graph: LayerGraph, sizes: tuple[int, ...], policy: StreamPolicy, *, edge_ids: bool
@@ -125,34 +107,25 @@ class LayerwiseSampler(RequestSampler[MiniBatch]):
 
     Edge weights estimate sum_t A_ts x_t / sum_t A_ts, by `estimator`:
 
-    - Horvitz-Thompson: A / (sum A * pi). PLADIES knows pi. With replacement 1/pi is
-      hits / (s p). LADIES and FastGCN without replacement condition on the next vertex in the race
-      (`bulk.its`), so the weights are unbiased, unlike 1 / (s p).
+    - Horvitz-Thompson: A / (sum A * pi). PLADIES knows pi. With replacement 1/pi is hits / (s p).
+      LADIES and FastGCN without replacement condition on the next vertex in the race
+      (`choose.layerwise`), so the weights are unbiased, unlike 1 / (s p).
     - Hajek: those weights over their sum in the row.
     - plain: no weights, the layer takes the mean of what was drawn.
 
     Destinations are sources too, for a layer's self term; an edge to one is kept only if it was
     drawn.
 
-    Args:
-        indptr: int64 [N + 1], non-decreasing.
-        indices: int32 or int64 [E], C-contiguous; may be memory-mapped.
-        sizes: Vertices per layer, the layer next to the seeds first; 1 to N. Where there are no
-            more candidates than that, all are taken.
+    Args (others as in `HopSampler`):
+        sizes: Vertices per layer, next to the seeds first; 1 to N. Fewer candidates are all taken.
         method: `ladies`, `pladies` (sizes hold on average) or `fastgcn`.
-        norm: `fro` or `count2`; FastGCN has only the first.
-        replace: With replacement: `sizes[h]` independent draws (PLADIES: Poisson numbers of them).
+        norm: `fro` or `count2`; FastGCN has `fro` only.
+        replace: Draw with replacement: `sizes[h]` times (PLADIES: a Poisson number of times).
         estimator: How drawn edges are weighted.
-        edge_weight: float [E], the entries of A; None where all are 1. An entry of 0 is no edge.
-        seed: The run's seed.
-        policy: Streams of the steps instead of `seed`'s independent ones, for the ways that draw a
-            number per vertex: PLADIES, and LADIES without replacement.
+        edge_weight: Entries of A, float [E]; an entry of 0 is no edge. None: all 1.
+        policy: Streams in place of `seed`'s independent ones, where a number is drawn per vertex:
+            PLADIES, and LADIES without replacement.
         boost: Multiplies the probability of some vertices (`locality`); not with FastGCN.
-        edge_ids: Fill each block's `e_id` with positions in `indices`.
-        relabel_budget_bytes: As in `NeighborSampler`.
-
-    Raises:
-        SamplerError: sizes, weights, arrays or a combination that cannot be used.
     """
 
     dialect = Dialect.EVERY_HOP
@@ -177,17 +150,13 @@ class LayerwiseSampler(RequestSampler[MiniBatch]):
         indptr, indices = check_graph(indptr, indices)
         law = make_law(method, norm, replace=replace, estimator=estimator)
         self.sizes = check_layer_sizes(sizes, int(indptr.shape[0]) - 1)
+        self.num_hops = len(self.sizes)
         self.graph = LayerGraph(indptr, indices, edge_weight, law, boost)
         self.stack = LayerStack(
             self.graph, self.sizes, policy_of(law, seed, policy), edge_ids=edge_ids
         )
         self.dense_table = fits_densely(self.graph.num_nodes, relabel_budget_bytes)
         self._threads = threading.local()
-
-    @property
-    def num_hops(self) -> int:
-        """Number of hops, and of blocks."""
-        return len(self.sizes)
 
     def _sample(self, request: Request) -> MiniBatch:
         table = of_thread(self._threads, "table", self._make_table)
@@ -200,11 +169,7 @@ class LayerwiseSampler(RequestSampler[MiniBatch]):
 def make_law(
     method: str, norm: str, *, replace: bool, estimator: Estimator, by_vertex: bool = True
 ) -> Law:
-    """The law of a layer-wise sampler.
-
-    Raises:
-        SamplerError: unknown names, or FastGCN with another norm.
-    """
+    """Return the law of a layer-wise sampler; refuse unknown names, and FastGCN with `count2`."""
     if method not in list(Method):
         raise SamplerError(
             f"expected a layer-wise sampler among {', '.join(Method)}, found {method!r}; choose one"
@@ -226,11 +191,7 @@ def make_law(
 
 
 def policy_of(law: Law, seed: int, policy: StreamPolicy | None) -> StreamPolicy:
-    """The policy to draw by.
-
-    Raises:
-        SamplerError: a policy is given to a law that draws darts.
-    """
+    """Return the policy to draw by; one that is given is refused for a law that draws darts."""
     purpose = Purpose.DART if law.uses_darts else Purpose.VERTEX
     if policy is None:
         return StreamPolicy(seed=seed, purpose=purpose)

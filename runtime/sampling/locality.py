@@ -2,12 +2,9 @@
 
 The weight of a source in the local set of its hop is multiplied by a factor f >= 1 (formulas 1.6,
 after Song and Jiang, ICS 2022). Loc^0, of the hop next to the input features, is what this device
-holds; Loc^(h+1) = Loc^h united with N(Loc^h), for the hop nearer to the seeds: a vertex drawn there
-has local vertices near it. As Loc only grows, one byte per node says it all: `ring[v]` is the
-smallest h with v in Loc^h.
-
-Drawn uncorrected, a mean over the neighbours becomes biased towards the local ones; `Correction`
-says what is done about it. Validation always samples with f = 1 (`for_validation`).
+holds; Loc^(h+1) = Loc^h united with N(Loc^h) is for the hop nearer to the seeds: a vertex drawn
+there has local vertices near it. As Loc only grows, `ring[v]`, the smallest h with v in Loc^h, says
+it all. Uncorrected, a mean over the neighbours is biased towards local ones; see `Correction`.
 """
 
 import math
@@ -30,7 +27,7 @@ FAR = 255
 
 
 class Correction(StrEnum):
-    """How draws are made and weighted, given the boosted weights w and W = sum w over a row."""
+    """How edges are drawn and weighted, by boosted weights w that sum to W over a row's d edges."""
 
     NONE = "none"
     """k different neighbours by successive sampling, plain mean: the published code's, biased."""
@@ -39,11 +36,11 @@ class Correction(StrEnum):
     POISSON = "poisson"
     """Each neighbour with pi = min(1, c w), sum pi = k, weighted 1 / (d pi): unbiased."""
     HAJEK = "hajek"
-    """The same draws, weighted (1 / pi) / sum (1 / pi): bounded, a bias of order 1 / k."""
+    """Poisson's draws, weighted (1 / pi) / sum (1 / pi): bounded, a bias of order 1 / k."""
 
     @property
     def way(self) -> tuple[Draws, Estimator]:
-        """The draws and the estimator, as `statistics_class` and `WeightedSampler` name them."""
+        """Return the draws and the estimator, as `WeightedSampler` takes them."""
         return _WAYS[self]
 
 
@@ -56,24 +53,12 @@ _WAYS = {
 
 
 class LocalitySampler(WeightedSampler):
-    """Neighbour sampling with a preference for local vertices.
+    """Samples neighbours with a preference for local vertices.
 
-    Args:
-        indptr: int64 [N + 1].
-        indices: int32 or int64 [E].
-        fanouts: Neighbours per hop, the hop next to the seeds first; -1 takes all.
+    Args (others as in `WeightedSampler`):
         local: Global ids of the vertices that are local (Loc^0): this device's or its clique's.
-        factor: f, at least 1.
+        factor: f, at least 1; validation samples with 1.
         correction: How the preference is corrected.
-        edge_weight: float [E], what the factor multiplies; None: 1.
-        dialect: Which vertices a hop expands.
-        seed: The run's seed.
-        edge_ids: Fill each block's `e_id`.
-        purpose: Stream of the draws.
-        relabel_budget_bytes: As in `NeighborSampler`.
-
-    Raises:
-        SamplerError: a factor below 1, local ids out of range, or as `WeightedSampler`.
     """
 
     def __init__(
@@ -95,11 +80,7 @@ class LocalitySampler(WeightedSampler):
 
 
 def check_factor(factor: int | float) -> float:
-    """The factor as a float.
-
-    Raises:
-        SamplerError: below 1, infinite or no number.
-    """
+    """Return the factor as a float; it must be finite and at least 1."""
     if not (factor >= 1 and math.isfinite(factor)):
         raise SamplerError(
             f"expected a locality factor of at least 1 (1: no preference), found {factor}; raise it"
@@ -113,18 +94,10 @@ def rings(
     local: NDArray[np.integer],
     num_hops: int,
 ) -> NDArray[np.uint8]:
-    """The smallest h < num_hops with v in Loc^h, or `FAR`; uint8 [N], read-only.
+    """Return the smallest h < num_hops with v in Loc^h, else `FAR`; uint8 [N], read-only.
 
-    N(Loc) are the in-neighbours of Loc's vertices, those it aggregates from.
-
-    Args:
-        indptr: int64 [N + 1].
-        indices: int32 or int64 [E].
-        local: Global ids of Loc^0, in any order.
-        num_hops: Hops that need a set; one pass over the edges of the newest vertices per hop.
-
-    Raises:
-        SamplerError: a local id is out of range.
+    N(Loc) are the in-neighbours of Loc's vertices. `local` are the global ids of Loc^0; ids out of
+    range are refused.
     """
     num_nodes = int(indptr.shape[0]) - 1
     local = np.asarray(local, dtype=np.int64)
@@ -153,27 +126,24 @@ def _spread(indptr, indices, ring, h):
 
 
 LARGEST = 8.0
-"""The published schedule stops here."""
+"""Factor at which the published schedule stops."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FactorSchedule:
-    """The published schedule of f: doubled while data movement is a large part of an iteration.
-
-    Rank 0 measures an epoch, calls `after_epoch`, and gives the factor to all ranks; validation
-    does not use it.
-    """
+    """The published schedule of f: doubled while data movement is a large part of an iteration."""
 
     factor: float = 1.0
     remembered: float = 1.0
-    """The factor before the last doubling."""
+    """Factor before the last doubling."""
     frozen: bool = False
 
     def after_epoch(self, movement_seconds: float, iteration_seconds: float) -> "FactorSchedule":
-        """The schedule for the next epoch.
+        """Return the schedule for the next epoch.
 
-        With r = movement / iteration: frozen once f >= 8; r >= 0.2 remembers f and doubles it;
-        r < 0.15 goes half-way back to the factor remembered, unless f is 1; else frozen.
+        With r = movement / iteration: frozen once f >= 8; r >= 0.2 remembers f and doubles it; r <
+        0.15
+        goes half-way back to the factor remembered, unless f is 1; else frozen.
         """
         if self.frozen or self.factor >= LARGEST:
             return FactorSchedule(factor=self.factor, remembered=self.remembered, frozen=True)

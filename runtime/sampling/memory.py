@@ -1,10 +1,8 @@
-"""Bytes of a bulk: a ledger of what is allocated, and what that predicts for another k.
+"""Bytes that stacks of batches and captured batches take.
 
 At every moment the arrays of a stack are sums over its batches, linear in k; beside them there are
-the relabelling table and scratch, which is as long as the longest row and does not grow with k. So
-the moments of a pilot of a few batches tell the peak of any stack.
-
-Room that sampling by one CUDA graph takes: buffers hold the most that a hop can draw.
+the relabelling table and scratch as long as the longest row. So the moments of a pilot of a few
+batches tell the peak of any stack. Buffers of a captured batch hold the most that a hop can draw.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +15,8 @@ from numpy.typing import NDArray
 T, B, F = TypeVar("T"), TypeVar("B"), TypeVar("F")
 
 HEADROOM = 1.15
-"""Over the prediction when k is cut to a budget: batches vary, and the first stack's buffers are
+"""Factor on the prediction when k is cut to a budget: batches vary, and the first stack's buffers
+are
 sized by a pilot of one batch."""
 
 
@@ -31,18 +30,18 @@ class Ledger:
         """(stack, scratch) in bytes after every allocation."""
 
     def empty(self, size: int, dtype: Any) -> NDArray[Any]:
-        """An uninitialised array, part of the stack."""
+        """Make an uninitialised array, part of the stack."""
         array = np.empty(size, dtype=dtype)
         self.note(array.nbytes)
         return array
 
     def note(self, num_bytes: int) -> None:
-        """Count what was allocated elsewhere, or is gone where negative."""
+        """Count bytes that were allocated elsewhere, or are gone where negative."""
         self.live_bytes += num_bytes
         self.moments.append((self.live_bytes, self.scratch_bytes))
 
     def scratch(self, size: int, dtype: Any) -> NDArray[Any]:
-        """An array of zeros whose size does not grow with the stack."""
+        """Make an array of zeros whose size does not grow with the stack."""
         array = np.zeros(size, dtype=dtype)
         self.scratch_bytes += array.nbytes
         self.moments.append((self.live_bytes, self.scratch_bytes))
@@ -53,7 +52,7 @@ class Ledger:
         self.scratch_bytes = 0
 
     def trim(self, array: NDArray[Any], size: int) -> NDArray[Any]:
-        """The same array cut to its first entries; the rest goes back to the allocator."""
+        """Cut an array to its first entries; the rest goes back to the allocator."""
         self.live_bytes -= array.nbytes
         array.resize(size, refcheck=False)
         self.live_bytes += array.nbytes
@@ -66,26 +65,26 @@ class Ledger:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BulkBytes:
-    """What stacks of one sampler take."""
+    """Bytes that stacks of one sampler take."""
 
     table_bytes: int
-    """The thread's relabelling table and edge scratch, whatever k is."""
+    """Bytes of the thread's relabelling table and edge scratch, whatever k is."""
     moments: tuple[tuple[float, int], ...]
-    """(bytes per batch of the stack, bytes of scratch) at each moment of sampling."""
+    """Bytes per batch of the stack, and bytes of scratch, at each moment of sampling."""
 
     @staticmethod
     def of(ledger: Ledger, table_bytes: int, num_batches: int) -> "BulkBytes":
-        """From a stack that has been sampled."""
+        """Take the bytes of a stack that has been sampled."""
         moments = tuple((live / num_batches, scratch) for live, scratch in set(ledger.moments))
         return BulkBytes(table_bytes=table_bytes, moments=moments)
 
     def peak_bytes(self, num_batches: int) -> int:
-        """Predicted peak of a stack of k batches."""
+        """Predict the peak of a stack of k batches."""
         parts = (num_batches * batch + scratch for batch, scratch in self.moments)
         return self.table_bytes + int(max(parts))
 
     def largest_stack(self, budget_bytes: int) -> int:
-        """The most batches that fit a budget with headroom; 0 where not even one does."""
+        """Return the most batches that fit a budget with headroom; 0 where not even one does."""
         room = budget_bytes - self.table_bytes
         fits = ((room - scratch) / (HEADROOM * max(batch, 1)) for batch, scratch in self.moments)
         return max(0, int(min(fits)))
@@ -113,8 +112,8 @@ class StackCutter:
 
         Args:
             items: What batches are made of, one each.
-            sample: Gives a stack's batches, and what they took.
-            fit: From what a stack took and the budget, how many batches fit.
+            sample: Function that gives a stack's batches, and what they took.
+            fit: Function from what a stack took and the budget to the batches that fit.
         """
         done = 0
         while done < len(items):
@@ -128,23 +127,23 @@ class StackCutter:
 
 
 def object_bytes(num_batches: int, num_blocks: int) -> int:
-    """Bytes of the Python objects around the arrays, as tracemalloc counts them."""
+    """Return the bytes of the Python objects around the arrays, as tracemalloc counts them."""
     return 800 * num_batches + 450 * num_blocks
 
 
 ID_BYTES = 8
 _PER_EDGE = 4 * ID_BYTES + 2 * 4
-"""Position, neighbour, slot and place among the new ones; local id, and mark of a first."""
+"""Bytes of position, neighbour, slot, place among the new ones; local id and mark of a first."""
 _PER_ROW = 6 * ID_BYTES
-"""Start, degree, count, address, row end, and id."""
+"""Bytes of start, degree, count, address, row end and id."""
 _PER_SLOT = 2 * ID_BYTES
-"""Key and rank of the relabelling table, whose slots are a power of two at half load."""
+"""Bytes of key and rank in the relabelling table, whose slots are a power of two at half load."""
 
 
 def known_bounds(
     batch_size: int, fanouts: Sequence[int], num_nodes: int, *, every_hop: bool
 ) -> list[int]:
-    """The most nodes that are known before each hop, and after the last.
+    """Bound the nodes that are known before each hop, and after the last.
 
     >>> known_bounds(10, [3, 2], 1000, every_hop=False)
     [10, 40, 100]
@@ -162,13 +161,7 @@ def known_bounds(
 def capture_bytes(
     batch_size: int, fanouts: Sequence[int], num_nodes: int, *, every_hop: bool
 ) -> int:
-    """Bytes of all buffers that a captured batch goes through.
-
-    Args:
-        batch_size: seeds.
-        fanouts: positive, per hop.
-        num_nodes: of the graph.
-        every_hop: every vertex so far is expanded at each hop, not only the new ones.
+    """Return the bytes of all buffers that a captured batch of positive fan-outs goes through.
 
     >>> capture_bytes(10, [3, 2], 1000, every_hop=False) > 100 * 40
     True
@@ -185,5 +178,5 @@ def capture_bytes(
 
 
 def may_capture(fanouts: Sequence[int], batch_size: int) -> bool:
-    """Whether a batch's size has a bound: fan-outs that take all neighbours have none."""
+    """Tell whether a batch's size has a bound: fan-outs that take all neighbours have none."""
     return min(fanouts, default=-1) > 0 and batch_size > 0

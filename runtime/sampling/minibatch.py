@@ -1,15 +1,9 @@
-"""The one object every stage passes on: L blocks, outermost first, and the ids behind them.
+"""Hold a sampled mini-batch: L blocks, outermost first, and the ids behind them.
 
-Two dialects exist and are always named. `first_seen` (PyG's): a vertex is expanded once, at the
-hop where it first appears, and an outer block contains the edges of the inner ones, so all blocks
-are prefixes of one CSR. `every_hop` (DGL's; formulas 5.6): S^(l+1) = S^l united with N(S^l), every
-destination of a hop draws afresh.
-
-What a rank keeps of one hop's exchange of ids, so that rows can take the same way later.
-
-A cooperative block's sources are this rank's own vertices of the next frontier, in the owner's
-order, and behind them those that other ranks own, the ones of rank 0 first. So the rows of a
-block's sources are the rank's own rows followed by what one all-to-all delivers, without a copy.
+Two dialects say which vertices a hop expands. `first_seen` (PyG's): a vertex is expanded once, at
+the hop where it first appears, and an outer block contains the edges of the inner ones, so all
+blocks are prefixes of one CSR. `every_hop` (DGL's; formulas 5.6): S^(l+1) = S^l united with N(S^l),
+every destination of a hop draws afresh.
 """
 
 import itertools
@@ -27,29 +21,33 @@ from gnnplan.runtime.sampling.compiled import kernel
 from gnnplan.runtime.sampling.workspace import Workspace
 
 B = TypeVar("B")
-"""A batch."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class RowExchange:
-    """How the rows of one block's sources come together."""
+    """How the rows of a cooperative block's sources come together.
+
+    Sources are this rank's own vertices of the next frontier, in its order, then those that other
+    ranks
+    own, rank 0's first: own rows, followed by what one all-to-all delivers, without a copy.
+    """
 
     ids: NDArray[np.int64]
-    """Global ids of the block's sources: own vertices, then the remote ones by rank. [num_src]"""
+    """Global ids of the block's sources, shape (num_src,)."""
     num_own: int
     """Own vertices S_p^(l+1) of the hop's next frontier: rows that this rank computes or loads."""
     send_rows: NDArray[np.int64]
-    """Own rows to send, those for rank 0 first; a row that several want comes several times."""
+    """Own rows to send, those for rank 0 first; one that several ranks want comes several times."""
     send_counts: list[int]
     """Rows to send to each rank."""
     receive_counts: list[int]
     """Rows to receive from each rank."""
     num_touched: int
-    """Size of S~_p^(l+1) (formulas 5.6): the vertices expanded so far and those that they drew."""
+    """Size of S~_p^(l+1) (formulas 5.6): vertices expanded so far, and those that they drew."""
 
     @property
     def num_remote(self) -> int:
-        """Rows that other ranks own."""
+        """Return the number of rows that other ranks own."""
         return self.ids.shape[0] - self.num_own
 
 
@@ -72,20 +70,20 @@ class Block:
     indptr: NDArray[np.int64]
     """Shape (num_dst + 1,)."""
     indices: NDArray[np.int32]
-    """Shape (num_edges,); local ids below num_src."""
+    """Local ids below num_src, shape (num_edges,)."""
     e_id: NDArray[np.int64] | None = None
-    """Shape (num_edges,); position of each edge in the graph's `indices`."""
+    """Position of each edge in the graph's `indices`, shape (num_edges,)."""
     weight: NDArray[np.float32] | None = None
-    """Shape (num_edges,); the layer computes sum_j weight_j x_j. None: the plain mean."""
+    """Weights of sum_j weight_j x_j, shape (num_edges,). None: the layer takes the plain mean."""
     relation_ptr: NDArray[np.int64] | None = None
-    """Typed graphs: the edges of type r of destination i are those from relation_ptr[i * R + r] to
+    """Typed graphs: edges of type r of destination i are those from relation_ptr[i * R + r] to
     relation_ptr[i * R + r + 1]. Shape (num_dst * R + 1,)."""
     src_type: NDArray[np.int32] | None = None
     """Typed graphs, outermost block: type of each source. Shape (num_src,)."""
 
     @property
     def num_edges(self) -> int:
-        """Number of sampled edges."""
+        """Return the number of sampled edges."""
         return int(self.indptr[self.num_dst])
 
 
@@ -107,14 +105,15 @@ class MiniBatch:
     num_sampled_edges: list[int]
     """Edges drawn per hop, length L."""
     global_num_seeds: int = 0
-    """Seeds (for links: positive links) of this optimiser step over all ranks: the loss is a local
-    sum over this number."""
+    """Seeds (or positive links) of this step over all ranks: the loss is a local sum over this
+    number."""
     links: NDArray[np.int64] | None = None
-    """Positions in `seeds` of the pairs to score, or None: source, destination, then the negative
-    destinations of each link. Shape (num_links, 2 + num_negatives)."""
+    """Positions in `seeds` of the pairs to score: source, destination, then each link's negative
+    destinations. Shape (num_links, 2 + num_negatives); None: no links."""
     exchanges: list[RowExchange] = field(default_factory=list[RowExchange])
-    """Cooperative batches only, per block: where the rows of its sources come from. `n_id` then
-    starts with the outermost block's sources alone."""
+    """Cooperative batches: where the rows of each block's sources come from. `n_id` then starts
+    with the
+    outermost block's sources alone."""
     epoch: int = 0
     step: int = 0
     x: Any = None
@@ -122,8 +121,8 @@ class MiniBatch:
     y: Any = None
     """Labels of the seeds (a torch tensor), filled by the batch stage."""
     device_blocks: Any = None
-    """The blocks where the model runs (`models.adjacency.TorchBlock`), filled by the batch stage
-    where that is not the CPU."""
+    """Blocks where the model runs (`models.adjacency.TorchBlock`), filled by the batch stage off
+    the CPU."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Elapsed seconds of each loader stage this batch went through."""
     rows_by_source: dict[str, int] = field(default_factory=dict)
@@ -136,12 +135,12 @@ class MiniBatch:
 
     @property
     def num_seeds(self) -> int:
-        """Number of seeds of this rank."""
+        """Return the number of seeds of this rank."""
         return int(self.seeds.shape[0])
 
     @property
     def num_edges(self) -> int:
-        """Edges drawn over all hops (an edge in nested blocks counts once)."""
+        """Return the edges drawn over all hops (an edge in nested blocks counts once)."""
         return sum(self.num_sampled_edges)
 
 
@@ -153,14 +152,14 @@ def _copy_into(source, out):
 
 
 def copied(source: NDArray[Any], count: int) -> NDArray[Any]:
-    """The first `count` entries as an array of their own; other threads go on meanwhile."""
+    """Copy the first `count` entries; other threads go on meanwhile."""
     out = np.empty(count, source.dtype)
     _copy_into(source, out)
     return out
 
 
 def steps_between(ends: NDArray[np.int64]) -> list[int]:
-    """Differences of a few neighbouring numbers; np.diff would take 20 times as long."""
+    """Return differences of a few neighbouring numbers; np.diff would take 20 times as long."""
     values = ends.tolist()
     return [last - first for first, last in itertools.pairwise(values)]
 
@@ -193,11 +192,7 @@ def assemble(
 ) -> list[Block]:
     """Copy the blocks of the batch that a workspace holds, outermost first.
 
-    Args:
-        w: Filled by a sampler's kernels.
-        dialect: Which vertices each hop expanded.
-        edge_ids: Fill each block's `e_id`.
-        weight: One weight per drawn edge of all hops, in order, float32; may be longer.
+    `weight` has one float32 per drawn edge of all hops, in order; it may be longer.
     """
     rows, edges = int(w.row_ends[-1]), int(w.edge_ends[-1])
     nested = dialect is Dialect.FIRST_SEEN
@@ -217,7 +212,7 @@ def assemble(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What the caller says about one batch."""
+    """What one batch is drawn for."""
 
     seeds: NDArray[np.int64]
     epoch: int

@@ -5,9 +5,8 @@ The j-th negative of a link is found in at most `TRIES` tries. Try t takes candi
     bounded(draw(stream(seed, epoch, step, 0, NEGATIVE), link, j * TRIES + t), num_candidates)
 
 and is kept unless it is the link's own destination or, on request, the graph stores the edge from
-the link's source to it; the last try is kept in any case. `link` is the link's global id, so the
-negatives of a link are the same on any number of ranks. Candidates are all nodes (uniform), or the
-destinations of the step's whole global batch (in-batch: as frequent as they are true destinations).
+the link's source to it; the last try is kept in any case. `link` is the link's global id, so its
+negatives are the same on any number of ranks.
 """
 
 from enum import StrEnum
@@ -31,7 +30,7 @@ class Candidates(StrEnum):
     UNIFORM = "uniform"
     """All nodes."""
     IN_BATCH = "in-batch"
-    """Destinations of the step's global batch, with their repetitions."""
+    """Destinations of the step's global batch, as often as they are true ones."""
 
 
 @kernel
@@ -67,12 +66,8 @@ class NegativeSampler:
         indices: int32 or int64 [E]; read only to avoid edges.
         num_negatives: Negatives per link.
         candidates: What they are drawn from.
-        avoid_edges: Draw again where the graph stores the edge; costs a scan of the candidate's
-            in-neighbours.
-        seed: The run's seed.
-
-    Raises:
-        SamplerError: fewer than one negative, or arrays of the wrong type or shape.
+        avoid_edges: Draw again where the graph stores the edge, by a scan of the candidate's row.
+        seed: Run's seed.
     """
 
     def __init__(
@@ -102,17 +97,14 @@ class NegativeSampler:
         step: int,
         batch_destinations: NDArray[np.int64] | None = None,
     ) -> NDArray[np.int64]:
-        """Negative destinations of some of a step's links.
+        """Draw negative destinations of some of a step's links, int64 [n, num_negatives].
 
         Args:
-            pairs: int64 [n, 2], source and destination of each link.
-            links: int64 [n], global id of each link.
+            pairs: Source and destination of each link, int64 [n, 2].
+            links: Global id of each link, int64 [n].
             epoch: Epoch number, part of the stream of the draws.
             step: Optimiser step in the epoch, likewise.
-            batch_destinations: int64 [b], destinations of the global batch, for in-batch negatives.
-
-        Returns:
-            int64 [n, num_negatives], global node ids.
+            batch_destinations: Destinations of the global batch, int64 [b], for in-batch negatives.
 
         Raises:
             SamplerError: a node is out of range, or in-batch negatives without destinations.
@@ -143,11 +135,7 @@ class NegativeSampler:
 
 
 def check_pairs(pairs: NDArray[np.int64], num_nodes: int | None = None) -> None:
-    """Check the shape of node pairs, and their range where the number of nodes is given.
-
-    Raises:
-        SamplerError: not [n, 2], or a node outside 0 .. num_nodes - 1.
-    """
+    """Refuse node pairs that are not [n, 2], or out of range where the number of nodes is given."""
     if pairs.ndim != 2 or pairs.shape[1] != 2:
         raise SamplerError(
             f"expected links as [n, 2] pairs (source, destination), found {list(pairs.shape)}"

@@ -1,7 +1,4 @@
-"""Uniform neighbour sampling without replacement on the CPU, equal to tests/reference bit for bit.
-
-All hops of a batch are one call of `frontier.expand_hops`.
-"""
+"""Uniform neighbour sampling without replacement on cores, equal to tests/reference bit for bit."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,18 +17,9 @@ from gnnplan.runtime.sampling.workspace import HOP, Workspace
 class NeighborSampler(HopSampler):
     """Draws up to `fanouts[h]` in-neighbours of every vertex that hop h expands.
 
-    Args:
-        indptr: int64 [N + 1], non-decreasing (an opened dataset is validated already).
-        indices: int32 or int64 [E], C-contiguous; may be memory-mapped.
-        fanouts: Neighbours per hop, the hop next to the seeds first; -1 takes all.
-        dialect: Which vertices a hop expands.
-        seed: The run's seed.
-        edge_ids: Fill each block's `e_id` with positions in `indices`.
+    Args (others as in `HopSampler`):
+        seed: Run's seed.
         purpose: Stream of the draws; profiling uses another one than training.
-        relabel_budget_bytes: Per thread; see `HopSampler`.
-
-    Raises:
-        SamplerError: fan-outs empty, zero or below -1; arrays of the wrong type or shape.
     """
 
     def __init__(
@@ -46,15 +34,11 @@ class NeighborSampler(HopSampler):
     ) -> None:
         streams = StreamPolicy(seed=seed, purpose=purpose)
         super().__init__(indptr, indices, fanouts, streams=streams, **settings)
+        self.purpose = purpose
         self._rows = UniformRows(self.indptr, self.indices, np.array(self.fanouts, np.int64))
 
-    @property
-    def purpose(self) -> Purpose:
-        """Stream of the draws."""
-        return self.streams.purpose
-
     def _rows_now(self) -> Any:
-        """The rows that this thread's next batch expands, as `expand_hops` takes them."""
+        """Return the rows that this thread's next batch expands, as `expand_hops` takes them."""
         return self._rows
 
     def _draw(self, w: Workspace, streams: HopStreams) -> None:

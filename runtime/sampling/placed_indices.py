@@ -1,14 +1,12 @@
 """`indices` of which some adjacency lists lie in an array of this rank's own, for every kernel.
 
-A `PlacedIndices` takes the place of the graph's `indices`: positions stay those of the dataset, so
-edge ids, edge weights and batches are the same to the byte. What changes is where `indices[p]` is
-read: in `own`, the chosen lists one after another in order of node id, or in the dataset's mapping.
-Bit p of a bit set says which; the place in `own` is the number of set bits before p, counted from
-the set bits before each word of 64 (a rank directory: Jacobson, FOCS 1989), 16 bytes in 64 edges.
+A `PlacedIndices` takes the place of the graph's `indices`; positions stay those of the dataset, so
+batches are the same to the byte. `indices[p]` is read in `own`, the chosen lists in order of node
+id, or in the dataset's mapping. Bit p of a bit set says which; the place in `own` is the number of
+set bits before p, counted before each word of 64 (a rank directory: Jacobson, FOCS 1989).
 
 For Python it is the dataset's mapping itself, an ndarray; compiled kernels see a type of its own,
-with `indices[p]`, `shape`, `size`, `dtype`, `prefetch_read` and `below_threshold`. A kernel that
-wants more of `indices` does not compile for it.
+with `indices[p]`, `shape`, `size`, `dtype`, `prefetch_read` and `below_threshold`, and no more.
 """
 
 import operator
@@ -44,9 +42,9 @@ class PlacedIndices(np.ndarray):
 
     __numba_array_subtype_dispatch__ = True
     own: NDArray[np.integer]
-    """The lists held, in order of node id; of the dataset's dtype."""
+    """Lists held, in order of node id; of the dataset's dtype."""
     words: NDArray[np.uint64]
-    """Shape (words, 2): 64 bits of the set, and how many bits are set before them."""
+    """64 bits of the set, and how many bits are set before them. Shape (words, 2)."""
 
     def __new__(
         cls, indptr: NDArray[np.integer], indices: NDArray[np.integer], nodes: NDArray[np.integer]
@@ -63,27 +61,27 @@ class PlacedIndices(np.ndarray):
 
     @property
     def rest_address(self) -> int:
-        """Address of the dataset's mapping."""
+        """Return the address of the dataset's mapping."""
         return self.ctypes.data
 
     @property
     def own_address(self) -> int:
-        """Address of the lists held."""
+        """Return the address of the lists held."""
         return self.own.ctypes.data
 
     @property
     def words_address(self) -> int:
-        """Address of the bit set."""
+        """Return the address of the bit set."""
         return self.words.ctypes.data
 
     @property
     def num_edges(self) -> int:
-        """Length of the dataset's `indices`."""
+        """Return the length of the dataset's `indices`."""
         return self.shape[0]
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of the lists held and of the bit set."""
+        """Return the bytes of the lists held and of the bit set."""
         return self.own.nbytes + self.words.nbytes
 
 
@@ -139,7 +137,7 @@ def _unbox(kind, value, c):
 
 
 def _loader(kind: Any) -> Any:
-    """An intrinsic that reads a number of one type at an address."""
+    """Make an intrinsic that reads a number of one type at an address."""
 
     @no_type_check
     def typing_of(typing_context, address):
@@ -160,7 +158,7 @@ _LOADS = {types.int32: _loader(types.int32), types.int64: _loader(types.int64)}
 
 @no_type_check
 def _count_bits_typing(typing_context, word):
-    """Number of set bits of a uint64."""
+    """Count the set bits of a uint64."""
     del typing_context, word
 
     def codegen(context, builder, signature, arguments):
@@ -217,7 +215,7 @@ def _dtype(placed):
 
 @no_type_check
 def directory_pointer(context: Any, builder: Any, kind: Any, value: Any, position: Any) -> Any:
-    """LLVM pointer to the word of the bit set that a position is looked up in."""
+    """Return an LLVM pointer to the word of the bit set that a position is looked up in."""
     struct = cgutils.create_struct_proxy(kind)(context, builder, value=value)
     word = builder.lshr(position, ir.Constant(position.type, 6))
     offset = builder.shl(word, ir.Constant(position.type, 4))
@@ -226,7 +224,7 @@ def directory_pointer(context: Any, builder: Any, kind: Any, value: Any, positio
 
 @no_type_check
 def load_lanes(context: Any, builder: Any, kind: Any, at: Any, lanes: int) -> Any:
-    """LLVM vector of `lanes` entries from a position on, each from where it lies.
+    """Load an LLVM vector of `lanes` entries from a position on, each from where it lies.
 
     `at` are the LLVM values of the placed indices and of the position.
     """
@@ -246,10 +244,7 @@ def _read(placed, position):
 
 
 def _prefetch(builder: Any, context: Any, array_type: Any, arguments: Any, *, write: bool) -> Any:
-    """Prefetch `array[index]`.
-
-    Of placed indices the word of the directory is asked for: it says where the entry lies.
-    """
+    """Prefetch `array[index]`; of placed indices the word that says where the entry lies."""
     if isinstance(array_type, PlacedType):
         pointer = directory_pointer(context, builder, array_type, *arguments)
     else:

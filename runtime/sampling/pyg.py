@@ -1,4 +1,4 @@
-"""A mini-batch as PyG's NeighborLoader would have given it, for users' own training loops."""
+"""View a mini-batch as PyG's NeighborLoader would have given it, for users' own training loops."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,9 @@ def to_pyg(batch: MiniBatch, x: Any = None, y: Any = None) -> "Data":
     Fields: x, y, edge_index (source, destination), n_id with the seeds first, e_id (places in the
     graph's `indices`) where the sampler kept edge ids, input_id, batch_size, num_sampled_nodes and
     num_sampled_edges (lists); where the sampler weights, edge_weight, and weights_of_sampler is
-    True; for links src_index, dst_pos_index and dst_neg_index as
-    LinkLoader gives them for triplets, dst_neg_index always [num_links, num_negatives].
+    True; for links src_index, dst_pos_index and dst_neg_index as LinkLoader gives them for
+    triplets,
+    dst_neg_index always [num_links, num_negatives].
 
     Args:
         batch: In the first_seen dialect.
@@ -81,7 +82,7 @@ class HeteroView:
     """Turns batches of one typed graph into HeteroData.
 
     Args:
-        graph: The dataset, with types of nodes and edges.
+        graph: Dataset with types of nodes and edges.
         types: Its types, edge types named `source__relation__destination`.
 
     Raises:
@@ -102,12 +103,15 @@ class HeteroView:
         """View a first_seen batch.
 
         Per node type: n_id (rows of the type's own table), x (its own columns), y, and
-        num_sampled_nodes by hop; per edge type: edge_index, num_sampled_edges by hop, and e_id
-        (positions in the dataset's `indices`) where the sampler kept edge ids. The seeds' type, of
-        which all seeds have to be, has batch_size and input_id, its seeds first.
+        num_sampled_nodes
+        by hop; per edge type: edge_index, num_sampled_edges by hop, and e_id (positions in the
+        dataset's
+        `indices`) where the sampler kept edge ids. The seeds' type has batch_size and input_id, its
+        seeds
+        first.
 
         Args:
-            batch: In the first_seen dialect, of a `TypedSampler`.
+            batch: In the first_seen dialect, of a `TypedSampler`, seeds of one type.
             x: Rows of `batch.n_id`, a tensor [num_input, widest type], or None.
 
         Raises:

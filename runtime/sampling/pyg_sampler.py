@@ -8,10 +8,8 @@
 
 What is drawn is a function of the run's seed, the epoch and the batch's own seeds: PyG tells a
 sampler nothing of steps, and a counter would repeat itself in every worker. So batches are the same
-with any number of workers. Without `set_epoch` a batch of the same seeds is drawn alike in every
-epoch; that is what validation wants, and shuffled training hardly meets.
-
-This module needs torch_geometric; nothing else in this package imports it.
+with any number of workers. Without `set_epoch` the same seeds draw the same in every epoch, as
+validation wants. This module needs torch_geometric; nothing else in this package imports it.
 """
 
 import math
@@ -42,11 +40,11 @@ class PygSampler(BaseSampler):
     """A `torch_geometric.sampler.BaseSampler` over a sampler of this package.
 
     Args:
-        sampler: Draws the batches; first_seen, unweighted.
+        sampler: Draws the batches: first_seen, unweighted, with edge ids.
         num_nodes: Nodes of the graph.
-        seed: The run's seed, for negative links.
-        edge_order: int64 [E], place in the data's `edge_index` of each edge of the sampler's CSC
-            graph; None where the data lists its edges in that order.
+        seed: Run's seed, for negative links.
+        edge_order: Place in the data's `edge_index` of each edge of the sampler's CSC graph, int64
+            [E]; None where the data lists its edges in that order.
         exclude: Seed links that batches leave out of the graph (`ExcludingSampler` only).
 
     Raises:
@@ -85,12 +83,12 @@ class PygSampler(BaseSampler):
         exclude: Exclude = Exclude.NONE,
         make: Callable[..., BatchSampler] = ExcludingSampler,
     ) -> "PygSampler":
-        """A sampler over `data.edge_index`.
+        """Make a sampler over `data.edge_index`.
 
         Args:
-            data: A homogeneous graph; messages flow from `edge_index[0]` to `edge_index[1]`.
+            data: Homogeneous graph; messages flow from `edge_index[0]` to `edge_index[1]`.
             fanouts: Neighbours per hop, the hop next to the seeds first; -1 takes all.
-            seed: The run's seed.
+            seed: Run's seed.
             exclude: Seed links that batches leave out of the graph.
             make: Called as make(indptr, indices, fanouts, seed=seed, edge_ids=True).
 
@@ -109,7 +107,7 @@ class PygSampler(BaseSampler):
 
     @property
     def edge_permutation(self) -> None:
-        """None: edges are already given by their place in the data's `edge_index`."""
+        """Return None: edges are already given by their place in the data's `edge_index`."""
         return None
 
     def set_epoch(self, epoch: int) -> None:
@@ -117,11 +115,7 @@ class PygSampler(BaseSampler):
         self._epoch.fill_(epoch)
 
     def sample_from_nodes(self, index: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:
-        """Sample the neighbourhood of a batch of distinct nodes.
-
-        Raises:
-            SamplerError: seeds with times, repeated seeds, or a sampler whose batches have no view.
-        """
+        """Sample the neighbourhood of a batch of distinct nodes without times."""
         del kwargs
         if index.time is not None:
             raise SamplerError("expected seeds without times, found times; they are not supported")
@@ -133,13 +127,10 @@ class PygSampler(BaseSampler):
     def sample_from_edges(
         self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None
     ) -> SamplerOutput:
-        """Sample the neighbourhoods of a batch of links and of their negatives.
+        """Sample the neighbourhoods of a batch of links without times, and of their negatives.
 
         Negatives are drawn uniformly, or by the weights that `neg_sampling` holds, by the id of the
         link they belong to; an edge of the graph may be drawn, as in PyG's own samplers.
-
-        Raises:
-            SamplerError: links with times, or a sampler whose batches have no view.
         """
         if index.time is not None:
             raise SamplerError("expected links without times, found times; they are not supported")
@@ -181,7 +172,7 @@ class PygSampler(BaseSampler):
     def _negatives(
         self, ids: NDArray[np.int64], count: int, step: int, weight: Tensor | None, *, end: int
     ) -> NDArray[np.int64]:
-        """Nodes [count]: number m belongs to link m modulo the number of links."""
+        """Draw `count` nodes: number m belongs to link m modulo the number of links."""
         number = np.arange(count)
         source = stream(self.seed, int(self._epoch), step, end, Purpose.NEGATIVE)
         bits = draw(source, ids[number % len(ids)], number // len(ids))
@@ -226,7 +217,7 @@ def _ids(input_id: Tensor | None, count: int) -> NDArray[np.int64]:
 
 
 def _step_of(seeds: NDArray[np.int64], ids: NDArray[np.int64]) -> int:
-    """A number for the batch: a hash of its seeds and their ids, in order."""
+    """Hash a batch's seeds and their ids, in order, into a number for the batch."""
     words = np.concatenate([seeds, ids]).astype(np.uint64)
     with np.errstate(over="ignore"):
         return int(mix(words + mix(np.arange(len(words)))).sum(dtype=np.uint64))

@@ -1,8 +1,7 @@
-"""Every sampler that a plan may name, in one table: a sampler is one entry.
+"""List every sampler that a plan may name: a sampler is one entry.
 
-What the planner, the loader, the service and the command line know of a sampler is read from it.
-Functions stand as "module:function" and are imported when they are called, so that this table
-loads neither torch nor numba.
+Planner, loader, service and command line read it. Functions stand as "module:function" and are
+imported when they are called, so that the table loads neither torch nor numba.
 """
 
 import importlib
@@ -19,10 +18,10 @@ Values = Mapping[str, Value]
 E = TypeVar("E", bound=StrEnum)
 
 DEFAULT_SAMPLER = Sampler().name
-"""Name of the sampler of users who ask for none."""
+"""Sampler of users who ask for none."""
 
 Ability = Literal["stacks", "captured", "grid"]
-"""stacks: a GPU draws several batches at once; captured: it draws a batch by one CUDA graph;
+"""stacks: a GPU draws several batches at once; captured: a GPU draws a batch by one CUDA graph;
 grid: ranks of a process grid draw it from parts of the graph."""
 
 
@@ -43,9 +42,9 @@ class Draws(StrEnum):
     WITHOUT_REPLACEMENT = "without-replacement"
     """A fixed number of different ones."""
     REPLACEMENT = "replacement"
-    """A fixed number of independent draws; the same one may come twice."""
+    """A fixed number of independent draws; one may come twice."""
     POISSON = "poisson"
-    """Each by itself with its own probability; the number varies."""
+    """Each with its own probability; the number varies."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +68,7 @@ class SamplerSpec:
     gpu: str = ""
     """Function from a `SamplerRequest` to its form on a GPU; empty: cores draw for GPUs."""
     parameters: dict[str, Value] = field(default_factory=dict[str, Value])
-    """Defaults of its parameters:
+    """Defaults of its parameters. Those that several samplers have:
 
     draws        without-replacement | replacement | poisson (`Draws`)
     estimator    plain | horvitz-thompson | hajek (`Estimator`)
@@ -80,13 +79,13 @@ class SamplerSpec:
 
     # Statistics.
     draws: Draws = Draws.WITHOUT_REPLACEMENT
-    """How it draws where its parameters say nothing."""
+    """How it draws where its parameters do not say."""
     unequal: bool = False
-    """Whether chances within a row differ by its nature."""
+    """Whether chances within a row differ whatever its parameters are."""
     law: Callable[[SamplingLaw, Values], SamplingLaw] | None = None
-    """What its own parameters change of the law that draws, estimator and weights give."""
+    """Function that lets its own parameters change the law of draws, estimator and weights."""
     takes_all: bool = False
-    """Whether it draws nothing: it takes all neighbours."""
+    """Whether it takes all neighbours."""
     is_baseline: bool = False
     """Whether it is the sampling that exact statistics are held against."""
     exact_weights: bool = False
@@ -94,11 +93,11 @@ class SamplerSpec:
 
     # What it can.
     layerwise: bool = False
-    """Whether it draws a layer for all vertices so far, hence in expansion every_hop alone."""
+    """Whether it draws layers for all vertices so far, hence in expansion every_hop alone."""
     abilities: frozenset[Ability] = frozenset()
-    """What it can with any parameters."""
+    """Abilities with any parameters."""
     default_abilities: frozenset[Ability] = frozenset()
-    """What it can with its default parameters alone."""
+    """Abilities with its default parameters alone."""
     lone: Callable[[Values], str] = lambda _: "its entry does not say that ranks can"
     """Why ranks cannot draw one batch together, from its parameters; empty: they can."""
     local_form: str = ""
@@ -108,22 +107,22 @@ class SamplerSpec:
     reads_chosen: bool = False
     """Whether it reads the chosen neighbours of a list and no others."""
     is_probed: bool = False
-    """Whether the rates of sampling that the probe measures are this sampler's."""
+    """Whether the probe measures this sampler's rates."""
     launches: Literal["", "hops", "layers"] = ""
-    """Which count of a GPU's kernels is its own; empty: that of hops is borrowed."""
+    """Count of a GPU's kernels that holds for it; empty: that of hops is borrowed."""
     one_draw_per_vertex: bool = False
-    """Whether a vertex is drawn or not for all lists that it stands in."""
+    """Whether a vertex is drawn, or not, for all lists that hold it."""
     auto_parameters: tuple[dict[str, float | str], ...] = ()
     """Parameters that sampler auto tries, the preferred ones first; empty: not tried."""
 
     @property
     def prefers_local(self) -> bool:
-        """Whether it is told a rank's own rows, and prefers them by a factor."""
+        """Tell whether it prefers a rank's own rows by a factor."""
         return self.local_form == self.name
 
     @property
     def dependent(self) -> bool:
-        """Whether successive batches can share draws."""
+        """Tell whether successive batches can share draws."""
         return "kappa" in self.parameters
 
 
@@ -160,7 +159,7 @@ _KAPPA: dict[str, Value] = {"kappa": 1, "dependence": "smooth", "layer_dependent
 
 
 def _layerwise(name: str, draws: Draws, parameters: dict[str, Value]) -> SamplerSpec:
-    """The entry of a sampler by layers.
+    """Make the entry of a sampler by layers.
 
     sizes        vertices per layer, next to the seeds first, as in "512,256"; empty: the fan-outs
     norm         fro | count2
@@ -249,14 +248,11 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         local_form="las",
     ),
 )}  # fmt: skip
-"""The table, by name. Its order is the order in which names are listed."""
+"""All samplers by name, in the order in which names are listed."""
 
 
 def find_sampler(name: str) -> SamplerSpec:
-    """Find a sampler by its name.
-
-    Raises:
-        SamplerError: there is no such sampler.
+    """Return the entry of a sampler; an unknown name is refused.
 
     >>> find_sampler("ladies").layerwise
     True
@@ -270,7 +266,7 @@ def find_sampler(name: str) -> SamplerSpec:
 
 
 def sampler_or_unknown(name: str) -> SamplerSpec:
-    """Find a sampler by its name; what else draws batches has an entry that says nothing of it.
+    """Return the entry of a name; for what else draws batches, one that says nothing of it.
 
     >>> sampler_or_unknown("neighbor of each type").is_probed
     False
@@ -288,7 +284,7 @@ def is_default(name: str, parameters: Mapping[str, Any]) -> bool:
 
 
 def is_layerwise(name: str) -> bool:
-    """Tell whether a sampler draws by layers; a name of none does not."""
+    """Tell whether a name is that of a sampler that draws by layers."""
     return name in SAMPLERS and SAMPLERS[name].layerwise
 
 
@@ -303,11 +299,7 @@ def is_able(name: str, parameters: Mapping[str, Any], ability: Ability) -> bool:
 
 
 def parameters_of(sampler: Sampler) -> dict[str, Value]:
-    """A plan's parameters with the defaults of the others.
-
-    Raises:
-        SamplerError: an unknown name or parameter.
-    """
+    """Return a plan's parameters with the defaults of the others; unknown ones are refused."""
     known = find_sampler(sampler.name).parameters
     for key in sampler.parameters:
         if key not in known:
@@ -319,11 +311,7 @@ def parameters_of(sampler: Sampler) -> dict[str, Value]:
 
 
 def choice(name: str, values: Values, kind: type[E], key: str) -> E:
-    """A parameter of sampler `name` that is one of an enumeration.
-
-    Raises:
-        SamplerError: it is none of them.
-    """
+    """Return a parameter of sampler `name` that is a member of an enumeration."""
     value = str(values[key])
     if value not in list(kind):
         raise SamplerError(
@@ -334,11 +322,7 @@ def choice(name: str, values: Values, kind: type[E], key: str) -> E:
 
 
 def number(name: str, values: Values, key: str) -> float:
-    """A parameter of sampler `name` that is a number, "inf" included.
-
-    Raises:
-        SamplerError: it is none.
-    """
+    """Return a parameter of sampler `name` that is a number, "inf" included."""
     try:
         return float(values[key])
     except ValueError:
@@ -348,11 +332,7 @@ def number(name: str, values: Values, key: str) -> float:
 
 
 def law_of(sampler: Sampler) -> SamplingLaw:
-    """How a plan's sampler draws and weights.
-
-    Raises:
-        SamplerError: an unknown name or parameter, or a value that cannot be used.
-    """
+    """Return how a plan's sampler draws and weights."""
     name, values = sampler.name, parameters_of(sampler)
     spec = SAMPLERS[name]
     law = SamplingLaw(
@@ -366,11 +346,7 @@ def law_of(sampler: Sampler) -> SamplingLaw:
 
 
 def why_alone(sampler: Sampler) -> str:
-    """Why ranks cannot draw a batch of a plan's sampler together; empty where they can.
-
-    Raises:
-        SamplerError: as `law_of`.
-    """
+    """Return why ranks cannot draw a batch of a plan's sampler together; empty where they can."""
     return find_sampler(sampler.name).lone(parameters_of(sampler))
 
 

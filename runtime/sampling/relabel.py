@@ -1,4 +1,4 @@
-"""From global ids to local ones: a dense table, or a hash table of the batch's size.
+"""Relabel global ids to local ones, by a dense table or a hash table of the batch's size.
 
 Both are one uint32 array and give the same local ids: a node's rank of first appearance. An entry
 is `base + local`, and `base` moves past all entries of a batch before the next one starts, so
@@ -22,7 +22,7 @@ from gnnplan.runtime.sampling.rng import ODD
 CHUNK = 256
 """Edges that are relabelled while the table's entries of the next ones are on their way."""
 ENTRIES = 1 << 32
-"""Bases and local ids stay below it; then the table is cleared."""
+"""Bound of bases and local ids, at which the table is cleared."""
 _SMALLEST = 1024
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
 
@@ -32,18 +32,13 @@ class TableArrays(NamedTuple):
 
     entries: NDArray[np.uint32]
     shift: int
-    """0: dense; otherwise a hash is the top 64 - shift bits of a product."""
+    """0 if dense; else a hash is the top 64 - shift bits of a product."""
     stamp: NDArray[np.int64]
     """Base of this batch or, between two, of the next. Shape (1,)."""
 
 
 class Table:
-    """One thread's table.
-
-    Args:
-        num_nodes: Nodes of the graph.
-        dense: One entry per node of the graph, or a hash table that `reserve` makes large enough.
-    """
+    """One thread's table: dense, or a hash table that `reserve` makes large enough."""
 
     def __init__(self, num_nodes: int, *, dense: bool) -> None:
         self.dense = dense
@@ -52,16 +47,16 @@ class Table:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the table."""
+        """Return the bytes of the table."""
         return self.entries.nbytes
 
     def arrays(self) -> TableArrays:
-        """The table for kernels, until it grows."""
+        """Return the table for kernels, until it grows."""
         shift = 0 if self.dense else 65 - int(self.entries.shape[0]).bit_length()
         return TableArrays(self.entries, shift, self.stamp)
 
     def reserve(self, nodes: int) -> bool:
-        """Make room for so many nodes, at most half full; True where the table is a new one."""
+        """Make room for so many nodes, at most half full; return True for a new table."""
         if self.dense or self.entries.shape[0] >= 2 * nodes:
             return False
         self.entries = np.zeros(1 << (2 * nodes - 1).bit_length(), dtype=np.uint32)
@@ -71,7 +66,7 @@ class Table:
 @kernel
 @no_type_check
 def begin_batch(table, nodes):
-    """Base of a batch with up to `nodes` distinct nodes; the table is cleared when bases end."""
+    """Return the base of a batch of up to `nodes` nodes; clear the table when bases end."""
     if table.stamp[0] + nodes + 1 >= ENTRIES:
         table.entries[:] = 0
         table.stamp[0] = 1
@@ -87,7 +82,7 @@ def _slot_of(node, shift):
 @inlined_kernel
 @no_type_check
 def _find_slot(entries, shift, base, node_ids, node, known):
-    """The slot of a node in a hashed table, and its local id or at least `known`."""
+    """Find the slot of a node in a hashed table, and its local id or at least `known`."""
     mask = np.uint64(entries.shape[0] - 1)
     slot = _slot_of(node, shift)
     name = np.uint64(np.uint32(entries[slot] - base))
@@ -101,7 +96,7 @@ def _find_slot(entries, shift, base, node_ids, node, known):
 @kernel
 @no_type_check
 def find(entries, shift, base, node_ids, node, known):
-    """Local id of a node, or `known` where it has not been entered."""
+    """Return the local id of a node, or `known` where it has not been entered."""
     if shift == 0:
         return min(np.uint64(np.uint32(entries[node] - base)), known)
     _, name = _find_slot(entries, shift, base, node_ids, np.uint64(node), known)
@@ -111,7 +106,7 @@ def find(entries, shift, base, node_ids, node, known):
 @kernel
 @no_type_check
 def find_or_add(entries, shift, base, node_ids, node, known):
-    """Local id of a node; where it is new that is `known`, and the node is entered.
+    """Return the local id of a node; where it is new that is `known`, and the node is entered.
 
     The caller writes node_ids[known] and counts on where `known` is returned.
     """
@@ -178,7 +173,7 @@ def gather(table, indices, positions, values, first, last):
 @kernel
 @no_type_check
 def relabel_range(table, values, local, first, last, node_ids, known):
-    """Local ids of values[first:last]; new nodes are added. Return the number of nodes then."""
+    """Write local ids of values[first:last], adding new nodes; return the number of nodes then."""
     entries, shift, stamp = table
     base = np.uint64(stamp[0])
     if shift == 0:
@@ -205,7 +200,7 @@ def relabel_range(table, values, local, first, last, node_ids, known):
 @kernel
 @no_type_check
 def relabel_values(table, values, local, first, last, node_ids, known):
-    """`relabel_range` of many values, chunk by chunk."""
+    """Relabel many values as `relabel_range` does, chunk by chunk."""
     known = np.uint64(known)
     ask_entries(table, values, first, min(first + CHUNK, last))
     while first < last:
@@ -219,7 +214,7 @@ def relabel_values(table, values, local, first, last, node_ids, known):
 @kernel
 @no_type_check
 def relabel_chosen(table, indices, positions, values, local, first, last, node_ids, known):
-    """`relabel_values` of the neighbours at positions[first:last], which it reads into `values`."""
+    """Relabel the neighbours at positions[first:last], which it reads into `values`."""
     known = np.uint64(known)
     done, gathered = first, first
     while done < last:
@@ -233,7 +228,7 @@ def relabel_chosen(table, indices, positions, values, local, first, last, node_i
 @kernel
 @no_type_check
 def find_bad_seed(table, nodes, ends, num_nodes):
-    """Position in `nodes` of the first seed out of range or twice in its batch, or -1."""
+    """Find the first seed in `nodes` that is out of range or twice in its batch; -1 if none."""
     for b in range(ends.shape[0] - 1):
         ids = nodes[ends[b] : ends[b + 1]]
         begin_batch(table, ids.shape[0])

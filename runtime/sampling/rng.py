@@ -39,7 +39,7 @@ class Purpose(IntEnum):
     NEIGHBOR = 1
     """Neighbour selection."""
     SHUFFLE = 2
-    """The order of the seeds of an epoch."""
+    """Order of the seeds of an epoch."""
     CALIBRATION = 3
     """Profiling and probing: draws that training must not repeat."""
     DROPOUT = 4
@@ -59,12 +59,8 @@ class Purpose(IntEnum):
 def stream(seed: int, epoch: int, step: int, hop: int, purpose: Purpose) -> np.uint64:
     """Derive the stream of one hop of one step.
 
-    Args:
-        seed: The run's seed; any integer, taken modulo 2^64.
-        epoch: Epoch number.
-        step: Optimiser step within the epoch.
-        hop: 0 for the neighbours of the seeds, then 1, ...
-        purpose: What the numbers are for.
+    `seed` is any integer, taken modulo 2^64; `hop` is 0 for the neighbours of the seeds, then 1,
+    ...
     """
     state = 0
     for word in (seed, epoch, step, hop, int(purpose)):
@@ -73,14 +69,14 @@ def stream(seed: int, epoch: int, step: int, hop: int, purpose: Purpose) -> np.u
 
 
 def _mix_int(z: int) -> int:
-    """`mix` on one Python integer (numpy scalars would warn on the wanted overflow)."""
+    """Apply `mix` to one Python integer (numpy scalars would warn of the wanted overflow)."""
     z = ((z ^ (z >> 30)) * int(MIX_1)) & _MASK
     z = ((z ^ (z >> 27)) * int(MIX_2)) & _MASK
     return z ^ (z >> 31)
 
 
 def mix(z: Integers) -> NDArray[np.uint64]:
-    """SplitMix64's finaliser, a bijection of uint64, element by element."""
+    """Apply SplitMix64's finaliser, a bijection of uint64, element by element."""
     z = np.asarray(z, dtype=np.uint64)
     with np.errstate(over="ignore"):
         z = (z ^ (z >> _S30)) * MIX_1
@@ -89,15 +85,12 @@ def mix(z: Integers) -> NDArray[np.uint64]:
 
 
 def draw(stream: np.uint64, id: Integers, j: Integers) -> NDArray[np.uint64]:
-    """Draw the j-th 64-bit number of each id.
+    """Draw the j-th 64-bit number of each id: uint64 of the broadcast shape.
 
     Args:
         stream: From `stream()`.
         id: Global node or edge ids, non-negative integers, any shape.
         j: Index of the draw, non-negative integers, broadcast against `id`.
-
-    Returns:
-        uint64 array of the broadcast shape (0-dimensional for two scalars).
     """
     ids = np.asarray(id).astype(np.uint64)
     turns = np.asarray(j).astype(np.uint64)
@@ -109,11 +102,9 @@ def draw(stream: np.uint64, id: Integers, j: Integers) -> NDArray[np.uint64]:
 def bounded(bits: Integers, bound: Integers) -> NDArray[np.int64]:
     """Map 64 random bits to 0 .. bound-1: the high 64 bits of the product bits * bound.
 
-    The law is uniform up to bound / 2^64. The product is taken by 32-bit halves.
-
-    Args:
-        bits: uint64 array from `draw`.
-        bound: Positive integers below 2^63, broadcast against `bits`.
+    The law is uniform up to bound / 2^64. The bound is a positive integer below 2^63, broadcast
+    against
+    the bits. The product is taken by 32-bit halves.
     """
     a = np.asarray(bits, dtype=np.uint64)
     b = np.asarray(bound).astype(np.uint64)
@@ -128,7 +119,7 @@ def bounded(bits: Integers, bound: Integers) -> NDArray[np.int64]:
 @inlined_kernel
 @no_type_check
 def mix_kernel(z):
-    """Numba twin of `mix` for one uint64."""
+    """Apply `mix` to one uint64 in numba."""
     z = (z ^ (z >> _S30)) * MIX_1
     z = (z ^ (z >> _S27)) * MIX_2
     return z ^ (z >> _S31)
@@ -137,28 +128,28 @@ def mix_kernel(z):
 @inlined_kernel
 @no_type_check
 def key_kernel(stream, id):
-    """First half of `draw`: what all the draws of one id share."""
+    """Compute what all the draws of one id share: the first half of `draw`."""
     return mix_kernel(stream ^ (np.uint64(id) * ODD))
 
 
 @inlined_kernel
 @no_type_check
 def value_kernel(key, j):
-    """Second half of `draw`: the j-th number of a key."""
+    """Compute the j-th number of a key: the second half of `draw`."""
     return mix_kernel(key + (np.uint64(j) + np.uint64(1)) * GOLDEN)
 
 
 @inlined_kernel
 @no_type_check
 def bounded_kernel(bits, bound):
-    """Numba twin of `bounded`."""
+    """Apply `bounded` to one word in numba."""
     return np.int64(mulhi(bits, np.uint64(bound)))
 
 
 @kernel
 @no_type_check
 def draw_kernel(stream, ids, j, out):
-    """Numba twin of `draw`: out[i] = draw(stream, ids[i], j[i]); out is uint64."""
+    """Write draw(stream, ids[i], j[i]) to out[i], uint64."""
     for i in range(ids.shape[0]):
         out[i] = value_kernel(key_kernel(stream, ids[i]), j[i])
 
@@ -166,6 +157,6 @@ def draw_kernel(stream, ids, j, out):
 @kernel
 @no_type_check
 def bounded_all_kernel(bits, bounds, out):
-    """Numba twin of `bounded` over arrays; out is int64."""
+    """Apply `bounded` to arrays; `out` is int64."""
     for i in range(bits.shape[0]):
         out[i] = bounded_kernel(bits[i], bounds[i])

@@ -1,13 +1,11 @@
-"""Which seeds a rank takes at each step: a global shuffle, dealt in contiguous balanced shares.
+"""Deal the seeds, or the links, of each step to ranks: a global shuffle in balanced shares.
 
 The order of an epoch is a pure function of (seed, epoch): positions in the training index sorted by
 their draw of the epoch's shuffle stream. Every rank computes the same order, so nothing is sent.
 
-Seeds of link prediction: which links a rank takes at each step, and the nodes they need.
-
 A link is a positive pair (source, destination) of the dataset's split; its global id is its
-position there. A batch's seeds are the distinct ends of its links and of their negatives, in
-ascending order; `links` says which of them a model has to score against each other.
+position
+there. A batch's seeds are then the distinct ends of its links and of their negatives, ascending.
 """
 
 import numpy as np
@@ -22,9 +20,9 @@ class SeedSchedule:
     """The seeds of every (epoch, step) for one rank; any thread may ask.
 
     Args:
-        train_idx: int64 [n], distinct global node ids.
-        batch_size: GLOBAL batch: seeds per optimiser step over all ranks.
-        seed: The run's seed.
+        train_idx: Distinct global node ids, int64 [n].
+        batch_size: Seeds per optimiser step over all ranks, the GLOBAL batch.
+        seed: Run's seed.
         num_ranks: Ranks that share each batch.
         rank: This rank.
         drop_last: Leave out an incomplete last batch; otherwise each seed occurs once per epoch.
@@ -54,12 +52,12 @@ class SeedSchedule:
 
     @property
     def num_steps(self) -> int:
-        """Optimiser steps per epoch, the same on every rank."""
+        """Return the optimiser steps per epoch, the same on every rank."""
         whole, rest = divmod(len(self.train_idx), self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
     def order(self, epoch: int) -> NDArray[np.int64]:
-        """The epoch's permutation of positions in the training index, the same on every rank."""
+        """Return the epoch's permutation of positions in the training index, on every rank."""
         # One tuple, replaced at once: threads may compute it twice but never see half of it.
         known, order = self._latest
         if known != epoch:
@@ -72,11 +70,11 @@ class SeedSchedule:
     def share(
         self, epoch: int, step: int, *, rank: int | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-        """A rank's part of one global batch; this rank's, if none is named.
+        """Return a rank's part of one global batch; this rank's, if none is named.
 
         Returns:
-            seeds: int64 [m], global node ids; may be empty.
-            input_id: int64 [m], their positions in the training index.
+            seeds: Global node ids, int64 [m]; may be empty.
+            input_id: Their positions in the training index, int64 [m].
             global_num_seeds: Seeds of the step over all ranks.
         """
         if not 0 <= step < self.num_steps:
@@ -117,7 +115,7 @@ class SeedSchedule:
 
 
 def _stable_order(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """np.argsort(keys, kind="stable"), in half its time where no two keys are equal."""
+    """Sort as np.argsort(keys, kind="stable"), in half its time where no two keys are equal."""
     order = np.argsort(keys)
     ranked = keys[order]
     if (ranked[1:] != ranked[:-1]).all():
@@ -126,17 +124,14 @@ def _stable_order(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 class LinkSchedule:
-    """The links of every (epoch, step) for one rank: `SeedSchedule` over link ids.
+    """The links of every (epoch, step) for one rank, as `SeedSchedule` deals seeds.
 
     Args:
-        pairs: int64 [n, 2], source and destination; a pair may occur more than once.
-        batch_size: GLOBAL batch: links per optimiser step over all ranks.
-        seed: The run's seed.
+        pairs: Source and destination, int64 [n, 2]; a pair may occur more than once.
+        batch_size: Links per optimiser step over all ranks, the GLOBAL batch.
+        seed: Run's seed.
         num_ranks: Ranks that share each batch.
         rank: This rank.
-
-    Raises:
-        SamplerError: no links, or sizes that make no step.
     """
 
     def __init__(
@@ -156,22 +151,22 @@ class LinkSchedule:
 
     @property
     def num_steps(self) -> int:
-        """Optimiser steps per epoch, the same on every rank."""
+        """Return the optimiser steps per epoch, the same on every rank."""
         return self._ids.num_steps
 
     def share(self, epoch: int, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-        """This rank's part of one global batch.
+        """Return this rank's part of one global batch.
 
         Returns:
             pairs: int64 [m, 2], may be empty.
-            ids: int64 [m], their global ids.
+            ids: Their global ids, int64 [m].
             total: Links of the step over all ranks.
         """
         ids, _, total = self._ids.share(epoch, step)
         return self.pairs[ids], ids, total
 
     def step_pairs(self, epoch: int, step: int) -> NDArray[np.int64]:
-        """The whole global batch's pairs, int64 [b, 2], the same on every rank."""
+        """Return the whole global batch's pairs, int64 [b, 2], the same on every rank."""
         first = step * self.batch_size
         return self.pairs[self._ids.order(epoch)[first : first + self.batch_size]]
 
@@ -179,15 +174,15 @@ class LinkSchedule:
 def link_seeds(
     pairs: NDArray[np.int64], negatives: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The nodes that some links need, and where they stand among them.
+    """Return the nodes that some links and their negatives need, and where they stand among them.
 
     Args:
-        pairs: int64 [n, 2], source and destination.
-        negatives: int64 [n, q], negative destinations.
+        pairs: Source and destination, int64 [n, 2].
+        negatives: Negative destinations, int64 [n, q].
 
     Returns:
-        seeds: int64 [s], distinct, ascending.
-        links: int64 [n, 2 + q], positions in `seeds` of source, destination and negatives.
+        seeds: Distinct and ascending, int64 [s].
+        links: Positions in `seeds` of source, destination and negatives, int64 [n, 2 + q].
     """
     nodes = np.concatenate([pairs, negatives], axis=1)
     seeds, local = np.unique(nodes, return_inverse=True)

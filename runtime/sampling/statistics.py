@@ -1,4 +1,4 @@
-"""How far a way of sampling may change training statistics: exact, unbiased or approximate.
+"""Say how far a way of sampling may change training statistics: exact, unbiased or approximate.
 
 The class belongs to the triple (sampler, estimator, consuming layer) and is computed here alone.
 
@@ -25,20 +25,20 @@ from gnnplan.runtime.sampling.registry import (
 
 
 class StatisticsClass(StrEnum):
-    """From the strictest to the loosest."""
+    """Classes of statistics, from the strictest to the loosest."""
 
     EXACT = "exact"
     UNBIASED = "unbiased"
     APPROXIMATE = "approximate"
 
     def allows(self, other: "StatisticsClass") -> bool:
-        """Whether a user who allows this class may be given `other`."""
+        """Tell whether a user who allows this class may be given `other`."""
         order = list(StatisticsClass)
         return order.index(other) <= order.index(self)
 
 
 class Layer(StrEnum):
-    """What consumes a block, by what matters here."""
+    """Kinds of layers that consume a block."""
 
     MEAN = "mean"
     """A mean over in-neighbours: SAGE, and R-GCN per relation."""
@@ -52,7 +52,7 @@ _LAYERS = {"sage": Layer.MEAN, "rgcn": Layer.MEAN, "gcn": Layer.WEIGHTED_SUM, "g
 
 
 def layer_of_model(model: str) -> Layer:
-    """The kind of layer of a workload's model; a user's own model counts as not linear."""
+    """Return the kind of layer of a workload's model; a user's own model counts as not linear."""
     return _LAYERS.get(model, Layer.OTHER)
 
 
@@ -65,19 +65,18 @@ def statistics_class(
     unequal: bool = False,
     kappa: int | float = 1,
 ) -> StatisticsClass:
-    """Class of a sampler whose estimate a layer consumes.
+    """Return the class of a sampler whose estimate a layer consumes.
 
-    Every edge of a row is drawn with the same probability k/d by uniform neighbour sampling, so for
-    a mean its Horvitz-Thompson weight (1/d)(d/k) and its Hajek weight are both 1/k, the plain mean.
+    Uniform neighbour sampling draws every edge of a row with probability k/d, so for a mean its
+    Horvitz-Thompson weight (1/d)(d/k) and its Hajek weight are both 1/k, the plain mean.
 
     Args:
         sampler: Its name; locality-aware sampling over LADIES has LADIES' class.
         estimator: How drawn edges are weighted.
         layer: What consumes the block.
-        draws: How they are drawn; None is the sampler's own way. Exact-k LABOR is without
+        draws: How they are drawn; None is the sampler's own way, exact-k LABOR is without
             replacement.
-        unequal: Probabilities within a row differ: edge weights, LABOR with iterations; those of
-            some samplers do by their nature.
+        unequal: Whether chances within a row differ: by edge weights, or LABOR's iterations.
         kappa: Batches over which draws move to fresh ones; 1 is independent, infinite is frozen.
 
     Raises:
@@ -103,11 +102,7 @@ def statistics_class(
 
 
 def class_of(sampler: Sampler, layer: Layer) -> StatisticsClass:
-    """Statistics class of a plan's sampler under what its model's layers do.
-
-    Raises:
-        SamplerError: an unknown name or parameter, or a value that cannot be used.
-    """
+    """Return the class of a plan's sampler under what its model's layers do."""
     values, law = parameters_of(sampler), law_of(sampler)
     kappa = number(sampler.name, values, "kappa") if "kappa" in values else 1.0
     return statistics_class(
@@ -116,20 +111,12 @@ def class_of(sampler: Sampler, layer: Layer) -> StatisticsClass:
 
 
 def is_weighted(sampler: Sampler) -> bool:
-    """Whether the blocks of a plan's sampler hold an estimator's edge weights.
-
-    Raises:
-        SamplerError: as `class_of`.
-    """
+    """Tell whether the blocks of a plan's sampler hold an estimator's edge weights."""
     return law_of(sampler).estimator is not Estimator.PLAIN
 
 
 def is_correlated(kappa: int | float) -> bool:
-    """Whether successive batches share randomness: the flag beside the class of kappa > 1.
-
-    Raises:
-        SamplerError: kappa below 1 or no number.
-    """
+    """Tell whether successive batches share draws: kappa above 1; below it is refused."""
     if not kappa >= 1:
         raise SamplerError(
             f"expected kappa of at least 1 (1: independent batches), found {kappa}; raise it"
@@ -138,7 +125,7 @@ def is_correlated(kappa: int | float) -> bool:
 
 
 def _uniform(estimator: Estimator, layer: Layer) -> StatisticsClass:
-    """The user's own sampling: exact as it is, and under weights that equal the plain mean."""
+    """Return the class of the user's own sampling, exact where weights equal the plain mean."""
     if estimator is Estimator.PLAIN or layer is Layer.MEAN:
         return StatisticsClass.EXACT
     if estimator is Estimator.HORVITZ_THOMPSON and layer is Layer.WEIGHTED_SUM:
@@ -149,7 +136,7 @@ def _uniform(estimator: Estimator, layer: Layer) -> StatisticsClass:
 def _is_unbiased(
     spec: SamplerSpec, estimator: Estimator, layer: Layer, draws: Draws, unequal: bool
 ) -> bool:
-    """Whether a linear layer's aggregation over the drawn edges is right on average."""
+    """Tell whether a linear layer's aggregation over the drawn edges is right on average."""
     if layer is Layer.OTHER:
         return False
     if estimator is Estimator.HORVITZ_THOMPSON:
@@ -162,15 +149,16 @@ def _is_unbiased(
 
 
 SAFE_SHARED_LAYERS = 2
-"""Exchanging layers up to which one shared draw is unbiased, end to end, for a linear net: from
-three on the path v -> u -> v -> u uses the draw of v twice [C11]."""
+"""Exchanging layers up to which one shared draw is unbiased for a linear net: from three on the
+path
+v -> u -> v -> u uses the draw of v twice [C11]."""
 
 
 def full_graph_class(settings: FullGraph, model: str, num_layers: int) -> StatisticsClass:
-    """Class of the aggregations of a model's layers.
+    """Return the class of the aggregations of a model's layers in full-graph training.
 
-    exact: nothing is dropped. unbiased: 1/p with draws of each layer's own, or a shared one over
-    at most two exchanging layers. approximate: all else, also p = 0 and attention, whose softmax
+    exact: nothing is dropped. unbiased: 1/p with draws of each layer's own, or a shared one over at
+    most two exchanging layers. approximate: all else, also p = 0 and attention, whose softmax
     renormalises what is left.
     """
     if settings.keep >= 1:

@@ -1,9 +1,9 @@
 """Neighbour sampling on typed graphs: every edge type has its own fan-out at every hop.
 
 A vertex draws, of each edge type apart, up to that type's fan-out of in-neighbours, uniformly and
-without replacement (tests/reference). With R edge types, the edges of type r of vertex v are a row
-of their own, v * R + r; that number is also the id that its draws are keyed by. Blocks list a
-destination's edges type after type, with `relation_ptr` telling them apart.
+without replacement (tests/reference). With R edge types, the edges of type r of vertex v are row
+v * R + r; that number also keys their draws. Blocks list a destination's edges type after type,
+with `relation_ptr` telling them apart.
 """
 
 from collections.abc import Sequence
@@ -33,10 +33,11 @@ from gnnplan.runtime.sampling.workspace import Workspace
 @kernel
 @no_type_check
 def sort_by_type(indptr, indices, edge_type, num_types, ends, sorted_indices, order):
-    """Stable sort of each vertex's edges by type.
+    """Sort each vertex's edges by type, stably.
 
-    Fills ends [N * R + 1], the sorted in-neighbours and each one's former position. Returns the
-    position of the first type out of range, or -1.
+    Fill ends [N * R + 1], the sorted in-neighbours and each one's former position. Return the
+    position
+    of the first type out of range, or -1.
     """
     for v in range(indptr.shape[0] - 1):
         for e in range(indptr[v], indptr[v + 1]):
@@ -57,7 +58,7 @@ def sort_by_type(indptr, indices, edge_type, num_types, ends, sorted_indices, or
 
 
 class TypedRows(NamedTuple):
-    """A graph with R edge types: vertex v has a row per type, v * R .. v * R + R - 1."""
+    """A graph with R edge types: vertex v has the rows v * R .. v * R + R - 1."""
 
     indptr: NDArray[np.integer]
     """Shape (N * R + 1,)."""
@@ -106,26 +107,15 @@ form_for(expand_hop, TypedRows)(expand_chunks.py_func)
 
 
 class TypedSampler(NeighborSampler):
-    """`NeighborSampler` with fan-outs by edge type.
+    """Samples as `NeighborSampler`, with fan-outs by edge type.
 
-    Memory: 8 bytes per vertex and edge type, 12 or 16 per edge.
+    Takes 8 bytes per vertex and edge type, and 12 or 16 per edge.
 
-    Args:
-        indptr: int64 [N + 1].
-        indices: int32 or int64 [E].
+    Args (others as in `NeighborSampler`):
         edge_type: int [E], from 0 to R - 1.
-        fanouts: [R][L], per edge type its neighbours per hop, the hop next to the seeds first; -1
-            takes all.
+        fanouts: Per edge type its neighbours per hop, [R][L], next to the seeds first; -1 takes
+            all.
         node_type: int [N], copied into each outermost block's `src_type`; None: one type.
-        dialect: Which vertices a hop expands.
-        seed: The run's seed.
-        edge_ids: Fill each block's `e_id` with positions in `indices`.
-        purpose: Stream of the draws.
-        relabel_budget_bytes: See `NeighborSampler`.
-
-    Raises:
-        SamplerError: fan-outs as in `NeighborSampler` or of unequal length, or an edge type that
-            has none.
     """
 
     def __init__(

@@ -28,20 +28,20 @@ from gnnplan.runtime.sampling.statistics import Draws, Estimator
 from gnnplan.runtime.sampling.workspace import SPARE, Workspace
 
 WITHOUT, REPLACEMENT, POISSON = 0, 1, 2
-"""How a row is drawn, as the kernels are told."""
+"""Codes of `Draws` for the kernels."""
 AHEAD = 24
 """Rows between asking for a row's bounds and reading them; at most the spare entries."""
 
 
 class WeightedRows(NamedTuple):
-    """The rows of one hop, and how they draw."""
+    """Rows of one hop, and how they draw."""
 
     indptr: NDArray[np.integer]
     indices: NDArray[np.integer]
     edge_weight: NDArray[np.float32]
-    """Empty: all 1."""
+    """Weight of each edge; empty: all 1."""
     ring: NDArray[np.uint8]
-    """A source is local where its ring is at most `level`; empty: none is."""
+    """Ring of each node; a source is local where it is at most `level`. Empty: none is."""
     level: int
     factor: float
     fanout: int
@@ -51,7 +51,7 @@ class WeightedRows(NamedTuple):
 
 
 class WeighedEdges(NamedTuple):
-    """The edges chosen, with one weight each."""
+    """Edges chosen, with one weight each."""
 
     row_ptr: NDArray[np.int64]
     positions: NDArray[np.int64]
@@ -75,7 +75,7 @@ def _fill_law(indices, edge_weight, ring, level, factor, start, degree, law):
 @kernel
 @no_type_check
 def _take_all(law, degree, positive, start, positions, weight, edge):
-    """All edges that can be drawn, each with probability 1."""
+    """Take all edges that can be drawn, each with probability 1."""
     for j in range(degree):
         if law[j] > 0.0:
             positions[edge] = start + j
@@ -87,7 +87,7 @@ def _take_all(law, degree, positive, start, positions, weight, edge):
 @kernel
 @no_type_check
 def _draw_uniform(indices, key, degree, fanout, start, positions, weight, edge):
-    """Independent draws, all edges alike."""
+    """Draw independently among edges that are all alike."""
     for i in range(fanout):
         offset = bounded_kernel(value_kernel(key, i), degree)
         positions[edge] = start + offset
@@ -100,7 +100,7 @@ def _draw_uniform(indices, key, degree, fanout, start, positions, weight, edge):
 @kernel
 @no_type_check
 def _draw_replacement(key, law, sums, degree, positive, fanout, start, positions, weight, edge):
-    """Independent draws by inverse transform on the row's running sums."""
+    """Draw independently by inverse transform on the row's running sums."""
     running, last = 0.0, 0
     for j in range(degree):
         running += law[j]
@@ -126,7 +126,7 @@ def _draw_replacement(key, law, sums, degree, positive, fanout, start, positions
 @kernel
 @no_type_check
 def _draw_race(key, law, times, places, degree, positive, start, positions, weight, edge):
-    """The len(times) - 1 first arrivals of independent exponential times with rates `law`."""
+    """Take the len(times) - 1 first arrivals of independent exponential times with rates `law`."""
     count = 0
     for j in range(degree):
         if law[j] > 0.0:
@@ -145,7 +145,7 @@ def _draw_race(key, law, times, places, degree, positive, start, positions, weig
 @kernel
 @no_type_check
 def _draw_poisson(key, law, degree, positive, fanout, start, positions, weight, edge):
-    """Each edge by itself with probability min(1, c w)."""
+    """Draw each edge by itself with probability min(1, c w)."""
     level = water_level(law[:degree], fanout)
     for j in range(degree):
         pi = min(1.0, level * law[j])
@@ -220,36 +220,25 @@ _CODES = {
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Boost:
-    """Sources whose weight is multiplied: those with ring[v] <= L - 1 - hop, L the hops."""
+    """A factor on the weight of sources with ring[v] <= L - 1 - hop, L the hops."""
 
     ring: NDArray[np.uint8]
-    """Shape (num_nodes,)."""
+    """Ring of each node, shape (num_nodes,)."""
     factor: float
 
     def of(self, ids: NDArray[np.integer], hops_left: int) -> NDArray[np.float64]:
-        """Return what each source's weight is multiplied by at a hop after which so many follow."""
+        """Return each source's factor at a hop after which so many follow."""
         return np.where(self.ring[ids] <= hops_left, self.factor, 1.0)
 
 
 class WeightedSampler(HopwiseSampler):
     """Draws about `fanouts[h]` in-neighbours of every vertex that hop h expands.
 
-    Args:
-        indptr: int64 [N + 1], non-decreasing.
-        indices: int32 or int64 [E], C-contiguous; may be memory-mapped.
-        fanouts: Neighbours per hop, the hop next to the seeds first; -1 takes all.
-        edge_weight: float [E], not negative and finite; 0 is never drawn. None: all alike.
+    Args (others as in `NeighborSampler`):
+        edge_weight: Finite and not negative, float [E]; 0 is never drawn. None: all alike.
         draws: How the edges of a row are drawn. With replacement always `fanouts[h]` draws.
-        estimator: Of the blocks' weights; plain gives none.
+        estimator: Meaning of the blocks' weights; plain gives none.
         boost: Multiplies the weight of some sources (see `locality`).
-        dialect: Which vertices a hop expands.
-        seed: The run's seed.
-        edge_ids: Fill each block's `e_id` with positions in `indices`.
-        purpose: Stream of the draws.
-        relabel_budget_bytes: As in `NeighborSampler`.
-
-    Raises:
-        SamplerError: fan-outs, weights or arrays that cannot be used.
     """
 
     def __init__(
@@ -296,7 +285,7 @@ class WeightedSampler(HopwiseSampler):
         return self._edge_numbers(w, end)[begin:end].astype(np.float32)
 
     def _make_scratch(self) -> tuple[NDArray[Any], ...]:
-        """A row's law and running sums; times and places of the race."""
+        """Make room for a row's law and running sums, and for times and places of the race."""
         longest = min(max(*self.fanouts, 0), self._widest) + 1
         law, sums = np.zeros((2, self._widest))
         return law, sums, np.zeros(longest), np.zeros(longest, dtype=np.int64)

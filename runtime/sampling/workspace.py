@@ -1,8 +1,7 @@
-"""What one thread keeps between batches: buffers that only grow, and its relabelling table.
+"""Keep a thread's buffers, which only grow, and its relabelling table between batches.
 
-All arrays come from numpy, which asks for huge pages where it helps. A kernel that lacks room says
-how much it needs in the state vector that it shares with the workspace, and returns; called again
-with larger buffers it goes on with the hop where it stopped.
+A kernel that lacks room says how much it needs in the state vector that it shares with the
+workspace, and returns; called again with larger buffers it goes on with the hop where it stopped.
 """
 
 import threading
@@ -30,7 +29,7 @@ class Buffers(NamedTuple):
     node_ids: NDArray[np.int64]
     """Global id of each local one, the seeds first."""
     row_ptr: NDArray[np.int64]
-    """One entry per expanded row of all hops, and one more."""
+    """Edge ends of the expanded rows of all hops."""
     positions: NDArray[np.int64]
     """Place in `indices` of each edge of all hops."""
     values: NDArray[np.integer]
@@ -42,13 +41,13 @@ class Buffers(NamedTuple):
     row_ends: NDArray[np.int64]
     edge_ends: NDArray[np.int64]
     state: NDArray[np.int64]
-    """Where to start (`HOP`) and, on return, what is needed."""
+    """Hop to start at (`HOP`) and, on return, what is needed."""
 
 
 @kernel
 @no_type_check
 def has_room(w, hop, rows, edges, nodes):
-    """Note that the hop may need so many rows, edges and nodes in all; False where room lacks."""
+    """Note the rows, edges and nodes that a hop may need in all; return whether there is room."""
     w.state[HOP] = hop
     w.state[ROWS_NEEDED] = rows + 1
     w.state[EDGES_NEEDED] = edges + SPARE
@@ -81,12 +80,12 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers, the table included."""
+        """Return the bytes of all buffers, the table included."""
         own = sum(a.nbytes for a in vars(self).values() if isinstance(a, np.ndarray))
         return own + self.table.nbytes
 
     def buffers(self) -> Buffers:
-        """All of it for kernels, until it grows."""
+        """Return all of it for kernels, until it grows."""
         return Buffers(
             self.table.arrays(), self.node_ids, self.row_ptr, self.positions, self.values,
             self.local, self.node_ends, self.row_ends, self.edge_ends, self.state,
@@ -110,7 +109,7 @@ class Workspace:
         self.used = self.num_nodes + 1
 
     def finish(self) -> None:
-        """End a batch that succeeded: only its own entries need to be passed by the next one."""
+        """End a batch that succeeded: the next one need only pass its entries."""
         self.used = int(self.node_ends[-1])
 
     def make_room(self, num_seeds: int) -> None:
@@ -151,7 +150,7 @@ def of_thread(held: threading.local, name: str, make: Callable[[], Any]) -> Any:
 
 
 def _grown(buffer: NDArray, size: int, *, keep: int) -> NDArray:
-    """`buffer`, or a larger one with its first `keep` entries."""
+    """Return the buffer, or a larger one with its first `keep` entries."""
     if buffer.shape[0] >= size:
         return buffer
     # Zeros, not garbage: prefetches read some entries beyond the end as indices.

@@ -39,31 +39,23 @@ METHODS = (SAGE, *Method)
 class BulkSampler:
     """Samples stacks of batches.
 
-    - `sage`: uniform neighbours. The blocks are those of `NeighborSampler` with the same seed,
-      step and dialect.
-    - `ladies`, `fastgcn`: by ITS; the law is that of `LayerwiseSampler`. `pladies`, and `ladies`
-      with replacement, and `fastgcn` draw the very same vertices too.
+    - `sage`: uniform neighbours. The blocks are those of `NeighborSampler` with the same seed, step
+      and
+      dialect.
+    - `ladies`, `fastgcn`: by darts; the law is that of `LayerwiseSampler`. `pladies`, and `ladies`
+      with
+      replacement, and `fastgcn` draw the very same vertices too.
 
-    Args:
-        indptr: int64 [N + 1], non-decreasing.
-        indices: int32 or int64 [E], C-contiguous; may be memory-mapped.
+    Args (others as in `HopSampler`):
         sizes: Fan-outs (`sage`) or vertices per layer, the hop next to the seeds first.
         method: `sage`, `ladies`, `pladies` or `fastgcn`.
         dialect: Which vertices a hop expands; `first_seen` with `sage` only.
-        norm: As in `LayerwiseSampler`, as `replace`, `estimator` and `edge_weight`.
-        replace: With replacement, layer-wise methods only.
-        estimator: Edge weights of the layer-wise methods; `sage` is the plain mean.
-        edge_weight: float [E], layer-wise methods only.
-        seed: The run's seed.
-        edge_ids: Fill each block's `e_id` with positions in `indices`.
-        budget_bytes: The most that a stack may take, its results included; k is cut down to fit.
+        norm: As in `LayerwiseSampler`, as `replace`, `estimator` and `edge_weight`; not with
+            `sage`.
+        budget_bytes: Most bytes that a stack may take, its results included; k is cut down to fit.
             None: all batches are one stack.
         kept_batches: Batches that the caller keeps beside the next stack, off the budget.
         purpose: Stream of `sage`'s draws.
-        relabel_budget_bytes: As in `NeighborSampler`.
-
-    Raises:
-        SamplerError: settings, weights or arrays that cannot be used.
     """
 
     def __init__(
@@ -120,15 +112,9 @@ class BulkSampler:
     def of(
         sampler: object, *, budget_bytes: int | None = None, kept_batches: int = 0
     ) -> "BulkSampler":
-        """Stacks of the batches that a sampler samples one by one, equal to them bit for bit.
+        """Make a sampler of stacks of the batches that a sampler samples one by one, equal to them.
 
-        Args:
-            sampler: Uniform neighbours, or a layer-wise sampler.
-            budget_bytes: As above.
-            kept_batches: As above.
-
-        Raises:
-            SamplerError: another sampler.
+        It must be of uniform neighbours, or layer-wise.
         """
         if type(sampler) is NeighborSampler:
             return BulkSampler(
@@ -163,7 +149,7 @@ class BulkSampler:
         The blocks of a stack are views of the same arrays, which live as long as one of them.
 
         Args:
-            seeds: int64 [n] of each batch, distinct within it.
+            seeds: Distinct node ids of each batch, int64 [n].
             epoch: Epoch number.
             first_step: Step of the first batch.
             input_ids: Per batch, the position of each seed in the training index.
@@ -186,14 +172,11 @@ class BulkSampler:
         return [batch for stack in self.stacks(requests) for batch in stack]
 
     def stacks(self, requests: Sequence[Request]) -> Iterator[list[MiniBatch]]:
-        """The batches stack by stack, each within the budget; the first ever is a pilot of 1.
-
-        Drop a stack before asking for the next one, or the results add up.
-        """
+        """Sample the batches stack by stack; drop one before asking for the next."""
         return self._cutter.stacks(requests, self._sample_stack, _fit_budget)
 
     def predict_bytes(self, seeds: Sequence[NDArray[np.int64]], *, pilot: int = 8) -> BulkBytes:
-        """Bytes of stacks of batches like these, from a pilot of some of them, evenly spread."""
+        """Predict the bytes of stacks of batches like these, from a pilot of some of them."""
         places = np.unique(np.linspace(0, len(seeds) - 1, min(pilot, len(seeds))).astype(int))
         requests = [Request(seeds=check_seeds(seeds[i]), epoch=0, step=int(i)) for i in places]
         self._sample_stack(requests)  # so that buffers need not grow in the one that counts
@@ -218,7 +201,7 @@ class BulkSampler:
         return of_thread(self._threads, "scratch", make)
 
     def scratch_bytes(self) -> int:
-        """Bytes that the calling thread keeps between stacks."""
+        """Return the bytes that the calling thread keeps between stacks."""
         return self._scratch().nbytes
 
 

@@ -1,10 +1,11 @@
-"""P = QA, NORM and EXTRACT over stacked batches (formulas 4.2, 4.4; Tripathy et al., MLSys 2024).
+"""Multiply sparse matrices of stacked batches: P = QA, NORM and EXTRACT (formulas 4.2, 4.4).
 
-Row b of P belongs to row b of Q. Where a row of Q has many non-zeros (LADIES: a row per batch) rows
-of A are added up, Gustavson's way, with one accumulator for all k rows. EXTRACT makes the bipartite
-blocks A_l = Q_R A Q_C: Q_R has a row per destination, Q_C a column per vertex drawn, and neither is
-stored: a row of A is read once, and each of its columns is looked up in the relabelling table,
-which at that moment holds the vertices of the row's own batch.
+After Tripathy et al., MLSys 2024. Row b of P belongs to row b of Q. Where a row of Q has many
+non-zeros (LADIES: a row per batch) rows of A are added up, Gustavson's way, with one accumulator
+for
+all k rows. EXTRACT makes the bipartite blocks A_l = Q_R A Q_C: Q_R has a row per destination, Q_C a
+column per vertex drawn, and neither is stored: a row of A is read once, and each of its columns is
+looked up in the relabelling table, which then holds the vertices of the row's own batch.
 
 The destinations are the first sources, for the layer's self term. An edge to a destination is kept
 only where that vertex was drawn as well, so that its weight needs no other inclusion probability.
@@ -35,7 +36,7 @@ class SparseRows:
     ptr: NDArray[np.int64]
     """Shape (rows + 1,)."""
     cols: NDArray[np.integer]
-    """Shape (non-zeros,); global node ids, of the type of the graph's `indices`."""
+    """Global node ids, shape (non-zeros,), of the type of the graph's `indices`."""
     values: NDArray[np.float64]
     """Shape (non-zeros,)."""
 
@@ -43,7 +44,7 @@ class SparseRows:
 @kernel
 @no_type_check
 def degree_sums(indptr, nodes, ends, out):
-    """out[b] = stored edges of the nodes of batch b; the sum over batches is returned."""
+    """Write the stored edges of the nodes of batch b to out[b]; return their sum."""
     total = 0
     for b in range(ends.shape[0] - 1):
         out[b] = 0
@@ -56,7 +57,7 @@ def degree_sums(indptr, nodes, ends, out):
 @kernel
 @no_type_check
 def _add_rows(indptr, indices, edge_weight, power, nodes, ends, table, ptr, cols, values):
-    """Values = sum over the rows of A of entry^power; returns the number of non-zeros."""
+    """Sum entry^power over rows of A; return the number of non-zeros."""
     entries, shift, stamp = table
     ptr[0] = 0
     for b in range(ends.shape[0] - 1):
@@ -105,19 +106,10 @@ def sum_product(
     table: Table,
     ledger: Ledger,
 ) -> SparseRows:
-    """QA for a Q whose row b has ones at nodes[ends[b]:ends[b + 1]]; entries of A to a power.
+    """Return QA for a Q whose row b has ones at the nodes of batch b; entries of A to a power.
 
     A stored edge is an entry of its own: of two parallel edges each is raised, then they are added.
-
-    Args:
-        indptr: int64 [N + 1].
-        indices: int32 or int64 [E].
-        edge_weight: float32 [E], the entries of A; empty where all are 1.
-        power: 1 or 2.
-        nodes: int64 [total], batch after batch.
-        ends: int64 [k + 1].
-        table: The accumulator.
-        ledger: Counts the bytes of the result.
+    An empty `edge_weight` stands for entries of 1.
     """
     num_batches = ends.shape[0] - 1
     per_batch = np.empty(num_batches, dtype=np.int64)
@@ -136,7 +128,7 @@ def sum_product(
 
 
 def normalise(rows: SparseRows, *, squared: bool = False) -> None:
-    """NORM, in place: each row over its sum, entries squared before on request; empty rows stay."""
+    """Divide each row by its sum, in place, entries squared before if asked; empty rows stay."""
     _normalise(rows.ptr, rows.values, squared)
 
 
@@ -151,15 +143,15 @@ class StackedBlocks:
     dst_ends: NDArray[np.int64]
     """Shape (k + 1,)."""
     row_ptr: NDArray[np.int64]
-    """Shape (destinations + k,): k CSR row pointers, each from 0, one after another."""
+    """k CSR row pointers, each from 0, one after another. Shape (destinations + k,)."""
     edge_ends: NDArray[np.int64]
     """Shape (k + 1,)."""
     indices: NDArray[np.int32]
-    """Shape (edges,); local to the batch."""
+    """Sources, local to the batch. Shape (edges,)."""
     nodes: NDArray[np.int64]
-    """Shape (sources,); global ids, destinations of a batch first."""
+    """Global ids of the sources, destinations of a batch first. Shape (sources,)."""
     ends: NDArray[np.int64]
-    """Shape (k + 1,), of the sources."""
+    """Ends of the sources. Shape (k + 1,)."""
     weight: NDArray[np.float32] | None = None
     """Shape (edges,)."""
     e_id: NDArray[np.int64] | None = None
@@ -169,7 +161,7 @@ class StackedBlocks:
 @kernel
 @no_type_check
 def _enter_sources(entries, shift, base, ids, dst, drawn, drawn_factor, factor):
-    """Destinations, then the vertices drawn that are new; factor 0 marks those not drawn."""
+    """Enter destinations, then new vertices drawn; factor 0 marks those that were not drawn."""
     known = np.uint64(0)
     for i in range(dst.shape[0]):
         find_or_add(entries, shift, base, ids, dst[i], known)
@@ -187,7 +179,7 @@ def _enter_sources(entries, shift, base, ids, dst, drawn, drawn_factor, factor):
 @kernel
 @no_type_check
 def _weigh(weight, first, last, estimator, row_sum):
-    """From A / pi to A / (pi * sum of the row of A), or to shares of the drawn edges."""
+    """Turn A / pi into A / (pi * sum of the row of A), or into shares of the drawn edges."""
     total = row_sum
     if estimator == _HAJEK:
         total = 0.0
@@ -267,12 +259,12 @@ def extract(
     *,
     edge_ids: bool = False,
 ) -> StackedBlocks:
-    """The blocks between destinations and drawn vertices, of all batches.
+    """Make the blocks between destinations and drawn vertices, of all batches.
 
     Args:
         indptr: int64 [N + 1].
         indices: int32 or int64 [E].
-        edge_weight: float32 [E], the entries of A; empty where all are 1. Entries of 0 are no edge.
+        edge_weight: Entries of A, float32 [E]; empty where all are 1. Entries of 0 are no edge.
         estimator: Of the mean sum_t A_ts x_t / sum_t A_ts: plain (no weights, or shares of A),
             Horvitz-Thompson or Hajek.
         dst: Node ids [destinations] and ends [k + 1].
@@ -319,7 +311,7 @@ NOTHING = np.empty(0, dtype=np.int64)
 
 
 def join_seeds(requests: Sequence[Request]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """All seeds, one batch after another, and where each batch ends: [total] and [k + 1]."""
+    """Return all seeds, one batch after another, and where each batch ends: [total] and [k + 1]."""
     sizes = [request.seeds.shape[0] for request in requests]
     ends = np.zeros(len(sizes) + 1, dtype=np.int64)
     np.cumsum(sizes, out=ends[1:])
@@ -330,11 +322,7 @@ def join_seeds(requests: Sequence[Request]) -> tuple[NDArray[np.int64], NDArray[
 def stack_seeds(
     requests: Sequence[Request], num_nodes: int, table: Table
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """`join_seeds`, checked.
-
-    Raises:
-        SamplerError: a seed is out of range, or occurs twice in its batch.
-    """
+    """Join and check the seeds."""
     nodes, ends = join_seeds(requests)
     table.reserve(int(np.diff(ends).max()))
     bad = find_bad_seed(table.arrays(), nodes, ends, num_nodes)
@@ -353,7 +341,7 @@ def add_layer(layers: list[StackedBlocks], layer: StackedBlocks, ledger: Ledger)
 
 
 def unstack(layers: Sequence[StackedBlocks], requests: Sequence[Request]) -> list[MiniBatch]:
-    """The batches of an every_hop stack, blocks outermost first, as views of its arrays."""
+    """Cut an every_hop stack into batches, blocks outermost first, as views of its arrays."""
     hops = [
         (layer, layer.dst_ends.tolist(), layer.edge_ends.tolist(), layer.ends.tolist())
         for layer in reversed(layers)

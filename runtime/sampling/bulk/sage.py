@@ -1,4 +1,4 @@
-"""GraphSAGE over k stacked batches in one launch, equal to `NeighborSampler` edge for edge.
+"""Sample uniform neighbours of k stacked batches in one launch, equal to `NeighborSampler`'s.
 
 Q has one 1 per row, so a row of P = QA is a vertex's neighbour list and NORM makes it 1/d all over:
 gathering, normalising and drawing by floor(r d) collapse into choosing positions of the list, with
@@ -27,7 +27,7 @@ from gnnplan.runtime.sampling.workspace import Workspace
 NODES, EDGES, ROWS = 0, 1, 2
 """What is counted: entries of `node_ids`, of `local` and of `row_ptr`."""
 DONE, GROW_WORKSPACE, GROW_STACK, BAD_SEED = 0, 1, 2, 3
-"""Why the kernel returned."""
+"""Reasons for which the kernel returns."""
 
 
 class StackArrays(NamedTuple):
@@ -36,14 +36,13 @@ class StackArrays(NamedTuple):
     node_ids: NDArray[np.int64]
     local: NDArray[np.int32]
     e_id: NDArray[np.int64]
-    """Filled where positions are kept."""
     row_ptr: NDArray[np.int64]
     starts: NDArray[np.int64]
     """Where each batch begins in these. Shape (k + 1, 3)."""
     known: NDArray[np.int64]
-    """A batch's nodes after each hop. Shape (k, L + 1)."""
+    """Nodes of each batch after each hop. Shape (k, L + 1)."""
     edges: NDArray[np.int64]
-    """Likewise its edges."""
+    """Edges of each batch after each hop. Shape (k, L + 1)."""
     needed: NDArray[np.int64]
     """What the arrays must hold, on return. Shape (3,)."""
 
@@ -51,7 +50,7 @@ class StackArrays(NamedTuple):
 @kernel
 @no_type_check
 def _sample_batch(rows, streams, every_hop, keep_positions, seeds, w):
-    """One batch in the workspace; return whether it is done, why not, and the bad seed."""
+    """Sample one batch in the workspace; return whether it is done, why not, and the bad seed."""
     table, num_nodes = w.table, rows.indptr.shape[0] - 1
     small = w.node_ids.shape[0] < seeds.shape[0]
     if small or (table.shift != 0 and table.entries.shape[0] < 2 * seeds.shape[0]):
@@ -116,7 +115,7 @@ def expand_stack(rows, streams, every_hop, keep_positions, seeds, seed_ends, bat
 @kernel
 @no_type_check
 def _fill_streams(seed, epochs, steps, purpose, out):
-    """`rng.stream` of all hops and steps: uint64 out[hop, b] of epochs[b], steps[b] (int64)."""
+    """Write `rng.stream` of epochs[b], steps[b] (int64) and each hop to out[hop, b], uint64."""
     for hop in range(out.shape[0]):
         for b in range(out.shape[1]):
             state = mix_kernel(np.uint64(seed) + GOLDEN)
@@ -141,17 +140,7 @@ _MARGIN = 1.05
 
 
 class SageStack:
-    """Samples stacks of batches with uniform neighbours.
-
-    Args:
-        indptr: int64 [N + 1], plain and read-only.
-        indices: int32 or int64 [E].
-        fanouts: Checked fan-outs.
-        dialect: Which vertices a hop expands.
-        seed: The run's seed.
-        purpose: Stream of the draws.
-        edge_ids: Fill each block's `e_id`.
-    """
+    """Samples stacks of batches with uniform neighbours, by checked arrays and fan-outs."""
 
     def __init__(
         self,
@@ -170,11 +159,7 @@ class SageStack:
         self._per_seed: NDArray[np.float64] | None = None
 
     def sample(self, requests: Sequence[Request], w: Workspace, ledger: Ledger) -> list[MiniBatch]:
-        """The batches of one stack, sampled in a workspace that nobody else uses meanwhile.
-
-        Raises:
-            SamplerError: a seed is out of range, or occurs twice in its batch.
-        """
+        """Draw the batches of one stack, in a workspace that nobody else uses meanwhile."""
         seeds, seed_ends = join_seeds(requests)
         ledger.note(seeds.nbytes)
         buffers = _Buffers(len(requests), len(self.rows.fanouts), self.edge_ids, ledger)
@@ -204,7 +189,7 @@ class SageStack:
 
 
 class _Buffers:
-    """The result arrays of a stack, which grow until the last batch has room."""
+    """Result arrays of a stack, which grow until the last batch has room."""
 
     def __init__(self, num_batches: int, num_hops: int, edge_ids: bool, ledger: Ledger) -> None:
         self.ledger, self.edge_ids = ledger, edge_ids
@@ -217,7 +202,6 @@ class _Buffers:
         self.needed = np.zeros(3, dtype=np.int64)
 
     def arrays(self) -> StackArrays:
-        """All of them for the kernel, until they grow."""
         return StackArrays(
             self.node_ids, self.local, self.e_id, self.row_ptr, self.starts, self.known,
             self.edges, self.needed,
@@ -245,7 +229,6 @@ class _Buffers:
         self.grow(np.maximum(np.maximum(self.needed, guess), have), done=done)
 
     def trim(self) -> None:
-        """Give back what was not used."""
         used = self.starts[-1].tolist()
         self.node_ids = self.ledger.trim(self.node_ids, used[0])
         self.local = self.ledger.trim(self.local, used[1])

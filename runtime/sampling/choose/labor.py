@@ -1,12 +1,12 @@
-"""LABOR chooses a hop: candidates, their probabilities, and the edges drawn (formulas 5.3).
+"""Choose the edges of a hop by LABOR: candidates, their probabilities, edges (formulas 5.3).
 
 Every vertex that a row of the hop may draw is a candidate, with one random number and one
-probability p_t. Vertices known before the hop come first, candidates or not, so that new ones are
-told apart by their number.
-
+probability p_t. Vertices known before the hop come first, so that new ones are told by number.
 pi_ts = min(1, c_s p_ts). A pass raises p_t to p_t max_s c_s and solves every row's c_s anew, so
-that sum_t A^2 / pi_ts keeps its target, that of neighbour sampling with the row's fan-out. LABOR-*
-passes until the expected number of new vertices gains less than a tolerance.
+that
+sum_t A^2 / pi_ts keeps its target, that of neighbour sampling with the row's fan-out. LABOR-*
+passes
+until the expected number of new vertices gains less than a tolerance.
 
 Three rules give pi_ts: k/d (LABOR-0 without weights, compared in integers like the scan), c_s A_ts
 (LABOR-0 with weights), c_s p_t (after passes).
@@ -34,46 +34,46 @@ from gnnplan.runtime.sampling.workspace import SPARE, Workspace
 AHEAD = 16
 """Rows between asking for a row's bounds and reading them."""
 UNIFORM, PER_EDGE, PER_VERTEX = 0, 1, 2
-"""The three rules."""
+"""Rules that give pi_ts."""
 
 
 class CandidateRows(NamedTuple):
-    """The rows of a hop, and the numbers by which their edges are chosen."""
+    """Rows of a hop, and the numbers by which their edges are chosen."""
 
     indptr: NDArray[np.integer]
     edge_weight: NDArray[np.floating]
-    """Empty: all 1."""
+    """Weight of each edge; empty: all 1."""
     row_ptr: NDArray[np.int64]
-    """Where each row's edges begin in `numbers`, as `scale` from the hop's first row on."""
+    """Where each row's edges begin in `numbers`, from the hop's first row on."""
     numbers: NDArray[np.int32]
-    """The candidate of every edge."""
+    """Candidate of every edge."""
     words: NDArray[np.uint64]
-    """One random word per candidate."""
+    """Random word of each candidate."""
     pi: NDArray[np.float64]
     """p_t of each candidate."""
     scale: NDArray[np.float64]
     """c_s of each row."""
     found: NDArray[np.float64]
-    """Scratch of the longest row: pi_ts of its edges."""
+    """Scratch as long as the longest row."""
     rule: int
     fanout: int
     exact: bool
-    """Exactly `fanout` edges of a row, rather than so many on average."""
+    """Whether a row takes exactly `fanout` edges, rather than so many on average."""
 
 
 class ChosenEdges(NamedTuple):
-    """What is chosen, edge by edge from the batch's first on."""
+    """Edges chosen, from the batch's first on."""
 
     row_ptr: NDArray[np.int64]
     positions: NDArray[np.int64]
     chances: NDArray[np.float64]
-    """pi_ts."""
+    """pi_ts of each edge."""
 
 
 @inlined_kernel
 @no_type_check
 def _fill_chances(rule, edge_weight, start, numbers, pi, scale, everything, share, found):
-    """pi_ts of a row's edges, at most 1; 0 where the weight is 0."""
+    """Write pi_ts of a row's edges, at most 1; 0 where the weight is 0."""
     for i in range(numbers.shape[0]):
         weight = np.float64(edge_weight[start + i]) if edge_weight.shape[0] > 0 else 1.0
         if weight == 0.0:
@@ -89,10 +89,7 @@ def _fill_chances(rule, edge_weight, start, numbers, pi, scale, everything, shar
 @kernel
 @no_type_check
 def _take_below(numbers, words, found, threshold, start, positions, chances, edge):
-    """Poisson: the edges of a row whose number is below their chance; return the edge end.
-
-    With a threshold words are compared with it instead, where the chance is positive.
-    """
+    """Take a row's edges with a number below their chance, or a word below the threshold if any."""
     for i in range(numbers.shape[0]):
         word = words[numbers[i]]
         by_word = word < threshold and found[i] > 0
@@ -105,10 +102,7 @@ def _take_below(numbers, words, found, threshold, start, positions, chances, edg
 @kernel
 @no_type_check
 def _take_smallest(numbers, words, found, keys, places, start, positions, chances, edge):
-    """Order sampling: the len(keys) edges with the smallest r_t / pi_ts; return the edge end.
-
-    Only edges of positive chance are candidates; without weights and passes the words are keys.
-    """
+    """Take the len(keys) edges with the smallest r_t / pi_ts among those of positive chance."""
     count = 0
     for i in range(numbers.shape[0]):
         if found[i] > 0:
@@ -126,7 +120,7 @@ def _take_smallest(numbers, words, found, keys, places, start, positions, chance
 @inlined_kernel
 @no_type_check
 def _positive(edge_weight, start, degree):
-    """How many edges of a row have a chance at all."""
+    """Count the edges of a row that have a chance at all."""
     if edge_weight.shape[0] == 0:
         return degree
     count = 0
@@ -176,7 +170,7 @@ def weigh_rows(
     indptr, node_ids, first, last, row, row_ptr, positions, chances, edge_weight, fanout, hajek,
     out,
 ):  # fmt: skip
-    """Weights of a hop's chosen edges, out[0] being the first of row `row`.
+    """Write the weights of a hop's chosen edges, out[0] being the first of row `row`.
 
     Horvitz-Thompson: A / (a pi) with a = sum A over the full row; Hajek: A / pi over its sum in the
     sample. Without `chances` (length 0) pi is min(1, fanout / degree).
@@ -213,7 +207,7 @@ def weigh_rows(
 @kernel
 @no_type_check
 def _count_edges(indptr, node_ids, first, last, row_ptr):
-    """Fill row_ptr of the full rows of nodes first .. last-1 and return their largest degree."""
+    """Fill row_ptr of the full rows of nodes first .. last-1; return their largest degree."""
     largest = 0
     row_ptr[0] = 0
     for i in range(first, last):
@@ -227,7 +221,6 @@ def _count_edges(indptr, node_ids, first, last, row_ptr):
 @kernel
 @no_type_check
 def _copy_rows(indptr, indices, node_ids, first, last, values):
-    """The neighbours of nodes first .. last-1, row after row."""
     end = 0
     for i in range(first, last):
         for place in range(indptr[node_ids[i]], indptr[node_ids[i] + 1]):
@@ -251,12 +244,12 @@ class Candidates:
 
     @property
     def row_ptr(self) -> NDArray[np.int64]:
-        """Where each row's edges begin in `numbers`."""
+        """Return where each row's edges begin in `numbers`."""
         return self._space.row_ptr
 
     @property
     def numbers(self) -> NDArray[np.int32]:
-        """The candidate of every edge of the hop, rows in order."""
+        """Return the candidate of every edge of the hop, rows in order."""
         return self._space.local
 
     def collect(
@@ -269,16 +262,9 @@ class Candidates:
         streams: HopStreams,
         hop: int,
     ) -> None:
-        """Number the candidates of the rows of nodes[first:last] and draw their words.
+        """Number the candidates of the rows of nodes[first:last] and draw their words at a hop.
 
-        Args:
-            indptr: The graph.
-            indices: The graph.
-            nodes: Global ids known so far are nodes[:last].
-            first: First node to expand.
-            last: Number of known nodes; all from `first` on are expanded.
-            streams: What to draw from.
-            hop: Which hop's stream.
+        nodes[:last] are the global ids known so far.
         """
         space = self._space
         space.begin(last)
@@ -313,13 +299,13 @@ class Candidates:
 
 
 MAX_PASSES = 100
-"""LABOR-* stops here even where it still gains; about ten passes are usual."""
+"""Passes after which LABOR-* stops even where it still gains; about ten are usual."""
 
 
 @kernel
 @no_type_check
 def _solve_rows(row_ptr, num_rows, numbers, fanout, inverse, scratch, scale):
-    """Every row's c_s without weights; rows of at most `fanout` edges get all pi = 1."""
+    """Solve every row's c_s without weights; rows of at most `fanout` edges get all pi = 1."""
     for row in range(num_rows):
         begin, degree = row_ptr[row], row_ptr[row + 1] - row_ptr[row]
         largest = 0.0
@@ -337,7 +323,7 @@ def _solve_rows(row_ptr, num_rows, numbers, fanout, inverse, scratch, scale):
 def _solve_rows_weighted(
     row_ptr, num_rows, numbers, fanout, inverse, per_edge, starts, edge_weight, scratch, scale
 ):
-    """`_solve_rows` with weights; p_ts is A_ts itself where `per_edge`, 1 / inverse otherwise."""
+    """Solve as `_solve_rows`, with weights; p_ts is A_ts where `per_edge`."""
     for row in range(num_rows):
         begin, start = row_ptr[row], starts[row]
         count, total, largest = 0, 0.0, 0.0
@@ -359,7 +345,6 @@ def _solve_rows_weighted(
 @kernel
 @no_type_check
 def _highest_scale(row_ptr, num_rows, numbers, scale, weighted, per_edge, starts, edge_weight, top):
-    """top_t = max over the rows s of t of c_s (of c_s A_ts where `per_edge`)."""
     for row in range(num_rows):
         for e in range(row_ptr[row], row_ptr[row + 1]):
             value = scale[row]
@@ -373,7 +358,7 @@ def _highest_scale(row_ptr, num_rows, numbers, scale, weighted, per_edge, starts
 @kernel
 @no_type_check
 def _expected_new(top, pi, known, count):
-    """Expected vertices that the hop adds: sum of min(1, p_t max_s c_s) over new candidates."""
+    """Sum min(1, p_t max_s c_s) over new candidates: vertices that the hop adds, expected."""
     total = 0.0
     for t in range(known, count):
         total += min(1.0, pi[t] * top[t])
@@ -381,13 +366,7 @@ def _expected_new(top, pi, known, count):
 
 
 class LaborSolver:
-    """Runs the passes of one hop over its candidates.
-
-    Args:
-        variant: Number of passes, or "star" for as many as gain something.
-        tolerance: Relative gain in expected new vertices below which LABOR-* stops.
-        edge_weight: float array [E] or None.
-    """
+    """Runs the passes of one hop over its candidates."""
 
     def __init__(
         self, variant: int | str, tolerance: float, edge_weight: NDArray[np.floating] | None
@@ -404,8 +383,7 @@ class LaborSolver:
     ) -> tuple[float, int]:
         """Fill `scale` and, after at least one pass, `pi`; rows begin at `starts` in the graph.
 
-        Returns:
-            The expected number of new vertices, and the passes made.
+        Return the expected number of new vertices, and the passes made.
         """
         c = candidates
         c.pi[: c.count] = 1.0

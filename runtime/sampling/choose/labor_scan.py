@@ -1,16 +1,13 @@
-"""LABOR-0 on rows without weights: one pass over the neighbours, no table, no division per edge.
+"""Choose rows by LABOR-0 without weights: one pass over the neighbours, sixteen tested at once.
 
-A neighbour t of a row of degree d > k stays where its word lies below floor(2^64 k/d); integers are
-compared, sixteen at once. For exactly k neighbours, a somewhat higher threshold leaves a few more
-than k of them, of which the k smallest are taken; rows with too few left (about one in 10^4) are
-sorted whole. The result is that of sorting every row.
+A neighbour t of a row of degree d > k stays where its word lies below floor(2^64 k/d). For exactly
+k neighbours, a somewhat higher threshold leaves a few more than k, of which the k smallest are
+taken; rows with too few left (about one in 10^4) are sorted whole. The result is that of sorting
+every row.
 
-Sixteen neighbours tested at once: their draws against one threshold, as a mask of bits.
-
-Plain LLVM vector code: every backend lowers it to what its processor has, so no compiler is needed
-at install time, and the bits are those of `rng.draw(stream, id, 0)` everywhere. With 512-bit
-registers a test costs about 50 instructions, 3 per neighbour: less than a look-up in a table of
-draws as large as the second-level cache.
+The test is plain LLVM vector code, so no compiler is needed at install time, and the bits are those
+of `rng.draw(stream, id, 0)` on every processor. It costs about 3 instructions per neighbour with
+512-bit registers: less than a look-up in a table of draws as large as the second-level cache.
 """
 
 from typing import Any, no_type_check
@@ -31,7 +28,7 @@ LANES = 16
 
 
 def _splat(value: Any, builder: Any) -> Any:
-    """A vector with the same 64-bit value in every lane."""
+    """Make a vector with the same 64-bit value in every lane."""
     vector = ir.VectorType(ir.IntType(64), LANES)
     if not isinstance(value, ir.Value):
         return ir.Constant(vector, [int(value)] * LANES)
@@ -41,7 +38,7 @@ def _splat(value: Any, builder: Any) -> Any:
 
 
 def _mix(builder: Any, z: Any) -> Any:
-    """`rng.mix` lane by lane."""
+    """Apply `rng.mix` lane by lane."""
     for shift, factor in ((30, MIX_1), (27, MIX_2)):
         z = builder.xor(z, builder.lshr(z, _splat(shift, builder)))
         z = builder.mul(z, _splat(factor, builder))
@@ -53,7 +50,7 @@ def _mix(builder: Any, z: Any) -> Any:
 def below_threshold(
     typing_context: Any, indices: Any, position: Any, stream: Any, threshold: Any
 ) -> Any:
-    """Bit i is set where draw(stream, indices[position + i], 0) < threshold, i = 0 .. 15.
+    """Set bit i where draw(stream, indices[position + i], 0) < threshold, i = 0 .. 15.
 
     The caller sees to it that position + 16 does not pass the end of the array.
     """
@@ -85,7 +82,7 @@ def below_threshold(
 @intrinsic
 @no_type_check
 def trailing_zeros(typing_context: Any, word: Any) -> Any:
-    """Position of the lowest set bit of a uint64 that is not zero."""
+    """Return the position of the lowest set bit of a uint64 that is not zero."""
     del typing_context, word
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -97,19 +94,19 @@ def trailing_zeros(typing_context: Any, word: Any) -> Any:
 
 _ONE = np.uint64(1)
 _AHEAD = 16
-"""Rows between asking for a row's bounds and reading them; its first edges are asked for after."""
+"""Rows between asking for a row's bounds and reading them."""
 _EDGES_AHEAD = 4
 _LINE = 16
 _WORD = 64
 _SCAN_AHEAD = 8 * _LINE
-"""Neighbours between asking for a cache line and testing it: rows are shorter than what the
-processor's own prefetching needs to get going."""
+"""Neighbours between asking for a cache line and testing it; rows are too short for the processor's
+own prefetching."""
 
 
 @inlined_kernel
 @no_type_check
 def _test_lanes(indices, place, stop, stream, threshold):
-    """One test's mask; the line that lies ahead in the row is asked for."""
+    """Return one test's mask; ask for the line that lies ahead in the row."""
     prefetch_read(indices, min(place + _SCAN_AHEAD, stop - 1))
     return below_threshold(indices, place, stream, threshold)
 
@@ -117,7 +114,7 @@ def _test_lanes(indices, place, stop, stream, threshold):
 @inlined_kernel
 @no_type_check
 def _keep_marked(mask, place, positions, edge):
-    """Positions place + i of the bits i that are set; return the edge end."""
+    """Write positions place + i of the bits i that are set; return the edge end."""
     while mask:
         positions[edge] = place + np.int64(trailing_zeros(mask))
         edge += 1
@@ -128,7 +125,7 @@ def _keep_marked(mask, place, positions, edge):
 @kernel
 @no_type_check
 def _keep_below(indices, start, stop, stream, threshold, positions, edge):
-    """Positions start .. stop-1 whose word is below the threshold; return the edge end."""
+    """Write positions start .. stop-1 whose word is below the threshold; return the edge end."""
     place = start
     while place + _WORD <= stop:
         # A word of bits at a time: how many neighbours stay in a stretch is chance,
@@ -156,7 +153,7 @@ def _keep_below(indices, start, stop, stream, threshold, positions, edge):
 @kernel
 @no_type_check
 def keep_all(start, stop, positions, edge):
-    """Positions start .. stop-1; return the edge end."""
+    """Write positions start .. stop-1; return the edge end."""
     for place in range(start, stop):
         positions[edge] = place
         edge += 1
@@ -166,7 +163,7 @@ def keep_all(start, stop, positions, edge):
 @kernel
 @no_type_check
 def _keep_smallest(indices, stream, positions, edge, end, keys, places):
-    """Of positions[edge:end] the len(keys) with the smallest words, in order; the edge end."""
+    """Keep of positions[edge:end] the len(keys) with the smallest words, in order."""
     count = 0
     for e in range(edge, end):
         word = value_kernel(key_kernel(stream, indices[positions[e]]), 0)
@@ -183,7 +180,7 @@ def _keep_smallest(indices, stream, positions, edge, end, keys, places):
 @kernel
 @no_type_check
 def _keep_exactly(indices, start, stop, stream, positions, edge, keys, places):
-    """The len(keys) positions of start .. stop-1 with the smallest words; return the edge end."""
+    """Write the len(keys) positions of start .. stop-1 with the smallest words."""
     fanout, degree = keys.shape[0], stop - start
     wanted = fanout + 4 + int(4 * np.sqrt(fanout))
     end = edge
@@ -202,8 +199,7 @@ def scan_rows(
 ):
     """Choose the edges of the rows of nodes i .. last-1 while `positions` has room.
 
-    Returns the first node whose row is left (last, when all is done) and the edge end; fills
-    row_ptr after each row, and positions.
+    Fill row_ptr after each row. Return the first node whose row is left and the edge end.
     """
     keys = np.empty(max(fanout, 0), dtype=np.uint64)
     places = np.empty(max(fanout, 0), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Which vertices a layer-wise sampler draws: LADIES, PLADIES and FastGCN (formulas 4.2, 4.3, 5.4).
+"""Draw the vertices of a layer: LADIES, PLADIES and FastGCN (formulas 4.2, 4.3, 5.4).
 
 LADIES: p_t proportional to sum_{s in S} A_ts^2 ("fro", the original), or to the square of
 sum_{s in S} A_ts ("count2"); `size` vertices, with replacement or one after another without.
@@ -6,33 +6,22 @@ PLADIES: the same p, each vertex taken by itself, `size` of them on average.
 FastGCN: p_t proportional to sum_s A_ts^2 over the whole graph; vertices outside the neighbourhood
 may be drawn, and are then of no use.
 
-Choosing a layer's vertices by numbers of their own: the race (LADIES) and Poisson (PLADIES).
+A vertex t has one number r_t, the word of `dependent` for t, or darts are thrown at all of a row:
 
-Each vertex t has one number r_t, whatever else is in the batch: the word of `dependent` for t,
-which is draw(stream, t, 0) where batches are independent.
-
-- race: the s smallest of Exp(1)_t / p_t, successive sampling without replacement. Given the
-  (s+1)-th smallest key tau, t is among them with probability 1 - exp(-p_t tau); see `bulk.its`.
-- Poisson: t is taken iff r_t < pi_t, pi_t = min(1, c p_t) with sum pi = s (formulas 5.4). With
-  replacement t is taken as often as points of a Poisson process fall in [0, s p_t).
-
-ITS SAMPLE: inverse transform sampling of stacked probability rows (formulas 4.3).
-
-Dart i of a row hits the first column whose inclusive prefix sum exceeds r * total, the upper bound,
-so that columns of probability zero are never hit. Without replacement, columns hit before are
-discarded until there are s distinct ones; rows of at most s columns are taken whole, without a
-draw.
-
-Rejection is an exponential race seen dart by dart: let darts arrive at rate 1; column v is then hit
-for the first time after Exp(p_v), and the first s distinct hits are the s smallest of these times.
-Two things follow. When a row is so skewed that rejection drags on, the race goes on among the
-columns not yet hit, with fresh exponentials, under the same law. And with tau the time of the
-(s+1)-th distinct hit, 1 - exp(-p_v tau) is the probability that v is in the sample given the times
-of all others (rank conditioning; Cohen and Kaplan, PODC 2007), so its inverse is an unbiased weight
-where 1/(s p_v) is not.
-
-Draws are keyed by the row's stream and id and the number of the dart, never by its place in the
-stack.
+- Race: the s smallest of Exp(1)_t / p_t, which is successive sampling without replacement. Given
+  the
+  (s+1)-th smallest key tau, t is among them with probability 1 - exp(-p_t tau) (rank conditioning;
+  Cohen and Kaplan, PODC 2007): its inverse is an unbiased weight where 1 / (s p_t) is not.
+- Poisson: t is taken iff r_t < pi_t = min(1, c p_t), with sum pi = s (formulas 5.4). With
+  replacement
+  t is taken as often as points of a Poisson process fall in [0, s p_t).
+- Darts, inverse transform sampling (formulas 4.3): a dart hits the first column whose inclusive
+  prefix sum exceeds r * total, so never one of probability zero. Without replacement, columns hit
+  before are discarded until there are s distinct ones. This is the race seen dart by dart: with
+  darts at rate 1, t is first hit after Exp(p_t). Where a row is so skewed that rejection drags on,
+  the columns not yet hit race on with fresh exponentials, under the same law. Darts are keyed by
+      the
+  row's stream and id and the dart's number, never by a place in the stack.
 """
 
 from dataclasses import dataclass
@@ -61,17 +50,14 @@ PATIENCE = 8
 @kernel
 @no_type_check
 def exponential(bits):
-    """A float64 of the law Exp(1), in [0, 37], from 64 random bits."""
+    """Return a float64 of the law Exp(1), in [0, 37], from 64 random bits."""
     return -np.log1p(-unit(bits))
 
 
 @kernel
 @no_type_check
 def its_column(prefix, r):
-    """First position whose inclusive prefix sum exceeds r * total, at most the last positive one.
-
-    `prefix` is float64 [columns], non-decreasing; r in [0, 1].
-    """
+    """Find the first position whose inclusive prefix sum exceeds r * total, if positive."""
     last = prefix.shape[0] - 1
     goal = min(r * prefix[last], np.nextafter(prefix[last], -1.0))
     low, high = 0, last
@@ -87,7 +73,7 @@ def its_column(prefix, r):
 @kernel
 @no_type_check
 def prefix_sum(values, prefix):
-    """Inclusive prefix sums; returns the number of positive entries."""
+    """Write inclusive prefix sums; return the number of positive entries."""
     total, positive = 0.0, 0
     for i in range(values.shape[0]):
         total += values[i]
@@ -99,7 +85,7 @@ def prefix_sum(values, prefix):
 @kernel
 @no_type_check
 def smallest(keys, cols, size, chosen):
-    """Positions of the `size` smallest keys, ties by column id; returns the next larger key.
+    """Find the positions of the `size` smallest keys, ties by column id, and the next larger key.
 
     With no more than `size` keys below infinity all of those are chosen and infinity is returned.
     """
@@ -125,7 +111,7 @@ def smallest(keys, cols, size, chosen):
 @kernel
 @no_type_check
 def _race_on(values, cols, stream, times, now, size, chosen):
-    """The `size` first columns; those not hit by `now` race on with fresh exponentials."""
+    """Take the `size` first columns; those not hit by `now` race on with fresh exponentials."""
     other = mix_kernel(stream)
     for v in range(values.shape[0]):
         if times[v] == np.inf and values[v] > 0:
@@ -138,7 +124,7 @@ def _race_on(values, cols, stream, times, now, size, chosen):
 def its_distinct(values, cols, prefix, positive, stream, row_id, size, times, chosen, factor):
     """Draw min(size, positive) distinct columns of one row whose values sum to 1.
 
-    Fills positions and inverse inclusion probabilities; returns their number. `times` is float64
+    Fill positions and inverse inclusion probabilities; return their number. `times` is float64
     scratch, infinite before and after, as long as the row.
     """
     count = 0
@@ -177,10 +163,7 @@ def its_distinct(values, cols, prefix, positive, stream, row_id, size, times, ch
 @kernel
 @no_type_check
 def its_replace(values, prefix, stream, row_id, size, times, chosen, factor):
-    """Throw `size` darts at one row whose values sum to 1; factor = hits / (size p).
-
-    `times` is scratch as in `its_distinct`; here it holds hits.
-    """
+    """Throw `size` darts at one row whose values sum to 1; factor = hits / (size p)."""
     key = key_kernel(stream, row_id)
     count = 0
     for dart in range(size):
@@ -212,7 +195,7 @@ def by_column(chosen, factor, cols, out_cols, out_factor):
 @kernel
 @no_type_check
 def its_rows(rows, streams, size, replace, prefix, shared, scratch, out):
-    """ITS SAMPLE of all k stacked rows, whose values sum to 1, in one launch.
+    """Throw darts at all k stacked rows, whose values sum to 1, in one launch.
 
     `rows` and `out` are CSRs: row pointer, columns (ascending in `out`), and probabilities or their
     inverses for inclusion. With `shared` there is one row, all positive, for all k, and `prefix`
@@ -342,10 +325,9 @@ class Norm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What k batches draw from at one hop; see `dependent.HopStreams`."""
+    """What k batches draw from at one hop, each of shape (k,); see `dependent.HopStreams`."""
 
     first: NDArray[np.uint64]
-    """Shape (k,), as all."""
     second: NDArray[np.uint64]
     cosine: NDArray[np.float64]
     sine: NDArray[np.float64]
@@ -360,22 +342,18 @@ class Law:
     replace: bool = False
     estimator: Estimator = Estimator.HORVITZ_THOMPSON
     by_vertex: bool = True
-    """LADIES without replacement by numbers per vertex (the race); False: by darts (ITS)."""
+    """Whether LADIES without replacement draws a number per vertex, rather than darts."""
 
     @property
     def uses_darts(self) -> bool:
-        """Whether ITS draws, rather than a number per vertex."""
+        """Tell whether darts are thrown, rather than a number drawn per vertex."""
         if self.method is Method.LADIES:
             return self.replace or not self.by_vertex
         return self.method is Method.FASTGCN
 
 
 def check_boost(law: Law, boost: Boost | None) -> None:
-    """Refuse FastGCN with a boost.
-
-    Raises:
-        SamplerError: it is asked for.
-    """
+    """Refuse FastGCN with a boost."""
     if boost is not None and law.method is Method.FASTGCN:
         raise SamplerError(
             "expected ladies or pladies for locality-aware layers, found fastgcn: its "
@@ -384,18 +362,7 @@ def check_boost(law: Law, boost: Boost | None) -> None:
 
 
 class LayerGraph:
-    """The graph's arrays as the layer kernels want them, with what does not change per batch.
-
-    Args:
-        indptr: int64 [N + 1], plain and read-only.
-        indices: int32 or int64 [E].
-        edge_weight: float [E], the entries of A, or None where all are 1.
-        law: FastGCN's probabilities are computed here, once.
-        boost: Multiplies the probability of some vertices (locality-aware sampling), or None.
-
-    Raises:
-        SamplerError: weights of the wrong length, negative, infinite or NaN; FastGCN with a boost.
-    """
+    """Graph, law and boost of layer-wise sampling, with what does not change per batch."""
 
     def __init__(
         self,
@@ -423,7 +390,7 @@ class LayerGraph:
     def probabilities(
         self, nodes: NDArray[np.int64], ends: NDArray[np.int64], table: Table, ledger: Ledger
     ) -> SparseRows:
-        """P of all batches: one row each (LADIES), or one row for all (FastGCN)."""
+        """Return P of all batches: one row each (LADIES), or one row for all (FastGCN)."""
         if self.fixed is not None:
             return self.fixed[0]
         count2 = self.law.norm is Norm.COUNT2
@@ -443,7 +410,7 @@ class LayerGraph:
     def draw(
         self, rows: SparseRows, numbers: Numbers, size: int, ledger: Ledger
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """SAMPLE: row pointer [k + 1], ascending node ids and inverse inclusion probabilities."""
+        """Draw; return row pointer [k + 1], ascending node ids and inverse inclusion chances."""
         law, num_batches = self.law, numbers.first.shape[0]
         lengths = np.diff(rows.ptr)
         longest = int(lengths.max(initial=0))
@@ -476,12 +443,7 @@ class LayerGraph:
 def one_row(
     column_sums: NDArray[np.number], dtype: np.dtype
 ) -> tuple[SparseRows, NDArray[np.float64]]:
-    """The one probability row of FastGCN, and its prefix sums.
-
-    Args:
-        column_sums: sum_s A_ts^2 of each vertex t, shape (N,).
-        dtype: Of the row's column ids.
-    """
+    """Return FastGCN's probability row and its prefix sums, from sum_s A_ts^2 of each vertex t."""
     cols = np.flatnonzero(column_sums)
     ptr = np.array([0, cols.shape[0]], dtype=np.int64)
     row = SparseRows(ptr=ptr, cols=cols.astype(dtype), values=column_sums[cols].astype(np.float64))

@@ -18,7 +18,7 @@ _UNIT = 2.0**-53
 @inlined_kernel
 @no_type_check
 def share_word(fanout, degree):
-    """floor(2^64 fanout / degree), fanout < degree < 2^32: a word lies below it with k/d."""
+    """Return floor(2^64 fanout / degree), fanout < degree < 2^32: a word lies below it with k/d."""
     divisor = np.uint64(degree)
     first = np.uint64(fanout) << _HALF
     return ((first // divisor) << _HALF) | (((first % divisor) << _HALF) // divisor)
@@ -27,7 +27,7 @@ def share_word(fanout, degree):
 @inlined_kernel
 @no_type_check
 def unit(word):
-    """A random word as a number in [0, 1), from its high 53 bits."""
+    """Return a random word as a number in [0, 1), from its high 53 bits."""
     return np.float64(word >> _ELEVEN) * _UNIT
 
 
@@ -37,7 +37,8 @@ def offer(keys, places, count, key, place):
     """Offer an entry to a heap of the smallest (key, place); return how many it holds.
 
     `keys` and `places` are as long as the heap may become. Places must be offered in ascending
-    order: among equal keys the first ones stay.
+    order:
+    among equal keys the first ones stay.
     """
     if count < keys.shape[0]:
         hole = count
@@ -83,11 +84,13 @@ def _replace_top(keys, places, key, place):
 @kernel
 @no_type_check
 def row_scale(inverse, count, target):
-    """The c with sum_i 1 / min(1, c p_i) = target, for p_i = 1 / inverse[i], target > count.
+    """Return the c with sum_i 1 / min(1, c p_i) = target, for p_i = 1 / inverse[i], target > count.
 
     Closed form [C18]: with the m terms of the saturated set (c p_i >= 1) counted as 1, c is the sum
-    of the other inverses over target - m. Starting with no term saturated, c is never too large,
-    so each round adds terms that belong to the set, until none is left to add: no sort is needed.
+    of
+    the other inverses over target - m. Starting with no term saturated, c is never too large, so
+    each
+    round adds terms of the set until none is left to add: no sort is needed.
     """
     saturated, scale = -1, 0.0
     while True:
@@ -106,10 +109,11 @@ def row_scale(inverse, count, target):
 @kernel
 @no_type_check
 def row_scale_weighted(inverse, squares, count, excess):
-    """`row_scale` for weights A: sum_i A_i^2 / min(1, c p_i) = sum_i A_i^2 + excess [R12].
+    """Solve `row_scale` with weights A: sum A_i^2 / min(1, c p_i) = sum A_i^2 + excess [R12].
 
     `squares` holds A_i^2 > 0; the excess is a^2/k - a^2/d, positive. The saturated terms count
-    A_i^2 each, so their sum leaves the target, which is the excess and the squares of the others.
+    A_i^2
+    each, so their sum leaves the target, which is the excess and the squares of the others.
     """
     saturated, scale = -1, 0.0
     while True:
@@ -129,11 +133,11 @@ def row_scale_weighted(inverse, squares, count, excess):
 @inlined_kernel
 @no_type_check
 def water_level(values, size):
-    """The c with sum of min(1, c * values) = size; infinite where size reaches the positive ones.
+    """Return the c with sum of min(1, c * values) = size; infinite if size reaches the positives.
 
-    Each pass spreads what the entries at 1 leave over the others. Entries reach 1 once, so there
-    are at most as many passes as entries, in practice a few. Where an entry is at 1 but for
-    rounding, a level may come out a hair below the one before: that is the end, too.
+    Each pass spreads what the entries at 1 leave over the others; a few passes do. Where an entry
+    is at
+    1 but for rounding, a level may come out a hair below the one before: that is the end, too.
     """
     saturated, positive, total = 0, 0, 0.0
     for value in values:

@@ -1,11 +1,10 @@
-"""Choosing edges uniformly: Floyd's method on counter-based draws, as tests/reference has it.
+"""Choose edges uniformly: Floyd's method on counter-based draws, as tests/reference has it.
 
-A chosen edge is a position in the graph's `indices`; its cache line is asked for at once.
-
-Narrow fan-outs are worked out for up to `MAX_ROWS` rows at once, in the processor's vector lanes:
-draw j of every row, then whether any row has taken it before, then draw j + 1. Inside a loop over
-rows nothing depends on the row before, so the compiler uses vector instructions, and no branch
-waits for a collision that no predictor guesses.
+A chosen edge is a position in the graph's `indices`; its cache line is asked for at once. Narrow
+fan-outs are worked out for up to `MAX_ROWS` rows at once, in the processor's vector lanes: draw j
+of
+every row, then whether any row has taken it before, then draw j + 1. Nothing depends on the row
+before, so the compiler uses vector instructions, and no branch waits for a collision.
 """
 
 from typing import NamedTuple, no_type_check
@@ -34,7 +33,7 @@ from gnnplan.runtime.sampling.rng import (
 AHEAD = 24
 """Rows between asking for a row's bounds and reading them."""
 MAX_WORD = 64
-"""Fan-outs up to this use a word of 64 bits as the filter of the offsets taken."""
+"""Widest fan-out that uses a word of 64 bits as the filter of the offsets taken."""
 
 _ONE = np.uint64(1)
 _SIX_BITS = np.uint64(63)
@@ -53,7 +52,7 @@ def _is_taken(positions, edge, count, position):
 @inlined_kernel
 @no_type_check
 def _choose_some(indices, key, start, degree, fanout, positions, edge):
-    """Floyd's choices: a filter of 64 bits, exact up to degree 64, spares scans of those taken."""
+    """Choose by Floyd; a filter of 64 bits, exact up to degree 64, spares scans of those taken."""
     taken = np.uint64(0)
     for i in range(fanout):
         last = degree - fanout + i
@@ -70,7 +69,7 @@ def _choose_some(indices, key, start, degree, fanout, positions, edge):
 @kernel
 @no_type_check
 def _choose_wide(indices, key, start, degree, fanout, positions, edge):
-    """Floyd's choices for wide fan-outs: a small hash set keeps the work linear in the fan-out."""
+    """Choose by Floyd for wide fan-outs; a small hash set keeps the work linear in the fan-out."""
     bits = 3
     while (1 << bits) < 2 * fanout:
         bits += 1
@@ -121,12 +120,12 @@ def take_row(indices, start, degree, positions, edge):
 
 
 class UniformRows(NamedTuple):
-    """A graph whose rows choose alike, uniformly and without replacement."""
+    """Rows of a graph that choose alike, uniformly and without replacement."""
 
     indptr: NDArray[np.integer]
     indices: NDArray[np.integer]
     fanouts: NDArray[np.int64]
-    """Per hop; -1 takes all."""
+    """Fan-out of each hop; -1 takes all."""
 
 
 @form_for(rows_per_node, UniformRows)
@@ -144,7 +143,7 @@ def _bound_edges(rows, hop, node_ids, first, last):
 @kernel
 @no_type_check
 def bound_row_edges(indptr, fanout, node_ids, first, last):
-    """At least the number of edges that nodes first .. last-1 choose, exact for fan-out -1."""
+    """Bound the edges that nodes first .. last-1 choose from above; exact for fan-out -1."""
     if fanout > 0:
         return (last - first) * fanout
     total = 0
@@ -169,10 +168,10 @@ def _choose_rows(rows, hop, stream, node_ids, i, last, row, edge, enough, row_pt
 
 
 MAX_FANOUT = 64
-"""Beyond it comparing every draw with those before costs more than a hash set."""
+"""Widest fan-out of the lanes; beyond it a hash set costs less than comparing all draws."""
 MAX_ROWS = 128
 MAX_EDGES = 1024
-"""Of one call: what its cache lines take then still fits the second-level cache easily."""
+"""Edges of one call; what its cache lines take then fits the second-level cache."""
 _WIDTH = 16
 
 _LANES_ONE = np.uint64(1)
@@ -183,14 +182,14 @@ _LOW = np.uint64(0xFFFF_FFFF)
 @kernel
 @no_type_check
 def rows_per_call(fanout):
-    """Rows that one call takes: a multiple of the lanes, at most `MAX_EDGES` edges."""
+    """Return the rows that one call takes: a multiple of the lanes, at most `MAX_EDGES` edges."""
     return max(_WIDTH, min(MAX_ROWS, MAX_EDGES // fanout // _WIDTH * _WIDTH))
 
 
 @kernel
 @no_type_check
 def make_lanes():
-    """Scratch of vector lanes: keys, degrees, starts and ends of rows, draws, collisions."""
+    """Make scratch of vector lanes: keys, degrees, starts and ends of rows, draws, collisions."""
     return (
         np.empty(MAX_ROWS, np.uint64),
         np.empty(MAX_ROWS, np.uint64),
@@ -203,7 +202,7 @@ def make_lanes():
 @kernel
 @no_type_check
 def _draw(keys, degrees, rows, stride, fanout, drawn, collided):
-    """Floyd's offsets: drawn[j * stride + r] is choice j of row r, uint32."""
+    """Draw Floyd's offsets: drawn[j * stride + r] is choice j of row r, uint32."""
     rows = np.uint64(rows)
     for j in range(fanout):
         step = np.uint64(j + 1) * GOLDEN
@@ -232,8 +231,9 @@ def choose_lanes(
 ):
     """Choose the edges of the next rows of nodes i .. last-1; fan-out 1 to `MAX_FANOUT`.
 
-    `row` is the row of node i and `edge` its first edge. Fills row_ptr after each row, and
-    `positions` from its beginning. Returns the first node whose row is left, and the edge end.
+    `row` is the row of node i and `edge` its first edge. Fill row_ptr after each row, and
+    `positions`
+    from its beginning. Return the first node whose row is left, and the edge end.
     """
     keys, degrees, bounds, drawn, collided = lanes
     stride = rows_per_call(fanout)
@@ -284,11 +284,7 @@ def _expand_hop(rows, hop, stream, w, first, last, row, edge, keep_positions):
 @kernel
 @no_type_check
 def _expand_lanes(rows, hop, stream, w, first, last, row, edge, keep_positions):
-    """`expand_chunks` for narrow fan-outs.
-
-    What one stage leaves for the next lies in two chunks of scratch used in turns, so that it stays
-    in the first-level cache.
-    """
+    """Expand as `expand_chunks` does, narrow fan-outs; two chunks of scratch stay in the cache."""
     indptr, indices, fanout = rows.indptr, rows.indices, rows.fanouts[hop]
     lanes = make_lanes()
     both_positions = np.empty((2, MAX_EDGES), np.int64)

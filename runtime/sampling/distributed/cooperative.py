@@ -7,14 +7,9 @@ subgraphs is the subgraph of one process with the whole batch, at any number of 
 
     rank p, hop l:  draw N(S_p^l)  ->  ids to their owners  ->  S_p^(l+1), without repetition
 
-Both dialects work. In `every_hop` all of S_p^l draws afresh; in `first_seen` an owner knows at
-which hop its vertices were first seen, by anyone, and lets each draw at that hop alone.
-
-A rank's frontier: the vertices it owns, and those of other ranks that it asked for.
-
-Own vertices are numbered by rows that never change within a batch; remote ones by the order in
-which they were first asked for. What a rank receives are ids of vertices it owns, nothing else: the
-frontiers of other ranks stay with them.
+In `every_hop` all of S_p^l draws afresh; in `first_seen` an owner knows at which hop its vertices
+were first seen, by anyone, and lets each draw at that hop alone. Own vertices are numbered by rows
+that never change within a batch, remote ones by the order in which they were first asked for.
 """
 
 import threading
@@ -30,7 +25,15 @@ from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.build import build_sampler
 from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES, bad_seed, fits_densely
 from gnnplan.runtime.sampling.distributed.owner import Owners, deal
-from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch, RowExchange
+from gnnplan.runtime.sampling.minibatch import (
+    Block,
+    Dialect,
+    MiniBatch,
+    Request,
+    RequestSampler,
+    RowExchange,
+    describe_batch,
+)
 from gnnplan.runtime.sampling.registry import why_alone
 from gnnplan.runtime.sampling.relabel import relabel_values
 from gnnplan.runtime.sampling.workspace import Workspace
@@ -48,7 +51,7 @@ class IdExchange(Protocol):
     def all_to_all_ids(
         self, ids: torch.Tensor, counts: Sequence[int]
     ) -> tuple[torch.Tensor, list[int]]:
-        """Hand over so many ids to each rank; what came, and how many from each."""
+        """Hand so many ids to each rank; return what came, and how many from each."""
         ...
 
 
@@ -69,7 +72,7 @@ class Numbering:
         self.count = 0
 
     def add(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The number of each id, new ones being the next; ids may repeat."""
+        """Return the number of each id, new ones being the next; ids may repeat."""
         space, more = self._space, ids.shape[0]
         space.node_ends[0] = self.count
         space.reserve(0, 0, more, min(self.count + more, self._num_nodes))
@@ -80,18 +83,12 @@ class Numbering:
         return space.local[:more].astype(np.int64)
 
     def ids(self, first: int = 0) -> NDArray[np.int64]:
-        """The ids numbered so far, from number `first` on."""
+        """Return the ids numbered so far, from number `first` on."""
         return self._space.node_ids[first : self.count].copy()
 
 
 class Frontier:
-    """One rank's vertices of a batch under way; `begin` starts the next batch.
-
-    Args:
-        owners: Who owns a vertex.
-        comm: A communicator that nothing else uses meanwhile.
-        num_nodes: Nodes of the graph.
-    """
+    """One rank's vertices of a batch under way: own ones, and those it asked other ranks for."""
 
     def __init__(self, owners: Owners, comm: IdExchange, num_nodes: int) -> None:
         self._owners = owners
@@ -104,11 +101,11 @@ class Frontier:
 
     @property
     def num_own(self) -> int:
-        """Own vertices so far: |S_p^l|."""
+        """Return the number of own vertices so far, |S_p^l|."""
         return self._own.count
 
     def own_ids(self, first: int = 0) -> NDArray[np.int64]:
-        """Global ids of the own vertices from row `first` on."""
+        """Return global ids of the own vertices from row `first` on."""
         return self._own.ids(first)
 
     def begin(self, seeds: NDArray[np.int64]) -> None:
@@ -124,16 +121,11 @@ class Frontier:
         self._asked_by = np.zeros(0, dtype=np.int32)
 
     def number(self, n_id: NDArray[np.int64], first: int) -> NDArray[np.int64]:
-        """Take in what a hop drew here, and what the other ranks' hops drew of own vertices.
+        """Take in what a hop drew here, and what other ranks' hops drew of own vertices.
 
-        Collective: one all-to-all of ids.
-
-        Args:
-            n_id: The own vertices from row `first` on, then the vertices they drew, each once.
-            first: First row that the hop expanded.
-
-        Returns:
-            int64, per n_id: its own row, or -1 - its order of request.
+        Collective. `n_id` are the own vertices from row `first` on, then the vertices they drew,
+        each
+        once. Return the row of each, or -1 - its order of request; int64.
         """
         num_expanded = self._own.count - first
         drawn = n_id[num_expanded:]
@@ -162,9 +154,10 @@ class Frontier:
         self._asked_by = np.concatenate([self._asked_by, by])
 
     def exchange(self) -> RowExchange:
-        """How rows of all own vertices, and of all that was asked for, come together.
+        """Return how rows of all own vertices, and of all that was asked for, come together.
 
-        Both ends group by rank and keep the order of requests within, so they agree without a word.
+        Both ends group by rank and keep the order of requests within, so they agree without a
+        message.
         """
         remote = self._remote.ids()
         receive_counts, order = deal(self._owners.of(remote), self._comm.size)
@@ -181,21 +174,25 @@ class Frontier:
         )
 
 
-class CooperativeSampler:
+class CooperativeSampler(RequestSampler[MiniBatch]):
     """One rank's part of cooperative sampling; all ranks sample the same steps in the same order.
+
+    `sample` takes the seeds of the global batch that this rank owns. A batch's blocks have the
+    sources
+    of its `exchanges`; `n_id` are the outermost ones, own ones first.
 
     Args:
         sampler: The plan's: neighbor, full, or labor with variant 0.
         indptr: int64 [N + 1]; only the rows of own vertices are read.
         indices: int32 or int64 [E].
-        fanouts: Per hop, the hop next to the seeds first.
-        seed: The run's seed.
+        fanouts: Neighbours per hop, the hop next to the seeds first.
+        seed: Run's seed.
         owners: Who owns a vertex.
-        comm: A communicator that nothing else uses meanwhile; its size is the owners'.
-        settings: `build_sampler`'s (edge_ids, edge_weight, steps_per_epoch).
+        comm: Communicator that nothing else uses meanwhile; its size is the owners'.
+        settings: Others of `build_sampler`.
 
     Raises:
-        SamplerError: the sampler cannot be shared out (the text says why), or as `build_sampler`.
+        SamplerError: the sampler cannot be shared out, or as `build_sampler`.
     """
 
     def __init__(
@@ -224,63 +221,28 @@ class CooperativeSampler:
             one = build_sampler(sampler, indptr, indices, [fanout], seed, **settings)
             setattr(one, "first_hop", hop)  # noqa: B010  every sampler that cooperates has it
             self._hops.append(one)
+        self.num_hops = len(self._hops)
         self._num_nodes = int(indptr.shape[0]) - 1
         self._frontier = Frontier(owners, comm, self._num_nodes)
         self._lock = threading.Lock()
 
-    @property
-    def num_hops(self) -> int:
-        """Number of hops, and of blocks."""
-        return len(self._hops)
-
-    def sample(
-        self,
-        seeds: NDArray[np.int64],
-        *,
-        epoch: int,
-        step: int,
-        input_id: NDArray[np.int64] | None = None,
-        global_num_seeds: int | None = None,
-    ) -> MiniBatch:
-        """Sample this rank's part of a batch. As `NeighborSampler.sample`, but collective.
-
-        Args:
-            seeds: int64 [n], the seeds of the global batch that this rank owns; may be empty.
-            epoch: Part of the stream of the draws.
-            step: Likewise.
-            input_id: int64 [n], or None.
-            global_num_seeds: Seeds of the step over all ranks; n if None.
-
-        Returns:
-            Blocks whose sources are those of `exchanges`; `n_id` are the outermost sources, own
-            ones first.
-
-        Raises:
-            SamplerError: a seed is out of range, occurs twice, or belongs to another rank.
-        """
-        seeds = np.ascontiguousarray(seeds, dtype=np.int64)
+    def _sample(self, request: Request) -> MiniBatch:
         with self._lock:
-            hops = self._sample_hops(seeds, epoch, step)
-        num_seeds = int(seeds.shape[0])
-        own = [num_seeds, *(exchange.num_own for _, exchange, _ in hops)]
+            hops = self._sample_hops(request.seeds, request.epoch, request.step)
+        own = [len(request.seeds), *(exchange.num_own for _, exchange, _ in hops)]
+        alike = describe_batch(request, [], [drawn for _, _, drawn in hops], self.dialect)
+        alike["num_sampled_nodes"] = [own[0], *np.diff(own).tolist()]
         return MiniBatch(
             blocks=[block for block, _, _ in reversed(hops)],
             exchanges=[exchange for _, exchange, _ in reversed(hops)],
             n_id=hops[-1][1].ids,
-            seeds=seeds,
-            input_id=np.arange(num_seeds, dtype=np.int64) if input_id is None else input_id,
-            dialect=self.dialect,
-            num_sampled_nodes=[num_seeds, *np.diff(own).tolist()],
-            num_sampled_edges=[drawn for _, _, drawn in hops],
-            global_num_seeds=num_seeds if global_num_seeds is None else global_num_seeds,
-            epoch=epoch,
-            step=step,
+            **alike,
         )
 
     def _sample_hops(
         self, seeds: NDArray[np.int64], epoch: int, step: int
     ) -> list[tuple[Block, RowExchange, int]]:
-        """Per hop its block, its exchange and the edges drawn."""
+        """Return each hop's block, its exchange and the edges drawn."""
         self._check_seeds(seeds)
         frontier, rows = self._frontier, _Rows()
         frontier.begin(seeds)
@@ -315,10 +277,7 @@ class CooperativeSampler:
 
 
 class _Rows:
-    """Edges drawn so far, their sources named independently of any block.
-
-    A source is the row of an own vertex, or -1 - its order of request where another rank owns it.
-    """
+    """Edges drawn so far; a source is an own row, or -1 - its order of request at another rank."""
 
     def __init__(self) -> None:
         self._degrees: list[NDArray[np.int64]] = []
@@ -336,7 +295,7 @@ class _Rows:
             self._weights.append(block.weight)
 
     def block(self, num_dst: int, exchange: RowExchange, places: NDArray[np.int64]) -> Block:
-        """All rows so far as one block over the exchange's sources."""
+        """Make one block of all rows so far over the exchange's sources."""
         source = np.concatenate(self._sources)
         remote = source < 0
         source[remote] = exchange.num_own + places[-1 - source[remote]]
@@ -351,11 +310,7 @@ class _Rows:
 
 
 def check_cooperates(sampler: Sampler) -> None:
-    """Refuse samplers whose draws for one vertex need what other ranks hold.
-
-    Raises:
-        SamplerError: the text says what would have to be reduced over ranks.
-    """
+    """Refuse samplers whose draws for one vertex need what other ranks hold; say why."""
     why = why_alone(sampler)
     if why:
         raise SamplerError(

@@ -1,19 +1,14 @@
 """Bulk sampling with the graph partitioned 1.5D over the ranks (Tripathy et al., MLSys 2024).
 
-A process row samples the batches of its c ranks for k steps as one stack; the rows of A that a
-layer needs come from the ranks that hold them. Each rank gets its own batches, equal bit for bit to
-those of the single-process sampler, whatever the grid and whatever k.
+A process row samples the batches of its c ranks for k steps as one stack, hop after hop: it fetches
+the rows of A that the hop needs from the ranks that hold them, then draws and extracts. Each rank
+gets its own batches, equal bit for bit to those of the single-process sampler, whatever the grid
+and
+whatever k. All c processes of a row hold the same stack and draw the same numbers; the last hop
+draws for this rank alone, as no later fetch needs to know the others'.
 
-Layers of the stack of a process row, hop after hop: fetch rows of A, then draw and extract.
-
-All c processes of a row hold the same stack, the batches of their c ranks, and draw the same
-numbers. The last hop draws for nobody but this rank: no later fetch needs to know the others'.
-
-One hop of GraphSAGE over k stacked batches, where rows of A come hop by hop.
-
-`bulk.sage` takes all hops of a batch in one launch, which needs all of A. On a grid the rows of a
-hop are fetched first, for all batches together, so here a launch is one hop of all batches. Edges
-are chosen by the same `choose_rows` with the same numbers: the blocks are the same.
+`bulk.sage` takes all hops of a batch in one launch, which needs all of A; here a launch is one hop
+of all batches, by the same `choose_rows` with the same numbers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -58,14 +53,14 @@ class Frontier:
     """What k batches know before a hop, and which part of it the hop expands."""
 
     nodes: NDArray[np.int64]
-    """Shape (nodes,); global ids, batch after batch."""
+    """Global ids, batch after batch. Shape (nodes,)."""
     ends: NDArray[np.int64]
     """Shape (k + 1,)."""
     firsts: NDArray[np.int64]
-    """Shape (k,); batch b expands nodes[ends[b] + firsts[b] : ends[b + 1]]."""
+    """Place from which batch b expands nodes[ends[b] + firsts[b] : ends[b + 1]]. Shape (k,)."""
 
     def expanded(self) -> NDArray[np.int64]:
-        """The nodes that the hop expands, of all batches."""
+        """Return the nodes that the hop expands, of all batches."""
         sizes = np.diff(self.ends)
         place = np.arange(self.nodes.shape[0]) - np.repeat(self.ends[:-1], sizes)
         return self.nodes[place >= np.repeat(self.firsts, sizes)]
@@ -124,17 +119,9 @@ def expand_layer(
     *,
     edge_ids: bool,
 ) -> StackedBlocks:
-    """One hop; `dst_ends` counts the expanded nodes, `nodes` are all known afterwards.
+    """Expand one hop; `dst_ends` counts the expanded nodes, `nodes` are all known afterwards.
 
-    Args:
-        indptr: int64 [N + 1], right for the nodes that are expanded.
-        indices: int32 or int64, what indptr points into.
-        streams: uint64 [k], of this hop.
-        fanout: Neighbours drawn, or -1 for all.
-        frontier: What the batches know.
-        table: For relabelling.
-        ledger: Counts the bytes.
-        edge_ids: Fill `e_id` with positions in `indices`.
+    `indptr` need be right for the expanded nodes alone; `streams` are this hop's, uint64 [k].
     """
     ends, num_batches = frontier.ends, frontier.ends.shape[0] - 1
     rows = np.diff(ends) - frontier.firsts
@@ -173,7 +160,7 @@ def expand_layer(
 
 
 def nest(layers: Sequence[StackedBlocks], requests: Sequence[Request]) -> list[MiniBatch]:
-    """The batches of a first_seen stack: a batch's hops become one CSR, its blocks prefixes."""
+    """Make the batches of a first_seen stack: a batch's hops are one CSR, its blocks prefixes."""
     batches = []
     for b, request in enumerate(requests):
         row_ptr, indices, e_id = [np.zeros(1, dtype=np.int64)], [], []
@@ -203,7 +190,6 @@ def nest(layers: Sequence[StackedBlocks], requests: Sequence[Request]) -> list[M
 
 
 Batches = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Node ids, batch after batch, and the ends [k + 1]."""
 
 
 def sage_hops(
@@ -214,12 +200,12 @@ def sage_hops(
     table: Table,
     ledger: Ledger,
 ) -> list[MiniBatch]:
-    """GraphSAGE: the batches `requests[own]`, as `sampler` would draw them one by one.
+    """Draw uniform neighbours: the batches `requests[own]`, as `sampler` would one by one.
 
     Args:
         sampler: Fan-outs, dialect and seed; its graph is not looked at.
         rows: Where rows of A come from.
-        requests: The stack of the process row.
+        requests: Stack of the process row.
         own: This rank's batches among them: slice(j, None, c).
         table: For relabelling.
         ledger: Counts the bytes.
@@ -261,7 +247,7 @@ def layer_hops(
     table: Table,
     ledger: Ledger,
 ) -> list[MiniBatch]:
-    """LADIES, PLADIES and FastGCN; arguments as in `sage_hops`.
+    """Draw LADIES, PLADIES or FastGCN; arguments as in `sage_hops`.
 
     The stack's graph is made to show the rows that were fetched last.
     """
@@ -298,7 +284,7 @@ def _end_hop(
 
 
 def column_squares(rows: GridRows) -> NDArray[np.float64]:
-    """FastGCN's sum_s A_ts^2 of every vertex t, float64 [N]; collective.
+    """Return FastGCN's sum_s A_ts^2 of every vertex t, float64 [N]; collective.
 
     The blocks are added one after another in order, so that the sums are those of one process to
     the last bit, also with edge weights.
@@ -315,18 +301,18 @@ def column_squares(rows: GridRows) -> NDArray[np.float64]:
 
 
 def take(values: NDArray, ends: NDArray[np.int64], own: slice) -> NDArray:
-    """Entries of some batches, where batch b has values[ends[b] : ends[b + 1]]."""
+    """Take entries of some batches, where batch b has values[ends[b] : ends[b + 1]]."""
     bounds = zip(ends[:-1][own].tolist(), ends[1:][own].tolist(), strict=True)
     return np.concatenate([values[:0], *(values[first:last] for first, last in bounds)])
 
 
 def take_ends(ends: NDArray[np.int64], own: slice) -> NDArray[np.int64]:
-    """Where those batches end when they stand alone."""
+    """Return where those batches end when they stand alone."""
     return np.concatenate([[0], np.cumsum(np.diff(ends)[own])]).astype(np.int64)
 
 
 def pick(layer: StackedBlocks, own: slice, ledger: Ledger) -> StackedBlocks:
-    """Some batches of a layer, in arrays of their own."""
+    """Copy some batches of a layer."""
     ledger.free(*_arrays(layer))
     rows = layer.dst_ends + np.arange(layer.dst_ends.shape[0])  # a row pointer has an entry more
     forgotten = layer.nodes.shape[0] < layer.ends[-1]
@@ -362,18 +348,15 @@ class GridSampler:
     """Samples stacks of steps; every method is collective over the grid, one thread at a time.
 
     Args:
-        sampler: Sizes, law and seed: uniform neighbours, a layer-wise sampler, or the stack of one.
-            It is made on a graph without edges (`empty_graph`), since no rank holds the graph.
+        sampler: Uniform neighbours, a layer-wise sampler, or the stack of one, made on a graph
+            without edges (`empty_graph`), since no rank holds the graph.
         shard: This rank's block row of A.
-        grid: The ranks.
+        grid: Ranks of the grid.
         exchange: Stages one after another, or all in one all-to-allv; the batches are the same.
-        budget_bytes: The most that a stack may take on any rank, its results included; k is cut
+        budget_bytes: Most bytes that a stack may take on any rank, its results included; k is cut
             down to fit, on all ranks alike. None: all steps are one stack.
         kept_batches: As in `BulkSampler`.
-        relabel_budget_bytes: As in `NeighborSampler`.
-
-    Raises:
-        SamplerError: a sampler whose batches cannot be stacked.
+        relabel_budget_bytes: As in `HopSampler`.
     """
 
     def __init__(
@@ -404,15 +387,15 @@ class GridSampler:
             stack.graph.fixed = one_row(column_squares(self.rows), shard.indices.dtype)
 
     def sample_many(self, steps: Sequence[Sequence[Request]]) -> list[MiniBatch]:
-        """This rank's batches of these steps; see `stacks`."""
+        """Sample this rank's batches of these steps; see `stacks`."""
         return [batch for stack in self.stacks(steps) for batch in stack]
 
     def stacks(self, steps: Sequence[Sequence[Request]]) -> Iterator[list[MiniBatch]]:
-        """This rank's batches, one per step, stack by stack; the first is a pilot of 1.
+        """Sample this rank's batches, one per step, stack by stack; the first is a pilot of 1.
 
-        Args:
-            steps: Of each step the requests of this process row's ranks, by column. All ranks of
-                the grid pass as many steps, an empty share as a request without seeds.
+        `steps` are, of each step, the requests of this process row's ranks, by column. All ranks of
+        the
+        grid pass as many steps, an empty share as a request without seeds.
 
         Raises:
             SamplerError: a seed is out of range or occurs twice in its batch.
@@ -440,7 +423,7 @@ class GridSampler:
         return batches, BulkBytes.of(ledger, table_bytes, len(batches))
 
     def _fit_budget(self, found: BulkBytes, budget_bytes: int) -> int:
-        """The steps that fit on every rank; all ranks find the same."""
+        """Return the steps that fit on every rank; all ranks find the same."""
         here = found.largest_stack(budget_bytes)
         if here == 0 and found.peak_bytes(1) <= budget_bytes:
             here = 1
@@ -456,12 +439,12 @@ class GridSampler:
 
 
 def empty_graph(num_nodes: int, dtype: np.dtype) -> tuple[NDArray[np.int64], NDArray[np.integer]]:
-    """The arrays indptr and indices of a graph without edges, to make a sampler's settings on."""
+    """Return indptr and indices of a graph without edges, to make a sampler's settings on."""
     return np.zeros(num_nodes + 1, dtype=np.int64), np.empty(0, dtype=dtype)
 
 
 def cannot_stack(sampler: object) -> SamplerError:
-    """What is wrong with a sampler that has no bulk form."""
+    """Return the error for a sampler that has no bulk form."""
     return SamplerError(
         "expected uniform neighbours without replacement, ladies, pladies or fastgcn for stacks of "
         f"batches, found {type(sampler).__name__}; plan with bulk_batches 1 and the whole topology"

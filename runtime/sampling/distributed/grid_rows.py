@@ -1,9 +1,9 @@
-"""Q_R A on a 1.5D grid: the adjacency rows that a process row's stack needs (formulas 4.6).
+"""Fetch the adjacency rows that a process row's stack needs: Q_R A on a 1.5D grid (formulas 4.6).
 
 After Tripathy et al., MLSys 2024, algorithm 2, sparsity-aware. Q_R has a single 1 per row, so a row
 of the product is a row of A, each comes from one stage, and the all-reduce over the process row
-adds parts that do not overlap: the parts are put side by side. LADIES' P is a sum over rows of
-Q_R A (Q = S Q_R), and EXTRACT multiplies Q_R A by Q_C, so one product per layer serves both.
+adds parts that do not overlap: they are put side by side. LADIES' P is a sum over rows of Q_R A
+(Q = S Q_R), and EXTRACT multiplies Q_R A by Q_C, so one product per layer serves both.
 
     for q in stages(j):                         # all R processes of column j
         ids of Q_i in block q -> (q, j)         # each id once
@@ -40,7 +40,7 @@ class Shard:
     indptr: NDArray[np.int64]
     """Shape (rows + 1,), from 0."""
     indices: NDArray[np.integer]
-    """Shape (non-zeros,); global ids."""
+    """Global ids, shape (non-zeros,)."""
     edge_start: int
     """Position of the block's first edge in the whole graph."""
     edge_weight: NDArray[np.float32] | None = None
@@ -48,7 +48,7 @@ class Shard:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Return the bytes held."""
         weight_bytes = 0 if self.edge_weight is None else self.edge_weight.nbytes
         return self.indptr.nbytes + self.indices.nbytes + weight_bytes
 
@@ -90,10 +90,11 @@ class FetchedRows:
     weight: NDArray[np.float32] | None
     """Shape (non-zeros,), or None where all entries are 1."""
     edge_start: NDArray[np.int64] | None
-    """Position of each row in the whole graph, shape (rows,); only where edge ids are wanted."""
+    """Position of each row in the whole graph, shape (rows,); None where edge ids are not wanted.
+    """
 
     def global_edges(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Positions in the whole graph of positions in `cols`."""
+        """Return positions in the whole graph of positions in `cols`."""
         assert self.edge_start is not None
         shift = np.repeat(self.edge_start - self.ptr[:-1], np.diff(self.ptr))
         return positions + shift[positions]
@@ -102,7 +103,7 @@ class FetchedRows:
 @kernel
 @no_type_check
 def copy_rows(indptr, source, rows, ptr, out):
-    """out[ptr[i]:] = entries of row rows[i]; int64 indptr, rows and ptr."""
+    """Copy the entries of row rows[i] to out[ptr[i]:]; int64 indptr, rows and ptr."""
     for i in range(rows.shape[0]):
         start, to = indptr[rows[i]], ptr[i]
         for e in range(indptr[rows[i] + 1] - start):
@@ -143,9 +144,9 @@ class Words:
 class GridRows:
     """Fetches rows of A; collective over the grid, also for a rank that wants none.
 
-    The adjacency seen through `indptr` is that of the rows fetched last: `indptr[v]` and
-    `indptr[v + 1]` are right for every v fetched and nothing else is, which is what a kernel of the
-    whole graph needs in order to run on them. It takes 8 bytes per node of the graph.
+    `view` shows them to kernels of the whole graph: an `indptr` (8 bytes per node) that is right
+    for
+    every v fetched last, at v and v + 1, and nowhere else.
     """
 
     shard: Shard
@@ -164,17 +165,13 @@ class GridRows:
 
     @property
     def table_bytes(self) -> int:
-        """Bytes held between fetches: the block row and `indptr`."""
+        """Return the bytes held between fetches: the block row and `indptr`."""
         return self.shard.nbytes + self._indptr.nbytes
 
     def fetch(self, nodes: NDArray[np.int64], ledger: Ledger) -> FetchedRows:
-        """The rows of these nodes (repeated ids allowed), the same on all ranks of a process row.
+        """Fetch the rows of these nodes (they may repeat), the same on all ranks of a process row.
 
-        Every rank of a process row must ask for the same nodes.
-
-        Args:
-            nodes: int64 [m].
-            ledger: Counts the bytes of the result, and those of the exchange while it lasts.
+        `ledger` counts the bytes of the result, and those of the exchange while it lasts.
         """
         ids = np.unique(nodes)
         ends = np.searchsorted(ids, self._bounds)
@@ -207,7 +204,7 @@ class GridRows:
         return rows
 
     def view(self, rows: FetchedRows) -> NDArray[np.int64]:
-        """`indptr` for the kernels, int64 [N + 1], read-only; valid until the next call."""
+        """Return `indptr` for the kernels, int64 [N + 1], read-only; valid until the next call."""
         self._indptr[rows.ids] = rows.ptr[:-1]
         self._indptr[rows.ids + 1] = rows.ptr[1:]
         return read_only(self._indptr)
@@ -235,7 +232,7 @@ class GridRows:
         return received
 
     def _serve(self, rows: NDArray[np.int64]) -> list[NDArray]:
-        """What is known of rows of the shard: lengths, columns, weights, places in the graph."""
+        """Return rows of the shard: lengths, columns, weights, places in the graph."""
         shard = self.shard
         lengths = shard.indptr[rows + 1] - shard.indptr[rows]
         ptr = _ends(lengths)
@@ -249,7 +246,7 @@ class GridRows:
         return found
 
     def _join(self, parts: list[list[NDArray]]) -> list[NDArray]:
-        """The stages' answers, one after another; a column may have no stage."""
+        """Join the stages' answers, one after another; a column may have no stage."""
         if not parts:
             parts = [self._serve(np.empty(0, dtype=np.int64))]
         return (
@@ -277,7 +274,7 @@ class GridRows:
 
 
 def _ends(counts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """0 and the running totals."""
+    """Return 0 and the running totals."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
@@ -290,5 +287,5 @@ def _swap(
 
 
 def _gather(comm: Communicator, values: NDArray, sizes: Sequence[int]) -> NDArray:
-    """Every rank's array, one after another."""
+    """Gather every rank's array, one after another."""
     return _swap(comm, np.tile(values, comm.size), [values.shape[0]] * comm.size, sizes)

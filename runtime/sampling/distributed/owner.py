@@ -1,7 +1,6 @@
-"""Who owns a vertex, and which ids go to whom: the map behind every cooperative exchange.
+"""Tell who owns a vertex, and which ids go to whom: the map behind every cooperative exchange.
 
-Every rank computes the same owner of every vertex, from a hash or from a plan's partition, so that
-nothing has to be asked.
+Every rank computes the same owner, from a hash or from a plan's partition, and need not ask.
 """
 
 from typing import no_type_check
@@ -14,7 +13,7 @@ from gnnplan.runtime.sampling.compiled import kernel
 from gnnplan.runtime.sampling.rng import key_kernel, mix
 
 _SALT = np.uint64(0x6F776E6572)
-"""The hash's stream ("owner"): not derived from a seed, so that every run deals the same way."""
+"""Stream of the hash ("owner"), not derived from a seed, so that every run deals the same way."""
 _NOWHERE = np.zeros(0, dtype=np.int32)
 
 
@@ -46,8 +45,8 @@ class Owners:
 
     Args:
         num_ranks: Ranks P that share the vertices.
-        partition: int32 [N], the rank of each node, or None for the hash.
-        num_nodes: Checked against the partition's length.
+        partition: Rank of each node, int [N], or None for the hash.
+        num_nodes: Nodes of the graph, checked against the partition.
 
     Raises:
         PlanError: the partition has another length, or names a rank that does not exist.
@@ -73,7 +72,7 @@ class Owners:
             )
 
     def of(self, ids: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The rank that owns each node; shape of `ids`, which has one dimension."""
+        """Return the rank that owns each node, int32 [n] like `ids`."""
         out = np.empty(ids.shape[0], dtype=np.int32)
         _owners(ids, self._parts, np.uint64(self.num_ranks), np.uint64(mix(_SALT)), out)
         return out
@@ -82,12 +81,8 @@ class Owners:
 def deal(owners: NDArray[np.int32], num_ranks: int) -> tuple[list[int], NDArray[np.int64]]:
     """Group positions by owner, keeping their order within each.
 
-    Args:
-        owners: int32 [n], each in [0, num_ranks).
-        num_ranks: Number of groups.
-
     Returns:
-        How many belong to each rank, and int64 [n]: the positions, those of rank 0 first.
+        How many belong to each rank; and the positions, those of rank 0 first, int64 [n].
     """
     counts = np.zeros(num_ranks, dtype=np.int64)
     order = np.empty(owners.shape[0], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Choosing the edges of many rows at once on a GPU: the same edges in the same order as the CPU's.
+"""Choose the edges of many rows at once on a GPU: the same edges in the same order as the CPU's.
 
 `choose_some` is Floyd's method as tests/reference has it, a tile of rows at a time, all the offsets
 of a row in registers. `count_below` and `write_below` scan rows for LABOR-0's threshold test
@@ -21,7 +21,7 @@ from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 _BLOCK = 256
 _TILE = 1024
 SHORT = 256
-"""Rows up to this degree are scanned several to a tile; longer ones have a program each."""
+"""Degree up to which rows are scanned several to a tile; longer ones have a program each."""
 SHORT_TILE, LONG_TILE = (16, 32), (1, 1024)
 LONGEST = (1 << 32) - 1
 SAMPLED = 0
@@ -31,7 +31,7 @@ _UNITS = {torch.int32: tl.int32, torch.int64: tl.int64}
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The adjacency lists of n nodes; int64 [n] each."""
+    """Adjacency lists of n nodes; int64 [n] each."""
 
     starts: Tensor
     """Place of the first entry in `indices`."""
@@ -39,7 +39,7 @@ class Rows:
     counts: Tensor
     """min(degree, fanout), what choosing without replacement draws."""
     addresses: Tensor
-    """Where the first entry lies."""
+    """Byte address of the first entry."""
 
 
 @triton.jit(do_not_specialize=["base", "low", "high"])
@@ -114,7 +114,7 @@ def _floyd_kernel(
 @triton.jit
 @no_type_check
 def _share_word(fanout, degree):
-    """floor(2^64 fanout / degree) for fanout < degree < 2^32, as in `poisson.share_word`."""
+    """Compute `poisson.share_word`: floor(2^64 fanout / degree) for fanout < degree < 2^32."""
     divisor = degree.to(tl.uint64)
     first = (tl.zeros_like(degree) + fanout).to(tl.uint64) << 32
     return ((first // divisor) << 32) | (((first % divisor) << 32) // divisor)
@@ -163,14 +163,14 @@ def row_bounds(
     total: Tensor | None = None,
     passes: int = SAMPLED,
 ) -> Rows:
-    """The rows of some nodes; their reads are counted.
+    """Return the rows of some nodes, and count their reads.
 
     Args:
-        graph: the topology.
+        graph: Topology.
         nodes: int64 [n] on its device.
-        fanout: bounds `counts`; -1 takes all.
-        total: int64 [1], how many of the n count, the others having degree 0; None: all.
-        passes: how often each row will be scanned, or `SAMPLED`.
+        fanout: Bound of `counts`; -1 takes all.
+        total: How many of the n count, int64 [1], the others having degree 0; None: all.
+        passes: How often each row will be scanned, or `SAMPLED`.
     """
     rows = Rows(*(torch.empty_like(nodes) for _ in range(4)))
     if nodes.numel() == 0:
@@ -201,14 +201,14 @@ def choose_some(
     """Fill `edges` with positions and neighbours of up to `fanout` edges per row.
 
     Args:
-        stream: int64 [1], the hop's, as `rng_triton.signed` gives it; or [n], one for each row.
-        graph: the topology.
+        stream: The hop's, int64 [1], as `gpu.rng.signed` gives it; or [n], one for each row.
+        graph: Topology.
         nodes: int64 [n].
-        rows: theirs, from `row_bounds`.
-        row_ptr: int64 [n + 1], where each row's edges begin.
-        fanout: positive.
-        edges: positions and values, int64, at least row_ptr[n] long.
-        words: int64 [n, fanout], to draw by instead of the stream's own; None: those.
+        rows: Theirs, from `row_bounds`.
+        row_ptr: Where each row's edges begin, int64 [n + 1].
+        fanout: Edges per row, positive.
+        edges: Positions and values, int64, at least row_ptr[n] long.
+        words: Words to draw by in place of the stream's own, int64 [n, fanout].
     """
     if nodes.numel() == 0:
         return
@@ -224,7 +224,7 @@ def choose_some(
 def count_below(
     stream: Tensor, graph: DeviceTopology, rows: Rows, fanout: int, counts: Tensor
 ) -> None:
-    """Count the edges of each row that LABOR-0 keeps; -1 takes all. Arguments as `choose_some`."""
+    """Count the edges of each row that LABOR-0 keeps; a fan-out of -1 takes all."""
     _scan(stream, graph, rows, fanout, counts, (counts, counts, counts), write=False)
 
 
@@ -261,7 +261,7 @@ def _scan(
 
 
 def tiles(widest: int) -> list[tuple[int, int, tuple[int, int]]]:
-    """Degrees (above, up to) and shape of the tile, of each launch that rows so long need."""
+    """Return degrees (above, up to) and tile shape of each launch that rows so long need."""
     found = [(-1, SHORT, SHORT_TILE)]
     return [*found, (SHORT, LONGEST, LONG_TILE)] if widest > SHORT else found
 
@@ -276,17 +276,16 @@ class WholeRows:
 
     rows: Rows
     ptr: Tensor
-    """int64 [n + 1]."""
     row_of: Tensor
-    """int64, the row of each edge."""
+    """Row of each edge, int64."""
     positions: Tensor
     values: Tensor
     widest: int
-    """At least the longest row."""
+    """Length of the longest row, at least."""
 
 
 def whole_rows(graph: DeviceTopology, nodes: Tensor, stream: Tensor) -> WholeRows:
-    """All edges of some nodes' rows; the host waits for their number."""
+    """Lay out all edges of some nodes' rows; the host waits for their number."""
     rows = row_bounds(graph, nodes, -1, passes=1)
     ptr = row_ends(rows.degrees)
     total = int(ptr[-1])
@@ -300,7 +299,7 @@ def whole_rows(graph: DeviceTopology, nodes: Tensor, stream: Tensor) -> WholeRow
 
 
 def row_ends(counts: Tensor) -> Tensor:
-    """0 and the running sums of counts: int64 [n + 1]."""
+    """Return 0 and the running sums of counts: int64 [n + 1]."""
     ptr = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=counts.device)
     torch.cumsum(counts, 0, out=ptr[1:])
     return ptr

@@ -1,4 +1,4 @@
-"""What samplers on a device share: seeds in, hop after hop drawn and relabelled, blocks out.
+"""Draw batches on a device: seeds in, hop after hop drawn and relabelled, blocks out.
 
 A subclass draws the edges of a hop's rows. The host waits once per hop, for the number of new nodes
 (and wherever a hop's edges cannot be bounded beforehand).
@@ -37,16 +37,12 @@ class DeviceBlock:
     num_src: int
     num_dst: int
     indptr: Tensor
-    """int64, shape (num_dst + 1,)."""
     indices: Tensor
-    """int32, shape (num_edges,); local ids below num_src."""
     e_id: Tensor | None = None
-    """int64, shape (num_edges,)."""
     weight: Tensor | None = None
-    """float32, shape (num_edges,); None: the plain mean."""
 
     def to_host(self) -> Block:
-        """The block as arrays; waits for the device."""
+        """Copy the block to arrays; waits for the device."""
         return Block(
             num_src=self.num_src,
             num_dst=self.num_dst,
@@ -62,9 +58,7 @@ class DeviceBatch:
     """A sampled batch; fields as in `minibatch.MiniBatch`."""
 
     blocks: list[DeviceBlock]
-    """Outermost first."""
     n_id: Tensor
-    """int64, shape (num_input,)."""
     seeds: NDArray[np.int64]
     input_id: NDArray[np.int64]
     dialect: Dialect
@@ -75,7 +69,7 @@ class DeviceBatch:
     step: int
 
     def to_host(self) -> MiniBatch:
-        """The batch in the CPU samplers' form; waits for the device."""
+        """Copy the batch to the CPU samplers' form; waits for the device."""
         return MiniBatch(
             blocks=[block.to_host() for block in self.blocks],
             n_id=self.n_id.cpu().numpy(),
@@ -105,11 +99,7 @@ def as_device_batch(
 def seeds_on_device(
     batches: Sequence[NDArray[np.int64]], num_nodes: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The seeds of some batches one after another, and where each batch ends: [total], [k + 1].
-
-    Raises:
-        SamplerError: a seed is out of range, or occurs twice in its batch.
-    """
+    """Check and join the seeds of some batches; return them and the ends [k + 1]."""
     for seeds in batches:
         refuse_bad_seeds(seeds, num_nodes)
     ends = np.cumsum([0, *(seeds.shape[0] for seeds in batches)])
@@ -118,11 +108,7 @@ def seeds_on_device(
 
 
 def refuse_bad_seeds(seeds: NDArray[np.int64], num_nodes: int) -> None:
-    """Check one batch's seeds.
-
-    Raises:
-        SamplerError: one is out of range, or occurs twice.
-    """
+    """Refuse one batch's seeds where one is out of range, or occurs twice."""
     ordered = np.sort(seeds)
     inside = seeds.size == 0 or (ordered[0] >= 0 and ordered[-1] < num_nodes)
     if not inside or (ordered[1:] == ordered[:-1]).any():
@@ -130,7 +116,7 @@ def refuse_bad_seeds(seeds: NDArray[np.int64], num_nodes: int) -> None:
 
 
 def _bad_seed(seeds: NDArray[np.int64], num_nodes: int) -> SamplerError:
-    """What is wrong with the first seed that is out of range or repeated."""
+    """Return the error for the first seed that is out of range or repeated."""
     _, firsts = np.unique(seeds, return_index=True)
     again = np.setdiff1d(np.arange(seeds.shape[0]), firsts)
     outside = np.flatnonzero((seeds < 0) | (seeds >= num_nodes))
@@ -139,16 +125,13 @@ def _bad_seed(seeds: NDArray[np.int64], num_nodes: int) -> SamplerError:
 
 @dataclass(slots=True)
 class Drawn:
-    """The edges of a hop."""
+    """Edges of a hop, int64; all but `row_ptr` may be longer than row_ptr[-1]."""
 
     row_ptr: Tensor
-    """int64 [rows + 1]."""
     positions: Tensor
-    """int64; this and the others may be longer than row_ptr[-1]."""
     values: Tensor
-    """int64, the neighbours."""
     weight: Tensor | None = None
-    """float32, or None: the plain mean."""
+    """float32; None: the plain mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +141,7 @@ class HopDraws:
     streams: HopStreams
     hop: int
     stream: Tensor
-    """int64 [1], the hop's first stream on the device."""
+    """First stream of the hop on the device, int64 [1]."""
 
 
 @dataclass(slots=True)
@@ -176,15 +159,12 @@ class AbstractDeviceHops(RequestSampler[DeviceBatch]):
     """Draws batches of device tensors hop by hop.
 
     Args:
-        topology: the graph.
-        fanouts: neighbours per hop, the hop next to the seeds first; -1 takes all.
-        device: where the kernels run.
-        streams: which streams the steps draw from.
-        dialect: which vertices a hop expands.
-        edge_ids: fill each block's `e_id`.
-
-    Raises:
-        SamplerError: fan-outs empty, zero or below -1.
+        topology: Graph as the device reads it.
+        fanouts: Neighbours per hop, the hop next to the seeds first; -1 takes all.
+        device: Where the kernels run.
+        streams: Streams that the steps draw from.
+        dialect: Which vertices a hop expands.
+        edge_ids: Fill each block's `e_id`.
     """
 
     def __init__(
@@ -199,6 +179,7 @@ class AbstractDeviceHops(RequestSampler[DeviceBatch]):
     ) -> None:
         self.topology = topology
         self.fanouts = check_fanouts(fanouts)
+        self.num_hops = len(self.fanouts)
         self.num_nodes = topology.num_nodes
         self.device = device
         self.streams = streams
@@ -206,14 +187,9 @@ class AbstractDeviceHops(RequestSampler[DeviceBatch]):
         self.dialect = Dialect(dialect)
         self.edge_ids = edge_ids
 
-    @property
-    def num_hops(self) -> int:
-        """Number of hops, and of blocks."""
-        return len(self.fanouts)
-
     @abstractmethod
     def _draw(self, rows: Tensor, known: list[Tensor], draws: HopDraws) -> Drawn:
-        """The edges of the rows of nodes `rows`; `known` are all nodes numbered so far."""
+        """Draw the edges of the rows of nodes `rows`; `known` are all nodes numbered so far."""
 
     def _sample(self, request: Request) -> DeviceBatch:
         streams = self.streams.streams(request.epoch, request.step, self.num_hops)
@@ -228,13 +204,13 @@ class AbstractDeviceHops(RequestSampler[DeviceBatch]):
         )
 
     def _alone(self) -> AbstractContextManager[object]:
-        """Held while a batch is made: what hops leave in buffers of their own is copied in it."""
+        """Hold other threads off while a batch is made of buffers that hops share."""
         return nullcontext()
 
     def _hops(
         self, seeds: NDArray[np.int64], streams: HopStreams
     ) -> tuple[list[Hop], list[Tensor]]:
-        """Every hop, and the nodes: the seeds, then what each hop added."""
+        """Return every hop, and the nodes: the seeds, then what each hop added."""
         bits = torch.tensor([signed(s) for s in streams.first], device=self.device)
         relabel = DeviceRelabel(self.device)
         nodes = [self._add_seeds(seeds, relabel)]
@@ -254,7 +230,6 @@ class AbstractDeviceHops(RequestSampler[DeviceBatch]):
         return held
 
     def _blocks(self, hops: list[Hop], nodes: list[Tensor]) -> list[DeviceBlock]:
-        """Blocks of a batch's hops and of the nodes that each added, outermost first."""
         ends: list[int] = np.cumsum([part.numel() for part in nodes]).tolist()
         if self.dialect is Dialect.EVERY_HOP:
             return [
@@ -278,7 +253,7 @@ class AbstractDeviceHops(RequestSampler[DeviceBatch]):
         ]
 
     def _block(self, num_src: int, indptr: Tensor, num_edges: int, hop: Hop) -> DeviceBlock:
-        """Return the block of the first `num_edges` edges of a hop, or of all hops laid out."""
+        """Make the block of the first `num_edges` edges of a hop, or of all hops laid out."""
         return DeviceBlock(
             num_src=num_src,
             num_dst=indptr.numel() - 1,
@@ -290,7 +265,7 @@ class AbstractDeviceHops(RequestSampler[DeviceBatch]):
 
 
 def _relabelled(drawn: Drawn, relabel: DeviceRelabel, known: list[Tensor]) -> tuple[Hop, Tensor]:
-    """Local ids of a hop's edges, and the nodes that are new; waits for their number."""
+    """Relabel a hop's edges; return the nodes that are new too. Waits for their number."""
     local, new, sums = relabel.add(drawn.values, drawn.row_ptr[-1:], known)
     num_new = num_edges = 0
     if drawn.values.numel():

@@ -2,14 +2,9 @@
 
 LABOR-0 by threshold scans the rows in place (`gpu.choose`). Everything else lays the hop's rows
 out: one candidate number, word and probability per vertex, the passes of the fixed point as kernels
-over rows (`gpu.segments`), exactly-k by the k-th smallest key of a row. Weights are float32 of
-sums whose order differs from the CPU's, so they agree to float32's last place.
-
-The probabilities of LABOR-i and LABOR-* are made pass by pass as `choose.labor` makes them.
-
-Rows are solved by a kernel each (`segments_triton.row_scales`), the maximum over a vertex's rows by
-an atomic maximum, which does not depend on the order. LABOR-* waits once per pass, to see whether
-the pass gained enough.
+over rows (`gpu.segments`), exactly-k by the k-th smallest key of a row. The maximum over a vertex's
+rows is an atomic maximum, which does not depend on the order. LABOR-* waits once per pass, to see
+whether it gained enough. Weights agree with the CPU's to float32's last place.
 """
 
 from collections.abc import Sequence
@@ -46,12 +41,12 @@ from gnnplan.runtime.sampling.statistics import Estimator
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Every vertex that a row of the hop may draw, numbered once; known ones come first."""
+    """Vertices that a row of the hop may draw, numbered once; known ones come first."""
 
     ids: Tensor
-    """int64, global ids by number."""
+    """Global ids by number, int64."""
     numbers: Tensor
-    """int64, the candidate of every edge."""
+    """Candidate of every edge, int64."""
     num_known: int
 
     @staticmethod
@@ -68,12 +63,7 @@ class Candidates:
 
 
 class LaborPasses:
-    """Runs the passes of one hop.
-
-    Args:
-        variant: number of passes, or "star" for as many as gain something.
-        tolerance: relative gain in expected new vertices below which LABOR-* stops.
-    """
+    """Runs the passes of one hop, as `choose.labor.LaborSolver`."""
 
     def __init__(self, variant: int | str, tolerance: float) -> None:
         self._passes = MAX_PASSES if variant == "star" else int(variant)
@@ -88,14 +78,10 @@ class LaborPasses:
         everything: Tensor,
         fanout: int,
     ) -> tuple[Tensor, Tensor]:
-        """c_s of every row, and what it multiplies at each edge: p_t, or A_ts before any pass.
+        """Return c_s of every row, and what it multiplies at each edge: p_t, or A_ts before passes.
 
-        Args:
-            whole: the rows.
-            found: their candidates.
-            weight: float64, A_ts of each edge, or None.
-            everything: bool [n], rows that are taken whole.
-            fanout: k.
+        `weight` is A_ts of each edge, float64, or None; `everything` marks rows that are taken
+        whole.
         """
         pi = torch.ones(found.ids.numel(), dtype=torch.float64, device=found.ids.device)
         excess, squares = _excess(whole, weight, everything, fanout)
@@ -118,7 +104,7 @@ class LaborPasses:
 def _excess(
     whole: WholeRows, weight: Tensor | None, everything: Tensor, fanout: int
 ) -> tuple[Tensor, Tensor | None]:
-    """a^2/k - a^2/d of each row that is not taken whole (else 0), and A^2 of each edge."""
+    """Return a^2/k - a^2/d of each row that is not taken whole (else 0), and A^2 of each edge."""
     if weight is None:
         degree = whole.rows.degrees.to(torch.float64)
         excess, squares = degree * (degree / fanout) - degree, None
@@ -151,7 +137,7 @@ def _highest(
     weight: Tensor | None,
     each: Tensor | None,
 ) -> Tensor:
-    """The maximum over the rows s of t of c_s, before any pass (`each` given) of c_s A_ts."""
+    """Return max over the rows s of t of c_s, before any pass (`each` given) of c_s A_ts."""
     value = scale[whole.row_of]
     if weight is not None:
         value = value * (each if each is not None else (weight > 0).to(torch.float64))
@@ -168,28 +154,20 @@ class _Chances:
     """What each edge of a hop's whole rows may be drawn with."""
 
     pi: Tensor
-    """float64, pi_ts, at most 1; 0 for an edge of weight 0."""
+    """pi_ts, float64, at most 1; 0 for an edge of weight 0."""
     words: Tensor
-    """int64 bits, one random number per vertex."""
+    """Bits of one random number per vertex, int64."""
     everything: Tensor
-    """bool [n], rows that are taken whole."""
+    """Rows that are taken whole, bool [n]."""
     share_words: Tensor | None
-    """int64 bits [n], thresholds of rows whose edges all have chance k / d, compared as words."""
+    """Bits of the thresholds of rows whose edges all have chance k / d, compared as words, int64
+    [n]."""
 
 
 class DeviceLaborSampler(AbstractDeviceHops):
-    """LABOR-0, LABOR-i and LABOR-*, Poisson or with exactly k neighbours.
+    """Samples by LABOR-0, LABOR-i or LABOR-*, Poisson or with exactly k neighbours.
 
-    Args:
-        topology: the graph.
-        fanouts: k per hop, the hop next to the seeds first; -1 takes all.
-        device: where the kernels run.
-        edge_weight: float [E] non-negative, held in the device's memory; None: all 1.
-
-    The other arguments are `LaborSampler`'s.
-
-    Raises:
-        SamplerError: fan-outs, variant, form, kappa, tolerance or weights cannot be used.
+    Arguments are `AbstractDeviceHops`'s and `LaborSampler`'s.
     """
 
     def __init__(
@@ -264,7 +242,7 @@ class DeviceLaborSampler(AbstractDeviceHops):
         return _Chances(pi, words, everything, None)
 
     def _keep(self, whole: WholeRows, chances: _Chances, fanout: int) -> Tensor:
-        """Marks of the edges drawn."""
+        """Mark the edges drawn."""
         row_of, able = whole.row_of, chances.pi > 0
         everything = chances.everything[row_of]
         if self.form is Form.EXACT_K:
@@ -283,7 +261,7 @@ class DeviceLaborSampler(AbstractDeviceHops):
         return unit(chances.words) < chances.pi
 
     def _row_weights(self, rows: Tensor, row_ptr: Tensor, fanout: int) -> Tensor | None:
-        """Weights where all edges of a row have one probability, as `labor_choose.weigh_rows`."""
+        """Weigh edges that have one probability per row, as `choose.labor.weigh_rows`."""
         if self.estimator is Estimator.PLAIN:
             return None
         counts = row_ptr[1:] - row_ptr[:-1]
@@ -314,7 +292,7 @@ class DeviceLaborSampler(AbstractDeviceHops):
 
 
 def _share_words(fanout: int, degrees: Tensor) -> Tensor:
-    """`poisson.share_word` of each row as int64 bits; rows of at most `fanout` edges: anything."""
+    """Compute `poisson.share_word` of each row as int64 bits; undefined for rows taken whole."""
     divisor = degrees.clamp(min=1)
     first = torch.full_like(divisor, max(fanout, 0) << 32)
     quotient = torch.div(first, divisor, rounding_mode="floor")

@@ -3,12 +3,8 @@
 P = QA, NORM, SAMPLE and EXTRACT (Tripathy et al., MLSys 2024) over the stacked rows of k batches:
 one launch of every step per layer, whatever k is. A vertex of batch b is the key b N + v of one
 relabelling table per layer, which numbers the candidates; a batch's candidates lie side by side,
-in the order in which the CPU finds them. A single batch is a stack of one.
-
-SAMPLE of layer-wise samplers on a GPU: the race, Poisson, and darts, over stacked rows.
-
-The laws are `choose.layerwise`'s (a number per vertex) and `bulk.its`'s (darts); what is drawn
-equals theirs, factors to the last places in which logarithms and sums differ.
+in the order in which the CPU finds them. A single batch is a stack of one. The laws of drawing are
+`choose.layerwise`'s; factors agree to the last places of logarithms and sums.
 """
 
 from collections.abc import Sequence
@@ -53,28 +49,26 @@ class Candidates:
     """Probability rows side by side: one per batch, or one that all share."""
 
     ptr: Tensor
-    """int64 [rows + 1]."""
     batch: Tensor
-    """int64, the row of each candidate."""
+    """Row of each candidate, int64."""
     ids: Tensor
-    """int64, its node."""
+    """Node of each candidate, int64."""
     values: Tensor
-    """float64."""
     shared: bool
 
     def normalised(self) -> "Candidates":
-        """Each row over its sum; empty rows stay."""
+        """Divide each row by its sum; empty rows stay."""
         total = segment_sums(self.ptr, self.values)
         total = torch.where(total > 0, total, 1.0)[self.batch]
         return Candidates(self.ptr, self.batch, self.ids, self.values / total, self.shared)
 
     @property
     def widest(self) -> int:
-        """At least the longest row."""
+        """Return at least the length of the longest row."""
         return self.ids.numel()
 
     def for_each(self, num_batches: int) -> "Candidates":
-        """A row per batch: the shared row repeated, or itself."""
+        """Return a row per batch: the shared row repeated, or itself."""
         if not self.shared:
             return self
         count = self.ids.numel()
@@ -90,23 +84,16 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """What was drawn: by batch, then by node."""
+    """Vertices drawn: by batch, then by node."""
 
     batch: Tensor
     ids: Tensor
     factor: Tensor
-    """float64, 1 / pi (with replacement: hits / (size p))."""
+    """1 / pi, float64 (with replacement: hits / (size p))."""
 
 
 def draw_layers(found: Candidates, law: Law, streams: StackStreams, size: int) -> Picked:
-    """Draw one layer of every batch.
-
-    Args:
-        found: normalised probabilities.
-        law: how to draw.
-        streams: of each batch at this hop.
-        size: vertices per batch.
-    """
+    """Draw one layer of every batch, `size` vertices each, from normalised probabilities."""
     if law.uses_darts:
         marks, factor, rows = _by_darts(found, law, streams, size)
     else:
@@ -144,7 +131,7 @@ def _first(rows: Candidates, times: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _poisson(rows: Candidates, words: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Each candidate by itself with min(1, c p)."""
+    """Draw each candidate by itself with min(1, c p)."""
     whole = _is_whole(rows, size)
     level = water_levels(rows.ptr, rows.values, torch.where(whole, 0, size), rows.widest)
     pi = torch.clamp(level[rows.batch] * rows.values, max=1.0)
@@ -155,7 +142,7 @@ def _poisson(rows: Candidates, words: Tensor, size: int) -> tuple[Tensor, Tensor
 def _hits(
     rows: Candidates, streams: StackStreams, words: Tensor, size: int
 ) -> tuple[Tensor, Tensor]:
-    """Points of a Poisson process in [0, size p); waits once per round of points."""
+    """Count points of a Poisson process in [0, size p); waits once per round of points."""
     expected = size * rows.values
     now = -torch.log(1.0 - unit(words))
     hits = torch.zeros(now.shape, dtype=torch.int64, device=now.device)
@@ -171,7 +158,7 @@ def _hits(
 def _by_darts(
     found: Candidates, law: Law, streams: StackStreams, size: int
 ) -> tuple[Tensor, Tensor, Candidates]:
-    """ITS: darts numbered per batch, all thrown at once, counted up to where the CPU stops."""
+    """Throw darts numbered per batch, all at once, and count up to where the CPU stops."""
     device, num_batches = found.ids.device, streams.first.numel()
     rows = found.for_each(num_batches)
     able = segment_counts(rows.ptr, rows.values > 0)
@@ -227,14 +214,10 @@ def _race_on(
     hits: tuple[Tensor, Tensor],
     size: int,
 ) -> tuple[Tensor, Tensor]:
-    """Rows of which the darts found too few: the columns not yet hit race on from the last dart.
+    """Let columns not yet hit race on from the last dart, where the darts found too few.
 
-    Args:
-        rows: the candidates.
-        streams: those of the darts.
-        ended: float64 [k], when the last dart of each batch arrived.
-        hits: candidates that darts hit, and when first.
-        size: vertices per batch.
+    `ended` is when the last dart of each batch arrived, float64 [k]; `hits` are the candidates that
+    darts hit, and when first.
     """
     words = streams.mixed().words(rows.batch, rows.ids)
     times = ended[rows.batch] - torch.log(1.0 - unit(words)) / rows.values
@@ -243,20 +226,14 @@ def _race_on(
 
 
 def segment_rank(ends: Tensor, owner: Tensor, marks: Tensor) -> Tensor:
-    """How many marks of its own row each entry has up to and with itself; int64."""
+    """Count the marks of its own row that each entry has up to and with itself; int64."""
     before = torch.zeros(marks.numel() + 1, dtype=torch.int64, device=marks.device)
     torch.cumsum(marks, 0, out=before[1:])
     return before[1:] - before[ends[:-1]][owner]
 
 
 class Columns:
-    """Candidates with their probabilities.
-
-    Args:
-        norm: of a column's entries.
-        num_nodes: N.
-        weight: float32 [E], the entries of A; None: 1.
-    """
+    """Makes candidates with their probabilities."""
 
     def __init__(self, norm: Norm, num_nodes: int, weight: Tensor | None) -> None:
         self._norm, self._num_nodes, self._weight = norm, num_nodes, weight
@@ -264,7 +241,7 @@ class Columns:
     def drawn_from(
         self, whole: WholeRows, numbers: Tensor, columns: Tensor, num_batches: int
     ) -> Candidates:
-        """P of every batch, rows normalised."""
+        """Return P of every batch, rows normalised."""
         count = columns.numel()
         if self._weight is None:
             sums = torch.bincount(numbers, minlength=count).to(torch.float64)
@@ -282,7 +259,7 @@ class Columns:
         return Candidates(ptr, batch, ids, sums, shared=False).normalised()
 
     def of_graph(self, topology: DeviceTopology, device: torch.device) -> Candidates:
-        """FastGCN's one row: sum_s A_ts^2 over the whole graph."""
+        """Return FastGCN's one row: sum_s A_ts^2 over the whole graph."""
         indices = topology.indices.to(device, torch.int64)
         if self._weight is None:
             total = torch.bincount(indices, minlength=self._num_nodes).to(torch.float64)
@@ -303,11 +280,11 @@ class StackedLayer:
 
     dst_ends: Tensor
     row_ptr: Tensor
-    """int64 [destinations + 1], over the whole stack."""
+    """Row pointer over the whole stack, int64 [destinations + 1]."""
     indices: Tensor
-    """int32, local to the batch."""
+    """Sources, local to the batch, int32."""
     ends: Tensor
-    """int64 [k + 1], of the sources."""
+    """Ends of the sources, int64 [k + 1]."""
     e_id: Tensor
     weight: Tensor | None
 
@@ -319,7 +296,7 @@ def unstacked(
     *,
     edge_ids: bool,
 ) -> list[DeviceBatch]:
-    """The batches of a stack; their blocks are views of its layers. Waits once per layer."""
+    """Cut a stack into batches; their blocks are views of its layers. Waits once per layer."""
     hops = [_Cut.of(layer) for layer in layers]
     batches: list[DeviceBatch] = []
     for b, request in enumerate(requests):
@@ -346,7 +323,7 @@ class _Cut:
         return _Cut(layer, *found)
 
     def block(self, b: int, *, edge_ids: bool, first: int) -> DeviceBlock:
-        """The block of one batch, whose edges begin at `first`."""
+        """Make the block of one batch, whose edges begin at `first`."""
         layer, dst, edges = self.layer, self.dst_ends, slice(first, self.edge_ends[b + 1])
         return DeviceBlock(
             num_src=self.ends[b + 1] - self.ends[b],
@@ -361,19 +338,11 @@ class _Cut:
 class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
     """Draws `sizes[h]` vertices for all destinations of hop h of a batch together.
 
-    Args:
-        topology: the graph.
-        sizes: vertices per layer, the layer next to the seeds first; 1 to N.
-        device: where the kernels run.
-        boost: multiplies the probability of some vertices (`locality`); not with FastGCN.
+    Args (others as in `LayerwiseSampler`):
+        topology: Graph as the device reads it.
+        device: Where the kernels run.
         by_vertex: LADIES without replacement by a number per vertex, as `LayerwiseSampler`; False:
             by darts, as `BulkSampler`.
-        edge_weight: float [E], the entries of A, held in the device's memory; None: 1.
-
-    The other arguments are `LayerwiseSampler`'s.
-
-    Raises:
-        SamplerError: sizes, weights or a combination that cannot be used.
     """
 
     dialect = Dialect.EVERY_HOP
@@ -400,6 +369,7 @@ class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
         self.topology, self.device = topology, device
         self.num_nodes = topology.num_nodes
         self.sizes = check_layer_sizes(sizes, self.num_nodes)
+        self.num_hops = len(self.sizes)
         self.streams = policy_of(self.law, seed, policy)
         self.edge_ids = edge_ids
         weight = float32_weight(edge_weight, topology.num_edges)
@@ -410,20 +380,11 @@ class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
         fastgcn = self.law.method is Method.FASTGCN
         self._fixed = self._columns.of_graph(topology, device) if fastgcn else None
 
-    @property
-    def num_hops(self) -> int:
-        """Number of hops, and of blocks."""
-        return len(self.sizes)
-
     def _sample(self, request: Request) -> DeviceBatch:
         return self.sample_stack([request])[0]
 
     def sample_stack(self, requests: Sequence[Request]) -> list[DeviceBatch]:
-        """Sample several batches at once; their blocks are views of the same tensors.
-
-        Raises:
-            SamplerError: a seed is out of range, or occurs twice in its batch.
-        """
+        """Sample several batches at once; their blocks are views of the same tensors."""
         nodes, ends = seeds_on_device([r.seeds for r in requests], self.num_nodes, self.device)
         steps = [self.streams.streams(r.epoch, r.step, self.num_hops) for r in requests]
         layers: list[StackedLayer] = []
@@ -436,7 +397,7 @@ class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
     def _layer(
         self, hop: int, nodes: Tensor, ends: Tensor, steps: Sequence[HopStreams]
     ) -> tuple[StackedLayer, Tensor]:
-        """One layer, and the nodes of the next: each batch's destinations, then the new ones."""
+        """Draw one layer; return the nodes of the next too, destinations before new ones."""
         batch_of = owners(ends)
         stream = torch.zeros(1, dtype=torch.int64, device=self.device)  # whole rows draw nothing
         whole = whole_rows(self.topology, nodes, stream)
@@ -498,7 +459,7 @@ class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
     def _weights(
         self, whole: WholeRows, weight: Tensor | None, factor: Tensor, kept: Tensor, ptr: Tensor
     ) -> Tensor | None:
-        """Of the kept edges, as `bulk.product` weighs them."""
+        """Weigh the kept edges as `bulk.product` does."""
         if self.law.estimator is Estimator.PLAIN:
             return None
         raw = factor[kept] if weight is None else weight[kept] * factor[kept]

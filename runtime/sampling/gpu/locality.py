@@ -38,23 +38,7 @@ _Chosen = tuple[Tensor, Tensor, Tensor]
 
 
 class DeviceWeightedSampler(AbstractDeviceHops):
-    """Draws `WeightedSampler`'s batches.
-
-    Args:
-        topology: the graph.
-        fanouts: neighbours per hop, the hop next to the seeds first; -1 takes all.
-        device: where the kernels run.
-        edge_weight: float [E], held in the device's memory; None: all alike.
-        draws: how the edges of a row are drawn.
-        estimator: of the blocks' weights; plain gives none.
-        boost: multiplies the weight of some sources; None: of none.
-        dialect: which vertices a hop expands.
-        seed: the run's seed.
-        edge_ids: fill each block's `e_id`.
-
-    Raises:
-        SamplerError: weights or fan-outs that cannot be used.
-    """
+    """Draws `WeightedSampler`'s batches; arguments are its and `AbstractDeviceHops`'s."""
 
     def __init__(
         self,
@@ -113,7 +97,7 @@ class DeviceWeightedSampler(AbstractDeviceHops):
         return row_ends(segment_counts(whole.ptr, kept)), places, weight[places]
 
     def _law(self, whole: WholeRows, hop: int) -> Tensor:
-        """w_e of every edge, float64."""
+        """Return w_e of every edge, float64."""
         boost = torch.ones(whole.values.shape, dtype=torch.float64, device=self.device)
         if self._ring is not None:
             boost.masked_fill_(self._ring[whole.values] <= self.num_hops - 1 - hop, self.factor)
@@ -123,23 +107,10 @@ class DeviceWeightedSampler(AbstractDeviceHops):
 
 
 class DeviceLocalitySampler(DeviceWeightedSampler):
-    """Neighbour sampling with a preference for local vertices, as `LocalitySampler`.
+    """Samples neighbours with a preference for local vertices, as `LocalitySampler`.
 
-    Args:
-        topology: the graph.
-        fanouts: neighbours per hop, the hop next to the seeds first; -1 takes all.
-        device: where the kernels run.
-        ring: uint8 [N] from `locality.rings`: the smallest h with the vertex in Loc^h; None: no
-            vertex is local.
-        factor: f, at least 1.
-        correction: how the preference is corrected; with f = 1 it is the way of drawing.
-        edge_weight: float [E], what the factor multiplies; None: 1.
-        dialect: which vertices a hop expands.
-        seed: the run's seed.
-        edge_ids: fill each block's `e_id`.
-
-    Raises:
-        SamplerError: a factor below 1, weights or fan-outs that cannot be used.
+    `ring` is that of `locality.rings`, None where no vertex is local; others as in
+    `DeviceWeightedSampler`.
     """
 
     def __init__(
@@ -163,7 +134,7 @@ class DeviceLocalitySampler(DeviceWeightedSampler):
 
 
 def _uniform_draws(whole: WholeRows, rows: Tensor, fanout: int, stream: int) -> _Chosen:
-    """Independent draws, k per row, all edges alike."""
+    """Draw independently, k per row, among edges that are all alike."""
     taken = torch.nonzero(whole.rows.degrees > 0).flatten()
     numbers = taken.repeat_interleave(fanout)
     turns = torch.arange(fanout, device=rows.device).repeat(taken.numel())
@@ -178,7 +149,7 @@ def _uniform_draws(whole: WholeRows, rows: Tensor, fanout: int, stream: int) -> 
 def _draws_by_law(
     whole: WholeRows, rows: Tensor, law: Tensor, able: Tensor, fanout: int, stream: int
 ) -> _Chosen:
-    """Independent draws, k per row of law w / W, by inverse transform on the running sums."""
+    """Draw independently, k per row of law w / W, by inverse transform on the running sums."""
     sums = prefix_sums(whole.ptr, law, whole.widest)
     taken = torch.nonzero(able > 0).flatten()
     numbers = taken.repeat_interleave(fanout)
@@ -199,7 +170,7 @@ def _draws_by_law(
 def _race(
     whole: WholeRows, law: Tensor, able: Tensor, everything: Tensor, uniform: Tensor, fanout: int
 ) -> tuple[Tensor, Tensor]:
-    """The k first arrivals of exponential times with rates `law`, and their weights."""
+    """Mark the k first arrivals of exponential times with rates `law`; return their weights too."""
     row_of = whole.row_of
     # 1 - u is exact, so this is -log1p(-u).
     times = -torch.log(1.0 - uniform) / law
@@ -214,7 +185,7 @@ def _race(
 
 
 def _not_last(whole: WholeRows, keys: Tensor, marks: Tensor, limit: Tensor) -> Tensor:
-    """False for the one marked edge of each row that comes last by (key, place)."""
+    """Clear the one marked edge of each row that comes last by (key, place)."""
     numbered = torch.arange(keys.numel(), device=keys.device)
     equal = marks & (keys == limit[whole.row_of])
     last = torch.full_like(limit, -1).scatter_reduce_(
@@ -226,7 +197,7 @@ def _not_last(whole: WholeRows, keys: Tensor, marks: Tensor, limit: Tensor) -> T
 def _poisson(
     whole: WholeRows, law: Tensor, able: Tensor, everything: Tensor, uniform: Tensor, fanout: int
 ) -> tuple[Tensor, Tensor]:
-    """Each edge by itself with probability min(1, c w), and the weights."""
+    """Mark each edge by itself with probability min(1, c w); return the weights too."""
     row_of = whole.row_of
     sizes = torch.where(everything, 0, max(fanout, 0))
     level = water_levels(whole.ptr, law, sizes, whole.widest)

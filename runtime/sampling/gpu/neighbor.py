@@ -1,15 +1,12 @@
 """Neighbour sampling and LABOR-0 on a GPU: the batches of the CPU samplers, seed for seed.
 
 The topology lies in the device's memory, in page-locked host memory, or its hot rows in the first
-and the rest in the second (`gpu.topology`). Dependent batches draw by a stream policy, as
-`DependentNeighborSampler` does. LABOR's other forms are `gpu.labor`'s.
+and the rest in the second (`gpu.topology`). LABOR's other forms are `gpu.labor`'s.
 
-Neighbour sampling of one batch size as one CUDA graph: no launch overhead, one wait per batch.
-
-A batch of 1024 seeds takes about 25 small kernels per hop, and the host's part of each costs more
-than the kernel. Here every hop runs over buffers of the most that it can hold, and numbers of rows,
-edges and nodes stay on the device until the end, so that all of it is one graph that is replayed
-with other seeds and streams. Without CUDA the same steps run one by one.
+A batch takes many small kernels per hop, and the host's part of each costs more than the kernel. So
+batches of one size can be drawn by one CUDA graph: every hop runs over buffers of the most that it
+can hold, and numbers of rows, edges and nodes stay on the device until the end. Without CUDA the
+same steps run one by one.
 """
 
 import threading
@@ -64,23 +61,9 @@ class Method(StrEnum):
 class DeviceNeighborSampler(AbstractDeviceHops):
     """Draws the batches of the CPU sampler of the same name, fan-outs and seed.
 
-    A batch holds tensors of the device; its `to_host` gives the CPU's form.
-
-    Args:
-        topology: the graph.
-        fanouts: neighbours per hop, the hop next to the seeds first; -1 takes all.
-        device: where the kernels run.
-        method: how a row draws.
-        dialect: which vertices a hop expands.
-        seed: the run's seed.
-        edge_ids: fill each block's `e_id`.
-        kappa: batches that hang together, as in `DependentNeighborSampler`.
-        dependence: smooth, or frozen within kappa batches.
-        layer_dependent: all hops draw from one stream.
-        steps_per_epoch: lets the kappa batches run on over the ends of epochs.
-
-    Raises:
-        SamplerError: fan-outs empty, zero or below -1; kappa cannot be used.
+    Args (others as in `AbstractDeviceHops`):
+        method: How a row draws.
+        streams: Fields of `StreamPolicy`: seed, kappa, dependence and others.
     """
 
     def __init__(
@@ -128,7 +111,7 @@ class DeviceNeighborSampler(AbstractDeviceHops):
 
 
 def scan_rows(graph: DeviceTopology, rows: Tensor, fanout: int, stream: Tensor) -> Drawn:
-    """LABOR-0's edges of some rows, or with a fan-out of -1 all; waits for their number."""
+    """Return LABOR-0's edges of some rows, or with a fan-out of -1 all; waits for their number."""
     lists = row_bounds(graph, rows, fanout, passes=1 if fanout < 0 else SCANS)
     if fanout >= 0:
         count_below(stream, graph, lists, fanout, lists.counts)
@@ -139,7 +122,7 @@ def scan_rows(graph: DeviceTopology, rows: Tensor, fanout: int, stream: Tensor) 
 
 
 def room(num_edges: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Uninitialised positions and values."""
+    """Make room for positions and values."""
     positions = torch.empty(num_edges, dtype=torch.int64, device=device)
     return positions, torch.empty_like(positions)
 
@@ -159,19 +142,7 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
 
     Batches of another size, such as an epoch's last, are drawn kernel by kernel. Buffers belong to
     the sampler, so it serves one stream and one thread at a time (others wait); what a batch holds
-    is copied out of them.
-
-    Args:
-        topology: the graph.
-        fanouts: positive neighbours per hop.
-        device: where the kernels run.
-        batch_size: seeds of the batches that the graph draws.
-        dialect: which vertices a hop expands.
-        seed: the run's seed.
-        edge_ids: fill each block's `e_id`.
-
-    Raises:
-        SamplerError: a fan-out takes all neighbours, which nothing bounds; a batch size below 1.
+    is copied out of them. Fan-outs that take all neighbours are refused: nothing bounds them.
     """
 
     def __init__(
@@ -207,11 +178,7 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
 
     @staticmethod
     def of(sampler: object, batch_size: int) -> "CapturedNeighborSampler":
-        """A sampler's batches, those of `batch_size` seeds by one graph.
-
-        Raises:
-            SamplerError: it is no sampler of uniform, independent neighbours with bounded fan-outs.
-        """
+        """Make a sampler of the same batches; it must be of uniform, independent neighbours."""
         if (
             not isinstance(sampler, DeviceNeighborSampler)
             or type(sampler) is not DeviceNeighborSampler
@@ -233,7 +200,7 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of the buffers; 0 of a hop's before the first batch."""
+        """Return the bytes of the buffers; 0 of a hop's before the first batch."""
         held = [self._seeds, self._nodes, self._table.keys, self._table.ranks]
         for hop in self._buffers:
             held += [hop.row_ptr, hop.positions, hop.local, hop.new]
@@ -270,7 +237,7 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
         self._graph.replay()
 
     def _capture(self) -> Any:
-        """The graph; a run before it compiles the kernels, and its reads are not counted."""
+        """Return the graph; a run before it compiles the kernels, and its reads are not counted."""
         counts = self.topology.counts.clone()
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
@@ -285,7 +252,7 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
         return graph
 
     def _steps(self) -> None:
-        """All hops, without a wait: what the graph holds."""
+        """Run all hops, without a wait: what the graph holds."""
         self._table.clear()
         total = torch.full((1,), self.batch_size, dtype=torch.int64, device=self.device)
         known = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -323,10 +290,11 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
             self._nodes.scatter_(0, torch.where(place < fresh, known + place, spare), new)
 
     def _results(self) -> tuple[list[Hop], list[Tensor]]:
-        """The hops cut to size, and the nodes each added; the one wait.
+        """Cut the hops to size; return the nodes each added too. The one wait.
 
-        Parts of the buffers: a batch's ids, and nested blocks, are joined from them and so copied;
-        blocks that stand alone are copied here.
+        These are parts of the buffers: a batch's ids, and nested blocks, are joined from them and
+        so
+        copied; blocks that stand alone are copied here.
         """
         ends = self._ends.tolist()
         hops: list[Hop] = []

@@ -18,7 +18,7 @@ from torch import Tensor
 from gnnplan.runtime.sampling.gpu.rng import mix
 
 UNNUMBERED = 1 << 48
-"""Above every local id."""
+"""Rank above every local id."""
 _NEVER = (1 << 63) - 1
 _BLOCK = 256
 
@@ -77,16 +77,14 @@ def _local_kernel(slots, total, ranks, local, BLOCK: tl.constexpr):
 
 @dataclass(frozen=True, slots=True)
 class RelabelTable:
-    """Keys and ranks of a power of two of slots, and one to spare."""
+    """Keys (-1 where empty) and ranks of a power of two of slots, and one to spare, int64."""
 
     keys: Tensor
-    """int64 [slots + 1], -1 where empty."""
     ranks: Tensor
-    """int64 [slots + 1]."""
 
     @staticmethod
     def empty(slots: int, device: torch.device) -> "RelabelTable":
-        """A table for half as many nodes as slots."""
+        """Make a table for half as many nodes as slots."""
         keys = torch.empty(slots + 1, dtype=torch.int64, device=device)
         table = RelabelTable(keys, torch.empty_like(keys))
         table.clear()
@@ -98,7 +96,7 @@ class RelabelTable:
         self.ranks.fill_(_NEVER)
 
     def insert(self, values: Tensor, total: Tensor, first: int) -> Tensor:
-        """Enter the first `total` values; the slot of each. Ranks fall to `first` + its place."""
+        """Enter the first `total` values; return their slots. Ranks fall to `first` + place."""
         slots = torch.empty_like(values)
         if values.numel():
             wrap = self.keys.numel() - 2
@@ -127,7 +125,7 @@ class RelabelTable:
 
 
 def slots_for(num_nodes: int) -> int:
-    """Slots of a table that so many nodes fill to the half at most."""
+    """Return the slots of a table that so many nodes fill to the half at most."""
     return 1 << (max(2 * num_nodes, 64) - 1).bit_length()
 
 
@@ -147,10 +145,10 @@ class DeviceRelabel:
         The caller adds how many were new to `num_known` before the next call.
 
         Args:
-            values: int64 [bound], non-negative; the first `total` count.
+            values: Non-negative, int64 [bound]; the first `total` count.
             total: int64 [1].
-            known_nodes: the nodes numbered so far, in order: the table is filled again from them
-                where it must grow.
+            known_nodes: Nodes numbered so far, in order, to fill the table again where it must
+                grow.
 
         Returns:
             Local id of each value, int32 [bound]; the new nodes in order, int64 [bound], as many as

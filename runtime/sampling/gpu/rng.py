@@ -1,8 +1,6 @@
-"""The draws of `rng` as Triton functions: the same bits on a GPU.
+"""Draw the numbers of `rng` and `dependent` on a GPU: the same bits, as Triton and torch functions.
 
 Only modules of kernels import this one; the runtime goes without Triton where no GPU is.
-
-Random words on a device: plain draws, and those of dependent batches, as `dependent` has them.
 
 The smooth mixing of two streams takes the normal distribution and its inverse in the operations
 that IEEE 754 rounds exactly, one torch call each: no compiler joins a product and a sum here, so
@@ -33,7 +31,7 @@ MIX_2 = tl.constexpr(int(rng.MIX_2))
 @triton.jit
 @no_type_check
 def mix(z):
-    """SplitMix64's finaliser on uint64."""
+    """Apply SplitMix64's finaliser to uint64."""
     z = (z ^ (z >> 30)) * tl.full((), MIX_1, tl.uint64)
     z = (z ^ (z >> 27)) * tl.full((), MIX_2, tl.uint64)
     return z ^ (z >> 31)
@@ -42,7 +40,7 @@ def mix(z):
 @triton.jit
 @no_type_check
 def key_of(stream, ids):
-    """First half of a draw: what all the draws of one id share; `stream` as `signed` gives it."""
+    """Compute what all the draws of one id share; `stream` as `signed` gives it."""
     spread = ids.to(tl.uint64) * tl.full((), ODD, tl.uint64)
     return mix(stream.to(tl.int64).to(tl.uint64) ^ spread)
 
@@ -50,14 +48,14 @@ def key_of(stream, ids):
 @triton.jit
 @no_type_check
 def value_of(key, j):
-    """Second half: the j-th number of a key; j is a tensor of any integer type."""
+    """Compute the j-th number of a key; j is a tensor of any integer type."""
     return mix(key + (j.to(tl.uint64) + 1) * tl.full((), GOLDEN, tl.uint64))
 
 
 @triton.jit
 @no_type_check
 def bounded(bits, bound):
-    """High 64 bits of bits * bound, as int64; `bound` is a positive integer tensor."""
+    """Return the high 64 bits of bits * bound, as int64; `bound` is a positive integer tensor."""
     return tl.umulhi(bits, bound.to(tl.uint64)).to(tl.int64)
 
 
@@ -86,14 +84,7 @@ def _rows_kernel(streams, owners, ids, turns, out, count, BLOCK: tl.constexpr):
 
 
 def draw_rows(streams: Tensor, owners: Tensor, ids: Tensor, turns: Tensor) -> Tensor:
-    """`rng.draw` of ids by several streams at once; the bits held in int64 [n].
-
-    Args:
-        streams: int64 [k], as `signed` gives them.
-        owners: int64 [n], which stream an id draws from.
-        ids: int64 [n], contiguous as all.
-        turns: int64 [n], j.
-    """
+    """Draw `rng.draw` of ids, turns j, by streams[owners[i]]; the bits held in int64 [n]."""
     bits = torch.empty_like(ids)
     if ids.numel():
         grid = (triton.cdiv(ids.numel(), 256),)
@@ -102,22 +93,15 @@ def draw_rows(streams: Tensor, owners: Tensor, ids: Tensor, turns: Tensor) -> Te
 
 
 def signed(stream: Any) -> int:
-    """A stream's 64 bits as a signed number, the form in which kernels take it."""
+    """Return a stream's 64 bits as a signed number, the form in which kernels take it."""
     value = int(stream)
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def draw(stream: Any, ids: Tensor, j: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
-    """`rng.draw` and `rng.bounded` of it, on the tensors' device.
+    """Draw `rng.draw`, and `rng.bounded` of it, on the tensors' device; contiguous int64 [n].
 
-    Args:
-        stream: from `rng.stream`.
-        ids: int64 [n], contiguous.
-        j: int64 [n], contiguous.
-        bounds: int64 [n], positive.
-
-    Returns:
-        The 64 bits of each draw held in int64 [n], and the bounded numbers, int64 [n].
+    Return the 64 bits of each draw held in int64 [n], and the bounded numbers.
     """
     bits, chosen = torch.empty_like(ids), torch.empty_like(ids)
     if ids.numel():
@@ -130,33 +114,27 @@ _ALL_53 = (1 << 53) - 1
 _ALL_52 = (1 << 52) - 1
 _HALF_WORD = 2.0**63
 LOWEST = -(1 << 63)
-"""Added to a word (exclusive or), it makes signed comparison that of unsigned numbers."""
+"""Word whose exclusive or makes signed comparison that of unsigned numbers."""
 
 
 def unit(words: Tensor) -> Tensor:
-    """Words as float64 in [0, 1), from their high 53 bits."""
+    """Return words as float64 in [0, 1), from their high 53 bits."""
     return high_bits(words).to(torch.float64) * 2.0**-53
 
 
 def high_bits(words: Tensor) -> Tensor:
-    """The high 53 bits of each word, as a number."""
+    """Return the high 53 bits of each word, as a number."""
     return (words >> 11) & _ALL_53
 
 
 def plain_words(stream: int, ids: Tensor, turns: Tensor | None = None) -> Tensor:
-    """`rng.draw(stream, ids, turns)`, the bits held in int64.
-
-    Args:
-        stream: as `HopStreams` holds it.
-        ids: int64 [n].
-        turns: int64 [n], or None: 0.
-    """
+    """Draw `rng.draw(stream, ids, turns)`, the bits held in int64; without turns j = 0."""
     turns = torch.zeros_like(ids) if turns is None else turns
     return draw(stream, ids.contiguous(), turns.contiguous(), torch.ones_like(ids))[0]
 
 
 def hop_words(streams: HopStreams, hop: int, ids: Tensor, turns: Tensor | None = None) -> Tensor:
-    """`HopStreams.words` on the ids' device; int64 [n]."""
+    """Draw `HopStreams.words` on the ids' device; int64 [n]."""
     one = plain_words(int(streams.first[hop]), ids, turns)
     if streams.plain:
         return one
@@ -166,20 +144,18 @@ def hop_words(streams: HopStreams, hop: int, ids: Tensor, turns: Tensor | None =
 
 @dataclass(frozen=True, slots=True)
 class StackStreams:
-    """What k batches draw from at one hop, on the device."""
+    """What k batches draw from at one hop, on the device, int64 or float64 [k]."""
 
     first: Tensor
-    """int64 [k], as all."""
     second: Tensor
     cosine: Tensor
-    """float64 [k]."""
     sine: Tensor
     plain: bool
     """Whether every batch draws the words of its first stream."""
 
     @staticmethod
     def of(steps: Sequence[HopStreams], hop: int, device: torch.device) -> "StackStreams":
-        """The streams of some steps."""
+        """Return the streams of some steps."""
         return StackStreams(
             first=torch.tensor([signed(s.first[hop]) for s in steps], device=device),
             second=torch.tensor([signed(s.second[hop]) for s in steps], device=device),
@@ -189,7 +165,7 @@ class StackStreams:
         )
 
     def words(self, owners: Tensor, ids: Tensor, turns: Tensor | None = None) -> Tensor:
-        """`HopStreams.words` of ids (int64 [n]) by the streams of batches `owners` (int64 [n])."""
+        """Draw `HopStreams.words` of ids (int64 [n]) by the streams of their batches."""
         turns = torch.zeros_like(ids) if turns is None else turns
         one = draw_rows(self.first, owners, ids, turns)
         if self.plain:
@@ -200,13 +176,13 @@ class StackStreams:
         return torch.where(sine == 0, one, mixed)
 
     def mixed(self) -> "StackStreams":
-        """Streams that are a step away from these, as the race after darts takes them."""
+        """Return streams that are a step away from these, as the race after darts takes them."""
         moved = [signed(rng_mix(bits % (1 << 64))) for bits in self.first.tolist()]
         return replace(self, first=torch.tensor(moved, device=self.first.device))
 
 
 def normal(words: Tensor) -> Tensor:
-    """`dependent_normal.normal` of words held in int64; float64 of their shape."""
+    """Compute `dependent.normal` of words held in int64; float64 of their shape."""
     u = (((words >> 12) & _ALL_52).to(torch.float64) + 0.5) * shared._STEP
     q = u - 0.5
     r = root(-_logarithm(torch.minimum(u, 1.0 - u)))
@@ -216,7 +192,7 @@ def normal(words: Tensor) -> Tensor:
 
 
 def normal_word(x: Tensor) -> Tensor:
-    """`dependent_normal.normal_word`: Phi(x) as a word held in int64."""
+    """Compute `dependent.normal_word`: Phi(x) as a word held in int64."""
     z = x.abs()
     half = 0.5 * z * z
     turns = torch.floor(half / _constant(shared._LN2, half) + 0.5)
@@ -235,12 +211,12 @@ def normal_word(x: Tensor) -> Tensor:
 
 
 def _constant(value: float, like: Tensor) -> Tensor:
-    """A divisor where it is used: by a host's number torch multiplies with the reciprocal."""
+    """Make a divisor on the device: by a host's number torch multiplies with the reciprocal."""
     return torch.full((), value, dtype=torch.float64, device=like.device)
 
 
 def _logarithm(x: Tensor) -> Tensor:
-    """`dependent`'s natural logarithm, of 0 < x < 1."""
+    """Return `dependent`'s natural logarithm, of 0 < x < 1."""
     mantissa, exponent = torch.frexp(x)
     low = (mantissa < shared._ROOT_HALF).to(torch.float64)
     mantissa = mantissa + mantissa * low

@@ -1,15 +1,13 @@
-"""Rows of numbers side by side on a GPU: the n-th smallest, the scale, the water level.
+"""Work on rows of numbers side by side on a GPU: totals, the n-th smallest, scale, water level.
 
 A row is a stretch of a CSR array. Short rows share a tile, a long one has a program of its own, and
 every sum is taken in a fixed order, so that results do not depend on the order of programs.
 
 - n-th smallest: bits of the key from the highest down, ended as soon as a bound has exactly n keys
   below it; a row of d random keys takes about log2(d) scans.
-- scale and level: the rounds of `poisson.row_scale` and `layerwise_choose.water_level`.
+- scale and level: the rounds of `poisson.row_scale` and `poisson.water_level`.
 
-Sums over rows of numbers on a GPU: totals, counts, running sums, and searches in those.
-
-Every sum is taken in a fixed order, so that results do not depend on the order of programs.
+In all functions `ptr` is where rows begin, int64 [n + 1], and `widest` at least the longest row.
 """
 
 from typing import Any, no_type_check
@@ -28,7 +26,7 @@ NEVER = (1 << 63) - 1
 @triton.jit
 @no_type_check
 def row_of(ptr, num_rows, above, most, ROWS: tl.constexpr):
-    """This program's rows, which of them are its own, where they begin and how long they are."""
+    """Return this program's rows, which are its own, where they begin and how long they are."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     begin = tl.load(ptr + row, mask=row < num_rows, other=0)
     degree = tl.load(ptr + row + 1, mask=row < num_rows, other=0) - begin
@@ -147,13 +145,9 @@ def _level_kernel(
 
 
 def nth_smallest(ptr: Tensor, keys: Tensor, wanted: Tensor, widest: int) -> tuple[Tensor, Tensor]:
-    """The `wanted`-th smallest key of every row, and how many keys of the row are smaller.
+    """Return the `wanted`-th smallest key of every row, and how many keys of the row are smaller.
 
-    Args:
-        ptr: int64 [n + 1], where rows begin in `keys`.
-        keys: int64, not negative.
-        wanted: int64 [n]; rows where it is 0 or more than the row holds stay 0 in both results.
-        widest: at least the longest row.
+    Keys are int64, not negative. Rows where `wanted` is 0 or more than the row holds stay 0.
     """
     found, below = torch.zeros_like(wanted), torch.zeros_like(wanted)
     by_rows(_nth_kernel, ptr, (keys, wanted, found, below), widest)
@@ -163,14 +157,11 @@ def nth_smallest(ptr: Tensor, keys: Tensor, wanted: Tensor, widest: int) -> tupl
 def row_scales(
     ptr: Tensor, inverse: Tensor, squares: Tensor | None, excess: Tensor, widest: int
 ) -> Tensor:
-    """The c of each row with sum A^2 / min(1, c p) = sum A^2 + excess; float64 [n].
+    """Return the c of each row with sum A^2 / min(1, c p) = sum A^2 + excess; float64 [n].
 
-    Args:
-        ptr: int64 [n + 1].
-        inverse: float64, 1 / p of each entry; 0 for one that does not count.
-        squares: float64, A^2 of each entry; None: 1.
-        excess: float64 [n]; rows where it is not positive get 0.
-        widest: at least the longest row.
+    `inverse` is 1 / p of each entry, 0 for one that does not count; `squares` A^2, None: 1. Rows
+    whose
+    excess is not positive get 0.
     """
     scale = torch.zeros_like(excess)
     arrays = (inverse, inverse if squares is None else squares, excess, scale)
@@ -179,13 +170,9 @@ def row_scales(
 
 
 def water_levels(ptr: Tensor, values: Tensor, sizes: Tensor, widest: int) -> Tensor:
-    """The c of each row with sum min(1, c v) = size; float64 [n].
+    """Return the c of each row with sum min(1, c v) = size, v not negative; float64 [n].
 
-    Args:
-        ptr: int64 [n + 1].
-        values: float64, not negative.
-        sizes: int64 [n], below the positive entries of its row; rows where it is 0 get 0.
-        widest: at least the longest row.
+    Sizes are below the positive entries of their rows; rows where it is 0 get 0.
     """
     levels = torch.zeros(sizes.shape, dtype=torch.float64, device=sizes.device)
     by_rows(_level_kernel, ptr, (values, sizes, levels), widest)
@@ -195,17 +182,11 @@ def water_levels(ptr: Tensor, values: Tensor, sizes: Tensor, widest: int) -> Ten
 def smallest(
     ptr: Tensor, rows: Tensor, keys: Tensor, wanted: Tensor, widest: int
 ) -> tuple[Tensor, Tensor]:
-    """Marks of the `wanted` smallest keys of each row, the first ones among equals; bool.
+    """Mark the `wanted` smallest keys of each row, the first ones among equals.
 
-    Args:
-        ptr: int64 [n + 1].
-        rows: int64, the row of each entry.
-        keys: int64, not negative; `NEVER` is never taken.
-        wanted: int64 [n]; 0: none.
-        widest: at least the longest row.
-
-    Returns:
-        The marks, and the `wanted`-th smallest key of each row, int64 [n].
+    `rows` is the row of each entry. Keys are int64, not negative; `NEVER` is never taken. Return
+    the
+    marks, and the `wanted`-th smallest key of each row.
     """
     limit, below = nth_smallest(ptr, keys, wanted, widest)
     marks, equal = keys < limit[rows], keys == limit[rows]
@@ -269,21 +250,14 @@ def _upper_kernel(sums, lows, highs, goals, places, count, BLOCK: tl.constexpr):
 
 
 def prefix_sums(ptr: Tensor, values: Tensor, widest: int) -> Tensor:
-    """Inclusive sums of each row's entries (not negative), float64 as `values`; they never fall."""
+    """Return inclusive sums of each row's entries (not negative), float64; they never fall."""
     sums = torch.empty_like(values)
     by_rows(_prefix_kernel, ptr, (values, sums), widest)
     return sums
 
 
 def upper_bounds(sums: Tensor, lows: Tensor, highs: Tensor, goals: Tensor) -> Tensor:
-    """First place p in lows .. highs-1 with sums[p] > goal, or highs; int64 [m].
-
-    Args:
-        sums: float64, from `prefix_sums`.
-        lows: int64 [m].
-        highs: int64 [m], not below `lows`.
-        goals: float64 [m].
-    """
+    """Return the first place p in lows .. highs-1 with sums[p] > goal, or highs; int64 [m]."""
     places = torch.empty_like(lows)
     if lows.numel():
         _upper_kernel[(triton.cdiv(lows.numel(), _BLOCK),)](
@@ -293,7 +267,7 @@ def upper_bounds(sums: Tensor, lows: Tensor, highs: Tensor, goals: Tensor) -> Te
 
 
 def segment_sums(ptr: Tensor, values: Tensor) -> Tensor:
-    """Sums of each row's entries in a fixed order; float64 [n]."""
+    """Return sums of each row's entries in a fixed order; float64 [n]."""
     lengths = ptr[1:] - ptr[:-1]
     if values.numel() == 0 or lengths.numel() == 0:
         return torch.zeros(lengths.shape, dtype=torch.float64, device=ptr.device)
@@ -301,14 +275,14 @@ def segment_sums(ptr: Tensor, values: Tensor) -> Tensor:
 
 
 def segment_counts(ptr: Tensor, marks: Tensor) -> Tensor:
-    """How many marks (bool) are set in each row; int64 [n]."""
+    """Return how many marks (bool) are set in each row; int64 [n]."""
     before = torch.zeros(marks.numel() + 1, dtype=torch.int64, device=marks.device)
     torch.cumsum(marks, 0, out=before[1:])
     return before[ptr[1:]] - before[ptr[:-1]]
 
 
 def segment_largest(ptr: Tensor, values: Tensor) -> Tensor:
-    """The largest of each row's entries (not negative), 0 for an empty row; float64 [n]."""
+    """Return the largest of each row's entries (not negative), 0 for an empty row; float64 [n]."""
     lengths = ptr[1:] - ptr[:-1]
     if values.numel() == 0 or lengths.numel() == 0:
         return torch.zeros(lengths.shape, dtype=torch.float64, device=ptr.device)

@@ -1,12 +1,9 @@
-"""What stacks of batches on a device share: one numbering of all their vertices.
+"""Draw k batches at once on a GPU: `DeviceNeighborSampler`'s batches, and what stacks share.
 
-A vertex of batch b is the key b N + v. Rows of a stack stand batch by batch, so new keys, which are
-numbered in order of first appearance, do too.
-
-Neighbour sampling of k batches at once on a GPU: `DeviceNeighborSampler`'s batches.
-
-One launch of every step per hop, whatever k is. Rows stand batch by batch; each draws from its own
-batch's stream, and one relabelling table numbers the keys of all batches.
+One launch of every step per hop, whatever k is. A vertex of batch b is the key b N + v. Rows of a
+stack stand batch by batch, each draws from its own batch's stream, and one relabelling table
+numbers
+the keys of all batches in order of first appearance, so new ones stand batch by batch too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,18 +39,18 @@ class DeviceStack(Protocol):
     """Draws several batches at once."""
 
     def sample_stack(self, requests: Sequence[Request]) -> list[DeviceBatch]:
-        """The batches of some requests; their tensors may be views of common ones."""
+        """Draw the batches of some requests; their tensors may be views of common ones."""
         ...
 
 
 def owners(ends: Tensor) -> Tensor:
-    """The row of each entry of rows that end at `ends`; int64."""
+    """Return the row of each entry of rows that end at `ends`; int64."""
     numbers = torch.arange(ends.numel() - 1, device=ends.device)
     return torch.repeat_interleave(numbers, ends[1:] - ends[:-1])
 
 
 def number(table: DeviceRelabel, keys: Tensor, known: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Numbers of keys in order of first appearance, and the new keys; waits for how many."""
+    """Number keys in order of first appearance; return the new keys too. Waits for how many."""
     total = torch.tensor([keys.numel()], device=keys.device)
     local, new, sums = table.add(keys, total, known)
     num_new = int(sums[-1]) if keys.numel() else 0
@@ -62,7 +59,7 @@ def number(table: DeviceRelabel, keys: Tensor, known: list[Tensor]) -> tuple[Ten
 
 
 def stack_of(sampler: object) -> DeviceStack:
-    """Stacks of the batches that a sampler on a device draws one by one, equal to them.
+    """Return what draws stacks of a sampler's batches, equal to them one by one.
 
     Raises:
         SamplerError: it has no such form, as `BulkSampler.of` says for the host's.
@@ -81,14 +78,7 @@ def stack_of(sampler: object) -> DeviceStack:
 
 
 class StackedBatches:
-    """Cuts requests into stacks that stay below a bound of bytes.
-
-    Args:
-        stack: draws them.
-        budget_bytes: most bytes of a stack, what is under way included; None: all at once. The
-            first stack ever is one batch, which tells how many fit.
-        kept_batches: batches that the caller keeps beside the next stack, off the bound.
-    """
+    """Cuts requests into stacks as `StackCutter`, by bytes that include what is under way."""
 
     def __init__(self, stack: DeviceStack, budget_bytes: int | None, kept_batches: int) -> None:
         self._stack, self._cutter = stack, StackCutter(budget_bytes, kept_batches)
@@ -104,7 +94,7 @@ class StackedBatches:
 
 
 def batch_bytes(batch: DeviceBatch) -> int:
-    """Bytes of a batch's tensors, nested blocks counted once."""
+    """Return the bytes of a batch's tensors, nested blocks counted once."""
     nested = batch.blocks[:1] if batch.dialect is Dialect.FIRST_SEEN else batch.blocks
     held = [batch.n_id]
     for block in nested:
@@ -115,7 +105,7 @@ def batch_bytes(batch: DeviceBatch) -> int:
 
 
 def with_own_tensors(batch: DeviceBatch) -> DeviceBatch:
-    """The same batch without views of a stack's tensors; nested blocks stay parts of the first."""
+    """Copy a batch out of a stack's tensors; nested blocks stay parts of the first."""
     nested = batch.dialect is Dialect.FIRST_SEEN
     outer = replace(
         batch.blocks[0],
@@ -149,17 +139,17 @@ def _part(tensor: Tensor | None, count: int) -> Tensor | None:
 
 @dataclass(slots=True)
 class _Known:
-    """All vertices numbered so far, level by level: the seeds, then what each hop added."""
+    """Vertices numbered so far, level by level: the seeds, then what each hop added."""
 
     keys: list[Tensor]
-    """int64 per level, batch by batch."""
+    """Keys of each level, batch by batch."""
     local: Tensor
-    """int64, the id within its batch of each number."""
+    """Id within its batch of each number, int64."""
     sizes: Tensor
-    """int64 [k], vertices of each batch."""
+    """Vertices of each batch, int64 [k]."""
 
     def add(self, new: Tensor, ends: Tensor) -> None:
-        """A level of new keys that end at `ends`, int64 [k + 1]."""
+        """Add a level of new keys that end at `ends`, int64 [k + 1]."""
         batch = owners(ends)
         rank = torch.arange(new.numel(), device=new.device) - ends[batch]
         self.local = torch.cat([self.local, rank + self.sizes[batch]])
@@ -167,7 +157,7 @@ class _Known:
         self.keys.append(new)
 
     def everything(self, num_nodes: int) -> tuple[Tensor, Tensor]:
-        """All keys, each batch's in the order of its local ids, and where each batch ends."""
+        """Return all keys in the order of local ids, batch by batch, and the batches' ends."""
         keys, ends = torch.cat(self.keys), row_ends(self.sizes)
         ordered = torch.empty_like(keys)
         batch = torch.div(keys, num_nodes, rounding_mode="floor")
@@ -183,13 +173,12 @@ class _Level:
     positions: Tensor
     local: Tensor
     nodes: Tensor
-    """int64, the new vertices."""
     row_ends: list[int]
     edge_ends: list[int]
     node_ends: list[int]
 
     def of(self, b: int) -> tuple[Hop, Tensor]:
-        """Batch b's part."""
+        """Return batch b's part."""
         edges = slice(self.edge_ends[b], self.edge_ends[b + 1])
         rows = slice(self.row_ends[b], self.row_ends[b + 1] + 1)
         hop = Hop(
@@ -203,22 +192,14 @@ class _Level:
 
 
 class DeviceNeighborStack:
-    """Draws several of a sampler's batches together.
-
-    Args:
-        sampler: by method `neighbor`.
-    """
+    """Draws several batches of a sampler, which is by method `neighbor`, together."""
 
     def __init__(self, sampler: DeviceNeighborSampler) -> None:
         self._sampler = sampler
         self._num_nodes, self._device = sampler.num_nodes, sampler.device
 
     def sample_stack(self, requests: Sequence[Request]) -> list[DeviceBatch]:
-        """The batches of some requests, drawn together; waits twice per hop.
-
-        Raises:
-            SamplerError: a seed is out of range, or occurs twice in its batch.
-        """
+        """Draw the batches of some requests together; waits twice per hop."""
         sampler, n = self._sampler, self._num_nodes
         batches = [check_seeds(request.seeds) for request in requests]
         seeds, ends = seeds_on_device(batches, n, self._device)
@@ -269,7 +250,7 @@ class DeviceNeighborStack:
     def _draw(
         self, hop: int, batch_of: Tensor, nodes: Tensor, steps: Sequence[HopStreams]
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Edges of each row, and their positions and values; waits for their number."""
+        """Draw the edges of each row: counts, positions and values; waits for their number."""
         graph, fanout = self._sampler.topology, self._sampler.fanouts[hop]
         streams = StackStreams.of(steps, hop, self._device)
         lists = row_bounds(graph, nodes, fanout, passes=1 if fanout < 0 else SAMPLED)

@@ -1,9 +1,8 @@
 """A graph's adjacency lists where a GPU's kernels read them.
 
 Whole in the device's memory, whole in page-locked host memory that is read in place, or Legion's
-way: the hot rows' lists on the device and the rest on the host. In the last case a table holds the
-address of every row's list, so that a kernel reads all of them alike. Reads are counted by source
-on the device, without a wait.
+way: the hot rows' lists on the device and the rest on the host. Then a table holds the address of
+every row's list, so that a kernel reads all alike. Reads are counted on the device, without a wait.
 """
 
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.checks import check_graph
 
 _ALL = (1 << 63) - 1
-"""Above every address."""
+"""Address above all others."""
 
 
 class Source(StrEnum):
@@ -44,28 +43,27 @@ class DeviceTopology:
     """A graph's two arrays, and where each list lies."""
 
     indptr: Tensor
-    """int64 [N + 1]."""
     indices: Tensor
-    """int32 or int64 [E], of all lists: on the device, or page-locked on the host."""
+    """All lists, int32 or int64 [E]: on the device, or page-locked on the host."""
     cached: Tensor | None
-    """The hot rows' lists one after another, on the device; None: no row is cached."""
+    """Lists of the hot rows one after another, on the device; None: no row is cached."""
     addresses: Tensor | None
-    """int64 [N]: byte address of each row's first entry. None: at its place in `indices`."""
+    """Byte address of each row's first entry, int64 [N]. None: at its place in `indices`."""
     own: tuple[int, int]
     """Addresses from the first up to the second are the device's own memory."""
     counts: Tensor
-    """int64 [4]: rows and entries read, of the device and of the host."""
+    """Rows and entries read, of the device and of the host, int64 [4]."""
     widest: int
-    """The largest degree."""
+    """Largest degree."""
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the graph."""
+        """Return the nodes of the graph."""
         return self.indptr.numel() - 1
 
     @property
     def num_edges(self) -> int:
-        """Stored edges."""
+        """Return the stored edges."""
         return self.indices.numel()
 
     @staticmethod
@@ -83,15 +81,14 @@ class DeviceTopology:
         Args:
             indptr: int64 [N + 1].
             indices: int32 or int64 [E].
-            device: where the kernels run; on the CPU (tests) nothing is page-locked.
-            pinned: keep `indices` in page-locked host memory.
-            hot: with `pinned`, the rows whose lists the device holds as well: distinct node ids
+            device: Where the kernels run; on the CPU (tests) nothing is page-locked.
+            pinned: Keep `indices` in page-locked host memory.
+            hot: With `pinned`, distinct ids of the rows whose lists the device holds as well
                 (`topology_own_ids_<g>` of a plan).
-            pinned_offsets: keep `indptr` in page-locked host memory too.
+            pinned_offsets: Keep `indptr` in page-locked host memory too.
 
         Raises:
-            SamplerError: the arrays have another type or shape than a graph's; hot rows out of
-                range, repeated, or given with a topology that is wholly on the device.
+            SamplerError: arrays or hot rows that cannot be used.
             RuntimeError: the host refuses to page-lock so much.
         """
         indptr, indices = check_graph(indptr, indices)
@@ -114,7 +111,7 @@ class DeviceTopology:
         return DeviceTopology(offsets, edges, cached, addresses.to(device), own, counts, widest)
 
     def reads(self) -> dict[Source, Reads]:
-        """What was read since the last call, by source; waits for the device."""
+        """Return what was read since the last call, by source; waits for the device."""
         rows, entries, host_rows, host_entries = self.counts.tolist()
         self.counts.zero_()
         return {
@@ -124,7 +121,7 @@ class DeviceTopology:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes that this topology takes on the device, tables included."""
+        """Return the bytes that this topology takes on the device, tables included."""
         held = [self.counts, *(t for t in (self.cached, self.addresses) if t is not None)]
         held += [t for t in (self.indptr, self.indices) if t.device == self.counts.device]
         return sum(t.numel() * t.element_size() for t in held)
@@ -148,7 +145,7 @@ def _cache(
     edges: Tensor,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """The hot rows' lists on the device, and every row's address."""
+    """Place the hot rows' lists on the device; return every row's address too."""
     entry_bytes = edges.element_size()
     degrees = (indptr[hot + 1] - indptr[hot]).astype(np.int64)
     begins = np.cumsum(degrees) - degrees
