@@ -7,6 +7,7 @@ weights estimate the mean over all in-neighbours. A single batch is a stack of o
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,13 +80,14 @@ def draw_layer(
     return layer
 
 
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class LayerStack:
     """Samples stacks of batches layer-wise, by checked layer sizes and a policy of streams."""
 
-    def __init__(
-        self, graph: LayerGraph, sizes: tuple[int, ...], policy: StreamPolicy, *, edge_ids: bool
-    ) -> None:
-        self.graph, self.sizes, self.policy, self.edge_ids = graph, sizes, policy, edge_ids
+    graph: LayerGraph
+    sizes: tuple[int, ...]
+    policy: StreamPolicy
+    edge_ids: bool
 
     def sample(self, requests: Sequence[Request], table: Table, ledger: Ledger) -> list[MiniBatch]:
         """Draw the batches of one stack."""
@@ -153,7 +155,10 @@ class LayerwiseSampler(RequestSampler[MiniBatch]):
         self.num_hops = len(self.sizes)
         self.graph = LayerGraph(indptr, indices, edge_weight, law, boost)
         self.stack = LayerStack(
-            self.graph, self.sizes, policy_of(law, seed, policy), edge_ids=edge_ids
+            graph=self.graph,
+            sizes=self.sizes,
+            policy=policy_of(law, seed, policy),
+            edge_ids=edge_ids,
         )
         self.dense_table = fits_densely(self.graph.num_nodes, relabel_budget_bytes)
         self._threads = threading.local()

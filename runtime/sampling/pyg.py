@@ -9,7 +9,7 @@ from gnnplan.runtime.graph.dataset import Graph, GraphTypes, rows_within_types
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 
 if TYPE_CHECKING:
-    from torch_geometric.data import Data
+    from torch_geometric.data import Data, HeteroData
 
 
 def to_pyg(batch: MiniBatch, x: Any = None, y: Any = None) -> "Data":
@@ -72,10 +72,6 @@ def _one_row_per_node(name: str, rows: Any, num_nodes: int) -> Any:
             f"pass {name}[batch.n_id]"
         )
     return rows
-
-
-if TYPE_CHECKING:
-    from torch_geometric.data import HeteroData
 
 
 class HeteroView:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.intrinsics import mulhi
-from gnnplan.runtime.sampling.compiled import inlined_kernel, kernel
+from gnnplan.runtime.sampling.compiled import inlined_kernel
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 ODD = np.uint64(0xD1342543DE82EF95)
@@ -144,19 +144,3 @@ def value_kernel(key, j):
 def bounded_kernel(bits, bound):
     """Apply `bounded` to one word in numba."""
     return np.int64(mulhi(bits, np.uint64(bound)))
-
-
-@kernel
-@no_type_check
-def draw_kernel(stream, ids, j, out):
-    """Write draw(stream, ids[i], j[i]) to out[i], uint64."""
-    for i in range(ids.shape[0]):
-        out[i] = value_kernel(key_kernel(stream, ids[i]), j[i])
-
-
-@kernel
-@no_type_check
-def bounded_all_kernel(bits, bounds, out):
-    """Apply `bounded` to arrays; `out` is int64."""
-    for i in range(bits.shape[0]):
-        out[i] = bounded_kernel(bits[i], bounds[i])

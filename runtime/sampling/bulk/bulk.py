@@ -102,9 +102,9 @@ class BulkSampler:
             )
         law = make_law(method, norm, replace=replace, estimator=estimator, by_vertex=False)
         self._stack = LayerStack(
-            LayerGraph(indptr, indices, edge_weight, law),
-            check_layer_sizes(sizes, self.num_nodes),
-            policy_of(law, seed, None),
+            graph=LayerGraph(indptr, indices, edge_weight, law),
+            sizes=check_layer_sizes(sizes, self.num_nodes),
+            policy=policy_of(law, seed, None),
             edge_ids=edge_ids,
         )
 

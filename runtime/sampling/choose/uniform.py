@@ -37,7 +37,6 @@ MAX_WORD = 64
 
 _ONE = np.uint64(1)
 _SIX_BITS = np.uint64(63)
-_SIXTEEN = np.uint64(16)
 
 
 @inlined_kernel

@@ -12,7 +12,7 @@ of all batches, by the same `choose_rows` with the same numbers.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import no_type_check
 
 import numpy as np
@@ -189,9 +189,6 @@ def nest(layers: Sequence[StackedBlocks], requests: Sequence[Request]) -> list[M
     return batches
 
 
-Batches = tuple[NDArray[np.int64], NDArray[np.int64]]
-
-
 def sage_hops(
     sampler: NeighborSampler,
     rows: GridRows,
@@ -336,12 +333,7 @@ def _arrays(layer: StackedBlocks) -> list[NDArray | None]:
 
 
 def _only(numbers: Numbers, own: slice) -> Numbers:
-    return Numbers(
-        numbers.first[own].copy(),
-        numbers.second[own].copy(),
-        numbers.cosine[own].copy(),
-        numbers.sine[own].copy(),
-    )
+    return Numbers(*(getattr(numbers, f.name)[own].copy() for f in fields(numbers)))
 
 
 class GridSampler:

@@ -1,10 +1,10 @@
 """Choose the edges of many rows at once on a GPU: the same edges in the same order as the CPU's.
 
 `choose_some` is Floyd's method as tests/reference has it, a tile of rows at a time, all the offsets
-of a row in registers. `count_below` and `write_below` scan rows for LABOR-0's threshold test
-(`labor_scan`), or take rows whole; both passes draw the same words, so nothing is kept between
-them. A list is read at its row's address, in the device's memory or the host's (`gpu.topology`);
-streams and numbers of rows are read from the device, so that a captured graph can change them.
+of a row in registers. `scan_below` is LABOR-0's threshold test (`labor_scan`), or takes rows whole;
+a pass that counts and one that writes draw the same words. A list is read at its row's address, in
+the device's memory or the host's (`gpu.topology`). Streams and numbers of rows are read from the
+device, so that a captured graph can change them.
 """
 
 from dataclasses import dataclass
@@ -221,42 +221,26 @@ def choose_some(
     )  # fmt: skip
 
 
-def count_below(
-    stream: Tensor, graph: DeviceTopology, rows: Rows, fanout: int, counts: Tensor
-) -> None:
-    """Count the edges of each row that LABOR-0 keeps; a fan-out of -1 takes all."""
-    _scan(stream, graph, rows, fanout, counts, (counts, counts, counts), write=False)
-
-
-def write_below(
+def scan_below(
     stream: Tensor,
     graph: DeviceTopology,
     rows: Rows,
+    fanout: int,
     row_ptr: Tensor,
-    fanout: int,
-    edges: tuple[Tensor, Tensor],
+    edges: tuple[Tensor, Tensor] | None,
 ) -> None:
-    """Write the edges that `count_below` counted, in the order of the graph."""
-    _scan(stream, graph, rows, fanout, row_ptr, (row_ptr, *edges), write=True)
+    """Write the edges of each row that LABOR-0 keeps, in the order of the graph; -1 takes all.
 
-
-def _scan(
-    stream: Tensor,
-    graph: DeviceTopology,
-    rows: Rows,
-    fanout: int,
-    counts: Tensor,
-    outputs: tuple[Any, Any, Any],
-    *,
-    write: bool,
-) -> None:
+    Without `edges` they are counted, into `row_ptr`, int64 [n].
+    """
     num_rows = rows.starts.numel()
     if num_rows == 0:
         return
     for above, most, (tile, columns) in tiles(graph.widest):
         _scan_kernel[(triton.cdiv(num_rows, tile),)](
-            stream, rows.starts, rows.degrees, rows.addresses, counts, *outputs, num_rows, fanout,
-            above, most, **_unit(graph), ROWS=tile, COLUMNS=columns, WRITE=write,
+            stream, rows.starts, rows.degrees, rows.addresses, row_ptr, row_ptr,
+            *(edges or (row_ptr, row_ptr)), num_rows, fanout, above, most, **_unit(graph),
+            ROWS=tile, COLUMNS=columns, WRITE=edges is not None,
         )  # fmt: skip
 
 
@@ -292,7 +276,7 @@ def whole_rows(graph: DeviceTopology, nodes: Tensor, stream: Tensor) -> WholeRow
     positions, values = (
         torch.empty(total, dtype=torch.int64, device=nodes.device) for _ in range(2)
     )
-    write_below(stream, graph, rows, ptr, -1, (positions, values))
+    scan_below(stream, graph, rows, -1, ptr, (positions, values))
     numbers = torch.arange(nodes.numel(), device=nodes.device)
     row_of = torch.repeat_interleave(numbers, rows.degrees, output_size=total)
     return WholeRows(rows, ptr, row_of, positions, values, graph.widest)

@@ -7,7 +7,7 @@ A subclass draws the edges of a hop's rows. The host waits once per hop, for the
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -43,14 +43,13 @@ class DeviceBlock:
 
     def to_host(self) -> Block:
         """Copy the block to arrays; waits for the device."""
-        return Block(
-            num_src=self.num_src,
-            num_dst=self.num_dst,
-            indptr=self.indptr.cpu().numpy(),
-            indices=self.indices.cpu().numpy(),
-            e_id=None if self.e_id is None else self.e_id.cpu().numpy(),
-            weight=None if self.weight is None else self.weight.cpu().numpy(),
-        )
+        arrays = {name: tensor.cpu().numpy() for name, tensor in self.tensors().items()}
+        return Block(num_src=self.num_src, num_dst=self.num_dst, **arrays)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that the block has, by field."""
+        named = {name: getattr(self, name) for name in ("indptr", "indices", "e_id", "weight")}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,18 +69,9 @@ class DeviceBatch:
 
     def to_host(self) -> MiniBatch:
         """Copy the batch to the CPU samplers' form; waits for the device."""
-        return MiniBatch(
-            blocks=[block.to_host() for block in self.blocks],
-            n_id=self.n_id.cpu().numpy(),
-            seeds=self.seeds,
-            input_id=self.input_id,
-            dialect=self.dialect,
-            num_sampled_nodes=self.num_sampled_nodes,
-            num_sampled_edges=self.num_sampled_edges,
-            global_num_seeds=self.global_num_seeds,
-            epoch=self.epoch,
-            step=self.step,
-        )
+        alike = {field.name: getattr(self, field.name) for field in fields(self)}
+        blocks = [block.to_host() for block in self.blocks]
+        return MiniBatch(**alike | {"blocks": blocks, "n_id": self.n_id.cpu().numpy()})
 
 
 def as_device_batch(

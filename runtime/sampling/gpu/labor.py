@@ -55,11 +55,8 @@ class Candidates:
         relabel = DeviceRelabel(device)
         relabel.add(known, torch.tensor([known.numel()], device=device), [])
         relabel.num_known = known.numel()
-        total = torch.tensor([whole.values.numel()], device=device)
-        local, new, sums = relabel.add(whole.values, total, [known])
-        num_new = int(sums[-1]) if whole.values.numel() else 0
-        ids = torch.cat([known, new[:num_new]])
-        return Candidates(ids, local.to(torch.int64), known.numel())
+        numbers, new = relabel.number(whole.values, [known])
+        return Candidates(torch.cat([known, new]), numbers, known.numel())
 
 
 class LaborPasses:

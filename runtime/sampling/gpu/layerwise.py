@@ -36,7 +36,7 @@ from gnnplan.runtime.sampling.gpu.segments import (
     upper_bounds,
     water_levels,
 )
-from gnnplan.runtime.sampling.gpu.stack import number, owners
+from gnnplan.runtime.sampling.gpu.stack import owners
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 from gnnplan.runtime.sampling.layerwise import make_law, policy_of
 from gnnplan.runtime.sampling.minibatch import Dialect, Request, RequestSampler
@@ -232,46 +232,12 @@ def segment_rank(ends: Tensor, owner: Tensor, marks: Tensor) -> Tensor:
     return before[1:] - before[ends[:-1]][owner]
 
 
-class Columns:
-    """Makes candidates with their probabilities."""
-
-    def __init__(self, norm: Norm, num_nodes: int, weight: Tensor | None) -> None:
-        self._norm, self._num_nodes, self._weight = norm, num_nodes, weight
-
-    def drawn_from(
-        self, whole: WholeRows, numbers: Tensor, columns: Tensor, num_batches: int
-    ) -> Candidates:
-        """Return P of every batch, rows normalised."""
-        count = columns.numel()
-        if self._weight is None:
-            sums = torch.bincount(numbers, minlength=count).to(torch.float64)
-        else:
-            entry = self._weight[whole.positions].to(torch.float64)
-            entry = entry if self._norm is Norm.COUNT2 else entry * entry
-            # By candidate, its edges in the order of the graph: one order of adding for all runs.
-            order = torch.argsort(numbers, stable=True)
-            sums = segment_sums(row_ends(torch.bincount(numbers, minlength=count)), entry[order])
-        if self._norm is Norm.COUNT2:
-            sums = sums * sums
-        batch = torch.div(columns, self._num_nodes, rounding_mode="floor")
-        ptr = row_ends(torch.bincount(batch, minlength=num_batches))
-        ids = columns - batch * self._num_nodes
-        return Candidates(ptr, batch, ids, sums, shared=False).normalised()
-
-    def of_graph(self, topology: DeviceTopology, device: torch.device) -> Candidates:
-        """Return FastGCN's one row: sum_s A_ts^2 over the whole graph."""
-        indices = topology.indices.to(device, torch.int64)
-        if self._weight is None:
-            total = torch.bincount(indices, minlength=self._num_nodes).to(torch.float64)
-        else:
-            order = torch.argsort(indices, stable=True)
-            squares = self._weight[order].to(torch.float64) ** 2
-            total = segment_sums(
-                row_ends(torch.bincount(indices, minlength=self._num_nodes)), squares
-            )
-        ids = torch.nonzero(total).flatten()
-        ptr = torch.tensor([0, ids.numel()], device=device)
-        return Candidates(ptr, torch.zeros_like(ids), ids, total[ids], shared=True).normalised()
+def _column_sums(numbers: Tensor, entries: Tensor | None, count: int) -> Tensor:
+    """Sum the entries (None: 1) of each column, in the order of the graph; float64 [count]."""
+    lengths = torch.bincount(numbers, minlength=count)
+    if entries is None:
+        return lengths.to(torch.float64)
+    return segment_sums(row_ends(lengths), entries[torch.argsort(numbers, stable=True)])
 
 
 @dataclass(slots=True)
@@ -376,9 +342,8 @@ class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
         self._weight = torch.from_numpy(np.array(weight)).to(device) if weight.size else None
         self._boost = boost
         self._ring = None if boost is None else torch.from_numpy(np.array(boost.ring)).to(device)
-        self._columns = Columns(self.law.norm, self.num_nodes, self._weight)
         fastgcn = self.law.method is Method.FASTGCN
-        self._fixed = self._columns.of_graph(topology, device) if fastgcn else None
+        self._fixed = self._whole_graph() if fastgcn else None
 
     def _sample(self, request: Request) -> DeviceBatch:
         return self.sample_stack([request])[0]
@@ -403,18 +368,18 @@ class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
         whole = whole_rows(self.topology, nodes, stream)
         edge_batch = batch_of[whole.row_of]
         table, keys = DeviceRelabel(self.device), edge_batch * self.num_nodes + whole.values
-        numbers, columns = number(table, keys, [])
+        numbers, columns = table.number(keys, [])
         found = self._fixed
         if found is None:
-            found = self._columns.drawn_from(whole, numbers, columns, len(steps))
+            found = self._candidates(whole, numbers, columns, len(steps))
             found = self._prefer_local(found, hop)
         streams = StackStreams.of(steps, hop, self.device)
         picked = draw_layers(found, self.law, streams, self.sizes[hop])
-        drawn_numbers, drawn_new = number(
-            table, picked.batch * self.num_nodes + picked.ids, [columns]
+        drawn_numbers, drawn_new = table.number(
+            picked.batch * self.num_nodes + picked.ids, [columns]
         )
         known = [columns, drawn_new]
-        dst_numbers, _ = number(table, batch_of * self.num_nodes + nodes, known)
+        dst_numbers, _ = table.number(batch_of * self.num_nodes + nodes, known)
         factor = torch.zeros(table.num_known, dtype=torch.float64, device=self.device)
         factor[drawn_numbers] = picked.factor
         fresh = torch.ones(table.num_known, dtype=torch.bool, device=self.device)
@@ -446,6 +411,29 @@ class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
         following[next_ends[batch_of] + local[dst_numbers]] = nodes
         following[next_ends[new_batch] + num_dst[new_batch] + rank] = new_ids
         return layer, following
+
+    def _candidates(
+        self, whole: WholeRows, numbers: Tensor, columns: Tensor, num_batches: int
+    ) -> Candidates:
+        """Return P of every batch, rows normalised."""
+        entries, count2 = None, self.law.norm is Norm.COUNT2
+        if self._weight is not None:
+            entries = self._weight[whole.positions].to(torch.float64)
+            entries = entries if count2 else entries * entries
+        sums = _column_sums(numbers, entries, columns.numel())
+        batch = torch.div(columns, self.num_nodes, rounding_mode="floor")
+        ptr = row_ends(torch.bincount(batch, minlength=num_batches))
+        ids, values = columns - batch * self.num_nodes, sums * sums if count2 else sums
+        return Candidates(ptr, batch, ids, values, shared=False).normalised()
+
+    def _whole_graph(self) -> Candidates:
+        """Return FastGCN's one row: sum_s A_ts^2 over the whole graph."""
+        squares = None if self._weight is None else self._weight.to(torch.float64) ** 2
+        indices = self.topology.indices.to(self.device, torch.int64)
+        total = _column_sums(indices, squares, self.num_nodes)
+        ids = torch.nonzero(total).flatten()
+        ptr = torch.tensor([0, ids.numel()], device=self.device)
+        return Candidates(ptr, torch.zeros_like(ids), ids, total[ids], shared=True).normalised()
 
     def _prefer_local(self, found: Candidates, hop: int) -> Candidates:
         if self._boost is None or self._ring is None:

@@ -26,10 +26,9 @@ from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
 from gnnplan.runtime.sampling.gpu.choose import (
     SAMPLED,
     choose_some,
-    count_below,
     row_bounds,
     row_ends,
-    write_below,
+    scan_below,
 )
 from gnnplan.runtime.sampling.gpu.hops import (
     AbstractDeviceHops,
@@ -114,10 +113,10 @@ def scan_rows(graph: DeviceTopology, rows: Tensor, fanout: int, stream: Tensor) 
     """Return LABOR-0's edges of some rows, or with a fan-out of -1 all; waits for their number."""
     lists = row_bounds(graph, rows, fanout, passes=1 if fanout < 0 else SCANS)
     if fanout >= 0:
-        count_below(stream, graph, lists, fanout, lists.counts)
+        scan_below(stream, graph, lists, fanout, lists.counts, None)
     row_ptr = row_ends(lists.counts)
     edges = room(int(row_ptr[-1]), rows.device)
-    write_below(stream, graph, lists, row_ptr, fanout, edges)
+    scan_below(stream, graph, lists, fanout, row_ptr, edges)
     return Drawn(row_ptr, *edges)
 
 

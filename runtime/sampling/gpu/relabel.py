@@ -158,6 +158,14 @@ class DeviceRelabel:
         known = torch.full((1,), self.num_known, dtype=torch.int64, device=self._device)
         return table.number(values, total, known)
 
+    def number(self, keys: Tensor, known: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Number keys as `add`; return the new ones too. Waits for how many they are."""
+        total = torch.tensor([keys.numel()], device=keys.device)
+        local, new, sums = self.add(keys, total, known)
+        num_new = int(sums[-1]) if keys.numel() else 0
+        self.num_known += num_new
+        return local.to(torch.int64), new[:num_new]
+
     def _reserve(self, num_nodes: int, known_nodes: list[Tensor]) -> RelabelTable:
         """Make room for so many nodes at half load at most."""
         slots = slots_for(num_nodes)

@@ -268,10 +268,19 @@ def upper_bounds(sums: Tensor, lows: Tensor, highs: Tensor, goals: Tensor) -> Te
 
 def segment_sums(ptr: Tensor, values: Tensor) -> Tensor:
     """Return sums of each row's entries in a fixed order; float64 [n]."""
+    return _reduce(ptr, values, "sum")
+
+
+def segment_largest(ptr: Tensor, values: Tensor) -> Tensor:
+    """Return the largest of each row's entries (not negative), 0 for an empty row; float64 [n]."""
+    return _reduce(ptr, values, "max")
+
+
+def _reduce(ptr: Tensor, values: Tensor, how: str) -> Tensor:
     lengths = ptr[1:] - ptr[:-1]
     if values.numel() == 0 or lengths.numel() == 0:
         return torch.zeros(lengths.shape, dtype=torch.float64, device=ptr.device)
-    return torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True, initial=0.0)
+    return torch.segment_reduce(values, how, lengths=lengths, unsafe=True, initial=0.0)
 
 
 def segment_counts(ptr: Tensor, marks: Tensor) -> Tensor:
@@ -279,11 +288,3 @@ def segment_counts(ptr: Tensor, marks: Tensor) -> Tensor:
     before = torch.zeros(marks.numel() + 1, dtype=torch.int64, device=marks.device)
     torch.cumsum(marks, 0, out=before[1:])
     return before[ptr[1:]] - before[ptr[:-1]]
-
-
-def segment_largest(ptr: Tensor, values: Tensor) -> Tensor:
-    """Return the largest of each row's entries (not negative), 0 for an empty row; float64 [n]."""
-    lengths = ptr[1:] - ptr[:-1]
-    if values.numel() == 0 or lengths.numel() == 0:
-        return torch.zeros(lengths.shape, dtype=torch.float64, device=ptr.device)
-    return torch.segment_reduce(values, "max", lengths=lengths, unsafe=True, initial=0.0)

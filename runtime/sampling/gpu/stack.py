@@ -21,7 +21,7 @@ from gnnplan.runtime.sampling.gpu.choose import (
     choose_some,
     row_bounds,
     row_ends,
-    write_below,
+    scan_below,
 )
 from gnnplan.runtime.sampling.gpu.hops import DeviceBatch, Hop, seeds_on_device
 from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler, room
@@ -47,15 +47,6 @@ def owners(ends: Tensor) -> Tensor:
     """Return the row of each entry of rows that end at `ends`; int64."""
     numbers = torch.arange(ends.numel() - 1, device=ends.device)
     return torch.repeat_interleave(numbers, ends[1:] - ends[:-1])
-
-
-def number(table: DeviceRelabel, keys: Tensor, known: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Number keys in order of first appearance; return the new keys too. Waits for how many."""
-    total = torch.tensor([keys.numel()], device=keys.device)
-    local, new, sums = table.add(keys, total, known)
-    num_new = int(sums[-1]) if keys.numel() else 0
-    table.num_known += num_new
-    return local.to(torch.int64), new[:num_new]
 
 
 def stack_of(sampler: object) -> DeviceStack:
@@ -96,45 +87,23 @@ class StackedBatches:
 def batch_bytes(batch: DeviceBatch) -> int:
     """Return the bytes of a batch's tensors, nested blocks counted once."""
     nested = batch.blocks[:1] if batch.dialect is Dialect.FIRST_SEEN else batch.blocks
-    held = [batch.n_id]
-    for block in nested:
-        held += [
-            t for t in (block.indptr, block.indices, block.e_id, block.weight) if t is not None
-        ]
+    held = [batch.n_id, *(t for block in nested for t in block.tensors().values())]
     return sum(t.numel() * t.element_size() for t in held)
 
 
 def with_own_tensors(batch: DeviceBatch) -> DeviceBatch:
     """Copy a batch out of a stack's tensors; nested blocks stay parts of the first."""
-    nested = batch.dialect is Dialect.FIRST_SEEN
-    outer = replace(
-        batch.blocks[0],
-        indptr=batch.blocks[0].indptr.clone(),
-        indices=batch.blocks[0].indices.clone(),
-        e_id=_copy(batch.blocks[0].e_id),
-        weight=_copy(batch.blocks[0].weight),
-    )
-    blocks = [outer]
+    whole = {name: tensor.clone() for name, tensor in batch.blocks[0].tensors().items()}
+    blocks = [replace(batch.blocks[0], **whole)]
     for block in batch.blocks[1:]:
-        edges = block.indices.numel()
-        blocks.append(
-            replace(
-                block,
-                indptr=outer.indptr[: block.num_dst + 1] if nested else block.indptr.clone(),
-                indices=outer.indices[:edges] if nested else block.indices.clone(),
-                e_id=_part(outer.e_id, edges) if nested else _copy(block.e_id),
-                weight=_part(outer.weight, edges) if nested else _copy(block.weight),
-            )
-        )
+        own = {
+            name: whole[name][: tensor.numel()]
+            if batch.dialect is Dialect.FIRST_SEEN
+            else tensor.clone()
+            for name, tensor in block.tensors().items()
+        }
+        blocks.append(replace(block, **own))
     return replace(batch, blocks=blocks, n_id=batch.n_id.clone())
-
-
-def _copy(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.clone()
-
-
-def _part(tensor: Tensor | None, count: int) -> Tensor | None:
-    return None if tensor is None else tensor[:count]
 
 
 @dataclass(slots=True)
@@ -205,7 +174,7 @@ class DeviceNeighborStack:
         seeds, ends = seeds_on_device(batches, n, self._device)
         steps = [sampler.streams.streams(r.epoch, r.step, sampler.num_hops) for r in requests]
         table, keys = DeviceRelabel(self._device), owners(ends) * n + seeds
-        number(table, keys, [])
+        table.number(keys, [])
         nothing = torch.zeros(0, dtype=torch.int64, device=self._device)
         known = _Known([], nothing, torch.zeros_like(ends[1:]))
         known.add(keys, ends)
@@ -239,7 +208,7 @@ class DeviceNeighborStack:
         counts, (positions, values) = self._draw(hop, batch_of, keys - batch_of * n, steps)
         row_ptr = row_ends(counts)
         edge_batch = torch.repeat_interleave(batch_of, counts, output_size=positions.numel())
-        numbers, new = number(table, edge_batch * n + values, known.keys)
+        numbers, new = table.number(edge_batch * n + values, known.keys)
         batch = torch.div(new, n, rounding_mode="floor")
         new_ends = row_ends(torch.bincount(batch, minlength=len(steps)))
         known.add(new, new_ends)
@@ -258,7 +227,7 @@ class DeviceNeighborStack:
         count = int(row_ptr[-1])
         edges = room(count, self._device)
         if fanout < 0:
-            write_below(streams.first, graph, lists, row_ptr, -1, edges)
+            scan_below(streams.first, graph, lists, -1, row_ptr, edges)
             return lists.counts, edges
         words = None
         if not streams.plain:

@@ -1,5 +1,6 @@
 """Draws are the same bits everywhere and pass the tests that weak mixers fail."""
 
+import numba
 import numpy as np
 import pytest
 from scipy import stats
@@ -7,11 +8,12 @@ from scipy import stats
 from gnnplan.runtime.sampling.rng import (
     Purpose,
     bounded,
-    bounded_all_kernel,
+    bounded_kernel,
     draw,
-    draw_kernel,
+    key_kernel,
     mix,
     stream,
+    value_kernel,
 )
 
 STREAMS = [11949023478716900198, 9226626058180140843]
@@ -24,6 +26,18 @@ DRAWS = [
 ]
 SCALAR = 5870257602230052749
 ANY = stream(3, 1, 4, 1, Purpose.NEIGHBOR)
+
+
+@numba.njit
+def draw_kernel(stream, ids, j, out):
+    for i in range(ids.shape[0]):
+        out[i] = value_kernel(key_kernel(stream, ids[i]), j[i])
+
+
+@numba.njit
+def bounded_all_kernel(bits, bounds, out):
+    for i in range(bits.shape[0]):
+        out[i] = bounded_kernel(bits[i], bounds[i])
 
 
 def test_mixer_is_splitmix64() -> None:
