@@ -31,8 +31,7 @@ def form_for(generic: Callable[..., Any], *kinds: type) -> Callable[..., Any]:
     """Make the decorated function what kernels call as `generic` with a first argument of `kinds`.
 
     The kinds are named tuples of arrays. A loop that calls `generic` is compiled for each kind;
-    unlike
-    with a compiled function as an argument, the result can be cached on disk (DEC-103).
+    unlike with a compiled function as an argument, the result can be cached on disk (DEC-103).
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,11 +9,10 @@ vertices and a cache sees them again. A segment is kappa batches long:
 - kappa = infinity: one frozen stream for the whole run.
 
 Phi and its inverse must have the same bits on every machine, so only operations that IEEE 754
-rounds
-exactly occur: + - * /, square root and powers of two. The inverse is Wichura's (Algorithm AS 241,
-PPND16, Applied Statistics 37, 1988; relative error 1e-16), with a logarithm by the series of atanh.
-Phi is Hart's approximation (Computer Approximations, 1968, algorithm 5666) in the form of G. West
-(Wilmott, 2005), error 1e-15, with an exponential by a Taylor series after reduction.
+rounds exactly occur: + - * /, square root and powers of two. The inverse is Wichura's (Algorithm AS
+241, PPND16, Applied Statistics 37, 1988; relative error 1e-16), with a logarithm by the series of
+atanh. Phi is Hart's approximation (Computer Approximations, 1968, algorithm 5666) in the form of G.
+West (Wilmott, 2005), error 1e-15, with an exponential by a Taylor series after reduction.
 """
 
 import math
@@ -267,8 +266,7 @@ class StreamPolicy:
         kappa: Batches per segment, a whole number of at least 1, or infinity.
         dependence: Smooth or frozen within a segment.
         layer_dependent: All hops of a step draw from one stream, so that a vertex taken at one hop
-            is
-            likely taken at the next; else each hop has its own.
+            is likely taken at the next; else each hop has its own.
         steps_per_epoch: Steps of an epoch, so that segments go on beyond its end; None: each epoch
             begins a new segment.
     """

@@ -204,8 +204,7 @@ class ExcludingSampler(NeighborSampler):
 
         Args:
             pairs: Source and destination, int64 [n, 2]; need not be edges of the graph. With those
-                of
-                the whole global batch, any number of ranks draws the same.
+                of the whole global batch, any number of ranks draws the same.
             exclude: Directions to leave out.
             seeds: As in `sample`.
             request: Other arguments of `sample`.

@@ -2,10 +2,9 @@
 
 Rows that choose independently are expanded by `expand_hops`, all hops of a batch in one call
 without the GIL. Its rows are a named tuple of arrays (`indptr`, `indices`, `fanouts` and more)
-whose
-type says how a row chooses: `choose.uniform`, `exclusion` and `typed` compile their forms of the
-functions below into the loop. Samplers that need a whole hop before they choose run the same hops
-from Python (`HopwiseSampler`).
+whose type says how a row chooses: `choose.uniform`, `exclusion` and `typed` compile their forms of
+the functions below into the loop. Samplers that need a whole hop before they choose run the same
+hops from Python (`HopwiseSampler`).
 """
 
 import threading
@@ -77,8 +76,7 @@ def expand_chunks(rows, hop, stream, w, first, last, row, edge, keep_positions):
     """Sample as `expand_hop` does, rows of any length, in chunks.
 
     While a chunk is chosen, the neighbours of the one before arrive, and the table entries of the
-    one
-    before that.
+    one before that.
     """
     w.row_ptr[row] = edge
     known, each = np.uint64(last), rows_per_node(rows)
@@ -102,8 +100,7 @@ def expand_hops(rows, streams, every_hop, keep_positions, w):
     """Sample hop after hop; return True when done, False when a buffer is too small.
 
     `streams` holds one uint64 per hop; `w` are the workspace's `Buffers`, with the seeds entered
-    and
-    node_ends[0] their number. Without `keep_positions`, `positions` and `values` are undefined.
+    and node_ends[0] their number. Without `keep_positions`, `positions` and `values` are undefined.
     """
     each = rows_per_node(rows)
     num_nodes = (rows.indptr.shape[0] - 1) // each
@@ -132,8 +129,7 @@ class HopSampler(RequestSampler[MiniBatch]):
         dialect: Which vertices a hop expands.
         edge_ids: Fill each block's `e_id` with positions in `indices`.
         relabel_budget_bytes: Bytes per thread up to which the relabelling table is dense; else it
-            is
-            a hash table of the batch's size, and the batches are the same.
+            is a hash table of the batch's size, and the batches are the same.
 
     Raises:
         SamplerError: fan-outs empty, zero or below -1; arrays of the wrong type or shape.
@@ -227,8 +223,7 @@ class HopwiseSampler(HopSampler):
         """Call choose(node, row, edge) until it has done the rows of nodes first .. last-1.
 
         It fills `positions` and returns the first node whose row is left for want of room, and the
-        edge
-        end. Afterwards the ends of rows and edges stand in the workspace.
+        edge end. Afterwards the ends of rows and edges stand in the workspace.
         """
         row, edge = int(w.row_ends[hop]), int(w.edge_ends[hop])
         w.row_ends[hop + 1] = row + last - first

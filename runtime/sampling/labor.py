@@ -52,8 +52,7 @@ class LaborSampler(HopwiseSampler):
         form: Poisson or exactly k.
         estimator: Meaning of each block's `weight`. Plain: None, the layer takes the mean of what
             was drawn. Horvitz-Thompson: A / (a_s pi_ts), a_s the full row's sum of A. Hajek: A /
-                pi_ts
-            over its sum in the sample.
+            pi_ts over its sum in the sample.
         edge_weight: A, float [E] non-negative; a weight of 0 is never drawn. None: all 1.
         tolerance: Relative gain in expected new vertices below which LABOR-* stops.
         streams: Fields of `StreamPolicy`: seed, kappa, dependence and others.

@@ -63,8 +63,7 @@ def draw_layer(
     """Draw one layer of all batches: P = QA, NORM, SAMPLE, EXTRACT.
 
     `batches` are the destinations, batch after batch, and where each ends [k + 1]; `hops_left` is
-    the
-    number of hops that follow.
+    the number of hops that follow.
     """
     rows = graph.probabilities(*batches, table, ledger)
     graph.prefer_local(rows, hops_left)

@@ -142,8 +142,7 @@ class FactorSchedule:
         """Return the schedule for the next epoch.
 
         With r = movement / iteration: frozen once f >= 8; r >= 0.2 remembers f and doubles it; r <
-        0.15
-        goes half-way back to the factor remembered, unless f is 1; else frozen.
+        0.15 goes half-way back to the factor remembered, unless f is 1; else frozen.
         """
         if self.frozen or self.factor >= LARGEST:
             return FactorSchedule(factor=self.factor, remembered=self.remembered, frozen=True)

@@ -16,8 +16,7 @@ T, B, F = TypeVar("T"), TypeVar("B"), TypeVar("F")
 
 HEADROOM = 1.15
 """Factor on the prediction when k is cut to a budget: batches vary, and the first stack's buffers
-are
-sized by a pilot of one batch."""
+are sized by a pilot of one batch."""
 
 
 class Ledger:

@@ -28,8 +28,7 @@ class RowExchange:
     """How the rows of a cooperative block's sources come together.
 
     Sources are this rank's own vertices of the next frontier, in its order, then those that other
-    ranks
-    own, rank 0's first: own rows, followed by what one all-to-all delivers, without a copy.
+    ranks own, rank 0's first: own rows, followed by what one all-to-all delivers, without a copy.
     """
 
     ids: NDArray[np.int64]
@@ -112,8 +111,7 @@ class MiniBatch:
     destinations. Shape (num_links, 2 + num_negatives); None: no links."""
     exchanges: list[RowExchange] = field(default_factory=list[RowExchange])
     """Cooperative batches: where the rows of each block's sources come from. `n_id` then starts
-    with the
-    outermost block's sources alone."""
+    with the outermost block's sources alone."""
     epoch: int = 0
     step: int = 0
     x: Any = None

@@ -19,8 +19,7 @@ def to_pyg(batch: MiniBatch, x: Any = None, y: Any = None) -> "Data":
     graph's `indices`) where the sampler kept edge ids, input_id, batch_size, num_sampled_nodes and
     num_sampled_edges (lists); where the sampler weights, edge_weight, and weights_of_sampler is
     True; for links src_index, dst_pos_index and dst_neg_index as LinkLoader gives them for
-    triplets,
-    dst_neg_index always [num_links, num_negatives].
+    triplets, dst_neg_index always [num_links, num_negatives].
 
     Args:
         batch: In the first_seen dialect.
@@ -99,12 +98,9 @@ class HeteroView:
         """View a first_seen batch.
 
         Per node type: n_id (rows of the type's own table), x (its own columns), y, and
-        num_sampled_nodes
-        by hop; per edge type: edge_index, num_sampled_edges by hop, and e_id (positions in the
-        dataset's
-        `indices`) where the sampler kept edge ids. The seeds' type has batch_size and input_id, its
-        seeds
-        first.
+        num_sampled_nodes by hop; per edge type: edge_index, num_sampled_edges by hop, and e_id
+        (positions in the dataset's `indices`) where the sampler kept edge ids. The seeds' type has
+        batch_size and input_id, its seeds first.
 
         Args:
             batch: In the first_seen dialect, of a `TypedSampler`, seeds of one type.

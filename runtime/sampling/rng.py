@@ -103,8 +103,7 @@ def bounded(bits: Integers, bound: Integers) -> NDArray[np.int64]:
     """Map 64 random bits to 0 .. bound-1: the high 64 bits of the product bits * bound.
 
     The law is uniform up to bound / 2^64. The bound is a positive integer below 2^63, broadcast
-    against
-    the bits. The product is taken by 32-bit halves.
+    against the bits. The product is taken by 32-bit halves.
     """
     a = np.asarray(bits, dtype=np.uint64)
     b = np.asarray(bound).astype(np.uint64)

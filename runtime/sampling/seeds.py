@@ -4,8 +4,8 @@ The order of an epoch is a pure function of (seed, epoch): positions in the trai
 their draw of the epoch's shuffle stream. Every rank computes the same order, so nothing is sent.
 
 A link is a positive pair (source, destination) of the dataset's split; its global id is its
-position
-there. A batch's seeds are then the distinct ends of its links and of their negatives, ascending.
+position there. A batch's seeds are then the distinct ends of its links and of their negatives,
+ascending.
 """
 
 import numpy as np

@@ -150,8 +150,7 @@ def _is_unbiased(
 
 SAFE_SHARED_LAYERS = 2
 """Exchanging layers up to which one shared draw is unbiased for a linear net: from three on the
-path
-v -> u -> v -> u uses the draw of v twice [C11]."""
+path v -> u -> v -> u uses the draw of v twice [C11]."""
 
 
 def full_graph_class(settings: FullGraph, model: str, num_layers: int) -> StatisticsClass:

@@ -36,8 +36,7 @@ def sort_by_type(indptr, indices, edge_type, num_types, ends, sorted_indices, or
     """Sort each vertex's edges by type, stably.
 
     Fill ends [N * R + 1], the sorted in-neighbours and each one's former position. Return the
-    position
-    of the first type out of range, or -1.
+    position of the first type out of range, or -1.
     """
     for v in range(indptr.shape[0] - 1):
         for e in range(indptr[v], indptr[v + 1]):

@@ -40,11 +40,9 @@ class BulkSampler:
     """Samples stacks of batches.
 
     - `sage`: uniform neighbours. The blocks are those of `NeighborSampler` with the same seed, step
-      and
-      dialect.
+      and dialect.
     - `ladies`, `fastgcn`: by darts; the law is that of `LayerwiseSampler`. `pladies`, and `ladies`
-      with
-      replacement, and `fastgcn` draw the very same vertices too.
+      with replacement, and `fastgcn` draw the very same vertices too.
 
     Args (others as in `HopSampler`):
         sizes: Fan-outs (`sage`) or vertices per layer, the hop next to the seeds first.

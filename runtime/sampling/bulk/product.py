@@ -2,10 +2,9 @@
 
 After Tripathy et al., MLSys 2024. Row b of P belongs to row b of Q. Where a row of Q has many
 non-zeros (LADIES: a row per batch) rows of A are added up, Gustavson's way, with one accumulator
-for
-all k rows. EXTRACT makes the bipartite blocks A_l = Q_R A Q_C: Q_R has a row per destination, Q_C a
-column per vertex drawn, and neither is stored: a row of A is read once, and each of its columns is
-looked up in the relabelling table, which then holds the vertices of the row's own batch.
+for all k rows. EXTRACT makes the bipartite blocks A_l = Q_R A Q_C: Q_R has a row per destination,
+Q_C a column per vertex drawn, and neither is stored: a row of A is read once, and each of its
+columns is looked up in the relabelling table, which then holds the vertices of the row's own batch.
 
 The destinations are the first sources, for the layer's self term. An edge to a destination is kept
 only where that vertex was drawn as well, so that its weight needs no other inclusion probability.

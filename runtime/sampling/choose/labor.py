@@ -3,10 +3,8 @@
 Every vertex that a row of the hop may draw is a candidate, with one random number and one
 probability p_t. Vertices known before the hop come first, so that new ones are told by number.
 pi_ts = min(1, c_s p_ts). A pass raises p_t to p_t max_s c_s and solves every row's c_s anew, so
-that
-sum_t A^2 / pi_ts keeps its target, that of neighbour sampling with the row's fan-out. LABOR-*
-passes
-until the expected number of new vertices gains less than a tolerance.
+that sum_t A^2 / pi_ts keeps its target, that of neighbour sampling with the row's fan-out. LABOR-*
+passes until the expected number of new vertices gains less than a tolerance.
 
 Three rules give pi_ts: k/d (LABOR-0 without weights, compared in integers like the scan), c_s A_ts
 (LABOR-0 with weights), c_s p_t (after passes).

@@ -9,19 +9,17 @@ may be drawn, and are then of no use.
 A vertex t has one number r_t, the word of `dependent` for t, or darts are thrown at all of a row:
 
 - Race: the s smallest of Exp(1)_t / p_t, which is successive sampling without replacement. Given
-  the
-  (s+1)-th smallest key tau, t is among them with probability 1 - exp(-p_t tau) (rank conditioning;
-  Cohen and Kaplan, PODC 2007): its inverse is an unbiased weight where 1 / (s p_t) is not.
+  the (s+1)-th smallest key tau, t is among them with probability 1 - exp(-p_t tau) (rank
+  conditioning; Cohen and Kaplan, PODC 2007): its inverse is an unbiased weight where 1 / (s p_t) is
+  not.
 - Poisson: t is taken iff r_t < pi_t = min(1, c p_t), with sum pi = s (formulas 5.4). With
-  replacement
-  t is taken as often as points of a Poisson process fall in [0, s p_t).
+  replacement t is taken as often as points of a Poisson process fall in [0, s p_t).
 - Darts, inverse transform sampling (formulas 4.3): a dart hits the first column whose inclusive
   prefix sum exceeds r * total, so never one of probability zero. Without replacement, columns hit
   before are discarded until there are s distinct ones. This is the race seen dart by dart: with
   darts at rate 1, t is first hit after Exp(p_t). Where a row is so skewed that rejection drags on,
   the columns not yet hit race on with fresh exponentials, under the same law. Darts are keyed by
-      the
-  row's stream and id and the dart's number, never by a place in the stack.
+  the row's stream and id and the dart's number, never by a place in the stack.
 """
 
 from dataclasses import dataclass

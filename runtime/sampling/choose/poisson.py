@@ -37,8 +37,7 @@ def offer(keys, places, count, key, place):
     """Offer an entry to a heap of the smallest (key, place); return how many it holds.
 
     `keys` and `places` are as long as the heap may become. Places must be offered in ascending
-    order:
-    among equal keys the first ones stay.
+    order: among equal keys the first ones stay.
     """
     if count < keys.shape[0]:
         hole = count
@@ -87,10 +86,8 @@ def row_scale(inverse, count, target):
     """Return the c with sum_i 1 / min(1, c p_i) = target, for p_i = 1 / inverse[i], target > count.
 
     Closed form [C18]: with the m terms of the saturated set (c p_i >= 1) counted as 1, c is the sum
-    of
-    the other inverses over target - m. Starting with no term saturated, c is never too large, so
-    each
-    round adds terms of the set until none is left to add: no sort is needed.
+    of the other inverses over target - m. Starting with no term saturated, c is never too large, so
+    each round adds terms of the set until none is left to add: no sort is needed.
     """
     saturated, scale = -1, 0.0
     while True:
@@ -112,8 +109,7 @@ def row_scale_weighted(inverse, squares, count, excess):
     """Solve `row_scale` with weights A: sum A_i^2 / min(1, c p_i) = sum A_i^2 + excess [R12].
 
     `squares` holds A_i^2 > 0; the excess is a^2/k - a^2/d, positive. The saturated terms count
-    A_i^2
-    each, so their sum leaves the target, which is the excess and the squares of the others.
+    A_i^2 each, so their sum leaves the target, which is the excess and the squares of the others.
     """
     saturated, scale = -1, 0.0
     while True:
@@ -136,8 +132,8 @@ def water_level(values, size):
     """Return the c with sum of min(1, c * values) = size; infinite if size reaches the positives.
 
     Each pass spreads what the entries at 1 leave over the others; a few passes do. Where an entry
-    is at
-    1 but for rounding, a level may come out a hair below the one before: that is the end, too.
+    is at 1 but for rounding, a level may come out a hair below the one before: that is the end,
+    too.
     """
     saturated, positive, total = 0, 0, 0.0
     for value in values:

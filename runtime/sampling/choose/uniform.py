@@ -2,8 +2,7 @@
 
 A chosen edge is a position in the graph's `indices`; its cache line is asked for at once. Narrow
 fan-outs are worked out for up to `MAX_ROWS` rows at once, in the processor's vector lanes: draw j
-of
-every row, then whether any row has taken it before, then draw j + 1. Nothing depends on the row
+of every row, then whether any row has taken it before, then draw j + 1. Nothing depends on the row
 before, so the compiler uses vector instructions, and no branch waits for a collision.
 """
 
@@ -231,8 +230,7 @@ def choose_lanes(
     """Choose the edges of the next rows of nodes i .. last-1; fan-out 1 to `MAX_FANOUT`.
 
     `row` is the row of node i and `edge` its first edge. Fill row_ptr after each row, and
-    `positions`
-    from its beginning. Return the first node whose row is left, and the edge end.
+    `positions` from its beginning. Return the first node whose row is left, and the edge end.
     """
     keys, degrees, bounds, drawn, collided = lanes
     stride = rows_per_call(fanout)

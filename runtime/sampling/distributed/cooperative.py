@@ -124,8 +124,7 @@ class Frontier:
         """Take in what a hop drew here, and what other ranks' hops drew of own vertices.
 
         Collective. `n_id` are the own vertices from row `first` on, then the vertices they drew,
-        each
-        once. Return the row of each, or -1 - its order of request; int64.
+        each once. Return the row of each, or -1 - its order of request; int64.
         """
         num_expanded = self._own.count - first
         drawn = n_id[num_expanded:]
@@ -178,8 +177,7 @@ class CooperativeSampler(RequestSampler[MiniBatch]):
     """One rank's part of cooperative sampling; all ranks sample the same steps in the same order.
 
     `sample` takes the seeds of the global batch that this rank owns. A batch's blocks have the
-    sources
-    of its `exchanges`; `n_id` are the outermost ones, own ones first.
+    sources of its `exchanges`; `n_id` are the outermost ones, own ones first.
 
     Args:
         sampler: The plan's: neighbor, full, or labor with variant 0.

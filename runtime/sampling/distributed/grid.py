@@ -3,8 +3,7 @@
 A process row samples the batches of its c ranks for k steps as one stack, hop after hop: it fetches
 the rows of A that the hop needs from the ranks that hold them, then draws and extracts. Each rank
 gets its own batches, equal bit for bit to those of the single-process sampler, whatever the grid
-and
-whatever k. All c processes of a row hold the same stack and draw the same numbers; the last hop
+and whatever k. All c processes of a row hold the same stack and draw the same numbers; the last hop
 draws for this rank alone, as no later fetch needs to know the others'.
 
 `bulk.sage` takes all hops of a batch in one launch, which needs all of A; here a launch is one hop
@@ -386,8 +385,7 @@ class GridSampler:
         """Sample this rank's batches, one per step, stack by stack; the first is a pilot of 1.
 
         `steps` are, of each step, the requests of this process row's ranks, by column. All ranks of
-        the
-        grid pass as many steps, an empty share as a request without seeds.
+        the grid pass as many steps, an empty share as a request without seeds.
 
         Raises:
             SamplerError: a seed is out of range or occurs twice in its batch.

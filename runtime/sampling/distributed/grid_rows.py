@@ -145,8 +145,7 @@ class GridRows:
     """Fetches rows of A; collective over the grid, also for a rank that wants none.
 
     `view` shows them to kernels of the whole graph: an `indptr` (8 bytes per node) that is right
-    for
-    every v fetched last, at v and v + 1, and nowhere else.
+    for every v fetched last, at v and v + 1, and nowhere else.
     """
 
     shard: Shard

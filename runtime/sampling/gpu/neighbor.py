@@ -292,8 +292,7 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
         """Cut the hops to size; return the nodes each added too. The one wait.
 
         These are parts of the buffers: a batch's ids, and nested blocks, are joined from them and
-        so
-        copied; blocks that stand alone are copied here.
+        so copied; blocks that stand alone are copied here.
         """
         ends = self._ends.tolist()
         hops: list[Hop] = []

@@ -160,8 +160,7 @@ def row_scales(
     """Return the c of each row with sum A^2 / min(1, c p) = sum A^2 + excess; float64 [n].
 
     `inverse` is 1 / p of each entry, 0 for one that does not count; `squares` A^2, None: 1. Rows
-    whose
-    excess is not positive get 0.
+    whose excess is not positive get 0.
     """
     scale = torch.zeros_like(excess)
     arrays = (inverse, inverse if squares is None else squares, excess, scale)
@@ -185,8 +184,7 @@ def smallest(
     """Mark the `wanted` smallest keys of each row, the first ones among equals.
 
     `rows` is the row of each entry. Keys are int64, not negative; `NEVER` is never taken. Return
-    the
-    marks, and the `wanted`-th smallest key of each row.
+    the marks, and the `wanted`-th smallest key of each row.
     """
     limit, below = nth_smallest(ptr, keys, wanted, widest)
     marks, equal = keys < limit[rows], keys == limit[rows]

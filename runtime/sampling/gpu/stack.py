@@ -2,8 +2,7 @@
 
 One launch of every step per hop, whatever k is. A vertex of batch b is the key b N + v. Rows of a
 stack stand batch by batch, each draws from its own batch's stream, and one relabelling table
-numbers
-the keys of all batches in order of first appearance, so new ones stand batch by batch too.
+numbers the keys of all batches in order of first appearance, so new ones stand batch by batch too.
 """
 
 from collections.abc import Iterator, Sequence
