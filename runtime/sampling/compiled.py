@@ -65,7 +65,6 @@ def _load_or_forget(load: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
 
 
 def _package_folder(function: Callable[..., Any]) -> Path:
-    """Return the folder of a function's package, runtime/sampling for instance."""
     file, depth = Path(inspect.getfile(function)), function.__module__.count(".")
     return file.parents[max(depth - 3, 0)]
 

@@ -52,7 +52,6 @@ def _row_number(rows, slots, node):
 @kernel
 @no_type_check
 def _choose_without(key, start, degree, fanout, out, positions, edge):
-    """Choose among the edges of a row that are not `out` (ascending); return the edge end."""
     left = degree - out.shape[0]
     if fanout < 0 or fanout >= left:
         skipped = 0
@@ -202,15 +201,9 @@ class ExcludingSampler(NeighborSampler):
     ) -> MiniBatch:
         """Sample on the graph without the edges of some pairs; any thread may call it.
 
-        Args:
-            pairs: Source and destination, int64 [n, 2]; need not be edges of the graph. With those
-                of the whole global batch, any number of ranks draws the same.
-            exclude: Directions to leave out.
-            seeds: As in `sample`.
-            request: Other arguments of `sample`.
-
-        Raises:
-            SamplerError: as `sample`, or a pair's node is out of range.
+        The pairs are source and destination, int64 [n, 2]; they need not be edges of the graph.
+        With those of the whole global batch, any number of ranks draws the same. `seeds` and the
+        rest as in `sample`.
         """
         check_pairs(pairs, self.num_nodes)
         self._threads.excluded = find_excluded(self.indptr, self.indices, pairs, exclude)

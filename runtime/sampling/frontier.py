@@ -136,8 +136,7 @@ class HopSampler(RequestSampler[MiniBatch]):
     """
 
     first_hop: int = 0
-    """Number of the first hop in the streams; not 0 where other samplers drew earlier hops
-    (`cooperative`)."""
+    """Number of the first hop in the streams; not 0 where others drew before (`cooperative`)."""
 
     def __init__(
         self,
@@ -198,8 +197,7 @@ class HopwiseSampler(HopSampler):
     @abstractmethod
     def _choose(
         self, w: Workspace, streams: HopStreams, hop: int, first: int, last: int
-    ) -> Weights | None:
-        """Choose the edges of the rows of nodes first .. last-1; return their weights, if any."""
+    ) -> Weights | None: ...
 
     def _draw(self, w: Workspace, streams: HopStreams) -> Weights | None:
         weights: list[Weights] = []

@@ -134,7 +134,6 @@ ID_BYTES = 8
 _PER_EDGE = 4 * ID_BYTES + 2 * 4
 """Bytes of position, neighbour, slot, place among the new ones; local id and mark of a first."""
 _PER_ROW = 6 * ID_BYTES
-"""Bytes of start, degree, count, address, row end and id."""
 _PER_SLOT = 2 * ID_BYTES
 """Bytes of key and rank in the relabelling table, whose slots are a power of two at half load."""
 

@@ -28,7 +28,6 @@ class Candidates(StrEnum):
     """What negative destinations are drawn from."""
 
     UNIFORM = "uniform"
-    """All nodes."""
     IN_BATCH = "in-batch"
     """Destinations of the step's global batch, as often as they are true ones."""
 
@@ -61,13 +60,8 @@ def _draw_negatives(stream, pairs, links, candidates, num_candidates, indptr, in
 class NegativeSampler:
     """Draws negative destinations; any thread may call it.
 
-    Args:
-        indptr: int64 [N + 1].
-        indices: int32 or int64 [E]; read only to avoid edges.
-        num_negatives: Negatives per link.
-        candidates: What they are drawn from.
-        avoid_edges: Draw again where the graph stores the edge, by a scan of the candidate's row.
-        seed: Run's seed.
+    `indices` are read only to avoid edges: then a candidate is drawn again where the graph stores
+    the edge, by a scan of the candidate's row.
     """
 
     def __init__(
@@ -99,15 +93,9 @@ class NegativeSampler:
     ) -> NDArray[np.int64]:
         """Draw negative destinations of some of a step's links, int64 [n, num_negatives].
 
-        Args:
-            pairs: Source and destination of each link, int64 [n, 2].
-            links: Global id of each link, int64 [n].
-            epoch: Epoch number, part of the stream of the draws.
-            step: Optimiser step in the epoch, likewise.
-            batch_destinations: Destinations of the global batch, int64 [b], for in-batch negatives.
-
-        Raises:
-            SamplerError: a node is out of range, or in-batch negatives without destinations.
+        `pairs` are source and destination of each link, int64 [n, 2], `links` its global id;
+        `batch_destinations` those of the global batch, for in-batch negatives, which are refused
+        without.
         """
         num_nodes = self.indptr.shape[0] - 1
         check_pairs(pairs, num_nodes)

@@ -42,7 +42,6 @@ class NeighborSampler(HopSampler):
         return self._rows
 
     def _draw(self, w: Workspace, streams: HopStreams) -> None:
-        """Run the kernel, growing the workspace as often as it asks for it."""
         rows, every_hop = self._rows_now(), self.dialect is Dialect.EVERY_HOP
         while not expand_hops(rows, streams.first, every_hop, self.edge_ids, w.buffers()):
             w.grow(int(w.state[HOP]))

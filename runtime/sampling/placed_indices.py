@@ -88,7 +88,6 @@ class PlacedIndices(np.ndarray):
 @kernel
 @no_type_check
 def _copy_lists(indptr, indices, nodes, own, words):
-    """Copy lists one after another, set their bits, and count the bits before each word."""
     place = 0
     for v in nodes:
         for e in range(indptr[v], indptr[v + 1]):
@@ -158,7 +157,6 @@ _LOADS = {types.int32: _loader(types.int32), types.int64: _loader(types.int64)}
 
 @no_type_check
 def _count_bits_typing(typing_context, word):
-    """Count the set bits of a uint64."""
     del typing_context, word
 
     def codegen(context, builder, signature, arguments):

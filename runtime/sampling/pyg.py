@@ -25,9 +25,6 @@ def to_pyg(batch: MiniBatch, x: Any = None, y: Any = None) -> "Data":
         batch: In the first_seen dialect.
         x: Feature rows of `batch.n_id`, a tensor or array [num_input, ...], or None.
         y: Labels of `batch.n_id` (all nodes, not only the seeds), likewise.
-
-    Raises:
-        SamplerError: the batch is in the every_hop dialect, or x or y have another length.
     """
     import torch
     from torch_geometric.data import Data
@@ -76,12 +73,7 @@ def _one_row_per_node(name: str, rows: Any, num_nodes: int) -> Any:
 class HeteroView:
     """Turns batches of one typed graph into HeteroData.
 
-    Args:
-        graph: Dataset with types of nodes and edges.
-        types: Its types, edge types named `source__relation__destination`.
-
-    Raises:
-        SamplerError: an edge type's name is no such triple of the graph's node types.
+    Edge types have to be named `source__relation__destination`, of the graph's node types.
     """
 
     def __init__(self, graph: Graph, types: GraphTypes) -> None:
@@ -95,19 +87,12 @@ class HeteroView:
         self._row_of = rows_within_types(self._node_type, len(types.node_types))
 
     def __call__(self, batch: MiniBatch, x: Any = None) -> "HeteroData":
-        """View a first_seen batch.
+        """View a first_seen batch of a `TypedSampler`, with seeds of one type.
 
-        Per node type: n_id (rows of the type's own table), x (its own columns), y, and
-        num_sampled_nodes by hop; per edge type: edge_index, num_sampled_edges by hop, and e_id
-        (positions in the dataset's `indices`) where the sampler kept edge ids. The seeds' type has
-        batch_size and input_id, its seeds first.
-
-        Args:
-            batch: In the first_seen dialect, of a `TypedSampler`, seeds of one type.
-            x: Rows of `batch.n_id`, a tensor [num_input, widest type], or None.
-
-        Raises:
-            SamplerError: another dialect or sampler, or seeds of several types.
+        Per node type: n_id (rows of the type's own table), x (its own columns of [num_input, widest
+        type]), y, and num_sampled_nodes by hop; per edge type: edge_index, num_sampled_edges by
+        hop, and e_id (positions in the dataset's `indices`) where the sampler kept edge ids. The
+        seeds' type has batch_size and input_id, its seeds first.
         """
         import torch
         from torch_geometric.data import HeteroData

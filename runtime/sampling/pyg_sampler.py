@@ -43,10 +43,7 @@ class PygSampler(BaseSampler):
         seed: Run's seed, for negative links.
         edge_order: Place in the data's `edge_index` of each edge of the sampler's CSC graph, int64
             [E]; None where the data lists its edges in that order.
-        exclude: Seed links that batches leave out of the graph (`ExcludingSampler` only).
-
-    Raises:
-        SamplerError: seed links are to be left out by a sampler that cannot.
+        exclude: Seed links that batches leave out of the graph; needs an `ExcludingSampler`.
     """
 
     def __init__(
@@ -81,17 +78,10 @@ class PygSampler(BaseSampler):
         exclude: Exclude = Exclude.NONE,
         make: Callable[..., BatchSampler] = ExcludingSampler,
     ) -> "PygSampler":
-        """Make a sampler over `data.edge_index`.
+        """Make a sampler over `data.edge_index`, a homogeneous graph with messages from row 0 to
+        row 1.
 
-        Args:
-            data: Homogeneous graph; messages flow from `edge_index[0]` to `edge_index[1]`.
-            fanouts: Neighbours per hop, the hop next to the seeds first; -1 takes all.
-            seed: Run's seed.
-            exclude: Seed links that batches leave out of the graph.
-            make: Called as make(indptr, indices, fanouts, seed=seed, edge_ids=True).
-
-        Raises:
-            SamplerError: the data has no edge_index, or the fan-outs cannot be used.
+        `make` is called as make(indptr, indices, fanouts, seed=seed, edge_ids=True).
         """
         if data.edge_index is None:
             raise SamplerError("expected data with an edge_index to sample from, found none")

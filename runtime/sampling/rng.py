@@ -25,7 +25,6 @@ MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 MIX_2 = np.uint64(0x94D049BB133111EB)
 
 Integers = int | np.integer | NDArray[np.integer]
-"""One integer or an array of them."""
 
 _MASK = (1 << 64) - 1
 _LOW = np.uint64(0xFFFFFFFF)
@@ -37,9 +36,7 @@ class Purpose(IntEnum):
     """What random numbers are for; two purposes never share a stream."""
 
     NEIGHBOR = 1
-    """Neighbour selection."""
     SHUFFLE = 2
-    """Order of the seeds of an epoch."""
     CALIBRATION = 3
     """Profiling and probing: draws that training must not repeat."""
     DROPOUT = 4
@@ -87,10 +84,7 @@ def mix(z: Integers) -> NDArray[np.uint64]:
 def draw(stream: np.uint64, id: Integers, j: Integers) -> NDArray[np.uint64]:
     """Draw the j-th 64-bit number of each id: uint64 of the broadcast shape.
 
-    Args:
-        stream: From `stream()`.
-        id: Global node or edge ids, non-negative integers, any shape.
-        j: Index of the draw, non-negative integers, broadcast against `id`.
+    Ids are global node or edge ids; `j` is broadcast against them. Both are non-negative integers.
     """
     ids = np.asarray(id).astype(np.uint64)
     turns = np.asarray(j).astype(np.uint64)

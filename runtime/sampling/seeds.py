@@ -72,10 +72,8 @@ class SeedSchedule:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
         """Return a rank's part of one global batch; this rank's, if none is named.
 
-        Returns:
-            seeds: Global node ids, int64 [m]; may be empty.
-            input_id: Their positions in the training index, int64 [m].
-            global_num_seeds: Seeds of the step over all ranks.
+        Global node ids, int64 [m], may be none; their positions in the training index, int64 [m];
+        and the seeds of the step over all ranks.
         """
         if not 0 <= step < self.num_steps:
             raise SamplerError(
@@ -126,12 +124,8 @@ def _stable_order(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
 class LinkSchedule:
     """The links of every (epoch, step) for one rank, as `SeedSchedule` deals seeds.
 
-    Args:
-        pairs: Source and destination, int64 [n, 2]; a pair may occur more than once.
-        batch_size: Links per optimiser step over all ranks, the GLOBAL batch.
-        seed: Run's seed.
-        num_ranks: Ranks that share each batch.
-        rank: This rank.
+    A pair (int64 [n, 2], source and destination) may occur more than once; the batch size counts
+    links.
     """
 
     def __init__(
@@ -155,13 +149,7 @@ class LinkSchedule:
         return self._ids.num_steps
 
     def share(self, epoch: int, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-        """Return this rank's part of one global batch.
-
-        Returns:
-            pairs: int64 [m, 2], may be empty.
-            ids: Their global ids, int64 [m].
-            total: Links of the step over all ranks.
-        """
+        """Return this rank's part of a batch: pairs [m, 2], their global ids, links over all ranks."""
         ids, _, total = self._ids.share(epoch, step)
         return self.pairs[ids], ids, total
 
@@ -176,13 +164,8 @@ def link_seeds(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the nodes that some links and their negatives need, and where they stand among them.
 
-    Args:
-        pairs: Source and destination, int64 [n, 2].
-        negatives: Negative destinations, int64 [n, q].
-
-    Returns:
-        seeds: Distinct and ascending, int64 [s].
-        links: Positions in `seeds` of source, destination and negatives, int64 [n, 2 + q].
+    Of pairs (source and destination, int64 [n, 2]) and negatives, int64 [n, q], these are the
+    distinct ascending nodes, int64 [s], and positions in them, int64 [n, 2 + q].
     """
     nodes = np.concatenate([pairs, negatives], axis=1)
     seeds, local = np.unique(nodes, return_inverse=True)

@@ -70,17 +70,10 @@ def statistics_class(
     Uniform neighbour sampling draws every edge of a row with probability k/d, so for a mean its
     Horvitz-Thompson weight (1/d)(d/k) and its Hajek weight are both 1/k, the plain mean.
 
-    Args:
-        sampler: Its name; locality-aware sampling over LADIES has LADIES' class.
-        estimator: How drawn edges are weighted.
-        layer: What consumes the block.
-        draws: How they are drawn; None is the sampler's own way, exact-k LABOR is without
-            replacement.
-        unequal: Whether chances within a row differ: by edge weights, or LABOR's iterations.
-        kappa: Batches over which draws move to fresh ones; 1 is independent, infinite is frozen.
-
-    Raises:
-        SamplerError: unknown sampler, or kappa below 1.
+    `draws` are the sampler's own without them; exact-k LABOR draws without replacement. `unequal`
+    tells that chances within a row differ, by edge weights or LABOR's iterations. `kappa` is the
+    number of batches over which draws move to fresh ones: 1 is independent, infinite is frozen.
+    Locality-aware sampling over LADIES has LADIES' class.
     """
     spec = find_sampler(sampler)
     correlated = is_correlated(kappa)

@@ -140,7 +140,6 @@ class TypedSampler(NeighborSampler):
         super().__init__(indptr, indices, [-1] * len(by_type[0]), **settings)
         self.num_types = len(by_type)
         self.type_fanouts = np.array(by_type, dtype=np.int64).T.copy()
-        """int64 [L, R]."""
         self.node_type = node_type
         self._sort(np.ascontiguousarray(edge_type, dtype=np.int32))
 
@@ -151,7 +150,6 @@ class TypedSampler(NeighborSampler):
         return batch
 
     def _sort(self, edge_type: NDArray[np.int32]) -> None:
-        """Group each vertex's edges by type."""
         self._ends = np.zeros(self.num_nodes * self.num_types + 1, np.int64)
         sorted_indices = np.empty_like(self.indices)
         self._order = np.empty(len(self.indices), np.int64)

@@ -39,7 +39,6 @@ class WeightedRows(NamedTuple):
     indptr: NDArray[np.integer]
     indices: NDArray[np.integer]
     edge_weight: NDArray[np.float32]
-    """Weight of each edge; empty: all 1."""
     ring: NDArray[np.uint8]
     """Ring of each node; a source is local where it is at most `level`. Empty: none is."""
     level: int
@@ -75,7 +74,6 @@ def _fill_law(indices, edge_weight, ring, level, factor, start, degree, law):
 @kernel
 @no_type_check
 def _take_all(law, degree, positive, start, positions, weight, edge):
-    """Take all edges that can be drawn, each with probability 1."""
     for j in range(degree):
         if law[j] > 0.0:
             positions[edge] = start + j
@@ -87,7 +85,6 @@ def _take_all(law, degree, positive, start, positions, weight, edge):
 @kernel
 @no_type_check
 def _draw_uniform(indices, key, degree, fanout, start, positions, weight, edge):
-    """Draw independently among edges that are all alike."""
     for i in range(fanout):
         offset = bounded_kernel(value_kernel(key, i), degree)
         positions[edge] = start + offset
@@ -145,7 +142,6 @@ def _draw_race(key, law, times, places, degree, positive, start, positions, weig
 @kernel
 @no_type_check
 def _draw_poisson(key, law, degree, positive, fanout, start, positions, weight, edge):
-    """Draw each edge by itself with probability min(1, c w)."""
     level = water_level(law[:degree], fanout)
     for j in range(degree):
         pi = min(1.0, level * law[j])
@@ -223,7 +219,6 @@ class Boost:
     """A factor on the weight of sources with ring[v] <= L - 1 - hop, L the hops."""
 
     ring: NDArray[np.uint8]
-    """Ring of each node, shape (num_nodes,)."""
     factor: float
 
     def of(self, ids: NDArray[np.integer], hops_left: int) -> NDArray[np.float64]:

@@ -33,9 +33,7 @@ class Buffers(NamedTuple):
     positions: NDArray[np.int64]
     """Place in `indices` of each edge of all hops."""
     values: NDArray[np.integer]
-    """Global source of each edge."""
     local: NDArray[np.int32]
-    """Local source of each edge."""
     node_ends: NDArray[np.int64]
     """Nodes after each hop, the seeds first. Shape (L + 1,), as the other ends."""
     row_ends: NDArray[np.int64]
@@ -150,7 +148,6 @@ def of_thread(held: threading.local, name: str, make: Callable[[], Any]) -> Any:
 
 
 def _grown(buffer: NDArray, size: int, *, keep: int) -> NDArray:
-    """Return the buffer, or a larger one with its first `keep` entries."""
     if buffer.shape[0] >= size:
         return buffer
     # Zeros, not garbage: prefetches read some entries beyond the end as indices.

@@ -39,17 +39,15 @@ METHODS = (SAGE, *Method)
 class BulkSampler:
     """Samples stacks of batches.
 
-    - `sage`: uniform neighbours. The blocks are those of `NeighborSampler` with the same seed, step
-      and dialect.
+    - `sage`: uniform neighbours. The blocks are those of `NeighborSampler` with the same seed and
+      step.
     - `ladies`, `fastgcn`: by darts; the law is that of `LayerwiseSampler`. `pladies`, and `ladies`
       with replacement, and `fastgcn` draw the very same vertices too.
 
-    Args (others as in `HopSampler`):
+    Args (others as in `HopSampler` and `LayerwiseSampler`):
         sizes: Fan-outs (`sage`) or vertices per layer, the hop next to the seeds first.
         method: `sage`, `ladies`, `pladies` or `fastgcn`.
         dialect: Which vertices a hop expands; `first_seen` with `sage` only.
-        norm: As in `LayerwiseSampler`, as `replace`, `estimator` and `edge_weight`; not with
-            `sage`.
         budget_bytes: Most bytes that a stack may take, its results included; k is cut down to fit.
             None: all batches are one stack.
         kept_batches: Batches that the caller keeps beside the next stack, off the budget.
@@ -144,18 +142,9 @@ class BulkSampler:
     ) -> list[MiniBatch]:
         """Sample the batches of steps first_step, first_step + 1, ...; any thread may call it.
 
-        The blocks of a stack are views of the same arrays, which live as long as one of them.
-
-        Args:
-            seeds: Distinct node ids of each batch, int64 [n].
-            epoch: Epoch number.
-            first_step: Step of the first batch.
-            input_ids: Per batch, the position of each seed in the training index.
-            global_num_seeds: Per batch, the seeds of the step over all ranks.
-
-        Raises:
-            SamplerError: a seed is out of range or occurs twice in its batch.
-            BudgetExceeded: not even one batch fits the budget.
+        The blocks of a stack are views of the same arrays, which live as long as one of them. Seeds
+        are distinct within a batch; `input_ids` are their positions in the training index, and
+        `global_num_seeds` the seeds of a step over all ranks, per batch.
         """
         requests = [
             Request(
@@ -189,7 +178,6 @@ class BulkSampler:
         return batches, BulkBytes.of(ledger, scratch.nbytes, len(batches))
 
     def _scratch(self) -> Any:
-        """Return what the calling thread keeps between stacks."""
         stack = self._stack
         if not isinstance(stack, SageStack):
             make = partial(Table, self.num_nodes, dense=self._dense)

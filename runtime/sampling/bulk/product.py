@@ -30,14 +30,12 @@ _AHEAD = 16
 
 @dataclass(kw_only=True, slots=True)
 class SparseRows:
-    """Sparse rows, column ids in order of first appearance."""
+    """Sparse rows in CSR form, column ids in order of first appearance."""
 
     ptr: NDArray[np.int64]
-    """Shape (rows + 1,)."""
     cols: NDArray[np.integer]
     """Global node ids, shape (non-zeros,), of the type of the graph's `indices`."""
     values: NDArray[np.float64]
-    """Shape (non-zeros,)."""
 
 
 @kernel
@@ -137,14 +135,12 @@ _CODES = {Estimator.PLAIN: 0, Estimator.HORVITZ_THOMPSON: 1, Estimator.HAJEK: 2}
 
 @dataclass(kw_only=True, slots=True)
 class StackedBlocks:
-    """One layer of k batches; batch b has destinations and edges `ends[b]` to `ends[b + 1]`."""
+    """One layer of k batches; batch b has what lies from an `ends[b]` to `ends[b + 1]`."""
 
     dst_ends: NDArray[np.int64]
-    """Shape (k + 1,)."""
     row_ptr: NDArray[np.int64]
     """k CSR row pointers, each from 0, one after another. Shape (destinations + k,)."""
     edge_ends: NDArray[np.int64]
-    """Shape (k + 1,)."""
     indices: NDArray[np.int32]
     """Sources, local to the batch. Shape (edges,)."""
     nodes: NDArray[np.int64]
@@ -152,9 +148,7 @@ class StackedBlocks:
     ends: NDArray[np.int64]
     """Ends of the sources. Shape (k + 1,)."""
     weight: NDArray[np.float32] | None = None
-    """Shape (edges,)."""
     e_id: NDArray[np.int64] | None = None
-    """Shape (edges,)."""
 
 
 @kernel
@@ -189,8 +183,6 @@ def _weigh(weight, first, last, estimator, row_sum):
 
 
 class _Out(NamedTuple):
-    """Arrays of the `StackedBlocks` that `_extract` fills."""
-
     row_ptr: NDArray[np.int64]
     edge_ends: NDArray[np.int64]
     indices: NDArray[np.int32]
@@ -260,17 +252,10 @@ def extract(
 ) -> StackedBlocks:
     """Make the blocks between destinations and drawn vertices, of all batches.
 
-    Args:
-        indptr: int64 [N + 1].
-        indices: int32 or int64 [E].
-        edge_weight: Entries of A, float32 [E]; empty where all are 1. Entries of 0 are no edge.
-        estimator: Of the mean sum_t A_ts x_t / sum_t A_ts: plain (no weights, or shares of A),
-            Horvitz-Thompson or Hajek.
-        dst: Node ids [destinations] and ends [k + 1].
-        drawn: Row pointer [k + 1], node ids and inverse inclusion probabilities.
-        table: For relabelling.
-        ledger: Counts the bytes.
-        edge_ids: Fill `e_id`.
+    `estimator` is of the mean sum_t A_ts x_t / sum_t A_ts; plain gives no weights, or shares of A.
+    Entries of A that are 0 are no edge; an empty `edge_weight` stands for entries of 1. `dst` are
+    node ids and ends [k + 1]; `drawn` are row pointer [k + 1], node ids and inverse inclusion
+    chances.
     """
     nodes, ends = dst
     num_batches = ends.shape[0] - 1

@@ -44,7 +44,6 @@ class StackArrays(NamedTuple):
     edges: NDArray[np.int64]
     """Edges of each batch after each hop. Shape (k, L + 1)."""
     needed: NDArray[np.int64]
-    """What the arrays must hold, on return. Shape (3,)."""
 
 
 @kernel
@@ -189,8 +188,6 @@ class SageStack:
 
 
 class _Buffers:
-    """Result arrays of a stack, which grow until the last batch has room."""
-
     def __init__(self, num_batches: int, num_hops: int, edge_ids: bool, ledger: Ledger) -> None:
         self.ledger, self.edge_ids = ledger, edge_ids
         self.node_ids = np.empty(0, dtype=np.int64)
@@ -238,7 +235,6 @@ class _Buffers:
 
 
 def _unstack(buffers: _Buffers, requests: Sequence[Request], dialect: Dialect) -> list[MiniBatch]:
-    """Cut the buffers into batches of views."""
     starts, known, edges = buffers.starts.tolist(), buffers.known.tolist(), buffers.edges.tolist()
     batches = []
     for b, request in enumerate(requests):

@@ -44,15 +44,12 @@ class CandidateRows(NamedTuple):
     row_ptr: NDArray[np.int64]
     """Where each row's edges begin in `numbers`, from the hop's first row on."""
     numbers: NDArray[np.int32]
-    """Candidate of every edge."""
     words: NDArray[np.uint64]
-    """Random word of each candidate."""
     pi: NDArray[np.float64]
     """p_t of each candidate."""
     scale: NDArray[np.float64]
     """c_s of each row."""
     found: NDArray[np.float64]
-    """Scratch as long as the longest row."""
     rule: int
     fanout: int
     exact: bool
@@ -118,7 +115,6 @@ def _take_smallest(numbers, words, found, keys, places, start, positions, chance
 @inlined_kernel
 @no_type_check
 def _positive(edge_weight, start, degree):
-    """Count the edges of a row that have a chance at all."""
     if edge_weight.shape[0] == 0:
         return degree
     count = 0
@@ -205,7 +201,6 @@ def weigh_rows(
 @kernel
 @no_type_check
 def _count_edges(indptr, node_ids, first, last, row_ptr):
-    """Fill row_ptr of the full rows of nodes first .. last-1; return their largest degree."""
     largest = 0
     row_ptr[0] = 0
     for i in range(first, last):

@@ -24,11 +24,9 @@ from gnnplan.runtime.sampling.rng import GOLDEN, MIX_1, MIX_2, ODD, key_kernel, 
 from gnnplan.runtime.sampling.workspace import SPARE
 
 LANES = 16
-"""Neighbours per test."""
 
 
 def _splat(value: Any, builder: Any) -> Any:
-    """Make a vector with the same 64-bit value in every lane."""
     vector = ir.VectorType(ir.IntType(64), LANES)
     if not isinstance(value, ir.Value):
         return ir.Constant(vector, [int(value)] * LANES)
@@ -38,7 +36,6 @@ def _splat(value: Any, builder: Any) -> Any:
 
 
 def _mix(builder: Any, z: Any) -> Any:
-    """Apply `rng.mix` lane by lane."""
     for shift, factor in ((30, MIX_1), (27, MIX_2)):
         z = builder.xor(z, builder.lshr(z, _splat(shift, builder)))
         z = builder.mul(z, _splat(factor, builder))
@@ -94,7 +91,6 @@ def trailing_zeros(typing_context: Any, word: Any) -> Any:
 
 _ONE = np.uint64(1)
 _AHEAD = 16
-"""Rows between asking for a row's bounds and reading them."""
 _EDGES_AHEAD = 4
 _LINE = 16
 _WORD = 64
@@ -114,7 +110,6 @@ def _test_lanes(indices, place, stop, stream, threshold):
 @inlined_kernel
 @no_type_check
 def _keep_marked(mask, place, positions, edge):
-    """Write positions place + i of the bits i that are set; return the edge end."""
     while mask:
         positions[edge] = place + np.int64(trailing_zeros(mask))
         edge += 1
@@ -125,7 +120,6 @@ def _keep_marked(mask, place, positions, edge):
 @kernel
 @no_type_check
 def _keep_below(indices, start, stop, stream, threshold, positions, edge):
-    """Write positions start .. stop-1 whose word is below the threshold; return the edge end."""
     place = start
     while place + _WORD <= stop:
         # A word of bits at a time: how many neighbours stay in a stretch is chance,
@@ -163,7 +157,6 @@ def keep_all(start, stop, positions, edge):
 @kernel
 @no_type_check
 def _keep_smallest(indices, stream, positions, edge, end, keys, places):
-    """Keep of positions[edge:end] the len(keys) with the smallest words, in order."""
     count = 0
     for e in range(edge, end):
         word = value_kernel(key_kernel(stream, indices[positions[e]]), 0)
@@ -180,7 +173,6 @@ def _keep_smallest(indices, stream, positions, edge, end, keys, places):
 @kernel
 @no_type_check
 def _keep_exactly(indices, start, stop, stream, positions, edge, keys, places):
-    """Write the len(keys) positions of start .. stop-1 with the smallest words."""
     fanout, degree = keys.shape[0], stop - start
     wanted = fanout + 4 + int(4 * np.sqrt(fanout))
     end = edge

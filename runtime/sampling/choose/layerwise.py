@@ -275,7 +275,6 @@ def _poisson_hits(values, cols, first, second, cosine, sine, size, chosen, facto
 
 
 RACE, POISSON, POISSON_HITS = 0, 1, 2
-"""Ways of `choose_by_vertex`."""
 
 
 @kernel

@@ -63,7 +63,6 @@ def _after(key, place, other_key, other_place):
 @kernel
 @no_type_check
 def _replace_top(keys, places, key, place):
-    """Put an entry in the place of the largest one of a full heap."""
     count, hole = keys.shape[0], 0
     while True:
         below = 2 * hole + 1

@@ -179,18 +179,11 @@ class CooperativeSampler(RequestSampler[MiniBatch]):
     `sample` takes the seeds of the global batch that this rank owns. A batch's blocks have the
     sources of its `exchanges`; `n_id` are the outermost ones, own ones first.
 
-    Args:
+    Args (others as in `build_sampler`):
         sampler: The plan's: neighbor, full, or labor with variant 0.
         indptr: int64 [N + 1]; only the rows of own vertices are read.
-        indices: int32 or int64 [E].
-        fanouts: Neighbours per hop, the hop next to the seeds first.
-        seed: Run's seed.
         owners: Who owns a vertex.
         comm: Communicator that nothing else uses meanwhile; its size is the owners'.
-        settings: Others of `build_sampler`.
-
-    Raises:
-        SamplerError: the sampler cannot be shared out, or as `build_sampler`.
     """
 
     def __init__(
@@ -240,7 +233,6 @@ class CooperativeSampler(RequestSampler[MiniBatch]):
     def _sample_hops(
         self, seeds: NDArray[np.int64], epoch: int, step: int
     ) -> list[tuple[Block, RowExchange, int]]:
-        """Return each hop's block, its exchange and the edges drawn."""
         self._check_seeds(seeds)
         frontier, rows = self._frontier, _Rows()
         frontier.begin(seeds)

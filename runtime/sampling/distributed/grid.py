@@ -43,7 +43,6 @@ from gnnplan.runtime.sampling.relabel import Table, begin_batch, find_or_add
 
 AHEAD = 16
 SPARE = 64
-"""Entries that scratch has beyond the last one used: prefetches read ahead."""
 ALL = 1 << 62
 
 
@@ -54,7 +53,6 @@ class Frontier:
     nodes: NDArray[np.int64]
     """Global ids, batch after batch. Shape (nodes,)."""
     ends: NDArray[np.int64]
-    """Shape (k + 1,)."""
     firsts: NDArray[np.int64]
     """Place from which batch b expands nodes[ends[b] + firsts[b] : ends[b + 1]]. Shape (k,)."""
 
@@ -71,7 +69,6 @@ def _expand_layer(
     rows, streams, nodes, ends, firsts, table, ids, positions, edge_bounds, out_nodes, out_ends,
     row_ptr, edge_ends, local, places,
 ):  # fmt: skip
-    """Expand one hop of every batch; `ids` and `positions` are scratch of one batch."""
     entries, shift, stamp = table
     indices = rows.indices
     row = 0
@@ -198,13 +195,8 @@ def sage_hops(
 ) -> list[MiniBatch]:
     """Draw uniform neighbours: the batches `requests[own]`, as `sampler` would one by one.
 
-    Args:
-        sampler: Fan-outs, dialect and seed; its graph is not looked at.
-        rows: Where rows of A come from.
-        requests: Stack of the process row.
-        own: This rank's batches among them: slice(j, None, c).
-        table: For relabelling.
-        ledger: Counts the bytes.
+    `requests` are the stack of the process row, `own` this rank's among them: slice(j, None, c).
+    The sampler's graph is not looked at.
     """
     every_hop = sampler.dialect is Dialect.EVERY_HOP
     streams = stack_streams(sampler.seed, sampler.purpose, sampler.num_hops, requests)
@@ -282,8 +274,7 @@ def _end_hop(
 def column_squares(rows: GridRows) -> NDArray[np.float64]:
     """Return FastGCN's sum_s A_ts^2 of every vertex t, float64 [N]; collective.
 
-    The blocks are added one after another in order, so that the sums are those of one process to
-    the last bit, also with edge weights.
+    Blocks are added in order, so that the sums are those of one process to the last bit.
     """
     shard, column = rows.shard, rows.grid.column_comm
     total = torch.zeros(shard.num_nodes, dtype=torch.float64)
@@ -338,16 +329,13 @@ def _only(numbers: Numbers, own: slice) -> Numbers:
 class GridSampler:
     """Samples stacks of steps; every method is collective over the grid, one thread at a time.
 
-    Args:
+    Args (others as in `BulkSampler`):
         sampler: Uniform neighbours, a layer-wise sampler, or the stack of one, made on a graph
             without edges (`empty_graph`), since no rank holds the graph.
         shard: This rank's block row of A.
         grid: Ranks of the grid.
         exchange: Stages one after another, or all in one all-to-allv; the batches are the same.
-        budget_bytes: Most bytes that a stack may take on any rank, its results included; k is cut
-            down to fit, on all ranks alike. None: all steps are one stack.
-        kept_batches: As in `BulkSampler`.
-        relabel_budget_bytes: As in `HopSampler`.
+        budget_bytes: Most bytes that a stack may take on any rank; all ranks cut k down alike.
     """
 
     def __init__(
@@ -386,10 +374,6 @@ class GridSampler:
 
         `steps` are, of each step, the requests of this process row's ranks, by column. All ranks of
         the grid pass as many steps, an empty share as a request without seeds.
-
-        Raises:
-            SamplerError: a seed is out of range or occurs twice in its batch.
-            BudgetExceeded: not even one step fits the budget of some rank.
         """
         return self._cutter.stacks(steps, self._sample_stack, self._fit_budget)
 

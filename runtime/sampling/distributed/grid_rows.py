@@ -33,18 +33,17 @@ from gnnplan.runtime.stages import Stage
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shard:
-    """Block row of A that this rank holds: rows first, first + 1, ... of `num_nodes`."""
+    """Block row of A that this rank holds, in CSR form, with global ids."""
 
     num_nodes: int
+    """Nodes of the whole graph."""
     first: int
+    """Id of the block's first row."""
     indptr: NDArray[np.int64]
-    """Shape (rows + 1,), from 0."""
     indices: NDArray[np.integer]
-    """Global ids, shape (non-zeros,)."""
     edge_start: int
     """Position of the block's first edge in the whole graph."""
     edge_weight: NDArray[np.float32] | None = None
-    """Shape (non-zeros,); None where all entries are 1."""
 
     @property
     def nbytes(self) -> int:
@@ -79,19 +78,14 @@ def cut_shard(
 
 @dataclass(kw_only=True, slots=True)
 class FetchedRows:
-    """Distinct rows of A, ascending by id."""
+    """Distinct rows of A in CSR form, ascending by id; no weights where all entries are 1."""
 
     ids: NDArray[np.int64]
-    """Shape (rows,)."""
     ptr: NDArray[np.int64]
-    """Shape (rows + 1,)."""
     cols: NDArray[np.integer]
-    """Shape (non-zeros,)."""
     weight: NDArray[np.float32] | None
-    """Shape (non-zeros,), or None where all entries are 1."""
     edge_start: NDArray[np.int64] | None
-    """Position of each row in the whole graph, shape (rows,); None where edge ids are not wanted.
-    """
+    """Position of each row in the whole graph; None where edge ids are not wanted."""
 
     def global_edges(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return positions in the whole graph of positions in `cols`."""
@@ -131,13 +125,11 @@ class Words:
     reduced: int = 0
     """Non-zeros of P_i that all processes of the row end up with."""
     link_ids: int = 0
-    """Ids sent to other ranks."""
     link_rows: int = 0
     """Non-zeros sent to other ranks in stages."""
     link_reduced: int = 0
     """Non-zeros sent to other ranks of the row."""
     messages: int = 0
-    """All-to-alls entered."""
 
 
 @dataclass(kw_only=True)
@@ -231,7 +223,6 @@ class GridRows:
         return received
 
     def _serve(self, rows: NDArray[np.int64]) -> list[NDArray]:
-        """Return rows of the shard: lengths, columns, weights, places in the graph."""
         shard = self.shard
         lengths = shard.indptr[rows + 1] - shard.indptr[rows]
         ptr = _ends(lengths)
@@ -273,7 +264,6 @@ class GridRows:
 
 
 def _ends(counts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return 0 and the running totals."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
@@ -286,5 +276,4 @@ def _swap(
 
 
 def _gather(comm: Communicator, values: NDArray, sizes: Sequence[int]) -> NDArray:
-    """Gather every rank's array, one after another."""
     return _swap(comm, np.tile(values, comm.size), [values.shape[0]] * comm.size, sizes)

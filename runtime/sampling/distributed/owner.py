@@ -43,13 +43,8 @@ def _deal(owners, counts, order):
 class Owners:
     """The owner of every vertex: hash(v) mod P, or an array.
 
-    Args:
-        num_ranks: Ranks P that share the vertices.
-        partition: Rank of each node, int [N], or None for the hash.
-        num_nodes: Nodes of the graph, checked against the partition.
-
-    Raises:
-        PlanError: the partition has another length, or names a rank that does not exist.
+    `partition` is the rank of each node, int [N], or None for the hash; another length and ranks
+    that do not exist are refused.
     """
 
     def __init__(

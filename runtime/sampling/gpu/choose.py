@@ -31,15 +31,13 @@ _UNITS = {torch.int32: tl.int32, torch.int64: tl.int64}
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Adjacency lists of n nodes; int64 [n] each."""
+    """Adjacency lists of n nodes, int64 [n] each: places in `indices`, and byte addresses."""
 
     starts: Tensor
-    """Place of the first entry in `indices`."""
     degrees: Tensor
     counts: Tensor
     """min(degree, fanout), what choosing without replacement draws."""
     addresses: Tensor
-    """Byte address of the first entry."""
 
 
 @triton.jit(do_not_specialize=["base", "low", "high"])
@@ -165,12 +163,8 @@ def row_bounds(
 ) -> Rows:
     """Return the rows of some nodes, and count their reads.
 
-    Args:
-        graph: Topology.
-        nodes: int64 [n] on its device.
-        fanout: Bound of `counts`; -1 takes all.
-        total: How many of the n count, int64 [1], the others having degree 0; None: all.
-        passes: How often each row will be scanned, or `SAMPLED`.
+    The fan-out bounds `counts`; -1 takes all. Of the nodes the first `total` count, int64 [1], the
+    others having degree 0. `passes` is how often each row will be scanned, or `SAMPLED`.
     """
     rows = Rows(*(torch.empty_like(nodes) for _ in range(4)))
     if nodes.numel() == 0:
@@ -261,11 +255,9 @@ class WholeRows:
     rows: Rows
     ptr: Tensor
     row_of: Tensor
-    """Row of each edge, int64."""
     positions: Tensor
     values: Tensor
     widest: int
-    """Length of the longest row, at least."""
 
 
 def whole_rows(graph: DeviceTopology, nodes: Tensor, stream: Tensor) -> WholeRows:

@@ -106,7 +106,6 @@ def refuse_bad_seeds(seeds: NDArray[np.int64], num_nodes: int) -> None:
 
 
 def _bad_seed(seeds: NDArray[np.int64], num_nodes: int) -> SamplerError:
-    """Return the error for the first seed that is out of range or repeated."""
     _, firsts = np.unique(seeds, return_index=True)
     again = np.setdiff1d(np.arange(seeds.shape[0]), firsts)
     outside = np.flatnonzero((seeds < 0) | (seeds >= num_nodes))
@@ -115,13 +114,12 @@ def _bad_seed(seeds: NDArray[np.int64], num_nodes: int) -> SamplerError:
 
 @dataclass(slots=True)
 class Drawn:
-    """Edges of a hop, int64; all but `row_ptr` may be longer than row_ptr[-1]."""
+    """Edges of a hop, int64; all but `row_ptr` may be longer than its last entry."""
 
     row_ptr: Tensor
     positions: Tensor
     values: Tensor
     weight: Tensor | None = None
-    """float32; None: the plain mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,16 +144,7 @@ class Hop:
 
 
 class AbstractDeviceHops(RequestSampler[DeviceBatch]):
-    """Draws batches of device tensors hop by hop.
-
-    Args:
-        topology: Graph as the device reads it.
-        fanouts: Neighbours per hop, the hop next to the seeds first; -1 takes all.
-        device: Where the kernels run.
-        streams: Streams that the steps draw from.
-        dialect: Which vertices a hop expands.
-        edge_ids: Fill each block's `e_id`.
-    """
+    """Draws batches of device tensors hop by hop; arguments as in `HopSampler`."""
 
     def __init__(
         self,

@@ -44,9 +44,7 @@ class Candidates:
     """Vertices that a row of the hop may draw, numbered once; known ones come first."""
 
     ids: Tensor
-    """Global ids by number, int64."""
     numbers: Tensor
-    """Candidate of every edge, int64."""
     num_known: int
 
     @staticmethod
@@ -153,12 +151,10 @@ class _Chances:
     pi: Tensor
     """pi_ts, float64, at most 1; 0 for an edge of weight 0."""
     words: Tensor
-    """Bits of one random number per vertex, int64."""
     everything: Tensor
-    """Rows that are taken whole, bool [n]."""
     share_words: Tensor | None
-    """Bits of the thresholds of rows whose edges all have chance k / d, compared as words, int64
-    [n]."""
+    """Bits of thresholds [n], where all edges of a row have chance k / d and are compared as words.
+    """
 
 
 class DeviceLaborSampler(AbstractDeviceHops):
@@ -239,7 +235,6 @@ class DeviceLaborSampler(AbstractDeviceHops):
         return _Chances(pi, words, everything, None)
 
     def _keep(self, whole: WholeRows, chances: _Chances, fanout: int) -> Tensor:
-        """Mark the edges drawn."""
         row_of, able = whole.row_of, chances.pi > 0
         everything = chances.everything[row_of]
         if self.form is Form.EXACT_K:

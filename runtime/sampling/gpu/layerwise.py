@@ -50,9 +50,7 @@ class Candidates:
 
     ptr: Tensor
     batch: Tensor
-    """Row of each candidate, int64."""
     ids: Tensor
-    """Node of each candidate, int64."""
     values: Tensor
     shared: bool
 
@@ -113,7 +111,6 @@ def draw_layers(found: Candidates, law: Law, streams: StackStreams, size: int) -
 
 
 def _is_whole(rows: Candidates, size: int) -> Tensor:
-    """Tell which rows are taken whole, bool [rows]."""
     return segment_counts(rows.ptr, rows.values > 0) <= size
 
 
@@ -131,7 +128,6 @@ def _first(rows: Candidates, times: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _poisson(rows: Candidates, words: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Draw each candidate by itself with min(1, c p)."""
     whole = _is_whole(rows, size)
     level = water_levels(rows.ptr, rows.values, torch.where(whole, 0, size), rows.widest)
     pi = torch.clamp(level[rows.batch] * rows.values, max=1.0)
@@ -214,11 +210,7 @@ def _race_on(
     hits: tuple[Tensor, Tensor],
     size: int,
 ) -> tuple[Tensor, Tensor]:
-    """Let columns not yet hit race on from the last dart, where the darts found too few.
-
-    `ended` is when the last dart of each batch arrived, float64 [k]; `hits` are the candidates that
-    darts hit, and when first.
-    """
+    """Let columns not yet hit race on from the last dart, where the darts found too few."""
     words = streams.mixed().words(rows.batch, rows.ids)
     times = ended[rows.batch] - torch.log(1.0 - unit(words)) / rows.values
     times[hits[0]] = hits[1]
@@ -246,11 +238,8 @@ class StackedLayer:
 
     dst_ends: Tensor
     row_ptr: Tensor
-    """Row pointer over the whole stack, int64 [destinations + 1]."""
     indices: Tensor
-    """Sources, local to the batch, int32."""
     ends: Tensor
-    """Ends of the sources, int64 [k + 1]."""
     e_id: Tensor
     weight: Tensor | None
 
@@ -275,8 +264,6 @@ def unstacked(
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A layer with its ends on the host, to take the stack apart."""
-
     layer: StackedLayer
     dst_ends: list[int]
     ends: list[int]
@@ -304,11 +291,8 @@ class _Cut:
 class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
     """Draws `sizes[h]` vertices for all destinations of hop h of a batch together.
 
-    Args (others as in `LayerwiseSampler`):
-        topology: Graph as the device reads it.
-        device: Where the kernels run.
-        by_vertex: LADIES without replacement by a number per vertex, as `LayerwiseSampler`; False:
-            by darts, as `BulkSampler`.
+    Arguments are `LayerwiseSampler`'s; with `by_vertex` False, LADIES without replacement throws
+    darts, as `BulkSampler` does.
     """
 
     dialect = Dialect.EVERY_HOP
@@ -415,7 +399,6 @@ class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
     def _candidates(
         self, whole: WholeRows, numbers: Tensor, columns: Tensor, num_batches: int
     ) -> Candidates:
-        """Return P of every batch, rows normalised."""
         entries, count2 = None, self.law.norm is Norm.COUNT2
         if self._weight is not None:
             entries = self._weight[whole.positions].to(torch.float64)
@@ -447,7 +430,6 @@ class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
     def _weights(
         self, whole: WholeRows, weight: Tensor | None, factor: Tensor, kept: Tensor, ptr: Tensor
     ) -> Tensor | None:
-        """Weigh the kept edges as `bulk.product` does."""
         if self.law.estimator is Estimator.PLAIN:
             return None
         raw = factor[kept] if weight is None else weight[kept] * factor[kept]

@@ -97,7 +97,6 @@ class DeviceWeightedSampler(AbstractDeviceHops):
         return row_ends(segment_counts(whole.ptr, kept)), places, weight[places]
 
     def _law(self, whole: WholeRows, hop: int) -> Tensor:
-        """Return w_e of every edge, float64."""
         boost = torch.ones(whole.values.shape, dtype=torch.float64, device=self.device)
         if self._ring is not None:
             boost.masked_fill_(self._ring[whole.values] <= self.num_hops - 1 - hop, self.factor)

@@ -128,8 +128,6 @@ def room(num_edges: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _HopBuffers:
-    """One hop's results, each as long as it can get."""
-
     row_ptr: Tensor
     positions: Tensor
     local: Tensor
@@ -251,7 +249,6 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
         return graph
 
     def _steps(self) -> None:
-        """Run all hops, without a wait: what the graph holds."""
         self._table.clear()
         total = torch.full((1,), self.batch_size, dtype=torch.int64, device=self.device)
         known = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -289,10 +286,10 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
             self._nodes.scatter_(0, torch.where(place < fresh, known + place, spare), new)
 
     def _results(self) -> tuple[list[Hop], list[Tensor]]:
-        """Cut the hops to size; return the nodes each added too. The one wait.
+        """Cut the hops to size, which are parts of the buffers; return the nodes each added.
 
-        These are parts of the buffers: a batch's ids, and nested blocks, are joined from them and
-        so copied; blocks that stand alone are copied here.
+        Waits once. A batch's ids and nested blocks are joined from them and so copied; others are
+        copied.
         """
         ends = self._ends.tolist()
         hops: list[Hop] = []

@@ -18,7 +18,6 @@ from torch import Tensor
 from gnnplan.runtime.sampling.gpu.rng import mix
 
 UNNUMBERED = 1 << 48
-"""Rank above every local id."""
 _NEVER = (1 << 63) - 1
 _BLOCK = 256
 
@@ -142,17 +141,10 @@ class DeviceRelabel:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Number the values that are new; waits for nothing.
 
-        The caller adds how many were new to `num_known` before the next call.
-
-        Args:
-            values: Non-negative, int64 [bound]; the first `total` count.
-            total: int64 [1].
-            known_nodes: Nodes numbered so far, in order, to fill the table again where it must
-                grow.
-
-        Returns:
-            Local id of each value, int32 [bound]; the new nodes in order, int64 [bound], as many as
-            the last of the third, int64 [bound] running counts of first appearances.
+        The caller adds how many were new to `num_known` before the next call. The first `total` of
+        the values count; the table is filled again from `known_nodes`, in order, where it must
+        grow. Return the local id of each value, int32; the new nodes in order, int64, as many as
+        the last of the third, running counts of first appearances, int64.
         """
         table = self._reserve(self.num_known + values.numel(), known_nodes)
         known = torch.full((1,), self.num_known, dtype=torch.int64, device=self._device)
@@ -167,7 +159,6 @@ class DeviceRelabel:
         return local.to(torch.int64), new[:num_new]
 
     def _reserve(self, num_nodes: int, known_nodes: list[Tensor]) -> RelabelTable:
-        """Make room for so many nodes at half load at most."""
         slots = slots_for(num_nodes)
         if self._table is None or self._table.keys.numel() <= slots:
             self._table = RelabelTable.empty(slots, self._device)

@@ -110,11 +110,9 @@ class _Known:
     """Vertices numbered so far, level by level: the seeds, then what each hop added."""
 
     keys: list[Tensor]
-    """Keys of each level, batch by batch."""
     local: Tensor
     """Id within its batch of each number, int64."""
     sizes: Tensor
-    """Vertices of each batch, int64 [k]."""
 
     def add(self, new: Tensor, ends: Tensor) -> None:
         """Add a level of new keys that end at `ends`, int64 [k + 1]."""

@@ -18,7 +18,6 @@ from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.checks import check_graph
 
 _ALL = (1 << 63) - 1
-"""Address above all others."""
 
 
 class Source(StrEnum):
@@ -54,7 +53,6 @@ class DeviceTopology:
     counts: Tensor
     """Rows and entries read, of the device and of the host, int64 [4]."""
     widest: int
-    """Largest degree."""
 
     @property
     def num_nodes(self) -> int:
@@ -83,12 +81,10 @@ class DeviceTopology:
             indices: int32 or int64 [E].
             device: Where the kernels run; on the CPU (tests) nothing is page-locked.
             pinned: Keep `indices` in page-locked host memory.
-            hot: With `pinned`, distinct ids of the rows whose lists the device holds as well
-                (`topology_own_ids_<g>` of a plan).
+            hot: With `pinned`, distinct ids of the rows whose lists the device holds as well.
             pinned_offsets: Keep `indptr` in page-locked host memory too.
 
         Raises:
-            SamplerError: arrays or hot rows that cannot be used.
             RuntimeError: the host refuses to page-lock so much.
         """
         indptr, indices = check_graph(indptr, indices)
