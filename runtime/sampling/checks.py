@@ -136,3 +136,15 @@ def bad_seed(seeds: NDArray[np.int64], position: int, num_nodes: int) -> Sampler
         f"expected seeds between 0 and {num_nodes - 1}, found {node} at position {position}; "
         "check the training index against the graph"
     )
+
+
+def refuse_bad_seeds(seeds: NDArray[np.int64], num_nodes: int) -> None:
+    """Refuse one batch's seeds where one is out of range, or occurs twice."""
+    ordered = np.sort(seeds)
+    inside = seeds.size == 0 or (ordered[0] >= 0 and ordered[-1] < num_nodes)
+    if inside and not (ordered[1:] == ordered[:-1]).any():
+        return
+    _, firsts = np.unique(seeds, return_index=True)
+    again = np.setdiff1d(np.arange(seeds.shape[0]), firsts)
+    outside = np.flatnonzero((seeds < 0) | (seeds >= num_nodes))
+    raise bad_seed(seeds, int(np.concatenate([outside, again]).min()), num_nodes)

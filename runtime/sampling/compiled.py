@@ -51,7 +51,10 @@ def _compiled(function: Callable[..., Any], *, inline: Literal["never", "always"
     if not hasattr(index, "_source_stamp"):
         # A numba that keeps its cache otherwise: better compiled anew than stale.
         return numba.njit(nogil=True, inline=inline)(function)
-    index._source_stamp = (*folder_stamp(_package_folder(function)), _shared_stamp())
+    index._source_stamp = (
+        *folder_stamp(_package_folder(function)),
+        _file_stamp(Path(intrinsics.__file__)),
+    )
     index._load_index = functools.partial(_load_or_forget, index._load_index)
     return dispatcher
 
@@ -67,11 +70,6 @@ def _load_or_forget(load: Callable[[], dict[Any, Any]]) -> dict[Any, Any]:
 def _package_folder(function: Callable[..., Any]) -> Path:
     file, depth = Path(inspect.getfile(function)), function.__module__.count(".")
     return file.parents[max(depth - 3, 0)]
-
-
-@functools.cache
-def _shared_stamp() -> tuple[str, int, int]:
-    return _file_stamp(Path(intrinsics.__file__))
 
 
 def _file_stamp(file: Path) -> tuple[str, int, int]:

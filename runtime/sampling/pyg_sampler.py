@@ -78,8 +78,7 @@ class PygSampler(BaseSampler):
         exclude: Exclude = Exclude.NONE,
         make: Callable[..., BatchSampler] = ExcludingSampler,
     ) -> "PygSampler":
-        """Make a sampler over `data.edge_index`, a homogeneous graph with messages from row 0 to
-        row 1.
+        """Make a sampler over a homogeneous `edge_index`, with messages from row 0 to row 1.
 
         `make` is called as make(indptr, indices, fanouts, seed=seed, edge_ids=True).
         """

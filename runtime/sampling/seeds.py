@@ -149,7 +149,7 @@ class LinkSchedule:
         return self._ids.num_steps
 
     def share(self, epoch: int, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-        """Return this rank's part of a batch: pairs [m, 2], their global ids, links over all ranks."""
+        """Return this rank's part of a batch: pairs [m, 2], global ids, links over all ranks."""
         ids, _, total = self._ids.share(epoch, step)
         return self.pairs[ids], ids, total
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from gnnplan.runtime.errors import PlanError, SamplerError
 from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.build import build_sampler
-from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES, bad_seed, fits_densely
+from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES, fits_densely, refuse_bad_seeds
 from gnnplan.runtime.sampling.distributed.owner import Owners, deal
 from gnnplan.runtime.sampling.minibatch import (
     Block,
@@ -252,12 +252,7 @@ class CooperativeSampler(RequestSampler[MiniBatch]):
         return hops
 
     def _check_seeds(self, seeds: NDArray[np.int64]) -> None:
-        bad = np.flatnonzero((seeds < 0) | (seeds >= self._num_nodes))
-        if len(bad) == 0 and len(np.unique(seeds)) < len(seeds):
-            order = np.argsort(seeds, kind="stable")
-            bad = order[1:][np.diff(seeds[order]) == 0]
-        if len(bad):
-            raise bad_seed(seeds, int(bad[0]), self._num_nodes)
+        refuse_bad_seeds(seeds, self._num_nodes)
         foreign = seeds[self._owners.of(seeds) != self._comm.rank]
         if len(foreign):
             raise SamplerError(

@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.sampling.checks import bad_seed, check_fanouts
+from gnnplan.runtime.sampling.checks import check_fanouts, refuse_bad_seeds
 from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
 from gnnplan.runtime.sampling.gpu.relabel import DeviceRelabel
 from gnnplan.runtime.sampling.gpu.rng import signed
@@ -95,21 +94,6 @@ def seeds_on_device(
     ends = np.cumsum([0, *(seeds.shape[0] for seeds in batches)])
     nodes = np.concatenate([np.zeros(0, np.int64), *batches])
     return torch.from_numpy(nodes).to(device), torch.from_numpy(ends).to(device)
-
-
-def refuse_bad_seeds(seeds: NDArray[np.int64], num_nodes: int) -> None:
-    """Refuse one batch's seeds where one is out of range, or occurs twice."""
-    ordered = np.sort(seeds)
-    inside = seeds.size == 0 or (ordered[0] >= 0 and ordered[-1] < num_nodes)
-    if not inside or (ordered[1:] == ordered[:-1]).any():
-        raise _bad_seed(seeds, num_nodes)
-
-
-def _bad_seed(seeds: NDArray[np.int64], num_nodes: int) -> SamplerError:
-    _, firsts = np.unique(seeds, return_index=True)
-    again = np.setdiff1d(np.arange(seeds.shape[0]), firsts)
-    outside = np.flatnonzero((seeds < 0) | (seeds >= num_nodes))
-    return bad_seed(seeds, int(np.concatenate([outside, again]).min()), num_nodes)
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.checks import refuse_bad_seeds
 from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
 from gnnplan.runtime.sampling.gpu.choose import (
     SAMPLED,
@@ -35,7 +36,6 @@ from gnnplan.runtime.sampling.gpu.hops import (
     Drawn,
     Hop,
     HopDraws,
-    refuse_bad_seeds,
 )
 from gnnplan.runtime.sampling.gpu.relabel import RelabelTable, slots_for
 from gnnplan.runtime.sampling.gpu.rng import hop_words, signed
