@@ -21,12 +21,7 @@ from numpy.typing import NDArray
 from gnnplan.runtime.comm.grid import ProcessGrid
 from gnnplan.runtime.errors import BudgetExceeded, SamplerError
 from gnnplan.runtime.sampling.build import BatchSampler
-from gnnplan.runtime.sampling.bulk.product import (
-    StackedBlocks,
-    add_layer,
-    stack_seeds,
-    unstack,
-)
+from gnnplan.runtime.sampling.bulk.product import StackedBlocks, add_layer, stack_seeds, unstack
 from gnnplan.runtime.sampling.bulk.sage import stack_streams
 from gnnplan.runtime.sampling.checks import RELABEL_BUDGET_BYTES, fits_densely
 from gnnplan.runtime.sampling.choose.layerwise import Method, Numbers, one_row

@@ -31,12 +31,7 @@ from gnnplan.runtime.sampling.gpu.choose import (
     row_ends,
     scan_below,
 )
-from gnnplan.runtime.sampling.gpu.hops import (
-    AbstractDeviceHops,
-    Drawn,
-    Hop,
-    HopDraws,
-)
+from gnnplan.runtime.sampling.gpu.hops import AbstractDeviceHops, Drawn, Hop, HopDraws
 from gnnplan.runtime.sampling.gpu.relabel import RelabelTable, slots_for
 from gnnplan.runtime.sampling.gpu.rng import hop_words, signed
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
