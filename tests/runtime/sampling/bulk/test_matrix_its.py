@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from gnnplan.runtime.sampling.bulk import its as matrix_its
+from gnnplan.runtime.sampling.choose import layerwise as matrix_its
 from gnnplan.runtime.sampling.choose.layerwise import (
     RACE,
     choose_by_vertex,
