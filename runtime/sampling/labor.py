@@ -117,7 +117,7 @@ class LaborSampler(HopwiseSampler):
         self, w: Workspace, streams: HopStreams, hop: int, first: int, last: int
     ) -> Weights | None:
         fanout = self.fanouts[hop]
-        c = self._candidates()
+        c = self._of_thread("candidates", self._make_candidates)
         c.collect(self.indptr, self.indices, w.node_ids, first, last, streams, hop)
         uniform = self.variant == 0 and self.edge_weight is None
         rule = UNIFORM if uniform else PER_EDGE if self.variant == 0 else PER_VERTEX
@@ -147,11 +147,8 @@ class LaborSampler(HopwiseSampler):
         )  # fmt: skip
         return out
 
-    def _candidates(self) -> Candidates:
-        return self._of_thread(
-            "candidates",
-            lambda: Candidates(self.num_nodes, self.indices.dtype, dense=self.dense_table),
-        )
+    def _make_candidates(self) -> Candidates:
+        return Candidates(self.num_nodes, self.indices.dtype, dense=self.dense_table)
 
 
 def check_variant(variant: int | float | str) -> int | str:

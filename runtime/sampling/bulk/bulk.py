@@ -85,7 +85,11 @@ class BulkSampler:
         self._threads = threading.local()
         self._stack: SageStack | LayerStack
         if method == SAGE:
-            _refuse_weights(edge_weight, replace)
+            if edge_weight is not None or replace:
+                raise SamplerError(
+                    "expected uniform neighbours without replacement with sage, found edge weights "
+                    "or replacement; sample such neighbours batch by batch"
+                )
             self._stack = SageStack(
                 indptr, indices, check_fanouts(sizes), dialect=self.dialect, seed=seed,
                 purpose=purpose, edge_ids=edge_ids,
@@ -201,11 +205,3 @@ def _fit_budget(found: BulkBytes, budget_bytes: int) -> int:
             "size or the fan-outs"
         )
     return size
-
-
-def _refuse_weights(edge_weight: NDArray[np.floating] | None, replace: bool) -> None:
-    if edge_weight is not None or replace:
-        raise SamplerError(
-            "expected uniform neighbours without replacement with sage, found edge weights or "
-            "replacement; sample such neighbours batch by batch"
-        )

@@ -197,6 +197,9 @@ class _Buffers:
         self.starts = np.zeros((num_batches + 1, 3), dtype=np.int64)
         self.known, self.edges = np.zeros((2, num_batches, num_hops + 1), dtype=np.int64)
         self.needed = np.zeros(3, dtype=np.int64)
+        self.counted = {"node_ids": NODES, "local": EDGES, "row_ptr": ROWS}
+        if edge_ids:
+            self.counted["e_id"] = EDGES
 
     def arrays(self) -> StackArrays:
         return StackArrays(
@@ -207,9 +210,7 @@ class _Buffers:
     def grow(self, sizes: NDArray[np.int64], *, done: int = 0) -> None:
         """Give the arrays `sizes` entries, keeping what the first batches wrote."""
         kept = self.starts[done].tolist()
-        for name, kind in (("node_ids", 0), ("local", 1), ("e_id", 1), ("row_ptr", 2)):
-            if name == "e_id" and not self.edge_ids:
-                continue
+        for name, kind in self.counted.items():
             old = getattr(self, name)
             new = self.ledger.empty(int(sizes[kind]), old.dtype)
             new[: kept[kind]] = old[: kept[kind]]
@@ -227,11 +228,8 @@ class _Buffers:
 
     def trim(self) -> None:
         used = self.starts[-1].tolist()
-        self.node_ids = self.ledger.trim(self.node_ids, used[0])
-        self.local = self.ledger.trim(self.local, used[1])
-        self.row_ptr = self.ledger.trim(self.row_ptr, used[2])
-        if self.edge_ids:
-            self.e_id = self.ledger.trim(self.e_id, used[1])
+        for name, kind in self.counted.items():
+            setattr(self, name, self.ledger.trim(getattr(self, name), used[kind]))
 
 
 def _unstack(buffers: _Buffers, requests: Sequence[Request], dialect: Dialect) -> list[MiniBatch]:

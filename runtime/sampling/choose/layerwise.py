@@ -24,7 +24,7 @@ A vertex t has one number r_t, the word of `dependent` for t, or darts are throw
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
@@ -282,7 +282,7 @@ RACE, POISSON, POISSON_HITS = 0, 1, 2
 def choose_by_vertex(rows, numbers, size, way, scratch, out):
     """Choose columns of every stacked row whose values sum to 1; `rows` and `out` as in `its_rows`.
 
-    `numbers` are the fields of `Numbers`. Scratch of the longest row: keys, positions (int64) and
+    `numbers` are `Numbers`. Scratch of the longest row: keys, positions (int64) and
     factors.
     """
     ptr, cols, values = rows
@@ -320,8 +320,7 @@ class Norm(StrEnum):
     COUNT2 = "count2"
 
 
-@dataclass(frozen=True, slots=True)
-class Numbers:
+class Numbers(NamedTuple):
     """What k batches draw from at one hop, each of shape (k,); see `dependent.HopStreams`."""
 
     first: NDArray[np.uint64]
@@ -430,8 +429,7 @@ class LayerGraph:
             its_rows(held, numbers.first, size, law.replace, prefix, shared, scratch, out)
         else:
             way = RACE if not poisson else POISSON_HITS if law.replace else POISSON
-            words = (numbers.first, numbers.second, numbers.cosine, numbers.sine)
-            choose_by_vertex(held, words, size, way, scratch, out)
+            choose_by_vertex(held, numbers, size, way, scratch, out)
         ledger.free_scratch()
         used = int(out_ptr[-1])
         return out_ptr, ledger.trim(out_cols, used), ledger.trim(out_factor, used)

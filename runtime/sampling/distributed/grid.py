@@ -11,7 +11,7 @@ of all batches, by the same `choose_rows` with the same numbers.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import no_type_check
 
 import numpy as np
@@ -318,7 +318,7 @@ def _arrays(layer: StackedBlocks) -> list[NDArray | None]:
 
 
 def _only(numbers: Numbers, own: slice) -> Numbers:
-    return Numbers(*(getattr(numbers, f.name)[own].copy() for f in fields(numbers)))
+    return Numbers(*(each[own].copy() for each in numbers))
 
 
 class GridSampler:

@@ -57,43 +57,36 @@ class Candidates:
         return Candidates(torch.cat([known, new]), numbers, known.numel())
 
 
-class LaborPasses:
-    """Runs the passes of one hop, as `choose.labor.LaborSolver`."""
+def _solve(
+    sampler: "DeviceLaborSampler",
+    whole: WholeRows,
+    found: Candidates,
+    weight: Tensor | None,
+    everything: Tensor,
+    fanout: int,
+) -> tuple[Tensor, Tensor]:
+    """Return c_s of every row, and what it multiplies at each edge: p_t, or A_ts before passes.
 
-    def __init__(self, variant: int | str, tolerance: float) -> None:
-        self._passes = MAX_PASSES if variant == "star" else int(variant)
-        self._star = variant == "star"
-        self._tolerance = tolerance
-
-    def solve(
-        self,
-        whole: WholeRows,
-        found: Candidates,
-        weight: Tensor | None,
-        everything: Tensor,
-        fanout: int,
-    ) -> tuple[Tensor, Tensor]:
-        """Return c_s of every row, and what it multiplies at each edge: p_t, or A_ts before passes.
-
-        `weight` is A_ts of each edge, float64, or None; `everything` marks rows that are taken
-        whole.
-        """
-        pi = torch.ones(found.ids.numel(), dtype=torch.float64, device=found.ids.device)
-        excess, squares = _excess(whole, weight, everything, fanout)
-        each = torch.ones_like(pi)[found.numbers] if weight is None else weight
+    The passes are those of `choose.labor.LaborSolver`; `weight` is A_ts of each edge, float64, or
+    None; `everything` marks rows that are taken whole.
+    """
+    star = sampler.variant == "star"
+    pi = torch.ones(found.ids.numel(), dtype=torch.float64, device=found.ids.device)
+    excess, squares = _excess(whole, weight, everything, fanout)
+    each = torch.ones_like(pi)[found.numbers] if weight is None else weight
+    scale = _scales(whole, each, weight, squares, excess, everything)
+    top = _highest(whole, found, scale, weight, each)
+    expected = _expected_new(top, pi, found.num_known) if star else 0.0
+    for _ in range(MAX_PASSES if star else int(sampler.variant)):
+        pi = pi * top
+        each = pi[found.numbers]
         scale = _scales(whole, each, weight, squares, excess, everything)
-        top = _highest(whole, found, scale, weight, each)
-        expected = _expected_new(top, pi, found.num_known) if self._star else 0.0
-        for _ in range(self._passes):
-            pi = pi * top
-            each = pi[found.numbers]
-            scale = _scales(whole, each, weight, squares, excess, everything)
-            top = _highest(whole, found, scale, weight, None)
-            if self._star:
-                before, expected = expected, _expected_new(top, pi, found.num_known)
-                if before - expected <= self._tolerance * before:
-                    break
-        return scale, each
+        top = _highest(whole, found, scale, weight, None)
+        if star:
+            before, expected = expected, _expected_new(top, pi, found.num_known)
+            if before - expected <= sampler.tolerance * before:
+                break
+    return scale, each
 
 
 def _excess(
@@ -186,7 +179,7 @@ class DeviceLaborSampler(AbstractDeviceHops):
         self.estimator = Estimator(estimator)
         weight = check_edge_weight(edge_weight, topology.num_edges)
         self._weight = None if weight is None else torch.from_numpy(np.array(weight)).to(device)
-        self._passes = LaborPasses(self.variant, check_tolerance(tolerance))
+        self.tolerance = check_tolerance(tolerance)
 
     def _draw(self, rows: Tensor, known: list[Tensor], draws: HopDraws) -> Drawn:
         fanout = self.fanouts[draws.hop]
@@ -226,7 +219,7 @@ class DeviceLaborSampler(AbstractDeviceHops):
             words = hop_words(draws.streams, draws.hop, whole.values)
             return _Chances(pi, words, everything, _share_words(fanout, degrees))
         found = Candidates.collect(whole, torch.cat(known), self.device)
-        scale, each = self._passes.solve(whole, found, weight, everything, fanout)
+        scale, each = _solve(self, whole, found, weight, everything, fanout)
         pi = torch.clamp(scale[row_of] * each, max=1.0)
         pi = torch.where(everything[row_of], 1.0, pi)
         if weight is not None:

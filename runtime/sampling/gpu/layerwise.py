@@ -252,40 +252,30 @@ def unstacked(
     edge_ids: bool,
 ) -> list[DeviceBatch]:
     """Cut a stack into batches; their blocks are views of its layers. Waits once per layer."""
-    hops = [_Cut.of(layer) for layer in layers]
+    cuts = [
+        torch.stack([layer.dst_ends, layer.ends, layer.row_ptr[layer.dst_ends]]).tolist()
+        for layer in layers
+    ]
     batches: list[DeviceBatch] = []
     for b, request in enumerate(requests):
-        blocks = [hop.block(b, edge_ids=edge_ids, first=hop.edge_ends[b]) for hop in reversed(hops)]
-        n_id = nodes[hops[-1].ends[b] : hops[-1].ends[b + 1]]
-        drawn = [hop.edge_ends[b + 1] - hop.edge_ends[b] for hop in hops]
+        blocks: list[DeviceBlock] = []
+        for layer, (dst, ends, edges) in zip(reversed(layers), reversed(cuts), strict=True):
+            part = slice(edges[b], edges[b + 1])
+            blocks.append(
+                DeviceBlock(
+                    num_src=ends[b + 1] - ends[b],
+                    num_dst=dst[b + 1] - dst[b],
+                    indptr=layer.row_ptr[dst[b] : dst[b + 1] + 1] - part.start,
+                    indices=layer.indices[part],
+                    e_id=layer.e_id[part] if edge_ids else None,
+                    weight=None if layer.weight is None else layer.weight[part],
+                )
+            )
+        _, ends, _ = cuts[-1]
+        drawn = [edges[b + 1] - edges[b] for _, _, edges in cuts]
+        n_id = nodes[ends[b] : ends[b + 1]]
         batches.append(as_device_batch(request, blocks, n_id, drawn, Dialect.EVERY_HOP))
     return batches
-
-
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    layer: StackedLayer
-    dst_ends: list[int]
-    ends: list[int]
-    edge_ends: list[int]
-
-    @staticmethod
-    def of(layer: StackedLayer) -> "_Cut":
-        edge_ends = layer.row_ptr[layer.dst_ends]
-        found = torch.stack([layer.dst_ends, layer.ends, edge_ends]).tolist()
-        return _Cut(layer, *found)
-
-    def block(self, b: int, *, edge_ids: bool, first: int) -> DeviceBlock:
-        """Make the block of one batch, whose edges begin at `first`."""
-        layer, dst, edges = self.layer, self.dst_ends, slice(first, self.edge_ends[b + 1])
-        return DeviceBlock(
-            num_src=self.ends[b + 1] - self.ends[b],
-            num_dst=dst[b + 1] - dst[b],
-            indptr=layer.row_ptr[dst[b] : dst[b + 1] + 1] - first,
-            indices=layer.indices[edges],
-            e_id=layer.e_id[edges] if edge_ids else None,
-            weight=None if layer.weight is None else layer.weight[edges],
-        )
 
 
 class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
