@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-T, B, F = TypeVar("T"), TypeVar("B"), TypeVar("F")
+T = TypeVar("T")
+B = TypeVar("B")
+F = TypeVar("F")
 
 HEADROOM = 1.15
 """Factor on the prediction when k is cut to a budget: batches vary, and the first stack's buffers

@@ -318,7 +318,7 @@ def _arrays(layer: StackedBlocks) -> list[NDArray | None]:
 
 
 def _only(numbers: Numbers, own: slice) -> Numbers:
-    return Numbers(*(each[own].copy() for each in numbers))
+    return Numbers._make(each[own].copy() for each in numbers)
 
 
 class GridSampler:
