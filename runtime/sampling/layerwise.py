@@ -54,19 +54,21 @@ def draw_layer(
     batches: tuple[NDArray[np.int64], NDArray[np.int64]],
     numbers: Numbers,
     size: int,
-    hops_left: int,
     table: Table,
     ledger: Ledger,
     *,
     edge_ids: bool,
+    hops_left: int | None = None,
 ) -> StackedBlocks:
     """Draw one layer of all batches: P = QA, NORM, SAMPLE, EXTRACT.
 
-    `batches` are the destinations, batch after batch, and where each ends [k + 1]; `hops_left` is
-    the number of hops that follow.
+    `batches` are the destinations, batch after batch, and where each ends [k + 1]. Local vertices
+    are
+    preferred where `hops_left`, the number of hops that follow, is given.
     """
     rows = graph.probabilities(*batches, table, ledger)
-    graph.prefer_local(rows, hops_left)
+    if hops_left is not None:
+        graph.prefer_local(rows, hops_left)
     drawn = graph.draw(rows, numbers, size, ledger)
     if graph.fixed is None:
         ledger.free(rows.ptr, rows.cols, rows.values)
@@ -94,10 +96,10 @@ class LayerStack:
         batches = stack_seeds(requests, self.graph.num_nodes, table)
         layers: list[StackedBlocks] = []
         for hop, size in enumerate(self.sizes):
-            left = len(self.sizes) - 1 - hop
             layer = draw_layer(
-                self.graph, batches, numbers[hop], size, left, table, ledger, edge_ids=self.edge_ids
-            )
+                self.graph, batches, numbers[hop], size, table, ledger, edge_ids=self.edge_ids,
+                hops_left=len(self.sizes) - 1 - hop,
+            )  # fmt: skip
             add_layer(layers, layer, ledger)
             batches = layer.nodes, layer.ends
         return unstack(layers, requests)

@@ -230,7 +230,7 @@ def layer_hops(
     table: Table,
     ledger: Ledger,
 ) -> list[MiniBatch]:
-    """Draw LADIES, PLADIES or FastGCN; arguments as in `sage_hops`.
+    """Draw LADIES, PLADIES or FastGCN, without preference for local vertices; see `sage_hops`.
 
     The stack's graph is made to show the rows that were fetched last.
     """
@@ -246,9 +246,8 @@ def layer_hops(
         if hop == len(stack.sizes) - 1 and own.step > 1:
             nodes, ends = take(nodes, ends, own), take_ends(ends, own)
             layers, drawing = [pick(layer, own, ledger) for layer in layers], _only(drawing, own)
-        left = len(stack.sizes) - 1 - hop
         layer = draw_layer(
-            graph, (nodes, ends), drawing, size, left, table, ledger, edge_ids=stack.edge_ids
+            graph, (nodes, ends), drawing, size, table, ledger, edge_ids=stack.edge_ids
         )
         _end_hop(layers, layer, found, ledger)
         del found
