@@ -17,14 +17,9 @@ from pathlib import Path
 from fastapi import Depends, FastAPI
 
 from gnnplan.api import errors as problems, openapi
-from gnnplan.api.dashboard import (
-    jobs as job_pages,
-    machines as machine_pages,
-    pages,
-    plans as plan_pages,
-)
+from gnnplan.api.dashboard import jobs as job_pages, pages, plans as plan_pages
 from gnnplan.api.middleware import Gate
-from gnnplan.api.routes import inputs, jobs, operations, plans, runs
+from gnnplan.api.routes import inputs, jobs, operations, plans
 from gnnplan.api.routes.common import no_other_parameters
 from gnnplan.api.service.context import Service, open_service
 from gnnplan.api.service.events import JobStates
@@ -74,19 +69,13 @@ def create_app(settings: ServiceSettings | Path) -> FastAPI:
         inputs.machines_router,
         inputs.profiles_router,
         plans.router,
-        runs.router,
+        jobs.runs_router,
         jobs.router,
         operations.audit_router,
     ):
         app.include_router(router, dependencies=[Depends(no_other_parameters)])
     # Fixed names before those that hold an id.
-    for router in (
-        pages.router,
-        pages.login_router,
-        plan_pages.router,
-        machine_pages.router,
-        job_pages.router,
-    ):
+    for router in (pages.router, pages.login_router, plan_pages.router, job_pages.router):
         app.include_router(router)
     app.openapi = lambda: openapi.document(app)
     return app

@@ -1,11 +1,19 @@
-"""Bodies of requests; fields mirror the flags of the command line."""
+"""Bodies of requests, whose fields mirror the flags of the commands; when two mean one plan."""
 
+import functools
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
 from gnnplan.api.resources import Strict
+from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.settings import PlanSettings, SamplerChoice, make_settings
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.dataset import open_graph
 from gnnplan.runtime.launch.config import TrainOptions
 from gnnplan.runtime.plan.schema import MOST_FANOUT
 from gnnplan.runtime.plan.setting import SettingField, setting_fields
@@ -179,3 +187,54 @@ class NoopRequest(Limited):
     kind: Literal["noop"] = "noop"
     seconds: float = Field(default=0.0, ge=0.0, le=3600.0)
     steps: int = Field(default=1, ge=1, le=10_000)
+
+
+def request_key(
+    graph: str, machine: MachineModel, settings: PlanSettings, factors: Mapping[str, float]
+) -> str:
+    """Hash of everything that decides a plan but the profile, which is cached by the same.
+
+    Args:
+        graph: fingerprint of the dataset.
+        machine: whom the plan is for.
+        settings: the request.
+        factors: calibration by stage; empty: the raw model.
+    """
+    return codec.content_hash(
+        [
+            version("gnnplan"),
+            graph,
+            [machine.fingerprint, machine.calibration, machine.name],
+            settings,
+            dict(factors),
+        ]
+    )
+
+
+def graph_fingerprint(folder: Path) -> str:
+    """Fingerprint of a dataset; hashed again only where a file of it has changed.
+
+    Raises:
+        DatasetError: the folder holds no dataset, or one that cannot be read.
+    """
+    try:
+        return _fingerprint(folder, state_of(folder))
+    except OSError as error:
+        raise DatasetError(
+            f"{folder.name}: expected files that can be read, found {error.strerror}"
+        ) from None
+
+
+def state_of(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """Names, sizes, times and inodes of a dataset's files."""
+    found: list[tuple[str, int, int, int]] = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        stat = path.stat()
+        found.append((path.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=256)
+def _fingerprint(folder: Path, state: tuple[tuple[str, int, int, int], ...]) -> str:
+    del state
+    return open_graph(folder, validate=False).fingerprint

@@ -26,7 +26,7 @@ from fastapi.security import HTTPBearer
 from starlette.datastructures import Headers
 
 from gnnplan.api.errors import ForbiddenError, UnauthorizedError
-from gnnplan.api.storage.access import Access
+from gnnplan.api.storage.catalogue import Access
 from gnnplan.api.storage.tables import KeyRow
 from gnnplan.planner.settings import MODELS
 from gnnplan.runtime.errors import InputError

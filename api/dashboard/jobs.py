@@ -20,6 +20,7 @@ from gnnplan.api.security import Maker, Reader, Runner
 from gnnplan.api.service import jobs, runs
 from gnnplan.api.service.context import Service
 from gnnplan.api.service.jobs import end_of
+from gnnplan.api.storage.tables import JobRow
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.report.links import measured_links
 from gnnplan.planner.report.measured import Measured, draw_measured, measured
@@ -142,7 +143,7 @@ def list_jobs(
     cursor: Annotated[str | None, Query(max_length=512)] = None,
 ) -> Response:
     """Jobs, newest first; htmx asks again for the rows."""
-    found = jobs.list_jobs(service, cursor=cursor, limit=50)
+    found = service.storage.database.page(JobRow, cursor=cursor)
     rows = [job_of(row) for row in found.items]
     template = "job_rows.html" if "hx-request" in request.headers else "jobs.html"
     return page(request, template, jobs=rows, next_cursor=found.next_cursor, cursor=cursor)

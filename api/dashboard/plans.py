@@ -1,4 +1,4 @@
-"""Pages of plans: the form that makes one, the list, one plan, two side by side, its file.
+"""Pages of plans: the form that makes one, the list, one plan, two side by side; of machines.
 
 The form has the settings of a request, checked by the REST request's schema.
 """
@@ -16,15 +16,18 @@ from gnnplan.api.requests import PlanRequest
 from gnnplan.api.resources import resource_of
 from gnnplan.api.routes.common import CallerIn, ServiceIn
 from gnnplan.api.security import Planner, Reader
-from gnnplan.api.service import graphs, machines, plans, runs
+from gnnplan.api.service import inputs, plans, runs
 from gnnplan.api.service.artefacts import drawn_machine, measured_report, plan_page
 from gnnplan.api.service.context import Service
+from gnnplan.api.storage.tables import PlanRow
 from gnnplan.planner.client.resources import PlanSummary
 from gnnplan.planner.options import YES_NO, default_text, read_texts
 from gnnplan.planner.queries.explain import explain
+from gnnplan.planner.report.links import link_rows
 from gnnplan.planner.report.measured import differences, verdict
-from gnnplan.planner.report.page import sections, swatch
+from gnnplan.planner.report.page import machine_line, sections, swatch
 from gnnplan.planner.report.timeline import Timeline, draw_timeline, timeline
+from gnnplan.planner.report.topology import draw_topology
 from gnnplan.planner.settings import MODELS, POLICIES, PlanSettings
 from gnnplan.runtime import codec
 from gnnplan.runtime.device import machine_fingerprint
@@ -122,8 +125,8 @@ def _form(
         first=[shown[name] for name in FIRST],
         more=[each for name, each in shown.items() if name not in FIRST],
         told=told or [],
-        graphs=graphs.list_graphs(service),
-        machines=machines.list_machines(service, limit=200).items,
+        graphs=inputs.list_graphs(service),
+        machines=inputs.list_machines(service, limit=200).items,
     )
 
 
@@ -140,9 +143,15 @@ def list_plans(
     cursor: Annotated[str | None, Query(max_length=512)] = None,
 ) -> Response:
     """Plans, newest first."""
-    found = plans.list_plans(service, cursor=cursor, limit=50)
-    rows = [resource_of(PlanSummary, row) for row in found.items]
-    return page(request, "plans.html", plans=rows, next_cursor=found.next_cursor)
+    rows, next_cursor = _summaries(service, cursor=cursor)
+    return page(request, "plans.html", plans=rows, next_cursor=next_cursor)
+
+
+def _summaries(
+    service: Service, *, cursor: str | None = None, limit: int = 50
+) -> tuple[list[PlanSummary], str | None]:
+    found = service.storage.database.page(PlanRow, cursor=cursor, limit=limit)
+    return [resource_of(PlanSummary, row) for row in found.items], found.next_cursor
 
 
 @router.get("/plans/{plan}")
@@ -150,7 +159,7 @@ def show_plan(request: Request, service: ServiceIn, _who: Reader, plan: PlanId) 
     """One plan, as its report shows it."""
     found = plans.get_plan(service, plan)
     made = runs.list_runs(service, plan=plan, limit=20).items
-    others = [resource_of(PlanSummary, row) for row in plans.list_plans(service, limit=50).items]
+    others, _ = _summaries(service)
     return page(
         request,
         "plan_page.html",
@@ -176,7 +185,7 @@ def compare(
     request: Request, service: ServiceIn, _who: Reader, a: Which = "", b: Which = ""
 ) -> Response:
     """Two plans side by side."""
-    known = [resource_of(PlanSummary, row) for row in plans.list_plans(service, limit=200).items]
+    known, _ = _summaries(service, limit=200)
     if not a or not b:
         return page(request, "compare.html", plans=known, a=a, b=b, sides=[])
     first, second = plans.get_plan(service, a), plans.get_plan(service, b)
@@ -203,3 +212,48 @@ def _side(name: str, plan: Plan, step: Timeline, whole_seconds: float) -> dict[s
         "told": explain(plan),
         "picture": draw_timeline(step, name=f"timeline-{name}", whole_seconds=whole_seconds),
     }
+
+
+@router.get("/machines")
+def list_machines(
+    request: Request,
+    service: ServiceIn,
+    _who: Reader,
+    cursor: Annotated[str | None, Query(max_length=512)] = None,
+) -> Response:
+    """Presets and uploaded machines."""
+    found = inputs.list_machines(service, cursor=cursor, limit=50)
+    lines = {each.id: _machine_line(service, each.id) for each in found.items}
+    return page(
+        request, "machines.html", machines=found.items, lines=lines, next_cursor=found.next_cursor
+    )
+
+
+@router.get("/machines/{machine}")
+def show_machine(
+    request: Request,
+    service: ServiceIn,
+    _who: Reader,
+    machine: Annotated[str, Path(max_length=128)],
+) -> Response:
+    """One machine."""
+    found = inputs.machine_model(service, machine)
+    links = link_rows(found, None)
+    return page(
+        request,
+        "machine_page.html",
+        machine=found,
+        machine_id=machine,
+        line=machine_line(found),
+        links=links,
+        topology_picture=draw_topology(found, links),
+        swatch=swatch,
+    )
+
+
+def _machine_line(service: Service, name: str) -> str:
+    """What a machine has; the reason where its file cannot be read."""
+    try:
+        return machine_line(inputs.machine_model(service, name))
+    except InputError as error:
+        return str(error)

@@ -21,8 +21,8 @@ from gnnplan.api.jobs.events import (
     event_of,
 )
 from gnnplan.api.jobs.registry import KINDS
-from gnnplan.api.storage.artefacts import open_private
 from gnnplan.api.storage.job_queue import JobQueue
+from gnnplan.api.storage.storage import open_private
 from gnnplan.api.storage.tables import JobRow
 from gnnplan.runtime import codec
 

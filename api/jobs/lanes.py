@@ -12,9 +12,8 @@ from pathlib import Path
 from gnnplan.api.jobs.execution import Ended, Execution
 from gnnplan.api.jobs.recording import crashed, recorded, timed_out
 from gnnplan.api.jobs.registry import KINDS, LANES, PLANNING
-from gnnplan.api.storage.artefacts import private_descriptor
 from gnnplan.api.storage.job_queue import Ending
-from gnnplan.api.storage.storage import LOCK_FILE, Storage
+from gnnplan.api.storage.storage import LOCK_FILE, Storage, private_descriptor
 from gnnplan.api.storage.tables import JobRow
 from gnnplan.runtime.errors import InputError
 

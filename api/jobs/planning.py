@@ -6,9 +6,9 @@ A job's graph, machine and settings are checked again before they open.
 from pathlib import Path
 from typing import Any
 
-from gnnplan.api.fingerprints import graph_fingerprint, request_key
 from gnnplan.api.jobs.events import JobContext
 from gnnplan.api.jobs.recording import PLAN_FOLDER, write_result
+from gnnplan.api.requests import graph_fingerprint, request_key
 from gnnplan.api.security import dataset_folder
 from gnnplan.planner.machine.model import MachineModel, load_machine
 from gnnplan.planner.pipeline import plan, searches_for

@@ -100,6 +100,11 @@ def accepted(response: Response, row: JobRow) -> Job:
     return job_of(row)
 
 
+def answers_text(media_type: str) -> dict[int | str, dict[str, Any]]:
+    """Describe an operation that answers a text, for the OpenAPI document."""
+    return {200: {"content": {media_type: {"schema": {"type": "string"}}}}}
+
+
 def tagged(
     request: Request,
     body: bytes,

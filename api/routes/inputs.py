@@ -18,7 +18,8 @@ from gnnplan.api.routes.common import (
     tagged_resource,
 )
 from gnnplan.api.security import Planner, Reader
-from gnnplan.api.service import graphs, machines, plans
+from gnnplan.api.service import inputs, plans
+from gnnplan.api.storage.tables import ProfileRow
 from gnnplan.planner.client.resources import (
     GraphDetail,
     GraphSummary,
@@ -36,7 +37,7 @@ graphs_router = APIRouter(prefix="/v1/graphs", tags=["graphs"])
 @graphs_router.get("")
 def list_graphs(service: ServiceIn, _who: Reader) -> PageOf[GraphSummary]:
     """Datasets below the graph roots, by name."""
-    return PageOf(items=graphs.list_graphs(service))
+    return PageOf(items=inputs.list_graphs(service))
 
 
 @graphs_router.get("/{graph:path}", response_model=GraphDetail)
@@ -47,7 +48,7 @@ def get_graph(
     graph: Annotated[str, Path(min_length=1, max_length=4096)],
 ) -> Response:
     """One dataset, by its folder below a root."""
-    return tagged_resource(request, graphs.get_graph(service, graph))
+    return tagged_resource(request, inputs.get_graph(service, graph))
 
 
 machines_router = APIRouter(prefix="/v1/machines", tags=["machines"])
@@ -56,7 +57,7 @@ machines_router = APIRouter(prefix="/v1/machines", tags=["machines"])
 @machines_router.get("")
 def list_machines(service: ServiceIn, _who: Reader, page: PageIn) -> PageOf[MachineSummary]:
     """Presets first, then uploaded machines, newest first."""
-    found = machines.list_machines(service, **page)
+    found = inputs.list_machines(service, **page)
     return PageOf(items=found.items, next_cursor=found.next_cursor)
 
 
@@ -65,7 +66,7 @@ def upload_machine(
     service: ServiceIn, _who: Planner, document: Document, response: Response
 ) -> MachineSummary:
     """Keep a machine file that `gnnplan probe` wrote; equal content is one machine."""
-    kept = machines.upload_machine(service, document)
+    kept = inputs.upload_machine(service, document)
     response.headers["Location"] = f"/v1/machines/{kept.id}"
     return kept
 
@@ -78,7 +79,7 @@ def get_machine(
     machine: Annotated[str, Path(max_length=128)],
 ) -> Response:
     """Processors, memories, links and tables; NAME:N is N boxes of a preset."""
-    return tagged(request, codec.dumps(machines.machine_model(service, machine)).encode())
+    return tagged(request, codec.dumps(inputs.machine_model(service, machine)).encode())
 
 
 profiles_router = APIRouter(prefix="/v1/profiles", tags=["profiles"])
@@ -92,10 +93,8 @@ def list_profiles(
     graph: Annotated[str | None, Query(max_length=4096, description="Name of the graph.")] = None,
 ) -> PageOf[ProfileSummary]:
     """Profiles that were made here, newest first."""
-    return shown(
-        service.storage.catalogue.profiles(graph=graph, **page),
-        partial(resource_of, ProfileSummary),
-    )
+    found = service.storage.database.page(ProfileRow, graph=graph, **page)
+    return shown(found, partial(resource_of, ProfileSummary))
 
 
 @profiles_router.post("", status_code=202)
@@ -114,7 +113,7 @@ def get_profile(
     profile: Annotated[str, Path(max_length=64)],
 ) -> Response:
     """A profile's numbers."""
-    row = service.storage.catalogue.profile(profile)
+    row = service.storage.database.get(ProfileRow, profile)
     data = None if row is None else service.storage.artefacts.get(row.sha256)
     if row is None or data is None:
         raise NotFoundError(f"no profile {profile}")

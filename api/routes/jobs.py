@@ -1,36 +1,38 @@
-"""Jobs: looked at, followed, cancelled."""
+"""Jobs, and runs, which are the jobs of training: listed, followed, cancelled, their results."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.sse import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 
-from gnnplan.api.requests import NoopRequest
-from gnnplan.api.resources import Document, PageOf, job_of, resource_of
+from gnnplan.api.requests import NoopRequest, RunRequest
+from gnnplan.api.resources import Document, PageOf, job_of, resource_of, run_of
 from gnnplan.api.routes.common import (
     CallerIn,
     PageIn,
     ServiceIn,
     accepted,
+    answers_text,
     shown,
     tagged,
     tagged_resource,
 )
-from gnnplan.api.security import Maker, Planner, Reader
-from gnnplan.api.service import jobs
+from gnnplan.api.security import Maker, Planner, Reader, Runner
+from gnnplan.api.service import artefacts, jobs, runs
+from gnnplan.api.service.context import as_json
 from gnnplan.api.service.events import JobStates, Position, follow
-from gnnplan.planner.client.resources import Attempt, Job, JobKind, JobState
+from gnnplan.api.storage.tables import JobRow
+from gnnplan.planner.client.resources import Attempt, Job, JobKind, JobState, Run
+from gnnplan.planner.queries.compare import Comparison
+from gnnplan.runtime.report import RunReport
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+runs_router = APIRouter(prefix="/v1/runs", tags=["runs"])
 JobId = Annotated[str, Path(max_length=64)]
+RunId = Annotated[str, Path(max_length=64)]
 LastEventId = Annotated[str | None, Header(max_length=64, description="Go on behind this event.")]
-TEXT: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/plain": {"schema": {"type": "string"}}}}
-}
-EVENTS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
-}
+TEXT, EVENTS = answers_text("text/plain"), answers_text("text/event-stream")
 
 
 @router.get("")
@@ -43,7 +45,7 @@ def list_jobs(
     plan: Annotated[str | None, Query(max_length=64, description="Id of a plan.")] = None,
 ) -> PageOf[Job]:
     """Jobs, newest first."""
-    found = jobs.list_jobs(service, kind=kind, state=state, subject=plan, **page)
+    found = service.storage.database.page(JobRow, kind=kind, state=state, subject=plan, **page)
     return shown(found, job_of)
 
 
@@ -110,3 +112,73 @@ def stream(request: Request, service: ServiceIn, job: str, last_event_id: str | 
         follow(service, states, job, Position.parse(last_event_id)),
         headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
     )
+
+
+@runs_router.get("")
+def list_runs(
+    service: ServiceIn,
+    _who: Reader,
+    page: PageIn,
+    plan: Annotated[str | None, Query(max_length=64, description="Id of a plan.")] = None,
+    state: JobState | None = None,
+) -> PageOf[Run]:
+    """Runs, newest first."""
+    return shown(runs.list_runs(service, plan=plan, state=state, **page), run_of)
+
+
+@runs_router.post("", status_code=202)
+def start_run(
+    service: ServiceIn, _who: Runner, caller: CallerIn, body: RunRequest, response: Response
+) -> Job:
+    """Train under a plan; the run has the id of its job."""
+    return accepted(response, runs.start_run(service, caller, body))
+
+
+@runs_router.get("/{run}", response_model=Run)
+def get_run(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> Response:
+    """State and progress of a run."""
+    return tagged_resource(request, run_of(runs.get_run(service, run)))
+
+
+@runs_router.get("/{run}/events", response_class=Response, responses=EVENTS)
+async def follow_run(
+    request: Request,
+    service: ServiceIn,
+    _who: Reader,
+    run: RunId,
+    last_event_id: LastEventId = None,
+) -> Response:
+    """Steps, epochs and log lines as they come; `end` is the last event."""
+    await run_in_threadpool(runs.get_run, service, run)
+    return stream(request, service, run, last_event_id)
+
+
+@runs_router.post("/{run}/cancel", status_code=202)
+def cancel_run(service: ServiceIn, who: Runner, run: RunId) -> Job:
+    """End a run of one's own; its checkpoints and what it measured stay."""
+    runs.get_run(service, run)
+    return job_of(jobs.cancel_job(service, who, run))
+
+
+@runs_router.get("/{run}/report", response_model=RunReport)
+def get_report(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> Response:
+    """What the run has measured, up to its last epoch."""
+    return tagged(request, as_json(runs.run_report(service, run)))
+
+
+@runs_router.get("/{run}/comparison", response_model=Comparison)
+def get_comparison(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> Response:
+    """Predicted against measured, per stage."""
+    return tagged(request, as_json(runs.run_comparison(service, run)))
+
+
+@runs_router.get("/{run}/report.html", response_class=Response, responses=answers_text("text/html"))
+def get_page(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> Response:
+    """The plan as one self-contained page, beside what the run measured."""
+    return tagged(request, artefacts.run_page(service, run).encode(), media_type=artefacts.HTML)
+
+
+@runs_router.get("/{run}/log", name="get_log", response_class=Response, responses=TEXT)
+def get_run_log(service: ServiceIn, _who: Reader, run: RunId) -> Response:
+    """The last mebibyte of what the ranks printed."""
+    return Response(runs.run_log(service, run), media_type="text/plain; charset=utf-8")

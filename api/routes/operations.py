@@ -8,8 +8,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from gnnplan.api.errors import UnavailableError
 from gnnplan.api.resources import AuditLine, Health, PageOf
-from gnnplan.api.routes.common import PageIn, ServiceIn, shown
+from gnnplan.api.routes.common import PageIn, ServiceIn, answers_text, shown
 from gnnplan.api.security import Admin, require
+from gnnplan.api.storage.tables import AuditRow
 
 health_router = APIRouter(tags=["health"])
 
@@ -34,7 +35,7 @@ def readyz(service: ServiceIn) -> Health:
     "/metrics",
     dependencies=[Depends(require("read"))],
     response_class=Response,
-    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    responses=answers_text("text/plain"),
 )
 def metrics(service: ServiceIn) -> Response:
     """Counters for Prometheus."""
@@ -52,4 +53,4 @@ def list_audit(
     principal: Annotated[str | None, Query(max_length=64, description="Id of a key.")] = None,
 ) -> PageOf[AuditLine]:
     """The audit log, newest first."""
-    return shown(service.storage.access.audit(principal=principal, **page), AuditLine.of)
+    return shown(service.storage.database.page(AuditRow, principal=principal, **page), AuditLine.of)

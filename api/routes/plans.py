@@ -13,6 +13,7 @@ from gnnplan.api.routes.common import CallerIn, PageIn, ServiceIn, accepted, sho
 from gnnplan.api.security import Planner, Reader
 from gnnplan.api.service import artefacts, plans
 from gnnplan.api.service.context import as_json
+from gnnplan.api.storage.tables import PlanRow
 from gnnplan.planner.client.resources import ArtefactSummary, Job, PlanSummary
 from gnnplan.planner.queries.diff import PlanDiff
 from gnnplan.planner.queries.explain import Explanation
@@ -47,7 +48,9 @@ def list_plans(
     policy: Annotated[str | None, Filter] = None,
 ) -> PageOf[PlanSummary]:
     """Plans, newest first; filters compare whole names."""
-    found = plans.list_plans(service, graph=graph, machine=machine, policy=policy, **page)
+    found = service.storage.database.page(
+        PlanRow, graph=graph, machine=machine, policy=policy, **page
+    )
     return shown(found, partial(resource_of, PlanSummary))
 
 

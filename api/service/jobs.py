@@ -9,7 +9,6 @@ from gnnplan.api.jobs.registry import KINDS
 from gnnplan.api.requests import NoopRequest
 from gnnplan.api.security import Principal, check_owner, owns
 from gnnplan.api.service.context import Caller, Service
-from gnnplan.api.storage.database import Page
 from gnnplan.api.storage.job_queue import ENDED, KeyReusedError, NewJob, PlanGoneError
 from gnnplan.api.storage.tables import AttemptRow, JobRow
 
@@ -91,21 +90,6 @@ def get_job(service: Service, job_id: str) -> JobRow:
     if row is None:
         raise NotFoundError(f"no job {job_id}")
     return row
-
-
-def list_jobs(
-    service: Service,
-    *,
-    kind: str | None = None,
-    state: str | None = None,
-    subject: str | None = None,
-    cursor: str | None = None,
-    limit: int = 50,
-) -> Page[JobRow]:
-    """Jobs, newest first."""
-    return service.storage.jobs.page(
-        kind=kind, state=state, subject=subject, cursor=cursor, limit=limit
-    )
 
 
 def list_attempts(service: Service, job_id: str) -> list[AttemptRow]:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from gnnplan.api.errors import ConflictError, ForbiddenError, NotFoundError, UnprocessableError
-from gnnplan.api.fingerprints import graph_fingerprint, request_key
 from gnnplan.api.jobs.registry import KINDS, PLANNING, PROBING
 from gnnplan.api.requests import (
     PlanRequest,
@@ -14,14 +13,14 @@ from gnnplan.api.requests import (
     WhatIfRequest,
     WhyNotRequest,
     WorkloadRequest,
+    graph_fingerprint,
+    request_key,
 )
 from gnnplan.api.security import Principal, check_model, check_owner
 from gnnplan.api.service.context import Caller, Service, as_json
-from gnnplan.api.service.graphs import graph_folder
+from gnnplan.api.service.inputs import graph_folder, machine_reference
 from gnnplan.api.service.jobs import submit
-from gnnplan.api.service.machines import machine_reference
 from gnnplan.api.storage.catalogue import PlanInUseError
-from gnnplan.api.storage.database import Page
 from gnnplan.api.storage.tables import JobRow, PlanRow
 from gnnplan.planner.machine.model import MachineModel, load_machine
 from gnnplan.planner.probe.presets import load_preset
@@ -36,21 +35,6 @@ from gnnplan.runtime.errors import DatasetError, InputError
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.plan.io import PLAN_FILE, load_plan
 from gnnplan.runtime.plan.schema import Plan
-
-
-def list_plans(
-    service: Service,
-    *,
-    graph: str | None = None,
-    machine: str | None = None,
-    policy: str | None = None,
-    cursor: str | None = None,
-    limit: int = 50,
-) -> Page[PlanRow]:
-    """Plans, newest first."""
-    return service.storage.catalogue.plans(
-        graph=graph, machine=machine, policy=policy, cursor=cursor, limit=limit
-    )
 
 
 def get_plan(service: Service, plan_id: str) -> Plan:

@@ -84,8 +84,8 @@ def list_runs(
     limit: int = 50,
 ) -> Page[JobRow]:
     """Training jobs, newest first."""
-    return service.storage.jobs.page(
-        kind="train", subject=plan, state=state, cursor=cursor, limit=limit
+    return service.storage.database.page(
+        JobRow, kind="train", subject=plan, state=state, cursor=cursor, limit=limit
     )
 
 

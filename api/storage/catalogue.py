@@ -1,14 +1,22 @@
-"""Plans, machines and profiles: rows that describe what lies in files."""
+"""Rows that are not jobs: plans, machines and profiles; API keys and the audit log."""
 
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 from sqlalchemy.exc import IntegrityError
 
-from gnnplan.api.storage.database import Database, Page, page_of
-from gnnplan.api.storage.tables import JobRow, MachineRow, PlanRequestRow, PlanRow, ProfileRow
+from gnnplan.api.storage.database import Database
+from gnnplan.api.storage.tables import (
+    AuditRow,
+    JobRow,
+    KeyRow,
+    MachineRow,
+    PlanRequestRow,
+    PlanRow,
+)
 
 
 class PlanInUseError(Exception):
@@ -16,7 +24,7 @@ class PlanInUseError(Exception):
 
 
 class Catalogue:
-    """Every method is one short transaction.
+    """Reads and writes rows that describe files; each method is one short transaction.
 
     Args:
         database: where the rows are.
@@ -28,60 +36,37 @@ class Catalogue:
         self._plans = plans
 
     def plan_folder(self, plan_id: str) -> Path:
-        """Where a plan lies, or would."""
+        """Return where the plan of an id is kept, whether it exists or not."""
         return self._plans / plan_id
 
     def plan(self, plan_id: str) -> PlanRow | None:
-        """The plan of that id, if there is one."""
-        with self._database.reading() as session:
-            return session.get(PlanRow, plan_id)
+        """Return the plan of an id, or None."""
+        return self._database.get(PlanRow, plan_id)
 
     def plan_of_request(self, key: str) -> str | None:
-        """Id of the plan that answers a request; None where none does."""
-        with self._database.reading() as session:
-            row = session.get(PlanRequestRow, key)
+        """Return the id of the plan that answers a request, or None."""
+        row = self._database.get(PlanRequestRow, key)
         if row is None or not self.plan_folder(row.plan_id).is_dir():
             return None
         return row.plan_id
 
-    def plans(
-        self,
-        *,
-        graph: str | None = None,
-        machine: str | None = None,
-        policy: str | None = None,
-        cursor: str | None = None,
-        limit: int = 50,
-    ) -> Page[PlanRow]:
-        """Plans, newest first."""
-        named = {PlanRow.graph: graph, PlanRow.machine: machine, PlanRow.policy: policy}
-        with self._database.reading() as session:
-            return page_of(
-                session,
-                PlanRow,
-                order=(PlanRow.created_seconds, PlanRow.id),
-                where=[column == value for column, value in named.items() if value is not None],
-                cursor=cursor,
-                limit=limit,
-            )
-
     def runs_of(self, plan_id: str) -> list[JobRow]:
-        """Every training job under a plan."""
+        """Return every training job under a plan."""
         with self._database.reading() as session:
             return list(session.scalars(select(JobRow).where(*_runs_of(plan_id))))
 
     def forget_plan(self, plan_id: str, runs: Collection[str]) -> None:
-        """Remove a plan's row, what points at it, and its runs' rows.
+        """Remove a plan's row, the requests it answers, and its runs' rows.
 
         Args:
             plan_id: the plan.
-            runs: every run of it.
+            runs: ids of all its runs.
 
         Raises:
-            PlanInUseError: a job that has not ended is about it, or it has further runs.
+            PlanInUseError: an unfinished job uses it, or it has further runs.
         """
         with self._database.writing() as session:
-            # Locked, so that no job begins to be about it meanwhile.
+            # Locked, so that no job begins to use it meanwhile.
             session.get(PlanRow, plan_id, with_for_update=True)
             about = JobRow.subject == plan_id
             unended = select(JobRow.id).where(about, JobRow.state.in_(("queued", "running")))
@@ -98,50 +83,60 @@ class Catalogue:
             session.execute(delete(PlanRow).where(PlanRow.id == plan_id))
 
     def add_machine(self, row: MachineRow) -> None:
-        """Keep an uploaded machine; the same content again changes nothing."""
+        """Add an uploaded machine, unless a machine of the same content is there."""
         try:
             with self._database.writing() as session:
                 if session.get(MachineRow, row.id) is None:
                     session.add(row)
         except IntegrityError:
-            return  # the same content came twice at once
-
-    def machine(self, machine_id: str) -> MachineRow | None:
-        """The uploaded machine of that id, if there is one."""
-        with self._database.reading() as session:
-            return session.get(MachineRow, machine_id)
-
-    def machines(self, *, cursor: str | None = None, limit: int = 50) -> Page[MachineRow]:
-        """Uploaded machines, newest first."""
-        with self._database.reading() as session:
-            return page_of(
-                session,
-                MachineRow,
-                order=(MachineRow.created_seconds, MachineRow.id),
-                where=[],
-                cursor=cursor,
-                limit=limit,
-            )
-
-    def profile(self, profile_id: str) -> ProfileRow | None:
-        """The profile of that id, if there is one."""
-        with self._database.reading() as session:
-            return session.get(ProfileRow, profile_id)
-
-    def profiles(
-        self, *, graph: str | None = None, cursor: str | None = None, limit: int = 50
-    ) -> Page[ProfileRow]:
-        """Profiles, newest first."""
-        with self._database.reading() as session:
-            return page_of(
-                session,
-                ProfileRow,
-                order=(ProfileRow.created_seconds, ProfileRow.id),
-                where=[] if graph is None else [ProfileRow.graph == graph],
-                cursor=cursor,
-                limit=limit,
-            )
+            return  # the same content was uploaded twice at once
 
 
 def _runs_of(plan_id: str) -> tuple[Any, ...]:
     return JobRow.subject == plan_id, JobRow.kind == "train"
+
+
+class Access:
+    """Reads and writes API keys and the audit log; each method is one short transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add_key(self, row: KeyRow) -> None:
+        """Add an API key."""
+        with self._database.writing() as session:
+            session.add(row)
+
+    def key_of_hash(self, sha256: str) -> KeyRow | None:
+        """Return the key of a hash, revoked or not, or None."""
+        with self._database.reading() as session:
+            return session.scalars(select(KeyRow).where(KeyRow.sha256 == sha256)).one_or_none()
+
+    def list_keys(self) -> list[KeyRow]:
+        """Return all keys, oldest first."""
+        with self._database.reading() as session:
+            return list(session.scalars(select(KeyRow).order_by(KeyRow.created_seconds)))
+
+    def has_keys(self, *, revoked_too: bool = False) -> bool:
+        """Return whether there is a valid key, or with `revoked_too` any key."""
+        query = select(KeyRow.id).limit(1)
+        if not revoked_too:
+            query = query.where(KeyRow.revoked_seconds.is_(None))
+        with self._database.reading() as session:
+            return session.execute(query).first() is not None
+
+    def revoke(self, key_id: str) -> bool:
+        """Revoke a key; return False where there is no such key."""
+        with self._database.writing() as session:
+            found = session.execute(
+                update(KeyRow)
+                .where(KeyRow.id == key_id)
+                .values(revoked_seconds=time.time())
+                .returning(KeyRow.id)
+            ).scalar_one_or_none()
+        return found is not None
+
+    def write_audit(self, row: AuditRow) -> None:
+        """Add a line to the audit log."""
+        with self._database.writing() as session:
+            session.add(row)

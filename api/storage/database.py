@@ -7,7 +7,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,24 +15,27 @@ from typing import Any, Generic, TypeVar
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Engine,
-    create_engine,
-    event,
-    make_url,
-    select,
-    tuple_,
-)
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, select, tuple_
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
+from gnnplan.api.storage.tables import Base
 from gnnplan.runtime.errors import InputError
 
+Row = TypeVar("Row", bound=Base)
+Item = TypeVar("Item")
 BUSY_SECONDS = 60
 MIGRATIONS = Path(__file__).with_name("migrations")
 SQLITE_FILE = "service.sqlite3"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page(Generic[Item]):
+    """Some items of a list, newest first."""
+
+    items: list[Item]
+    next_cursor: str | None
+    """What names the page after this one; None for the last."""
 
 
 class Database:
@@ -68,6 +71,45 @@ class Database:
         """
         with self._write.begin() as session:
             yield session
+
+    def get(self, table: type[Row], key: Any) -> Row | None:
+        """Return the row of a primary key, or None."""
+        with self.reading() as session:
+            return session.get(table, key)
+
+    def page(
+        self,
+        table: type[Row],
+        *,
+        cursor: str | None = None,
+        limit: int = 50,
+        **equal: str | None,
+    ) -> Page[Row]:
+        """Return one page of a table, newest rows first.
+
+        Args:
+            table: class of the rows.
+            cursor: `next_cursor` of the page before; None: the newest rows.
+            limit: most rows of the page.
+            equal: values that columns must have; None: any.
+
+        Raises:
+            InputError: the cursor is of no such list.
+        """
+        place = [getattr(table, name) for name in (table.TIME, "id")]
+        query = select(table).order_by(*(column.desc() for column in place)).limit(limit + 1)
+        for name, value in equal.items():
+            if value is not None:
+                query = query.where(getattr(table, name) == value)
+        if cursor is not None:
+            time_seconds, row_id = decode_cursor(cursor)
+            number = _number(row_id) if place[1].type.python_type is int else row_id
+            query = query.where(tuple_(*place) < tuple_(time_seconds, number))
+        with self.reading() as session:
+            found = list(session.scalars(query))
+        items, more = found[:limit], len(found) > limit
+        last = [getattr(items[-1], column.key) for column in place] if more else None
+        return Page(items=items, next_cursor=None if last is None else encode_cursor(*last))
 
     def migrate(self, revision: str = "head") -> None:
         """Bring the tables to a revision (`head` or `base` or one by name).
@@ -163,20 +205,10 @@ def _sqlite_engine(url: str) -> Engine:
     return engine
 
 
-Row = TypeVar("Row")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Page(Generic[Row]):
-    """Some rows, and where the next page begins."""
-
-    items: list[Row]
-    next_cursor: str | None
-
-
-def encode_cursor(position: Sequence[Any]) -> str:
-    """A cursor for clients to hand back."""
-    return base64.urlsafe_b64encode(json.dumps(list(position)).encode()).decode().rstrip("=")
+def encode_cursor(time_seconds: float, row_id: str | int) -> str:
+    """Name a row for `decode_cursor`."""
+    text = json.dumps([time_seconds, row_id])
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def decode_cursor(text: str) -> tuple[float, str]:
@@ -201,40 +233,3 @@ def _number(row_id: str) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", row_id):
         raise InputError(f"cursor: expected that of the same list, found {row_id!r}")
     return int(row_id)
-
-
-def page_of(
-    session: Session,
-    table: type[Row],
-    *,
-    order: tuple[Any, Any],
-    where: Sequence[ColumnElement[bool]],
-    cursor: str | None,
-    limit: int,
-) -> Page[Row]:
-    """One page of a table.
-
-    Args:
-        session: an open transaction.
-        table: mapped class.
-        order: its columns of time and id; pages fall in both.
-        where: filters.
-        cursor: of the page before; None: the newest rows.
-        limit: most rows.
-
-    Raises:
-        InputError: the cursor is none of ours.
-    """
-    query = select(table).where(*where).order_by(order[0].desc(), order[1].desc())
-    if cursor is not None:
-        time_seconds, row_id = decode_cursor(cursor)
-        number = _number(row_id) if order[1].type.python_type is int else row_id
-        query = query.where(tuple_(order[0], order[1]) < tuple_(time_seconds, number))
-    found = list(session.scalars(query.limit(limit + 1)))
-    more = len(found) > limit
-    kept = found[:limit]
-    last = kept[-1] if kept else None
-    cursor_out = None
-    if more and last is not None:
-        cursor_out = encode_cursor([getattr(last, column.key) for column in order])
-    return Page(items=kept, next_cursor=cursor_out)

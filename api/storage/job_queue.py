@@ -14,7 +14,7 @@ from sqlalchemy import func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from gnnplan.api.storage.database import Database, Page, page_of
+from gnnplan.api.storage.database import Database
 from gnnplan.api.storage.tables import AttemptRow, IdempotencyRow, JobRow, PlanRow
 from gnnplan.runtime import codec
 
@@ -111,35 +111,13 @@ class JobQueue:
 
     def get(self, job_id: str) -> JobRow | None:
         """The job of that id, if there is one."""
-        with self._database.reading() as session:
-            return session.get(JobRow, job_id)
+        return self._database.get(JobRow, job_id)
 
     def attempts(self, job_id: str) -> list[AttemptRow]:
         """What was tried for a job, first attempt first."""
         query = select(AttemptRow).where(AttemptRow.job_id == job_id).order_by(AttemptRow.id)
         with self._database.reading() as session:
             return list(session.scalars(query))
-
-    def page(
-        self,
-        *,
-        kind: str | None = None,
-        state: str | None = None,
-        subject: str | None = None,
-        cursor: str | None = None,
-        limit: int = 50,
-    ) -> Page[JobRow]:
-        """Jobs, newest first."""
-        named = {JobRow.kind: kind, JobRow.state: state, JobRow.subject: subject}
-        with self._database.reading() as session:
-            return page_of(
-                session,
-                JobRow,
-                order=(JobRow.created_seconds, JobRow.id),
-                where=[column == value for column, value in named.items() if value is not None],
-                cursor=cursor,
-                limit=limit,
-            )
 
     def counts(self) -> dict[tuple[str, str], int]:
         """Number of jobs by kind and state."""

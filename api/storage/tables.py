@@ -1,5 +1,7 @@
 """The tables. Times are Unix seconds; documents are JSON text; bytes of any size are files."""
 
+from typing import ClassVar
+
 from sqlalchemy import BigInteger, ForeignKey, Index, Integer, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -8,6 +10,9 @@ RowNumber = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows 
 
 class Base(DeclarativeBase):
     """Tables of the service."""
+
+    TIME: ClassVar[str] = "created_seconds"
+    """Column by which pages of the table are ordered, together with `id`."""
 
 
 class JobRow(Base):
@@ -160,6 +165,7 @@ class AuditRow(Base):
     """Who asked for what that changes something, and what was answered."""
 
     __tablename__ = "audit"
+    TIME: ClassVar[str] = "time_seconds"
 
     id: Mapped[int] = mapped_column(RowNumber, primary_key=True, autoincrement=True)
     time_seconds: Mapped[float]

@@ -14,11 +14,10 @@ from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text, update
 
 from gnnplan.api.jobs.lanes import lock_folder, sign_folder
-from gnnplan.api.storage.artefacts import Artefacts
 from gnnplan.api.storage.database import Database, decode_cursor, normal_url
 from gnnplan.api.storage.job_queue import Ending, KeyReusedError, NewJob, PlanGoneError
-from gnnplan.api.storage.storage import Storage
-from gnnplan.api.storage.tables import AuditRow, Base, JobRow, MachineRow
+from gnnplan.api.storage.storage import Artefacts, Storage
+from gnnplan.api.storage.tables import AuditRow, Base, JobRow, MachineRow, PlanRow
 from gnnplan.runtime.errors import InputError
 
 
@@ -82,7 +81,7 @@ def test_plans_that_are_there_belong_to_whose_job_made_them(storage: Storage):
             names = ("id", "kind", "plan", "who", "attempt", "when")
             connection.execute(text(made), dict(zip(names, row, strict=True)))
     storage.database.migrate()
-    owners = [(row.id, row.owner) for row in storage.catalogue.plans().items]
+    owners = [(row.id, row.owner) for row in storage.database.page(PlanRow).items]
     assert sorted(owners) == [("a", "maker"), ("b", "")]
 
 
@@ -167,7 +166,7 @@ def test_a_machine_that_comes_many_times_at_once_is_kept_once(storage: Storage):
         )  # fmt: skip
 
     at_once(add)
-    assert len(storage.catalogue.machines().items) == 1
+    assert len(storage.database.page(MachineRow).items) == 1
 
 
 def test_cancelling_ends_a_waiting_job_and_asks_a_running_one(storage: Storage):
@@ -187,7 +186,7 @@ def test_pages_hold_every_job_once(storage: Storage):
     seen: list[str] = []
     cursor = None
     while True:
-        page = storage.jobs.page(cursor=cursor, limit=3)
+        page = storage.database.page(JobRow, cursor=cursor, limit=3)
         seen += [row.id for row in page.items]
         cursor = page.next_cursor
         if cursor is None:
@@ -201,14 +200,14 @@ def test_rows_of_one_moment_are_not_lost_between_pages(storage: Storage):
     with storage.database.writing() as session:
         session.execute(update(JobRow).values(created_seconds=1.0))
         session.add_all(audit_line(at) for at in (2.0, 2.0, 2.0))
-    first = storage.jobs.page(limit=2)
-    second = storage.jobs.page(limit=2, cursor=first.next_cursor)
-    third = storage.jobs.page(limit=2, cursor=second.next_cursor)
+    first = storage.database.page(JobRow, limit=2)
+    second = storage.database.page(JobRow, limit=2, cursor=first.next_cursor)
+    third = storage.database.page(JobRow, limit=2, cursor=second.next_cursor)
     pages = [row.id for page in (first, second, third) for row in page.items]
     assert len(pages) == 5
     assert set(pages) == ids
-    lines = storage.access.audit(limit=2)
-    rest = storage.access.audit(limit=2, cursor=lines.next_cursor)
+    lines = storage.database.page(AuditRow, limit=2)
+    rest = storage.database.page(AuditRow, limit=2, cursor=lines.next_cursor)
     assert [line.id for line in (*lines.items, *rest.items)] == [3, 2, 1]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from gnnplan.api.jobs.events import EVENTS_FILE, LOG_FILE, append_line
 from gnnplan.api.jobs.recording import plan_row
 from gnnplan.api.service.context import Service
-from gnnplan.api.service.machines import upload_machine
+from gnnplan.api.service.inputs import upload_machine
 from gnnplan.api.storage.job_queue import Ending, NewJob
 from gnnplan.api.storage.tables import JobRow, ProfileRow
 from gnnplan.planner.probe.presets import load_preset

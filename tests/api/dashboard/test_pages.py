@@ -16,11 +16,11 @@ from gnnplan.api.jobs.events import EVENTS_FILE, append_line
 from gnnplan.api.requests import NoopRequest
 from gnnplan.api.security import create_key
 from gnnplan.api.service.context import Caller, Service
-from gnnplan.api.service.jobs import get_job, list_jobs, submit, submit_noop
+from gnnplan.api.service.jobs import get_job, submit, submit_noop
 from gnnplan.api.service.plans import get_plan
 from gnnplan.api.settings import ServiceSettings
 from gnnplan.api.storage.job_queue import Ending
-from gnnplan.api.storage.tables import PlanRow
+from gnnplan.api.storage.tables import AuditRow, JobRow, PlanRow
 from gnnplan.planner.errors import SettingsError
 from gnnplan.runtime import codec
 from gnnplan.runtime.graph.dataset import Graph
@@ -168,10 +168,10 @@ def test_the_form_makes_a_job_and_a_wrong_field_is_told_beside_it(
     fields = {"graph": small_graph.path.name, "machine": "cpu-2core", "fanouts": "5,5"}
     answer = client.post("/plans/new", data=fields)
     assert answer.status_code == 303
-    (row,) = list_jobs(service).items
+    (row,) = service.storage.database.page(JobRow).items
     assert answer.headers["location"] == f"/jobs/{row.id}"
     assert row.kind == "plan"
-    assert [line.job_id for line in service.storage.access.audit().items] == [row.id]
+    assert [line.job_id for line in service.storage.database.page(AuditRow).items] == [row.id]
     for wrong, words in (
         ({"devices": "many"}, "whole number"),
         ({"devices": "0"}, "greater than or equal to 1"),
@@ -183,7 +183,7 @@ def test_the_form_makes_a_job_and_a_wrong_field_is_told_beside_it(
         refused = client.post("/plans/new", data={**fields, **wrong})
         assert refused.status_code in (403, 422), wrong
         assert words in " ".join(Page(refused.text).words)
-    assert len(list_jobs(service).items) == 1
+    assert len(service.storage.database.page(JobRow).items) == 1
 
 
 def test_form_fields_become_the_rest_request():
@@ -253,7 +253,7 @@ def test_pages_are_guarded_as_their_routes_are(
     assert client.post("/plans/new", data={"graph": "g"}).status_code == 403
     assert client.post(f"/plans/{plan}/train", data={"epochs": "1"}).status_code == 403
     assert client.post("/jobs/x/cancel").status_code == 403
-    assert list_jobs(service).items == []
+    assert service.storage.database.page(JobRow).items == []
     assert client.post("/logout").status_code == 303
     assert client.get("/plans").status_code == 303
 
@@ -297,7 +297,7 @@ def test_a_plan_of_another_machine_is_trained_only_where_the_form_says_so(
     assert "expected the machine the plan was made for" in refused.text
     answer = client.post(f"/plans/{plan}/train", data={"epochs": "1", "force": "yes"})
     assert answer.status_code == 303
-    (run,) = list_jobs(service, kind="train").items
+    (run,) = service.storage.database.page(JobRow, kind="train").items
     assert json.loads(run.request)["options"]["force"]
 
 
