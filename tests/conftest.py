@@ -12,7 +12,7 @@ from beartype import BeartypeConf
 from beartype.claw import beartype_packages
 
 UNCHECKED = (
-    "gnnplan.planner.cli.explaining",
+    "gnnplan.planner.cli.planning",
     "gnnplan.planner.cli.machines",
     "gnnplan.planner.cli.remote",
     "gnnplan.planner.profile.draws",

@@ -8,8 +8,8 @@ import pytest
 import typer.main
 
 from gnnplan.api.app import create_app
+from gnnplan.planner.cli.common import option_fields
 from gnnplan.planner.cli.main import app
-from gnnplan.planner.cli.options import option_fields
 from gnnplan.planner.options import flag_help
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.settings import POLICIES, PlanSettings

@@ -1,23 +1,29 @@
-"""What every command shares: where output goes, sizes, and progress bars."""
+"""What commands share: flags made of the fields of settings, output, units and progress bars."""
 
+import functools
+import inspect
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_type_hints
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from gnnplan.planner.cost.memory import GIB
+from gnnplan.planner.options import AUTO, default_text, flag_help, is_repeated, is_text, read_texts
 from gnnplan.runtime import codec
+from gnnplan.runtime.plan.setting import SettingField, make_from, setting_fields
 
 if TYPE_CHECKING:
     from gnnplan.runtime.launch.hosts import Place
 
+Answer = TypeVar("Answer")
+Make = Callable[[Mapping[str, Any]], Any]
 ProgressCallback = Callable[[str, float], None]
 """Called with what is being done and the share of it that is done, 0 to 1."""
 
@@ -48,6 +54,95 @@ class HostOptions:
         return Place(
             node_rank=self.node_rank, endpoint=self.rdzv_endpoint, wait_seconds=self.rdzv_timeout
         )
+
+
+def with_options(**makers: Make | None) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
+    """Let a command take each field of some of its parameters as an option.
+
+    Args:
+        **makers: by parameter, what makes it of its fields' values (those that were not given are
+            missing); None: its own class does.
+    """
+
+    def decorate(command: Callable[..., Answer]) -> Callable[..., Answer]:
+        hints = get_type_hints(command, include_extras=True)
+
+        @functools.wraps(command)
+        def run(**given: Any) -> Answer:
+            for name, maker in makers.items():
+                kind = hints[name]
+                texts = {each.name: given.pop(each.name) for each in _parameters(kind)}
+                values = read_texts(kind, {k: v for k, v in texts.items() if v is not None})
+                if maker is not None:
+                    given[name] = maker(values)
+                elif setting_fields(kind):
+                    given[name] = make_from(kind, values)
+                else:
+                    given[name] = kind(**texts)
+            return command(**given)
+
+        parameters: list[inspect.Parameter] = []
+        for each in inspect.signature(command, eval_str=True).parameters.values():
+            if each.name in makers:
+                parameters += _parameters(hints[each.name])
+            else:
+                parameters.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue] - what inspect reads
+        return run
+
+    return decorate
+
+
+def option_fields(kind: type) -> Iterator[SettingField]:
+    """Fields that are flags."""
+    return (each for each in setting_fields(kind) if each.setting.surface != "service")
+
+
+def _parameters(kind: type) -> list[inspect.Parameter]:
+    """Parameters of a command for the fields of a dataclass: settings, or typer's own options."""
+    if settings := [_parameter(each) for each in option_fields(kind)]:
+        return settings
+    declared = inspect.signature(kind, eval_str=True).parameters.values()
+    return [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in declared]
+
+
+def flag_words(options: object) -> list[str]:
+    """The flags that mean some settings; a setting that is None or False needs none.
+
+    >>> from gnnplan.runtime.launch.config import TrainOptions
+    >>> flag_words(TrainOptions(epochs=3, resume=True, eval_fanouts=[5, 3]))[:3]
+    ['--epochs=3', '--resume', '--eval-fanouts=5,3']
+    """
+    words = list[str]()
+    for field in option_fields(type(options)):
+        value = getattr(options, field.name)
+        if isinstance(value, bool):
+            words += [field.flag] * value
+        elif isinstance(value, list):
+            words.append(f"{field.flag}={','.join(map(str, cast('list[int]', value)))}")
+        elif value is not None:
+            shown = f"{value:g}" if isinstance(value, float) else value
+            words.append(f"{field.flag}={shown}")
+    return words
+
+
+def _parameter(field: SettingField) -> inspect.Parameter:
+    flag, default, hint = field.flag, field.default, field.hint
+    if is_repeated(field):
+        hint, default = list[str] | None, None
+    elif is_text(field):
+        hint = str
+        default = default_text(field) or AUTO
+    elif default is None:
+        hint = hint | None
+    elif default is True:
+        flag = f"{flag}/--no-{flag.removeprefix('--')}"
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[hint, typer.Option(flag, help=flag_help(field))],
+    )
 
 
 def console(as_json: bool = False) -> Console:
@@ -92,6 +187,20 @@ def emit_json(value: Any) -> None:
     """Print one JSON document on stdout."""
     sys.stdout.write(codec.dumps(value))
     sys.stdout.flush()
+
+
+def print_answer(found: Answer, describe: Callable[[Answer], str | None], *, as_json: bool) -> None:
+    """Print an answer as one JSON document, or for people.
+
+    Args:
+        found: the answer.
+        describe: returns a text to print, or prints tables itself.
+        as_json: print JSON.
+    """
+    if as_json:
+        emit_json(found)
+    elif (text := describe(found)) is not None:
+        print_text(text)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from gnnplan.planner.cli import remote
-from gnnplan.planner.cli.common import JsonFlag, bytes_text, console, emit_json, progress_bar
+from gnnplan.planner.cli.common import JsonFlag, bytes_text, console, print_answer, progress_bar
 from gnnplan.planner.cli.remote import ServerOption
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.graph_presets import generate_like
@@ -349,7 +349,8 @@ def info(
 ) -> None:
     """Check a dataset and show what is in it; exit code 2 where no training can use it."""
     if server is not None:
-        _show(codec.to_plain(remote.graph(server, folder)), as_json)
+        with remote.service(server) as client:
+            _show(codec.to_plain(client.graphs.get(str(folder))), as_json)
         return
     graph, findings = inspect_graph(folder)
     _show(all_facts(graph, findings), as_json)
@@ -361,7 +362,4 @@ def info(
 
 
 def _show(values: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        emit_json(values)
-    else:
-        console().print(facts_table(values))
+    print_answer(values, lambda it: console().print(facts_table(it)), as_json=as_json)

@@ -13,10 +13,11 @@ from gnnplan.planner.cli.common import (
     bytes_text,
     console,
     emit_json,
+    print_answer,
     progress_bar,
     seconds_text,
+    with_options,
 )
-from gnnplan.planner.cli.options import with_options
 from gnnplan.planner.cli.remote import ServerOption
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import MachineModel, load_machine, save_machine
@@ -95,8 +96,7 @@ def probe_command(
         raise InputError(
             "--seconds: expected a probe of more than the disk, found --disk; leave one of them out"
         )
-    if output.is_dir():
-        raise IsADirectoryError(21, "expected a file name for -o, found a folder", str(output))
+    _refuse_folder(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     limit = {} if seconds is None else {"seconds": seconds}
     with progress_bar("probe") as progress:
@@ -112,12 +112,13 @@ def probe_command(
         return
     save_machine(machine, output)
     kept = hosts == 1 and keep_for_plans(machine)
-    if as_json:
-        emit_json(machine)
-        return
-    show(machine)
     used = "; plans that name no machine use it" if kept else ""
-    console().print(f"written to {output}{used}", markup=False, soft_wrap=True)
+    _print_written(machine, f"{output}{used}", as_json=as_json)
+
+
+def _refuse_folder(output: Path) -> None:
+    if output.is_dir():
+        raise IsADirectoryError(21, "expected a file name for -o, found a folder", str(output))
 
 
 def own_machine(path: Path, hosts: int) -> MachineModel:
@@ -167,13 +168,11 @@ def list_command(server: ServerOption = None, as_json: JsonFlag = False) -> None
     if server is None:
         names = dict.fromkeys(list_presets(), "")
     else:
-        found = remote.machines(server)
+        with remote.service(server) as client:
+            found = list(client.machines.list())
         names = {m.id: "" if m.id == m.name else f"  {m.name} ({m.origin})" for m in found}
-    if as_json:
-        emit_json(list(names))
-        return
-    for name, words in names.items():
-        console().print(f"{name}{words}", markup=False)
+    lines = [name + words for name, words in names.items()]
+    print_answer(list(names), lambda _: "\n".join(lines), as_json=as_json)
 
 
 @app.command("show")
@@ -185,11 +184,12 @@ def show_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Show a machine: processors, memories, links, measured tables."""
-    model = find_machine(machine) if server is None else remote.machine(server, machine)
-    if as_json:
-        emit_json(model)
-        return
-    show(model)
+    if server is None:
+        model = find_machine(machine)
+    else:
+        with remote.service(server) as client:
+            model = client.machines.get(machine)
+    print_answer(model, print_machine, as_json=as_json)
 
 
 @app.command("import")
@@ -207,19 +207,20 @@ def import_command(
     """Put what other tools know of a machine onto a machine model."""
     from gnnplan.planner.probe.imports import import_machine
 
-    if output.is_dir():
-        raise IsADirectoryError(21, "expected a file name for -o, found a folder", str(output))
+    _refuse_folder(output)
     machine = import_machine(source, find_machine(onto))
     output.parent.mkdir(parents=True, exist_ok=True)
     save_machine(machine, output)
-    if as_json:
-        emit_json(machine)
-        return
-    show(machine)
-    console().print(f"written to {output}", markup=False, soft_wrap=True)
+    _print_written(machine, str(output), as_json=as_json)
 
 
-def show(machine: MachineModel) -> None:
+def _print_written(machine: MachineModel, place: str, *, as_json: bool) -> None:
+    print_answer(machine, print_machine, as_json=as_json)
+    if not as_json:
+        console().print(f"written to {place}", markup=False, soft_wrap=True)
+
+
+def print_machine(machine: MachineModel) -> None:
     """Print a machine as tables."""
     screen = console()
     screen.print(

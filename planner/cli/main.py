@@ -18,14 +18,7 @@ from types import FrameType
 
 import typer
 
-from gnnplan.planner.cli import (
-    demo,
-    explaining,
-    graphs,
-    machines,
-    planning,
-    training,
-)
+from gnnplan.planner.cli import demo, graphs, machines, planning, training
 from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.runtime.errors import GnnplanError, InputError
 from gnnplan.runtime.process import age_seconds
@@ -41,7 +34,7 @@ app = typer.Typer(
 )
 app.add_typer(graphs.app, name="graph")
 app.add_typer(machines.app, name="machine")
-for module in (machines, planning, explaining, training, demo):
+for module in (machines, planning, training, demo):
     module.register(app)
 
 

@@ -17,10 +17,7 @@ from gnnplan.runtime.plan.schema import Plan
 
 if TYPE_CHECKING:
     from gnnplan.planner.client import Client, Event
-    from gnnplan.planner.client.resources import GraphDetail, MachineSummary
-    from gnnplan.planner.machine.model import MachineModel
     from gnnplan.planner.queries.compare import Comparison
-    from gnnplan.planner.queries.explain import Explanation
     from gnnplan.planner.settings import PlanSettings
     from gnnplan.runtime.launch.config import TrainOptions
     from gnnplan.runtime.report import RunReport
@@ -105,12 +102,6 @@ def make_plan(
         return client.plans.download(made.plan_id, output)
 
 
-def explain(server: str, plan: Path) -> "Explanation":
-    """What the service says of a plan."""
-    with service(server) as client:
-        return client.plans.explain(plan_id(plan))
-
-
 def train(server: str, plan: Path, options: "TrainOptions", on_event: Any) -> "RunReport":
     """Let the service train; its report is written into the plan's folder where there is one.
 
@@ -171,21 +162,3 @@ def comparison(server: str, plan: Path, run: Path | None) -> "Comparison":
                 "train it there first, or name a run with --run"
             )
         return client.runs.comparison(newest.id)
-
-
-def machines(server: str) -> "list[MachineSummary]":
-    """Presets and machines that were uploaded to the service."""
-    with service(server) as client:
-        return list(client.machines.list())
-
-
-def machine(server: str, name: str) -> "MachineModel":
-    """A preset, or an uploaded machine by its id, as the service has it."""
-    with service(server) as client:
-        return client.machines.get(name)
-
-
-def graph(server: str, name: Path) -> "GraphDetail":
-    """A dataset below the service's graph roots."""
-    with service(server) as client:
-        return client.graphs.get(str(name))

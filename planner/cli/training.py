@@ -16,11 +16,13 @@ from gnnplan.planner.cli.common import (
     JsonFlag,
     console,
     emit_json,
+    flag_words,
+    print_answer,
     print_text,
     progress_bar,
     seconds_text,
+    with_options,
 )
-from gnnplan.planner.cli.options import flag_words, with_options
 from gnnplan.planner.cli.remote import ServerOption
 from gnnplan.planner.emit import JobSpec, kubernetes_job, slurm_script
 from gnnplan.planner.queries.compare import Comparison, compare
@@ -261,10 +263,7 @@ def compare_command(
     else:
         found, report = load_plan(plan), load_report(plan if run is None else run)
         result = _learnt(found, report, compare(found, report))
-    if as_json:
-        emit_json(result)
-        return
-    print_comparison(result)
+    print_answer(result, print_comparison, as_json=as_json)
 
 
 def _learnt(plan: Plan, report: RunReport, result: Comparison) -> Comparison:
@@ -333,15 +332,13 @@ def tune_command(
         top=top, steps=steps, rounds=rounds, seed=seed, target=to_accuracy, epochs=epochs
     )
     load_plan(plan)
-    check_output(plan if output is None else output)
+    output = output or plan
+    check_output(output)
     from gnnplan.planner.queries.tune import tune
 
     with progress_bar("tune") as progress:
         found = tune(plan, asked, output=output, progress=progress)
-    if as_json:
-        emit_json(found)
-        return
-    print_tuned(found, plan if output is None else output)
+    print_answer(found, lambda it: print_tuned(it, output), as_json=as_json)
 
 
 def print_tuned(found: Tuned, folder: Path) -> None:

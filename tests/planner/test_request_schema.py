@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from gnnplan.api.dashboard.plans import form_fields
 from gnnplan.api.requests import GraphRequest, WorkloadRequest, with_settings
-from gnnplan.planner.cli.options import option_fields, with_options
+from gnnplan.planner.cli.common import option_fields, with_options
 from gnnplan.planner.client.resources import profile_body
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.settings import PlanSettings

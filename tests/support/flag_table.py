@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from gnnplan.planner.cli.options import option_fields
+from gnnplan.planner.cli.common import option_fields
 from gnnplan.planner.options import AUTO, default_text, flag_help
 from gnnplan.planner.placement.policies.registry import PLACEMENT_POLICIES
 from gnnplan.planner.settings import PlanSettings

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from gnnplan.planner.cli.common import flag_words
 from gnnplan.planner.cli.main import main
-from gnnplan.planner.cli.options import flag_words
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.launch.config import TrainOptions
 from gnnplan.runtime.plan.io import load_plan, save_plan
