@@ -23,10 +23,10 @@ from gnnplan.api.storage.tables import PlanRow
 from gnnplan.planner.client.resources import PlanSummary
 from gnnplan.planner.options import YES_NO, default_text, read_texts
 from gnnplan.planner.queries.explain import explain
+from gnnplan.planner.report.charts import Timeline, draw_timeline, timeline
 from gnnplan.planner.report.links import link_rows
 from gnnplan.planner.report.measured import differences, verdict
 from gnnplan.planner.report.page import machine_line, sections, swatch
-from gnnplan.planner.report.timeline import Timeline, draw_timeline, timeline
 from gnnplan.planner.report.topology import draw_topology
 from gnnplan.planner.settings import MODELS, POLICIES, PlanSettings
 from gnnplan.runtime import codec

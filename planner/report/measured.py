@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from gnnplan.planner.queries.compare import Comparison, StageComparison, compare
 from gnnplan.planner.queries.diff import NumberPair, diff
-from gnnplan.planner.report.svg import element, figure, percent
+from gnnplan.planner.report.svg import element, figure, labelled_row, percent
 from gnnplan.planner.report.words import SOURCE_ORDER, share_text, time_text
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.plan.schema import Plan
@@ -112,13 +112,8 @@ def _row(stage: str, row: StageComparison, whole: float, top: int) -> Markup:
             ("bar measured", row.measured, 20 + BAR + 2),
         )
     ]
-    return element(
-        "g",
-        element("title", f"{stage}: predicted / measured {value}"),
-        element("text", stage, class_="name", x=0, y=top + 14),
-        element("text", value, class_="value", x="100%", y=top + 14, text_anchor="end"),
-        *bars,
-    )
+    title = f"{stage}: predicted / measured {value}"
+    return labelled_row(stage, value, *bars, top=top, title=title)
 
 
 CLOSE = 0.005

@@ -78,6 +78,25 @@ def figure(
     )
 
 
+def labelled_row(name: str, value: str, *bars: Markup, top: int, title: str = "") -> Markup:
+    """Draw one row of a bar chart: a line with a name and a value, and bars below it.
+
+    Args:
+        name: the words at its left end.
+        value: the words at its right end.
+        bars: what is drawn below the words.
+        top: y of the row, in pixels.
+        title: what is shown where a pointer rests on the row; empty: nothing.
+    """
+    return element(
+        "g",
+        *([element("title", title)] if title else []),
+        element("text", name, class_="name", x=0, y=top + 14),
+        element("text", value, class_="value", x="100%", y=top + 14, text_anchor="end"),
+        *bars,
+    )
+
+
 def percent(share: float) -> str:
     """A share as SVG and CSS write it.
 

@@ -10,10 +10,9 @@ import pytest
 
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.report.charts import device_rows, memory_bars, timeline
 from gnnplan.planner.report.links import link_rows
-from gnnplan.planner.report.memory import memory_bars
-from gnnplan.planner.report.page import choices, device_rows, report_html, sections
-from gnnplan.planner.report.timeline import timeline
+from gnnplan.planner.report.page import choices, report_html, sections
 from gnnplan.planner.report.topology import draw_topology
 from gnnplan.planner.report.words import STAGE_WORDS
 from gnnplan.runtime.graph.dataset import Graph
