@@ -6,7 +6,9 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 from uvicorn import Config, Server
@@ -22,64 +24,60 @@ from gnnplan.api.telemetry import log_json
 from gnnplan.runtime.errors import InputError
 
 GRACE_SECONDS = 3
-"""Open streams of events are cut this long after the service was asked to stop."""
+"""Seconds between the order to stop and the end of open streams of events."""
 EXECUTORS = ("local", "ray")
-RANGES = (
-    ("port", 0, 65535),
-    ("retention_days", 0, 1e6),
-    ("planning_workers", 1, 256),
-    ("max_body_bytes", 1, 10**12),
-    ("reads_per_second", 1e-3, 1e9),
-    ("writes_per_second", 1e-3, 1e9),
-    ("max_connections", 16, 10**6),
-    ("max_connections_of_client", 1, 10**6),
-    ("header_seconds", 0.1, 3600),
-    ("body_seconds", 0.1, 86400),
-)
-"""Least and largest values of options that are numbers."""
+DEFAULTS: dict[str, Any] = {"port": 8000} | {f.name: f.default for f in fields(ServiceSettings)}
+NUMBERS: dict[str, tuple[float, float, str | None]] = {
+    "port": (0, 65535, None),
+    "retention_days": (0, 1e6, "of ended jobs"),
+    "planning_workers": (1, 256, "planning jobs at once"),
+    "max_body_bytes": (1, 10**12, None),
+    "reads_per_second": (1e-3, 1e9, "of a client or key"),
+    "writes_per_second": (1e-3, 1e9, "of a client or key"),
+    "max_connections": (16, 10**6, "at once, in all"),
+    "max_connections_of_client": (1, 10**6, "at once, of one address"),
+    "header_seconds": (0.1, 3600, "longest wait for a request's headers"),
+    "body_seconds": (0.1, 86400, "longest wait for a request's body"),
+}
+"""Least and largest value of options that are numbers, and their help."""
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Command line of the service."""
+    """Read the command line of the service."""
     parser = argparse.ArgumentParser(
         prog="gnnplan-serve", description="REST service that plans multi-GPU GNN training."
     )
-    _add_storage(parser)
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to bind; others than loopback need a key"
-    )
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument(
+    add = parser.add_argument
+    add("--data-dir", type=Path, default=Path("gnnplan-data"), help="database, plans and logs")
+    add("--database-url", help="postgresql://USER@HOST/NAME; default: SQLite in the data folder")
+    add("--host", default="127.0.0.1", help="address to bind; others than loopback need a key")
+    add(
         "--graph-root",
         type=Path,
         action="append",
         help="folder whose datasets requests may name, repeatable; default: the current folder",
     )
-    parser.add_argument(
+    add(
         "--allow-model",
         action="append",
         default=[],
         help="module or module:factory that requests may name as a model, repeatable",
     )
-    parser.add_argument(
+    add(
         "--allow-host",
         action="append",
         default=[],
         help="name that clients call this service by, repeatable, * for any; needs a key",
     )
-    parser.add_argument("--retention-days", type=float, default=30.0, help="of ended jobs")
-    parser.add_argument("--planning-workers", type=int, default=1, help="planning jobs at once")
-    parser.add_argument("--max-body-bytes", type=int, default=4 * 2**20)
-    parser.add_argument("--reads-per-second", type=float, default=2000.0, help="of a client or key")
-    parser.add_argument("--writes-per-second", type=float, default=20.0, help="of a client or key")
-    _add_connections(parser)
-    parser.add_argument(
+    for name, (_, _, words) in NUMBERS.items():
+        add(_flag(name), type=type(DEFAULTS[name]), default=DEFAULTS[name], help=words)
+    add(
         "--executor",
         choices=EXECUTORS,
         default="local",
         help="where runs train: on this machine, or on the Ray cluster at --address",
     )
-    parser.add_argument(
+    add(
         "--address",
         help="dashboard of a Ray cluster, such as http://head:8265, with --executor ray",
     )
@@ -87,26 +85,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _add_connections(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--max-connections", type=int, default=2000, help="at once, in all")
-    parser.add_argument(
-        "--max-connections-of-client", type=int, default=1000, help="at once, of one address"
-    )
-    parser.add_argument(
-        "--header-seconds", type=float, default=20.0, help="longest wait for a request's headers"
-    )
-    parser.add_argument(
-        "--body-seconds", type=float, default=60.0, help="longest wait for a request's body"
-    )
-
-
-def _add_storage(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--data-dir", type=Path, default=Path("gnnplan-data"), help="database, plans and logs"
-    )
-    parser.add_argument(
-        "--database-url", help="postgresql://USER@HOST/NAME; default: SQLite in the data folder"
-    )
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _add_keys(parser: argparse.ArgumentParser) -> None:
@@ -265,25 +245,16 @@ def settings_of(options: argparse.Namespace) -> ServiceSettings:
         # Another name than this machine's own is what a proxy brings others by.
         require_key=not all(map(is_loopback, (options.host, *options.allow_host))),
         allowed_hosts=(*LOOPBACK_HOSTS, options.host, *options.allow_host),
-        max_body_bytes=options.max_body_bytes,
-        reads_per_second=options.reads_per_second,
-        writes_per_second=options.writes_per_second,
-        max_connections=options.max_connections,
-        max_connections_of_client=options.max_connections_of_client,
-        header_seconds=options.header_seconds,
-        body_seconds=options.body_seconds,
-        planning_workers=options.planning_workers,
-        retention_days=options.retention_days,
+        **{name: getattr(options, name) for name in NUMBERS if name != "port"},
         ray_address=_ray_address(options),
     )
 
 
 def _check_numbers(options: argparse.Namespace) -> None:
-    for name, least, most in RANGES:
+    for name, (least, most, _) in NUMBERS.items():
         value = getattr(options, name)
         if not least <= value <= most:
-            flag = name.replace("_", "-")
-            raise InputError(f"--{flag}: expected {least:g} to {most:g}, found {value:g}")
+            raise InputError(f"{_flag(name)}: expected {least:g} to {most:g}, found {value:g}")
 
 
 def _ray_address(options: argparse.Namespace) -> str | None:
