@@ -1,9 +1,9 @@
-"""The REST service: resources in their final shapes, no arithmetic, no torch in this process.
+"""Build the REST service as one FastAPI application; torch is never imported here.
 
     middleware.Gate -> routes/*.py, dashboard/*.py -> service/*.py -> storage/*.py, jobs/*.py
 
-Routes hold bytes and statuses; what they do are the functions of `api.service`, which pages and
-tests call the same way.
+Routes translate bytes and statuses. The work is done by functions of `api.service`, which pages
+and tests call too.
 """
 
 import asyncio
@@ -31,10 +31,13 @@ LOG = logging.getLogger("gnnplan.service")
 
 
 def create_app(settings: ServiceSettings | Path) -> FastAPI:
-    """The service over one data folder (a path: with the settings' defaults).
+    """Build the service over one data folder.
+
+    Args:
+        settings: of the service; a path is the data folder, with all else at its default.
 
     Raises:
-        InputError: the database does not answer, or its URL is none.
+        InputError: the database does not answer, or its URL is wrong.
     """
     if isinstance(settings, Path):
         settings = ServiceSettings(data_dir=settings)
@@ -82,7 +85,7 @@ def create_app(settings: ServiceSettings | Path) -> FastAPI:
 
 
 async def _sweep(service: Service) -> None:
-    """Remove what is past its retention, now and every hour."""
+    """Remove expired jobs and files now and every hour."""
     while True:
         try:
             days = service.settings.retention_days

@@ -1,9 +1,9 @@
-"""Connections of clients: how many there may be, and how long each may keep the service waiting.
+"""Limit how many connections clients may hold, and how long each may keep the service waiting.
 
-A connection either waits for its client (for a request, or for the rest of one) or is answered.
-While it waits a deadline runs; while it is answered none does, so that followers of events may
-take their time. Where there are too many, the one that has waited longest makes room for the new
-one, of the same client first; only where all of them are being answered is the new one refused.
+A connection either waits for its client to send something, or is being answered. Only waiting has a
+deadline, so that followers of events may take their time. When there are too many connections, the
+one that has waited longest is closed, first among those of the same client. A new connection is
+refused only when none waits.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from gnnplan.api.errors import MEDIA_TYPE, problem_text
 
 RESERVED_FILES = 256
-"""Files that the service opens beside its connections: its database, jobs' logs and pipes."""
+"""Number of files kept for the database, the logs of jobs and pipes."""
 LEAST_CONNECTIONS = 16
 TOLD_SECONDS = 10.0
-"""Least time between two log lines of the same kind."""
+"""Least seconds between two log lines of the same kind."""
 LOG = logging.getLogger("gnnplan.connections")
 
 
@@ -31,22 +31,17 @@ class ConnectionLimits:
     """What clients may hold, and for how long."""
 
     most: int
-    """Connections in all."""
+    """Number of connections in all."""
     most_of_client: int
-    """Connections from one address."""
+    """Number of connections from one address."""
     header_seconds: float
-    """Longest time until the headers of a request are there, from its first byte or from when the
-    service began to wait for it."""
+    """Longest wait for the headers of a request, from its first byte or the request before."""
     body_seconds: float
-    """Longest time from there until its body is there."""
+    """Longest wait for the body of a request, from the end of its headers."""
 
 
 def within_files(most: int) -> int:
-    """Most connections that the limit of open files leaves room for.
-
-    Args:
-        most: as many as are wanted.
-    """
+    """Return how many of `most` connections the limit of open files leaves room for."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return most
@@ -54,7 +49,7 @@ def within_files(most: int) -> int:
 
 
 class Connections:
-    """The open connections of one server, by client, the oldest first."""
+    """The open connections of one server by client, oldest first."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
@@ -66,7 +61,7 @@ class Connections:
         return self._number
 
     def admit(self, new: "GuardedProtocol") -> bool:
-        """Take a connection in; False where it must be refused."""
+        """Count a new connection; return False where it must be refused."""
         mine = self._of_client.get(new.peer, {})
         if len(mine) >= self.limits.most_of_client:
             admitted = self._make_room([mine], new.peer)
@@ -81,7 +76,7 @@ class Connections:
         return admitted
 
     def leave(self, gone: "GuardedProtocol") -> None:
-        """Forget a connection; one that is forgotten already changes nothing."""
+        """Forget a connection, if it is known."""
         mine = self._of_client.get(gone.peer, {})
         if gone in mine:
             del mine[gone]
@@ -90,7 +85,7 @@ class Connections:
                 del self._of_client[gone.peer]
 
     def _make_room(self, clients: Iterable[dict["GuardedProtocol", None]], peer: str) -> bool:
-        """Close the connection that has waited longest; False where none waits."""
+        """Close the connection that has waited longest; return False where none waits."""
         for connections in clients:
             for each in connections:
                 if each.is_waiting:
@@ -102,7 +97,7 @@ class Connections:
         return False
 
     def tell(self, what: str, client: str) -> None:
-        """Log what happens to connections, with how often since it was told last."""
+        """Log an event of the connections, with how often it came since it was logged last."""
         now = time.monotonic()
         when, times = self._told.get(what, (-TOLD_SECONDS, 0))
         if now - when < TOLD_SECONDS:
@@ -113,20 +108,19 @@ class Connections:
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection, speaking HTTP/1.1, with a deadline while it waits for its client."""
+    """One HTTP/1.1 connection, with a deadline while it waits for its client."""
 
     guard: Connections
-    """Of the server; set by `protocol_of`."""
+    """Connections of the server; set by `protocol_of`."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self.peer = ""
         self._deadline: asyncio.TimerHandle | None = None
         self._missing: Literal["request", "headers", "body"] = "request"
-        """What the client has to send next."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Begin to wait for a request, unless there are too many connections."""
+        """Wait for the first request, unless there are too many connections."""
         super().connection_made(transport)
         self.peer = self.client[0] if self.client else "unknown"
         self._wait(self.guard.limits.header_seconds)
@@ -140,33 +134,33 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
-        """The first byte of a request is there."""
+        """Wait for the rest of the headers after the first byte of a request."""
         super().on_message_begin()
         self._missing = "headers"
         self._wait(self.guard.limits.header_seconds)
 
     def on_headers_complete(self) -> None:
-        """The headers are there; the body is waited for."""
+        """Wait for the body after the headers."""
         super().on_headers_complete()
         self._missing = "body"
         self._wait(self.guard.limits.body_seconds)
 
     def on_message_complete(self) -> None:
-        """The whole request is there."""
+        """Stop waiting after a whole request."""
         super().on_message_complete()
         self._missing = "request"
         self._stop_waiting()
         self._wait_for_next()
 
     def on_response_complete(self) -> None:
-        """A request was answered."""
+        """Wait for the next request after an answer."""
         super().on_response_complete()
         if self._deadline is None:
             self._wait_for_next()
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the client has to say something before anything can go on."""
+        """Return whether nothing goes on until the client sends something."""
         return self._deadline is not None and not self._is_held_back()
 
     def end(self) -> None:
@@ -184,16 +178,15 @@ class GuardedProtocol(HttpToolsProtocol):
             self._deadline = None
 
     def _wait_for_next(self) -> None:
-        """Wait for another request, unless one is being answered."""
         if not self._is_answering():
             self._wait(self.guard.limits.header_seconds)
 
     def _is_answering(self) -> bool:
-        """Whether the newest whole request has no whole answer yet."""
+        """Return whether the newest whole request is not fully answered."""
         return self.cycle is not None and not self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison] - None at first
 
     def _is_held_back(self) -> bool:
-        """Whether it is the service that does not go on: it answers an earlier request first."""
+        """Return whether the service, not the client, holds the connection up."""
         return self.flow.read_paused or (self._missing != "body" and self._is_answering())
 
     def _run_out(self, seconds: float) -> None:
@@ -208,7 +201,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(408, detail)
 
     def _refuse(self, status: int, detail: str) -> None:
-        """Answer with a problem, unless an answer has begun, and close."""
+        """Answer with a problem document, unless an answer has begun, and close."""
         self._stop_waiting()
         if self._missing != "body" or not self.cycle.response_started:
             self.transport.write(_response(status, detail))
@@ -219,7 +212,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 def protocol_of(guard: Connections) -> type[GuardedProtocol]:
-    """The protocol of a server whose connections are counted there."""
+    """Make the protocol class of a server whose connections are counted in `guard`."""
     return type("GuardedProtocol", (GuardedProtocol,), {"guard": guard})
 
 

@@ -1,4 +1,4 @@
-"""Refusals of the service, as one tree; each is a problem document with its status and type.
+"""Refusals of requests; each is answered as a problem document (RFC 9457) of its status and type.
 
 ServiceError
   NotFoundError             404 not-found
@@ -11,6 +11,7 @@ ServiceError
 """
 
 import json
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -23,7 +24,14 @@ from gnnplan.runtime.errors import InputError
 
 
 class ServiceError(Exception):
-    """Anything a request is refused for."""
+    """A refused request.
+
+    Args:
+        detail: what was expected and found, for people.
+        kind: type of the problem; None: that of the class.
+        headers: further headers of the answer.
+        extensions: further members of the problem document.
+    """
 
     status = 500
     kind = "internal"
@@ -44,7 +52,7 @@ class ServiceError(Exception):
 
 
 class NotFoundError(ServiceError):
-    """There is no such thing."""
+    """What is named does not exist."""
 
     status, kind = 404, "not-found"
 
@@ -62,19 +70,19 @@ class ForbiddenError(ServiceError):
 
 
 class ConflictError(ServiceError):
-    """The state of things does not allow this now."""
+    """The present state does not allow this."""
 
     status, kind = 409, "conflict"
 
 
 class UnprocessableError(ServiceError):
-    """The request is understood and wrong."""
+    """The request can be read and is wrong."""
 
     status, kind = 422, "invalid-request"
 
 
 class TooManyError(ServiceError):
-    """Too many requests or jobs."""
+    """There are too many requests or jobs."""
 
     status, kind = 429, "too-many-requests"
 
@@ -96,13 +104,13 @@ def problem_response(
     headers: dict[str, str] | None = None,
     **extensions: Any,
 ) -> Response:
-    """One problem as a response."""
+    """Answer with a problem document."""
     text = problem_text(path, status, detail, kind, **extensions)
     return Response(text, status, headers, MEDIA_TYPE)
 
 
 def problem_text(path: str, status: int, detail: str, kind: str, **extensions: Any) -> str:
-    """One problem as JSON."""
+    """Write a problem document as JSON."""
     problem = {
         "type": kind,
         "title": HTTPStatus(status).phrase,
@@ -115,14 +123,14 @@ def problem_text(path: str, status: int, detail: str, kind: str, **extensions: A
 
 
 def of_service_error(path: str, error: ServiceError) -> Response:
-    """A refusal of the service as a response."""
+    """Answer with the problem document of a refusal."""
     return problem_response(
         path, error.status, error.detail, error.kind, error.headers, **error.extensions
     )
 
 
 def validation_text(error: RequestValidationError) -> str:
-    """What is wrong with a request's fields, in one line."""
+    """Describe what is wrong with a request's fields in one line."""
     return "; ".join(
         f"{'.'.join(str(p) for p in e['loc'][1:]) or 'body'}: {e['msg']}"
         for e in error.errors()[:20]
@@ -130,27 +138,22 @@ def validation_text(error: RequestValidationError) -> str:
 
 
 def install(app: FastAPI) -> None:
-    """Answer every failure with a problem document."""
+    """Let an application answer every failure with a problem document."""
 
-    async def on_service(request: Request, error: Exception) -> Response:
-        assert isinstance(error, ServiceError)
-        return of_service_error(request.url.path, error)
+    def answer(kind: type[Exception], make: Callable[[str, Any], Response]) -> None:
+        async def handler(request: Request, error: Exception) -> Response:
+            return make(request.url.path, error)
 
-    async def on_http(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
+        app.add_exception_handler(kind, handler)
+
+    def invalid(path: str, detail: str) -> Response:
+        return problem_response(path, 422, detail, "invalid-request")
+
+    def refused(path: str, error: HTTPException) -> Response:
         headers = dict(error.headers or {})
-        return problem_response(
-            request.url.path, error.status_code, str(error.detail), headers=headers
-        )
+        return problem_response(path, error.status_code, str(error.detail), headers=headers)
 
-    async def on_validation(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        return problem_response(request.url.path, 422, validation_text(error), "invalid-request")
-
-    async def on_input(request: Request, error: Exception) -> Response:
-        return problem_response(request.url.path, 422, str(error), "invalid-request")
-
-    app.add_exception_handler(ServiceError, on_service)
-    app.add_exception_handler(HTTPException, on_http)
-    app.add_exception_handler(RequestValidationError, on_validation)
-    app.add_exception_handler(InputError, on_input)
+    answer(ServiceError, of_service_error)
+    answer(HTTPException, refused)
+    answer(RequestValidationError, lambda path, error: invalid(path, validation_text(error)))
+    answer(InputError, lambda path, error: invalid(path, str(error)))

@@ -1,4 +1,4 @@
-"""What happens to every request before and after its route: one gate, in the order of this file.
+"""Check every request before its route, and complete, log, count and audit its answer.
 
 name it -> its host and origin -> who asks -> how often -> how large -> route
         -> security headers -> log, count, audit
@@ -38,13 +38,7 @@ HEADERS = {
     b"cross-origin-resource-policy": b"same-origin",
     b"x-frame-options": b"DENY",
 }
-"""A response that sets one of them itself, as a page with a policy of its own, keeps it."""
-
-
-def with_security(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The headers, with those that are missing."""
-    given = {name.lower() for name, _ in headers}
-    return [*headers, *((n, v) for n, v in HEADERS.items() if n not in given)]
+"""Security headers of every answer; a page may set others of the same names."""
 
 
 LOG = logging.getLogger("gnnplan.requests")
@@ -52,42 +46,47 @@ SAFE = ("GET", "HEAD", "OPTIONS")
 FORMS = "application/x-www-form-urlencoded"
 AWAY = "the database does not answer, or its disk is full; try later"
 JOB_ADDRESS = re.compile(r"/(?:v1/jobs|jobs|runs)/([0-9a-f]{32})")
-"""Where an answer sends who has made a job: a client, and the pages."""
+"""Value of a Location header that names a job or a run."""
+
+
+def with_security(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return an answer's headers together with the security headers that it lacks."""
+    given = {name.lower() for name, _ in headers}
+    return [*headers, *((n, v) for n, v in HEADERS.items() if n not in given)]
 
 
 class Gate:
-    """The one middleware.
+    """The middleware of the service.
 
     Args:
-        app: what is behind it.
-        service: whose settings count; its state `service` is found in the application.
+        app: the application behind it.
+        service: the service, whose settings are the limits.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
-        self.app = app
-        self._service = service
+        self.app, self.service = app, service
         self._hosts = {h.lower() for h in service.settings.allowed_hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, or answer it with a problem."""
+        """Pass a request on, or answer it with a problem document."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         await _Passage(self, scope).run(receive, send)
 
     async def check(self, scope: Scope, headers: Headers) -> None:
-        """Put who asks into the scope.
+        """Check a request before its route, and put its principal into the scope.
 
         Raises:
             ServiceError: the request is refused.
-            HTTPException: its body is too large or of a wrong kind.
+            HTTPException: its body is too large or of a wrong type.
         """
         self._check_host(scope, headers)
         if "\0" in scope["path"] or b"%00" in scope["query_string"]:
             raise HTTPException(400, "expected an address without zero bytes")
         client = client_of(scope)
         try:
-            principal = await self._service.auth.principal(headers)
+            principal = await self.service.auth.principal(headers)
         except ServiceError:
             self._check_rate(f"refused {client}", scope, strict=True)
             raise
@@ -111,7 +110,7 @@ class Gate:
 
     def _check_rate(self, name: str, scope: Scope, *, strict: bool = False) -> None:
         safe = scope["method"] in SAFE and not strict
-        limit = self._service.reads if safe else self._service.writes
+        limit = self.service.reads if safe else self.service.writes
         wait = limit.wait_seconds(name)
         if wait > 0:
             raise TooManyError(
@@ -121,7 +120,7 @@ class Gate:
 
     def _check_body(self, scope: Scope, headers: Headers) -> None:
         length = headers.get("content-length", "0")
-        most = self._service.settings.max_body_bytes
+        most = self.service.settings.max_body_bytes
         if not length.isascii() or not length.isdigit():
             raise HTTPException(400, "expected a number as Content-Length")
         if len(length) > 18 or int(length) > most:
@@ -132,11 +131,6 @@ class Gate:
         form = kind == FORMS and not scope["path"].startswith("/v1/")
         if kind != "application/json" and not form:
             raise HTTPException(415, f"expected application/json, found {kind[:100] or 'no type'}")
-
-    @property
-    def service(self) -> Service:
-        """The service behind it."""
-        return self._service
 
 
 class _Passage:
@@ -190,7 +184,7 @@ class _Passage:
             await response(self._scope, receive, answer)
 
     def _note(self, message: Message) -> None:
-        """Complete a response's headers, and remember what is logged."""
+        """Complete an answer's headers, count it, and note what is logged."""
         headers: list[tuple[bytes, bytes]] = list(message.get("headers", []))
         headers.append((b"x-request-id", self._id.encode()))
         message["headers"] = with_security(headers)
@@ -239,7 +233,7 @@ class _Passage:
 
 
 def limited(receive: Receive, most_bytes: int) -> Receive:
-    """Receive a body, refused once it is larger than a number of bytes."""
+    """Receive a body, and refuse it once it exceeds a number of bytes."""
     seen = 0
 
     async def receive_some() -> Message:
@@ -254,14 +248,14 @@ def limited(receive: Receive, most_bytes: int) -> Receive:
 
 
 def host_of(header: str) -> str:
-    """The host of a Host header, without port and brackets."""
+    """Return the host of a Host header in lower case, without port and brackets."""
     if header.startswith("["):
         return header[1:].partition("]")[0].lower()
     return header.partition(":")[0].lower()
 
 
 def host_and_port(origin: str) -> str:
-    """What an Origin header names; empty where it is `null` or no origin.
+    """Return the host and port of an Origin header; empty where it has none.
 
     >>> host_and_port("https://Plans.example:8443"), host_and_port("null"), host_and_port("http://[")
     ('plans.example:8443', '', '')
@@ -273,6 +267,6 @@ def host_and_port(origin: str) -> str:
 
 
 def client_of(scope: Scope) -> str:
-    """The address that a request came from."""
+    """Return the address that a request came from."""
     client = scope.get("client")
     return str(client[0]) if client else "unknown"

@@ -1,4 +1,4 @@
-"""The OpenAPI document, committed beside this file: `python -m api.openapi` writes it anew."""
+"""Make the OpenAPI document; `python -m gnnplan.api.openapi` writes the committed openapi.json."""
 
 import json
 import tempfile
@@ -13,7 +13,7 @@ METHODS = ("get", "put", "post", "delete", "patch", "head", "options")
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """The document of an application: every refusal is a problem document."""
+    """Return an application's document, in which every refusal is a problem document."""
     if app.openapi_schema is None:
         found = get_openapi(
             title=app.title,
@@ -52,7 +52,7 @@ def _with_problems(found: dict[str, Any]) -> None:
 
 
 def refusals(operation: dict[str, Any]) -> dict[str, str]:
-    """What an operation may be refused for, by status; each answer is a problem document."""
+    """Return what an operation may be refused for, by status."""
     found: dict[str, str] = {}
     if "security" in operation:
         found["401"] = "A key is needed, and none or a wrong one was given."
@@ -71,7 +71,7 @@ def refusals(operation: dict[str, Any]) -> dict[str, str]:
 
 
 def text_of(app: FastAPI) -> str:
-    """The document as it is committed."""
+    """Return the document as the committed text."""
     return json.dumps(document(app), indent=1, sort_keys=True) + "\n"
 
 

@@ -1,4 +1,7 @@
-"""Bodies of requests, whose fields mirror the flags of the commands; when two mean one plan."""
+"""Bodies of requests, whose fields mirror the flags of the commands.
+
+`request_key` says when two requests ask for the same plan.
+"""
 
 import functools
 from collections.abc import Mapping
@@ -46,7 +49,7 @@ class SamplerRequest(Strict):
     parameters: Parameters = Field(default_factory=dict[str, float | str])
 
     def choice(self) -> SamplerChoice:
-        """The planner's own of it."""
+        """Return the planner's form of it."""
         return SamplerChoice(name=self.name, parameters=dict(self.parameters))
 
 
@@ -61,11 +64,11 @@ BY_TYPE: list[tuple[Any, Any]] = [
     (dict[str, float | str], Parameters),
     (list[SamplerChoice], Samplers),
 ]
-"""Settings' types that a request holds within limits of its own."""
+"""Types of settings, and the limited types that request bodies have in their place."""
 
 
 def with_settings(base: type[Request], settings: type) -> type[Request]:
-    """A request that holds every setting of a dataclass beside its own fields."""
+    """Add every setting of a dataclass to the fields of a request body."""
     fields: dict[str, Any] = {
         each.name: (_type_of(each), _field(each))
         for each in setting_fields(settings)
@@ -109,7 +112,7 @@ class GraphRequest(Limited):
     )
 
     def settings(self) -> PlanSettings:
-        """The planner's settings for this request.
+        """Return the planner's settings of this request.
 
         Raises:
             SettingsError: the fields contradict each other.
@@ -173,7 +176,7 @@ class PlanOfRun(Limited):
     plan: Name = Field(description="Id of the plan.")
 
     def options(self) -> dict[str, Any]:
-        """Arguments of runtime.launch.launch.train."""
+        """Return arguments of `runtime.launch.launch.train`."""
         return self.model_dump(exclude={"plan", "time_limit_seconds"})
 
 
@@ -192,13 +195,13 @@ class NoopRequest(Limited):
 def request_key(
     graph: str, machine: MachineModel, settings: PlanSettings, factors: Mapping[str, float]
 ) -> str:
-    """Hash of everything that decides a plan but the profile, which is cached by the same.
+    """Hash everything that decides a plan, except the profile, which follows from the same.
 
     Args:
         graph: fingerprint of the dataset.
-        machine: whom the plan is for.
-        settings: the request.
-        factors: calibration by stage; empty: the raw model.
+        machine: machine that the plan is for.
+        settings: what is planned.
+        factors: calibration factor by stage; empty: uncalibrated.
     """
     return codec.content_hash(
         [
@@ -212,7 +215,7 @@ def request_key(
 
 
 def graph_fingerprint(folder: Path) -> str:
-    """Fingerprint of a dataset; hashed again only where a file of it has changed.
+    """Return the fingerprint of a dataset; files are hashed again only after they changed.
 
     Raises:
         DatasetError: the folder holds no dataset, or one that cannot be read.
@@ -226,7 +229,7 @@ def graph_fingerprint(folder: Path) -> str:
 
 
 def state_of(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """Names, sizes, times and inodes of a dataset's files."""
+    """Return names, bytes, times and inodes of a dataset's files."""
     found: list[tuple[str, int, int, int]] = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         stat = path.stat()

@@ -1,13 +1,13 @@
-"""What the service shows: jobs, and one line for each graph, machine, profile, plan and run."""
+"""What the service shows of its rows: jobs, runs, machines, and lists of one line per item."""
 
 import json
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gnnplan.api.storage.tables import AuditRow, Base, JobRow, MachineRow
-from gnnplan.planner.client.resources import Job, JobState, MachineSummary, Progress, Run
+from gnnplan.planner.client.resources import Job, MachineSummary, Progress, Run
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -16,7 +16,7 @@ Shown = TypeVar("Shown", bound="DataclassInstance")
 Item = TypeVar("Item")
 
 Document = dict[str, Any]
-"""A document whose shape its own producer defines."""
+"""A JSON object whose shape its producer defines."""
 
 
 class Strict(BaseModel):
@@ -59,47 +59,35 @@ class Health(Strict):
 
 
 def resource_of(cls: type[Shown], row: Base) -> Shown:
-    """A resource whose fields are columns of a row."""
+    """Show a row as a resource whose fields are columns of the row."""
     return cls(**{each.name: getattr(row, each.name) for each in fields(cls)})
 
 
 def job_of(row: JobRow) -> Job:
-    """A job as it stands in the database."""
-    return Job(
-        id=row.id,
-        kind=row.kind,
-        state=_state(row),
-        progress=Progress(stage=row.stage, share=row.share),
-        attempt=row.attempt,
-        created_seconds=row.created_seconds,
-        started_seconds=row.started_seconds,
-        finished_seconds=row.finished_seconds,
-        owner=row.principal,
-        subject=row.subject or None,
-        result=row.result,
-        problem=_problem(row),
-    )
+    """Show a job."""
+    return Job(**_common(row), kind=row.kind, subject=row.subject or None, result=row.result)
 
 
 def run_of(row: JobRow) -> Run:
-    """A training job as it stands in the database."""
-    return Run(
-        id=row.id,
-        plan=row.subject,
-        state=_state(row),
-        progress=Progress(stage=row.stage, share=row.share),
-        attempt=row.attempt,
-        options=json.loads(row.request)["options"],
-        owner=row.principal,
-        created_seconds=row.created_seconds,
-        started_seconds=row.started_seconds,
-        finished_seconds=row.finished_seconds,
-        problem=_problem(row),
-    )
+    """Show a job of training as a run."""
+    return Run(**_common(row), plan=row.subject, options=json.loads(row.request)["options"])
+
+
+def _common(row: JobRow) -> dict[str, Any]:
+    """Return the fields that jobs and runs share."""
+    names = ("id", "state", "attempt", "created_seconds", "started_seconds", "finished_seconds")
+    problem = None
+    if row.problem is not None:
+        problem = Problem.model_validate_json(row.problem).model_dump()  # with all its members
+    return {name: getattr(row, name) for name in names} | {
+        "progress": Progress(stage=row.stage, share=row.share),
+        "owner": row.principal,
+        "problem": problem,
+    }
 
 
 def machine_of(row: MachineRow) -> MachineSummary:
-    """An uploaded machine."""
+    """Show an uploaded machine."""
     return MachineSummary(
         id=row.id,
         name=row.name,
@@ -108,17 +96,6 @@ def machine_of(row: MachineRow) -> MachineSummary:
         fingerprint=row.fingerprint,
         created_seconds=row.created_seconds,
     )
-
-
-def _state(row: JobRow) -> JobState:
-    return cast(JobState, row.state)
-
-
-def _problem(row: JobRow) -> dict[str, Any] | None:
-    """A failed job's problem with all members of the document."""
-    if row.problem is None:
-        return None
-    return Problem.model_validate_json(row.problem).model_dump()
 
 
 class AuditLine(Strict):
@@ -135,5 +112,5 @@ class AuditLine(Strict):
 
     @staticmethod
     def of(row: AuditRow) -> "AuditLine":
-        """A line as it stands in the database."""
+        """Show a line of the audit log."""
         return AuditLine(**{name: getattr(row, name) for name in AuditLine.model_fields})

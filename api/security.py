@@ -1,10 +1,10 @@
-"""Who may do what, how often, and with which files: keys, scopes, owners, rates, confined paths.
+"""Say who may do what, how often, and with which files: keys, scopes, owners, rates, paths.
 
-API keys are 256 random bits, kept as SHA-256 without salt or stretching: nobody can search 2^256
-keys, and the lookup by hash is one read of an index.
+An API key is 256 random bits, stored as its SHA-256 without salt or stretching: nobody can search
+2^256 keys, and a key is found by one read of an index.
 
-Jobs, runs and plans belong to the key that asked for them: it and admins may end or remove them.
-What was made while no key was asked for, or before owners were kept, is left to admins.
+Jobs, runs and plans belong to the key that made them; it and admins may end or remove them. What
+was made without a key, or before owners were stored, belongs to admins alone.
 """
 
 import asyncio
@@ -39,27 +39,27 @@ INCLUDED = {
     "run": {"read", "run"},
     "admin": set(SCOPES),
 }
-"""What each scope allows."""
+"""Scopes that each scope of a key includes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Principal:
-    """Who asks."""
+    """Who sends a request."""
 
     name: str
-    """Id of a key, or `local` where none is needed."""
+    """Id of a key, or `local` where no key is needed."""
     scopes: frozenset[str]
 
 
 LOCAL = Principal(name="local", scopes=frozenset(SCOPES))
-"""Whoever can connect, on a loopback address without keys."""
+"""Principal of every request where the service needs no keys."""
 
 
 def create_key(access: Access, name: str, scopes: list[str]) -> tuple[KeyRow, str]:
-    """Make a key; the text is shown once and never stored.
+    """Make a key and return its row and its text, which is never stored.
 
     Raises:
-        InputError: an unknown scope, or a name that is none.
+        InputError: an unknown scope or an invalid name.
     """
     unknown = sorted(set(scopes) - set(SCOPES))
     if unknown or not scopes:
@@ -84,12 +84,12 @@ def create_key(access: Access, name: str, scopes: list[str]) -> tuple[KeyRow, st
 
 
 def hash_of(text: str) -> str:
-    """What is stored of a key."""
+    """Return the stored form of a key."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def principal_of(access: Access, text: str) -> Principal | None:
-    """Whose key this is; None where it is wrong or revoked."""
+    """Return the principal of a key's text; None for an unknown or revoked key."""
     digest = hash_of(text)
     row = access.key_of_hash(digest)
     if row is None or not hmac.compare_digest(row.sha256, digest):
@@ -103,21 +103,21 @@ def principal_of(access: Access, text: str) -> Principal | None:
 
 
 def owns(who: Principal, scope: str, owner: str) -> bool:
-    """Whether somebody may end or remove a thing.
+    """Return whether a principal may end or remove a thing.
 
     Args:
-        who: who asks.
-        scope: what it takes to make such things.
+        who: principal.
+        scope: scope that it takes to make such a thing.
         owner: id of the key that made it.
     """
     return scope in who.scopes and ("admin" in who.scopes or owner == who.name)
 
 
 def check_owner(who: Principal, scope: str, owner: str, what: str) -> None:
-    """Let through who may end or remove a thing; `what` names it.
+    """Refuse a principal that may not end or remove a thing, which `what` names.
 
     Raises:
-        ForbiddenError: the key has not the scope, or is not the one that made it.
+        ForbiddenError: it lacks the scope, or is not the owner.
     """
     if owns(who, scope, owner):
         return
@@ -130,7 +130,7 @@ def check_owner(who: Principal, scope: str, owner: str, what: str) -> None:
 
 
 def wrong_scope(who: Principal, *scopes: str) -> ForbiddenError:
-    """The refusal of a key that has none of the scopes that something takes."""
+    """Make the refusal of a principal that has none of the needed scopes."""
     wanted = " or ".join(scopes)
     return ForbiddenError(
         f"expected a key with scope {wanted}, found {', '.join(sorted(who.scopes))}",
@@ -140,16 +140,16 @@ def wrong_scope(who: Principal, *scopes: str) -> ForbiddenError:
 
 
 COOKIE = "gnnplan_key"
-"""Where a browser keeps its key; set by whoever shows a login, HttpOnly and SameSite=Strict."""
+"""Name of the cookie with a browser's key; it must be HttpOnly and SameSite=Strict."""
 REMEMBERED_SECONDS = 1.0
-"""A revoked key may be answered for so long after it was last looked up."""
+"""Seconds for which the answer to a key is used again, even if the key is revoked meanwhile."""
 MOST_REMEMBERED = 10_000
 
 bearer = HTTPBearer(auto_error=False, description="Key made by `gnnplan-serve keys create`.")
 
 
 class Authenticator:
-    """Looks keys up, and remembers the answers for a second."""
+    """Finds the principal of requests, and remembers each key for a second."""
 
     def __init__(self, access: Access, *, require_key: bool) -> None:
         self._access = access
@@ -157,10 +157,10 @@ class Authenticator:
         self._known: dict[str, tuple[float, Principal | None]] = {}
 
     async def principal(self, headers: Headers) -> Principal | None:
-        """Who asks; None where a key is needed and there is none.
+        """Return the principal of a request; None where a key is needed and missing.
 
         Raises:
-            UnauthorizedError: the key is wrong or revoked.
+            UnauthorizedError: the key is unknown or revoked.
         """
         text = key_of(headers)
         found = await self._look_up(text or "")
@@ -195,7 +195,7 @@ class Authenticator:
 
 
 def key_of(headers: Headers) -> str | None:
-    """The key that a request carries, in its Authorization header or its cookie."""
+    """Return the key in a request's Authorization header or cookie, if any."""
     scheme, _, text = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return text.strip()
@@ -209,10 +209,10 @@ def key_of(headers: Headers) -> str | None:
 
 
 def principal_in(request: Request) -> Principal:
-    """Who asks.
+    """Return the principal of a request that passed the gate.
 
     Raises:
-        UnauthorizedError: a key is needed and there is none.
+        UnauthorizedError: a key is needed and missing.
     """
     found: Principal | None = request.scope.get("principal")
     if found is None:
@@ -224,7 +224,7 @@ def principal_in(request: Request) -> Principal:
 
 
 def require(*scopes: str) -> Callable[..., Any]:
-    """A dependency that lets through who holds one of the scopes."""
+    """Make a dependency that refuses principals without any of the scopes."""
 
     async def check(request: Request, _shown: Annotated[Any, Security(bearer)]) -> Principal:
         principal = principal_in(request)
@@ -239,7 +239,7 @@ Reader = Annotated[Principal, Depends(require("read"))]
 Planner = Annotated[Principal, Depends(require("plan"))]
 Runner = Annotated[Principal, Depends(require("run"))]
 Maker = Annotated[Principal, Depends(require("plan", "run"))]
-"""Who may make something; what was made says which scope ends it."""
+"""Who may make something; each thing then asks for its own scope."""
 Admin = Annotated[Principal, Depends(require("admin"))]
 
 
@@ -253,7 +253,11 @@ class _Bucket:
 
 
 class RateLimit:
-    """A rate for each of many names; bursts of twice a second's worth."""
+    """A token bucket for each of many names, which holds tokens for two seconds.
+
+    Args:
+        per_second: requests per second of one name.
+    """
 
     def __init__(self, per_second: float) -> None:
         self._rate = per_second
@@ -261,7 +265,7 @@ class RateLimit:
         self._buckets: dict[str, _Bucket] = {}
 
     def wait_seconds(self, name: str) -> float:
-        """Take a token; 0 where there was one, else the seconds until there is."""
+        """Take a token; return 0, or the seconds until there is one."""
         now = time.monotonic()
         bucket = self._buckets.get(name)
         if bucket is None:
@@ -276,7 +280,7 @@ class RateLimit:
         return (1.0 - bucket.tokens) / self._rate
 
     def _forget(self, now: float) -> None:
-        """Drop whose bucket is full again; all of them where an attacker has filled the table."""
+        """Drop full buckets; drop all of them where too many remain."""
         full = self._most / self._rate
         self._buckets = {n: b for n, b in self._buckets.items() if now - b.seen < full}
         if len(self._buckets) >= MOST_CLIENTS:
@@ -284,14 +288,14 @@ class RateLimit:
 
 
 def check_model(name: str, allowed: Sequence[str]) -> None:
-    """Let through the runtime's own models and those on the list.
+    """Refuse models that are neither built in nor allowed.
 
     Args:
-        name: sage, gcn ... or module:factory.
-        allowed: modules, or module:factory, each by its whole name.
+        name: a built-in name such as sage, or module:factory.
+        allowed: allowed names, each module or module:factory.
 
     Raises:
-        ForbiddenError: it is neither.
+        ForbiddenError: the model is neither.
     """
     module = name.partition(":")[0]
     if name in MODELS or (":" in name and (name in allowed or module in allowed)):
@@ -305,15 +309,15 @@ def check_model(name: str, allowed: Sequence[str]) -> None:
 
 
 class OutsideRootsError(PermissionError, InputError):
-    """A path that leaves the configured roots; its text never says what lies outside."""
+    """A path leads out of the graph roots; the text does not say what is there."""
 
 
 def dataset_folder(roots: Sequence[Path], name: str) -> Path:
-    """The folder of a dataset that a request names, every file of it inside the roots.
+    """Return the folder of a dataset, of which every file is inside the roots.
 
     Args:
         roots: folders that may be read.
-        name: relative to a root, or absolute.
+        name: path of the folder, relative to a root or absolute.
 
     Raises:
         OutsideRootsError: the path, or a file in the folder, leads out of the roots.
@@ -334,10 +338,10 @@ def dataset_folder(roots: Sequence[Path], name: str) -> Path:
 
 
 def confined(roots: Sequence[Path], name: str) -> Path:
-    """A path with every link followed, inside one of the roots.
+    """Return a path inside one of the roots, after following every link.
 
     Raises:
-        OutsideRootsError: it leads out of all of them, or is no path.
+        OutsideRootsError: it is inside none of them, or not a path.
     """
     if "\0" in name or len(name) > 4096:
         raise OutsideRootsError(

@@ -102,7 +102,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address can only be reached from this machine."""
+    """Return whether an address can be reached from this machine alone."""
     if host == "localhost":
         return True
     try:
@@ -112,7 +112,7 @@ def is_loopback(host: str) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until interrupted; exit code 2 where the input is wrong."""
+    """Run the command; return exit code 2 where the input is wrong."""
     options = parse(argv)
     try:
         if options.command == "keys":
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_keys(options: argparse.Namespace) -> int:
-    """Make, list or revoke keys, in the database of the service.
+    """Make, list or revoke keys in the service's database.
 
     Raises:
         InputError: no such key, scope or database.
@@ -148,11 +148,11 @@ def run_keys(options: argparse.Namespace) -> int:
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Run the service.
+    """Run the service until it is interrupted.
 
     Raises:
-        InputError: an address for others without a key, a data folder that another service works
-            on, or a database that does not answer.
+        InputError: the service is reachable from outside and has no key, its data folder is in use,
+            or its database does not answer.
     """
     app = create_app(settings_of(options))
     service: Service = app.state.service
@@ -168,7 +168,7 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def server_of(app: FastAPI, settings: ServiceSettings, host: str, port: int) -> Server:
-    """A server of an application, with the limits of its connections."""
+    """Make the server of an application, with limited connections."""
     guard = Connections(connection_limits(settings))
     return Server(
         Config(
@@ -186,7 +186,7 @@ def server_of(app: FastAPI, settings: ServiceSettings, host: str, port: int) -> 
 
 
 def connection_limits(settings: ServiceSettings) -> ConnectionLimits:
-    """The limits of a service's connections, within the files that this process may open."""
+    """Return the limits of connections, reduced to the open files that are allowed."""
     most = within_files(settings.max_connections)
     return ConnectionLimits(
         most=most,
@@ -197,10 +197,10 @@ def connection_limits(settings: ServiceSettings) -> ConnectionLimits:
 
 
 def check_start(service: Service, host: str) -> None:
-    """Refuse what cannot go well, before anything listens.
+    """Refuse to start a service that could not work, and hold its data folder.
 
     Raises:
-        InputError: an address or a name for others without a key, or a data folder not ours.
+        InputError: it is reachable from outside and has no key, or its data folder is in use.
     """
     if service.settings.require_key and not service.storage.access.has_keys():
         names = [host, *(n for n in service.settings.allowed_hosts if n not in LOOPBACK_HOSTS)]
@@ -215,7 +215,7 @@ def check_start(service: Service, host: str) -> None:
 
 
 def say_whether_ray_answers(address: str) -> None:
-    """One line where no cluster answers yet: plans can be made without it, and it may come."""
+    """Print a line if no Ray cluster answers; planning works without one."""
     cluster = RayJobs(address)
     try:
         cluster.ray_version()
@@ -226,11 +226,11 @@ def say_whether_ray_answers(address: str) -> None:
 
 
 def settings_of(options: argparse.Namespace) -> ServiceSettings:
-    """The settings that a command line means.
+    """Return the settings of a command line.
 
     Raises:
-        InputError: a graph root that is no folder, a number out of its range, or an executor
-            without its address.
+        InputError: a graph root is no folder, a number is out of its range, or the executor
+            lacks its address.
     """
     _check_numbers(options)
     roots = [Path(root).resolve() for root in options.graph_root or [Path.cwd()]]

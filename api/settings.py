@@ -1,4 +1,4 @@
-"""What whoever runs the service decides; each knob is documented where it is declared."""
+"""Settings of one service."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,41 +8,41 @@ LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceSettings:
-    """One service."""
+    """What whoever runs the service decides."""
 
     data_dir: Path
-    """Database, plans, logs and artefacts."""
+    """Folder of the database, plans, logs and artefacts."""
     database_url: str | None = None
-    """SQLAlchemy URL; None: SQLite in the data folder."""
+    """SQLAlchemy URL of the database; None: SQLite in the data folder."""
     graph_roots: tuple[Path, ...] = field(default_factory=lambda: (Path.cwd(),))
     """Folders whose datasets requests may name."""
     allowed_models: tuple[str, ...] = ()
     """Modules, or module:factory, that requests may name as a model."""
     require_key: bool = False
-    """True where others than this machine can connect; else keys are asked for once one was made,
-    revoked or not."""
+    """True where other machines can connect. Else keys are needed once one was made, even if it was
+    revoked since."""
     allowed_hosts: tuple[str, ...] = LOOPBACK_HOSTS
-    """Names that requests may call the service by; * for any. Keeps other sites' names, which point
-    at this machine, from being used by a browser."""
+    """Host names that requests may use; * for any. Pages of other sites, whose names may lead to this
+    machine, are refused by it."""
     max_body_bytes: int = 4 * 2**20
     reads_per_second: float = 2000.0
-    """Requests of one client or key that change nothing; bursts of twice as many."""
+    """Rate of one client's or key's requests that change nothing; bursts are twice as high."""
     writes_per_second: float = 20.0
     max_connections: int = 2000
-    """Connections at once; fewer where the limit of open files is low. A new one beyond takes the
-    place of one that waits for its client."""
+    """Number of connections at once; fewer where the limit of open files is low. A new one beyond
+    it replaces one that waits for its client."""
     max_connections_of_client: int = 1000
-    """Of one address; that of a proxy is one. At most three quarters of all."""
+    """Number of connections from one address, such as a proxy; at most 3/4 of all."""
     header_seconds: float = 20.0
-    """Longest time until the headers of a request are there."""
+    """Longest wait for the headers of a request."""
     body_seconds: float = 60.0
-    """Longest time from there until its body is there."""
+    """Longest wait for the body of a request after its headers."""
     max_queued_jobs: int = 2000
     planning_workers: int = 1
-    """Jobs of the planning lane at once. Profiling measures: more than one disturb each other."""
+    """Number of planning jobs at once. More than one disturb each other's measurements."""
     retention_days: float = 30.0
-    """Jobs that ended earlier are removed with their logs and results; plans stay."""
+    """Days after which ended jobs are removed, with their logs and results; plans stay."""
     ray_address: str | None = None
-    """Dashboard of the Ray cluster that runs train on; None: they train on this machine."""
+    """Dashboard of the Ray cluster that trains runs; None: this machine does."""
     max_followers: int = 1000
-    """Streams of events that may be open at once."""
+    """Number of open streams of events."""

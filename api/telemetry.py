@@ -1,4 +1,4 @@
-"""What the service tells of itself: log lines as JSON, and what /metrics shows."""
+"""What the service reports about itself: log lines as JSON, and metrics for Prometheus."""
 
 import contextvars
 import json
@@ -20,10 +20,10 @@ _STANDARD = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "ta
 
 
 class JsonLines(logging.Formatter):
-    """A record as one line of JSON; `extra` fields stand beside the message."""
+    """Formats a log record as one line of JSON, with its `extra` fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Format a record."""
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {
             "time": f"{when}.{int(record.msecs):03d}Z",
@@ -41,7 +41,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_json(level: int = logging.INFO) -> None:
-    """Send the logs of the service, and uvicorn's, to stderr as JSON lines."""
+    """Log the service and uvicorn to stderr as lines of JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     for name in ("gnnplan", "uvicorn", "uvicorn.error", "alembic"):
@@ -102,26 +102,26 @@ class Metrics:
         self.registry.register(_JobCounts(queue))
 
     def job_ended(self, job: JobRow, state: str, seconds: float) -> None:
-        """Count a job that has ended."""
+        """Count an ended job."""
         self.job_seconds.labels(job.kind, state).observe(seconds)
 
     def text(self) -> bytes:
-        """Everything, as Prometheus reads it."""
+        """Return all metrics in Prometheus' format."""
         return generate_latest(self.registry)
 
 
 class _JobCounts(Collector):
-    """Jobs by kind and state, counted when asked for."""
+    """Numbers of jobs by kind and state, counted when they are read."""
 
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
 
     def describe(self) -> list[Metric]:
-        """Named ahead, so that registering does not ask the database."""
+        """Return the name alone, so that registering reads no database."""
         return [self._family()]
 
     def collect(self) -> Iterator[Metric]:
-        """One sample per kind and state."""
+        """Return one sample per kind and state."""
         family = self._family()
         for (kind, state), count in sorted(self._queue.counts().items()):
             family.add_metric([kind, state], count)

@@ -1,6 +1,6 @@
-"""The database: SQLite with a write-ahead log or PostgreSQL, migrated when opened, read in pages.
+"""The database: SQLite with a write-ahead log, or PostgreSQL; its tables are migrated when opened.
 
-Pages come newest first: a cursor names the last row of the page before.
+Lists are read in pages, newest rows first. A cursor names the last row of a page.
 """
 
 import base64
@@ -39,13 +39,13 @@ class Page(Generic[Item]):
 
 
 class Database:
-    """One database; `reading` and `writing` are short transactions.
+    """One database, used by short transactions.
 
     Args:
         url: SQLAlchemy URL.
 
     Raises:
-        InputError: no such kind of database, or it does not answer.
+        InputError: the URL is of another kind of database, or its driver is missing.
     """
 
     def __init__(self, url: str) -> None:
@@ -57,17 +57,17 @@ class Database:
 
     @contextmanager
     def reading(self) -> Generator[Session]:
-        """A transaction that changes nothing."""
+        """Open a transaction that changes nothing."""
         with self._read() as session:
             yield session
 
     @contextmanager
     def writing(self) -> Generator[Session]:
-        """A transaction that is committed at the end of the block, or not at all.
+        """Open a transaction that is committed at the end of the block, or not at all.
 
         Raises:
-            IntegrityError: another transaction has written a row of the same key in the meantime.
-                On SQLite writers wait for each other, so that it cannot happen there.
+            IntegrityError: another transaction has written a row of the same key meanwhile. On
+                SQLite this cannot happen, because writers wait for each other.
         """
         with self._write.begin() as session:
             yield session
@@ -112,10 +112,10 @@ class Database:
         return Page(items=items, next_cursor=None if last is None else encode_cursor(*last))
 
     def migrate(self, revision: str = "head") -> None:
-        """Bring the tables to a revision (`head` or `base` or one by name).
+        """Bring the tables to a revision: `head`, `base` or the name of one.
 
         Raises:
-            InputError: the database cannot be reached.
+            InputError: the database does not answer.
         """
         # One connection for both questions: a second one would wait for the first's lock.
         try:
@@ -129,20 +129,20 @@ class Database:
             ) from None
 
     def close(self) -> None:
-        """Release every connection."""
+        """Close every connection."""
         self.engine.dispose()
 
 
 def sqlite_url(data_dir: Path) -> str:
-    """URL of the embedded database of a data folder."""
+    """Return the URL of the SQLite database in a data folder."""
     return f"sqlite:///{data_dir / SQLITE_FILE}"
 
 
 def normal_url(url: str) -> str:
-    """The URL with psycopg as PostgreSQL's driver where none is named.
+    """Return the URL with psycopg as PostgreSQL's driver, unless it names one.
 
     Raises:
-        InputError: not a URL of SQLite or PostgreSQL.
+        InputError: the URL is not of SQLite or PostgreSQL.
     """
     try:
         parsed = make_url(url)
@@ -212,10 +212,10 @@ def encode_cursor(time_seconds: float, row_id: str | int) -> str:
 
 
 def decode_cursor(text: str) -> tuple[float, str]:
-    """Time and id of the last row of the page before.
+    """Return the time and id of the row that a cursor names.
 
     Raises:
-        InputError: not a cursor of ours.
+        InputError: the text is not a cursor.
     """
     try:
         found: Any = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))

@@ -1,6 +1,6 @@
-"""Jobs that wait and run: accepted once, claimed by one, ended once.
+"""The queue of jobs: each is accepted once, run by one worker at a time, and ended once.
 
-Every write of a running job names its attempt: a writer whose lease was lost changes nothing.
+Every write of a running job names its attempt, so a worker that lost its lease changes nothing.
 """
 
 import json
@@ -19,13 +19,13 @@ from gnnplan.api.storage.tables import AttemptRow, IdempotencyRow, JobRow, PlanR
 from gnnplan.runtime import codec
 
 LEASE_SECONDS = 30.0
-"""A running job whose owner has not been heard of for so long is taken over."""
+"""Seconds without a sign from its worker after which a running job is taken over."""
 ENDED = ("succeeded", "failed", "cancelled")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewJob:
-    """What a client wants done."""
+    """A job to be accepted."""
 
     kind: str
     lane: str
@@ -36,12 +36,12 @@ class NewJob:
     request_id: str = ""
     idempotency_key: str | None = None
     result: str | None = None
-    """Of a job that is done when it is accepted: the resource that was there already."""
+    """Path of a resource that exists already; the job then counts as done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """How an attempt ended for good."""
+    """How a job ended."""
 
     state: str
     result: str | None = None
@@ -49,32 +49,32 @@ class Ending:
     problem: dict[str, Any] | None = None
     subject: str | None = None
     rows: Sequence[Any] = field(default_factory=tuple)
-    """Further rows of the same transaction, merged by their key."""
+    """Further rows of the same transaction, merged by their primary key."""
 
 
 class KeyReusedError(Exception):
-    """An Idempotency-Key came again with another request."""
+    """An Idempotency-Key was used for another request before."""
 
 
 class PlanGoneError(Exception):
-    """A job is about a plan that is not there, or is being removed."""
+    """The plan of a job does not exist, or is being removed."""
 
 
 class JobQueue:
-    """The jobs table. Every method is one short transaction."""
+    """The jobs in the database; each method is one short transaction."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def add(self, job: NewJob) -> tuple[JobRow, bool]:
-        """Accept a job, or find the one its Idempotency-Key has made.
+        """Accept a job, or find the job that its Idempotency-Key made.
 
         Returns:
-            The job, and whether it was there before.
+            The job, and whether it existed before.
 
         Raises:
             KeyReusedError: the key was used for another request.
-            PlanGoneError: the plan that it is about is not there.
+            PlanGoneError: the job's plan does not exist.
         """
         digest = codec.content_hash([job.kind, job.request])
         try:
@@ -110,29 +110,34 @@ class JobQueue:
         return row, False
 
     def get(self, job_id: str) -> JobRow | None:
-        """The job of that id, if there is one."""
+        """Return the job of an id, or None."""
         return self._database.get(JobRow, job_id)
 
     def attempts(self, job_id: str) -> list[AttemptRow]:
-        """What was tried for a job, first attempt first."""
+        """Return the attempts at a job, oldest first."""
         query = select(AttemptRow).where(AttemptRow.job_id == job_id).order_by(AttemptRow.id)
         with self._database.reading() as session:
             return list(session.scalars(query))
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """Number of jobs by kind and state."""
+        """Return the number of jobs by kind and state."""
         query = select(JobRow.kind, JobRow.state, func.count()).group_by(JobRow.kind, JobRow.state)
         with self._database.reading() as session:
             return {(kind, state): count for kind, state, count in session.execute(query)}
 
     def num_waiting(self) -> int:
-        """Jobs that are queued."""
+        """Return the number of queued jobs."""
         with self._database.reading() as session:
             query = select(func.count()).select_from(JobRow).where(JobRow.state == "queued")
             return session.execute(query).scalar_one()
 
     def claim(self, lane: str, owner: str) -> JobRow | None:
-        """Take the oldest job that waits or whose owner is gone; at most one caller gets it."""
+        """Give a worker the oldest job of a lane that is queued or whose lease ran out.
+
+        Args:
+            lane: name of the lane.
+            owner: name of the service that runs the job.
+        """
         now = time.time()
         gone = (JobRow.state == "running") & (JobRow.lease_until_seconds < now)
         oldest = (
@@ -168,7 +173,7 @@ class JobQueue:
             return row
 
     def renew(self, job: JobRow) -> bool | None:
-        """Keep a job; True where it is to be cancelled, None where another has taken it over."""
+        """Extend a job's lease; return True where it is to be cancelled, None where it is lost."""
         with self._database.writing() as session:
             return session.execute(
                 update(JobRow)
@@ -178,14 +183,14 @@ class JobQueue:
             ).scalar_one_or_none()
 
     def progress(self, job: JobRow, stage: str, share: float) -> None:
-        """Write down how far a running job is."""
+        """Store how far a running job is."""
         with self._database.writing() as session:
             session.execute(
                 update(JobRow).where(*_is_mine(job)).values(stage=stage[:200], share=share)
             )
 
     def finish(self, job: JobRow, ending: Ending) -> bool:
-        """End a job with everything it made; False where it was no longer this attempt's."""
+        """End a job and store what it made; return False where its lease is lost."""
         now = time.time()
         values: dict[str, Any] = {
             "state": ending.state,
@@ -213,7 +218,7 @@ class JobQueue:
         return True
 
     def give_back(self, job: JobRow, outcome: str) -> bool:
-        """Queue a job again whose attempt ended without an outcome (crashed, interrupted)."""
+        """Queue a job again after an attempt without an outcome: crashed or interrupted."""
         crashed = 1 if outcome == "crashed" else 0
         with self._database.writing() as session:
             mine = session.execute(
@@ -232,7 +237,7 @@ class JobQueue:
         return mine is not None
 
     def take_over(self, owner: str) -> int:
-        """Let the running jobs of an owner that is known to be gone be claimed at once."""
+        """Let the running jobs of a service that has ended be claimed at once."""
         with self._database.writing() as session:
             ids = session.execute(
                 update(JobRow)
@@ -243,7 +248,7 @@ class JobQueue:
         return len(ids)
 
     def cancel(self, job_id: str) -> JobRow | None:
-        """Cancel a job that waits; ask a running one to end. None where there is no such job."""
+        """Cancel a queued job, or ask a running one to end; return None for an unknown id."""
         with self._database.writing() as session:
             # Locked: it may be claimed, or given back, while this decides which of both it is.
             row = session.get(JobRow, job_id, with_for_update=True)
@@ -284,7 +289,7 @@ def _is_mine(job: JobRow) -> tuple[Any, ...]:
 
 
 def _end_attempts(session: Session, job_id: str, before: int, outcome: str) -> None:
-    """Close the open attempts of a job below a number."""
+    """Close the open attempts at a job whose numbers are below one."""
     session.execute(
         update(AttemptRow)
         .where(

@@ -1,12 +1,12 @@
-"""Everything the service keeps, opened together: rows in a database, files in the data folder.
+"""Everything the service keeps: rows in a database, files in the data folder.
 
 DATA/service.sqlite3     tables, where no other database is named
 DATA/plans/ID            plan folders
 DATA/jobs/ID             request, log, events and outcome of a job
 DATA/runs/ID             run folders of training jobs
-DATA/artefacts/ab/ab...  documents named by their content
+DATA/artefacts/ab/ab...  documents named by the sha256 of their content
 
-All of it is for its owner alone, whatever the umask: folders 0700, files 0600.
+All of it is closed to other users, whatever the umask: folders 0700, files 0600.
 """
 
 import contextlib
@@ -30,21 +30,21 @@ from gnnplan.runtime import codec
 
 FOLDER, FILE = 0o700, 0o600
 WRITTEN_FILE = ".written"
-"""Written again and again, to see whether anything can be."""
+"""File that is written to see whether the folder is writable."""
 LOCK_FILE = "service.lock"
 DAY_SECONDS = 86400.0
 GRACE_SECONDS = 3600.0
-"""Files younger than this are never swept: the row that will name them may not be written yet."""
+"""Age in seconds below which files are kept: the row that names them may not be written yet."""
 
 
 class Artefacts:
-    """A folder of content-addressed files."""
+    """A folder of files named by their content, each written whole or not at all."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def put(self, data: bytes) -> str:
-        """Keep bytes; returns their sha256. Equal content is kept once.
+        """Store bytes, unless they are stored already, and return their sha256.
 
         Raises:
             OSError: the disk is full or the folder cannot be written.
@@ -59,7 +59,7 @@ class Artefacts:
         return digest
 
     def get(self, digest: str) -> bytes | None:
-        """The bytes of that hash; None where there are none, or they were altered."""
+        """Return the bytes of a sha256; None where they are missing or altered."""
         try:
             data = self.path(digest).read_bytes()
         except OSError:
@@ -67,17 +67,22 @@ class Artefacts:
         return data if hashlib.sha256(data).hexdigest() == digest else None
 
     def path(self, digest: str) -> Path:
-        """Where the bytes of that hash lie.
+        """Return where the bytes of a sha256 are stored.
 
         Raises:
-            ValueError: not a sha256.
+            ValueError: the text is no sha256.
         """
         if not re.fullmatch(r"[0-9a-f]{64}", digest):
             raise ValueError(f"expected a sha256 in hexadecimal, found {digest!r}")
         return self._folder / digest[:2] / digest
 
     def sweep(self, wanted: Iterable[str], *, older_than_seconds: float) -> int:
-        """Remove what nobody refers to and was written before a time; returns how many."""
+        """Remove unwanted files and return their number.
+
+        Args:
+            wanted: sha256 of the files that stay.
+            older_than_seconds: Unix time; files written later stay too.
+        """
         keep, removed = set(wanted), 0
         for path in self._folder.glob("??/*"):
             if path.name not in keep and path.stat().st_mtime < older_than_seconds:
@@ -87,14 +92,14 @@ class Artefacts:
 
 
 class Storage:
-    """The service's state.
+    """The database and the data folder of a service.
 
     Args:
-        data_dir: folder of its files.
-        url: database; None: SQLite in the folder.
+        data_dir: the folder, made where it is missing.
+        url: of the database; None: SQLite in the folder.
 
     Raises:
-        InputError: the database is none we know, or does not answer.
+        InputError: the database is of an unknown kind, or does not answer.
     """
 
     def __init__(self, data_dir: Path, url: str | None = None) -> None:
@@ -113,11 +118,11 @@ class Storage:
         self.artefacts = Artefacts(data_dir / "artefacts")
 
     def job_folder(self, job_id: str) -> Path:
-        """Where a job's request, log, events and outcome lie."""
+        """Return the folder of a job's request, log, events and outcome."""
         return self.data_dir / "jobs" / job_id
 
     def run_folder(self, job_id: str) -> Path:
-        """Where a training job's checkpoints and report lie."""
+        """Return the folder of a training job's checkpoints and report."""
         return self.data_dir / "runs" / job_id
 
     def check_writable(self) -> None:
@@ -133,15 +138,21 @@ class Storage:
             session.merge(WrittenRow(id=1, time_seconds=time.time()))
 
     def remove_job_files(self, job_ids: Iterable[str]) -> None:
-        """Remove what jobs have left in their folders; documents stay until the next sweep."""
+        """Remove the folders of jobs; their documents stay until the next sweep."""
         for job_id in job_ids:
             shutil.rmtree(self.job_folder(job_id), ignore_errors=True)
             shutil.rmtree(self.run_folder(job_id), ignore_errors=True)
 
     def sweep(self, retention_days: float) -> int:
-        """Remove jobs that ended longer ago, their files, and artefacts that nobody names.
+        """Remove jobs that ended long ago with their files, and artefacts that no row names.
 
-        Plans, machines and profiles stay. Returns the number of jobs removed.
+        Plans, machines and profiles stay.
+
+        Args:
+            retention_days: days for which ended jobs are kept.
+
+        Returns:
+            The number of jobs removed.
         """
         now = time.time()
         before = now - retention_days * DAY_SECONDS
@@ -158,19 +169,19 @@ class Storage:
         return len(ids)
 
     def close(self) -> None:
-        """Release the database."""
+        """Close the database."""
         self.database.close()
 
 
 def _is_of_services(folder: Path) -> bool:
-    """Whether a folder holds nothing but a service's data: one is here, or it is new."""
+    """Return whether a folder is missing, empty or a service's data folder."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return True
     return any((folder / name).exists() for name in (SQLITE_FILE, LOCK_FILE))
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, or take one that is there, and close it to others where it is ours.
+    """Make a folder where it is missing, and close it to other users if we own it.
 
     Raises:
         OSError: it cannot be made.
@@ -181,7 +192,7 @@ def make_private(folder: Path) -> None:
 
 
 def open_private(path: Path) -> BinaryIO:
-    """Open a file to append to, and close it to others where it is ours.
+    """Open a file to append to, and close it to other users if we own it.
 
     Raises:
         OSError: it cannot be written.
@@ -190,10 +201,10 @@ def open_private(path: Path) -> BinaryIO:
 
 
 def private_descriptor(path: Path, flags: int) -> int:
-    """Open a file, made where it is missing, and close it to others where it is ours.
+    """Open a file, made where it is missing, and close it to other users if we own it.
 
     Raises:
-        OSError: it cannot be opened so.
+        OSError: it cannot be opened.
     """
     descriptor = os.open(path, flags | os.O_CREAT, FILE)
     with contextlib.suppress(PermissionError):

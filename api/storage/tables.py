@@ -1,4 +1,4 @@
-"""The tables. Times are Unix seconds; documents are JSON text; bytes of any size are files."""
+"""The tables. Times are Unix seconds, documents are JSON texts, large contents are files."""
 
 from typing import ClassVar
 
@@ -9,14 +9,14 @@ RowNumber = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows 
 
 
 class Base(DeclarativeBase):
-    """Tables of the service."""
+    """A table of the service."""
 
     TIME: ClassVar[str] = "created_seconds"
-    """Column by which pages of the table are ordered, together with `id`."""
+    """Name of the column that orders pages of the table, before `id`."""
 
 
 class JobRow(Base):
-    """One job: queued -> running -> succeeded | failed | cancelled."""
+    """One job: queued, running, then succeeded, failed or cancelled."""
 
     __tablename__ = "jobs"
 
@@ -26,15 +26,15 @@ class JobRow(Base):
     state: Mapped[str] = mapped_column(String(16))
     request: Mapped[str] = mapped_column(Text)
     subject: Mapped[str] = mapped_column(String(64), default="")
-    """Plan that the job is about; empty where there is none yet."""
+    """Id of the plan that the job is about; empty where there is none yet."""
     principal: Mapped[str] = mapped_column(String(64), default="")
     request_id: Mapped[str] = mapped_column(String(64), default="")
     stage: Mapped[str] = mapped_column(Text, default="")
     share: Mapped[float] = mapped_column(default=0.0)
     attempt: Mapped[int] = mapped_column(default=0)
-    """Number of the running or last attempt, from 1; what a late writer is recognised by."""
+    """Number of the running or last attempt, from 1; it tells late writers."""
     crashes: Mapped[int] = mapped_column(default=0)
-    """Attempts whose process ended without an outcome."""
+    """Number of attempts whose process ended without an outcome."""
     cancel: Mapped[bool] = mapped_column(default=False)
     time_limit_seconds: Mapped[float] = mapped_column(default=3600.0)
     created_seconds: Mapped[float]
@@ -45,7 +45,7 @@ class JobRow(Base):
     result: Mapped[str | None] = mapped_column(Text)
     """Path of the resource that the job made."""
     result_sha256: Mapped[str | None] = mapped_column(String(64))
-    """Artefact with the job's document."""
+    """Artefact that holds the job's document."""
     problem: Mapped[str | None] = mapped_column(Text)
 
     __table_args__ = (
@@ -71,7 +71,7 @@ class AttemptRow(Base):
 
 
 class IdempotencyRow(Base):
-    """Which job an Idempotency-Key of a principal has made."""
+    """The job that a principal's Idempotency-Key made."""
 
     __tablename__ = "idempotency"
 
@@ -83,7 +83,7 @@ class IdempotencyRow(Base):
 
 
 class PlanRow(Base):
-    """A finished plan; its folder is plans/ID."""
+    """A finished plan, whose folder is plans/ID."""
 
     __tablename__ = "plans"
 
@@ -98,13 +98,13 @@ class PlanRow(Base):
     statistics_class: Mapped[str] = mapped_column(String(16))
     created_seconds: Mapped[float]
     owner: Mapped[str] = mapped_column(String(64), default="", server_default="")
-    """Id of the key whose job made it; empty: nobody's."""
+    """Id of the key whose job made it; empty for plans of nobody."""
 
     __table_args__ = (Index("ix_plans_created", "created_seconds", "id"),)
 
 
 class PlanRequestRow(Base):
-    """Which plan answers a request: the hash of fingerprints, settings and version."""
+    """The plan that answers a request, which `request_key` hashes."""
 
     __tablename__ = "plan_requests"
 
@@ -139,7 +139,7 @@ class ProfileRow(Base):
 
 
 class WrittenRow(Base):
-    """Written again and again, to see whether anything can be."""
+    """A row that is written to see whether the database is writable."""
 
     __tablename__ = "written"
 
@@ -148,7 +148,7 @@ class WrittenRow(Base):
 
 
 class KeyRow(Base):
-    """An API key: never the key itself, only its hash."""
+    """An API key, stored as its hash."""
 
     __tablename__ = "keys"
 
@@ -156,13 +156,13 @@ class KeyRow(Base):
     name: Mapped[str] = mapped_column(String(64))
     sha256: Mapped[str] = mapped_column(String(64), unique=True)
     scopes: Mapped[str] = mapped_column(String(64))
-    """Names with commas between."""
+    """Names of scopes, separated by commas."""
     created_seconds: Mapped[float]
     revoked_seconds: Mapped[float | None]
 
 
 class AuditRow(Base):
-    """Who asked for what that changes something, and what was answered."""
+    """A request that may change something, who sent it, and its answer."""
 
     __tablename__ = "audit"
     TIME: ClassVar[str] = "time_seconds"

@@ -1,4 +1,4 @@
-"""What alembic runs: migrations on the connection it is handed, in batch mode for SQLite."""
+"""Run migrations on the connection that alembic's configuration holds."""
 
 from alembic import context
 

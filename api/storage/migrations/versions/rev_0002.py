@@ -1,7 +1,6 @@
-"""Owners of plans, and a row that is written to see whether anything can be.
+"""Add owners of plans, and the row that is written to see whether the database is writable.
 
-A plan that is there belongs to whoever's job made it, where that job is still known; the others
-belong to nobody.
+A plan belongs to the key whose job made it, if that job is still known, else to nobody.
 """
 
 import sqlalchemy as sa
@@ -18,7 +17,7 @@ UPDATE plans SET owner = COALESCE(
    WHERE jobs.subject = plans.id AND jobs.kind = 'plan' AND jobs.attempt > 0
    ORDER BY jobs.created_seconds LIMIT 1), '')
 """
-"""A job without an attempt was answered by a plan that was there already."""
+"""A job without an attempt did not make its plan: it found one."""
 
 
 def upgrade() -> None:
