@@ -19,11 +19,10 @@ class ServiceSettings:
     allowed_models: tuple[str, ...] = ()
     """Modules, or module:factory, that requests may name as a model."""
     require_key: bool = False
-    """True where other machines can connect. Else keys are needed once one was made, even if it was
-    revoked since."""
+    """True where other machines can connect. Else keys are needed as soon as one was ever made."""
     allowed_hosts: tuple[str, ...] = LOOPBACK_HOSTS
-    """Host names that requests may use; * for any. Pages of other sites, whose names may lead to this
-    machine, are refused by it."""
+    """Host names that requests may use; * for any. It refuses pages of other sites, whose names may
+    lead to this machine."""
     max_body_bytes: int = 4 * 2**20
     reads_per_second: float = 2000.0
     """Rate of one client's or key's requests that change nothing; bursts are twice as high."""

@@ -1,1 +1,1 @@
-"""Pages for people: the same acts as the REST routes, through the same functions of the service."""
+"""Pages for people, which call the same functions of the service as the routes."""

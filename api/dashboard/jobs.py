@@ -1,4 +1,4 @@
-"""Pages of jobs and runs: the list, one as it goes on, its losses as they come, its end."""
+"""Pages of jobs and runs: the list, and one of each with its progress, losses and log."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,7 +25,7 @@ from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.report.links import measured_links
 from gnnplan.planner.report.measured import Measured, draw_measured, measured
 from gnnplan.planner.report.page import machine_of, swatch
-from gnnplan.planner.report.svg import element, figure
+from gnnplan.planner.report.svg import element, figure, percent
 from gnnplan.runtime.errors import GnnplanError
 from gnnplan.runtime.plan.schema import Plan
 
@@ -34,29 +34,29 @@ TOP = 18
 MOST_POINTS = 400
 MOST_DOTS = 40
 MOST_LOSS = 1e300
-"""A loss beyond it has diverged: differences of such numbers are none."""
+"""Loss beyond which a run has diverged; differences of such numbers mean nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """One step's loss per seed, or the mean of an epoch's steps."""
+    """The loss of one step, or the mean of an epoch's steps, per seed."""
 
     epoch: int
     step: int | None
-    """None for the mean."""
+    """Number of the step; None for an epoch's mean."""
     loss: float
 
     @property
     def place(self) -> str:
-        """Where in the run."""
+        """Return epoch and step in words."""
         return f"epoch {self.epoch}, {'mean' if self.step is None else f'step {self.step}'}"
 
 
 def losses(folder: FilePath) -> list[Loss]:
-    """Losses that a job has told of last, thinned to what a picture shows.
+    """Read the losses that a job reported last, thinned to what a picture can show.
 
-    Steps are told of ten times a second at most; where that is less often than epochs end, the
-    epochs' means say more.
+    Of step losses and epoch means the longer list is taken: short runs report few steps, since step
+    events come at most twice a second.
     """
     told: dict[str, list[Loss]] = {"step": [], "epoch": []}
     for line in end_of(folder / EVENTS_FILE).splitlines():
@@ -70,7 +70,7 @@ def losses(folder: FilePath) -> list[Loss]:
 
 
 def _loss(data: dict[str, Any], *, mean: bool) -> Loss | None:
-    """What an event tells of a loss; None where that is no number that can be drawn."""
+    """Read the loss of an event; None where it cannot be drawn."""
     loss, epoch, step = data.get("loss"), data.get("epoch", 0), data.get("step", 0)
     if not isinstance(loss, float) or not abs(loss) < MOST_LOSS:
         return None
@@ -80,29 +80,23 @@ def _loss(data: dict[str, Any], *, mean: bool) -> Loss | None:
 
 
 def draw_losses(found: list[Loss]) -> Markup:
-    """Loss over the steps told of, first to last across the picture."""
+    """Draw losses in their order over the width of the picture."""
     high, low = max(x.loss for x in found), min(x.loss for x in found)
-    span = (high - low) or 1.0
+    span, bottom = (high - low) or 1.0, HEIGHT - 26
     places = [
-        (i / max(1, len(found) - 1), TOP + (high - x.loss) / span * (HEIGHT - TOP - 26))
+        (i / max(1, len(found) - 1), TOP + (high - x.loss) / span * (bottom - TOP))
         for i, x in enumerate(found)
     ]
     lines = [
-        element(
-            "line",
-            class_="loss",
-            x1=f"{100 * xa:.2f}%",
-            y1=ya,
-            x2=f"{100 * xb:.2f}%",
-            y2=yb,
-        )
+        element("line", class_="loss", x1=percent(xa), y1=ya, x2=percent(xb), y2=yb)
         for (xa, ya), (xb, yb) in pairwise(places)
     ]
     dots = [
-        element("circle", class_="point", cx=f"{100 * x:.2f}%", cy=y, r=3)
+        element("circle", class_="point", cx=percent(x), cy=y, r=3)
         for x, y in (places if len(places) <= MOST_DOTS else [])
     ]
     first, last = found[0], found[-1]
+    end = f"{last.place}: {last.loss:.3f}"
     words = (
         f"Loss {first.loss:.3f} at {first.place}; {last.loss:.3f} at {last.place}; "
         f"between {low:.3f} and {high:.3f}."
@@ -111,21 +105,18 @@ def draw_losses(found: list[Loss]) -> Markup:
         "losses",
         "Loss per seed, as measured",
         words,
-        element("line", class_="grid", x1=0, x2="100%", y1=TOP, y2=TOP),
-        element("line", class_="grid", x1=0, x2="100%", y1=HEIGHT - 26, y2=HEIGHT - 26),
+        *(element("line", class_="grid", x1=0, x2="100%", y1=y, y2=y) for y in (TOP, bottom)),
         *lines,
         *dots,
-        element("text", f"{high:.3f}", class_="axis", x=0, y=TOP - 5),
-        element("text", f"{low:.3f}", class_="axis", x=0, y=HEIGHT - 31),
-        element("text", first.place, class_="axis", x=0, y=HEIGHT - 8),
-        element(
-            "text",
-            f"{last.place}: {last.loss:.3f}",
-            class_="axis",
-            x="100%",
-            y=HEIGHT - 8,
-            text_anchor="end",
+        *(
+            element("text", text, class_="axis", x=0, y=y)
+            for text, y in (
+                (f"{high:.3f}", TOP - 5),
+                (f"{low:.3f}", bottom - 5),
+                (first.place, HEIGHT - 8),
+            )
         ),
+        element("text", end, class_="axis", x="100%", y=HEIGHT - 8, text_anchor="end"),
         height=HEIGHT,
     )
 
@@ -142,7 +133,7 @@ def list_jobs(
     _who: Reader,
     cursor: Annotated[str | None, Query(max_length=512)] = None,
 ) -> Response:
-    """Jobs, newest first; htmx asks again for the rows."""
+    """List jobs, newest first; htmx asks again for the rows."""
     found = service.storage.database.page(JobRow, cursor=cursor)
     rows = [job_of(row) for row in found.items]
     template = "job_rows.html" if "hx-request" in request.headers else "jobs.html"
@@ -151,7 +142,7 @@ def list_jobs(
 
 @router.get("/jobs/{job}")
 def show_job(request: Request, service: ServiceIn, who: Reader, job: JobId) -> Response:
-    """One job; htmx asks again for what changes."""
+    """Show one job; htmx asks again for what changes."""
     row = jobs.get_job(service, job)
     found = job_of(row)
     log = jobs.job_log(service, job).decode(errors="replace").splitlines()[-LOG_LINES:]
@@ -171,7 +162,7 @@ def show_job(request: Request, service: ServiceIn, who: Reader, job: JobId) -> R
 
 @router.post("/jobs/{job}/cancel")
 def cancel_job(service: ServiceIn, who: Maker, job: JobId) -> Response:
-    """Cancel a job, and back to it."""
+    """Cancel a job and return to it."""
     row = jobs.cancel_job(service, who, job)
     return see(f"/runs/{row.id}" if row.kind == "train" else f"/jobs/{row.id}")
 
@@ -187,7 +178,7 @@ async def start_run(
     caller: CallerIn,
     plan: Annotated[str, Path(max_length=64)],
 ) -> Response:
-    """Train under the plan, and on to the run."""
+    """Train under the plan; lead to the run."""
     fields = await form(request)
     options = {"epochs": fields.get("epochs", "10"), "force": fields.get("force") == "yes"}
     try:
@@ -200,7 +191,7 @@ async def start_run(
 
 @router.get("/runs/{run}")
 def show_run(request: Request, service: ServiceIn, who: Reader, run: RunId) -> Response:
-    """One run; htmx asks again for what changes."""
+    """Show one run; htmx asks again for what changes."""
     row = runs.get_run(service, run)
     plan = runs.plan_of_run(service, row)
     found = _measured(service, run, plan)
@@ -223,7 +214,7 @@ def show_run(request: Request, service: ServiceIn, who: Reader, run: RunId) -> R
 
 
 def _measured(service: Service, run: str, plan: Plan) -> Measured | None:
-    """What was measured so far; None before the first epoch's end."""
+    """Return what was measured so far; None before the end of the first epoch."""
     try:
         return measured(plan, runs.run_report(service, run))
     except ConflictError:
@@ -231,7 +222,7 @@ def _measured(service: Service, run: str, plan: Plan) -> Measured | None:
 
 
 def _links(plan: Plan, found: Measured | None) -> list[object]:
-    """Load of the links, predicted and counted; none where the machine is not known."""
+    """Return the load of each link, predicted and counted; none without the machine."""
     try:
         machine = machine_of(plan)
         if machine is None:

@@ -1,6 +1,6 @@
-"""What every page shares: templates, headers, files, refusals that are pages too, and the login.
+"""What pages share: templates, headers, static files, refusals as pages, and the login.
 
-A browser's key is given once, and kept in a cookie that scripts and other sites cannot use.
+A browser's key is kept in a cookie that scripts and other sites cannot read.
 """
 
 import hashlib
@@ -34,12 +34,12 @@ ASSETS = Path(__file__).parent / "assets"
 ENDED: tuple[JobState, ...] = ("succeeded", "failed", "cancelled")
 MOST_FIELDS = 100
 STOP_ASKING = 286
-"""Status at which htmx takes the answer and asks no more."""
+"""Status after which htmx asks no more."""
 
 
 @cache
 def environment() -> Environment:
-    """Our templates, and those of a plan's page; every value is escaped."""
+    """Return the templates of the dashboard and of a plan's page; all values are escaped."""
     made = Environment(
         loader=ChoiceLoader(
             [PackageLoader("gnnplan.api.dashboard"), PackageLoader("gnnplan.planner.report")]
@@ -55,7 +55,7 @@ def environment() -> Environment:
 
 
 def when(seconds: float | None) -> str:
-    """A moment for people, in UTC.
+    """Write a Unix time for people, in UTC.
 
     >>> when(0.0), when(None)
     ('1970-01-01 00:00:00 UTC', '')
@@ -66,7 +66,7 @@ def when(seconds: float | None) -> str:
 
 
 def page(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
-    """A page, or the part of one that htmx asked for."""
+    """Render a page, or the part of one that htmx asked for."""
     who: Principal | None = request.scope.get("principal")
     text = (
         environment()
@@ -83,25 +83,25 @@ def page(request: Request, template: str, *, status: int = 200, **values: Any) -
 
 
 def part_status(request: Request, state: str) -> int:
-    """Status of a page that htmx may ask for again and again until its job has ended."""
+    """Return the status of a page that htmx asks for again until its job has ended."""
     return STOP_ASKING if "hx-request" in request.headers and state in ENDED else 200
 
 
 def headers() -> dict[str, str]:
-    """Of every page: nothing from outside, nothing kept by caches that others read."""
+    """Return headers of every page: no foreign content, and no shared caches."""
     return {"Content-Security-Policy": POLICY, "Cache-Control": "private, no-store"}
 
 
 def see(address: str) -> Response:
-    """Go on at another page after a form."""
+    """Redirect to another page after a form."""
     return RedirectResponse(address, status_code=303, headers=headers())
 
 
 async def form(request: Request) -> dict[str, str]:
-    """Fields of a form; the last of a name counts, empty ones are left out.
+    """Read a form: the last value of each name, without empty values.
 
     Raises:
-        HTTPException: it is no form.
+        HTTPException: the body is no form.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
@@ -115,10 +115,10 @@ async def form(request: Request) -> dict[str, str]:
 
 
 class PageRoute(APIRoute):
-    """A route whose refusals are pages; who has no key is shown where to give one."""
+    """A route whose refusals are pages; without a key it leads to the login."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler, with refusals caught."""
+        """Return the handler, with refusals caught."""
         handle = super().get_route_handler()
 
         async def caught(request: Request) -> Response:
@@ -141,7 +141,7 @@ class PageRoute(APIRoute):
 
 
 def refusal(request: Request, status: int, detail: str) -> Response:
-    """Why there is no page."""
+    """Render why there is no page."""
     return page(request, "refusal.html", status=status, code=status, detail=detail)
 
 
@@ -156,7 +156,7 @@ FILES = {
 
 @router.get("/static/{name}")
 def get_file(request: Request, name: str) -> Response:
-    """One of them."""
+    """Answer a static file."""
     if name not in FILES:
         raise HTTPException(404, "no such file")
     body = contents(name)
@@ -166,7 +166,7 @@ def get_file(request: Request, name: str) -> Response:
 
 @cache
 def contents(name: str) -> bytes:
-    """A file's bytes."""
+    """Return the bytes of a static file."""
     return style().encode() if name == "report.css" else (ASSETS / name).read_bytes()
 
 
@@ -176,13 +176,13 @@ KEPT_SECONDS = 30 * 86400
 
 @login_router.get("/login")
 def show_login(request: Request) -> Response:
-    """Where a key is given."""
+    """Show the form that takes a key."""
     return page(request, "login.html", told="")
 
 
 @login_router.post("/login")
 async def log_in(request: Request, service: ServiceIn) -> Response:
-    """Keep a valid key in a cookie."""
+    """Store a valid key in a cookie."""
     text = (await form(request)).get("key", "").strip()
     who = await run_in_threadpool(principal_of, service.storage.access, text) if text else None
     if who is None:
@@ -202,7 +202,7 @@ async def log_in(request: Request, service: ServiceIn) -> Response:
 
 @login_router.post("/logout")
 def log_out() -> Response:
-    """Forget the key."""
+    """Delete the cookie."""
     answer = see("/login")
     answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return answer

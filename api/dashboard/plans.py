@@ -1,6 +1,6 @@
-"""Pages of plans: the form that makes one, the list, one plan, two side by side; of machines.
+"""Pages of plans and machines: lists, one of each, two plans side by side, the form of a plan.
 
-The form has the settings of a request, checked by the REST request's schema.
+The form has the settings of a REST request and is checked by its schema.
 """
 
 from typing import Annotated, Any
@@ -37,12 +37,12 @@ from gnnplan.runtime.plan.setting import SettingField, setting_fields
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 FIRST = ("devices", "model", "hidden", "fanouts", "batch_size")
-"""Settings that the form shows at once; the others stand under "More"."""
+"""Settings that the form shows at once; the others are under "More"."""
 
 
 @router.get("/plans/new")
 def show_form(request: Request, service: ServiceIn, _who: Planner) -> Response:
-    """The form."""
+    """Show the form with the defaults."""
     return _form(request, service, {_key(each): default_text(each) for each in form_fields()})
 
 
@@ -50,7 +50,7 @@ def show_form(request: Request, service: ServiceIn, _who: Planner) -> Response:
 async def create_plan(
     request: Request, service: ServiceIn, _who: Planner, caller: CallerIn
 ) -> Response:
-    """Accept the form; on at the job, or at the plan where it was there already."""
+    """Accept the form; lead to the job, or to the plan where one answers it already."""
     fields = await form(request)
     try:
         wanted = PlanRequest.model_validate(request_fields(fields))
@@ -67,10 +67,10 @@ async def create_plan(
 
 
 def request_fields(fields: dict[str, str]) -> dict[str, Any]:
-    """A form's fields as the REST request has them.
+    """Turn a form's fields into those of a REST request.
 
     Raises:
-        SettingsError: a field is no number or size.
+        SettingsError: a text is no number or size.
     """
     wanted: dict[str, Any] = {name: fields[name] for name in ("graph", "machine") if name in fields}
     given = {each.name: fields[_key(each)] for each in form_fields() if _key(each) in fields}
@@ -78,12 +78,12 @@ def request_fields(fields: dict[str, str]) -> dict[str, Any]:
 
 
 def form_fields(kind: type = PlanSettings) -> list[SettingField]:
-    """Settings that the form has, in the order of the flags."""
+    """Return the settings that the form has, in the order of the flags."""
     return [each for each in setting_fields(kind) if each.setting.surface == "all"]
 
 
 def _key(field: SettingField) -> str:
-    """Name of a setting's field in the form."""
+    """Return the name of a setting's field in the form."""
     return field.flag.removeprefix("--").replace("-", "_")
 
 
@@ -92,7 +92,7 @@ def _label(field: SettingField) -> str:
 
 
 def _choices(field: SettingField, models: list[str]) -> tuple[str, ...]:
-    """Words that the form offers of a setting; empty where it takes a text."""
+    """Return the words that the form offers for a setting; empty where it takes any text."""
     open_names = {"policy": POLICIES, "model": tuple(models)}
     yes_no = YES_NO if field.hint is bool else ()
     return field.choices or yes_no or open_names.get(field.name, ())
@@ -142,7 +142,7 @@ def list_plans(
     _who: Reader,
     cursor: Annotated[str | None, Query(max_length=512)] = None,
 ) -> Response:
-    """Plans, newest first."""
+    """List plans, newest first."""
     rows, next_cursor = _summaries(service, cursor=cursor)
     return page(request, "plans.html", plans=rows, next_cursor=next_cursor)
 
@@ -156,7 +156,7 @@ def _summaries(
 
 @router.get("/plans/{plan}")
 def show_plan(request: Request, service: ServiceIn, _who: Reader, plan: PlanId) -> Response:
-    """One plan, as its report shows it."""
+    """Show a plan as its report does."""
     found = plans.get_plan(service, plan)
     made = runs.list_runs(service, plan=plan, limit=20).items
     others, _ = _summaries(service)
@@ -172,7 +172,7 @@ def show_plan(request: Request, service: ServiceIn, _who: Reader, plan: PlanId) 
 
 @router.get("/plans/{plan}/report.html")
 def take_report(service: ServiceIn, _who: Reader, plan: PlanId) -> Response:
-    """The plan's self-contained page, with a run's measurements where there are any."""
+    """Download the plan's self-contained page, with a run's measurements, if any."""
     found = plans.get_plan(service, plan)
     name = f'attachment; filename="plan-{found.plan_id[:12]}.html"'
     return HTMLResponse(
@@ -184,7 +184,7 @@ def take_report(service: ServiceIn, _who: Reader, plan: PlanId) -> Response:
 def compare(
     request: Request, service: ServiceIn, _who: Reader, a: Which = "", b: Which = ""
 ) -> Response:
-    """Two plans side by side."""
+    """Show two plans side by side."""
     known, _ = _summaries(service, limit=200)
     if not a or not b:
         return page(request, "compare.html", plans=known, a=a, b=b, sides=[])
@@ -221,7 +221,7 @@ def list_machines(
     _who: Reader,
     cursor: Annotated[str | None, Query(max_length=512)] = None,
 ) -> Response:
-    """Presets and uploaded machines."""
+    """List presets and uploaded machines."""
     found = inputs.list_machines(service, cursor=cursor, limit=50)
     lines = {each.id: _machine_line(service, each.id) for each in found.items}
     return page(
@@ -236,7 +236,7 @@ def show_machine(
     _who: Reader,
     machine: Annotated[str, Path(max_length=128)],
 ) -> Response:
-    """One machine."""
+    """Show one machine with its picture."""
     found = inputs.machine_model(service, machine)
     links = link_rows(found, None)
     return page(
@@ -252,7 +252,7 @@ def show_machine(
 
 
 def _machine_line(service: Service, name: str) -> str:
-    """What a machine has; the reason where its file cannot be read."""
+    """Describe a machine in a line, or say why its file cannot be read."""
     try:
         return machine_line(inputs.machine_model(service, name))
     except InputError as error:

@@ -1,1 +1,1 @@
-"""Long work: lanes that claim jobs, and one process group per job."""
+"""Long work: lanes of workers, and one process group per job."""

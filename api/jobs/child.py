@@ -1,8 +1,9 @@
-"""Entry of a job's process: main([FOLDER, ATTEMPT, MODULE:FUNCTION]).
+"""Run the process of a job: main([FOLDER, ATTEMPT, MODULE:FUNCTION]).
 
-It leads a process group of its own, ends with the service that started it, and works only while it
-holds the job's lock. The outcome is a file that appears whole, once: when it is there the work is
-done, whoever was killed since. Only the standard library is imported here; a kind imports its own.
+The process leads a process group of its own, ends with the service that started it, and works only
+while it holds the job's lock. Its outcome is a file that appears once and whole: with it the job is
+done, whatever is killed afterwards. Only the standard library is imported here, since imports are
+most of what a short job costs.
 """
 
 import ctypes
@@ -29,7 +30,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(argv: list[str]) -> int:
-    """Do a job's work and write its outcome; 0 where there is one."""
+    """Do a job's work and write its outcome; return 0 where there is an outcome."""
     folder, attempt, work = Path(argv[0]), int(argv[1]), argv[2]
     os.umask(0o077)  # for everything that it and its processes write
     end_with_parent()
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> int:
 
 
 def end_with_parent() -> None:
-    """Let the kernel end this process with the service, and end the whole group then too."""
+    """Let the kernel end this process and its group when the service ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     threading.Thread(target=_end_at_eof, daemon=True).start()
@@ -75,7 +76,7 @@ def _end_at_eof() -> None:
 
 
 def write_outcome(folder: Path, outcome: dict[str, Any]) -> None:
-    """Write the outcome so that it is there whole, or not at all, also after a power cut."""
+    """Write the outcome whole or not at all, even if the power fails."""
     staging = folder / f".{OUTCOME_FILE}"
     with staging.open("w") as file:
         file.write(json.dumps(outcome))

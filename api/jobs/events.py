@@ -1,6 +1,6 @@
-"""What a job's process knows of its job, and how it says what it is doing.
+"""Files that a job's process writes for its followers: events and lines of its log.
 
-Light imports only: they are most of what a short job costs.
+Only light modules are imported: imports are most of what a short job costs.
 """
 
 import json
@@ -20,7 +20,12 @@ LOCK_FILE = "lock"
 
 
 class JobContext:
-    """One attempt at a job, seen from its process."""
+    """One attempt at a job, as its process sees it.
+
+    Args:
+        folder: of the job.
+        attempt: number of the attempt, from 1.
+    """
 
     __slots__ = ("_told", "attempt", "folder")
 
@@ -30,7 +35,7 @@ class JobContext:
         self._told: dict[str, Any] = {}
 
     def progress(self, stage: str, share: float) -> None:
-        """Say what is going on and the share that is done; nothing where that was said last."""
+        """Report a stage and the share that is done, unless both were reported last."""
         now: dict[str, Any] = {"stage": stage, "share": round(min(max(share, 0.0), 1.0), 4)}
         if now != self._told:
             self._told = now
@@ -39,12 +44,12 @@ class JobContext:
     def event(
         self, name: str, data: dict[str, Any], *, place: tuple[int, int] | None = None
     ) -> None:
-        """Append an event for those who follow the job.
+        """Append an event.
 
         Args:
             name: of the event.
-            data: what is told of it.
-            place: where it was read; an attempt after this one goes on behind the last one told.
+            data: further facts.
+            place: where a relayed event was read, for a later attempt to go on behind it.
         """
         line: dict[str, Any] = {"event": name, "time": time.time()}
         line |= {"attempt": self.attempt, "data": data}
@@ -54,7 +59,7 @@ class JobContext:
 
 
 def append_line(path: Path, text: str) -> None:
-    """Append one line in one write: readers see it whole, or not yet."""
+    """Append one line in one write, so that readers never see a part of it."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(descriptor, f"{text}\n".encode())
@@ -63,7 +68,7 @@ def append_line(path: Path, text: str) -> None:
 
 
 def end_torn_line(path: Path) -> None:
-    """Close a line that an earlier attempt was killed in."""
+    """End the last line if an earlier attempt was killed while it wrote it."""
     try:
         with path.open("rb+") as file:
             if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0:
@@ -76,24 +81,29 @@ def end_torn_line(path: Path) -> None:
 
 CHUNK_BYTES = 1 << 16
 LONGEST_LINE_BYTES = 1 << 20
-"""A line that is longer is handed on in pieces."""
+"""Length from which a line is read in pieces."""
 NAME = re.compile(r"[\w-]{1,64}")
-"""What an event may be called: its name is a line of a stream."""
+"""Names that events may have; each becomes a line of a stream."""
 
 
 class Tail:
-    """A file's whole lines; the offset behind each is where a later reader can go on."""
+    """Reads the whole lines of a growing file.
+
+    Args:
+        path: of the file, which may be missing yet.
+        offset: bytes that are skipped.
+    """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self._path = path
         self.offset = offset
 
     def skip_to_end(self) -> None:
-        """Leave out what is there already."""
+        """Skip what the file holds already."""
         self.offset = self._path.stat().st_size if self._path.exists() else 0
 
     def lines(self, most: int = 1000) -> Iterator[tuple[int, str]]:
-        """Whole lines that have come since, each with the offset behind it."""
+        """Yield new whole lines, each with the offset behind it."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self.offset)
@@ -108,9 +118,10 @@ class Tail:
 
 
 def event_of(line: str | bytes) -> dict[str, Any] | None:
-    """An event: `event` is its name, `data` an object where there is one; None for other lines.
+    """Read an event; return None for any other line.
 
-    Numbers that JSON lacks (a loss that is NaN) are null.
+    `event` is the event's name; `data` is an object, if present. Numbers that JSON does not have,
+    such as a loss of NaN, become null.
     """
     try:
         found: Any = json.loads(line, parse_constant=lambda _: None, parse_float=_finite)

@@ -1,4 +1,4 @@
-"""One attempt at a job: start its process, follow it, end it, and read its outcome."""
+"""Run one attempt at a job: start its process, follow it, end it, and read its outcome."""
 
 import contextlib
 import json
@@ -29,24 +29,24 @@ from gnnplan.runtime import codec
 TICK_SECONDS = 0.2
 RENEW_SECONDS = 5.0
 PROGRESS_SECONDS = 0.5
-"""Least time between two writes of a job's progress to the database."""
+"""Least seconds between two writes of a job's progress to the database."""
 STOP_SECONDS = 15.0
-"""Grace between asking a job to end and killing it; training needs ten to stop its ranks."""
+"""Seconds between asking a job to end and killing it; training needs 10 to stop its ranks."""
 ENTRY = "import sys; from gnnplan.api.jobs.child import main; sys.exit(main(sys.argv[1:]))"
-"""Run so, and not with -m, which costs a short job half its time."""
+"""Program of a job's process; `python -m` would double the time of a short job."""
 ROOT = Path(__file__).resolve().parents[2]
 
 Ended = Literal["exited", "cancelled", "timeout", "stopped", "lost"]
 
 
 class Execution:
-    """A running job.
+    """One attempt at a job.
 
     Args:
-        queue: where progress goes and the lease is kept.
+        queue: where progress is stored and the lease is renewed.
         job: as claimed.
         folder: of the job.
-        asked: tells whether the service is stopping, or the job cancelled ("stopped", "cancelled").
+        asked: returns "stopped" or "cancelled" where the attempt is to end, else None.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Execution:
         self.exit_code = 0
 
     def run(self) -> Ended:
-        """Do the work, unless an earlier attempt has done it; says what ended it."""
+        """Do the work, unless an earlier attempt has done it; return what ended the attempt."""
         self._folder.mkdir(0o700, parents=True, exist_ok=True)
         codec.write_text_atomically(self._folder / REQUEST_FILE, self._job.request, mode=0o600)
         if self.outcome() is not None:
@@ -75,7 +75,7 @@ class Execution:
         return ended
 
     def outcome(self) -> dict[str, Any] | None:
-        """What the work came to; None where it is not done."""
+        """Return the outcome of the work; None where there is none."""
         try:
             return json.loads((self._folder / OUTCOME_FILE).read_text())
         except (OSError, ValueError):
@@ -120,7 +120,7 @@ class Execution:
         return "exited"
 
     def _relay(self) -> None:
-        """Write the newest progress to the job's row, not more often than is of use."""
+        """Store the newest progress, at most every `PROGRESS_SECONDS`."""
         if time.monotonic() - self._wrote_progress < PROGRESS_SECONDS:
             return
         newest: dict[str, Any] | None = None
@@ -137,7 +137,7 @@ class Execution:
 
 @contextlib.contextmanager
 def waiting_for(pid: int):
-    """A function that waits some seconds for a process of ours and says whether it has ended."""
+    """Give a function that waits some seconds for a process and returns whether it has ended."""
     descriptor = os.pidfd_open(pid)
     try:
         poll = select.poll()
@@ -152,14 +152,14 @@ def waiting_for(pid: int):
 
 
 def ask_to_end(process: "subprocess.Popen[bytes]") -> None:
-    """Give a job's process the time to stop what it has started elsewhere."""
+    """Ask a job's process to end, and give it time to stop what it has started."""
     process.send_signal(signal.SIGTERM)
     with waiting_for(process.pid) as has_ended:
         has_ended(STOP_SECONDS)
 
 
 def end_group(process: "subprocess.Popen[bytes]") -> int:
-    """Kill what is left of a job's group; returns the exit code of its first process."""
+    """Kill a job's process group; return the exit code of its first process."""
     # The first process is not reaped yet, so nobody else can have its number.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

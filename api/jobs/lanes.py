@@ -1,4 +1,4 @@
-"""Lanes: threads that claim jobs and see each to its end."""
+"""Run the service's workers: threads that claim jobs and see each to its end."""
 
 import fcntl
 import logging
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gnnplan.api.jobs.execution import Ended, Execution
-from gnnplan.api.jobs.recording import crashed, recorded, timed_out
+from gnnplan.api.jobs.recording import crash_problem, record_outcome, timeout_problem
 from gnnplan.api.jobs.registry import KINDS, LANES, PLANNING
 from gnnplan.api.storage.job_queue import Ending
 from gnnplan.api.storage.storage import LOCK_FILE, Storage, private_descriptor
@@ -18,20 +18,20 @@ from gnnplan.api.storage.tables import JobRow
 from gnnplan.runtime.errors import InputError
 
 LOOK_SECONDS = 1.0
-"""Longest time until jobs are seen that another service has queued or lost."""
+"""Longest time until a worker sees a job that another service has queued or lost."""
 LOG = logging.getLogger("gnnplan.jobs")
 
 OnEnd = Callable[[JobRow, str, float], None]
-"""Told of each job that has ended: the job, its state, and the seconds it ran."""
+"""Called with each ended job, its state and the seconds of its attempt."""
 
 
 class Lanes:
-    """The service's workers.
+    """The workers of a service, some for each lane.
 
     Args:
         storage: where jobs are.
-        planning_workers: jobs of the planning lane that may run at once.
-        on_end: told of each ended job.
+        planning_workers: number of workers of the planning lane; the others have one each.
+        on_end: called for each ended job.
     """
 
     def __init__(
@@ -53,19 +53,19 @@ class Lanes:
         ]
 
     def hold(self) -> None:
-        """Hold the data folder for this service; `start` does so too.
+        """Hold the data folder for this service, unless it is held.
 
         Raises:
-            InputError: another service works on the data folder.
+            InputError: another service uses the data folder.
         """
         if self._lock is None:
             self._lock, self._former = lock_folder(self._storage.data_dir)
 
     def start(self) -> None:
-        """Take over what an earlier service on this data folder left, then serve the queue.
+        """Take over jobs that an earlier service of this data folder left, then begin to work.
 
         Raises:
-            InputError: another service works on the data folder.
+            InputError: another service uses the data folder.
         """
         self.hold()
         assert self._lock is not None
@@ -79,15 +79,15 @@ class Lanes:
             thread.start()
 
     def notify(self, lane: str) -> None:
-        """Say that a job was queued."""
+        """Wake a lane's workers for a queued job."""
         self._wake[lane].set()
 
     def cancel(self, job_id: str) -> None:
-        """End a job that runs here soon; its row says already that it is to be cancelled."""
+        """End a job that runs here, whose row is marked as cancelled already."""
         self._cancelled.add(job_id)
 
     def stop(self) -> None:
-        """Stop the running jobs, which are queued again, and return."""
+        """Stop the running jobs, queue them again, and wait for the workers."""
         self._stopping.set()
         for event in self._wake.values():
             event.set()
@@ -104,7 +104,7 @@ class Lanes:
 
     @property
     def alive(self) -> bool:
-        """Whether every worker is there to take jobs."""
+        """Return whether every worker is alive."""
         return all(thread.is_alive() for thread in self._threads)
 
     def _serve(self, lane: str) -> None:
@@ -139,11 +139,11 @@ class Lanes:
         ended = execution.run()
         outcome = execution.outcome()
         if outcome is not None and ended != "lost":
-            self._finish(job, recorded(self._storage, job, outcome), started)
+            self._finish(job, record_outcome(self._storage, job, outcome), started)
         elif ended == "cancelled":
             self._finish(job, Ending(state="cancelled"), started)
         elif ended == "timeout":
-            problem = timed_out(job.time_limit_seconds)
+            problem = timeout_problem(job.time_limit_seconds)
             self._finish(job, Ending(state="failed", problem=problem), started)
         elif ended == "exited":
             self._crashed(job, execution.exit_code, started)
@@ -157,7 +157,7 @@ class Lanes:
         if crashes < KINDS[job.kind].most_crashes:
             self._storage.jobs.give_back(job, "crashed")
             return
-        problem = crashed(exit_code, crashes)
+        problem = crash_problem(exit_code, crashes)
         self._finish(job, Ending(state="failed", problem=problem), started)
 
     def _finish(self, job: JobRow, ending: Ending, started: float) -> None:
@@ -182,7 +182,7 @@ def _words(job: JobRow) -> dict[str, object]:
 
 
 def lock_folder(data_dir: Path) -> tuple[int, str]:
-    """Hold a data folder for one service; returns the lock and the name of the one before.
+    """Lock a data folder; return the lock and the name of the service that held it before.
 
     Raises:
         InputError: another service holds it.
@@ -200,6 +200,6 @@ def lock_folder(data_dir: Path) -> tuple[int, str]:
 
 
 def sign_folder(lock: int, owner: str) -> None:
-    """Write whose jobs those of a held folder are, once those of the service before are ours."""
+    """Write this service's name into the lock, once it has taken over the jobs."""
     os.ftruncate(lock, 0)
     os.pwrite(lock, owner.encode(), 0)

@@ -1,6 +1,6 @@
-"""Planning jobs, each a function (request, job) that returns the outcome's result.
+"""Work of planning jobs; each function takes the request and the job, and returns a result.
 
-A job's graph, machine and settings are checked again before they open.
+Graph, machine and settings are checked again when a job begins.
 """
 
 from pathlib import Path
@@ -22,21 +22,21 @@ from gnnplan.runtime.graph.dataset import open_graph
 from gnnplan.runtime.plan.io import load_plan
 
 PROBED = 0.4
-"""Of the progress of a job: the probe of the machine, where there was none yet."""
+"""Share of a job's progress for the probe of this machine."""
 
 
 def graph_of(request: dict[str, Any]) -> Path:
-    """The dataset's folder; what has become a way out of the roots since is refused."""
+    """Return the dataset's folder; refuse one that leads out of the roots by now."""
     return dataset_folder([Path(root) for root in request["roots"]], request["graph"])
 
 
 def settings_of(request: dict[str, Any]) -> PlanSettings:
-    """The request's settings."""
+    """Return the request's settings."""
     return codec.decode(PlanSettings, request["settings"])
 
 
 def machine_of(request: dict[str, Any], progress: Progress) -> MachineModel:
-    """A preset, an uploaded machine, or the one the service runs on, probed once."""
+    """Return a preset, an uploaded machine, or this machine, probed where it is unknown."""
     machine = request["machine"]
     if machine is None:
         from gnnplan.planner.probe.probe import load_or_probe
@@ -48,12 +48,12 @@ def machine_of(request: dict[str, Any], progress: Progress) -> MachineModel:
 
 
 def factors_of(request: dict[str, Any], machine: MachineModel, graph: str) -> dict[str, float]:
-    """What `compare` has learnt of the machine for the graph of that fingerprint, if asked for."""
+    """Return the machine's calibration for a graph's fingerprint, if the request wants it."""
     return load_calibration(machine.fingerprint).factors(graph) if request["calibrated"] else {}
 
 
 def make_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
-    """Plan into the job's folder."""
+    """Make a plan in the job's folder."""
     graph, settings = graph_of(request), settings_of(request)
     job.progress("machine", 0.0)
     machine = machine_of(request, portion(job.progress, 0.0, PROBED))
@@ -72,7 +72,7 @@ def make_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
 
 
 def profile_graph(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
-    """Draw batches and time the model, or read what was measured before."""
+    """Profile a graph, or read its cached profile."""
     from gnnplan.planner.search.samplers import with_samplers
 
     graph = open_graph(graph_of(request))
@@ -92,7 +92,7 @@ def profile_graph(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
 
 
 def simulate_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
-    """Count exactly what the batches read, and model their time."""
+    """Count what a plan's batches read, and model their time."""
     from gnnplan.planner.queries.simulate import simulate
 
     folder = Path(request["plan_folder"])
@@ -106,7 +106,7 @@ def simulate_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
 
 
 def change_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
-    """Plan again from the cached profile with something changed; nothing is measured."""
+    """Plan again from the cached profile with something changed."""
     from gnnplan.planner.queries.whatif import cheapest_for, whatif
 
     made, changes = load_plan(Path(request["plan_folder"])), request["changes"]
@@ -119,7 +119,7 @@ def change_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
 
 
 def hold_policy(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
-    """Hold the policy against the plan, from the cached profile."""
+    """Price another policy from the cached profile."""
     from gnnplan.planner.queries.whatif import why_not
 
     write_result(job, why_not(load_plan(Path(request["plan_folder"])), request["policy"]))

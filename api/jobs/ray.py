@@ -1,13 +1,10 @@
-"""The Jobs API of a Ray cluster: submit a command, look at it, stop it, read what it printed.
+"""The Jobs API of a Ray cluster, and a watch over what runs there for jobs of this service.
 
-Spoken over HTTP to the cluster's dashboard, so Ray need not be installed beside the service; the
-cluster's own Python has it, with gnnplan. Light imports only: the web process uses this too.
+The API is HTTP of the cluster's dashboard, so the service needs no Ray. The web process uses this
+module too, so only light modules are imported.
 
-What runs on the Ray cluster for no job of ours any more is stopped there.
-
-A run's process here ends before what it has started there: it is killed, its service is, or the run
-is cancelled while it waits to be taken up again. Whichever it was, the run's row says that it has
-ended, and that decides.
+A run's process here may end before what it submitted: it or its service is killed, or the run is
+cancelled while it is queued again. `RayWatch` then stops what the cluster runs for ended jobs.
 """
 
 import logging
@@ -27,37 +24,37 @@ from gnnplan.runtime.errors import GnnplanError, InputError
 
 TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
 JOB_KEY = "gnnplan_job"
-"""Metadata of a submission: id of the job that it belongs to."""
+"""Key of a submission's metadata that holds the job's id."""
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
 TOKEN_PATH_VARIABLE = "RAY_AUTH_TOKEN_PATH"
 TOKEN_FILE = Path(".ray") / "auth_token"
-"""Where Ray looks for a token, in this order; the file is below the home folder."""
+"""Places where Ray looks for a token, in this order; the file is in the home folder."""
 Status = Literal["PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED"]
 RAY_ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
 
 
 class ClusterUnreachableError(GnnplanError):
-    """No Ray cluster answers at the address, or it answers something else."""
+    """No Ray cluster answers at the address."""
 
 
 class ClusterRefusalError(GnnplanError):
-    """The cluster refuses the request itself: asking again would not help."""
+    """The cluster refuses the request itself, and would refuse it again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RayJob:
-    """A submitted command as the cluster shows it."""
+    """A submitted command, as the cluster shows it."""
 
     submission_id: str
     status: Status
     message: str = ""
     exit_code: int | None = None
-    """Of the command; None where it has not ended by itself."""
+    """Exit code of the command; None where it did not end by itself."""
     metadata: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def ended(self) -> bool:
-        """Whether the status is final."""
+        """Return whether the status is final."""
         return self.status in RAY_ENDED
 
 
@@ -65,10 +62,10 @@ class RayJobs:
     """The jobs of one cluster.
 
     Args:
-        address: of the dashboard, such as http://head:8265.
+        address: URL of the dashboard, such as http://head:8265.
 
     Raises:
-        InputError: it is none.
+        InputError: the address is no such URL.
     """
 
     def __init__(self, address: str) -> None:
@@ -82,32 +79,32 @@ class RayJobs:
         )
 
     def close(self) -> None:
-        """Close the kept connections."""
+        """Close the connections."""
         self._http.close()
 
     def ray_version(self) -> str:
-        """Version of Ray on the cluster.
+        """Return the version of Ray on the cluster.
 
         Raises:
-            ClusterUnreachableError: nobody answers, as for all methods.
+            ClusterUnreachableError: no cluster answers, as for all methods.
             ClusterRefusalError: the cluster refuses the request, as for all methods.
         """
         return str(self._json("GET", "/api/version").get("ray_version", ""))
 
     def submit(self, submission_id: str, entrypoint: str, metadata: dict[str, str]) -> None:
-        """Start a command on the cluster's head, once for each id."""
+        """Start a command on the cluster's head; an id can be used once."""
         body = {"submission_id": submission_id, "entrypoint": entrypoint, "metadata": metadata}
         self._json("POST", "/api/jobs/", body)
 
     def get(self, submission_id: str) -> RayJob | None:
-        """A command as it stands; None where the cluster does not know it."""
+        """Return a submission; None where the cluster does not know it."""
         answer = self._ask("GET", f"/api/jobs/{submission_id}")
         if answer.status_code == 404:
             return None
         return _job(self._object(answer))
 
     def list(self) -> "list[RayJob]":
-        """Every submitted command that the cluster remembers."""
+        """Return all submissions that the cluster knows."""
         answer = self._ask("GET", "/api/jobs/")
         try:
             found: Any = self._good(answer).json()
@@ -117,13 +114,13 @@ class RayJobs:
         return [_job(each) for each in items if each.get("submission_id")]
 
     def stop(self, submission_id: str) -> None:
-        """Ask a command to end; one that has ended, or is unknown, is left alone."""
+        """Ask a command to end, unless it has ended or is unknown."""
         answer = self._ask("POST", f"/api/jobs/{submission_id}/stop")
         if answer.status_code != 404:
             self._good(answer)
 
     def log(self, submission_id: str) -> str:
-        """What a command has printed so far."""
+        """Return what a command has printed so far."""
         return str(self._json("GET", f"/api/jobs/{submission_id}/logs").get("logs") or "")
 
     def _json(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
@@ -170,10 +167,10 @@ class RayJobs:
 
 
 def checked_address(address: str) -> str:
-    """The address of a dashboard, without a slash at its end.
+    """Return a dashboard's URL without a slash at its end.
 
     Raises:
-        InputError: it is none.
+        InputError: it is no http or https URL.
     """
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -185,7 +182,7 @@ def checked_address(address: str) -> str:
 
 
 def ray_token() -> str | None:
-    """The token that Ray's own tools would send; None where there is none."""
+    """Return the token that Ray's own tools would send, or None."""
     if token := os.environ.get(TOKEN_VARIABLE):
         return token
     given = os.environ.get(TOKEN_PATH_VARIABLE)
@@ -214,11 +211,11 @@ LOG = logging.getLogger("gnnplan.ray")
 
 
 class RayWatch:
-    """A thread that looks every half minute, and when a run has ended.
+    """A thread that stops what ended jobs left, every half minute and after each run.
 
     Args:
         storage: where the jobs are.
-        address: of the cluster's dashboard.
+        address: URL of the cluster's dashboard.
     """
 
     def __init__(self, storage: Storage, address: str) -> None:
@@ -229,17 +226,17 @@ class RayWatch:
         self._away = False
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def job_ended(self, job: JobRow, state: str, seconds: float) -> None:
-        """Look now, if the job may have left something on the cluster."""
+        """Look at once if an ended job may have left something on the cluster."""
         del state, seconds
         if job.kind == "train":
             self._wake.set()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop the thread."""
         self._stopping.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -262,7 +259,7 @@ class RayWatch:
 
 
 def stop_left_over(storage: Storage, cluster: RayJobs) -> list[str]:
-    """Stop what runs for jobs of this database that have ended; returns the submissions.
+    """Stop submissions of this database's ended jobs, and return their ids.
 
     Raises:
         ClusterUnreachableError: the cluster does not answer.

@@ -1,6 +1,6 @@
-"""What a finished job leaves: its files go where they stay, and rows say so.
+"""Store what a finished job made: move its files, and return the rows that name them.
 
-Each step may be done again: a service that is killed here does it once more when it is back.
+Each step may be repeated, since a service may be killed after any of them.
 """
 
 import json
@@ -23,14 +23,14 @@ RESULT_FILE = "result.json"
 
 
 def write_result(job: JobContext, document: Any) -> None:
-    """Write a job's document for the service to keep."""
+    """Write a job's document into its folder."""
     # In the document's own order, which is the one it is shown in.
     text = json.dumps(codec.to_plain(document), allow_nan=False)
     codec.write_text_atomically(job.folder / RESULT_FILE, text)
 
 
-def recorded(storage: Storage, job: JobRow, outcome: dict[str, Any]) -> Ending:
-    """The ending that an outcome means, after its files were moved."""
+def record_outcome(storage: Storage, job: JobRow, outcome: dict[str, Any]) -> Ending:
+    """Move the files of an outcome, and return the ending that it means."""
     problem = outcome.get("problem")
     if problem is not None:
         return _failed(job, problem)
@@ -69,14 +69,14 @@ def _plan(storage: Storage, job: JobRow, result: dict[str, Any]) -> Ending:
 
 
 def plan_row(folder: Path, owner: str = "") -> PlanRow:
-    """A plan folder as a row of the catalogue.
+    """Return the catalogue's row of a plan folder.
 
     Args:
         folder: of the plan.
         owner: id of the key that asked for it.
 
     Raises:
-        PlanError: it holds no whole plan.
+        PlanError: the folder holds no whole plan.
     """
     plan = load_plan(folder)
     return PlanRow(
@@ -121,7 +121,6 @@ def _run(storage: Storage, job: JobRow, result: dict[str, Any]) -> Ending:
 
 
 def _document(storage: Storage, job: JobRow, result: dict[str, Any]) -> Ending:
-    """A job whose result is a document: kept by its content."""
     del result
     data = (storage.job_folder(job.id) / RESULT_FILE).read_bytes()
     json.loads(data)
@@ -141,7 +140,7 @@ _RECORDERS: dict[str, Callable[[Storage, JobRow, dict[str, Any]], Ending]] = {
 
 
 def problem_of(error: Exception) -> dict[str, Any]:
-    """The problem that an exception of a job is shown as."""
+    """Return the problem document of a job's exception."""
     from gnnplan.planner.errors import PlanDoesNotFit
 
     if isinstance(error, PlanDoesNotFit):
@@ -152,33 +151,38 @@ def problem_of(error: Exception) -> dict[str, Any]:
             "available_bytes": error.available_bytes,
         }
         return problem | {key: value for key, value in found.items() if value is not None}
-    if isinstance(error, PermissionError):
-        return _problem("forbidden", "Forbidden", 403, str(error))
-    if isinstance(error, InputError):
-        return _problem("invalid-request", "The request cannot be done", 422, str(error))
-    if isinstance(error, BudgetExceeded):
-        return _problem("budget-exceeded", "A memory budget would be passed", 409, str(error))
-    if isinstance(error, GnnplanError):
-        return _problem("job-failed", "The job failed", 500, str(error))
+    if isinstance(error, GnnplanError | PermissionError):
+        kind, title, status = next(
+            found for cause, found in _PROBLEMS.items() if isinstance(error, cause)
+        )
+        return _problem(kind, title, status, str(error))
     if isinstance(error, OSError):
         text = error.strerror or str(error)
         return _problem("storage", "A file could not be read or written", 507, text)
     return _problem("internal", "The job failed", 500, f"{type(error).__name__}: {error}")
 
 
-def crashed(exit_code: int, crashes: int) -> dict[str, Any]:
-    """A job whose process ended without an outcome too often."""
+_PROBLEMS: dict[type[Exception], tuple[str, str, int]] = {
+    PermissionError: ("forbidden", "Forbidden", 403),
+    InputError: ("invalid-request", "The request cannot be done", 422),
+    BudgetExceeded: ("budget-exceeded", "A memory budget would be passed", 409),
+    GnnplanError: ("job-failed", "The job failed", 500),
+}
+
+
+def crash_problem(exit_code: int, crashes: int) -> dict[str, Any]:
+    """Return the problem of a job whose processes ended without an outcome."""
     how = f"by signal {-exit_code}" if exit_code < 0 else f"with exit code {exit_code}"
     return _problem(
-        "job-crashed",
+        "job-crash_problem",
         "The job's process died",
         500,
         f"the job's process ended {how}, without an outcome, {crashes} times; see its log",
     )
 
 
-def timed_out(limit_seconds: float) -> dict[str, Any]:
-    """A job that took longer than it may."""
+def timeout_problem(limit_seconds: float) -> dict[str, Any]:
+    """Return the problem of a job that exceeded its time limit."""
     return _problem(
         "job-timeout", "The job took too long", 504, f"ended after {limit_seconds:.0f} s"
     )

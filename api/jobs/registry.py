@@ -1,4 +1,4 @@
-"""Kinds of jobs: which lane runs them, what does the work, and for how long it may."""
+"""Kinds of jobs: their lanes, what does their work, and their limits."""
 
 import time
 from dataclasses import dataclass
@@ -10,51 +10,43 @@ PLANNING = "planning"
 PROBING = "probing"
 EXCLUSIVE = "exclusive"
 LANES = (PLANNING, PROBING, EXCLUSIVE)
-"""Planning, profiling and simulation wait for each other; so do jobs that begin with a probe of
-this machine, which takes minutes that no plan for another should wait; so do those that need every
-rank."""
+"""Jobs of one lane wait for each other: planning, profiling and simulation; jobs that first probe
+this machine for minutes; jobs that need every rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
     """One kind of job."""
 
-    lane: str
     work: str
-    """`module:function` that does it; imported by the job's process alone."""
-    limit_seconds: float
-    """Longest time an attempt may take, unless the request says less."""
+    """`module:function` that does the work; imported by the job's process alone."""
+    lane: str = PLANNING
+    limit_seconds: float = 3600.0
+    """Longest time of an attempt, unless the request says less."""
     most_crashes: int = 3
-    """Attempts that may end without an outcome before the job fails."""
+    """Number of attempts without an outcome after which the job fails."""
     scope: str = "plan"
-    """Of the keys that may make such a job, and end their own."""
+    """Scope of keys that may make such jobs, and end their own."""
 
 
 KINDS = {
-    "noop": Kind(
-        lane=PLANNING, work="gnnplan.api.jobs.registry:wait", limit_seconds=600.0, most_crashes=20
-    ),
-    "plan": Kind(lane=PLANNING, work="gnnplan.api.jobs.planning:make_plan", limit_seconds=3600.0),
-    "profile": Kind(
-        lane=PLANNING, work="gnnplan.api.jobs.planning:profile_graph", limit_seconds=3600.0
-    ),
-    "simulate": Kind(
-        lane=PLANNING, work="gnnplan.api.jobs.planning:simulate_plan", limit_seconds=3600.0
-    ),
-    "why-not": Kind(
-        lane=PLANNING, work="gnnplan.api.jobs.planning:hold_policy", limit_seconds=3600.0
-    ),
-    "what-if": Kind(
-        lane=PLANNING, work="gnnplan.api.jobs.planning:change_plan", limit_seconds=3600.0
-    ),
+    "noop": Kind(work="gnnplan.api.jobs.registry:wait", limit_seconds=600.0, most_crashes=20),
+    "plan": Kind(work="gnnplan.api.jobs.planning:make_plan"),
+    "profile": Kind(work="gnnplan.api.jobs.planning:profile_graph"),
+    "simulate": Kind(work="gnnplan.api.jobs.planning:simulate_plan"),
+    "why-not": Kind(work="gnnplan.api.jobs.planning:hold_policy"),
+    "what-if": Kind(work="gnnplan.api.jobs.planning:change_plan"),
     "train": Kind(
-        lane=EXCLUSIVE, work="gnnplan.api.jobs.train:run", limit_seconds=7 * 86400.0, scope="run"
+        work="gnnplan.api.jobs.train:run",
+        lane=EXCLUSIVE,
+        limit_seconds=7 * 86400.0,
+        scope="run",
     ),
 }
 
 
 def wait(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
-    """Do nothing for `seconds`, in `steps` pieces, with progress after each."""
+    """Wait for `seconds` in `steps` pieces, with progress after each."""
     steps = int(request["steps"])
     for step in range(steps):
         time.sleep(float(request["seconds"]) / steps)

@@ -1,10 +1,9 @@
-"""Training jobs: under a plan on this machine, or as a job of a Ray cluster.
+"""Work of training jobs, on this machine or on a Ray cluster.
 
-An attempt after the first goes on from the last checkpoint. A run on a cluster is submitted once,
-and found again by the attempt after this one. Its folder must be seen by the cluster under the same
-path, as plan and dataset must: what the ranks write there is what is handed on, wherever they run.
-This process may be killed at any moment; what it has submitted goes on, and `ray.json` in the job's
-folder says what that was.
+An attempt after the first resumes from the last checkpoint. A run on a cluster is submitted once,
+and later attempts find it again: `ray.json` in the job's folder names it, since this process may be
+killed while the submission goes on. Run folder, plan and dataset must have the same paths on the
+cluster; events and the report are read from the run folder, wherever the ranks run.
 """
 
 import json
@@ -30,16 +29,16 @@ from gnnplan.runtime.errors import InputError, WorkerFailed
 from gnnplan.runtime.report import RunReport, load_report
 
 STEP_EVENT_SECONDS = 0.5
-"""Least time between two step events that are handed on."""
+"""Least seconds between two relayed step events."""
 OTHER_NAMES = {"end": "trained"}
-"""Of the ranks' events whose names say something else to followers: `end` is a stream's last."""
+"""New names of relayed events: `end` would end a follower's stream."""
 
 
 class Relay:
-    """Hands on what the ranks write, and the share that is done.
+    """Relays the ranks' events to the job's followers, and reports progress.
 
     Args:
-        job: whose followers are told.
+        job: whose followers get the events.
         epochs: of the run.
     """
 
@@ -48,7 +47,7 @@ class Relay:
         self._told = 0.0
 
     def __call__(self, event: dict[str, Any], place: tuple[int, int] | None = None) -> None:
-        """One event of the ranks, and where it was read."""
+        """Relay one event, which was read at a place."""
         name = str(event.get("event", "event"))
         if name == "step":
             if time.monotonic() - self._told < STEP_EVENT_SECONDS:
@@ -63,7 +62,7 @@ class Relay:
 
 
 def run(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
-    """Start the plan's ranks here, or on the cluster that the request names, and follow them."""
+    """Train on this machine, or on the cluster that the request names."""
     run_folder = Path(request["runs"]) / job.folder.name
     relay = Relay(job, int(request["options"]["epochs"]))
     if "ray_address" in request:
@@ -85,43 +84,43 @@ def run(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
 STATE_FILE = "ray.json"
 REQUEST_FILE = "ray-request.json"
 EVENTS_FILE = "events.jsonl"
-"""As runtime.launch names it; importing that would bring torch into this process."""
+"""As `runtime.launch` names it; importing it would import torch."""
 ENTRY = "gnnplan.runtime.launch.ray_job"
 LOOK_SECONDS = 1.0
 PATIENCE_SECONDS = 120.0
-"""A cluster that does not answer for so long is given up."""
+"""Seconds without an answer after which the cluster is given up."""
 SHOWN_SECONDS = 60.0
-"""Longest time that a file system keeps saying that a new file is not there (NFS: acdirmax)."""
+"""Longest time for which a shared file system hides a new file (NFS: acdirmax)."""
 OWN_EXIT_CODES = (1, 2)
-"""Ends of the entry's own making; any other end of it is a crash, after which it starts again."""
+"""Exit codes that the entry chooses; after any other it is started again."""
 CRASHED = 75
-"""Exit code of this process where the cluster lost the command: no outcome, so another attempt."""
+"""Exit code of this process after the cluster lost the command, so that the job is tried again."""
 LOG_BYTES = 1 << 20
 OnEvent = Callable[[dict[str, Any], tuple[int, int] | None], None]
-"""Given an event of the ranks and its place: the attempt that submitted them, and the offset behind
-the event."""
+"""Called with an event of the ranks and its place: the attempt that submitted them, and the offset
+behind the event."""
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submission:
-    """What stands in ray.json."""
+    """Contents of ray.json."""
 
     submission_id: str
     number: int
-    """Names that were used for this job so far."""
+    """Number of submissions of the job so far."""
     attempt: int
-    """Of the job, when it was submitted."""
+    """Number of the attempt that submitted it."""
 
 
 def train_on_cluster(
     request: dict[str, Any], job: JobContext, run_folder: Path, on_event: OnEvent
 ) -> RunReport:
-    """Train on the cluster that the request names, and follow.
+    """Train on the cluster that the request names, and relay its events.
 
     Raises:
-        InputError: the command refuses its input; the text is its own line.
-        WorkerFailed: the command failed; the text is its own line.
+        InputError: the command refuses its input; the text is the command's.
+        WorkerFailed: the command failed; the text is the command's.
         ClusterUnreachableError: the cluster does not answer.
     """
     cluster = RayJobs(request["ray_address"])
@@ -142,7 +141,7 @@ def train_on_cluster(
 
 
 class _Following:
-    """One attempt to see a submission to its end."""
+    """Follows a submission to its end."""
 
     def __init__(
         self, cluster: RayJobs, job: JobContext, run_folder: Path, on_event: OnEvent
@@ -153,7 +152,7 @@ class _Following:
         self._state = self._read()
 
     def to_the_end(self, request: dict[str, Any]) -> RayJob:
-        """Submit what is not submitted, or find it again, and follow it."""
+        """Submit the run, or find its submission, and follow it."""
         found = None if self._state is None else self._look(self._state.submission_id)
         if self._state is None or found is None or self._is_lost(found):
             # Where the cluster knows no such name it is given again: it takes each name once.
@@ -203,7 +202,7 @@ class _Following:
                 raise
 
     def _is_lost(self, found: RayJob) -> bool:
-        """Whether an earlier attempt's submission ended without a word of its own."""
+        """Return whether a submission ended without an exit code of its own."""
         return found.status == "FAILED" and found.exit_code not in OWN_EXIT_CODES
 
     def _hand_on(self, tail: Tail) -> None:
@@ -214,9 +213,9 @@ class _Following:
                 self._on_event(event, (self._state.attempt, offset))
 
     def _handed_on(self, attempt: int) -> int:
-        """Bytes of a submission's events that an earlier attempt has handed on.
+        """Return how many bytes of a submission's events earlier attempts have relayed.
 
-        Each event was told in one write together with its place, so that none is told twice.
+        Each relayed event holds its place, so that none is relayed twice.
         """
         offset = 0
         tail = Tail(self._job.folder / JOB_EVENTS_FILE)
@@ -242,7 +241,7 @@ class _Following:
 
 
 def _report(run_folder: Path) -> RunReport:
-    """The report, which a shared file system may show a while after it was written."""
+    """Load the report, which a shared file system may show late."""
     deadline = time.monotonic() + SHOWN_SECONDS
     while True:
         try:
@@ -254,7 +253,7 @@ def _report(run_folder: Path) -> RunReport:
 
 
 def _patiently(ask: Callable[[], Answer]) -> Answer:
-    """An answer of the cluster, which may be away for a while."""
+    """Ask the cluster until it answers, for at most `PATIENCE_SECONDS`."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
@@ -266,7 +265,7 @@ def _patiently(ask: Callable[[], Answer]) -> Answer:
 
 
 def failure_of(ended: RayJob, log: str) -> InputError | WorkerFailed:
-    """Why a submission failed, in one line: its own, or else the last it printed."""
+    """Return why a submission failed: its own line, else the last line that it printed."""
     if ended.status == "STOPPED":
         return WorkerFailed(f"the job {ended.submission_id} was stopped on the Ray cluster")
     lines = [line.strip() for line in log.splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""What routes share: the service, the caller, pages, and documents with an ETag."""
+"""What routes share: the service, the caller, pages of lists, and documents with an ETag."""
 
 import hashlib
 from collections.abc import Callable
@@ -21,7 +21,7 @@ JSON = "application/json"
 
 
 async def service_of(request: Request) -> Service:
-    """The running service."""
+    """Return the running service."""
     return request.app.state.service
 
 
@@ -37,7 +37,7 @@ async def caller_of(
         ),
     ] = None,
 ) -> Caller:
-    """Who asks for something that makes a job."""
+    """Return who asks for something that makes a job."""
     return Caller(
         principal=principal_in(request).name,
         request_id=request.scope["request_id"],
@@ -51,15 +51,15 @@ async def page_of(
     ] = None,
     limit: Annotated[int, Query(ge=1, le=200, description="Most items of the page.")] = 50,
 ) -> dict[str, Any]:
-    """Which page is asked for."""
+    """Return which page of a list is asked for."""
     return {"cursor": cursor, "limit": limit}
 
 
 async def no_other_parameters(request: Request) -> None:
-    """Refuse query parameters that the operation does not know.
+    """Refuse query parameters that an operation does not have.
 
     Raises:
-        UnprocessableError: the text names them and what there is.
+        UnprocessableError: it names them and those that there are.
     """
     if not request.query_params:
         return
@@ -73,7 +73,7 @@ async def no_other_parameters(request: Request) -> None:
 
 
 def query_names(route: APIRoute) -> list[str]:
-    """Names of the query parameters of an operation, in order."""
+    """Return the names of an operation's query parameters, sorted."""
     names, left = set[str](), [route.dependant]
     while left:
         part = left.pop()
@@ -88,12 +88,12 @@ PageIn = Annotated[dict[str, Any], Depends(page_of)]
 
 
 def shown(page: Page[Row], show: Callable[[Row], Shown]) -> PageOf[Shown]:
-    """A page of rows as resources."""
+    """Turn a page of rows into a page of resources."""
     return PageOf(items=[show(row) for row in page.items], next_cursor=page.next_cursor)
 
 
 def accepted(response: Response, row: JobRow) -> Job:
-    """202 with the job's address."""
+    """Answer 202 with the address of a job."""
     response.status_code = 202
     response.headers["Location"] = f"/v1/jobs/{row.id}"
     response.headers["Retry-After"] = "1"
@@ -113,7 +113,7 @@ def tagged(
     media_type: str = JSON,
     cache: str = "private, no-cache",
 ) -> Response:
-    """A document with its ETag; 304 where the client has it already."""
+    """Answer a document with its ETag, or 304 where the client has it."""
     name = f'"{tag or hashlib.sha256(body).hexdigest()[:32]}"'
     headers = {"ETag": name, "Cache-Control": cache}
     known = request.headers.get("if-none-match", "")
@@ -124,5 +124,5 @@ def tagged(
 
 
 def tagged_resource(request: Request, resource: object) -> Response:
-    """A resource with its ETag."""
+    """Answer a resource with its ETag."""
     return tagged(request, as_json(resource))

@@ -1,4 +1,4 @@
-"""Jobs, and runs, which are the jobs of training: listed, followed, cancelled, their results."""
+"""Jobs, and runs, which are jobs of training: lists, states, events, results, logs."""
 
 from typing import Annotated
 
@@ -105,7 +105,7 @@ async def follow_job(
 
 
 def stream(request: Request, service: ServiceIn, job: str, last_event_id: str | None) -> Response:
-    """The events of a job that is there."""
+    """Stream the events of a job that exists."""
     states: JobStates = request.app.state.job_states
     states.refuse_more()
     return EventSourceResponse(

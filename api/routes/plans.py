@@ -34,7 +34,7 @@ ARTEFACT: dict[int | str, dict[str, Any]] = {
         }
     }
 }
-"""What a plan's files are; plan.json and the manifest have schemas of their own."""
+"""Types of a plan's files, for the OpenAPI document."""
 UNCHANGING = "private, max-age=3600, immutable"
 
 

@@ -1,1 +1,1 @@
-"""What routes and pages call: every act of the service as a function, without HTTP."""
+"""What the service does, as functions without HTTP; routes and pages call them."""

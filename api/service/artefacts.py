@@ -1,4 +1,4 @@
-"""Files that belong to a plan: its own, and those made when asked for, such as its page."""
+"""Files of a plan: those in its folder, and those made from it, such as its page."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,14 +18,14 @@ from gnnplan.runtime.report import RunReport
 
 
 def plan_page(service: Service, plan: Plan) -> str:
-    """The page of a plan, with what a run of it has measured, if any."""
+    """Return the page of a plan, with the measurements of its newest finished run, if any."""
     made = runs.list_runs(service, plan=plan.plan_id, limit=1).items
     report = measured_report(service, plan.plan_id)
     return report_html(plan, drawn_machine(plan), report, tried=bool(made))
 
 
 def measured_report(service: Service, plan_id: str) -> RunReport | None:
-    """The report of the newest run that has succeeded, else of the newest that has one."""
+    """Return the report of a plan's newest successful run, else of its newest run with a report."""
     done = runs.list_runs(service, plan=plan_id, state="succeeded", limit=1).items
     newest = runs.list_runs(service, plan=plan_id, limit=20).items
     for row in (*done, *newest):
@@ -37,7 +37,7 @@ def measured_report(service: Service, plan_id: str) -> RunReport | None:
 
 
 def run_page(service: Service, run_id: str) -> str:
-    """The page of a run's plan, with what that run measured.
+    """Return the page of a run's plan, with the measurements of that run.
 
     Raises:
         NotFoundError: there is no such run.
@@ -50,7 +50,7 @@ def run_page(service: Service, run_id: str) -> str:
 
 
 def drawn_machine(plan: Plan) -> MachineModel | None:
-    """The machine, or None: a page without its picture is better than none."""
+    """Return a plan's machine; None where it cannot be read, since a page may do without."""
     try:
         return machine_of(plan)
     except InputError:
@@ -63,7 +63,7 @@ HTML = "text/html; charset=utf-8"
 
 
 def list_artefacts(service: Service, plan_id: str) -> list[ArtefactSummary]:
-    """Files of a plan, its arrays among them.
+    """List the files of a plan.
 
     Raises:
         NotFoundError: there is no such plan.
@@ -84,7 +84,7 @@ def list_artefacts(service: Service, plan_id: str) -> list[ArtefactSummary]:
 
 
 def stored_artefact(service: Service, plan_id: str, name: str) -> Path | None:
-    """The file of that name in the plan's folder; None where it is not one of the plan's files.
+    """Return the path of a file in a plan's folder; None for other names.
 
     Raises:
         NotFoundError: there is no such plan.
@@ -95,10 +95,10 @@ def stored_artefact(service: Service, plan_id: str, name: str) -> Path | None:
 
 
 def made_artefact(service: Service, plan_id: str, name: str) -> tuple[bytes, str]:
-    """A file that is made from the plan, and its media type.
+    """Make a file from a plan; return it and its media type.
 
     Raises:
-        NotFoundError: no such plan, or no such file.
+        NotFoundError: there is no such plan or file.
     """
     plan = get_plan(service, plan_id)
     if name not in MADE:
@@ -108,7 +108,7 @@ def made_artefact(service: Service, plan_id: str, name: str) -> tuple[bytes, str
 
 
 def media_type(name: str) -> str:
-    """What a stored file is."""
+    """Return the media type of a file in a plan's folder."""
     return "application/json" if name.endswith(".json") else "application/octet-stream"
 
 
@@ -141,4 +141,4 @@ MADE: dict[str, tuple[str, Callable[[Service, Plan], str]]] = {
     "kubernetes.yaml": ("application/yaml", _kubernetes),
     "report.html": (HTML, plan_page),
 }
-"""By name: media type, and what makes it."""
+"""Media type and maker of each file that is made from a plan."""

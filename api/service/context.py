@@ -1,4 +1,4 @@
-"""One running service, its callers, and the documents that it keeps ready."""
+"""The running service, its callers, and documents that it keeps in memory."""
 
 import json
 import threading
@@ -24,12 +24,12 @@ MOST_BYTES = 64 * 2**20
 
 
 def as_json(value: Any) -> bytes:
-    """A document in its own order, which is the one it is shown in; ours on disk are sorted."""
+    """Write a value as JSON, its fields in the order of their definition."""
     return json.dumps(codec.to_plain(value), allow_nan=False).encode()
 
 
 class Documents:
-    """The documents asked for last, up to a number of bytes. Safe to use from several threads."""
+    """Documents that were used last, up to a number of bytes; safe for several threads."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most = most_bytes
@@ -39,7 +39,7 @@ class Documents:
         self._lock = threading.Lock()
 
     def get(self, name: str) -> bytes | None:
-        """The document of that name, if it is here."""
+        """Return the document of a name, or None."""
         with self._lock:
             found = self._kept.get(name)
             if found is not None:
@@ -47,7 +47,7 @@ class Documents:
             return found
 
     def get_or_make(self, name: str, make: Callable[[], bytes]) -> bytes:
-        """The document of that name, made where it is not here."""
+        """Return the document of a name; make it where it is missing."""
         found, forgotten = self.get(name), self._forgotten
         if found is None:
             found = make()
@@ -55,7 +55,7 @@ class Documents:
         return found
 
     def forget(self, prefix: str) -> None:
-        """Drop every document whose name begins so."""
+        """Drop all documents whose names have a prefix."""
         with self._lock:
             self._forgotten += 1
             for name in [n for n in self._kept if n.startswith(prefix)]:
@@ -74,18 +74,18 @@ class Documents:
 
 
 KEPT_SECONDS = 2.0
-"""An answer is given again for so long: whoever asks makes a disk wait otherwise."""
+"""Seconds for which an answer is used again, since finding it writes to the disk."""
 
 
 class Readiness:
-    """The last answer, found anew by one caller at a time."""
+    """Whether the service can write, found by one caller at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: tuple[float, str] | None = None
 
     def why_not(self, check_writable: Callable[[], None]) -> str:
-        """What cannot be written; empty where all can.
+        """Return what cannot be written; empty where everything can.
 
         Args:
             check_writable: writes, and raises OSError or SQLAlchemyError.
@@ -110,7 +110,7 @@ def _failure(check_writable: Callable[[], None]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caller:
-    """Who asks, and how the request is known in the logs."""
+    """Who asks, and how the logs name the request."""
 
     principal: str
     request_id: str = ""
@@ -119,7 +119,7 @@ class Caller:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Service:
-    """Everything the service's functions work on."""
+    """Everything that the service's functions work on."""
 
     settings: ServiceSettings
     storage: Storage
@@ -129,50 +129,50 @@ class Service:
     reads: RateLimit
     writes: RateLimit
     ray: RayWatch | None = None
-    """Looks after a Ray cluster, where runs train on one."""
+    """Watch over the Ray cluster that trains runs; None: this machine trains them."""
     documents: Documents = field(default_factory=Documents)
     readiness: Readiness = field(default_factory=Readiness)
 
     @property
     def graph_roots(self) -> list[Path]:
-        """Folders whose datasets may be named."""
+        """Return folders whose datasets may be named."""
         return list(self.settings.graph_roots)
 
     def start(self) -> None:
-        """Take jobs.
+        """Begin to run jobs.
 
         Raises:
-            InputError: another service works on the data folder.
+            InputError: another service uses the data folder.
         """
         self.lanes.start()
         if self.ray is not None:
             self.ray.start()
 
     def stop(self) -> None:
-        """Stop the running jobs, which are queued again."""
+        """Stop the running jobs and queue them again."""
         self.lanes.stop()
         if self.ray is not None:
             self.ray.stop()
 
     def close(self) -> None:
-        """Release the data folder and the database."""
+        """Close the database and let go of the data folder."""
         self.lanes.release()
         self.storage.close()
 
 
 OnEnd = Callable[[Service, JobRow, str], None]
-"""Given the service, the job, and the state it ended in."""
+"""Called with the service, an ended job and its state."""
 
 
 def open_service(settings: ServiceSettings, ended: OnEnd | None = None) -> Service:
-    """Open the data folder and its database; nothing runs yet.
+    """Open the data folder and its database, without running anything.
 
     Args:
-        settings: the service's.
-        ended: told of each job that has ended, after its row says so.
+        settings: of the service.
+        ended: called for each ended job, after its row is written.
 
     Raises:
-        InputError: the database does not answer, or its URL or the cluster's is none.
+        InputError: the database does not answer, or its URL or the cluster's is wrong.
     """
     storage = Storage(settings.data_dir, settings.database_url)
     metrics = Metrics(storage.jobs)

@@ -1,7 +1,7 @@
-"""Following a job: its events and log lines as server-sent events, from any point on.
+"""Follow a job: stream its events and log lines as server-sent events, from any position.
 
-An event's id holds how far both files were read, so that a follower who comes back with it misses
-nothing and gets nothing twice. Followers keep nothing but these two numbers.
+An event's id says how far both files were read. A follower that comes back with it misses nothing
+and gets nothing twice, and the service keeps nothing but these two offsets.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from gnnplan.api.storage.tables import JobRow
 LOOK_SECONDS = 0.25
 KEEPALIVE_SECONDS = 15.0
 STATE_SECONDS = 0.5
-"""How old a job's state may be that followers are shown: one query serves all of them."""
+"""Age in seconds up to which a job's state is shown; all its followers share one query."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,32 +35,32 @@ class Position:
 
     @staticmethod
     def parse(text: str | None) -> "Position":
-        """From Last-Event-ID; from the beginning where it is none of ours."""
+        """Read a Last-Event-ID; anything else means the beginning."""
         match = re.fullmatch(r"(\d{1,18})\.(\d{1,18})", text or "")
         return Position(events=int(match[1]), log=int(match[2])) if match else Position()
 
 
 class JobStates:
-    """States of followed jobs, asked for at most twice a second each."""
+    """States of followed jobs, read at most twice a second each."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self.followers = 0
-        """Streams that are open."""
+        """Number of open streams."""
         self._known: dict[str, tuple[float, asyncio.Task[JobRow | None]]] = {}
 
     def refuse_more(self) -> None:
-        """Let one more follower in.
+        """Refuse another follower where there are too many.
 
         Raises:
-            UnavailableError: too many follow already.
+            UnavailableError: there are.
         """
         most = self._service.settings.max_followers
         if self.followers >= most:
             raise UnavailableError(f"expected fewer than {most} followers; try later")
 
     async def get(self, job_id: str) -> JobRow | None:
-        """The job, at most half a second old."""
+        """Return a job, at most `STATE_SECONDS` old."""
         now = time.monotonic()
         known = self._known.get(job_id)
         if known is None or (now - known[0] > STATE_SECONDS and known[1].done()):
@@ -74,7 +74,7 @@ class JobStates:
 async def follow(
     service: Service, states: JobStates, job_id: str, start: Position
 ) -> AsyncIterator[bytes]:
-    """Events and log lines of a job until it has ended, and then its end."""
+    """Stream events and log lines of a job until it has ended, and then its end."""
     states.followers += 1
     service.metrics.followers.set(states.followers)
     try:
@@ -117,7 +117,7 @@ async def _follow(
 
 
 def _new(events: Tail, log: Tail) -> list[bytes]:
-    """What both files have gained."""
+    """Return new events and log lines as chunks of a stream."""
     found: list[bytes] = []
     for offset, line in events.lines():
         event = event_of(line)

@@ -1,4 +1,4 @@
-"""What plans are made of: datasets under the graph roots; presets and uploaded machines."""
+"""What plans are made of: datasets under the graph roots, presets, uploaded machines."""
 
 import os
 import re
@@ -24,12 +24,12 @@ from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.format import META_FILE, GraphMeta, read_meta
 
 DEPTH = 3
-"""Folders below a root that are looked into."""
+"""Levels of folders below a root that are searched."""
 MOST_FOLDERS = 5000
 
 
 def graph_folder(service: Service, name: str) -> Path:
-    """The folder of a dataset that a request names.
+    """Return the folder of a dataset that a request names.
 
     Raises:
         ForbiddenError: it leads out of the graph roots.
@@ -42,7 +42,7 @@ def graph_folder(service: Service, name: str) -> Path:
 
 
 def list_graphs(service: Service) -> list[GraphSummary]:
-    """Datasets at most three folders below the roots, by name."""
+    """List the datasets below the roots by name."""
     found: dict[str, GraphSummary] = {}
     for root in service.graph_roots:
         for folder in _datasets(root):
@@ -57,7 +57,7 @@ def list_graphs(service: Service) -> list[GraphSummary]:
 
 
 def get_graph(service: Service, name: str) -> GraphDetail:
-    """One dataset.
+    """Return one dataset.
 
     Raises:
         NotFoundError: there is none of that name.
@@ -94,7 +94,7 @@ def _summary(name: str, meta: GraphMeta) -> GraphSummary:
 
 
 def _datasets(root: Path) -> Iterator[Path]:
-    """Folders with a graph.json, links not followed."""
+    """Yield folders that hold a graph.json; links are not followed."""
     for seen, (place, folders, files) in enumerate(os.walk(root)):
         here = Path(place)
         if META_FILE in files:
@@ -108,7 +108,7 @@ def _datasets(root: Path) -> Iterator[Path]:
 def list_machines(
     service: Service, *, cursor: str | None = None, limit: int = 50
 ) -> Page[MachineSummary]:
-    """Presets (on the first page), then uploads, newest first."""
+    """List presets (on the first page), then uploaded machines, newest first."""
     uploads = service.storage.database.page(MachineRow, cursor=cursor, limit=limit)
     items = [machine_of(row) for row in uploads.items]
     if cursor is None:
@@ -121,7 +121,7 @@ def list_machines(
 
 
 def upload_machine(service: Service, document: dict[str, Any]) -> MachineSummary:
-    """Keep a machine file that `gnnplan probe` wrote; the same content again is the same machine.
+    """Store a machine file that `gnnplan probe` wrote; equal contents are one machine.
 
     Raises:
         UnprocessableError: it is no machine file.
@@ -149,15 +149,15 @@ def upload_machine(service: Service, document: dict[str, Any]) -> MachineSummary
 
 
 def storable(text: str) -> str:
-    """A text that every database takes: no halves of characters, no zero bytes."""
+    """Replace characters that some database refuses: lone surrogates and zero bytes."""
     return text.encode(errors="replace").decode().replace("\0", "?")
 
 
 def machine_model(service: Service, name: str) -> MachineModel:
-    """A machine by the name that requests use.
+    """Return a machine by the name that requests use.
 
     Raises:
-        NotFoundError: neither a preset nor an uploaded machine.
+        NotFoundError: it is neither a preset nor an uploaded machine.
     """
     if is_preset(name):
         try:
@@ -169,10 +169,10 @@ def machine_model(service: Service, name: str) -> MachineModel:
 
 
 def machine_reference(service: Service, name: str | None) -> dict[str, str] | None:
-    """What a job is told of a machine: a preset, a file of ours, or None for this machine.
+    """Name a machine for a job: a preset, a file, or None for this machine.
 
     Raises:
-        UnprocessableError: neither a preset nor an uploaded machine.
+        UnprocessableError: it is neither a preset nor an uploaded machine.
     """
     if name is None:
         return None

@@ -1,4 +1,4 @@
-"""Jobs: accept, look at, cancel, and read what they left."""
+"""Accept, read and cancel jobs."""
 
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,21 @@ def submit(
     result: str | None = None,
     lane: str | None = None,
 ) -> JobRow:
-    """Accept a job; with an Idempotency-Key that was used before, the job it made.
+    """Accept a job, or find the job that the caller's Idempotency-Key made.
 
-    It waits in its kind's lane where none is named.
+    Args:
+        service: the service.
+        caller: who asks.
+        kind: of the job.
+        request: what its process reads.
+        subject: id of the plan that it is about, if any.
+        time_limit_seconds: of an attempt; None: the kind's.
+        result: path of a resource that exists already, so that nothing is left to do.
+        lane: where it waits; None: in its kind's lane.
 
     Raises:
-        NotFoundError: the plan that it is about is gone.
-        TooManyError: too many jobs wait.
+        NotFoundError: the plan does not exist.
+        TooManyError: too many jobs are queued.
         UnprocessableError: the key was used for another request.
     """
     if result is None and service.storage.jobs.num_waiting() >= service.settings.max_queued_jobs:
@@ -81,7 +89,7 @@ def submit_noop(service: Service, caller: Caller, request: NoopRequest) -> JobRo
 
 
 def get_job(service: Service, job_id: str) -> JobRow:
-    """The job of that id.
+    """Return the job of an id.
 
     Raises:
         NotFoundError: there is none.
@@ -93,18 +101,18 @@ def get_job(service: Service, job_id: str) -> JobRow:
 
 
 def list_attempts(service: Service, job_id: str) -> list[AttemptRow]:
-    """What was tried for a job."""
+    """Return the attempts at a job, oldest first."""
     get_job(service, job_id)
     return service.storage.jobs.attempts(job_id)
 
 
 def may_cancel(who: Principal, row: JobRow) -> bool:
-    """Whether somebody may cancel a job; a run is a job of training, wherever it is named."""
+    """Return whether a principal may cancel a job."""
     return owns(who, KINDS[row.kind].scope, row.principal)
 
 
 def cancel_job(service: Service, who: Principal, job_id: str) -> JobRow:
-    """Cancel a job; one that runs ends soon.
+    """Cancel a job; a running one ends soon.
 
     Raises:
         NotFoundError: there is none.
@@ -124,10 +132,10 @@ def cancel_job(service: Service, who: Principal, job_id: str) -> JobRow:
 
 
 def job_result(service: Service, job_id: str) -> tuple[bytes, str]:
-    """The document that a job made, and its hash.
+    """Return the document that a job made, and its sha256.
 
     Raises:
-        NotFoundError: no such job, or it makes no document.
+        NotFoundError: there is no such job, or it makes no document.
         ConflictError: it has not succeeded.
     """
     row = get_job(service, job_id)
@@ -141,13 +149,13 @@ def job_result(service: Service, job_id: str) -> tuple[bytes, str]:
 
 
 def job_log(service: Service, job_id: str) -> bytes:
-    """The end of what a job's processes printed."""
+    """Return the end of what a job's processes printed."""
     get_job(service, job_id)
     return end_of(service.storage.job_folder(job_id) / LOG_FILE)
 
 
 def end_of(path: Path) -> bytes:
-    """The last mebibyte of a file; empty where there is none."""
+    """Return the last mebibyte of a file; empty where it cannot be read."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)

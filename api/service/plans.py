@@ -1,4 +1,4 @@
-"""Plans: asked for, read, explained, compared, changed in thought, and forgotten."""
+"""Make, read, explain, compare, question and remove plans."""
 
 import shutil
 from pathlib import Path
@@ -38,7 +38,7 @@ from gnnplan.runtime.plan.schema import Plan
 
 
 def get_plan(service: Service, plan_id: str) -> Plan:
-    """The plan of that id, checked.
+    """Load the plan of an id.
 
     Raises:
         NotFoundError: there is none.
@@ -49,7 +49,7 @@ def get_plan(service: Service, plan_id: str) -> Plan:
 
 
 def plan_document(service: Service, plan_id: str) -> bytes:
-    """plan.json as it was written.
+    """Return plan.json as it was written.
 
     Raises:
         NotFoundError: there is no such plan.
@@ -66,7 +66,7 @@ def plan_document(service: Service, plan_id: str) -> bytes:
 
 
 def explanation_document(service: Service, plan_id: str) -> bytes:
-    """Why a plan is what it is, as `gnnplan explain --json` prints it.
+    """Explain a plan, in the JSON of `gnnplan explain --json`.
 
     Raises:
         NotFoundError: there is no such plan.
@@ -79,16 +79,16 @@ def explanation_document(service: Service, plan_id: str) -> bytes:
 
 
 def compare_plans(service: Service, plan_a: str, plan_b: str) -> PlanDiff:
-    """What two plans decide and predict differently.
+    """Return what two plans decide and predict differently.
 
     Raises:
-        NotFoundError: there is no such plan.
+        NotFoundError: one of them does not exist.
     """
     return diff(get_plan(service, plan_a), get_plan(service, plan_b))
 
 
 def ask_why_not(service: Service, caller: Caller, plan_id: str, request: WhyNotRequest) -> JobRow:
-    """Accept the question what a policy would cost.
+    """Accept a job that prices a plan under another policy.
 
     Raises:
         NotFoundError: there is no such plan.
@@ -103,7 +103,7 @@ def ask_why_not(service: Service, caller: Caller, plan_id: str, request: WhyNotR
 
 
 def ask_what_if(service: Service, caller: Caller, plan_id: str, request: WhatIfRequest) -> JobRow:
-    """Accept the question what another machine or budget would give.
+    """Accept a job that plans again with something changed.
 
     Raises:
         NotFoundError: there is no such plan.
@@ -121,7 +121,7 @@ def ask_what_if(service: Service, caller: Caller, plan_id: str, request: WhatIfR
 def ask_simulation(
     service: Service, caller: Caller, plan_id: str, request: SimulationRequest
 ) -> JobRow:
-    """Accept a replay of the plan's batches.
+    """Accept a job that replays a plan's batches.
 
     Raises:
         NotFoundError: there is no such plan.
@@ -135,18 +135,18 @@ def ask_simulation(
 
 
 def delete_plan(service: Service, who: Principal, plan_id: str, *, with_runs: bool = False) -> None:
-    """Remove a plan and its folder, and where asked all that its runs left.
+    """Remove a plan and its folder.
 
     Args:
         service: the service.
         who: who asks.
         plan_id: the plan.
-        with_runs: remove its runs too; else a plan that has some is kept.
+        with_runs: remove its runs and their files too; else a plan with runs is refused.
 
     Raises:
         NotFoundError: there is none.
         ForbiddenError: it, or a run of it, is another key's.
-        ConflictError: a job that has not ended is about it, or it has runs.
+        ConflictError: an unfinished job uses it, or it has runs.
     """
     check_owner(who, KINDS["plan"].scope, _row(service, plan_id).owner, f"plan {plan_id}")
     runs = service.storage.catalogue.runs_of(plan_id) if with_runs else []
@@ -190,12 +190,12 @@ def _row(service: Service, plan_id: str) -> PlanRow:
 
 
 def create_plan(service: Service, caller: Caller, request: PlanRequest) -> tuple[JobRow, bool]:
-    """Accept a planning request; True where a plan was there already and the job is done.
+    """Accept a planning request; return its job, and whether a plan answers it already.
 
     Raises:
         ForbiddenError: the graph or the model may not be used.
         SettingsError: the fields contradict each other.
-        UnprocessableError: no such machine or graph.
+        UnprocessableError: there is no such machine or graph.
         DatasetError: the graph is damaged.
     """
     wanted = _checked(service, request, calibrated=request.calibrated) | {
@@ -219,10 +219,10 @@ def create_plan(service: Service, caller: Caller, request: PlanRequest) -> tuple
 
 
 def create_profile(service: Service, caller: Caller, request: ProfileRequest) -> JobRow:
-    """Accept a request to profile a graph.
+    """Accept a job that profiles a graph.
 
     Raises:
-        ForbiddenError: as for `create_plan`, and the other errors too.
+        ForbiddenError: as `create_plan`, like the other errors.
     """
     wanted = _checked(service, request)
     return submit(
@@ -236,14 +236,14 @@ def create_profile(service: Service, caller: Caller, request: ProfileRequest) ->
 
 
 def _lane(wanted: dict[str, Any]) -> str:
-    """Where the job waits: apart, where this machine has to be probed first."""
+    """Return the job's lane: a lane of its own where this machine is probed first."""
     return PROBING if _known_machine(wanted["machine"]) is None else PLANNING
 
 
 def _checked(
     service: Service, request: WorkloadRequest, *, calibrated: bool = False
 ) -> dict[str, Any]:
-    """What the job is told, once all of it may be used."""
+    """Return the request of the job, once all that it names may be used."""
     settings = request.settings()
     check_model(settings.workload.model, service.settings.allowed_models)
     machine = machine_reference(service, request.machine)
@@ -258,7 +258,7 @@ def _checked(
 
 
 def _opened(service: Service, name: str) -> Graph:
-    """The dataset of that name, which can be read.
+    """Open the dataset of a name.
 
     Raises:
         ForbiddenError: it leads out of the graph roots.
@@ -280,7 +280,7 @@ def _opened(service: Service, name: str) -> Graph:
 
 
 def _known_plan(service: Service, wanted: dict[str, Any], request: PlanRequest) -> str | None:
-    """Id of the plan that answers the request, where fingerprints are known without measuring."""
+    """Return the id of the plan that answers a request, if no measurement is needed to tell."""
     try:
         machine = _known_machine(wanted["machine"])
         if machine is None:
@@ -294,7 +294,7 @@ def _known_plan(service: Service, wanted: dict[str, Any], request: PlanRequest) 
 
 
 def _known_machine(reference: dict[str, str] | None) -> MachineModel | None:
-    """The machine, where it need not be probed."""
+    """Return the machine; None where it must be probed first."""
     if reference is None:
         return cached_machine()
     if "preset" in reference:

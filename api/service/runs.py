@@ -1,4 +1,4 @@
-"""Runs: training jobs under a plan, and what they measured."""
+"""Start runs, which are training jobs under a plan, and read what they measured."""
 
 import json
 from pathlib import Path
@@ -54,15 +54,15 @@ def start_run(service: Service, caller: Caller, request: RunRequest) -> JobRow:
 
 
 def check_can_begin(plan: Plan, *, force: bool) -> None:
-    """Refuse at once a run that could not begin on this machine.
+    """Refuse a run that could not begin on this machine.
 
     Args:
         plan: the plan.
         force: go on although graph or machine is not the plan's.
 
     Raises:
-        UnprocessableError: ranks that cannot be started here, another graph or machine, or memory
-            that may not be taken here.
+        UnprocessableError: its ranks cannot be started here, graph or machine is another, or its
+            memory may not be taken here.
     """
     try:
         check_startable(own_devices(plan, Place()))
@@ -83,14 +83,14 @@ def list_runs(
     cursor: str | None = None,
     limit: int = 50,
 ) -> Page[JobRow]:
-    """Training jobs, newest first."""
+    """List training jobs, newest first."""
     return service.storage.database.page(
         JobRow, kind="train", subject=plan, state=state, cursor=cursor, limit=limit
     )
 
 
 def get_run(service: Service, run_id: str) -> JobRow:
-    """The training job of that id.
+    """Return the training job of an id.
 
     Raises:
         NotFoundError: there is none.
@@ -102,7 +102,7 @@ def get_run(service: Service, run_id: str) -> JobRow:
 
 
 def plan_of_run(service: Service, row: JobRow) -> Plan:
-    """The plan that a run trains under.
+    """Load the plan of a run.
 
     Raises:
         ConflictError: it was removed.
@@ -118,7 +118,7 @@ def plan_of_run(service: Service, row: JobRow) -> Plan:
 
 
 def run_report(service: Service, run_id: str) -> RunReport:
-    """What a run has measured, up to its last epoch.
+    """Return what a run has measured up to its last epoch.
 
     Raises:
         NotFoundError: there is no such run.
@@ -136,7 +136,7 @@ def run_report(service: Service, run_id: str) -> RunReport:
 
 
 def run_comparison(service: Service, run_id: str) -> Comparison:
-    """Predicted against measured.
+    """Compare predicted with measured seconds.
 
     Raises:
         NotFoundError: there is no such run.
@@ -150,7 +150,7 @@ def run_comparison(service: Service, run_id: str) -> Comparison:
 
 
 def count_error(service: Service, job: JobRow, state: str) -> None:
-    """Add a finished run's error to the metrics, where it has measured enough to be compared."""
+    """Add a finished run's prediction error to the metrics, if it measured enough."""
     if job.kind != "train" or state != "succeeded":
         return
     try:
@@ -161,7 +161,7 @@ def count_error(service: Service, job: JobRow, state: str) -> None:
 
 
 def run_log(service: Service, run_id: str) -> bytes:
-    """The end of what the run's ranks printed."""
+    """Return the end of what a run's ranks printed."""
     get_run(service, run_id)
     return end_of(_folder(service, run_id) / LOG_FILE)
 

@@ -175,19 +175,13 @@ class JobQueue:
     def renew(self, job: JobRow) -> bool | None:
         """Extend a job's lease; return True where it is to be cancelled, None where it is lost."""
         with self._database.writing() as session:
-            return session.execute(
-                update(JobRow)
-                .where(*_is_mine(job))
-                .values(lease_until_seconds=time.time() + LEASE_SECONDS)
-                .returning(JobRow.cancel)
-            ).scalar_one_or_none()
+            until = time.time() + LEASE_SECONDS
+            return _change(session, job, JobRow.cancel, lease_until_seconds=until)
 
     def progress(self, job: JobRow, stage: str, share: float) -> None:
         """Store how far a running job is."""
         with self._database.writing() as session:
-            session.execute(
-                update(JobRow).where(*_is_mine(job)).values(stage=stage[:200], share=share)
-            )
+            _change(session, job, stage=stage[:200], share=share)
 
     def finish(self, job: JobRow, ending: Ending) -> bool:
         """End a job and store what it made; return False where its lease is lost."""
@@ -206,10 +200,7 @@ class JobQueue:
         if ending.subject is not None:
             values["subject"] = ending.subject
         with self._database.writing() as session:
-            mine = session.execute(
-                update(JobRow).where(*_is_mine(job)).values(**values).returning(JobRow.id)
-            ).scalar_one_or_none()
-            if mine is None:
+            if _change(session, job, **values) is None:
                 return False
             _end_attempts(session, job.id, job.attempt + 1, ending.state)
             for row in ending.rows:
@@ -219,19 +210,10 @@ class JobQueue:
 
     def give_back(self, job: JobRow, outcome: str) -> bool:
         """Queue a job again after an attempt without an outcome: crashed or interrupted."""
-        crashed = 1 if outcome == "crashed" else 0
+        crashes = JobRow.crashes + (1 if outcome == "crashed" else 0)
+        values = {"state": "queued", "lease_owner": None, "lease_until_seconds": None}
         with self._database.writing() as session:
-            mine = session.execute(
-                update(JobRow)
-                .where(*_is_mine(job))
-                .values(
-                    state="queued",
-                    crashes=JobRow.crashes + crashed,
-                    lease_owner=None,
-                    lease_until_seconds=None,
-                )
-                .returning(JobRow.id)
-            ).scalar_one_or_none()
+            mine = _change(session, job, crashes=crashes, **values)
             if mine is not None:
                 _end_attempts(session, job.id, job.attempt + 1, outcome)
         return mine is not None
@@ -284,8 +266,11 @@ def _new_row(job: NewJob) -> JobRow:
     )
 
 
-def _is_mine(job: JobRow) -> tuple[Any, ...]:
-    return (JobRow.id == job.id, JobRow.state == "running", JobRow.attempt == job.attempt)
+def _change(session: Session, job: JobRow, column: Any = JobRow.id, **values: Any) -> Any:
+    """Change a job of this very attempt and return one column; None where its lease is lost."""
+    mine = (JobRow.id == job.id, JobRow.state == "running", JobRow.attempt == job.attempt)
+    query = update(JobRow).where(*mine).values(**values).returning(column)
+    return session.execute(query).scalar_one_or_none()
 
 
 def _end_attempts(session: Session, job_id: str, before: int, outcome: str) -> None:
