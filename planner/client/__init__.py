@@ -1,9 +1,8 @@
-"""A client of the service: requests over HTTP, answers in the planner's own types.
+"""A client of the service: HTTP requests, with answers in the planner's own types.
 
     Client -> groups (graphs, machines, profiles, plans, runs, jobs) -> Connection -> httpx2
 
-It stands below `api`, which may import the planner but not the other way, so that the commands of
-`gnnplan --server` and Python programs use one client; `api.client` names it for the latter.
+`gnnplan --server` and Python programs both use it, so it is part of the planner, below `api`.
 """
 
 from gnnplan.planner.client.client import Client

@@ -1,4 +1,4 @@
-"""The client: one service, and a group of methods for each kind of its resources."""
+"""The client of one service, with a group of methods for each kind of resource."""
 
 import os
 import shutil
@@ -46,6 +46,7 @@ from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import RunReport
 
 if TYPE_CHECKING:
+    from gnnplan.planner.queries.compare import Comparison
     from gnnplan.planner.queries.simulate import Simulation
     from gnnplan.planner.queries.whatif import Cheapest, WhatIf, WhyNot
 
@@ -59,7 +60,7 @@ class Plans:
     def list(
         self, *, graph: str | None = None, machine: str | None = None, policy: str | None = None
     ) -> Iterator[PlanSummary]:
-        """Plans, newest first; filters compare whole names."""
+        """List plans, newest first; filters compare whole names."""
         params = {"graph": graph, "machine": machine, "policy": policy}
         return pages(self._connection, "/v1/plans", PlanSummary, params)
 
@@ -72,13 +73,13 @@ class Plans:
         calibrated: bool = False,
         idempotency_key: str | None = None,
     ) -> Job:
-        """Start planning; a job that has succeeded already where the plan is known.
+        """Start planning; the job has succeeded already where a plan answers the request.
 
         Args:
-            graph: its folder below a graph root of the service.
-            settings: what is to be trained and what may be used.
+            graph: folder of the dataset, below a graph root of the service.
+            settings: what is trained, and on what.
             machine: preset, or id of an uploaded machine; None: the service's own.
-            calibrated: scale stages by what `compare` learnt of that machine.
+            calibrated: scale stages by the machine's calibration.
             idempotency_key: makes repeated calls one job.
         """
         body = plan_body(graph, settings, machine=machine, calibrated=calibrated)
@@ -100,32 +101,31 @@ class Plans:
             RequestRefusedError: the request is wrong.
         """
         job = self.create(graph, settings, machine=machine, calibrated=calibrated)
-        done = self._jobs.wait(job, progress=progress, cancel_on_interrupt=True)
-        return self.get((done.result or "").rpartition("/")[2])
+        return self.get(self._jobs.made(job, progress=progress))
 
     def get(self, plan: str) -> Plan:
-        """A plan, as plan.json holds it."""
+        """Return a plan."""
         return decoded(Plan, self._connection.get(_at(plan)))
 
     def delete(self, plan: str, *, with_runs: bool = False) -> None:
-        """Remove a plan of one's own that no job is about.
+        """Remove a plan of one's own that no job uses.
 
         Args:
             plan: its id.
-            with_runs: remove its runs too; else a plan that has some is refused.
+            with_runs: remove its runs too; else a plan with runs is refused.
         """
         self._connection.delete(_at(plan), {"with_runs": "true"} if with_runs else None)
 
     def explain(self, plan: str) -> Explanation:
-        """Where the time goes, where rows live, and why the runner-up lost."""
+        """Explain where the time goes, where rows live, and why the runner-up lost."""
         return decoded(Explanation, self._connection.get(f"{_at(plan)}/explain"))
 
     def diff(self, plan: str, other: str) -> PlanDiff:
-        """What two plans decide and predict differently."""
+        """Return what two plans decide and predict differently."""
         return decoded(PlanDiff, self._connection.get(f"{_at(plan)}/diff", {"other": other}))
 
     def why_not(self, plan: str, policy: str, *, progress: Progress | None = None) -> "WhyNot":
-        """Price the plan under another policy; waits."""
+        """Price the plan under another policy, and wait."""
         from gnnplan.planner.queries.whatif import WhyNot
 
         path = f"{_at(plan)}/why-not"
@@ -134,7 +134,7 @@ class Plans:
     def what_if(
         self, plan: str, changes: Sequence[str], *, progress: Progress | None = None
     ) -> "WhatIf":
-        """Plan again with something changed (KEY=VALUE each); waits."""
+        """Plan again with changes (KEY=VALUE each), and wait."""
         from gnnplan.planner.queries.whatif import WhatIf
 
         body = {"changes": [*changes]}
@@ -148,7 +148,7 @@ class Plans:
         *,
         progress: Progress | None = None,
     ) -> "Cheapest":
-        """Fewest devices and least memory for an epoch this short; waits."""
+        """Find the fewest devices and least memory for an epoch of given seconds, and wait."""
         from gnnplan.planner.queries.whatif import Cheapest
 
         body = {"changes": [*changes], "target_epoch_seconds": target_epoch_seconds}
@@ -162,28 +162,28 @@ class Plans:
         batches: int | None = None,
         progress: Progress | None = None,
     ) -> "Simulation":
-        """Replay the plan's batches on a machine model; waits."""
+        """Replay the plan's batches on a machine model, and wait."""
         from gnnplan.planner.queries.simulate import Simulation
 
         body = {"machine": machine, "batches": batches}
         return self._jobs.answer(f"{_at(plan)}/simulations", body, Simulation, progress=progress)
 
     def artefacts(self, plan: str) -> Iterator[ArtefactSummary]:
-        """Files of the plan, and those made from it: job files for schedulers, its page."""
+        """List the plan's files, and those made from it, such as job files and its page."""
         return pages(self._connection, f"{_at(plan)}/artefacts", ArtefactSummary)
 
     def artefact(self, plan: str, name: str) -> bytes:
-        """One file of the plan."""
+        """Return one file of the plan."""
         return self._connection.get_bytes(f"{_at(plan)}/artefacts/{segment(name)}")
 
     def download(self, plan: str, folder: Path) -> Plan:
-        """Write a plan's folder as a whole or not at all; an earlier plan there is replaced.
+        """Write a plan's folder, whole or not at all; an earlier plan there is replaced.
 
         Returns:
             The plan; the hashes of its arrays were checked.
 
         Raises:
-            PlanError: the folder holds something else, or what came is damaged.
+            PlanError: the folder holds something else, or what was received is damaged.
         """
         refuse_foreign_folder(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -211,8 +211,8 @@ def _at(plan: str) -> str:
     return f"/v1/plans/{segment(plan)}"
 
 
-if TYPE_CHECKING:
-    from gnnplan.planner.queries.compare import Comparison
+def _run_at(run: str) -> str:
+    return f"/v1/runs/{segment(run)}"
 
 
 class Graphs:
@@ -222,11 +222,11 @@ class Graphs:
         self._connection = connection
 
     def list(self) -> Iterator[GraphSummary]:
-        """Datasets, by name."""
+        """List datasets by name."""
         return pages(self._connection, "/v1/graphs", GraphSummary)
 
     def get(self, graph: str) -> GraphDetail:
-        """One dataset, by its folder below a root."""
+        """Return one dataset, by its folder below a root."""
         return resource(GraphDetail, self._connection.get(f"/v1/graphs/{quote(graph)}"))
 
 
@@ -237,27 +237,27 @@ class Machines:
         self._connection = connection
 
     def list(self) -> Iterator[MachineSummary]:
-        """Presets first, then uploads, newest first."""
+        """List presets, then uploaded machines, newest first."""
         return pages(self._connection, "/v1/machines", MachineSummary)
 
     def get(self, machine: str) -> MachineModel:
-        """A machine by its id, or a preset by its name."""
+        """Return a preset, or an uploaded machine by its id."""
         return decoded(MachineModel, self._connection.get(f"/v1/machines/{segment(machine)}"))
 
     def upload(self, machine: MachineModel) -> MachineSummary:
-        """Keep a machine; the same content again is the same machine."""
+        """Upload a machine; equal contents are one machine."""
         document = codec.to_plain(machine)
         return resource(MachineSummary, self._connection.post("/v1/machines", document))
 
 
 class Profiles:
-    """`client.profiles`: what batches of a graph look like, and how long the model takes."""
+    """`client.profiles`: measured batches of a graph and seconds of the model."""
 
     def __init__(self, connection: Connection, jobs: Jobs) -> None:
         self._connection, self._jobs = connection, jobs
 
     def list(self, *, graph: str | None = None) -> Iterator[ProfileSummary]:
-        """Profiles that the service made, newest first."""
+        """List the service's profiles, newest first."""
         return pages(self._connection, "/v1/profiles", ProfileSummary, {"graph": graph})
 
     def create(
@@ -268,7 +268,7 @@ class Profiles:
         machine: str | None = None,
         idempotency_key: str | None = None,
     ) -> Job:
-        """Start profiling a graph under a workload."""
+        """Start profiling a graph."""
         body = profile_body(graph, settings, machine=machine)
         return self._jobs.start("/v1/profiles", body, idempotency_key=idempotency_key)
 
@@ -282,11 +282,10 @@ class Profiles:
     ) -> WorkloadProfile:
         """Profile a graph and wait; Ctrl-C cancels the job."""
         job = self.create(graph, settings, machine=machine)
-        done = self._jobs.wait(job, progress=progress, cancel_on_interrupt=True)
-        return self.get((done.result or "").rpartition("/")[2])
+        return self.get(self._jobs.made(job, progress=progress))
 
     def get(self, profile: str) -> WorkloadProfile:
-        """A profile's numbers."""
+        """Return a profile."""
         return decoded(WorkloadProfile, self._connection.get(f"/v1/profiles/{segment(profile)}"))
 
 
@@ -297,12 +296,12 @@ class Runs:
         self._connection, self._jobs = connection, jobs
 
     def list(self, *, plan: str | None = None, state: str | None = None) -> Iterator[Run]:
-        """Runs, newest first."""
+        """List runs, newest first."""
         return pages(self._connection, "/v1/runs", Run, {"plan": plan, "state": state})
 
     def get(self, run: str) -> Run:
-        """A run as it stands now."""
-        return resource(Run, self._connection.get(f"/v1/runs/{segment(run)}"))
+        """Return a run."""
+        return resource(Run, self._connection.get(_run_at(run)))
 
     def start(
         self,
@@ -317,9 +316,9 @@ class Runs:
 
         Args:
             plan: id of the plan.
-            eval_fanouts: evaluate by sampling with these; None: with all neighbours.
+            eval_fanouts: fan-outs of evaluation; None: all neighbours.
             time_limit_seconds: longest time of an attempt; None: the service's own limit.
-            idempotency_key: makes repeated calls one.
+            idempotency_key: makes repeated calls one run.
             **options: other fields of `TrainOptions`, as the flags of `gnnplan train`.
         """
         hops = None if eval_fanouts is None else [*eval_fanouts]
@@ -328,8 +327,8 @@ class Runs:
         return self._jobs.start("/v1/runs", body, idempotency_key=idempotency_key)
 
     def follow(self, run: str, *, after: str | None = None) -> Iterator[Event]:
-        """Steps, epochs and log lines as they come; as `Jobs.follow`."""
-        return follow(self._connection, f"/v1/runs/{segment(run)}/events", after=after)
+        """Yield steps, epochs and log lines as they come; as `Jobs.follow`."""
+        return follow(self._connection, f"{_run_at(run)}/events", after=after)
 
     def wait(
         self,
@@ -338,32 +337,32 @@ class Runs:
         on_event: OnEvent | None = None,
         cancel_on_interrupt: bool = False,
     ) -> RunReport:
-        """The report of a run once it has succeeded; as `Jobs.wait`."""
+        """Return the report of a run after it has succeeded; as `Jobs.wait`."""
         self._jobs.wait(job, on_event=on_event, cancel_on_interrupt=cancel_on_interrupt)
         return self.report(job.id)
 
     def cancel(self, run: str) -> Job:
-        """End a run; its checkpoints and what it measured stay."""
-        return resource(Job, self._connection.post(f"/v1/runs/{segment(run)}/cancel"))
+        """End a run; its checkpoints and report stay."""
+        return resource(Job, self._connection.post(f"{_run_at(run)}/cancel"))
 
     def report(self, run: str) -> RunReport:
-        """What the run has measured, up to its last epoch."""
-        return decoded(RunReport, self._connection.get(f"/v1/runs/{segment(run)}/report"))
+        """Return what the run has measured up to its last epoch."""
+        return decoded(RunReport, self._connection.get(f"{_run_at(run)}/report"))
 
     def comparison(self, run: str) -> "Comparison":
-        """Predicted against measured, per stage."""
+        """Compare predicted with measured seconds, per stage."""
         from gnnplan.planner.queries.compare import Comparison
 
-        answer = self._connection.get(f"/v1/runs/{segment(run)}/comparison")
+        answer = self._connection.get(f"{_run_at(run)}/comparison")
         return decoded(Comparison, answer)
 
     def page(self, run: str) -> bytes:
-        """The plan as one HTML page, beside what the run measured."""
-        return self._connection.get_bytes(f"/v1/runs/{segment(run)}/report.html")
+        """Return the plan's HTML page, with what the run measured."""
+        return self._connection.get_bytes(f"{_run_at(run)}/report.html")
 
     def log(self, run: str) -> str:
-        """The end of what the ranks printed."""
-        return self._connection.get_bytes(f"/v1/runs/{segment(run)}/log").decode(errors="replace")
+        """Return the end of what the ranks printed."""
+        return self._connection.get_bytes(f"{_run_at(run)}/log").decode(errors="replace")
 
 
 class Client:
@@ -407,11 +406,11 @@ class Client:
         self.runs = Runs(self._connection, self.jobs)
 
     def health(self) -> dict[str, Any]:
-        """Status and version of the service."""
+        """Return status and version of the service."""
         return self._connection.get("/healthz")
 
     def close(self) -> None:
-        """Close the kept connections."""
+        """Close the connections."""
         self._connection.close()
 
     def __enter__(self) -> "Client":

@@ -1,9 +1,7 @@
-"""Requests to one service: the key, timeouts, answers checked, and what is tried again.
+"""Send requests to one service: its key, timeouts, retries, and checks of its answers.
 
-A request is sent again only where that changes nothing: reads always, POSTs because each carries an
-Idempotency-Key of its own, the same for all its tries.
-
-What can go wrong between a client and the service.
+A request is repeated only where that is safe: reads always, and POSTs because each carries an
+Idempotency-Key of its own, which all its tries share.
 
 GnnplanError (runtime.errors)
   ServiceProblemError         the service refused: the RFC 9457 problem document, typed
@@ -38,17 +36,17 @@ class Problem:
     """RFC 9457 problem details."""
 
     type: str
-    """What kind of problem, as a short name."""
+    """Short name of the kind of problem."""
     title: str
     status: int
     detail: str
     instance: str
     extensions: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What the type adds, such as constraint and needed_bytes."""
+    """Members that the type adds, such as constraint and needed_bytes."""
 
     @staticmethod
     def of(document: dict[str, Any], status: int = 500) -> "Problem":
-        """A problem from its document; members that are missing or of a wrong type are replaced."""
+        """Read a problem document; missing or malformed members get defaults."""
         texts = {name: str(document.get(name) or "") for name in _MEMBERS}
         given = document.get("status")
         return Problem(
@@ -62,7 +60,7 @@ class Problem:
 
     @property
     def text(self) -> str:
-        """The problem in one line."""
+        """Return the problem in one line."""
         said = " ".join((self.detail or self.title or f"status {self.status}").split())
         if self.status == 401:
             return f"{said}; the key is taken from ${KEY_VARIABLE}"
@@ -73,7 +71,7 @@ class ServiceProblemError(GnnplanError):
     """The service refused a request, or a job failed.
 
     Args:
-        problem: what it said.
+        problem: the service's reason.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -82,11 +80,11 @@ class ServiceProblemError(GnnplanError):
 
 
 class RequestRefusedError(ServiceProblemError, InputError):
-    """The request is wrong: what it names is not there, may not be used, or contradicts itself."""
+    """The request is wrong: it names something missing or forbidden, or contradicts itself."""
 
 
 class PlanRefusedError(ServiceProblemError, PlanDoesNotFit):
-    """No feasible plan; the text is the sum, as where the planner runs here."""
+    """No plan is feasible; the text is the sum that fails."""
 
     def __init__(self, problem: Problem) -> None:
         more = problem.extensions
@@ -105,11 +103,11 @@ class BudgetRefusedError(ServiceProblemError, BudgetExceeded):
 
 
 class ServiceUnreachableError(GnnplanError):
-    """Nobody answers at the address, or not this kind of service."""
+    """No gnnplan service answers at the address."""
 
 
 class JobCancelledError(GnnplanError):
-    """The job was cancelled; there is no result."""
+    """The job was cancelled and has no result."""
 
 
 _BY_TYPE: dict[str, type[ServiceProblemError]] = {
@@ -117,11 +115,11 @@ _BY_TYPE: dict[str, type[ServiceProblemError]] = {
     "budget-exceeded": BudgetRefusedError,
 }
 _WAIT = (408, 425, 429)
-"""Refusals that say nothing against the request itself."""
+"""Statuses of refusals that are not the request's fault."""
 
 
 def error_of(problem: Problem) -> ServiceProblemError:
-    """The exception that a problem is raised as."""
+    """Return the exception of a problem."""
     kind = _BY_TYPE.get(problem.type)
     if kind is None:
         wrong = 400 <= problem.status < 500 and problem.status not in _WAIT
@@ -132,22 +130,22 @@ def error_of(problem: Problem) -> ServiceProblemError:
 TRIES = 4
 FIRST_WAIT_SECONDS = 0.25
 LONGEST_WAIT_SECONDS = 30.0
-"""A service that wants to be asked again later than this is not waited for."""
+"""Longest Retry-After that is waited for."""
 TIMEOUT = httpx2.Timeout(60.0, connect=10.0)
 AGAIN = (429, 502, 503, 504)
 
 
 class Connection:
-    """One service, spoken to over kept connections. Safe to use from several threads.
+    """HTTP connections to one service, which several threads may share.
 
     Args:
         url: of the service, such as http://127.0.0.1:8000.
-        key: API key; None where none is needed.
+        key: API key, if one is needed.
         timeout: of each request.
-        http: the client to use instead of one of its own (its base URL counts).
+        http: client to use in place of a new one.
 
     Raises:
-        SettingsError: no http or https address, or a key that no header can carry.
+        SettingsError: the URL is not http or https, or no header can hold the key.
     """
 
     def __init__(
@@ -168,24 +166,24 @@ class Connection:
         self._http = http or _http(self.url, timeout)
 
     def close(self) -> None:
-        """Close the kept connections."""
+        """Close the connections."""
         self._http.close()
 
     def get(self, path: str, params: Mapping[str, Any] | None = None) -> Any:
-        """A document, read as JSON.
+        """Read a JSON document.
 
         Raises:
             ServiceProblemError: the service refuses.
-            ServiceUnreachableError: nobody answers, or something else does.
+            ServiceUnreachableError: no gnnplan service answers.
         """
         return self._json(self.ask("GET", path, params=params))
 
     def get_bytes(self, path: str, params: Mapping[str, Any] | None = None) -> bytes:
-        """A document as it is; raises as `get`."""
+        """Read a document's bytes; raises as `get`."""
         return self.ask("GET", path, params=params).content
 
     def post(self, path: str, body: Any = None, *, idempotency_key: str | None = None) -> Any:
-        """What a POST answers; raises as `get`.
+        """Send a POST and return its JSON answer; raises as `get`.
 
         Args:
             path: of the resource.
@@ -208,7 +206,7 @@ class Connection:
         body: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> httpx2.Response:
-        """Send a request, more than once where the service is away or busy; raises as `get`."""
+        """Send a request, and repeat it where the service is away or busy; raises as `get`."""
         wait = FIRST_WAIT_SECONDS
         for tries_left in reversed(range(TRIES)):
             try:
@@ -232,7 +230,7 @@ class Connection:
         raise AssertionError("the last try returns or raises")
 
     def save(self, path: str, target: Path) -> None:
-        """Write a document to a file as it comes; begun again where the connection breaks.
+        """Write a document to a file as it arrives; start again where the connection breaks.
 
         Raises:
             ServiceProblemError: the service refuses.
@@ -256,7 +254,7 @@ class Connection:
     def stream(
         self, path: str, *, headers: Mapping[str, str] | None = None, read_seconds: float | None
     ) -> Generator[httpx2.Response]:
-        """An answer that is read as it comes; sent once.
+        """Open an answer that is read as it arrives; the request is sent once.
 
         Raises:
             ServiceProblemError: the service refuses.
@@ -275,7 +273,7 @@ class Connection:
             yield answer
 
     def unreachable(self, error: Exception) -> ServiceUnreachableError:
-        """The error to show where nobody answers."""
+        """Return the error to raise where nobody answers."""
         why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return ServiceUnreachableError(
             f"{self.url}: expected a gnnplan service, found none ({why}); start gnnplan-serve or "
@@ -298,7 +296,7 @@ class Connection:
 
 
 def wait_of(answer: httpx2.Response, otherwise: float) -> float | None:
-    """Seconds until a busy service wants to be asked again; None: longer than is waited for."""
+    """Return the seconds until a busy service is asked again; None if that is too long."""
     text = answer.headers.get("retry-after", "")
     seconds = float(text) if text.isascii() and text.isdigit() else otherwise
     return seconds if seconds <= LONGEST_WAIT_SECONDS else None
@@ -343,7 +341,7 @@ def _http(url: str, timeout: httpx2.Timeout) -> httpx2.Client:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a host is this machine, which no proxy reaches."""
+    """Return whether a host is this machine, which no proxy reaches."""
     if host == "localhost":
         return True
     try:

@@ -1,9 +1,7 @@
-"""Jobs of the service: looked at, followed, waited for, cancelled.
+"""Start, follow, await and cancel jobs of the service.
 
-Following a job over connections that may break: no event is missed, none comes twice.
-
-Each event's id says how far the service has read; whoever comes back with it in Last-Event-ID is
-given what comes behind it.
+A job is followed over connections that may break. Each event's id says how far the service has
+read its files; sent back as Last-Event-ID, it misses no event and repeats none.
 """
 
 import contextlib
@@ -19,18 +17,19 @@ from gnnplan.planner.client.connection import (
     AGAIN,
     Connection,
     JobCancelledError,
+    Problem,
     ServiceProblemError,
     error_of,
 )
-from gnnplan.planner.client.resources import Attempt, Event, Job, decoded, problem_in, resource
+from gnnplan.planner.client.resources import Attempt, Event, Job, decoded, resource
 from gnnplan.runtime.errors import GnnplanError
 
 SILENCE_SECONDS = 45.0
-"""Longest silence on an open stream: the service says something every 15 s."""
+"""Longest silence on an open stream; the service sends something every 15 s."""
 PATIENCE_SECONDS = 300.0
 LONGEST_WAIT_SECONDS = 8.0
 OPEN_SECONDS = 1.0
-"""A stream that breaks sooner than this, without an event, counts as silence."""
+"""Seconds below which a stream that breaks without an event counts as silent."""
 LARGEST_EVENT_BYTES = 16 * 2**20
 END = "end"
 
@@ -42,17 +41,17 @@ def follow(
     after: str | None = None,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> Iterator[Event]:
-    """Events of a job until its end, from the beginning or behind an event.
+    """Yield the events of a job until its end.
 
     Args:
         connection: to the service.
         path: of the events.
-        after: id of the last event that is known.
-        patience_seconds: how long a service that is away is waited for.
+        after: id of the last known event; None: begin with the first.
+        patience_seconds: longest time without an answer of the service.
 
     Raises:
         ServiceProblemError: there is no such job, or the key may not read it.
-        ServiceUnreachableError: the service has been away for longer than `patience_seconds`.
+        ServiceUnreachableError: the service was away for longer than `patience_seconds`.
     """
     heard, wait = time.monotonic(), 0.25
     failure: Exception = httpx2.RemoteProtocolError("the stream ended before the job")
@@ -102,19 +101,19 @@ def _object(text: str) -> dict[str, Any]:
 
 T = TypeVar("T")
 Progress = Callable[[str, float], None]
-"""Told what is being done and the share of it that is done, 0 to 1."""
+"""Called with what is being done and its share that is done, 0 to 1."""
 OnEvent = Callable[[Event], None]
 
 
 def segment(name: str) -> str:
-    """A name as one part of an address."""
+    """Quote a name as one segment of a URL's path."""
     return quote(name, safe="")
 
 
 def pages(
     connection: Connection, path: str, cls: type[T], params: dict[str, Any] | None = None
 ) -> Iterator[T]:
-    """Every item of a list, page after page as they are read."""
+    """Yield the items of a list, reading one page after another."""
     wanted: dict[str, Any] = dict(params or {})
     while True:
         page = connection.get(path, wanted)
@@ -134,16 +133,16 @@ class Jobs:
     def list(
         self, *, kind: str | None = None, state: str | None = None, plan: str | None = None
     ) -> Iterator[Job]:
-        """Jobs, newest first."""
+        """List jobs, newest first."""
         params = {"kind": kind, "state": state, "plan": plan}
         return pages(self._connection, "/v1/jobs", Job, params)
 
     def get(self, job: str) -> Job:
-        """A job as it stands now."""
+        """Return a job."""
         return resource(Job, self._connection.get(f"/v1/jobs/{segment(job)}"))
 
     def start(self, path: str, body: Any, *, idempotency_key: str | None = None) -> Job:
-        """POST what makes a job."""
+        """Send a POST that makes a job."""
         answer = self._connection.post(path, body, idempotency_key=idempotency_key)
         return resource(Job, answer)
 
@@ -155,11 +154,11 @@ class Jobs:
         return self.start("/v1/jobs", body, idempotency_key=idempotency_key)
 
     def follow(self, job: str, *, after: str | None = None) -> Iterator[Event]:
-        """Events and log lines as they come, `end` last; goes on after broken connections.
+        """Yield events and log lines as they come, `end` last, over any broken connections.
 
         Args:
             job: id of the job.
-            after: id of the last event that is known already.
+            after: id of the last known event.
         """
         path = f"/v1/jobs/{segment(job)}/events"
         return follow(self._connection, path, after=after)
@@ -172,44 +171,55 @@ class Jobs:
         on_event: OnEvent | None = None,
         cancel_on_interrupt: bool = False,
     ) -> Job:
-        """The job once it has succeeded.
+        """Return a job after it has succeeded.
 
         Args:
             job: as it was accepted.
-            progress: told what is being done.
-            on_event: given every event.
-            cancel_on_interrupt: Ctrl-C cancels the job too.
+            progress: called with its progress.
+            on_event: called with every event.
+            cancel_on_interrupt: let Ctrl-C cancel the job.
 
         Raises:
-            ServiceProblemError: it failed; the text is the job's own reason.
+            ServiceProblemError: it failed; the text is its reason.
             JobCancelledError: it was cancelled.
         """
         try:
-            return self._finished(self._followed(job, progress, on_event))
+            ended = self._followed(job, progress, on_event)
         except KeyboardInterrupt:
             if cancel_on_interrupt:
                 with contextlib.suppress(GnnplanError):  # it may have ended just now
                     self.cancel(job.id)
             raise
+        if ended.state == "cancelled":
+            raise JobCancelledError(f"job {job.id} was cancelled")
+        if ended.state != "succeeded":
+            reason = ended.problem or {"detail": f"job {job.id} failed without a reason"}
+            raise error_of(Problem.of(reason))
+        return ended
+
+    def made(self, job: Job, *, progress: Progress | None = None) -> str:
+        """Wait for a job and return the id of what it made; Ctrl-C cancels the job."""
+        done = self.wait(job, progress=progress, cancel_on_interrupt=True)
+        return (done.result or "").rpartition("/")[2]
 
     def cancel(self, job: str) -> Job:
-        """Cancel a job; one that runs ends soon."""
+        """Cancel a job; a running one ends soon."""
         return resource(Job, self._connection.post(f"/v1/jobs/{segment(job)}/cancel"))
 
     def log(self, job: str) -> str:
-        """The end of what the job's processes printed."""
+        """Return the end of what the job's processes printed."""
         return self._connection.get_bytes(f"/v1/jobs/{segment(job)}/log").decode(errors="replace")
 
     def attempts(self, job: str) -> Iterator[Attempt]:
-        """What was tried for a job."""
+        """Yield the attempts at a job, oldest first."""
         return pages(self._connection, f"/v1/jobs/{segment(job)}/attempts", Attempt)
 
     def result(self, job: Job, cls: type[T]) -> T:
-        """The document that a job has made."""
+        """Return the document that a job made."""
         return decoded(cls, self._connection.get(f"/v1/jobs/{segment(job.id)}/result"))
 
     def answer(self, path: str, body: Any, cls: type[T], *, progress: Progress | None = None) -> T:
-        """Ask a question that a job answers, and wait; Ctrl-C cancels the job.
+        """Start a job, wait, and return its document; Ctrl-C cancels the job.
 
         Raises:
             ServiceProblemError: the request is refused or the job fails.
@@ -228,13 +238,3 @@ class Jobs:
             if event.name == "progress" and progress is not None:
                 progress(str(event.data.get("stage", "")), float(event.data.get("share", 0.0)))
         raise AssertionError("a stream ends with its end")
-
-    def _finished(self, job: Job) -> Job:
-        if job.state == "cancelled":
-            raise JobCancelledError(f"job {job.id} was cancelled")
-        if job.state != "succeeded":
-            raise self._failure(job)
-        return job
-
-    def _failure(self, job: Job) -> ServiceProblemError:
-        return error_of(problem_in(job))

@@ -1,13 +1,13 @@
-"""What the service shows and the client reads, one class for both; bodies of requests.
+"""Resources of the service, in classes that its server and its client share; bodies of requests.
 
-A client leaves out fields that it does not know, which a newer service may have.
+A client ignores fields that it does not know, which a newer service may send.
 """
 
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from gnnplan.planner.client.connection import Problem, ServiceUnreachableError
+from gnnplan.planner.client.connection import ServiceUnreachableError
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime import codec
@@ -18,12 +18,12 @@ JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 JobKind = Literal["noop", "plan", "profile", "simulate", "why-not", "what-if", "train"]
 ENDED = ("succeeded", "failed", "cancelled")
 SHAPE = {"extra": "forbid", "use_attribute_docstrings": True}
-"""How pydantic, where the service uses it, makes a schema of a class of this module."""
+"""How pydantic makes the schemas of these classes, for the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Words of this version's service; a client takes those of a newer one too."""
+    """Values that this version's service sends; a client accepts those of a newer one too."""
 
     words: tuple[str, ...]
 
@@ -196,7 +196,7 @@ class Event:
 
 
 def resource(cls: type[T], document: Any) -> T:
-    """A resource from its JSON; fields of a newer service are left out.
+    """Read a resource from JSON; unknown fields are ignored.
 
     Raises:
         ServiceUnreachableError: it is not what a gnnplan service answers.
@@ -205,10 +205,10 @@ def resource(cls: type[T], document: Any) -> T:
 
 
 def decoded(cls: type[T], document: Any) -> T:
-    """A document of the planner's or the runtime's own, such as a plan or a report.
+    """Read a document of the planner's or the runtime's, such as a plan or a report.
 
     Raises:
-        ServiceUnreachableError: it is of another version, or nothing of the kind.
+        ServiceUnreachableError: it is of another version, or something else.
     """
     try:
         return codec.decode(cls, document)
@@ -217,11 +217,6 @@ def decoded(cls: type[T], document: Any) -> T:
             f"expected {cls.__name__} as this version of gnnplan knows it, found: {error}; use the "
             "version that the service runs (GET /healthz)"
         ) from None
-
-
-def problem_in(job: Job) -> Problem:
-    """Why a job failed."""
-    return Problem.of(job.problem or {"detail": f"job {job.id} failed without a reason"})
 
 
 def _known(cls: type[Any], document: Any) -> Any:
@@ -239,13 +234,13 @@ def _known(cls: type[Any], document: Any) -> Any:
 def plan_body(
     graph: str, settings: PlanSettings, *, machine: str | None = None, calibrated: bool = False
 ) -> dict[str, Any]:
-    """Body of `POST /v1/plans`.
+    """Return the body of `POST /v1/plans`.
 
     Args:
-        graph: its folder below a graph root of the service.
+        graph: folder of the dataset, below a graph root of the service.
         settings: the request.
         machine: preset, or id of an uploaded machine; None: the service's own.
-        calibrated: scale stages by what `compare` learnt of that machine.
+        calibrated: scale stages by the machine's calibration.
     """
     return profile_body(graph, settings, machine=machine) | {"calibrated": calibrated}
 
@@ -253,14 +248,14 @@ def plan_body(
 def profile_body(
     graph: str, settings: PlanSettings, *, machine: str | None = None
 ) -> dict[str, Any]:
-    """Body of `POST /v1/profiles`; as `plan_body`."""
+    """Return the body of `POST /v1/profiles`; arguments as of `plan_body`."""
     if not graph:
         raise SettingsError("expected the name of a graph of the service, found none")
     return request_values(settings) | {"graph": graph, "machine": machine}
 
 
 def request_values(settings: object) -> dict[str, Any]:
-    """Settings that a request holds, by name."""
+    """Return the settings that a request holds, by name."""
     values, kind = flat_values(settings), type(settings)
     shown = [f.name for f in setting_fields(kind) if f.setting.surface != "flag"]
     return {name: codec.to_plain(values[name]) for name in shown}
