@@ -1,4 +1,4 @@
-"""What commands share: flags made of the fields of settings, output, units and progress bars."""
+"""What commands share: flags made of fields of settings, output, units and progress bars."""
 
 import functools
 import inspect
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 Make = Callable[[Mapping[str, Any]], Any]
 ProgressCallback = Callable[[str, float], None]
-"""Called with what is being done and the share of it that is done, 0 to 1."""
+"""Called with what is being done and its share that is done, 0 to 1."""
 
 JsonFlag = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout, all else on stderr.")
@@ -34,7 +34,7 @@ JsonFlag = Annotated[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostOptions:
-    """Flags of a command that several hosts run together."""
+    """Flags of commands that several hosts run together."""
 
     node_rank: Annotated[
         int, typer.Option(help="Number of this host, from 0, where several take part.")
@@ -48,7 +48,7 @@ class HostOptions:
     ] = 300.0
 
     def place(self) -> "Place":
-        """This host's place in a job."""
+        """Return this host's place in the job."""
         from gnnplan.runtime.launch.hosts import Place
 
         return Place(
@@ -57,11 +57,11 @@ class HostOptions:
 
 
 def with_options(**makers: Make | None) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
-    """Let a command take each field of some of its parameters as an option.
+    """Let a command take the fields of some of its parameters as options.
 
     Args:
-        **makers: by parameter, what makes it of its fields' values (those that were not given are
-            missing); None: its own class does.
+        **makers: for each such parameter, what makes it of its fields' values, without those that
+            were not given; None: its own class.
     """
 
     def decorate(command: Callable[..., Answer]) -> Callable[..., Answer]:
@@ -94,12 +94,12 @@ def with_options(**makers: Make | None) -> Callable[[Callable[..., Answer]], Cal
 
 
 def option_fields(kind: type) -> Iterator[SettingField]:
-    """Fields that are flags."""
+    """Return the settings of a dataclass that are flags."""
     return (each for each in setting_fields(kind) if each.setting.surface != "service")
 
 
 def _parameters(kind: type) -> list[inspect.Parameter]:
-    """Parameters of a command for the fields of a dataclass: settings, or typer's own options."""
+    """Return a command's parameters for a dataclass of settings or of typer's own options."""
     if settings := [_parameter(each) for each in option_fields(kind)]:
         return settings
     declared = inspect.signature(kind, eval_str=True).parameters.values()
@@ -107,7 +107,7 @@ def _parameters(kind: type) -> list[inspect.Parameter]:
 
 
 def flag_words(options: object) -> list[str]:
-    """The flags that mean some settings; a setting that is None or False needs none.
+    """Return the flags that mean some settings; one that is None or False needs none.
 
     >>> from gnnplan.runtime.launch.config import TrainOptions
     >>> flag_words(TrainOptions(epochs=3, resume=True, eval_fanouts=[5, 3]))[:3]
@@ -146,15 +146,15 @@ def _parameter(field: SettingField) -> inspect.Parameter:
 
 
 def console(as_json: bool = False) -> Console:
-    """Where tables go: stdout, or stderr when stdout carries JSON."""
+    """Return where tables go: stdout, or stderr when stdout carries JSON."""
     return Console(stderr=as_json, highlight=False)
 
 
 def print_text(text: str, *, as_json: bool = False) -> None:
     """Print text, its long lines broken between words at the terminal's width.
 
-    Lines go on where they began, two columns further in. Where the width is not known, in a file
-    or a pipe without $COLUMNS, lines stay whole.
+    A broken line goes on two columns further in. Lines stay whole where the width is unknown, as in
+    a file or a pipe without $COLUMNS.
     """
     screen = console(as_json)
     known = screen.is_terminal or os.environ.get("COLUMNS", "").isdecimal()
@@ -165,7 +165,7 @@ def print_text(text: str, *, as_json: bool = False) -> None:
 
 
 def wrapped(line: str, width: int) -> list[str]:
-    """A line in parts of at most a width, broken between words; longer words stay whole.
+    """Break a line between words into parts of at most a width; longer words stay whole.
 
     >>> wrapped("  memory: 10.0 GB of 80 GiB", 20)
     ['  memory: 10.0 GB of', '    80 GiB']
@@ -205,7 +205,7 @@ def print_answer(found: Answer, describe: Callable[[Answer], str | None], *, as_
 
 @contextmanager
 def progress_bar(title: str) -> Generator[ProgressCallback, None, None]:
-    """A progress bar on stderr; silent where stderr is not a terminal."""
+    """Show a progress bar on stderr, if that is a terminal."""
     screen = Console(stderr=True, highlight=False)
     with Progress(
         TextColumn("{task.description}"),
@@ -224,7 +224,7 @@ def progress_bar(title: str) -> Generator[ProgressCallback, None, None]:
 
 
 def bytes_text(value: float) -> str:
-    """Bytes for a reader: 1.50 GB; memories of whole GiB as they are sold: 80 GiB."""
+    """Write bytes for people: 1.50 GB; whole GiB, in which memories are sold: 80 GiB."""
     if value >= GIB and value % GIB == 0:
         return f"{value // GIB:.0f} GiB"
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -234,7 +234,7 @@ def bytes_text(value: float) -> str:
 
 
 def seconds_text(value: float) -> str:
-    """Seconds for a reader: 12.3 ms."""
+    """Write seconds for people: 12.3 ms."""
     if value >= 1:
         return f"{value:.2f} s"
     if value >= 1e-3:

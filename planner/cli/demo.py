@@ -1,8 +1,8 @@
 """`gnnplan demo`: the whole main job on a generated graph, in about two minutes on a laptop.
 
-Generate -> probe -> plan -> train -> compare. The probe calibrates on graphs of its own; nothing is
-fitted on the graph that is predicted. Last the graph is planned for two GPU machines that are not
-here: predicted, and marked so.
+Generate, probe, plan, train, compare. Nothing is fitted to the graph that is predicted: the probe
+calibrates on graphs of its own. At last two GPU machines are planned for without being here; the
+output marks their numbers as predicted.
 """
 
 import time
@@ -23,7 +23,6 @@ from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Workload
-from gnnplan.runtime.report import RunReport
 
 FOLDERS = ("graph", "plan", "elsewhere")
 MACHINE_FILE = "machine.json"
@@ -63,43 +62,50 @@ def demo_command(
     """Generate a graph, probe, plan, train, and hold the prediction against what was measured."""
     started = time.monotonic()
     screen = console(as_json)
+
+    def say(text: str) -> None:
+        screen.print(text, markup=False)
+
     refuse_other_content(folder)
     folder.mkdir(parents=True, exist_ok=True)
 
-    screen.print(f"1/6 generating a graph of {nodes:,} nodes", markup=False)
+    say(f"1/6 generating a graph of {nodes:,} nodes")
     graph = demo_graph(folder / "graph", nodes, degree)
-    screen.print(f"    {graph.num_nodes:,} nodes, {graph.num_edges:,} stored edges", markup=False)
+    say(f"    {graph.num_nodes:,} nodes, {graph.num_edges:,} stored edges")
 
-    screen.print("2/6 probing this machine (memory, disk, exchange, sampling)", markup=False)
+    say("2/6 probing this machine (memory, disk, exchange, sampling)")
     from gnnplan.planner.probe.probe import probe
 
     with progress_bar("probe") as progress:
         machine = probe(quick=True, progress=progress)
     save_machine(machine, folder / MACHINE_FILE)
 
-    screen.print(f"3/6 planning for {ranks} ranks", markup=False)
+    say(f"3/6 planning for {ranks} ranks")
     from gnnplan.planner.pipeline import plan
 
+    settings, place = demo_settings(ranks), folder / "plan"
     with progress_bar("plan") as progress:
-        made = plan(
-            folder / "graph",
-            demo_settings(ranks),
-            machine=machine,
-            out=folder / "plan",
-            progress=progress,
-        )
+        made = plan(folder / "graph", settings, machine=machine, out=place, progress=progress)
     if not as_json:
-        print_explanation(folder / "plan")
+        print_explanation(place)
 
-    screen.print(f"4/6 training {epochs} epochs on {ranks} ranks", markup=False)
-    report = demo_train(folder / "plan", epochs, as_json)
+    say(f"4/6 training {epochs} epochs on {ranks} ranks")
+    from gnnplan.runtime.launch.launch import train
 
-    screen.print("5/6 predicted against measured", markup=False)
-    comparison = compare(load_plan(folder / "plan"), report)
-    baseline = baseline_accuracy(graph)
+    def on_event(event: dict[str, object]) -> None:
+        if line := event_line(event):
+            say("    " + line)
 
-    screen.print("6/6 planning the same graph for GPUs that are not here", markup=False)
-    elsewhere = plan_elsewhere(folder / "graph", demo_settings(ranks), folder / "elsewhere")
+    report = train(place, epochs=epochs, eval_every=epochs, progress=on_event)
+
+    say("5/6 predicted against measured")
+    from gnnplan.runtime.train.baseline import logistic_regression_accuracy
+
+    comparison = compare(load_plan(place), report)
+    baseline = logistic_regression_accuracy(graph)
+
+    say("6/6 planning the same graph for GPUs that are not here")
+    elsewhere = plan_elsewhere(folder / "graph", settings, folder / "elsewhere")
     result = DemoResult(
         num_nodes=graph.num_nodes,
         num_edges=graph.num_edges,
@@ -116,11 +122,10 @@ def demo_command(
         return
     print_comparison(comparison)
     print_text(render_elsewhere(elsewhere))
-    screen.print(
+    say(
         f"loss {result.losses[0]:.3f} -> {result.losses[-1]:.3f} over {epochs} epochs; "
         f"test accuracy {result.test_accuracy or 0.0:.1%}, logistic regression on the features "
-        f"{baseline:.1%}; {result.seconds:.0f} s in all",
-        markup=False,
+        f"{baseline:.1%}; {result.seconds:.0f} s in all"
     )
 
 
@@ -144,18 +149,15 @@ def refuse_other_content(folder: Path) -> None:
 
 
 def demo_graph(folder: Path, nodes: int, degree: float) -> Graph:
-    """The demo's graph; one from an earlier run is used again where it is the same."""
+    """Generate the demo's graph, or open the same graph of an earlier demo."""
     from gnnplan.runtime.graph.dataset import open_graph
     from gnnplan.runtime.graph.generate import generate_sbm
 
     if folder.exists():
         graph = open_graph(folder)
         same_degree = abs(graph.num_edges / max(graph.num_nodes, 1) - degree) < 0.05 * degree
-        if (graph.num_nodes, graph.feature_dim, graph.num_classes) == (
-            nodes,
-            FEATURES,
-            CLASSES,
-        ) and same_degree:
+        sizes = (graph.num_nodes, graph.feature_dim, graph.num_classes)
+        if sizes == (nodes, FEATURES, CLASSES) and same_degree:
             return graph
         raise InputError(
             f"{folder}: holds another graph ({graph.name}); remove it or choose another --dir"
@@ -172,28 +174,7 @@ def demo_graph(folder: Path, nodes: int, degree: float) -> Graph:
 
 
 def demo_settings(ranks: int) -> PlanSettings:
-    """Two GraphSAGE layers of 128 columns, fan-outs 15,10, global batch 1024."""
+    """Return settings: two GraphSAGE layers of 128 columns, fan-outs 15,10, batch 1024."""
     return PlanSettings(
         workload=Workload(hidden=128, fanouts=[15, 10], batch_size=1024), devices=ranks
     )
-
-
-def demo_train(plan: Path, epochs: int, as_json: bool) -> RunReport:
-    """Train and print a line per epoch."""
-    from gnnplan.runtime.launch.launch import train
-
-    screen = console(as_json)
-
-    def on_event(event: dict[str, object]) -> None:
-        line = event_line(event)
-        if line:
-            screen.print("    " + line, markup=False)
-
-    return train(plan, epochs=epochs, eval_every=epochs, progress=on_event)
-
-
-def baseline_accuracy(graph: Graph) -> float:
-    """Test accuracy of logistic regression on the features alone."""
-    from gnnplan.runtime.train.baseline import logistic_regression_accuracy
-
-    return logistic_regression_accuracy(graph)

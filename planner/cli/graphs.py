@@ -1,4 +1,4 @@
-"""`gnnplan graph`: generate, import and look at graph datasets."""
+"""`gnnplan graph`: generate, import and inspect graph datasets."""
 
 import warnings
 from enum import StrEnum
@@ -32,7 +32,7 @@ EDGE_DATA = ("edge_weight", "edge_type", "edge_id")
 
 
 def graph_facts(graph: Graph) -> dict[str, object]:
-    """What is known of a dataset without reading its arrays; printed after import and generate."""
+    """Return what is known of a dataset without reading its arrays."""
     return {
         "name": graph.name,
         "path": str(graph.path),
@@ -58,7 +58,7 @@ def graph_facts(graph: Graph) -> dict[str, object]:
 
 
 def all_facts(graph: Graph, findings: list[Finding]) -> dict[str, object]:
-    """`graph_facts` and what the arrays hold; what `graph info --json` prints."""
+    """Return `graph_facts` and facts of the arrays, as `graph info --json` prints them."""
     leaks = {f.array: f.count for f in findings if f.kind == "held_out_links"}
     return {
         **graph_facts(graph),
@@ -85,7 +85,7 @@ def all_facts(graph: Graph, findings: list[Finding]) -> dict[str, object]:
 
 
 def facts_table(values: dict[str, Any]) -> Table:
-    """One row per fact that there is; of the notes those that no finding repeats."""
+    """Make a table of one row per fact; notes that repeat a finding are left out."""
     table = Table(show_header=False, box=None)
     found = {finding.note for finding in values.get("findings", [])}
     for key, value in values.items():
@@ -124,7 +124,7 @@ def _feature_storage(graph: Graph) -> str:
 
 
 def _feature_tables(graph: Graph) -> dict[str, str]:
-    """Type and shape of each feature array."""
+    """Return type and shape of each feature array."""
     tables = {f"x_{name}": table for name, table in graph.x_by_type.items()}
     if graph.x is not None:
         tables["x"] = graph.x
@@ -140,7 +140,7 @@ def _num_labelled(y: NDArray[np.int64] | None) -> int:
 
 
 def _range_of(weights: NDArray[np.float32] | None) -> dict[str, float] | None:
-    """Least, most and mean of the usable weights, and how many are 0."""
+    """Return least, most and mean of the usable weights, and the number of zeros."""
     if weights is None:
         return None
     low, high, total, zeros, count = np.inf, 0.0, 0.0, 0, 0
@@ -167,7 +167,7 @@ def _by_type(types: NDArray[np.int32] | None, names: list[str]) -> dict[str, int
 
 
 PAPER_SHARE = 0.6
-"""Of a typed graph's nodes; the others are authors."""
+"""Share of papers among a typed graph's nodes; the others are authors."""
 
 Overwrite = Annotated[
     bool,
@@ -178,7 +178,7 @@ app = typer.Typer(help="Generate, import and look at graph datasets.", no_args_i
 
 
 class Kind(StrEnum):
-    """Generators."""
+    """Kinds of generated graphs."""
 
     RMAT = "rmat"
     SBM = "sbm"
@@ -242,7 +242,7 @@ def _kind(text: str) -> Kind:
 
 
 class Sizes(NamedTuple):
-    """What all kinds are asked by; each reads it in its own way."""
+    """Sizes of a generated graph; each kind reads them in its own way."""
 
     nodes: int
     degree: float

@@ -1,4 +1,4 @@
-"""`gnnplan doctor`, `gnnplan probe` and `gnnplan machine`: what this machine is and can do."""
+"""`gnnplan doctor`, `gnnplan probe` and `gnnplan machine`: what machines are and can do."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gnnplan.planner.probe.hosts import Meeting
 
 process_began: float | None = None
-"""Reading of time.monotonic() when this process was started, where it is one command's alone."""
+"""Start of this process on time.monotonic()'s clock, where it runs one command alone."""
 app = typer.Typer(help="Machines: presets and probed files.", no_args_is_help=True)
 
 
@@ -122,11 +122,11 @@ def _refuse_folder(output: Path) -> None:
 
 
 def own_machine(path: Path, hosts: int) -> MachineModel:
-    """This machine's model, of which a part is to be measured anew.
+    """Load this machine's model, of which a part is to be measured again.
 
     Raises:
-        MachineError: there is no such file, or it is another machine's or that of several hosts.
-        InputError: several hosts are asked for.
+        MachineError: there is no such file, or it is another machine's or several hosts'.
+        InputError: several hosts are to be probed.
     """
     if hosts > 1:
         raise InputError(f"--disk: expected one host, found --hosts {hosts}; leave one of them out")
@@ -140,10 +140,10 @@ def own_machine(path: Path, hosts: int) -> MachineModel:
 
 
 def meeting_of(hosts: int, place: HostOptions) -> "Meeting":
-    """This host among those that are probed together.
+    """Return this host's place among those that are probed together.
 
     Raises:
-        InputError: the host's number or the endpoint is none.
+        InputError: its number or the endpoint is wrong.
     """
     from gnnplan.planner.probe.hosts import Meeting
     from gnnplan.runtime.comm.route import split_endpoint

@@ -1,7 +1,7 @@
-"""The `gnnplan` command: groups the verbs and turns every failure into one line and an exit code.
+"""The `gnnplan` command: groups the verbs, and turns every failure into a line and an exit code.
 
-Exit codes: 0 fine, 2 the input is wrong, 3 no feasible plan, 130 and 143 ended by SIGINT (Ctrl-C)
-or SIGTERM, 1 anything else. `--json` prints one JSON document on stdout; everything else goes to
+Exit codes: 0 fine, 2 wrong input, 3 no feasible plan, 130 and 143 ended by SIGINT (Ctrl-C) or
+SIGTERM, 1 anything else. `--json` prints one JSON document on stdout; everything else goes to
 stderr.
 """
 
@@ -39,7 +39,7 @@ for module in (machines, planning, training, demo):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run a command line and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     # Behind `launch` a word may be the script's own.
     ours = 2 if "launch" in arguments[:2] else len(arguments)
@@ -59,9 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _stop_signals() -> Generator[list[signal.Signals]]:
-    """Let SIGTERM end a command as Ctrl-C does, so that it cleans up; gives the signals that came.
+    """Let SIGTERM end a command as Ctrl-C does, so that it cleans up; give the signals that came.
 
-    What a command catches is KeyboardInterrupt; libraries may turn it into errors of their own.
+    Libraries may turn the KeyboardInterrupt into errors of their own.
     """
     came, before = list[signal.Signals](), dict[signal.Signals, object]()
 
@@ -83,13 +83,13 @@ def _stop_signals() -> Generator[list[signal.Signals]]:
 
 
 def _stopped(number: signal.Signals) -> int:
-    """One line for a command that a signal has ended, and its exit code."""
+    """Print a line for a command that a signal ended; return its exit code."""
     _say("interrupted" if number == signal.SIGINT else f"ended by {number.name}")
     return 128 + number
 
 
 def run() -> None:
-    """Entry point of the console script."""
+    """Run the command line of this process: entry point of the console script."""
     if "--debug" not in sys.argv:  # a user is told what is the matter, not the line that saw it
         warnings.formatwarning = _plain_warning
     with suppress(OSError, AttributeError):  # not on Linux
@@ -109,7 +109,7 @@ def _plain_warning(message: Warning | str, *_: object, **__: object) -> str:
 
 
 def _report(error: Exception) -> int:
-    """One line for the user, and the exit code that belongs to it."""
+    """Print a line for an error; return its exit code."""
     usage = getattr(error, "format_message", None)
     if usage is not None:
         text = " ".join(str(usage()).split())
@@ -117,15 +117,10 @@ def _report(error: Exception) -> int:
             return 2
         _say(f"{text} (see gnnplan --help)")
         return 2
-    if isinstance(error, PlanDoesNotFit):
-        _say(str(error))
-        return 3
-    if isinstance(error, InputError):
-        _say(str(error))
-        return 2
-    if isinstance(error, GnnplanError):
-        _say(str(error))
-        return 1
+    for kind, code in ((PlanDoesNotFit, 3), (InputError, 2), (GnnplanError, 1)):
+        if isinstance(error, kind):
+            _say(str(error))
+            return code
     if isinstance(error, OSError):
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         advice = "; the disk is full, nothing was written" if full else ""

@@ -53,8 +53,8 @@ def register(parent: typer.Typer) -> None:
     parent.command("report")(report_command)
 
 
-def _asked(values: Mapping[str, Any]) -> PlanSettings:
-    """The request of the flags' values; full-graph training takes every neighbour of any hop."""
+def _make_request(values: Mapping[str, Any]) -> PlanSettings:
+    """Make the request of the flags' values; full-graph training needs all neighbours."""
     asked = dict(values)
     if asked["mode"] == "full-graph":
         hops = asked.get("num_layers", len(asked["fanouts"]))
@@ -62,7 +62,7 @@ def _asked(values: Mapping[str, Any]) -> PlanSettings:
     return make_settings(asked, PlanSettings)
 
 
-@with_options(settings=_asked)
+@with_options(settings=_make_request)
 def plan_command(
     graph: Annotated[Path, typer.Argument(help="Dataset folder.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Plan folder to write.")],
@@ -114,7 +114,7 @@ def make_plan(
 
 
 def print_plan(result: Plan, output: Path, *, as_json: bool) -> None:
-    """Print a plan that was written: as it is, or explained."""
+    """Print a written plan as JSON, or explained."""
     if as_json:
         emit_json(result)
         return
@@ -123,10 +123,10 @@ def print_plan(result: Plan, output: Path, *, as_json: bool) -> None:
 
 
 def machine_for_planning(name: str | None, graph: Path | None = None) -> MachineModel:
-    """Choose the machine, and print to stderr what a reader must know of it.
+    """Choose the machine, and print its notes that matter for plans to stderr.
 
-    That is what its GPUs' notes say, and what a probe had no time for. Arguments and errors are
-    those of `choose_machine`.
+    Those are notes of its GPUs, and what its probe had no time for. Arguments and errors are those
+    of `choose_machine`.
     """
     with progress_bar("probe") as progress:
         machine = choose_machine(name, graph, progress=progress)
@@ -153,7 +153,7 @@ def explain_command(
 
 
 def print_explanation(folder: Path) -> None:
-    """Print a plan's explanation."""
+    """Print the explanation of a plan folder."""
     from gnnplan.planner.queries.explain import explain, render
 
     print_text(render(explain(load_plan(folder))))
@@ -254,7 +254,7 @@ def _ask(
     here: Callable[[Plan], Answer],
     there: Callable[["Plans", str, ProgressCallback], Answer],
 ) -> Answer:
-    """Answer a question about a plan: here, or let the service do it."""
+    """Answer a question about a plan, here or by the service."""
     if server is None:
         return here(load_plan(plan))
     with remote.service(server) as client, progress_bar(title) as progress:
@@ -328,7 +328,7 @@ def whatif_command(
 
 TOPOLOGY = "Links of the machine, as a table"
 MEASURED = '<h2 id="run">'
-"""What stands on a page whose machine is drawn, and on one with measurements."""
+"""Texts of a page whose machine is drawn, and of a page with measurements."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -409,7 +409,7 @@ def _remote_page(server: str, plan: Path, run: Path | None) -> Page:
 
 
 def _machine(plan: Plan, named: str | None) -> MachineModel | None:
-    """The named machine, or the one the plan was made for.
+    """Return the named machine, or the one that the plan was made for.
 
     Raises:
         MachineError: the named one cannot be read.

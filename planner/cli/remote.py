@@ -1,4 +1,4 @@
-"""`--server URL`: a command asks the service; what it prints and writes stays the same."""
+"""`--server URL`: a service does the work of a command, whose output stays the same."""
 
 import re
 from collections.abc import Generator
@@ -34,7 +34,7 @@ ServerOption = Annotated[
 
 @contextmanager
 def service(url: str) -> "Generator[Client]":
-    """A client of the service."""
+    """Open a client of the service."""
     from gnnplan.planner.client import Client
 
     with Client(url) as client:
@@ -42,7 +42,7 @@ def service(url: str) -> "Generator[Client]":
 
 
 def plan_id(plan: Path) -> str:
-    """Id of a plan that the service has: given as such, or by a folder with that plan.
+    """Return the id of a plan of the service, given as such or by a folder with that plan.
 
     Raises:
         PlanError: it is neither.
@@ -53,12 +53,12 @@ def plan_id(plan: Path) -> str:
 
 
 def is_upload(machine: str) -> bool:
-    """Whether a machine is named by the id that a service gave it."""
+    """Return whether a machine is named by the id that a service gave it."""
     return re.fullmatch(r"[0-9a-f]{32}", machine) is not None
 
 
 def machine_name(client: "Client", machine: str | None) -> str | None:
-    """What the service calls a machine: a preset, a file that is uploaded, or an id of its own."""
+    """Return the service's name of a machine: a preset, or an id; a file is uploaded first."""
     from gnnplan.planner.probe.presets import find_machine, is_preset
 
     if machine is None or is_preset(machine) or is_upload(machine):
@@ -67,7 +67,7 @@ def machine_name(client: "Client", machine: str | None) -> str | None:
 
 
 def refuse_local(server: str, given: dict[str, bool]) -> None:
-    """Refuse options that mean this machine.
+    """Refuse options that concern this machine alone.
 
     Raises:
         SettingsError: one of them was given.
@@ -103,13 +103,13 @@ def make_plan(
 
 
 def train(server: str, plan: Path, options: "TrainOptions", on_event: Any) -> "RunReport":
-    """Let the service train; its report is written into the plan's folder where there is one.
+    """Let the service train, and write its report into the plan's folder, if there is one.
 
     Args:
         server: address of the service.
         plan: folder or id of the plan.
-        options: of the run; it does not go on from a checkpoint.
-        on_event: called with each event as the ranks wrote it.
+        options: of the run, which begins anew.
+        on_event: called with each event of the ranks.
     """
     from gnnplan.runtime.report import REPORT_FILE
 
@@ -126,12 +126,12 @@ def train(server: str, plan: Path, options: "TrainOptions", on_event: Any) -> "R
 
 
 def report_page(server: str, plan: Path, run: Path | None) -> tuple[str, str]:
-    """Id of a plan, and its page as the service draws it.
+    """Return the id of a plan, and its page as the service draws it.
 
     Args:
         server: address of the service.
         plan: folder or id of the plan.
-        run: id of the run whose measurements are shown; None: the newest that has any.
+        run: id of the run whose measurements are shown; None: the newest with a report.
     """
     with service(server) as client:
         wanted = plan_id(plan)
@@ -141,12 +141,12 @@ def report_page(server: str, plan: Path, run: Path | None) -> tuple[str, str]:
 
 
 def comparison(server: str, plan: Path, run: Path | None) -> "Comparison":
-    """Predicted against measured, of a run that the service made.
+    """Compare predicted with measured seconds of a run of the service.
 
     Args:
         server: address of the service.
         plan: folder or id of the plan.
-        run: id of the run; None: the newest of the plan that has succeeded.
+        run: id of the run; None: the plan's newest successful one.
 
     Raises:
         SettingsError: no run of the plan has succeeded there.

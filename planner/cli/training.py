@@ -1,4 +1,4 @@
-"""`gnnplan train`, `launch` (a user's own script), `compare` and `tune`."""
+"""`gnnplan train`, `launch` (for a user's own script), `compare` and `tune`."""
 
 import sys
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ from gnnplan.runtime.report import REPORT_FILE, RunReport, load_report
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmitOptions:
-    """Flags of a job file that is written instead of running."""
+    """Flags of a job file that is written in place of running."""
 
     emit: Annotated[
         Literal["slurm", "kubernetes"] | None,
@@ -61,7 +61,7 @@ class EmitOptions:
         """Write the job that runs `gnnplan VERB [before] PLAN [script]` on the plan's hosts.
 
         Args:
-            plan: what stands in `folder`.
+            plan: the plan in `folder`.
             folder: of the plan.
             verb: train or launch.
             before: options of the command.
@@ -180,7 +180,7 @@ def train_command(
 
 
 def event_line(event: dict[str, object]) -> str:
-    """One line per finished epoch, restart or warning; nothing for other events."""
+    """Return the line to print for an epoch, restart or warning; empty for other events."""
     if event.get("event") in ("restart", "warning"):
         return str(event["line"])
     if event.get("event") != "epoch":
@@ -194,14 +194,14 @@ def event_line(event: dict[str, object]) -> str:
 
 
 class _ScriptCommand(TyperCommand):
-    """Leaves every word after the script's name to the script, options too."""
+    """A command that leaves all words after the script's name to the script."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         place = self._script_at(args)
         return super().parse_args(ctx, [*args[:place], "--", *args[place:]])
 
     def _script_at(self, args: Sequence[str]) -> int:
-        """Position of the second word that is neither an option nor an option's value."""
+        """Return the position of the second word that is no option and no option's value."""
         flags = {name for p in self.params if getattr(p, "is_flag", False) for name in p.opts}
         words, takes_value = 0, False
         for place, word in enumerate(args):
@@ -262,12 +262,12 @@ def compare_command(
         result = remote.comparison(server, plan, run)
     else:
         found, report = load_plan(plan), load_report(plan if run is None else run)
-        result = _learnt(found, report, compare(found, report))
+        result = _add_factors(found, report, compare(found, report))
     print_answer(result, print_comparison, as_json=as_json)
 
 
-def _learnt(plan: Plan, report: RunReport, result: Comparison) -> Comparison:
-    """The comparison with the machine's factors after this run, and alarms among its notes."""
+def _add_factors(plan: Plan, report: RunReport, result: Comparison) -> Comparison:
+    """Add the machine's updated calibration factors, and alarms as notes."""
     if plan.strategy.mode == "full-graph" or plan.strategy.emulated:
         return result  # factors are those of mini-batches on this machine's own processors
     from gnnplan.planner.profile.cache import load_record, record_path

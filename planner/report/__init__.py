@@ -1,1 +1,1 @@
-"""A plan as one self-contained page: pictures drawn here, numbers from the plan alone."""
+"""A plan as one self-contained page, with pictures drawn here."""

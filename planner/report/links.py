@@ -1,4 +1,4 @@
-"""A machine's links, with the load that a plan predicts and that a run's counted bytes make."""
+"""The links of a machine, with the load that a plan predicts and that a run's bytes make."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ LEVELS = (0.05, 0.25, 0.6, 0.9)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkRow:
-    """One link: what it can carry and what it does carry in the plan."""
+    """One link, its rate and its load."""
 
     name: str
     source: str
@@ -21,20 +21,20 @@ class LinkRow:
     bytes_per_second: float
     provenance: str
     origin: str
-    """Where the rate is from, where the machine says; else empty."""
+    """Source of the rate, if the machine names one; else empty."""
     step_bytes: float
     """Predicted bytes per step; 0 without a plan."""
     load: float
-    """Share of a step for which the link is busy carrying them."""
+    """Share of a step's seconds for which the link is busy."""
 
     @property
     def level(self) -> int:
-        """0 for a link without a load, then 1 to 5 by load."""
+        """Return the colour of the load."""
         return load_level(self.load)
 
 
 def load_level(load: float) -> int:
-    """Colour of a load: 0 none, 1 light, 5 full.
+    """Return the colour of a load: 0 for none, 1 for light, 5 for full.
 
     >>> load_level(0.0), load_level(0.01), load_level(0.3), load_level(2.0)
     (0, 1, 3, 5)
@@ -43,7 +43,7 @@ def load_level(load: float) -> int:
 
 
 def link_rows(machine: MachineModel, plan: Plan | None) -> list[LinkRow]:
-    """A row per link, in the machine's order, then traffic that no link of it is named for."""
+    """Return a row per link in the machine's order, then rows of traffic on unknown links."""
     traffic = dict(plan.prediction.traffic_bytes) if plan else {}
     step = plan.prediction.step_seconds.value if plan else 0.0
     rows = [_row(machine, link, traffic.pop(link.name, 0.0), step) for link in machine.links]
@@ -78,33 +78,33 @@ def _row(machine: MachineModel, link: Link, step_bytes: float, step: float) -> L
 
 
 def busiest(rows: list[LinkRow]) -> LinkRow | None:
-    """The link with the highest load; None where nothing is carried."""
+    """Return the link with the highest load; None where nothing is carried."""
     loaded = [row for row in rows if row.load > 0]
     return max(loaded, key=lambda row: row.load) if loaded else None
 
 
 COUNTED = ("own", "cache", "host", "disk")
-"""Sources whose way follows from the rank alone; a report does not say which peer served rows."""
+"""Sources whose route follows from the rank alone; reports do not say which peer served rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkLoad:
-    """One link's share of busy time."""
+    """The predicted and the measured load of one link."""
 
     name: str
     predicted: float
     measured: float | None
-    """From counted rows and measured seconds; None where nothing was counted for it."""
+    """Share of a run's seconds, from counted bytes; None where none were counted."""
 
 
 def measured_links(plan: Plan, machine: MachineModel, report: RunReport | None) -> list[LinkLoad]:
-    """Links that the plan or the run loads, the busiest of the plan first.
+    """Return links that the plan or the run loads, the plan's busiest first.
 
     A run's load is its counted bytes over the machine's rate and the seconds of its epochs.
 
     Raises:
         SettingsError: the machine has too few GPUs for the plan.
-        MachineError: the machine has no such way.
+        MachineError: the machine lacks a route.
     """
     counted = {} if report is None else _counted(plan, machine, report)
     seconds = 0.0 if report is None else sum(epoch.seconds for epoch in report.epochs)

@@ -1,4 +1,4 @@
-"""What is shown beside a plan: its run, or another plan with what is alike left out."""
+"""What is shown beside a plan: its run, or the differences of another plan."""
 
 import re
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ BAR = 9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceShare:
-    """Share of all feature rows from one source."""
+    """Predicted and measured share of one source among all feature rows."""
 
     source: str
     predicted: float
@@ -29,19 +29,19 @@ class SourceShare:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """A run held against its plan."""
+    """A run compared with its plan."""
 
     comparison: Comparison | None
     """None where the run cannot be compared; `refusal` says why."""
     refusal: str
     stages: list[tuple[str, StageComparison]]
-    """The step first, then the stages of at least 2% of it, then the rest."""
+    """The step first, then its stages, those below 2% of it last."""
     sources: list[SourceShare]
     report: RunReport
 
 
 def measured(plan: Plan, report: RunReport) -> Measured:
-    """Hold a run against its plan."""
+    """Compare a run with its plan."""
     try:
         found = compare(plan, report)
     except InputError as error:
@@ -59,7 +59,7 @@ def measured(plan: Plan, report: RunReport) -> Measured:
 
 
 def _sources(plan: Plan, report: RunReport) -> list[SourceShare]:
-    """Rows by source over all ranks, as shares; a prediction weighs its ranks alike."""
+    """Return the share of each source over all ranks; predictions weigh all ranks equally."""
     counted: dict[str, int] = {}
     for rank in report.ranks:
         for source, rows in rank.rows_by_source.items():
@@ -79,7 +79,7 @@ def _sources(plan: Plan, report: RunReport) -> list[SourceShare]:
 
 
 def draw_measured(found: Measured, *, name: str = "measured") -> Markup:
-    """Two bars per stage: predicted above, measured below."""
+    """Draw two bars per stage: predicted above, measured below."""
     whole = max((max(s.predicted, s.measured) for _, s in found.stages), default=0.0) or 1.0
     rows = [_row(stage, row, whole, i * ROW) for i, (stage, row) in enumerate(found.stages)]
     words = "; ".join(
@@ -117,17 +117,17 @@ def _row(stage: str, row: StageComparison, whole: float, top: int) -> Markup:
 
 
 CLOSE = 0.005
-"""Numbers nearer than this share are counted, not listed."""
+"""Relative difference below which numbers are counted, not listed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NumberRow:
-    """Predicted numbers of both plans; several names where the numbers are equal."""
+    """A predicted number of both plans, or several that are equal in each."""
 
     name: str
     unit: str
     a: float
-    """0 where plan A has none."""
+    """Number of plan A; 0 where it has none."""
     b: float
 
 
@@ -146,13 +146,13 @@ class Differences:
 
     numbers: list[NumberRow]
     close: int
-    """Numbers that differ by less than `CLOSE`."""
+    """Number of numbers that differ by less than `CLOSE`."""
     decisions: list[DecisionRow]
     arrays: list[str]
 
 
 def differences(a: Plan, b: Plan) -> Differences:
-    """What two plans decide and predict differently."""
+    """Return what two plans decide and predict differently."""
     found = diff(a, b)
     far = [pair for pair in found.numbers if abs(pair.a - pair.b) > CLOSE * max(pair.a, pair.b)]
     ranks = DecisionRow(field="ranks", a=ranks_text(a), b=ranks_text(b))
@@ -172,7 +172,7 @@ def differences(a: Plan, b: Plan) -> Differences:
 
 
 def verdict(a: Plan, b: Plan) -> str:
-    """Which of two plans is predicted to be faster by epoch, and whether that is certain."""
+    """Say which of two plans is predicted to be faster by epoch, and whether that is certain."""
     if a.graph.fingerprint != b.graph.fingerprint:
         return "They are plans of different graphs: their seconds say nothing of each other."
     first, second = a.prediction.epoch_seconds, b.prediction.epoch_seconds
@@ -189,10 +189,9 @@ def verdict(a: Plan, b: Plan) -> str:
 
 
 def ranks_text(plan: Plan) -> str:
-    """The ranks and the memories that they are at.
+    """Describe the ranks and their memories.
 
-    Equal memories are named once: four ranks of one host are "4 ranks at host0", eight of GPUs
-    "8 ranks at gpu0.memory to gpu7.memory".
+    Equal memories are named once: "4 ranks at host0", "8 ranks at gpu0.memory to gpu7.memory".
     """
     devices = plan.strategy.devices
     places = list(dict.fromkeys(device.memory for device in devices))
@@ -200,7 +199,7 @@ def ranks_text(plan: Plan) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A plan's value in words.
+    """Write a plan's value in words.
 
     >>> value_text(None), value_text([0, 0, 0, 0]), value_text([15, 10]), value_text(True)
     ('not there', '4 times 0', '15, 10', 'yes')
@@ -218,7 +217,7 @@ def value_text(value: Any) -> str:
 
 
 def numbered(names: list[str]) -> list[str]:
-    """Names that differ in one number alone, which counts up, told as one.
+    """Shorten runs of names that differ in one number, which counts up.
 
     >>> numbered(["own_4", "own_5", "own_6", "gpu0.hbm", "gpu1.hbm", "gpu2.hbm", "partition"])
     ['own_4 to own_6', 'gpu0.hbm to gpu2.hbm', 'partition']
@@ -236,7 +235,7 @@ def numbered(names: list[str]) -> list[str]:
 
 
 def _counted_at(before: str, now: str) -> int | None:
-    """Which number of the first name is one more in the second, all else being equal."""
+    """Return which number of a name is one more in the next, if all else is equal."""
     parts, others = re.split(r"(\d+)", before), re.split(r"(\d+)", now)
     if len(parts) != len(others):
         return None
@@ -247,7 +246,7 @@ def _counted_at(before: str, now: str) -> int | None:
 
 
 def _together(pairs: list[NumberPair]) -> list[NumberRow]:
-    """Equal numbers of one kind in one row, in the order in which they come first."""
+    """Put equal numbers of one kind into one row, in the order of their first."""
     rows: dict[tuple[str, str, float, float], list[str]] = {}
     for pair in pairs:
         kind, _, name = pair.name.partition(" ")

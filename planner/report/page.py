@@ -1,7 +1,6 @@
-"""One plan as one page: the parts of a plan put into templates that escape everything.
+"""A plan as one HTML page: its parts are put into templates that escape everything.
 
-`sections` gathers what the templates show, with the machine where it can still be had; the
-service's pages use the same sections.
+`sections` gathers what the templates show; the service's pages use it too.
 """
 
 import base64
@@ -49,20 +48,20 @@ from gnnplan.runtime.report import RunReport
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """One row of the table: the plan itself, or what lost."""
+    """One row of the table of candidates: the plan itself, or an alternative."""
 
     name: str
     seconds: float | None
-    """Per step, predicted; None where it does not fit or cannot run."""
+    """Predicted seconds per step; None where it does not fit or cannot run."""
     why: str
     """Why it lost; empty for the plan itself."""
     chosen: bool = False
     alike: list[str] = field(default_factory=list[str])
-    """Names of others that take as long, to the digits shown, and lost for the same reason."""
+    """Names of others with the same seconds, as shown, and the same reason."""
 
 
 def choices(plan: Plan) -> list[Choice]:
-    """The plan and its alternatives, fastest first, those that cannot run last."""
+    """Return the plan and its alternatives, fastest first; those that cannot run are last."""
     rows = list[Choice]()
     for other in plan.alternatives:
         same = next((row for row in rows if _reads_alike(row, other)), None)
@@ -78,7 +77,7 @@ def choices(plan: Plan) -> list[Choice]:
 
 
 def _reads_alike(row: Choice, other: Alternative) -> bool:
-    """Whether somebody would read the same of both, their names apart."""
+    """Return whether a row and an alternative differ in their names alone, as shown."""
     if row.seconds is None or other.step_seconds is None:
         return False  # what would have to change to make each run is of interest
     return time_text(row.seconds) == time_text(other.step_seconds) and (
@@ -95,7 +94,7 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 
 def filters() -> dict[str, Any]:
-    """Numbers for people, by the names that templates use."""
+    """Return the filters of the templates by name."""
     return {
         "seconds": time_text,
         "size": size_text,
@@ -110,7 +109,7 @@ def filters() -> dict[str, Any]:
 
 
 def breakable(name: str) -> Markup:
-    """A name that may be broken after its underscores.
+    """Let a name be broken after its underscores.
 
     >>> breakable("all_reduce")
     Markup('all_<wbr>reduce')
@@ -119,7 +118,7 @@ def breakable(name: str) -> Markup:
 
 
 def sentence(text: str) -> Markup:
-    """A sentence in which flags are not broken after their hyphens.
+    """Keep the flags of a sentence from being broken after their hyphens.
 
     >>> sentence("<b> or --allow")
     Markup('&lt;b&gt; or <span class="whole">--allow</span>')
@@ -129,7 +128,7 @@ def sentence(text: str) -> Markup:
 
 @cache
 def environment() -> Environment:
-    """Templates of a plan's page; every value is escaped, a missing one is an error."""
+    """Return the templates of a plan's page; all values are escaped, a missing one is an error."""
     made = Environment(
         loader=PackageLoader("gnnplan.planner.report"),
         autoescape=True,
@@ -142,20 +141,20 @@ def environment() -> Environment:
 
 
 def style() -> str:
-    """The page's style sheet."""
+    """Return the page's style sheet."""
     return (TEMPLATES / "style.css").read_text()
 
 
 def sections(
     plan: Plan, machine: MachineModel | None, report: RunReport | None, *, tried: bool = False
 ) -> dict[str, Any]:
-    """Everything that the sections of a plan show, by the names that templates use.
+    """Return everything that a plan's templates show, by name.
 
     Args:
         plan: the plan.
-        machine: the machine it was made for; None draws no topology.
-        report: what a run of it measured; None shows predictions alone.
-        tried: whether a run was begun at all, whatever came of it.
+        machine: the machine that it was made for; None: no topology is drawn.
+        report: what a run of it measured; None: predictions alone are shown.
+        tried: whether a run was begun at all.
     """
     laid = timeline(plan)
     bars, devices = memory_bars(plan), device_rows(plan)
@@ -196,7 +195,7 @@ def _topology(plan: Plan, machine: MachineModel | None) -> Markup | None:
 
 
 def swatch(css_class: str) -> Markup:
-    """A small square in a bar's colour; the words beside it say the same."""
+    """Draw a small square in a bar's colour, to stand before words."""
     return element(
         "svg",
         element("rect", class_=css_class, width=12, height=12, rx=2),
@@ -214,13 +213,13 @@ def report_html(
     *,
     tried: bool = False,
 ) -> str:
-    """A plan's page as one HTML document that asks for nothing from outside.
+    """Return a plan's page as one HTML document that loads nothing else.
 
     Args:
         plan: the plan.
-        machine: the machine it was made for.
+        machine: the machine that it was made for.
         report: what a run of it measured.
-        tried: whether a run was begun at all, whatever came of it.
+        tried: whether a run was begun at all.
     """
     css = style()
     # The page's own policy: its style and nothing else, whatever a name in the plan says.
@@ -238,7 +237,7 @@ def report_html(
 
 
 def machine_line(machine: MachineModel) -> str:
-    """What a machine has, in a line.
+    """Describe a machine in one line.
 
     >>> machine_line(load_preset("siton"))
     '8 GPUs (NVIDIA A100-PCIE-40GB), 4 cliques, 96 cores'
@@ -253,7 +252,7 @@ def machine_line(machine: MachineModel) -> str:
 
 
 def machine_of(plan: Plan) -> MachineModel | None:
-    """The machine kept with the planning request, or the same preset; None where neither is here.
+    """Return the machine kept with the plan's request, or its preset; None without either.
 
     Raises:
         SettingsError: the kept request is damaged.

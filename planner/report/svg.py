@@ -1,7 +1,7 @@
-"""Scalable pictures from plain functions: every text and attribute is escaped here, once.
+"""Draw SVG by plain functions; every text and attribute is escaped here.
 
-Charts use percentages across and pixels down, so that they fill any width and their words keep
-their size; CSS classes give the colours, so that light and dark are one picture.
+Charts use percentages across and pixels down, so they fill any width while words keep their size.
+CSS classes give the colours, for light and dark pages.
 """
 
 import re
@@ -9,15 +9,15 @@ import re
 from markupsafe import Markup, escape
 
 FORBIDDEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff\ud800-\udfff]")
-"""Characters that no XML document may hold."""
+"""Characters that XML forbids."""
 TURNING = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Characters that are not seen and turn the text around them."""
+"""Invisible characters that change the direction of text."""
 
 Attribute = str | int | float
 
 
 def plain(text: str) -> str:
-    """Text without characters that XML forbids or that turn others; a mark stands where one was.
+    """Replace characters that XML forbids, or that change the direction of text.
 
     >>> plain("a" + chr(0) + "b")
     'a\N{REPLACEMENT CHARACTER}b'
@@ -29,9 +29,9 @@ def plain(text: str) -> str:
 
 
 def element(name: str, *children: str | Markup, **attributes: Attribute) -> Markup:
-    """One element; children that are not markup are escaped.
+    """Write one element; children that are not markup are escaped.
 
-    Names of attributes lose a trailing underscore, and other underscores become hyphens.
+    Attributes' names lose a trailing underscore; other underscores become hyphens.
 
     >>> element("text", "a < b", class_="name", text_anchor="end", x=1.50)
     Markup('<text class="name" text-anchor="end" x="1.5">a &lt; b</text>')
@@ -52,15 +52,15 @@ def figure(
     height: float,
     width: float | None = None,
 ) -> Markup:
-    """A whole picture with a title and a description for those who cannot see it.
+    """Write a whole picture, with a title and a description for readers who cannot see it.
 
     Args:
-        name: letters and hyphens, unique on the page: the ids begin with it.
+        name: beginning of its ids, unique on the page: letters and hyphens.
         title: what it shows.
-        description: what is to be seen in it, in words.
+        description: what there is to see, in words.
         children: its elements.
         height: pixels.
-        width: pixels; None: as wide as there is room, with percentages across.
+        width: pixels; None: as wide as possible, with percentages across.
     """
     size: dict[str, Attribute] = {"height": height, "width": "100%" if width is None else width}
     if width is not None:
@@ -98,7 +98,7 @@ def labelled_row(name: str, value: str, *bars: Markup, top: int, title: str = ""
 
 
 def percent(share: float) -> str:
-    """A share as SVG and CSS write it.
+    """Write a share as SVG and CSS do.
 
     >>> percent(0.12345)
     '12.345%'
@@ -111,7 +111,7 @@ def _raw(child: str | Markup) -> bool:
 
 
 def _written(value: Attribute) -> str:
-    """Numbers without noise in their last digits."""
+    """Write a value, numbers without noise in their last digits."""
     if isinstance(value, str):
         return plain(value)
     return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

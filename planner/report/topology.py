@@ -1,14 +1,12 @@
-"""The machine as a picture: what is joined to what, how fast, and how busy in the plan.
+"""Draw a machine: its parts, its links, how fast they are and how busy in the plan.
 
-Where a machine's parts stand in its picture: hosts side by side, memory above, devices below.
-
-A host's rows from the top: disks, memory, cores and cards of the network; NUMA nodes; PCIe
-switches by their distance from the host; GPUs, each with its memory; NVLink switches.
+Hosts stand side by side. Rows of a host from the top: disks, memory, cores and network cards; NUMA
+nodes; PCIe switches by their distance from the host; GPUs, each with its memory; NVLink switches.
 """
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,16 +19,16 @@ from gnnplan.planner.report.svg import element, figure
 from gnnplan.planner.report.words import rate_text, share_text
 
 PITCH = 104
-"""Pixels from one device to the next."""
+"""Pixels between neighbouring devices."""
 LEVEL = 92
-"""Pixels from one row to the next."""
+"""Pixels between neighbouring rows."""
 BOX = (92, 44)
-"""Width and height of a part's box."""
+"""Width and height of a box, in pixels."""
 MARGIN = 64
 GAP = 40
-"""Between hosts."""
+"""Pixels between hosts."""
 LOOSE_PITCH = 150
-"""Between the parts of the top row."""
+"""Pixels between parts of the top row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,17 +40,18 @@ class Node:
     """disk, host, cpu, numa, pcie, nvlink, network or gpu."""
     host: int
     x: float
-    """Of its middle."""
+    """Pixels from the left edge to its middle."""
     y: float
+    """Pixels from the top edge to its middle."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Boxes by name, and which box each of the machine's parts is drawn as."""
+    """The boxes, and which box stands for each part of the machine."""
 
     nodes: dict[str, Node]
     drawn_as: dict[str, str]
-    """A GPU's memory is drawn as the GPU."""
+    """Name of the box of each part; a GPU stands for its memory."""
     width: float
     height: float
     gpu_row: float
@@ -60,7 +59,7 @@ class Layout:
 
 
 def host_of(name: str) -> int:
-    """Host by the prefix of its parts' names.
+    """Return the number of the host that a part's name begins with.
 
     >>> host_of("h2.memory0"), host_of("host0")
     (2, 0)
@@ -107,12 +106,12 @@ def layout(machine: MachineModel) -> Layout:
 
 
 def bend(span: float) -> float:
-    """How deep a peer link hangs below two devices that stand so far apart."""
+    """Return how many pixels a peer link hangs below two devices that are `span` pixels apart."""
     return min(30 + 0.16 * span, 150)
 
 
 def _below(machine: MachineModel, nodes: dict[str, Node], drawn_as: dict[str, str]) -> float:
-    """Room that peer links take below the devices."""
+    """Return the pixels that peer links take below the devices."""
     spans = [0.0]
     for link in machine.links:
         ends = [nodes.get(drawn_as.get(name, name)) for name in (link.source, link.target)]
@@ -122,7 +121,7 @@ def _below(machine: MachineModel, nodes: dict[str, Node], drawn_as: dict[str, st
 
 
 def _kinds(machine: MachineModel) -> dict[str, str]:
-    """Every part that has a box."""
+    """Return the kind of every part that has a box."""
     kinds = {m.name: m.kind for m in machine.memories if m.kind != "device"}
     kinds |= {p.name: "gpu" if p.kind == "cuda" else "cpu" for p in machine.processors}
     kinds |= {s.name: s.kind for s in machine.switches}
@@ -130,13 +129,7 @@ def _kinds(machine: MachineModel) -> dict[str, str]:
     ends = {end for link in machine.links for end in (link.source, link.target)}
     # Records of earlier versions name cards by their links alone.
     kinds |= dict.fromkeys(sorted(ends - known), "network")
-    order = (
-        "disk",
-        "host",
-        "cpu",
-        "card",
-        "network",
-    )  # of the top row, so that no line crosses a box
+    order = ("disk", "host", "cpu", "card", "network")  # so that no line crosses a box
     rank = {kind: i for i, kind in enumerate(order)}
     return dict(sorted(kinds.items(), key=lambda item: rank.get(item[1], len(order))))
 
@@ -148,7 +141,7 @@ def _level(name: str, kind: str, depth: dict[str, int]) -> int:
 
 
 def _pcie_depth(machine: MachineModel, kinds: dict[str, str]) -> dict[str, int]:
-    """PCIe switches behind other PCIe switches stand lower."""
+    """Return how many PCIe switches stand between each one and the host."""
     depth = {name: 0 for name, kind in kinds.items() if kind == "pcie"}
     rooted = {x.target for x in machine.links if kinds.get(x.source) in ("host", "numa")}
     seen, edge = set(rooted), [name for name in rooted if name in depth]
@@ -165,7 +158,7 @@ def _pcie_depth(machine: MachineModel, kinds: dict[str, str]) -> dict[str, int]:
 def _parents(
     machine: MachineModel, kinds: dict[str, str], drawn_as: dict[str, str]
 ) -> dict[str, set[str]]:
-    """What each part is linked with."""
+    """Return the boxes that each box is linked with."""
     joined: dict[str, set[str]] = {name: set() for name in kinds}
     for link in machine.links:
         a, b = drawn_as.get(link.source, link.source), drawn_as.get(link.target, link.target)
@@ -182,23 +175,16 @@ def _spread(
     left: float,
     width: float,
 ) -> dict[str, float]:
-    """Each above the middle of what it is linked with below; never two on one place."""
+    """Place each part of a row above its links below; all evenly where that is too tight."""
     wanted: dict[str, float] = {}
     for i, name in enumerate(row):
         below = [x_of[other] for other in joined[name] if other in x_of]
         even = left + (i + 0.5) * width / len(row)
         wanted[name] = sum(below) / len(below) if below else even
     order = sorted(row, key=lambda name: (wanted[name], row.index(name)))
-    if all(wanted[b] - wanted[a] >= PITCH for a, b in pairwise(order)) and len(order) > 1:
+    if all(wanted[b] - wanted[a] >= PITCH for a, b in pairwise(order)):
         return wanted
-    if len(order) == 1:
-        return wanted
-    return _evenly(row, left, width)
-
-
-def _evenly(row: Iterable[str], left: float, width: float) -> dict[str, float]:
-    names = list(row)
-    return {name: left + (i + 0.5) * width / len(names) for i, name in enumerate(names)}
+    return {name: left + (i + 0.5) * width / len(row) for i, name in enumerate(row)}
 
 
 WORDS = {
@@ -216,7 +202,7 @@ WORDS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edge:
-    """The links between two boxes, both directions drawn as one line."""
+    """The links between two boxes, drawn as one line."""
 
     a: str
     b: str
@@ -224,12 +210,12 @@ class Edge:
 
     @property
     def bytes_per_second(self) -> float:
-        """Of the faster direction."""
+        """Return the rate of the faster direction."""
         return max(row.bytes_per_second for row in self.rows)
 
     @property
     def load(self) -> float:
-        """Of the busier direction."""
+        """Return the load of the busier direction."""
         return max(row.load for row in self.rows)
 
 
@@ -245,8 +231,8 @@ def draw_topology(
     Args:
         machine: what is drawn.
         rows: its links with their load, from `link_rows`.
-        used: GPUs that the plan uses; None: no plan, so none is drawn as idle.
-        name: of the picture's ids.
+        used: GPUs that the plan uses; None: there is no plan, and no GPU is drawn as idle.
+        name: beginning of the picture's ids.
     """
     where = layout(machine)
     edges, inner = _edges(where, rows)
@@ -271,7 +257,7 @@ def draw_topology(
 
 
 def _edges(where: Layout, rows: Sequence[LinkRow]) -> tuple[list[Edge], dict[str, list[LinkRow]]]:
-    """Links between boxes, and those inside one."""
+    """Return the links between boxes, and those within each box."""
     between: dict[tuple[str, str], list[LinkRow]] = {}
     inner: dict[str, list[LinkRow]] = {}
     for row in rows:
@@ -289,7 +275,7 @@ def _edges(where: Layout, rows: Sequence[LinkRow]) -> tuple[list[Edge], dict[str
 
 
 def _line(where: Layout, edge: Edge) -> tuple[Markup, Markup]:
-    """A link, as wide as it is fast and as dark as it is busy; and its rate."""
+    """Draw links as one line, wide if fast and dark if busy; and their rate."""
     a, b = sorted((where.nodes[edge.a], where.nodes[edge.b]), key=lambda n: (n.y, n.x))
     middle_x, middle_y = (a.x + b.x) / 2, (a.y + b.y) / 2
     if a.kind == b.kind == "gpu":
@@ -319,7 +305,7 @@ def _line(where: Layout, edge: Edge) -> tuple[Markup, Markup]:
 
 
 def _stroke(bytes_per_second: float) -> float:
-    """Pixels by the logarithm of the rate: 1 GB/s is 2, 1 TB/s is 8.
+    """Return the pixels of a line by the logarithm of the rate: 1 GB/s is 2, 1 TB/s is 8.
 
     >>> _stroke(1e9), _stroke(1e12)
     (2.0, 8.0)
@@ -333,7 +319,7 @@ def _link_words(edge: Edge) -> str:
 
 
 def row_words(row: LinkRow) -> str:
-    """A link's rate and load in words."""
+    """Describe a link's rate and load."""
     load = f", load {share_text(row.load)}" if row.load > 0 else ", no rows"
     return f"{rate_text(row.bytes_per_second)} {row.provenance}{load}"
 
@@ -341,7 +327,7 @@ def row_words(row: LinkRow) -> str:
 def _box(
     machine: MachineModel, node: Node, inner: Sequence[LinkRow], used: set[str] | None
 ) -> Markup:
-    """A part: its name, what it is, how large."""
+    """Draw a part: its name, what it is, how large."""
     idle = used is not None and node.kind == "gpu" and node.name not in used
     level = load_level(max((row.load for row in inner), default=0.0))
     size = _size_words(machine, node)
@@ -377,12 +363,12 @@ def _box(
 
 
 def _short(name: str) -> str:
-    """A name that fits its box; the whole one stands in the title and the table."""
+    """Shorten a name to its box; title and table have the whole name."""
     return name if len(name) <= 13 else f"{name[:12]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def _size_words(machine: MachineModel, node: Node) -> str:
-    """Capacity of a memory, cores of a host."""
+    """Return the capacity of a memory, or the cores of a host."""
     if node.kind == "cpu":
         cores = next(p.cores for p in machine.processors if p.name == node.name)
         return f"{cores} core{'s' if cores > 1 else ''}"
@@ -394,7 +380,7 @@ def _size_words(machine: MachineModel, node: Node) -> str:
 
 
 def _clique(machine: MachineModel, where: Layout, index: int) -> Markup:
-    """A frame around each run of neighbours of one clique, with the clique's number."""
+    """Frame each run of neighbours of one clique, with the clique's number."""
     names = [n for n in machine.cliques[index] if n in where.nodes]
     members = sorted((where.nodes[n] for n in names), key=lambda n: n.x)
     if len(members) < 2:
@@ -423,7 +409,7 @@ def _clique(machine: MachineModel, where: Layout, index: int) -> Markup:
 
 
 def describe(machine: MachineModel, edges: Sequence[Edge]) -> str:
-    """The picture in words: what there is, and the fastest and busiest of its links."""
+    """Describe the picture: the parts, the cliques and the busiest link."""
     gpus = len(machine.gpus)
     counts = [f"{machine.num_cores} cores"]
     if gpus:

@@ -1,4 +1,4 @@
-"""What the names in a plan mean, in sentences: stages, sources, prices, the certificate."""
+"""Words for the names in a plan: stages, sources, shadow prices, the certificate."""
 
 import re
 from dataclasses import dataclass
@@ -29,28 +29,28 @@ SOURCE_WORDS = {
     "cache": "in a cache that fills itself",
 }
 SOURCE_ORDER = ("own", "cache", "peer", "host", "remote", "disk")
-"""Cheapest first, as a rule."""
+"""Sources, usually the cheapest first."""
 LEAST_SAVED = 1e-4
-"""Share of a step below which a time saved is told as a share alone."""
+"""Share of a step below which saved seconds are shown as a share alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Price:
-    """One relaxation and what it would save."""
+    """A relaxed limit and what it would save."""
 
     name: str
     seconds: float
-    """Per step."""
+    """Seconds saved per step."""
     sentence: str
 
 
 def stage_words(name: str) -> str:
-    """What happens in a stage; empty for one this version does not know."""
+    """Say what happens in a stage; empty for an unknown one."""
     return STAGE_WORDS.get(Stage(name), "") if name in set(Stage) else ""
 
 
 def time_text(seconds: float) -> str:
-    """Seconds for people, with the sign of micro.
+    """Write seconds for people, with the sign of micro.
 
     >>> time_text(4.2e-6), time_text(0.0123)
     ('4.2 \N{MICRO SIGN}s', '12.3 ms')
@@ -59,7 +59,7 @@ def time_text(seconds: float) -> str:
 
 
 def rate_text(bytes_per_second: float) -> str:
-    """Bytes per second for people.
+    """Write bytes per second for people.
 
     >>> rate_text(25.8e9)
     '25.8 GB/s'
@@ -68,7 +68,7 @@ def rate_text(bytes_per_second: float) -> str:
 
 
 def share_text(share: float) -> str:
-    """A share for people; small ones are not rounded away.
+    """Write a share for people, without rounding small ones to 0.
 
     >>> share_text(0.5), share_text(0.0004), share_text(0.0), share_text(2.5e-6)
     ('50.0%', '0.04%', '0%', 'under 0.01%')
@@ -81,7 +81,7 @@ def share_text(share: float) -> str:
 
 
 def prices(plan: Plan) -> list[Price]:
-    """What more memory or faster links would save, the most first."""
+    """Return what more memory or faster links would save, the most first."""
     step = plan.prediction.step_seconds.value
     return [
         Price(name=name, seconds=saved, sentence=price_sentence(name, saved, step))
@@ -90,7 +90,7 @@ def prices(plan: Plan) -> list[Price]:
 
 
 def price_sentence(name: str, saved_seconds: float, step_seconds: float) -> str:
-    """A shadow price as a sentence.
+    """Write a shadow price as a sentence.
 
     >>> price_sentence("host0 +1 GiB", 0.002, 0.1)
     'One GiB more on host0 would save 2.0 ms per step (2.0%).'
@@ -115,7 +115,7 @@ def price_sentence(name: str, saved_seconds: float, step_seconds: float) -> str:
 
 
 def common_beginning(names: list[str]) -> str:
-    """What all names begin with, up to a comma; empty where they are one, or nothing is common.
+    """Return the beginning that all names share, up to a comma; empty for a single name.
 
     >>> common_beginning(["2 GPUs (gpu0+gpu1), 2 ahead", "2 GPUs (gpu0+gpu1), 4 ahead, random"])
     '2 GPUs (gpu0+gpu1), '
@@ -131,7 +131,7 @@ def common_beginning(names: list[str]) -> str:
 
 
 def certificate_sentence(certificate: Certificate) -> str:
-    """How good the plan is known to be, within its model."""
+    """Say how good the plan is known to be, within its model."""
     objective, bound = time_text(certificate.objective), time_text(certificate.lower_bound)
     known = (
         "As far as the model sees, nothing that was priced is faster"
