@@ -31,10 +31,7 @@ LOG = logging.getLogger("gnnplan.service")
 
 
 def create_app(settings: ServiceSettings | Path) -> FastAPI:
-    """Build the service over one data folder.
-
-    Args:
-        settings: of the service; a path is the data folder, with all else at its default.
+    """Build the service; a path means the data folder, with all settings at their defaults.
 
     Raises:
         InputError: the database does not answer, or its URL is wrong.

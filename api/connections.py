@@ -31,9 +31,7 @@ class ConnectionLimits:
     """What clients may hold, and for how long."""
 
     most: int
-    """Number of connections in all."""
     most_of_client: int
-    """Number of connections from one address."""
     header_seconds: float
     """Longest wait for the headers of a request, from its first byte or the request before."""
     body_seconds: float
@@ -111,7 +109,6 @@ class GuardedProtocol(HttpToolsProtocol):
     """One HTTP/1.1 connection, with a deadline while it waits for its client."""
 
     guard: Connections
-    """Connections of the server; set by `protocol_of`."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)

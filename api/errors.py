@@ -24,14 +24,7 @@ from gnnplan.runtime.errors import InputError
 
 
 class ServiceError(Exception):
-    """A refused request.
-
-    Args:
-        detail: what was expected and found, for people.
-        kind: type of the problem; None: that of the class.
-        headers: further headers of the answer.
-        extensions: further members of the problem document.
-    """
+    """A refused request: a text for people, a kind for programs, further members."""
 
     status = 500
     kind = "internal"

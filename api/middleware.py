@@ -56,12 +56,7 @@ def with_security(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
 
 
 class Gate:
-    """The middleware of the service.
-
-    Args:
-        app: the application behind it.
-        service: the service, whose settings are the limits.
-    """
+    """The middleware of the service."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.service = app, service
@@ -75,12 +70,7 @@ class Gate:
         await _Passage(self, scope).run(receive, send)
 
     async def check(self, scope: Scope, headers: Headers) -> None:
-        """Check a request before its route, and put its principal into the scope.
-
-        Raises:
-            ServiceError: the request is refused.
-            HTTPException: its body is too large or of a wrong type.
-        """
+        """Check a request before its route, and put its principal into the scope."""
         self._check_host(scope, headers)
         if "\0" in scope["path"] or b"%00" in scope["query_string"]:
             raise HTTPException(400, "expected an address without zero bytes")

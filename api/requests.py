@@ -112,11 +112,7 @@ class GraphRequest(Limited):
     )
 
     def settings(self) -> PlanSettings:
-        """Return the planner's settings of this request.
-
-        Raises:
-            SettingsError: the fields contradict each other.
-        """
+        """Return the planner's settings of this request."""
         names = {each.name for each in setting_fields(PlanSettings)} & set(type(self).model_fields)
         return make_settings({name: getattr(self, name) for name in names}, PlanSettings)
 
@@ -195,14 +191,7 @@ class NoopRequest(Limited):
 def request_key(
     graph: str, machine: MachineModel, settings: PlanSettings, factors: Mapping[str, float]
 ) -> str:
-    """Hash everything that decides a plan, except the profile, which follows from the same.
-
-    Args:
-        graph: fingerprint of the dataset.
-        machine: machine that the plan is for.
-        settings: what is planned.
-        factors: calibration factor by stage; empty: uncalibrated.
-    """
+    """Hash everything that decides a plan, except the profile, which follows from the same."""
     return codec.content_hash(
         [
             version("gnnplan"),
@@ -215,11 +204,7 @@ def request_key(
 
 
 def graph_fingerprint(folder: Path) -> str:
-    """Return the fingerprint of a dataset; files are hashed again only after they changed.
-
-    Raises:
-        DatasetError: the folder holds no dataset, or one that cannot be read.
-    """
+    """Return the fingerprint of a dataset; files are hashed again only after they changed."""
     try:
         return _fingerprint(folder, state_of(folder))
     except OSError as error:

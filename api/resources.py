@@ -74,7 +74,6 @@ def run_of(row: JobRow) -> Run:
 
 
 def _common(row: JobRow) -> dict[str, Any]:
-    """Return the fields that jobs and runs share."""
     names = ("id", "state", "attempt", "created_seconds", "started_seconds", "finished_seconds")
     problem = None
     if row.problem is not None:

@@ -56,11 +56,7 @@ LOCAL = Principal(name="local", scopes=frozenset(SCOPES))
 
 
 def create_key(access: Access, name: str, scopes: list[str]) -> tuple[KeyRow, str]:
-    """Make a key and return its row and its text, which is never stored.
-
-    Raises:
-        InputError: an unknown scope or an invalid name.
-    """
+    """Make a key and return its row and its text, which is never stored."""
     unknown = sorted(set(scopes) - set(SCOPES))
     if unknown or not scopes:
         raise InputError(
@@ -103,22 +99,12 @@ def principal_of(access: Access, text: str) -> Principal | None:
 
 
 def owns(who: Principal, scope: str, owner: str) -> bool:
-    """Return whether a principal may end or remove a thing.
-
-    Args:
-        who: principal.
-        scope: scope that it takes to make such a thing.
-        owner: id of the key that made it.
-    """
+    """Return whether a principal may end or remove what `owner`'s key made with a scope."""
     return scope in who.scopes and ("admin" in who.scopes or owner == who.name)
 
 
 def check_owner(who: Principal, scope: str, owner: str, what: str) -> None:
-    """Refuse a principal that may not end or remove a thing, which `what` names.
-
-    Raises:
-        ForbiddenError: it lacks the scope, or is not the owner.
-    """
+    """Refuse a principal that may not end or remove a thing, which `what` names."""
     if owns(who, scope, owner):
         return
     if scope not in who.scopes:
@@ -157,11 +143,7 @@ class Authenticator:
         self._known: dict[str, tuple[float, Principal | None]] = {}
 
     async def principal(self, headers: Headers) -> Principal | None:
-        """Return the principal of a request; None where a key is needed and missing.
-
-        Raises:
-            UnauthorizedError: the key is unknown or revoked.
-        """
+        """Return the principal of a request; None where a key is needed and missing."""
         text = key_of(headers)
         found = await self._look_up(text or "")
         if found is None and text:
@@ -209,11 +191,7 @@ def key_of(headers: Headers) -> str | None:
 
 
 def principal_in(request: Request) -> Principal:
-    """Return the principal of a request that passed the gate.
-
-    Raises:
-        UnauthorizedError: a key is needed and missing.
-    """
+    """Return the principal of a request that passed the gate."""
     found: Principal | None = request.scope.get("principal")
     if found is None:
         raise UnauthorizedError(
@@ -253,11 +231,7 @@ class _Bucket:
 
 
 class RateLimit:
-    """A token bucket for each of many names, which holds tokens for two seconds.
-
-    Args:
-        per_second: requests per second of one name.
-    """
+    """A token bucket for each of many names, which holds tokens for two seconds."""
 
     def __init__(self, per_second: float) -> None:
         self._rate = per_second
@@ -288,15 +262,7 @@ class RateLimit:
 
 
 def check_model(name: str, allowed: Sequence[str]) -> None:
-    """Refuse models that are neither built in nor allowed.
-
-    Args:
-        name: a built-in name such as sage, or module:factory.
-        allowed: allowed names, each module or module:factory.
-
-    Raises:
-        ForbiddenError: the model is neither.
-    """
+    """Refuse models that are neither built in nor allowed, as module or module:factory."""
     module = name.partition(":")[0]
     if name in MODELS or (":" in name and (name in allowed or module in allowed)):
         return
@@ -314,10 +280,6 @@ class OutsideRootsError(PermissionError, InputError):
 
 def dataset_folder(roots: Sequence[Path], name: str) -> Path:
     """Return the folder of a dataset, of which every file is inside the roots.
-
-    Args:
-        roots: folders that may be read.
-        name: path of the folder, relative to a root or absolute.
 
     Raises:
         OutsideRootsError: the path, or a file in the folder, leads out of the roots.

@@ -124,11 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_keys(options: argparse.Namespace) -> int:
-    """Make, list or revoke keys in the service's database.
-
-    Raises:
-        InputError: no such key, scope or database.
-    """
+    """Make, list or revoke keys in the service's database."""
     storage = Storage(options.data_dir.resolve(), options.database_url)
     try:
         if options.verb == "create":
@@ -148,12 +144,7 @@ def run_keys(options: argparse.Namespace) -> int:
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Run the service until it is interrupted.
-
-    Raises:
-        InputError: the service is reachable from outside and has no key, its data folder is in use,
-            or its database does not answer.
-    """
+    """Run the service until it is interrupted."""
     app = create_app(settings_of(options))
     service: Service = app.state.service
     try:
@@ -226,12 +217,7 @@ def say_whether_ray_answers(address: str) -> None:
 
 
 def settings_of(options: argparse.Namespace) -> ServiceSettings:
-    """Return the settings of a command line.
-
-    Raises:
-        InputError: a graph root is no folder, a number is out of its range, or the executor
-            lacks its address.
-    """
+    """Return the settings of a command line."""
     _check_numbers(options)
     roots = [Path(root).resolve() for root in options.graph_root or [Path.cwd()]]
     for root in roots:

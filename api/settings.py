@@ -33,9 +33,7 @@ class ServiceSettings:
     max_connections_of_client: int = 1000
     """Number of connections from one address, such as a proxy; at most 3/4 of all."""
     header_seconds: float = 20.0
-    """Longest wait for the headers of a request."""
     body_seconds: float = 60.0
-    """Longest wait for the body of a request after its headers."""
     max_queued_jobs: int = 2000
     planning_workers: int = 1
     """Number of planning jobs at once. More than one disturb each other's measurements."""
@@ -44,4 +42,3 @@ class ServiceSettings:
     ray_address: str | None = None
     """Dashboard of the Ray cluster that trains runs; None: this machine does."""
     max_followers: int = 1000
-    """Number of open streams of events."""

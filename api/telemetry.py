@@ -59,47 +59,37 @@ class Metrics:
     """Counters of one service."""
 
     def __init__(self, queue: JobQueue) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = here = CollectorRegistry()
+        route, job = ["method", "route"], ["kind", "state"]
         self.requests = Counter(
-            "gnnplan_requests_total",
-            "Requests answered.",
-            ["method", "route", "status"],
-            registry=self.registry,
+            "gnnplan_requests_total", "Requests answered.", [*route, "status"], registry=here
         )
         self.request_seconds = Histogram(
-            "gnnplan_request_seconds",
-            "Seconds until the answer began.",
-            ["method", "route"],
-            registry=self.registry,
+            "gnnplan_request_seconds", "Seconds until the answer began.", route, registry=here
         )
-        self.followers = Gauge(
-            "gnnplan_event_followers", "Open streams of events.", registry=self.registry
-        )
+        self.followers = Gauge("gnnplan_event_followers", "Open streams of events.", registry=here)
         self.cached_plans = Counter(
             "gnnplan_cached_plans_total",
             "Planning requests answered by a plan that was there.",
-            registry=self.registry,
+            registry=here,
         )
         self.refusals = Counter(
-            "gnnplan_refusals_total",
-            "Requests refused, by status.",
-            ["status"],
-            registry=self.registry,
+            "gnnplan_refusals_total", "Requests refused, by status.", ["status"], registry=here
         )
         self.job_seconds = Histogram(
             "gnnplan_job_seconds",
             "Seconds of a job's last attempt.",
-            ["kind", "state"],
+            job,
             buckets=JOB_SECONDS,
-            registry=self.registry,
+            registry=here,
         )
         self.step_ape = Histogram(
             "gnnplan_step_seconds_ape",
             "|predicted - measured| / measured seconds per step of finished runs.",
             buckets=APE,
-            registry=self.registry,
+            registry=here,
         )
-        self.registry.register(_JobCounts(queue))
+        here.register(_JobCounts(queue))
 
     def job_ended(self, job: JobRow, state: str, seconds: float) -> None:
         """Count an ended job."""

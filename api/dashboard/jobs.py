@@ -70,7 +70,6 @@ def losses(folder: FilePath) -> list[Loss]:
 
 
 def _loss(data: dict[str, Any], *, mean: bool) -> Loss | None:
-    """Read the loss of an event; None where it cannot be drawn."""
     loss, epoch, step = data.get("loss"), data.get("epoch", 0), data.get("step", 0)
     if not isinstance(loss, float) or not abs(loss) < MOST_LOSS:
         return None
@@ -214,7 +213,6 @@ def show_run(request: Request, service: ServiceIn, who: Reader, run: RunId) -> R
 
 
 def _measured(service: Service, run: str, plan: Plan) -> Measured | None:
-    """Return what was measured so far; None before the end of the first epoch."""
     try:
         return measured(plan, runs.run_report(service, run))
     except ConflictError:

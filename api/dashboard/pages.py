@@ -98,11 +98,7 @@ def see(address: str) -> Response:
 
 
 async def form(request: Request) -> dict[str, str]:
-    """Read a form: the last value of each name, without empty values.
-
-    Raises:
-        HTTPException: the body is no form.
-    """
+    """Read a form: the last value of each name, without empty values; refuse other bodies."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise HTTPException(415, "expected a form")

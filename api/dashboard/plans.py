@@ -67,11 +67,7 @@ async def create_plan(
 
 
 def request_fields(fields: dict[str, str]) -> dict[str, Any]:
-    """Turn a form's fields into those of a REST request.
-
-    Raises:
-        SettingsError: a text is no number or size.
-    """
+    """Turn a form's fields into those of a REST request."""
     wanted: dict[str, Any] = {name: fields[name] for name in ("graph", "machine") if name in fields}
     given = {each.name: fields[_key(each)] for each in form_fields() if _key(each) in fields}
     return wanted | codec.to_plain(read_texts(PlanSettings, given, name_of=_label))
@@ -83,7 +79,6 @@ def form_fields(kind: type = PlanSettings) -> list[SettingField]:
 
 
 def _key(field: SettingField) -> str:
-    """Return the name of a setting's field in the form."""
     return field.flag.removeprefix("--").replace("-", "_")
 
 
@@ -92,7 +87,6 @@ def _label(field: SettingField) -> str:
 
 
 def _choices(field: SettingField, models: list[str]) -> tuple[str, ...]:
-    """Return the words that the form offers for a setting; empty where it takes any text."""
     open_names = {"policy": POLICIES, "model": tuple(models)}
     yes_no = YES_NO if field.hint is bool else ()
     return field.choices or yes_no or open_names.get(field.name, ())

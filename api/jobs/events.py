@@ -20,12 +20,7 @@ LOCK_FILE = "lock"
 
 
 class JobContext:
-    """One attempt at a job, as its process sees it.
-
-    Args:
-        folder: of the job.
-        attempt: number of the attempt, from 1.
-    """
+    """One attempt at a job, as its process sees it."""
 
     __slots__ = ("_told", "attempt", "folder")
 
@@ -87,12 +82,7 @@ NAME = re.compile(r"[\w-]{1,64}")
 
 
 class Tail:
-    """Reads the whole lines of a growing file.
-
-    Args:
-        path: of the file, which may be missing yet.
-        offset: bytes that are skipped.
-    """
+    """Reads the whole lines of a growing file, which may be missing yet, from an offset on."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         self._path = path

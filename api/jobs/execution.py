@@ -40,13 +40,9 @@ Ended = Literal["exited", "cancelled", "timeout", "stopped", "lost"]
 
 
 class Execution:
-    """One attempt at a job.
+    """One attempt at a claimed job.
 
-    Args:
-        queue: where progress is stored and the lease is renewed.
-        job: as claimed.
-        folder: of the job.
-        asked: returns "stopped" or "cancelled" where the attempt is to end, else None.
+    `asked` returns "stopped" or "cancelled" where the attempt is to end, else None.
     """
 
     def __init__(
@@ -120,7 +116,6 @@ class Execution:
         return "exited"
 
     def _relay(self) -> None:
-        """Store the newest progress, at most every `PROGRESS_SECONDS`."""
         if time.monotonic() - self._wrote_progress < PROGRESS_SECONDS:
             return
         newest: dict[str, Any] | None = None

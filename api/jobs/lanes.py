@@ -26,13 +26,7 @@ OnEnd = Callable[[JobRow, str, float], None]
 
 
 class Lanes:
-    """The workers of a service, some for each lane.
-
-    Args:
-        storage: where jobs are.
-        planning_workers: number of workers of the planning lane; the others have one each.
-        on_end: called for each ended job.
-    """
+    """The workers of a service: some for the planning lane, one for each other lane."""
 
     def __init__(
         self, storage: Storage, *, planning_workers: int = 1, on_end: OnEnd | None = None
@@ -53,20 +47,12 @@ class Lanes:
         ]
 
     def hold(self) -> None:
-        """Hold the data folder for this service, unless it is held.
-
-        Raises:
-            InputError: another service uses the data folder.
-        """
+        """Hold the data folder for this service, unless it is held."""
         if self._lock is None:
             self._lock, self._former = lock_folder(self._storage.data_dir)
 
     def start(self) -> None:
-        """Take over jobs that an earlier service of this data folder left, then begin to work.
-
-        Raises:
-            InputError: another service uses the data folder.
-        """
+        """Take over jobs that an earlier service of this data folder left, then begin to work."""
         self.hold()
         assert self._lock is not None
         if self._former:

@@ -24,7 +24,6 @@ from gnnplan.runtime.errors import GnnplanError, InputError
 
 TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
 JOB_KEY = "gnnplan_job"
-"""Key of a submission's metadata that holds the job's id."""
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
 TOKEN_PATH_VARIABLE = "RAY_AUTH_TOKEN_PATH"
 TOKEN_FILE = Path(".ray") / "auth_token"
@@ -63,9 +62,6 @@ class RayJobs:
 
     Args:
         address: URL of the dashboard, such as http://head:8265.
-
-    Raises:
-        InputError: the address is no such URL.
     """
 
     def __init__(self, address: str) -> None:
@@ -167,11 +163,7 @@ class RayJobs:
 
 
 def checked_address(address: str) -> str:
-    """Return a dashboard's URL without a slash at its end.
-
-    Raises:
-        InputError: it is no http or https URL.
-    """
+    """Return a dashboard's URL without a slash at its end."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InputError(
@@ -211,12 +203,7 @@ LOG = logging.getLogger("gnnplan.ray")
 
 
 class RayWatch:
-    """A thread that stops what ended jobs left, every half minute and after each run.
-
-    Args:
-        storage: where the jobs are.
-        address: URL of the cluster's dashboard.
-    """
+    """A thread that stops what ended jobs left, every half minute and after each run."""
 
     def __init__(self, storage: Storage, address: str) -> None:
         self._storage = storage
@@ -259,11 +246,7 @@ class RayWatch:
 
 
 def stop_left_over(storage: Storage, cluster: RayJobs) -> list[str]:
-    """Stop submissions of this database's ended jobs, and return their ids.
-
-    Raises:
-        ClusterUnreachableError: the cluster does not answer.
-    """
+    """Stop submissions of this database's ended jobs, and return their ids."""
     stopped: list[str] = []
     for each in cluster.list():
         job_id = each.metadata.get(JOB_KEY)

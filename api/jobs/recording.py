@@ -69,15 +69,7 @@ def _plan(storage: Storage, job: JobRow, result: dict[str, Any]) -> Ending:
 
 
 def plan_row(folder: Path, owner: str = "") -> PlanRow:
-    """Return the catalogue's row of a plan folder.
-
-    Args:
-        folder: of the plan.
-        owner: id of the key that asked for it.
-
-    Raises:
-        PlanError: the folder holds no whole plan.
-    """
+    """Return the catalogue's row of a plan folder whose plan a key made."""
     plan = load_plan(folder)
     return PlanRow(
         id=plan.plan_id,

@@ -35,12 +35,7 @@ OTHER_NAMES = {"end": "trained"}
 
 
 class Relay:
-    """Relays the ranks' events to the job's followers, and reports progress.
-
-    Args:
-        job: whose followers get the events.
-        epochs: of the run.
-    """
+    """Relays the ranks' events to the job's followers, and reports progress."""
 
     def __init__(self, job: JobContext, epochs: int) -> None:
         self._job, self._epochs = job, epochs
@@ -94,11 +89,10 @@ SHOWN_SECONDS = 60.0
 OWN_EXIT_CODES = (1, 2)
 """Exit codes that the entry chooses; after any other it is started again."""
 CRASHED = 75
-"""Exit code of this process after the cluster lost the command, so that the job is tried again."""
+"""Exit code after the cluster lost the command, so that the job is tried again."""
 LOG_BYTES = 1 << 20
 OnEvent = Callable[[dict[str, Any], tuple[int, int] | None], None]
-"""Called with an event of the ranks and its place: the attempt that submitted them, and the offset
-behind the event."""
+"""Called with an event, the attempt that submitted the ranks, and the offset behind the event."""
 Answer = TypeVar("Answer")
 
 
@@ -108,9 +102,7 @@ class Submission:
 
     submission_id: str
     number: int
-    """Number of submissions of the job so far."""
     attempt: int
-    """Number of the attempt that submitted it."""
 
 
 def train_on_cluster(
@@ -152,7 +144,6 @@ class _Following:
         self._state = self._read()
 
     def to_the_end(self, request: dict[str, Any]) -> RayJob:
-        """Submit the run, or find its submission, and follow it."""
         found = None if self._state is None else self._look(self._state.submission_id)
         if self._state is None or found is None or self._is_lost(found):
             # Where the cluster knows no such name it is given again: it takes each name once.
@@ -213,10 +204,7 @@ class _Following:
                 self._on_event(event, (self._state.attempt, offset))
 
     def _handed_on(self, attempt: int) -> int:
-        """Return how many bytes of a submission's events earlier attempts have relayed.
-
-        Each relayed event holds its place, so that none is relayed twice.
-        """
+        """Return how many bytes of a submission's events earlier attempts have relayed."""
         offset = 0
         tail = Tail(self._job.folder / JOB_EVENTS_FILE)
         while lines := list(tail.lines()):

@@ -56,11 +56,7 @@ async def page_of(
 
 
 async def no_other_parameters(request: Request) -> None:
-    """Refuse query parameters that an operation does not have.
-
-    Raises:
-        UnprocessableError: it names them and those that there are.
-    """
+    """Refuse query parameters that an operation does not have."""
     if not request.query_params:
         return
     known = query_names(request.scope["route"])

@@ -34,7 +34,6 @@ ARTEFACT: dict[int | str, dict[str, Any]] = {
         }
     }
 }
-"""Types of a plan's files, for the OpenAPI document."""
 UNCHANGING = "private, max-age=3600, immutable"
 
 

@@ -37,12 +37,7 @@ def measured_report(service: Service, plan_id: str) -> RunReport | None:
 
 
 def run_page(service: Service, run_id: str) -> str:
-    """Return the page of a run's plan, with the measurements of that run.
-
-    Raises:
-        NotFoundError: there is no such run.
-        ConflictError: it has not finished an epoch, or its plan was removed.
-    """
+    """Return the page of a run's plan, with the measurements of that run."""
     row = runs.get_run(service, run_id)
     report = runs.run_report(service, run_id)
     plan = runs.plan_of_run(service, row)
@@ -63,11 +58,7 @@ HTML = "text/html; charset=utf-8"
 
 
 def list_artefacts(service: Service, plan_id: str) -> list[ArtefactSummary]:
-    """List the files of a plan.
-
-    Raises:
-        NotFoundError: there is no such plan.
-    """
+    """List the files of a plan."""
     folder, plan = service.storage.catalogue.plan_folder(plan_id), get_plan(service, plan_id)
     stored = [
         ArtefactSummary(
@@ -84,22 +75,14 @@ def list_artefacts(service: Service, plan_id: str) -> list[ArtefactSummary]:
 
 
 def stored_artefact(service: Service, plan_id: str, name: str) -> Path | None:
-    """Return the path of a file in a plan's folder; None for other names.
-
-    Raises:
-        NotFoundError: there is no such plan.
-    """
+    """Return the path of a file in a plan's folder; None for other names."""
     plan = get_plan(service, plan_id)
     path = service.storage.catalogue.plan_folder(plan_id) / name
     return path if name in _stored(plan) and path.is_file() else None
 
 
 def made_artefact(service: Service, plan_id: str, name: str) -> tuple[bytes, str]:
-    """Make a file from a plan; return it and its media type.
-
-    Raises:
-        NotFoundError: there is no such plan or file.
-    """
+    """Make a file from a plan; return it and its media type."""
     plan = get_plan(service, plan_id)
     if name not in MADE:
         raise NotFoundError(f"plan {plan_id} has no artefact {name}")
@@ -141,4 +124,3 @@ MADE: dict[str, tuple[str, Callable[[Service, Plan], str]]] = {
     "kubernetes.yaml": ("application/yaml", _kubernetes),
     "report.html": (HTML, plan_page),
 }
-"""Media type and maker of each file that is made from a plan."""

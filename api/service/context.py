@@ -85,11 +85,7 @@ class Readiness:
         self._found: tuple[float, str] | None = None
 
     def why_not(self, check_writable: Callable[[], None]) -> str:
-        """Return what cannot be written; empty where everything can.
-
-        Args:
-            check_writable: writes, and raises OSError or SQLAlchemyError.
-        """
+        """Return what `check_writable` cannot write; empty where it writes everything."""
         with self._lock:
             now = monotonic()
             if self._found is None or now - self._found[0] >= KEPT_SECONDS:
@@ -139,11 +135,7 @@ class Service:
         return list(self.settings.graph_roots)
 
     def start(self) -> None:
-        """Begin to run jobs.
-
-        Raises:
-            InputError: another service uses the data folder.
-        """
+        """Begin to run jobs; raise InputError where another service uses the data folder."""
         self.lanes.start()
         if self.ray is not None:
             self.ray.start()

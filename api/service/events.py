@@ -46,15 +46,10 @@ class JobStates:
     def __init__(self, service: Service) -> None:
         self._service = service
         self.followers = 0
-        """Number of open streams."""
         self._known: dict[str, tuple[float, asyncio.Task[JobRow | None]]] = {}
 
     def refuse_more(self) -> None:
-        """Refuse another follower where there are too many.
-
-        Raises:
-            UnavailableError: there are.
-        """
+        """Refuse another follower where there are too many."""
         most = self._service.settings.max_followers
         if self.followers >= most:
             raise UnavailableError(f"expected fewer than {most} followers; try later")
@@ -117,7 +112,6 @@ async def _follow(
 
 
 def _new(events: Tail, log: Tail) -> list[bytes]:
-    """Return new events and log lines as chunks of a stream."""
     found: list[bytes] = []
     for offset, line in events.lines():
         event = event_of(line)

@@ -57,13 +57,7 @@ def list_graphs(service: Service) -> list[GraphSummary]:
 
 
 def get_graph(service: Service, name: str) -> GraphDetail:
-    """Return one dataset.
-
-    Raises:
-        NotFoundError: there is none of that name.
-        ForbiddenError: the name leads out of the roots.
-        DatasetError: it is damaged.
-    """
+    """Return one dataset."""
     try:
         folder = graph_folder(service, name)
     except InputError:
@@ -121,11 +115,7 @@ def list_machines(
 
 
 def upload_machine(service: Service, document: dict[str, Any]) -> MachineSummary:
-    """Store a machine file that `gnnplan probe` wrote; equal contents are one machine.
-
-    Raises:
-        UnprocessableError: it is no machine file.
-    """
+    """Store a machine file that `gnnplan probe` wrote; equal contents are one machine."""
     try:
         machine = codec.decode(MachineModel, document)
         check_machine(machine)
@@ -154,11 +144,7 @@ def storable(text: str) -> str:
 
 
 def machine_model(service: Service, name: str) -> MachineModel:
-    """Return a machine by the name that requests use.
-
-    Raises:
-        NotFoundError: it is neither a preset nor an uploaded machine.
-    """
+    """Return a machine by the name that requests use."""
     if is_preset(name):
         try:
             return load_preset(name)
@@ -169,11 +155,7 @@ def machine_model(service: Service, name: str) -> MachineModel:
 
 
 def machine_reference(service: Service, name: str | None) -> dict[str, str] | None:
-    """Name a machine for a job: a preset, a file, or None for this machine.
-
-    Raises:
-        UnprocessableError: it is neither a preset nor an uploaded machine.
-    """
+    """Name a machine for a job: a preset, a file, or None for this machine."""
     if name is None:
         return None
     try:

@@ -38,11 +38,6 @@ def submit(
         time_limit_seconds: of an attempt; None: the kind's.
         result: path of a resource that exists already, so that nothing is left to do.
         lane: where it waits; None: in its kind's lane.
-
-    Raises:
-        NotFoundError: the plan does not exist.
-        TooManyError: too many jobs are queued.
-        UnprocessableError: the key was used for another request.
     """
     if result is None and service.storage.jobs.num_waiting() >= service.settings.max_queued_jobs:
         raise TooManyError(
@@ -89,11 +84,7 @@ def submit_noop(service: Service, caller: Caller, request: NoopRequest) -> JobRo
 
 
 def get_job(service: Service, job_id: str) -> JobRow:
-    """Return the job of an id.
-
-    Raises:
-        NotFoundError: there is none.
-    """
+    """Return the job of an id."""
     row = service.storage.jobs.get(job_id)
     if row is None:
         raise NotFoundError(f"no job {job_id}")
@@ -112,13 +103,7 @@ def may_cancel(who: Principal, row: JobRow) -> bool:
 
 
 def cancel_job(service: Service, who: Principal, job_id: str) -> JobRow:
-    """Cancel a job; a running one ends soon.
-
-    Raises:
-        NotFoundError: there is none.
-        ForbiddenError: it is another key's, or of a kind that the key may not make.
-        ConflictError: it has ended already.
-    """
+    """Cancel a job; a running one ends soon."""
     before = get_job(service, job_id)
     check_owner(who, KINDS[before.kind].scope, before.principal, f"job {job_id}")
     if before.state in ENDED and before.state != "cancelled":
@@ -132,12 +117,7 @@ def cancel_job(service: Service, who: Principal, job_id: str) -> JobRow:
 
 
 def job_result(service: Service, job_id: str) -> tuple[bytes, str]:
-    """Return the document that a job made, and its sha256.
-
-    Raises:
-        NotFoundError: there is no such job, or it makes no document.
-        ConflictError: it has not succeeded.
-    """
+    """Return the document that a job made, and its sha256."""
     row = get_job(service, job_id)
     if row.state != "succeeded":
         raise ConflictError(f"job {job_id} is {row.state}, there is no result", kind="no-result")

@@ -38,22 +38,13 @@ from gnnplan.runtime.plan.schema import Plan
 
 
 def get_plan(service: Service, plan_id: str) -> Plan:
-    """Load the plan of an id.
-
-    Raises:
-        NotFoundError: there is none.
-        PlanError: its folder was altered.
-    """
+    """Load the plan of an id."""
     _row(service, plan_id)
     return load_plan(service.storage.catalogue.plan_folder(plan_id))
 
 
 def plan_document(service: Service, plan_id: str) -> bytes:
-    """Return plan.json as it was written.
-
-    Raises:
-        NotFoundError: there is no such plan.
-    """
+    """Return plan.json as it was written."""
 
     def read() -> bytes:
         _row(service, plan_id)
@@ -66,11 +57,7 @@ def plan_document(service: Service, plan_id: str) -> bytes:
 
 
 def explanation_document(service: Service, plan_id: str) -> bytes:
-    """Explain a plan, in the JSON of `gnnplan explain --json`.
-
-    Raises:
-        NotFoundError: there is no such plan.
-    """
+    """Explain a plan, in the JSON of `gnnplan explain --json`."""
 
     def make() -> bytes:
         return as_json(explain(get_plan(service, plan_id)))
@@ -79,21 +66,12 @@ def explanation_document(service: Service, plan_id: str) -> bytes:
 
 
 def compare_plans(service: Service, plan_a: str, plan_b: str) -> PlanDiff:
-    """Return what two plans decide and predict differently.
-
-    Raises:
-        NotFoundError: one of them does not exist.
-    """
+    """Return what two plans decide and predict differently."""
     return diff(get_plan(service, plan_a), get_plan(service, plan_b))
 
 
 def ask_why_not(service: Service, caller: Caller, plan_id: str, request: WhyNotRequest) -> JobRow:
-    """Accept a job that prices a plan under another policy.
-
-    Raises:
-        NotFoundError: there is no such plan.
-        UnprocessableError: there is no such policy.
-    """
+    """Accept a job that prices a plan under another policy."""
     if request.policy not in POLICIES:
         raise UnprocessableError(
             f"expected a policy among {', '.join(POLICIES)}, found {request.policy!r}"
@@ -103,12 +81,7 @@ def ask_why_not(service: Service, caller: Caller, plan_id: str, request: WhyNotR
 
 
 def ask_what_if(service: Service, caller: Caller, plan_id: str, request: WhatIfRequest) -> JobRow:
-    """Accept a job that plans again with something changed.
-
-    Raises:
-        NotFoundError: there is no such plan.
-        UnprocessableError: nothing is changed and no target is given.
-    """
+    """Accept a job that plans again with something changed."""
     if not request.changes and request.target_epoch_seconds is None:
         raise UnprocessableError("expected changes or target_epoch_seconds, found neither")
     body: dict[str, Any] = {
@@ -121,12 +94,7 @@ def ask_what_if(service: Service, caller: Caller, plan_id: str, request: WhatIfR
 def ask_simulation(
     service: Service, caller: Caller, plan_id: str, request: SimulationRequest
 ) -> JobRow:
-    """Accept a job that replays a plan's batches.
-
-    Raises:
-        NotFoundError: there is no such plan.
-        UnprocessableError: there is no such machine.
-    """
+    """Accept a job that replays a plan's batches."""
     body: dict[str, Any] = {
         "machine": machine_reference(service, request.machine),
         "batches": request.batches,
@@ -135,18 +103,11 @@ def ask_simulation(
 
 
 def delete_plan(service: Service, who: Principal, plan_id: str, *, with_runs: bool = False) -> None:
-    """Remove a plan and its folder.
-
-    Args:
-        service: the service.
-        who: who asks.
-        plan_id: the plan.
-        with_runs: remove its runs and their files too; else a plan with runs is refused.
+    """Remove a plan and its folder, and with `with_runs` its runs and their files.
 
     Raises:
-        NotFoundError: there is none.
         ForbiddenError: it, or a run of it, is another key's.
-        ConflictError: an unfinished job uses it, or it has runs.
+        ConflictError: an unfinished job uses it, or it has runs that are not removed too.
     """
     check_owner(who, KINDS["plan"].scope, _row(service, plan_id).owner, f"plan {plan_id}")
     runs = service.storage.catalogue.runs_of(plan_id) if with_runs else []
@@ -219,11 +180,7 @@ def create_plan(service: Service, caller: Caller, request: PlanRequest) -> tuple
 
 
 def create_profile(service: Service, caller: Caller, request: ProfileRequest) -> JobRow:
-    """Accept a job that profiles a graph.
-
-    Raises:
-        ForbiddenError: as `create_plan`, like the other errors.
-    """
+    """Accept a job that profiles a graph."""
     wanted = _checked(service, request)
     return submit(
         service,
@@ -258,13 +215,6 @@ def _checked(
 
 
 def _opened(service: Service, name: str) -> Graph:
-    """Open the dataset of a name.
-
-    Raises:
-        ForbiddenError: it leads out of the graph roots.
-        UnprocessableError: there is none.
-        DatasetError: it is damaged.
-    """
     try:
         folder = graph_folder(service, name)
     except InputError as error:

@@ -24,12 +24,7 @@ from gnnplan.runtime.report import RunReport, load_report
 
 
 def start_run(service: Service, caller: Caller, request: RunRequest) -> JobRow:
-    """Accept a training job.
-
-    Raises:
-        NotFoundError: there is no such plan.
-        UnprocessableError: it could not begin on this machine.
-    """
+    """Accept a training job."""
     plan = get_plan(service, request.plan)
     if service.settings.ray_address is None:  # else it is the cluster's machines that count
         check_can_begin(plan, force=request.options()["force"])
@@ -54,15 +49,11 @@ def start_run(service: Service, caller: Caller, request: RunRequest) -> JobRow:
 
 
 def check_can_begin(plan: Plan, *, force: bool) -> None:
-    """Refuse a run that could not begin on this machine.
-
-    Args:
-        plan: the plan.
-        force: go on although graph or machine is not the plan's.
+    """Refuse a run that could not begin on this machine; `force` allows another graph or machine.
 
     Raises:
-        UnprocessableError: its ranks cannot be started here, graph or machine is another, or its
-            memory may not be taken here.
+        UnprocessableError: its ranks cannot be started, graph or machine is another, or its memory
+            may not be taken here.
     """
     try:
         check_startable(own_devices(plan, Place()))
@@ -90,11 +81,7 @@ def list_runs(
 
 
 def get_run(service: Service, run_id: str) -> JobRow:
-    """Return the training job of an id.
-
-    Raises:
-        NotFoundError: there is none.
-    """
+    """Return the training job of an id."""
     row = service.storage.jobs.get(run_id)
     if row is None or row.kind != "train":
         raise NotFoundError(f"no run {run_id}")
@@ -102,11 +89,7 @@ def get_run(service: Service, run_id: str) -> JobRow:
 
 
 def plan_of_run(service: Service, row: JobRow) -> Plan:
-    """Load the plan of a run.
-
-    Raises:
-        ConflictError: it was removed.
-    """
+    """Load the plan of a run."""
     try:
         return get_plan(service, row.subject)
     except NotFoundError:
@@ -118,12 +101,7 @@ def plan_of_run(service: Service, row: JobRow) -> Plan:
 
 
 def run_report(service: Service, run_id: str) -> RunReport:
-    """Return what a run has measured up to its last epoch.
-
-    Raises:
-        NotFoundError: there is no such run.
-        ConflictError: it has not finished an epoch.
-    """
+    """Return what a run has measured up to its last epoch."""
     row = get_run(service, run_id)
     digest = row.result_sha256
     data = None if digest is None else service.storage.artefacts.get(digest)
@@ -136,12 +114,7 @@ def run_report(service: Service, run_id: str) -> RunReport:
 
 
 def run_comparison(service: Service, run_id: str) -> Comparison:
-    """Compare predicted with measured seconds.
-
-    Raises:
-        NotFoundError: there is no such run.
-        ConflictError: it has measured too little, or its plan was removed.
-    """
+    """Compare predicted with measured seconds."""
     row, report = get_run(service, run_id), run_report(service, run_id)
     try:
         return compare(plan_of_run(service, row), report)

@@ -24,12 +24,7 @@ class PlanInUseError(Exception):
 
 
 class Catalogue:
-    """Reads and writes rows that describe files; each method is one short transaction.
-
-    Args:
-        database: where the rows are.
-        plans: folder whose folders are the plans.
-    """
+    """Reads and writes rows that describe files; each method is one short transaction."""
 
     def __init__(self, database: Database, plans: Path) -> None:
         self._database = database
@@ -56,11 +51,7 @@ class Catalogue:
             return list(session.scalars(select(JobRow).where(*_runs_of(plan_id))))
 
     def forget_plan(self, plan_id: str, runs: Collection[str]) -> None:
-        """Remove a plan's row, the requests it answers, and its runs' rows.
-
-        Args:
-            plan_id: the plan.
-            runs: ids of all its runs.
+        """Remove a plan's row, the requests it answers, and the rows of `runs`: all that it has.
 
         Raises:
             PlanInUseError: an unfinished job uses it, or it has further runs.

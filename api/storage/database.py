@@ -43,9 +43,6 @@ class Database:
 
     Args:
         url: SQLAlchemy URL.
-
-    Raises:
-        InputError: the URL is of another kind of database, or its driver is missing.
     """
 
     def __init__(self, url: str) -> None:
@@ -92,9 +89,6 @@ class Database:
             cursor: `next_cursor` of the page before; None: the newest rows.
             limit: most rows of the page.
             equal: values that columns must have; None: any.
-
-        Raises:
-            InputError: the cursor is of no such list.
         """
         place = [getattr(table, name) for name in (table.TIME, "id")]
         query = select(table).order_by(*(column.desc() for column in place)).limit(limit + 1)
@@ -112,11 +106,7 @@ class Database:
         return Page(items=items, next_cursor=None if last is None else encode_cursor(*last))
 
     def migrate(self, revision: str = "head") -> None:
-        """Bring the tables to a revision: `head`, `base` or the name of one.
-
-        Raises:
-            InputError: the database does not answer.
-        """
+        """Bring the tables to a revision: `head`, `base` or the name of one."""
         # One connection for both questions: a second one would wait for the first's lock.
         try:
             with self.engine.execution_options(writes=True).begin() as connection:
@@ -139,11 +129,7 @@ def sqlite_url(data_dir: Path) -> str:
 
 
 def normal_url(url: str) -> str:
-    """Return the URL with psycopg as PostgreSQL's driver, unless it names one.
-
-    Raises:
-        InputError: the URL is not of SQLite or PostgreSQL.
-    """
+    """Return the URL with psycopg as PostgreSQL's driver, unless it names one."""
     try:
         parsed = make_url(url)
     except ArgumentError:
@@ -212,11 +198,7 @@ def encode_cursor(time_seconds: float, row_id: str | int) -> str:
 
 
 def decode_cursor(text: str) -> tuple[float, str]:
-    """Return the time and id of the row that a cursor names.
-
-    Raises:
-        InputError: the text is not a cursor.
-    """
+    """Return the time and id of the row that a cursor names."""
     try:
         found: Any = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         time_seconds, row_id = found

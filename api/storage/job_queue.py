@@ -132,12 +132,7 @@ class JobQueue:
             return session.execute(query).scalar_one()
 
     def claim(self, lane: str, owner: str) -> JobRow | None:
-        """Give a worker the oldest job of a lane that is queued or whose lease ran out.
-
-        Args:
-            lane: name of the lane.
-            owner: name of the service that runs the job.
-        """
+        """Give a service the oldest job of a lane that is queued or whose lease ran out."""
         now = time.time()
         gone = (JobRow.state == "running") & (JobRow.lease_until_seconds < now)
         oldest = (
@@ -242,22 +237,16 @@ class JobQueue:
 
 
 def _new_row(job: NewJob) -> JobRow:
-    now = time.time()
-    done = job.result is not None
+    now, done = time.time(), job.result is not None
+    columns = ("kind", "lane", "subject", "principal", "request_id", "time_limit_seconds", "result")
     return JobRow(
+        **{name: getattr(job, name) for name in columns},
         id=uuid.uuid4().hex,
-        kind=job.kind,
-        lane=job.lane,
         state="succeeded" if done else "queued",
         request=json.dumps(job.request),
-        subject=job.subject,
-        principal=job.principal,
-        request_id=job.request_id,
-        time_limit_seconds=job.time_limit_seconds,
         created_seconds=now,
         started_seconds=now if done else None,
         finished_seconds=now if done else None,
-        result=job.result,
         stage="",
         share=1.0 if done else 0.0,
         attempt=0,

@@ -44,11 +44,7 @@ class Artefacts:
         self._folder = folder
 
     def put(self, data: bytes) -> str:
-        """Store bytes, unless they are stored already, and return their sha256.
-
-        Raises:
-            OSError: the disk is full or the folder cannot be written.
-        """
+        """Store bytes, unless they are stored already, and return their sha256."""
         digest = hashlib.sha256(data).hexdigest()
         path = self.path(digest)
         if path.is_file():
@@ -67,11 +63,7 @@ class Artefacts:
         return data if hashlib.sha256(data).hexdigest() == digest else None
 
     def path(self, digest: str) -> Path:
-        """Return where the bytes of a sha256 are stored.
-
-        Raises:
-            ValueError: the text is no sha256.
-        """
+        """Return where the bytes of a sha256 are stored."""
         if not re.fullmatch(r"[0-9a-f]{64}", digest):
             raise ValueError(f"expected a sha256 in hexadecimal, found {digest!r}")
         return self._folder / digest[:2] / digest
@@ -97,9 +89,6 @@ class Storage:
     Args:
         data_dir: the folder, made where it is missing.
         url: of the database; None: SQLite in the folder.
-
-    Raises:
-        InputError: the database is of an unknown kind, or does not answer.
     """
 
     def __init__(self, data_dir: Path, url: str | None = None) -> None:
@@ -181,31 +170,19 @@ def _is_of_services(folder: Path) -> bool:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder where it is missing, and close it to other users if we own it.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Make a folder where it is missing, and close it to other users if we own it."""
     folder.mkdir(FOLDER, parents=True, exist_ok=True)
     with contextlib.suppress(PermissionError):  # a mounted volume may be another user's
         folder.chmod(FOLDER)
 
 
 def open_private(path: Path) -> BinaryIO:
-    """Open a file to append to, and close it to other users if we own it.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Open a file to append to, and close it to other users if we own it."""
     return os.fdopen(private_descriptor(path, os.O_WRONLY | os.O_APPEND), "ab")
 
 
 def private_descriptor(path: Path, flags: int) -> int:
-    """Open a file, made where it is missing, and close it to other users if we own it.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
+    """Open a file, made where it is missing, and close it to other users if we own it."""
     descriptor = os.open(path, flags | os.O_CREAT, FILE)
     with contextlib.suppress(PermissionError):
         os.fchmod(descriptor, FILE)

@@ -67,7 +67,6 @@ class AttemptRow(Base):
     started_seconds: Mapped[float]
     ended_seconds: Mapped[float | None]
     outcome: Mapped[str | None] = mapped_column(String(16))
-    """succeeded | failed | cancelled | crashed | interrupted."""
 
 
 class IdempotencyRow(Base):

@@ -5,7 +5,7 @@ import inspect
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_type_hints
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_type_hints
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from gnnplan.planner.cost.memory import GIB
 from gnnplan.planner.options import AUTO, default_text, flag_help, is_repeated, is_text, read_texts
@@ -60,8 +61,7 @@ def with_options(**makers: Make | None) -> Callable[[Callable[..., Answer]], Cal
     """Let a command take the fields of some of its parameters as options.
 
     Args:
-        **makers: for each such parameter, what makes it of its fields' values, without those that
-            were not given; None: its own class.
+        **makers: for each such parameter, what makes it of the given values; None: its class.
     """
 
     def decorate(command: Callable[..., Answer]) -> Callable[..., Answer]:
@@ -183,6 +183,14 @@ def wrapped(line: str, width: int) -> list[str]:
     )
 
 
+def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], **looks: Any) -> Table:
+    """Make a table without borders."""
+    table = Table(*columns, box=None, **looks)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def emit_json(value: Any) -> None:
     """Print one JSON document on stdout."""
     sys.stdout.write(codec.dumps(value))
@@ -190,13 +198,7 @@ def emit_json(value: Any) -> None:
 
 
 def print_answer(found: Answer, describe: Callable[[Answer], str | None], *, as_json: bool) -> None:
-    """Print an answer as one JSON document, or for people.
-
-    Args:
-        found: the answer.
-        describe: returns a text to print, or prints tables itself.
-        as_json: print JSON.
-    """
+    """Print an answer as JSON, or as `describe` says, which returns a text or prints it itself."""
     if as_json:
         emit_json(found)
     elif (text := describe(found)) is not None:

@@ -130,11 +130,7 @@ def demo_command(
 
 
 def refuse_other_content(folder: Path) -> None:
-    """Refuse a folder that holds anything but an earlier demo.
-
-    Raises:
-        InputError: it does.
-    """
+    """Refuse a folder that holds anything but an earlier demo."""
     if not folder.exists():
         return
     if not folder.is_dir():

@@ -1,9 +1,8 @@
 """`gnnplan graph`: generate, import and inspect graph datasets."""
 
 import warnings
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import numpy as np
 import typer
@@ -11,7 +10,14 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from gnnplan.planner.cli import remote
-from gnnplan.planner.cli.common import JsonFlag, bytes_text, console, print_answer, progress_bar
+from gnnplan.planner.cli.common import (
+    JsonFlag,
+    bytes_text,
+    console,
+    print_answer,
+    progress_bar,
+    table_of,
+)
 from gnnplan.planner.cli.remote import ServerOption
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.graph_presets import generate_like
@@ -28,7 +34,6 @@ from gnnplan.runtime.graph.generate import (
 )
 
 EDGE_DATA = ("edge_weight", "edge_type", "edge_id")
-"""Arrays of one value per edge that a dataset may have."""
 
 
 def graph_facts(graph: Graph) -> dict[str, object]:
@@ -86,15 +91,14 @@ def all_facts(graph: Graph, findings: list[Finding]) -> dict[str, object]:
 
 def facts_table(values: dict[str, Any]) -> Table:
     """Make a table of one row per fact; notes that repeat a finding are left out."""
-    table = Table(show_header=False, box=None)
     found = {finding.note for finding in values.get("findings", [])}
-    for key, value in values.items():
-        if key == "findings":
-            continue
-        text = _text(key, [v for v in value if v not in found] if key == "notes" else value)
-        if text:
-            table.add_row(key.replace("_", " "), text)
-    return table
+    texts = {
+        key: _text(key, [v for v in value if v not in found] if key == "notes" else value)
+        for key, value in values.items()
+        if key != "findings"
+    }
+    rows = [(key.replace("_", " "), text) for key, text in texts.items() if text]
+    return table_of(("", ""), rows, show_header=False)
 
 
 def _text(key: str, value: Any) -> str:
@@ -124,7 +128,6 @@ def _feature_storage(graph: Graph) -> str:
 
 
 def _feature_tables(graph: Graph) -> dict[str, str]:
-    """Return type and shape of each feature array."""
     tables = {f"x_{name}": table for name, table in graph.x_by_type.items()}
     if graph.x is not None:
         tables["x"] = graph.x
@@ -166,6 +169,7 @@ def _by_type(types: NDArray[np.int32] | None, names: list[str]) -> dict[str, int
     return dict(zip(known, counts.tolist(), strict=True))
 
 
+KINDS = ("rmat", "sbm", "links", "typed")
 PAPER_SHARE = 0.6
 """Share of papers among a typed graph's nodes; the others are authors."""
 
@@ -175,26 +179,6 @@ Overwrite = Annotated[
 ]
 
 app = typer.Typer(help="Generate, import and look at graph datasets.", no_args_is_help=True)
-
-
-class Kind(StrEnum):
-    """Kinds of generated graphs."""
-
-    RMAT = "rmat"
-    SBM = "sbm"
-    LINKS = "links"
-    TYPED = "typed"
-
-
-class Format(StrEnum):
-    """Formats that can be imported."""
-
-    AUTO = "auto"
-    NPZ = "npz"
-    PYG = "pyg"
-    OGB = "ogb"
-    GRAPHBOLT = "graphbolt"
-    EDGELIST = "edgelist"
 
 
 @app.command()
@@ -230,15 +214,8 @@ def generate(
             graph = generate_like(folder, name, scale=scale, seed=seed, overwrite=overwrite)
         else:
             sizes = Sizes(nodes, degree, features, classes)
-            graph = _generate(_kind(kind), folder, sizes, seed=seed, overwrite=overwrite)
+            graph = _generate(kind, folder, sizes, seed=seed, overwrite=overwrite)
     _show(graph_facts(graph), as_json)
-
-
-def _kind(text: str) -> Kind:
-    if text not in [kind.value for kind in Kind]:
-        names = ", ".join(Kind)
-        raise SettingsError(f"expected a kind among {names} or like:NAME, found {text!r}")
-    return Kind(text)
 
 
 class Sizes(NamedTuple):
@@ -250,8 +227,11 @@ class Sizes(NamedTuple):
     classes: int
 
 
-def _generate(kind: Kind, folder: Path, sizes: Sizes, *, seed: int, overwrite: bool) -> Graph:
-    if kind is Kind.LINKS:
+def _generate(kind: str, folder: Path, sizes: Sizes, *, seed: int, overwrite: bool) -> Graph:
+    if kind not in KINDS:
+        names = ", ".join(KINDS)
+        raise SettingsError(f"expected a kind among {names} or like:NAME, found {kind!r}")
+    if kind == "links":
         return generate_links(
             folder,
             num_nodes=sizes.nodes,
@@ -261,7 +241,7 @@ def _generate(kind: Kind, folder: Path, sizes: Sizes, *, seed: int, overwrite: b
             seed=seed,
             overwrite=overwrite,
         )
-    if kind is Kind.TYPED:
+    if kind == "typed":
         papers = max(1, round(sizes.nodes * PAPER_SHARE))
         return generate_typed(
             folder,
@@ -274,7 +254,7 @@ def _generate(kind: Kind, folder: Path, sizes: Sizes, *, seed: int, overwrite: b
             seed=seed,
             overwrite=overwrite,
         )
-    make = generate_rmat if kind is Kind.RMAT else generate_sbm
+    make = generate_rmat if kind == "rmat" else generate_sbm
     return make(
         folder,
         num_nodes=sizes.nodes,
@@ -290,7 +270,10 @@ def _generate(kind: Kind, folder: Path, sizes: Sizes, *, seed: int, overwrite: b
 def import_command(
     source: Annotated[Path, typer.Argument(help="File or folder to read.")],
     folder: Annotated[Path, typer.Argument(help="Dataset folder to write.")],
-    format: Annotated[Format, typer.Option(help="auto recognises the format.")] = Format.AUTO,
+    format: Annotated[
+        Literal["auto", "npz", "pyg", "ogb", "graphbolt", "edgelist"],
+        typer.Option(help="auto recognises the format."),
+    ] = "auto",
     features: Annotated[
         str, typer.Option(help="dense | sparse | project:D (seeded random projection) | auto.")
     ] = "auto",
@@ -328,7 +311,7 @@ def import_command(
         graph = import_graph(
             source,
             folder,
-            format=format.value,
+            format=format,
             options=options,
             report=lambda text: screen.print(text, markup=False, highlight=False, soft_wrap=True),
             overwrite=overwrite,

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table as Grid
 
 from gnnplan.planner.cli import remote
 from gnnplan.planner.cli.common import (
@@ -16,6 +15,7 @@ from gnnplan.planner.cli.common import (
     print_answer,
     progress_bar,
     seconds_text,
+    table_of,
     with_options,
 )
 from gnnplan.planner.cli.remote import ServerOption
@@ -53,11 +53,9 @@ def doctor(
     if as_json:
         emit_json({"findings": findings, "ok": all(f.level != "problem" for f in findings)})
         return
-    grid = Grid("", "check", "found", "what to do", box=None)
     marks = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
-    for finding in findings:
-        grid.add_row(marks[finding.level], finding.check, finding.found, finding.advice)
-    console().print(grid)
+    rows = [(marks[f.level], f.check, f.found, f.advice) for f in findings]
+    console().print(table_of(("", "check", "found", "what to do"), rows))
 
 
 @with_options(place=None)
@@ -122,12 +120,7 @@ def _refuse_folder(output: Path) -> None:
 
 
 def own_machine(path: Path, hosts: int) -> MachineModel:
-    """Load this machine's model, of which a part is to be measured again.
-
-    Raises:
-        MachineError: there is no such file, or it is another machine's or several hosts'.
-        InputError: several hosts are to be probed.
-    """
+    """Load this machine's model, of which a part is to be measured again."""
     if hosts > 1:
         raise InputError(f"--disk: expected one host, found --hosts {hosts}; leave one of them out")
     machine, here = load_machine(path), machine_fingerprint()
@@ -140,11 +133,7 @@ def own_machine(path: Path, hosts: int) -> MachineModel:
 
 
 def meeting_of(hosts: int, place: HostOptions) -> "Meeting":
-    """Return this host's place among those that are probed together.
-
-    Raises:
-        InputError: its number or the endpoint is wrong.
-    """
+    """Return this host's place among those that are probed together."""
     from gnnplan.planner.probe.hosts import Meeting
     from gnnplan.runtime.comm.route import split_endpoint
 
@@ -228,13 +217,13 @@ def print_machine(machine: MachineModel) -> None:
         f"fingerprint {machine.fingerprint[:12]}",
         markup=False,
     )
-    places = Grid("memory", "kind", "capacity", box=None)
-    for memory in machine.memories:
-        places.add_row(memory.name, memory.kind, bytes_text(float(memory.capacity_bytes)))
-    screen.print(places)
-    links = Grid("link", "from", "to", "latency", "bandwidth", "provenance", box=None)
-    for link in machine.links:
-        links.add_row(
+    memories = [
+        (memory.name, memory.kind, bytes_text(float(memory.capacity_bytes)))
+        for memory in machine.memories
+    ]
+    screen.print(table_of(("memory", "kind", "capacity"), memories))
+    links = [
+        (
             link.name,
             link.source,
             link.target,
@@ -242,18 +231,21 @@ def print_machine(machine: MachineModel) -> None:
             bytes_text(link.bandwidth_bytes_per_second) + "/s",
             link.provenance,
         )
-    screen.print(links)
-    grid = Grid("table", "unit", "axes", "least", "largest", "spread", box=None)
-    for name, table in sorted(machine.tables.items()):
-        spread = f"{table.spread:.1%}" + (" uncertain" if table.uncertain else "")
-        grid.add_row(
+        for link in machine.links
+    ]
+    columns = ("link", "from", "to", "latency", "bandwidth", "provenance")
+    screen.print(table_of(columns, links))
+    tables = [
+        (
             name,
             table.unit,
             " x ".join(table.axes),
             f"{min(table.values):.3g}",
             f"{max(table.values):.3g}",
-            spread,
+            f"{table.spread:.1%}" + (" uncertain" if table.uncertain else ""),
         )
-    screen.print(grid)
+        for name, table in sorted(machine.tables.items())
+    ]
+    screen.print(table_of(("table", "unit", "axes", "least", "largest", "spread"), tables))
     for note in machine.notes:
         screen.print(f"note: {note}", markup=False)

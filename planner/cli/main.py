@@ -59,10 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _stop_signals() -> Generator[list[signal.Signals]]:
-    """Let SIGTERM end a command as Ctrl-C does, so that it cleans up; give the signals that came.
-
-    Libraries may turn the KeyboardInterrupt into errors of their own.
-    """
+    """Let SIGTERM end a command as Ctrl-C does, so that it cleans up; give what came."""
     came, before = list[signal.Signals](), dict[signal.Signals, object]()
 
     def stop(number: int, _: FrameType | None) -> None:
@@ -83,7 +80,6 @@ def _stop_signals() -> Generator[list[signal.Signals]]:
 
 
 def _stopped(number: signal.Signals) -> int:
-    """Print a line for a command that a signal ended; return its exit code."""
     _say("interrupted" if number == signal.SIGINT else f"ended by {number.name}")
     return 128 + number
 
@@ -109,7 +105,6 @@ def _plain_warning(message: Warning | str, *_: object, **__: object) -> str:
 
 
 def _report(error: Exception) -> int:
-    """Print a line for an error; return its exit code."""
     usage = getattr(error, "format_message", None)
     if usage is not None:
         text = " ".join(str(usage()).split())

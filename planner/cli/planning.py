@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table as Grid
 
 from gnnplan.planner.cli import remote
 from gnnplan.planner.cli.common import (
@@ -20,6 +19,7 @@ from gnnplan.planner.cli.common import (
     print_text,
     progress_bar,
     seconds_text,
+    table_of,
     with_options,
 )
 from gnnplan.planner.cli.remote import ServerOption
@@ -192,29 +192,39 @@ def simulate_command(
 def print_simulation(result: "Simulation") -> None:
     """Print what was counted by rank, link and device, and the modelled times."""
     screen = console()
-    counted = Grid("rank", "source", "rows", "bytes", box=None, title="counted")
+    counted = list[tuple[str, ...]]()
     for rank in result.ranks:
         for kind, rows in rank.rows_by_source.items():
             size = bytes_text(float(rank.bytes_by_source[kind]))
-            counted.add_row(str(rank.rank), kind, f"{rows}", size)
+            counted.append((str(rank.rank), kind, f"{rows}", size))
         for kind, lists in rank.lists_by_source.items():
             size = bytes_text(float(rank.list_bytes_by_source[kind]))
-            counted.add_row(str(rank.rank), f"lists: {kind}", f"{lists}", size)
-    screen.print(counted)
-    links = Grid("link", "bytes", "moved", "PCIe lines", "modelled", box=None)
-    for name, use in result.links.items():
-        lines = f"{use.pcie_lines:.0f}" if use.pcie_lines else ""
-        moved, busy = bytes_text(use.moved_bytes), seconds_text(use.seconds)
-        links.add_row(name, bytes_text(use.bytes), moved, lines, busy)
-    screen.print(links)
-    devices = Grid("rank", "processor", "read", "served", "PCIe lines", "busiest link", box=None)
-    for rank, use in enumerate(result.devices):
-        lines = f"{use.pcie_lines:.0f}" if use.pcie_lines else ""
-        read = bytes_text(sum(use.read_bytes.values()))
-        busy = f"{use.busiest_link} {seconds_text(use.link_seconds)}" if use.busiest_link else ""
-        row = (str(rank), use.processor, read, bytes_text(use.served_bytes), lines, busy)
-        devices.add_row(*row)
-    screen.print(devices)
+            counted.append((str(rank.rank), f"lists: {kind}", f"{lists}", size))
+    screen.print(table_of(("rank", "source", "rows", "bytes"), counted, title="counted"))
+    links = [
+        (
+            name,
+            bytes_text(use.bytes),
+            bytes_text(use.moved_bytes),
+            f"{use.pcie_lines:.0f}" if use.pcie_lines else "",
+            seconds_text(use.seconds),
+        )
+        for name, use in result.links.items()
+    ]
+    screen.print(table_of(("link", "bytes", "moved", "PCIe lines", "modelled"), links))
+    devices = [
+        (
+            str(rank),
+            use.processor,
+            bytes_text(sum(use.read_bytes.values())),
+            bytes_text(use.served_bytes),
+            f"{use.pcie_lines:.0f}" if use.pcie_lines else "",
+            f"{use.busiest_link} {seconds_text(use.link_seconds)}" if use.busiest_link else "",
+        )
+        for rank, use in enumerate(result.devices)
+    ]
+    columns = ("rank", "processor", "read", "served", "PCIe lines", "busiest link")
+    screen.print(table_of(columns, devices))
     times = result.times
     moving = f"{seconds_text(times.movement_seconds)} per step on {times.busiest_link}"
     screen.print(f"{result.batches} steps on {result.machine}; busiest link, modelled: {moving}")
@@ -409,12 +419,6 @@ def _remote_page(server: str, plan: Path, run: Path | None) -> Page:
 
 
 def _machine(plan: Plan, named: str | None) -> MachineModel | None:
-    """Return the named machine, or the one that the plan was made for.
-
-    Raises:
-        MachineError: the named one cannot be read.
-        SettingsError: the named one is another machine.
-    """
     from gnnplan.planner.report.page import machine_of
 
     if named is None:

@@ -42,11 +42,7 @@ def service(url: str) -> "Generator[Client]":
 
 
 def plan_id(plan: Path) -> str:
-    """Return the id of a plan of the service, given as such or by a folder with that plan.
-
-    Raises:
-        PlanError: it is neither.
-    """
+    """Return the id of a plan of the service, given as such or by a folder with that plan."""
     if not (plan / PLAN_FILE).is_file() and re.fullmatch(r"[0-9a-f]{32}", str(plan)):
         return str(plan)
     return load_plan(plan).plan_id
@@ -67,11 +63,7 @@ def machine_name(client: "Client", machine: str | None) -> str | None:
 
 
 def refuse_local(server: str, given: dict[str, bool]) -> None:
-    """Refuse options that concern this machine alone.
-
-    Raises:
-        SettingsError: one of them was given.
-    """
+    """Refuse options that concern this machine alone."""
     for option, was_given in given.items():
         if was_given:
             raise SettingsError(
@@ -103,14 +95,7 @@ def make_plan(
 
 
 def train(server: str, plan: Path, options: "TrainOptions", on_event: Any) -> "RunReport":
-    """Let the service train, and write its report into the plan's folder, if there is one.
-
-    Args:
-        server: address of the service.
-        plan: folder or id of the plan.
-        options: of the run, which begins anew.
-        on_event: called with each event of the ranks.
-    """
+    """Let the service train, and write its report into the plan's folder, if there is one."""
     from gnnplan.runtime.report import REPORT_FILE
 
     def relay(event: "Event") -> None:
@@ -126,13 +111,7 @@ def train(server: str, plan: Path, options: "TrainOptions", on_event: Any) -> "R
 
 
 def report_page(server: str, plan: Path, run: Path | None) -> tuple[str, str]:
-    """Return the id of a plan, and its page as the service draws it.
-
-    Args:
-        server: address of the service.
-        plan: folder or id of the plan.
-        run: id of the run whose measurements are shown; None: the newest with a report.
-    """
+    """Return the id and the page of a plan, with measurements of a run; None: the newest."""
     with service(server) as client:
         wanted = plan_id(plan)
         if run is None:
@@ -141,16 +120,7 @@ def report_page(server: str, plan: Path, run: Path | None) -> tuple[str, str]:
 
 
 def comparison(server: str, plan: Path, run: Path | None) -> "Comparison":
-    """Compare predicted with measured seconds of a run of the service.
-
-    Args:
-        server: address of the service.
-        plan: folder or id of the plan.
-        run: id of the run; None: the plan's newest successful one.
-
-    Raises:
-        SettingsError: no run of the plan has succeeded there.
-    """
+    """Compare predicted with measured seconds of a run; None: the newest successful one."""
     with service(server) as client:
         if run is not None:
             return client.runs.comparison(str(run))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.table import Table as Grid
 from typer.core import TyperCommand
 
 from gnnplan.planner.cli import remote
@@ -21,6 +20,7 @@ from gnnplan.planner.cli.common import (
     print_text,
     progress_bar,
     seconds_text,
+    table_of,
     with_options,
 )
 from gnnplan.planner.cli.remote import ServerOption
@@ -58,15 +58,7 @@ class EmitOptions:
     def write(
         self, plan: Plan, folder: Path, *, verb: str, before: list[str], script: list[str]
     ) -> None:
-        """Write the job that runs `gnnplan VERB [before] PLAN [script]` on the plan's hosts.
-
-        Args:
-            plan: the plan in `folder`.
-            folder: of the plan.
-            verb: train or launch.
-            before: options of the command.
-            script: a user's script and its arguments; empty for `train`.
-        """
+        """Write the job that runs `gnnplan VERB [before] PLAN [script]` on the plan's hosts."""
         folder = folder.resolve()
         folders = [folder, Path(plan.graph.path)]
         if script:
@@ -283,20 +275,16 @@ def _add_factors(plan: Plan, report: RunReport, result: Comparison) -> Compariso
 
 def print_comparison(result: Comparison) -> None:
     """Print predicted and measured seconds per stage, step and epoch."""
-    grid = Grid("", "predicted", "emulated" if result.emulated else "measured", "off by", box=None)
-    for name, row in result.stages.items():
-        grid.add_row(
-            name, seconds_text(row.predicted), seconds_text(row.measured), f"{row.ape:.0%}"
-        )
+    rows = [
+        (name, seconds_text(row.predicted), seconds_text(row.measured), f"{row.ape:.0%}")
+        for name, row in result.stages.items()
+    ]
     for name, total in (("step", result.step_seconds), ("epoch", result.epoch_seconds)):
         interval = f" ({seconds_text(total.low)} - {seconds_text(total.high)})"
-        grid.add_row(
-            name,
-            seconds_text(total.predicted) + interval,
-            seconds_text(total.measured),
-            f"{total.ape:.0%}",
-        )
-    console().print(grid)
+        predicted = seconds_text(total.predicted) + interval
+        rows.append((name, predicted, seconds_text(total.measured), f"{total.ape:.0%}"))
+    how = "emulated" if result.emulated else "measured"
+    console().print(table_of(("", "predicted", how, "off by"), rows))
     if result.minor_stages:
         rows = [
             f"{name} {seconds_text(row.predicted)} / {seconds_text(row.measured)}"
@@ -343,20 +331,14 @@ def tune_command(
 
 def print_tuned(found: Tuned, folder: Path) -> None:
     """Print predicted and measured seconds per candidate, and which one is kept."""
-    grid = Grid("", "predicted", "measured", "off by", "to score", box=None)
+    rows = list[tuple[str, ...]]()
     for row in found.candidates:
         way = row.to_accuracy
         reached = "" if way is None else "never" if way.seconds is None else f"{way.seconds:.1f} s"
-        kept = "* " if row.plan_id == found.plan_id else "  "
-        grid.add_row(
-            kept + row.name,
-            seconds_text(row.predicted.value),
-            seconds_text(row.measured.median),
-            f"{row.ape:.0%}",
-            reached,
-        )
-    screen = console()
-    screen.print(grid)
+        name = ("* " if row.plan_id == found.plan_id else "  ") + row.name
+        predicted, measured = seconds_text(row.predicted.value), seconds_text(row.measured.median)
+        rows.append((name, predicted, measured, f"{row.ape:.0%}", reached))
+    console().print(table_of(("", "predicted", "measured", "off by", "to score"), rows))
     print_text(f"kept, in {folder}: {found.kept}")
     regret = found.model_regret
     words = "never got to the score" if regret is None else f"measured {regret:.1%} longer"

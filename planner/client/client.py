@@ -108,12 +108,7 @@ class Plans:
         return decoded(Plan, self._connection.get(_at(plan)))
 
     def delete(self, plan: str, *, with_runs: bool = False) -> None:
-        """Remove a plan of one's own that no job uses.
-
-        Args:
-            plan: its id.
-            with_runs: remove its runs too; else a plan with runs is refused.
-        """
+        """Remove a plan that no job uses; one with runs is refused unless `with_runs`."""
         self._connection.delete(_at(plan), {"with_runs": "true"} if with_runs else None)
 
     def explain(self, plan: str) -> Explanation:

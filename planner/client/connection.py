@@ -36,7 +36,6 @@ class Problem:
     """RFC 9457 problem details."""
 
     type: str
-    """Short name of the kind of problem."""
     title: str
     status: int
     detail: str
@@ -130,7 +129,6 @@ def error_of(problem: Problem) -> ServiceProblemError:
 TRIES = 4
 FIRST_WAIT_SECONDS = 0.25
 LONGEST_WAIT_SECONDS = 30.0
-"""Longest Retry-After that is waited for."""
 TIMEOUT = httpx2.Timeout(60.0, connect=10.0)
 AGAIN = (429, 502, 503, 504)
 

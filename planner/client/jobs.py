@@ -154,12 +154,7 @@ class Jobs:
         return self.start("/v1/jobs", body, idempotency_key=idempotency_key)
 
     def follow(self, job: str, *, after: str | None = None) -> Iterator[Event]:
-        """Yield events and log lines as they come, `end` last, over any broken connections.
-
-        Args:
-            job: id of the job.
-            after: id of the last known event.
-        """
+        """Yield events and log lines behind the event `after`, whatever connections break."""
         path = f"/v1/jobs/{segment(job)}/events"
         return follow(self._connection, path, after=after)
 
@@ -219,11 +214,7 @@ class Jobs:
         return decoded(cls, self._connection.get(f"/v1/jobs/{segment(job.id)}/result"))
 
     def answer(self, path: str, body: Any, cls: type[T], *, progress: Progress | None = None) -> T:
-        """Start a job, wait, and return its document; Ctrl-C cancels the job.
-
-        Raises:
-            ServiceProblemError: the request is refused or the job fails.
-        """
+        """Start a job, wait, and return its document; Ctrl-C cancels the job."""
         job = self.start(path, body)
         return self.result(self.wait(job, progress=progress, cancel_on_interrupt=True), cls)
 

@@ -234,21 +234,14 @@ def _known(cls: type[Any], document: Any) -> Any:
 def plan_body(
     graph: str, settings: PlanSettings, *, machine: str | None = None, calibrated: bool = False
 ) -> dict[str, Any]:
-    """Return the body of `POST /v1/plans`.
-
-    Args:
-        graph: folder of the dataset, below a graph root of the service.
-        settings: the request.
-        machine: preset, or id of an uploaded machine; None: the service's own.
-        calibrated: scale stages by the machine's calibration.
-    """
+    """Return the body of `POST /v1/plans`; `graph` is a folder below the service's graph roots."""
     return profile_body(graph, settings, machine=machine) | {"calibrated": calibrated}
 
 
 def profile_body(
     graph: str, settings: PlanSettings, *, machine: str | None = None
 ) -> dict[str, Any]:
-    """Return the body of `POST /v1/profiles`; arguments as of `plan_body`."""
+    """Return the body of `POST /v1/profiles`."""
     if not graph:
         raise SettingsError("expected the name of a graph of the service, found none")
     return request_values(settings) | {"graph": graph, "machine": machine}

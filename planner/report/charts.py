@@ -36,7 +36,6 @@ BAR_TOP = 20
 NARROW = 0.4
 """Share of the width below which the words at the step's end stand to the right of its mark."""
 TONES = 6
-"""Shades that parts of a memory take in turn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,12 +44,10 @@ class Bar:
 
     stage: str
     words: str
-    """What happens in the stage, in words."""
     lane: Literal["loader", "training"]
     start_seconds: float
     seconds: float
     share: float
-    """Share of the step's seconds."""
     provenance: str
 
 
@@ -97,7 +94,6 @@ def timeline(plan: Plan) -> Timeline:
 def _lane(
     plan: Plan, names: list[str], lane: Literal["loader", "training"], start: float
 ) -> tuple[list[Bar], float]:
-    """Return the bars of one thread, and when the last one ends."""
     prediction, step, bars = plan.prediction, plan.prediction.step_seconds.value, list[Bar]()
     for name in names:
         seconds = prediction.stages[name]
@@ -200,15 +196,7 @@ class BarGroup:
 def _draw_stacked(
     name: str, value: str, pieces: Iterable[tuple[str, str, float]], *, top: int, height: int
 ) -> Markup:
-    """Draw one bar of pieces that stand one behind the other.
-
-    Args:
-        name: what the bar is of.
-        value: the words at the right end of its row.
-        pieces: CSS class, title and share of the width of each piece.
-        top: y of the row, in pixels.
-        height: pixels of the bar.
-    """
+    """Draw a bar of pieces, given as CSS class, title and share of the width."""
     place, parts, at = {"y": top + BAR_TOP, "height": height}, list[Markup](), 0.0
     for css_class, title, share in pieces:
         if share > 0:
@@ -227,7 +215,6 @@ class Part:
     name: str
     size_bytes: int
     tone: int
-    """Number of its shade, from 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -313,7 +300,6 @@ class Share:
 
     source: str
     words: str
-    """Where the source is, in words."""
     share: float
 
 

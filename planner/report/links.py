@@ -8,7 +8,6 @@ from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import RunReport
 
 LEVELS = (0.05, 0.25, 0.6, 0.9)
-"""Loads at which a link's colour changes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +20,6 @@ class LinkRow:
     bytes_per_second: float
     provenance: str
     origin: str
-    """Source of the rate, if the machine names one; else empty."""
     step_bytes: float
     """Predicted bytes per step; 0 without a plan."""
     load: float
@@ -101,10 +99,6 @@ def measured_links(plan: Plan, machine: MachineModel, report: RunReport | None) 
     """Return links that the plan or the run loads, the plan's busiest first.
 
     A run's load is its counted bytes over the machine's rate and the seconds of its epochs.
-
-    Raises:
-        SettingsError: the machine has too few GPUs for the plan.
-        MachineError: the machine lacks a route.
     """
     counted = {} if report is None else _counted(plan, machine, report)
     seconds = 0.0 if report is None else sum(epoch.seconds for epoch in report.epochs)

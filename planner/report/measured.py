@@ -246,7 +246,6 @@ def _counted_at(before: str, now: str) -> int | None:
 
 
 def _together(pairs: list[NumberPair]) -> list[NumberRow]:
-    """Put equal numbers of one kind into one row, in the order of their first."""
     rows: dict[tuple[str, str, float, float], list[str]] = {}
     for pair in pairs:
         kind, _, name = pair.name.partition(" ")

@@ -213,14 +213,7 @@ def report_html(
     *,
     tried: bool = False,
 ) -> str:
-    """Return a plan's page as one HTML document that loads nothing else.
-
-    Args:
-        plan: the plan.
-        machine: the machine that it was made for.
-        report: what a run of it measured.
-        tried: whether a run was begun at all.
-    """
+    """Return a plan's page as one HTML document that loads nothing; arguments as of `sections`."""
     css = style()
     # The page's own policy: its style and nothing else, whatever a name in the plan says.
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()

@@ -79,15 +79,7 @@ def figure(
 
 
 def labelled_row(name: str, value: str, *bars: Markup, top: int, title: str = "") -> Markup:
-    """Draw one row of a bar chart: a line with a name and a value, and bars below it.
-
-    Args:
-        name: the words at its left end.
-        value: the words at its right end.
-        bars: what is drawn below the words.
-        top: y of the row, in pixels.
-        title: what is shown where a pointer rests on the row; empty: nothing.
-    """
+    """Draw a row of a bar chart: a line with a name and a value, above some bars."""
     return element(
         "g",
         *([element("title", title)] if title else []),
@@ -111,7 +103,6 @@ def _raw(child: str | Markup) -> bool:
 
 
 def _written(value: Attribute) -> str:
-    """Write a value, numbers without noise in their last digits."""
     if isinstance(value, str):
         return plain(value)
     return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

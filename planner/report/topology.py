@@ -19,30 +19,24 @@ from gnnplan.planner.report.svg import element, figure
 from gnnplan.planner.report.words import rate_text, share_text
 
 PITCH = 104
-"""Pixels between neighbouring devices."""
 LEVEL = 92
-"""Pixels between neighbouring rows."""
 BOX = (92, 44)
-"""Width and height of a box, in pixels."""
+"""Width and height of a box; all lengths are in pixels."""
 MARGIN = 64
 GAP = 40
-"""Pixels between hosts."""
 LOOSE_PITCH = 150
-"""Pixels between parts of the top row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """One box."""
+    """One box, and where its middle is."""
 
     name: str
     kind: str
     """disk, host, cpu, numa, pcie, nvlink, network or gpu."""
     host: int
     x: float
-    """Pixels from the left edge to its middle."""
     y: float
-    """Pixels from the top edge to its middle."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +105,6 @@ def bend(span: float) -> float:
 
 
 def _below(machine: MachineModel, nodes: dict[str, Node], drawn_as: dict[str, str]) -> float:
-    """Return the pixels that peer links take below the devices."""
     spans = [0.0]
     for link in machine.links:
         ends = [nodes.get(drawn_as.get(name, name)) for name in (link.source, link.target)]
@@ -121,7 +114,6 @@ def _below(machine: MachineModel, nodes: dict[str, Node], drawn_as: dict[str, st
 
 
 def _kinds(machine: MachineModel) -> dict[str, str]:
-    """Return the kind of every part that has a box."""
     kinds = {m.name: m.kind for m in machine.memories if m.kind != "device"}
     kinds |= {p.name: "gpu" if p.kind == "cuda" else "cpu" for p in machine.processors}
     kinds |= {s.name: s.kind for s in machine.switches}
@@ -158,7 +150,6 @@ def _pcie_depth(machine: MachineModel, kinds: dict[str, str]) -> dict[str, int]:
 def _parents(
     machine: MachineModel, kinds: dict[str, str], drawn_as: dict[str, str]
 ) -> dict[str, set[str]]:
-    """Return the boxes that each box is linked with."""
     joined: dict[str, set[str]] = {name: set() for name in kinds}
     for link in machine.links:
         a, b = drawn_as.get(link.source, link.source), drawn_as.get(link.target, link.target)
@@ -257,7 +248,6 @@ def draw_topology(
 
 
 def _edges(where: Layout, rows: Sequence[LinkRow]) -> tuple[list[Edge], dict[str, list[LinkRow]]]:
-    """Return the links between boxes, and those within each box."""
     between: dict[tuple[str, str], list[LinkRow]] = {}
     inner: dict[str, list[LinkRow]] = {}
     for row in rows:
@@ -327,7 +317,6 @@ def row_words(row: LinkRow) -> str:
 def _box(
     machine: MachineModel, node: Node, inner: Sequence[LinkRow], used: set[str] | None
 ) -> Markup:
-    """Draw a part: its name, what it is, how large."""
     idle = used is not None and node.kind == "gpu" and node.name not in used
     level = load_level(max((row.load for row in inner), default=0.0))
     size = _size_words(machine, node)
@@ -368,7 +357,6 @@ def _short(name: str) -> str:
 
 
 def _size_words(machine: MachineModel, node: Node) -> str:
-    """Return the capacity of a memory, or the cores of a host."""
     if node.kind == "cpu":
         cores = next(p.cores for p in machine.processors if p.name == node.name)
         return f"{cores} core{'s' if cores > 1 else ''}"
@@ -380,7 +368,6 @@ def _size_words(machine: MachineModel, node: Node) -> str:
 
 
 def _clique(machine: MachineModel, where: Layout, index: int) -> Markup:
-    """Frame each run of neighbours of one clique, with the clique's number."""
     names = [n for n in machine.cliques[index] if n in where.nodes]
     members = sorted((where.nodes[n] for n in names), key=lambda n: n.x)
     if len(members) < 2:

@@ -29,18 +29,16 @@ SOURCE_WORDS = {
     "cache": "in a cache that fills itself",
 }
 SOURCE_ORDER = ("own", "cache", "peer", "host", "remote", "disk")
-"""Sources, usually the cheapest first."""
 LEAST_SAVED = 1e-4
 """Share of a step below which saved seconds are shown as a share alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Price:
-    """A relaxed limit and what it would save."""
+    """A relaxed limit and the seconds per step that it would save."""
 
     name: str
     seconds: float
-    """Seconds saved per step."""
     sentence: str
 
 
