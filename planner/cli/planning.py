@@ -1,7 +1,6 @@
 """`gnnplan plan`, and questions about plans: explain, simulate, why-not, diff, whatif, report."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -341,16 +340,6 @@ MEASURED = '<h2 id="run">'
 """Texts of a page whose machine is drawn, and of a page with measurements."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Page:
-    """A plan's page, and what is on it."""
-
-    html: str
-    plan_id: str
-    machine_drawn: bool
-    measured: bool
-
-
 def report_command(
     plan: PlanArgument,
     out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")] = Path(
@@ -376,46 +365,22 @@ def report_command(
     if not out.parent.is_dir():
         raise InputError(f"{out.parent}: expected a folder to write the page in, found none")
     if server is None:
-        page = _page(plan, machine, run)
+        made = load_plan(plan)
+        from gnnplan.planner.report.page import report_html
+
+        plan_id = made.plan_id
+        html = report_html(made, _machine(made, machine), _run_report(plan, run))
     else:
         remote.refuse_local(server, {"--machine": machine is not None})
-        page = _remote_page(server, plan, run)
-    write_text_atomically(out, page.html)
+        plan_id, html = remote.report_page(server, plan, run)
+    write_text_atomically(out, html)
+    drawn, measured = TOPOLOGY in html, MEASURED in html
     if as_json:
-        emit_json(
-            {
-                "file": str(out),
-                "plan_id": page.plan_id,
-                "machine_drawn": page.machine_drawn,
-                "measured": page.measured,
-            }
-        )
+        facts = {"plan_id": plan_id, "machine_drawn": drawn, "measured": measured}
+        emit_json({"file": str(out), **facts})
         return
-    drawn = "" if page.machine_drawn else "; its machine was not at hand (name it with --machine)"
-    print_text(f"{out}: plan {page.plan_id[:12]}{drawn}")
-
-
-def _page(plan: Path, machine: str | None, run: Path | None) -> Page:
-    found = load_plan(plan)
-    from gnnplan.planner.report.page import report_html
-
-    model, measured = _machine(found, machine), _run_report(plan, run)
-    return Page(
-        html=report_html(found, model, measured),
-        plan_id=found.plan_id,
-        machine_drawn=model is not None,
-        measured=measured is not None,
-    )
-
-
-def _remote_page(server: str, plan: Path, run: Path | None) -> Page:
-    plan_id, html = remote.report_page(server, plan, run)
-    return Page(
-        html=html,
-        plan_id=plan_id,
-        machine_drawn=TOPOLOGY in html,
-        measured=MEASURED in html,
-    )
+    missing = "" if drawn else "; its machine was not at hand (name it with --machine)"
+    print_text(f"{out}: plan {plan_id[:12]}{missing}")
 
 
 def _machine(plan: Plan, named: str | None) -> MachineModel | None:

@@ -1,162 +1,86 @@
 """Make the first tables."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0001"
-FLOAT: sa.Double[float] = sa.Double()
 down_revision = None
 branch_labels = None
 depends_on = None
 
+COLUMNS = {
+    "audit": "id:number time_seconds:float principal:64 client:64 method:8 path:text status:int "
+    "request_id:64 job_id:32",
+    "jobs": "id:32 kind:16 lane:16 state:16 request:text subject:64 principal:64 request_id:64 "
+    "stage:text share:float attempt:int crashes:int cancel:bool time_limit_seconds:float "
+    "created_seconds:float started_seconds:float? finished_seconds:float? lease_owner:32? "
+    "lease_until_seconds:float? result:text? result_sha256:64? problem:text?",
+    "keys": "id:16 name:64 sha256:64 scopes:64 created_seconds:float revoked_seconds:float?",
+    "machines": "id:32 name:text fingerprint:128 provenance:16 sha256:64 created_seconds:float",
+    "plans": "id:32 graph:text graph_fingerprint:64 machine:128 policy:32 num_ranks:int "
+    "step_seconds:float epoch_seconds:float statistics_class:16 created_seconds:float",
+    "profiles": "id:64 graph:text graph_fingerprint:64 machine:128 sha256:64 created_seconds:float",
+    "attempts": "id:number job_id:32 attempt:int owner:32 started_seconds:float "
+    "ended_seconds:float? outcome:16?",
+    "idempotency": "principal:64 key:255 request_hash:64 job_id:32 created_seconds:float",
+    "plan_requests": "key:64 plan_id:32",
+}
+"""Columns by table, each NAME:TYPE; a number is the longest text, `?` allows NULL."""
+TYPES: dict[str, sa.types.TypeEngine[Any]] = {
+    "number": sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+    "float": sa.Double(),
+    "int": sa.Integer(),
+    "bool": sa.Boolean(),
+    "text": sa.Text(),
+}
+PRIMARY_KEYS = {"idempotency": ("principal", "key"), "plan_requests": ("key",)}
+"""Columns of the primary key, where it is not `id`."""
+FOREIGN_KEYS = {
+    "attempts": ("job_id", "jobs.id"),
+    "idempotency": ("job_id", "jobs.id"),
+    "plan_requests": ("plan_id", "plans.id"),
+}
+INDICES = (
+    ("ix_jobs_created", "jobs", ["created_seconds", "id"]),
+    ("ix_jobs_queue", "jobs", ["lane", "state", "created_seconds"]),
+    ("ix_jobs_subject", "jobs", ["subject"]),
+    ("ix_plans_created", "plans", ["created_seconds", "id"]),
+    ("ix_attempts_job_id", "attempts", ["job_id"]),
+    ("ix_plan_requests_plan_id", "plan_requests", ["plan_id"]),
+)
+
 
 def upgrade() -> None:
     """Make every table."""
-    op.create_table(
-        "audit",
-        sa.Column(
-            "id",
-            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
-            autoincrement=True,
-            nullable=False,
-        ),
-        sa.Column("time_seconds", FLOAT, nullable=False),
-        sa.Column("principal", sa.String(length=64), nullable=False),
-        sa.Column("client", sa.String(length=64), nullable=False),
-        sa.Column("method", sa.String(length=8), nullable=False),
-        sa.Column("path", sa.Text(), nullable=False),
-        sa.Column("status", sa.Integer(), nullable=False),
-        sa.Column("request_id", sa.String(length=64), nullable=False),
-        sa.Column("job_id", sa.String(length=32), nullable=False),
-        sa.PrimaryKeyConstraint("id"),
+    for table, columns in COLUMNS.items():
+        constraints: list[sa.Constraint] = [
+            sa.PrimaryKeyConstraint(*PRIMARY_KEYS.get(table, ("id",)))
+        ]
+        if table in FOREIGN_KEYS:
+            column, target = FOREIGN_KEYS[table]
+            constraints.append(sa.ForeignKeyConstraint([column], [target], ondelete="CASCADE"))
+        if table == "keys":
+            constraints.append(sa.UniqueConstraint("sha256"))
+        op.create_table(table, *map(_column, columns.split()), *constraints)
+    for name, table, columns in INDICES:
+        op.create_index(name, table, columns, unique=False)
+
+
+def _column(text: str) -> "sa.Column[Any]":
+    name, _, kind = text.rstrip("?").partition(":")
+    return sa.Column(
+        name,
+        sa.String(length=int(kind)) if kind.isdecimal() else TYPES[kind],
+        autoincrement=kind == "number",
+        nullable=text.endswith("?"),
     )
-    op.create_table(
-        "jobs",
-        sa.Column("id", sa.String(length=32), nullable=False),
-        sa.Column("kind", sa.String(length=16), nullable=False),
-        sa.Column("lane", sa.String(length=16), nullable=False),
-        sa.Column("state", sa.String(length=16), nullable=False),
-        sa.Column("request", sa.Text(), nullable=False),
-        sa.Column("subject", sa.String(length=64), nullable=False),
-        sa.Column("principal", sa.String(length=64), nullable=False),
-        sa.Column("request_id", sa.String(length=64), nullable=False),
-        sa.Column("stage", sa.Text(), nullable=False),
-        sa.Column("share", FLOAT, nullable=False),
-        sa.Column("attempt", sa.Integer(), nullable=False),
-        sa.Column("crashes", sa.Integer(), nullable=False),
-        sa.Column("cancel", sa.Boolean(), nullable=False),
-        sa.Column("time_limit_seconds", FLOAT, nullable=False),
-        sa.Column("created_seconds", FLOAT, nullable=False),
-        sa.Column("started_seconds", FLOAT, nullable=True),
-        sa.Column("finished_seconds", FLOAT, nullable=True),
-        sa.Column("lease_owner", sa.String(length=32), nullable=True),
-        sa.Column("lease_until_seconds", FLOAT, nullable=True),
-        sa.Column("result", sa.Text(), nullable=True),
-        sa.Column("result_sha256", sa.String(length=64), nullable=True),
-        sa.Column("problem", sa.Text(), nullable=True),
-        sa.PrimaryKeyConstraint("id"),
-    )
-    op.create_index("ix_jobs_created", "jobs", ["created_seconds", "id"], unique=False)
-    op.create_index("ix_jobs_queue", "jobs", ["lane", "state", "created_seconds"], unique=False)
-    op.create_index("ix_jobs_subject", "jobs", ["subject"], unique=False)
-    op.create_table(
-        "keys",
-        sa.Column("id", sa.String(length=16), nullable=False),
-        sa.Column("name", sa.String(length=64), nullable=False),
-        sa.Column("sha256", sa.String(length=64), nullable=False),
-        sa.Column("scopes", sa.String(length=64), nullable=False),
-        sa.Column("created_seconds", FLOAT, nullable=False),
-        sa.Column("revoked_seconds", FLOAT, nullable=True),
-        sa.PrimaryKeyConstraint("id"),
-        sa.UniqueConstraint("sha256"),
-    )
-    op.create_table(
-        "machines",
-        sa.Column("id", sa.String(length=32), nullable=False),
-        sa.Column("name", sa.Text(), nullable=False),
-        sa.Column("fingerprint", sa.String(length=128), nullable=False),
-        sa.Column("provenance", sa.String(length=16), nullable=False),
-        sa.Column("sha256", sa.String(length=64), nullable=False),
-        sa.Column("created_seconds", FLOAT, nullable=False),
-        sa.PrimaryKeyConstraint("id"),
-    )
-    op.create_table(
-        "plans",
-        sa.Column("id", sa.String(length=32), nullable=False),
-        sa.Column("graph", sa.Text(), nullable=False),
-        sa.Column("graph_fingerprint", sa.String(length=64), nullable=False),
-        sa.Column("machine", sa.String(length=128), nullable=False),
-        sa.Column("policy", sa.String(length=32), nullable=False),
-        sa.Column("num_ranks", sa.Integer(), nullable=False),
-        sa.Column("step_seconds", FLOAT, nullable=False),
-        sa.Column("epoch_seconds", FLOAT, nullable=False),
-        sa.Column("statistics_class", sa.String(length=16), nullable=False),
-        sa.Column("created_seconds", FLOAT, nullable=False),
-        sa.PrimaryKeyConstraint("id"),
-    )
-    op.create_index("ix_plans_created", "plans", ["created_seconds", "id"], unique=False)
-    op.create_table(
-        "profiles",
-        sa.Column("id", sa.String(length=64), nullable=False),
-        sa.Column("graph", sa.Text(), nullable=False),
-        sa.Column("graph_fingerprint", sa.String(length=64), nullable=False),
-        sa.Column("machine", sa.String(length=128), nullable=False),
-        sa.Column("sha256", sa.String(length=64), nullable=False),
-        sa.Column("created_seconds", FLOAT, nullable=False),
-        sa.PrimaryKeyConstraint("id"),
-    )
-    op.create_table(
-        "attempts",
-        sa.Column(
-            "id",
-            sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
-            autoincrement=True,
-            nullable=False,
-        ),
-        sa.Column("job_id", sa.String(length=32), nullable=False),
-        sa.Column("attempt", sa.Integer(), nullable=False),
-        sa.Column("owner", sa.String(length=32), nullable=False),
-        sa.Column("started_seconds", FLOAT, nullable=False),
-        sa.Column("ended_seconds", FLOAT, nullable=True),
-        sa.Column("outcome", sa.String(length=16), nullable=True),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], ondelete="CASCADE"),
-        sa.PrimaryKeyConstraint("id"),
-    )
-    op.create_index(op.f("ix_attempts_job_id"), "attempts", ["job_id"], unique=False)
-    op.create_table(
-        "idempotency",
-        sa.Column("principal", sa.String(length=64), nullable=False),
-        sa.Column("key", sa.String(length=255), nullable=False),
-        sa.Column("request_hash", sa.String(length=64), nullable=False),
-        sa.Column("job_id", sa.String(length=32), nullable=False),
-        sa.Column("created_seconds", FLOAT, nullable=False),
-        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], ondelete="CASCADE"),
-        sa.PrimaryKeyConstraint("principal", "key"),
-    )
-    op.create_table(
-        "plan_requests",
-        sa.Column("key", sa.String(length=64), nullable=False),
-        sa.Column("plan_id", sa.String(length=32), nullable=False),
-        sa.ForeignKeyConstraint(["plan_id"], ["plans.id"], ondelete="CASCADE"),
-        sa.PrimaryKeyConstraint("key"),
-    )
-    op.create_index(op.f("ix_plan_requests_plan_id"), "plan_requests", ["plan_id"], unique=False)
 
 
 def downgrade() -> None:
     """Remove every table."""
-    op.drop_index(op.f("ix_plan_requests_plan_id"), table_name="plan_requests")
-    op.drop_table("plan_requests")
-    op.drop_table("idempotency")
-    op.drop_index(op.f("ix_attempts_job_id"), table_name="attempts")
-    op.drop_table("attempts")
-    op.drop_table("profiles")
-    op.drop_index("ix_plans_created", table_name="plans")
-    op.drop_table("plans")
-    op.drop_table("machines")
-    op.drop_table("keys")
-    op.drop_index("ix_jobs_subject", table_name="jobs")
-    op.drop_index("ix_jobs_queue", table_name="jobs")
-    op.drop_index("ix_jobs_created", table_name="jobs")
-    op.drop_table("jobs")
-    op.drop_table("audit")
+    for name, table, _ in reversed(INDICES):
+        op.drop_index(name, table_name=table)
+    for table in reversed(COLUMNS):
+        op.drop_table(table)
