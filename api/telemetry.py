@@ -40,7 +40,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def log_json(level: int = logging.INFO) -> None:
+def log_json() -> None:
     """Log the service and uvicorn to stderr as lines of JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
@@ -48,7 +48,7 @@ def log_json(level: int = logging.INFO) -> None:
         logger = logging.getLogger(name)
         logger.handlers = [handler] if name != "uvicorn.error" else []
         logger.propagate = name == "uvicorn.error"
-        logger.setLevel(level if name != "alembic" else logging.WARNING)
+        logger.setLevel(logging.INFO if name != "alembic" else logging.WARNING)
 
 
 JOB_SECONDS = (0.1, 0.5, 1, 5, 15, 60, 300, 1800, 7200, 86400)

@@ -74,7 +74,8 @@ def end_torn_line(path: Path) -> None:
         return
 
 
-CHUNK_BYTES = 1 << 16
+MOST_LINES = 1000
+"""Number of lines that are read at a time."""
 LONGEST_LINE_BYTES = 1 << 20
 """Length from which a line is read in pieces."""
 NAME = re.compile(r"[\w-]{1,64}")
@@ -92,12 +93,12 @@ class Tail:
         """Skip what the file holds already."""
         self.offset = self._path.stat().st_size if self._path.exists() else 0
 
-    def lines(self, most: int = 1000) -> Iterator[tuple[int, str]]:
+    def lines(self) -> Iterator[tuple[int, str]]:
         """Yield new whole lines, each with the offset behind it."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self.offset)
-                for _ in range(most):
+                for _ in range(MOST_LINES):
                     line = file.readline(LONGEST_LINE_BYTES)
                     if not line.endswith(b"\n") and len(line) < LONGEST_LINE_BYTES:
                         return  # not whole yet

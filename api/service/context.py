@@ -5,7 +5,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -128,11 +127,6 @@ class Service:
     """Watch over the Ray cluster that trains runs; None: this machine trains them."""
     documents: Documents = field(default_factory=Documents)
     readiness: Readiness = field(default_factory=Readiness)
-
-    @property
-    def graph_roots(self) -> list[Path]:
-        """Return folders whose datasets may be named."""
-        return list(self.settings.graph_roots)
 
     def start(self) -> None:
         """Begin to run jobs; raise InputError where another service uses the data folder."""

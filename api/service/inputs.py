@@ -36,7 +36,7 @@ def graph_folder(service: Service, name: str) -> Path:
         InputError: there is none.
     """
     try:
-        return dataset_folder(service.graph_roots, name)
+        return dataset_folder(service.settings.graph_roots, name)
     except OutsideRootsError as error:
         raise ForbiddenError(str(error), kind="outside-roots") from None
 
@@ -44,7 +44,7 @@ def graph_folder(service: Service, name: str) -> Path:
 def list_graphs(service: Service) -> list[GraphSummary]:
     """List the datasets below the roots by name."""
     found: dict[str, GraphSummary] = {}
-    for root in service.graph_roots:
+    for root in service.settings.graph_roots:
         for folder in _datasets(root):
             name = str(folder.relative_to(root))
             try:

@@ -208,7 +208,7 @@ def _checked(
     check_graph(graph, settings, calibrate=calibrated)
     return {
         "graph": str(graph.path),
-        "roots": [str(root.resolve()) for root in service.graph_roots],
+        "roots": [str(root.resolve()) for root in service.settings.graph_roots],
         "machine": machine,
         "settings": codec.to_plain(settings),
     }

@@ -176,9 +176,9 @@ class Connection:
         """
         return self._json(self.ask("GET", path, params=params))
 
-    def get_bytes(self, path: str, params: Mapping[str, Any] | None = None) -> bytes:
+    def get_bytes(self, path: str) -> bytes:
         """Read a document's bytes; raises as `get`."""
-        return self.ask("GET", path, params=params).content
+        return self.ask("GET", path).content
 
     def post(self, path: str, body: Any = None, *, idempotency_key: str | None = None) -> Any:
         """Send a POST and return its JSON answer; raises as `get`.

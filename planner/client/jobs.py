@@ -34,24 +34,17 @@ LARGEST_EVENT_BYTES = 16 * 2**20
 END = "end"
 
 
-def follow(
-    connection: Connection,
-    path: str,
-    *,
-    after: str | None = None,
-    patience_seconds: float = PATIENCE_SECONDS,
-) -> Iterator[Event]:
+def follow(connection: Connection, path: str, *, after: str | None = None) -> Iterator[Event]:
     """Yield the events of a job until its end.
 
     Args:
         connection: to the service.
         path: of the events.
         after: id of the last known event; None: begin with the first.
-        patience_seconds: longest time without an answer of the service.
 
     Raises:
         ServiceProblemError: there is no such job, or the key may not read it.
-        ServiceUnreachableError: the service was away for longer than `patience_seconds`.
+        ServiceUnreachableError: the service was away for longer than `PATIENCE_SECONDS`.
     """
     heard, wait = time.monotonic(), 0.25
     failure: Exception = httpx2.RemoteProtocolError("the stream ended before the job")
@@ -73,7 +66,7 @@ def follow(
         # A stream that was open was not silent: comments come where there are no events.
         if opened and time.monotonic() - opened[0] > OPEN_SECONDS:
             heard = time.monotonic()
-        if time.monotonic() - heard > patience_seconds:
+        if time.monotonic() - heard > PATIENCE_SECONDS:
             raise connection.unreachable(failure)
         time.sleep(wait)
         wait = min(2 * wait, LONGEST_WAIT_SECONDS)

@@ -271,7 +271,7 @@ def _tones(uses: dict[str, MemoryUse]) -> dict[str, int]:
     return {part: 1 + i % TONES for i, part in enumerate(order)}
 
 
-def draw_memory(bars: list[MemoryBar], *, name: str = "memory") -> Markup:
+def draw_memory(bars: list[MemoryBar]) -> Markup:
     """Draw a bar per memory, whose full width is its capacity."""
     rows = [_memory_row(bar, i * MEMORY_ROW) for i, bar in enumerate(bars)]
     words = "; ".join(
@@ -280,7 +280,7 @@ def draw_memory(bars: list[MemoryBar], *, name: str = "memory") -> Markup:
         for bar in bars
     )
     height = max(1, MEMORY_ROW * len(bars))
-    return figure(name, "Predicted peak memory", f"{words}.", *rows, height=height)
+    return figure("memory", "Predicted peak memory", f"{words}.", *rows, height=height)
 
 
 def _memory_row(bar: MemoryBar, top: int) -> Markup:
@@ -338,7 +338,7 @@ def _place(source: str) -> int:
     return SOURCE_ORDER.index(source) if source in SOURCE_ORDER else len(SOURCE_ORDER)
 
 
-def draw_sources(devices: list[DeviceRows], *, name: str = "sources") -> Markup:
+def draw_sources(devices: list[DeviceRows]) -> Markup:
     """Draw a bar per device, whose full width is all of its rows."""
     rows = [_source_row(device, i * SOURCE_ROW) for i, device in enumerate(devices)]
     shares = {
@@ -347,7 +347,7 @@ def draw_sources(devices: list[DeviceRows], *, name: str = "sources") -> Markup:
     words = "; ".join(f"{device}: {share or 'no rows'}" for device, share in shares.items())
     height = max(1, SOURCE_ROW * len(devices))
     title = "Predicted share of feature rows by source"
-    return figure(name, title, f"{words}.", *rows, height=height)
+    return figure("sources", title, f"{words}.", *rows, height=height)
 
 
 def _source_row(device: DeviceRows, top: int) -> Markup:

@@ -78,7 +78,7 @@ def _sources(plan: Plan, report: RunReport) -> list[SourceShare]:
     ]
 
 
-def draw_measured(found: Measured, *, name: str = "measured") -> Markup:
+def draw_measured(found: Measured) -> Markup:
     """Draw two bars per stage: predicted above, measured below."""
     whole = max((max(s.predicted, s.measured) for _, s in found.stages), default=0.0) or 1.0
     rows = [_row(stage, row, whole, i * ROW) for i, (stage, row) in enumerate(found.stages)]
@@ -87,7 +87,7 @@ def draw_measured(found: Measured, *, name: str = "measured") -> Markup:
         for stage, row in found.stages
     )
     return figure(
-        name,
+        "measured",
         "Seconds per step, predicted and measured",
         f"{words}.",
         *rows,

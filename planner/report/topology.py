@@ -215,7 +215,6 @@ def draw_topology(
     rows: Sequence[LinkRow],
     *,
     used: set[str] | None = None,
-    name: str = "topology",
 ) -> Markup:
     """Draw a machine.
 
@@ -223,7 +222,6 @@ def draw_topology(
         machine: what is drawn.
         rows: its links with their load, from `link_rows`.
         used: GPUs that the plan uses; None: there is no plan, and no GPU is drawn as idle.
-        name: beginning of the picture's ids.
     """
     where = layout(machine)
     edges, inner = _edges(where, rows)
@@ -235,7 +233,7 @@ def draw_topology(
         labels.append(label)
     boxes = [_box(machine, node, inner.get(node.name, []), used) for node in where.nodes.values()]
     return figure(
-        name,
+        "topology",
         f"Topology of {machine.name}",
         describe(machine, edges),
         *parts,

@@ -70,7 +70,7 @@ def test_a_damaged_machine_is_refused_or_can_be_shown(furnished: Any, data: st.D
 @given(data=st.data())
 def test_a_damaged_dataset_under_a_root_is_told_of(furnished: Any, data: st.DataObject):
     service, client, _ = furnished
-    path = service.graph_roots[0] / "g" / META_FILE
+    path = service.settings.graph_roots[0] / "g" / META_FILE
     whole = path.read_bytes()
     try:
         path.write_bytes(data.draw(st.one_of(damaged_json(codec.parse(whole)), damaged(whole))))
