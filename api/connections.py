@@ -38,7 +38,7 @@ class ConnectionLimits:
     """Longest wait for the body of a request, from the end of its headers."""
 
 
-def within_files(most: int) -> int:
+def limit_to_files(most: int) -> int:
     """Return how many of `most` connections the limit of open files leaves room for."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:

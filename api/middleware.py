@@ -156,7 +156,7 @@ class _Passage:
         try:
             await self._gate.check(self._scope, self._headers)
             most = self._service.settings.max_body_bytes
-            await self._gate.app(self._scope, limited(receive, most), answer)
+            await self._gate.app(self._scope, limit_body(receive, most), answer)
             return
         except ServiceError as error:
             response = of_service_error(path, error)
@@ -222,7 +222,7 @@ class _Passage:
                 LOG.exception("a line of the audit log is lost", extra=words)
 
 
-def limited(receive: Receive, most_bytes: int) -> Receive:
+def limit_body(receive: Receive, most_bytes: int) -> Receive:
     """Receive a body, and refuse it once it exceeds a number of bytes."""
     seen = 0
 

@@ -70,7 +70,7 @@ def create_key(access: Access, name: str, scopes: list[str]) -> tuple[KeyRow, st
     row = KeyRow(
         id=uuid.uuid4().hex[:12],
         name=name,
-        sha256=hash_of(text),
+        sha256=hash_key(text),
         scopes=",".join(s for s in SCOPES if s in scopes),
         created_seconds=time.time(),
         revoked_seconds=None,
@@ -79,14 +79,14 @@ def create_key(access: Access, name: str, scopes: list[str]) -> tuple[KeyRow, st
     return row, text
 
 
-def hash_of(text: str) -> str:
+def hash_key(text: str) -> str:
     """Return the stored form of a key."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def principal_of(access: Access, text: str) -> Principal | None:
     """Return the principal of a key's text; None for an unknown or revoked key."""
-    digest = hash_of(text)
+    digest = hash_key(text)
     row = access.key_of_hash(digest)
     if row is None or not hmac.compare_digest(row.sha256, digest):
         return None
@@ -158,7 +158,7 @@ class Authenticator:
         return found
 
     async def _look_up(self, text: str) -> Principal | None:
-        now, name = monotonic(), hash_of(text)
+        now, name = monotonic(), hash_key(text)
         known = self._known.get(name)
         if known is not None and now - known[0] < REMEMBERED_SECONDS:
             return known[1]
@@ -285,7 +285,7 @@ def dataset_folder(roots: Sequence[Path], name: str) -> Path:
         OutsideRootsError: the path, or a file in the folder, leads out of the roots.
         InputError: there is no such folder.
     """
-    folder = confined(roots, name)
+    folder = confine_path(roots, name)
     try:
         files = list(folder.iterdir())
     except OSError as error:
@@ -299,7 +299,7 @@ def dataset_folder(roots: Sequence[Path], name: str) -> Path:
     return folder
 
 
-def confined(roots: Sequence[Path], name: str) -> Path:
+def confine_path(roots: Sequence[Path], name: str) -> Path:
     """Return a path inside one of the roots, after following every link.
 
     Raises:

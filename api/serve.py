@@ -14,8 +14,8 @@ from fastapi import FastAPI
 from uvicorn import Config, Server
 
 from gnnplan.api.app import create_app
-from gnnplan.api.connections import ConnectionLimits, Connections, protocol_of, within_files
-from gnnplan.api.jobs.ray import ClusterUnreachableError, RayJobs, checked_address
+from gnnplan.api.connections import ConnectionLimits, Connections, limit_to_files, protocol_of
+from gnnplan.api.jobs.ray import ClusterUnreachableError, RayJobs, check_address
 from gnnplan.api.security import SCOPES, create_key
 from gnnplan.api.service.context import Service
 from gnnplan.api.settings import LOOPBACK_HOSTS, ServiceSettings
@@ -178,7 +178,7 @@ def server_of(app: FastAPI, settings: ServiceSettings, host: str, port: int) -> 
 
 def connection_limits(settings: ServiceSettings) -> ConnectionLimits:
     """Return the limits of connections, reduced to the open files that are allowed."""
-    most = within_files(settings.max_connections)
+    most = limit_to_files(settings.max_connections)
     return ConnectionLimits(
         most=most,
         most_of_client=min(settings.max_connections_of_client, max(1, most * 3 // 4)),
@@ -253,7 +253,7 @@ def _ray_address(options: argparse.Namespace) -> str | None:
             "--executor ray: expected --address with the dashboard of a Ray cluster, such as "
             "http://head:8265, found none"
         )
-    return checked_address(options.address)
+    return check_address(options.address)
 
 
 if __name__ == "__main__":

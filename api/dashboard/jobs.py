@@ -10,7 +10,7 @@ from markupsafe import Markup
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from gnnplan.api.dashboard.pages import PageRoute, form, page, part_status, see
+from gnnplan.api.dashboard.pages import PageRoute, form, page, part_status, redirect_to
 from gnnplan.api.errors import ConflictError
 from gnnplan.api.jobs.events import EVENTS_FILE, event_of
 from gnnplan.api.requests import RunRequest
@@ -19,11 +19,11 @@ from gnnplan.api.routes.common import CallerIn, ServiceIn
 from gnnplan.api.security import Maker, Reader, Runner
 from gnnplan.api.service import jobs, runs
 from gnnplan.api.service.context import Service
-from gnnplan.api.service.jobs import end_of
+from gnnplan.api.service.jobs import read_end
 from gnnplan.api.storage.tables import JobRow
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.report.links import measured_links
-from gnnplan.planner.report.measured import Measured, draw_measured, measured
+from gnnplan.planner.report.measured import Measured, compare_run, draw_measured
 from gnnplan.planner.report.page import machine_of, swatch
 from gnnplan.planner.report.svg import element, figure, percent
 from gnnplan.runtime.errors import GnnplanError
@@ -52,14 +52,14 @@ class Loss:
         return f"epoch {self.epoch}, {'mean' if self.step is None else f'step {self.step}'}"
 
 
-def losses(folder: FilePath) -> list[Loss]:
+def read_losses(folder: FilePath) -> list[Loss]:
     """Read the losses that a job reported last, thinned to what a picture can show.
 
     Of step losses and epoch means the longer list is taken: short runs report few steps, since step
     events come at most twice a second.
     """
     told: dict[str, list[Loss]] = {"step": [], "epoch": []}
-    for line in end_of(folder / EVENTS_FILE).splitlines():
+    for line in read_end(folder / EVENTS_FILE).splitlines():
         event = event_of(line) or {}
         kind, data = event.get("event"), event.get("data", {})
         if kind in told and (loss := _loss(data, mean=kind == "epoch")) is not None:
@@ -163,7 +163,7 @@ def show_job(request: Request, service: ServiceIn, who: Reader, job: JobId) -> R
 def cancel_job(service: ServiceIn, who: Maker, job: JobId) -> Response:
     """Cancel a job and return to it."""
     row = jobs.cancel_job(service, who, job)
-    return see(f"/runs/{row.id}" if row.kind == "train" else f"/jobs/{row.id}")
+    return redirect_to(f"/runs/{row.id}" if row.kind == "train" else f"/jobs/{row.id}")
 
 
 RunId = Annotated[str, Path(max_length=64)]
@@ -185,7 +185,7 @@ async def start_run(
     except ValidationError as error:
         raise SettingsError(f"epochs: {error.errors()[0]['msg']}") from None
     row = await run_in_threadpool(runs.start_run, service, caller, wanted)
-    return see(f"/runs/{row.id}")
+    return redirect_to(f"/runs/{row.id}")
 
 
 @router.get("/runs/{run}")
@@ -194,7 +194,7 @@ def show_run(request: Request, service: ServiceIn, who: Reader, run: RunId) -> R
     row = runs.get_run(service, run)
     plan = runs.plan_of_run(service, row)
     found = _measured(service, run, plan)
-    told = losses(service.storage.job_folder(run))
+    told = read_losses(service.storage.job_folder(run))
     template = "run_state.html" if "hx-request" in request.headers else "run_page.html"
     return page(
         request,
@@ -214,7 +214,7 @@ def show_run(request: Request, service: ServiceIn, who: Reader, run: RunId) -> R
 
 def _measured(service: Service, run: str, plan: Plan) -> Measured | None:
     try:
-        return measured(plan, runs.run_report(service, run))
+        return compare_run(plan, runs.run_report(service, run))
     except ConflictError:
         return None
 

@@ -19,7 +19,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from starlette.concurrency import run_in_threadpool
 
 from gnnplan.api.errors import ServiceError, UnauthorizedError, validation_text
-from gnnplan.api.routes.common import ServiceIn, tagged
+from gnnplan.api.routes.common import ServiceIn, answer_tagged
 from gnnplan.api.security import COOKIE, Principal, principal_of
 from gnnplan.planner.client.resources import JobState
 from gnnplan.planner.errors import PlanDoesNotFit
@@ -50,14 +50,14 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     known = cast(dict[str, Any], made.filters)  # pyright: ignore[reportUnknownMemberType] - jinja2 leaves it open
-    known.update(filters(), when=when)
+    known.update(filters(), when=time_words)
     return made
 
 
-def when(seconds: float | None) -> str:
+def time_words(seconds: float | None) -> str:
     """Write a Unix time for people, in UTC.
 
-    >>> when(0.0), when(None)
+    >>> time_words(0.0), time_words(None)
     ('1970-01-01 00:00:00 UTC', '')
     """
     if seconds is None:
@@ -92,7 +92,7 @@ def headers() -> dict[str, str]:
     return {"Content-Security-Policy": POLICY, "Cache-Control": "private, no-store"}
 
 
-def see(address: str) -> Response:
+def redirect_to(address: str) -> Response:
     """Redirect to another page after a form."""
     return RedirectResponse(address, status_code=303, headers=headers())
 
@@ -121,7 +121,7 @@ class PageRoute(APIRoute):
             try:
                 return await handle(request)
             except UnauthorizedError:
-                return see("/login")
+                return redirect_to("/login")
             except ServiceError as error:
                 return refusal(request, error.status, error.detail)
             except PlanDoesNotFit as error:
@@ -157,7 +157,9 @@ def get_file(request: Request, name: str) -> Response:
         raise HTTPException(404, "no such file")
     body = contents(name)
     tag = hashlib.sha256(body).hexdigest()[:32]
-    return tagged(request, body, tag=tag, media_type=FILES[name], cache="public, max-age=600")
+    return answer_tagged(
+        request, body, tag=tag, media_type=FILES[name], cache="public, max-age=600"
+    )
 
 
 @cache
@@ -184,7 +186,7 @@ async def log_in(request: Request, service: ServiceIn) -> Response:
     if who is None:
         told = "Expected a valid key, found one that is unknown or revoked."
         return page(request, "login.html", status=401, told=told)
-    answer = see("/plans")
+    answer = redirect_to("/plans")
     answer.set_cookie(
         COOKIE,
         text,
@@ -199,6 +201,6 @@ async def log_in(request: Request, service: ServiceIn) -> Response:
 @login_router.post("/logout")
 def log_out() -> Response:
     """Delete the cookie."""
-    answer = see("/login")
+    answer = redirect_to("/login")
     answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return answer

@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from gnnplan.api.dashboard.pages import PageRoute, form, headers, page, see
+from gnnplan.api.dashboard.pages import PageRoute, form, headers, page, redirect_to
 from gnnplan.api.errors import ServiceError
 from gnnplan.api.requests import PlanRequest
 from gnnplan.api.resources import resource_of
@@ -63,7 +63,7 @@ async def create_plan(
         return await run_in_threadpool(_form, request, service, fields, [error.detail], status)
     except InputError as error:
         return await run_in_threadpool(_form, request, service, fields, [str(error)], 422)
-    return see(f"/plans/{row.subject}" if done else f"/jobs/{row.id}")
+    return redirect_to(f"/plans/{row.subject}" if done else f"/jobs/{row.id}")
 
 
 def request_fields(fields: dict[str, str]) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class Execution:
     def _follow(self, process: "subprocess.Popen[bytes]") -> Ended:
         deadline = time.monotonic() + self._job.time_limit_seconds
         renewed = time.monotonic()
-        with waiting_for(process.pid) as has_ended:
+        with watch_process(process.pid) as has_ended:
             while not has_ended(TICK_SECONDS):
                 self._relay()
                 if (asked := self._asked()) is not None:
@@ -131,7 +131,7 @@ class Execution:
 
 
 @contextlib.contextmanager
-def waiting_for(pid: int):
+def watch_process(pid: int):
     """Give a function that waits some seconds for a process and returns whether it has ended."""
     descriptor = os.pidfd_open(pid)
     try:
@@ -149,7 +149,7 @@ def waiting_for(pid: int):
 def ask_to_end(process: "subprocess.Popen[bytes]") -> None:
     """Ask a job's process to end, and give it time to stop what it has started."""
     process.send_signal(signal.SIGTERM)
-    with waiting_for(process.pid) as has_ended:
+    with watch_process(process.pid) as has_ended:
         has_ended(STOP_SECONDS)
 
 

@@ -109,7 +109,7 @@ class Lanes:
                 LOG.exception("a job could not be seen to its end", extra={"lane": lane})
                 self._stopping.wait(LOOK_SECONDS)
 
-    def _asked(self, job: JobRow) -> Ended | None:
+    def _end_reason(self, job: JobRow) -> Ended | None:
         if job.id in self._cancelled:
             return "cancelled"
         return "stopped" if self._stopping.is_set() else None
@@ -121,7 +121,7 @@ class Lanes:
             self._finish(job, Ending(state="cancelled"), started)
             return
         folder = self._storage.job_folder(job.id)
-        execution = Execution(self._storage.jobs, job, folder, lambda: self._asked(job))
+        execution = Execution(self._storage.jobs, job, folder, lambda: self._end_reason(job))
         ended = execution.run()
         outcome = execution.outcome()
         if outcome is not None and ended != "lost":

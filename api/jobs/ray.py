@@ -65,7 +65,7 @@ class RayJobs:
     """
 
     def __init__(self, address: str) -> None:
-        self.address = checked_address(address)
+        self.address = check_address(address)
         token = ray_token()
         self._http = httpx2.Client(
             base_url=self.address,
@@ -162,7 +162,7 @@ class RayJobs:
         )
 
 
-def checked_address(address: str) -> str:
+def check_address(address: str) -> str:
     """Return a dashboard's URL without a slash at its end."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:

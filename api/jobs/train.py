@@ -119,7 +119,7 @@ def train_on_cluster(
     try:
         following = _Following(cluster, job, run_folder, on_event)
         ended = following.to_the_end(request)
-        log = _patiently(lambda: cluster.log(ended.submission_id))
+        log = _ask_patiently(lambda: cluster.log(ended.submission_id))
     finally:
         cluster.close()
     sys.stdout.write(log[-LOG_BYTES:])
@@ -150,10 +150,10 @@ class _Following:
             number = 1 if self._state is None else self._state.number + (found is not None)
             self._submit(request, number)
         assert self._state is not None
-        tail = Tail(self._run_folder / EVENTS_FILE, self._handed_on(self._state.attempt))
+        tail = Tail(self._run_folder / EVENTS_FILE, self._relayed_bytes(self._state.attempt))
         while True:
             found = self._look(self._state.submission_id)
-            self._hand_on(tail)
+            self._relay_new(tail)
             if found is None:
                 sys.stdout.write("the cluster has forgotten the job\n")
                 raise SystemExit(CRASHED)
@@ -179,7 +179,7 @@ class _Following:
         # Written first: whoever is killed from here on leaves a name to look for.
         self._write(submission)
         command = f"python3 -m {ENTRY} {shlex.quote(str(file))}"
-        _patiently(lambda: self._submit_once(submission.submission_id, command))
+        _ask_patiently(lambda: self._submit_once(submission.submission_id, command))
         sys.stdout.write(f"submitted as {submission.submission_id}\n")
         sys.stdout.flush()
         self._job.progress("on the cluster", 0.0)
@@ -196,14 +196,14 @@ class _Following:
         """Return whether a submission ended without an exit code of its own."""
         return found.status == "FAILED" and found.exit_code not in OWN_EXIT_CODES
 
-    def _hand_on(self, tail: Tail) -> None:
+    def _relay_new(self, tail: Tail) -> None:
         assert self._state is not None
         for offset, line in tail.lines():
             event = event_of(line)
             if event is not None:
                 self._on_event(event, (self._state.attempt, offset))
 
-    def _handed_on(self, attempt: int) -> int:
+    def _relayed_bytes(self, attempt: int) -> int:
         """Return how many bytes of a submission's events earlier attempts have relayed."""
         offset = 0
         tail = Tail(self._job.folder / JOB_EVENTS_FILE)
@@ -215,7 +215,7 @@ class _Following:
         return offset
 
     def _look(self, submission_id: str) -> RayJob | None:
-        return _patiently(lambda: self._cluster.get(submission_id))
+        return _ask_patiently(lambda: self._cluster.get(submission_id))
 
     def _read(self) -> Submission | None:
         try:
@@ -240,7 +240,7 @@ def _report(run_folder: Path) -> RunReport:
             time.sleep(LOOK_SECONDS)
 
 
-def _patiently(ask: Callable[[], Answer]) -> Answer:
+def _ask_patiently(ask: Callable[[], Answer]) -> Answer:
     """Ask the cluster until it answers, for at most `PATIENCE_SECONDS`."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:

@@ -83,12 +83,12 @@ CallerIn = Annotated[Caller, Depends(caller_of)]
 PageIn = Annotated[dict[str, Any], Depends(page_of)]
 
 
-def shown(page: Page[Row], show: Callable[[Row], Shown]) -> PageOf[Shown]:
+def show_page(page: Page[Row], show: Callable[[Row], Shown]) -> PageOf[Shown]:
     """Turn a page of rows into a page of resources."""
     return PageOf(items=[show(row) for row in page.items], next_cursor=page.next_cursor)
 
 
-def accepted(response: Response, row: JobRow) -> Job:
+def answer_accepted(response: Response, row: JobRow) -> Job:
     """Answer 202 with the address of a job."""
     response.status_code = 202
     response.headers["Location"] = f"/v1/jobs/{row.id}"
@@ -101,7 +101,7 @@ def answers_text(media_type: str) -> dict[int | str, dict[str, Any]]:
     return {200: {"content": {media_type: {"schema": {"type": "string"}}}}}
 
 
-def tagged(
+def answer_tagged(
     request: Request,
     body: bytes,
     *,
@@ -119,6 +119,6 @@ def tagged(
     return Response(body, headers=headers, media_type=media_type)
 
 
-def tagged_resource(request: Request, resource: object) -> Response:
+def answer_resource(request: Request, resource: object) -> Response:
     """Answer a resource with its ETag."""
-    return tagged(request, as_json(resource))
+    return answer_tagged(request, as_json(resource))

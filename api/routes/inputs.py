@@ -12,10 +12,10 @@ from gnnplan.api.routes.common import (
     CallerIn,
     PageIn,
     ServiceIn,
-    accepted,
-    shown,
-    tagged,
-    tagged_resource,
+    answer_accepted,
+    answer_resource,
+    answer_tagged,
+    show_page,
 )
 from gnnplan.api.security import Planner, Reader
 from gnnplan.api.service import inputs, plans
@@ -48,7 +48,7 @@ def get_graph(
     graph: Annotated[str, Path(min_length=1, max_length=4096)],
 ) -> Response:
     """One dataset, by its folder below a root."""
-    return tagged_resource(request, inputs.get_graph(service, graph))
+    return answer_resource(request, inputs.get_graph(service, graph))
 
 
 machines_router = APIRouter(prefix="/v1/machines", tags=["machines"])
@@ -79,7 +79,7 @@ def get_machine(
     machine: Annotated[str, Path(max_length=128)],
 ) -> Response:
     """Processors, memories, links and tables; NAME:N is N boxes of a preset."""
-    return tagged(request, codec.dumps(inputs.machine_model(service, machine)).encode())
+    return answer_tagged(request, codec.dumps(inputs.machine_model(service, machine)).encode())
 
 
 profiles_router = APIRouter(prefix="/v1/profiles", tags=["profiles"])
@@ -94,7 +94,7 @@ def list_profiles(
 ) -> PageOf[ProfileSummary]:
     """Profiles that were made here, newest first."""
     found = service.storage.database.page(ProfileRow, graph=graph, **page)
-    return shown(found, partial(resource_of, ProfileSummary))
+    return show_page(found, partial(resource_of, ProfileSummary))
 
 
 @profiles_router.post("", status_code=202)
@@ -102,7 +102,7 @@ def create_profile(
     service: ServiceIn, _who: Planner, caller: CallerIn, body: ProfileRequest, response: Response
 ) -> Job:
     """Draw batches and time the model; follow the job at Location."""
-    return accepted(response, plans.create_profile(service, caller, body))
+    return answer_accepted(response, plans.create_profile(service, caller, body))
 
 
 @profiles_router.get("/{profile}", response_model=WorkloadProfile)
@@ -117,4 +117,4 @@ def get_profile(
     data = None if row is None else service.storage.artefacts.get(row.sha256)
     if row is None or data is None:
         raise NotFoundError(f"no profile {profile}")
-    return tagged(request, data, tag=row.sha256[:32])
+    return answer_tagged(request, data, tag=row.sha256[:32])

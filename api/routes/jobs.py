@@ -12,11 +12,11 @@ from gnnplan.api.routes.common import (
     CallerIn,
     PageIn,
     ServiceIn,
-    accepted,
+    answer_accepted,
+    answer_resource,
+    answer_tagged,
     answers_text,
-    shown,
-    tagged,
-    tagged_resource,
+    show_page,
 )
 from gnnplan.api.security import Maker, Planner, Reader, Runner
 from gnnplan.api.service import artefacts, jobs, runs
@@ -46,7 +46,7 @@ def list_jobs(
 ) -> PageOf[Job]:
     """Jobs, newest first."""
     found = service.storage.database.page(JobRow, kind=kind, state=state, subject=plan, **page)
-    return shown(found, job_of)
+    return show_page(found, job_of)
 
 
 @router.post("", status_code=202)
@@ -54,13 +54,13 @@ def create_job(
     service: ServiceIn, _who: Planner, caller: CallerIn, body: NoopRequest, response: Response
 ) -> Job:
     """Accept a job that waits and does nothing, to see that jobs run."""
-    return accepted(response, jobs.submit_noop(service, caller, body))
+    return answer_accepted(response, jobs.submit_noop(service, caller, body))
 
 
 @router.get("/{job}", response_model=Job)
 def get_job(request: Request, service: ServiceIn, _who: Reader, job: JobId) -> Response:
     """State, progress, result or problem."""
-    return tagged_resource(request, job_of(jobs.get_job(service, job)))
+    return answer_resource(request, job_of(jobs.get_job(service, job)))
 
 
 @router.get("/{job}/attempts")
@@ -82,7 +82,7 @@ def cancel_job(service: ServiceIn, who: Maker, job: JobId) -> Job:
 def get_result(request: Request, service: ServiceIn, _who: Reader, job: JobId) -> Response:
     """The document that a job made."""
     data, digest = jobs.job_result(service, job)
-    return tagged(request, data, tag=digest[:32])
+    return answer_tagged(request, data, tag=digest[:32])
 
 
 @router.get("/{job}/log", response_class=Response, responses=TEXT)
@@ -123,7 +123,7 @@ def list_runs(
     state: JobState | None = None,
 ) -> PageOf[Run]:
     """Runs, newest first."""
-    return shown(runs.list_runs(service, plan=plan, state=state, **page), run_of)
+    return show_page(runs.list_runs(service, plan=plan, state=state, **page), run_of)
 
 
 @runs_router.post("", status_code=202)
@@ -131,13 +131,13 @@ def start_run(
     service: ServiceIn, _who: Runner, caller: CallerIn, body: RunRequest, response: Response
 ) -> Job:
     """Train under a plan; the run has the id of its job."""
-    return accepted(response, runs.start_run(service, caller, body))
+    return answer_accepted(response, runs.start_run(service, caller, body))
 
 
 @runs_router.get("/{run}", response_model=Run)
 def get_run(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> Response:
     """State and progress of a run."""
-    return tagged_resource(request, run_of(runs.get_run(service, run)))
+    return answer_resource(request, run_of(runs.get_run(service, run)))
 
 
 @runs_router.get("/{run}/events", response_class=Response, responses=EVENTS)
@@ -163,19 +163,21 @@ def cancel_run(service: ServiceIn, who: Runner, run: RunId) -> Job:
 @runs_router.get("/{run}/report", response_model=RunReport)
 def get_report(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> Response:
     """What the run has measured, up to its last epoch."""
-    return tagged(request, as_json(runs.run_report(service, run)))
+    return answer_tagged(request, as_json(runs.run_report(service, run)))
 
 
 @runs_router.get("/{run}/comparison", response_model=Comparison)
 def get_comparison(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> Response:
     """Predicted against measured, per stage."""
-    return tagged(request, as_json(runs.run_comparison(service, run)))
+    return answer_tagged(request, as_json(runs.run_comparison(service, run)))
 
 
 @runs_router.get("/{run}/report.html", response_class=Response, responses=answers_text("text/html"))
 def get_page(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> Response:
     """The plan as one self-contained page, beside what the run measured."""
-    return tagged(request, artefacts.run_page(service, run).encode(), media_type=artefacts.HTML)
+    return answer_tagged(
+        request, artefacts.run_page(service, run).encode(), media_type=artefacts.HTML
+    )
 
 
 @runs_router.get("/{run}/log", name="get_log", response_class=Response, responses=TEXT)

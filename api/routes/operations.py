@@ -8,7 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from gnnplan.api.errors import UnavailableError
 from gnnplan.api.resources import AuditLine, Health, PageOf
-from gnnplan.api.routes.common import PageIn, ServiceIn, answers_text, shown
+from gnnplan.api.routes.common import PageIn, ServiceIn, answers_text, show_page
 from gnnplan.api.security import Admin, require
 from gnnplan.api.storage.tables import AuditRow
 
@@ -53,4 +53,6 @@ def list_audit(
     principal: Annotated[str | None, Query(max_length=64, description="Id of a key.")] = None,
 ) -> PageOf[AuditLine]:
     """The audit log, newest first."""
-    return shown(service.storage.database.page(AuditRow, principal=principal, **page), AuditLine.of)
+    return show_page(
+        service.storage.database.page(AuditRow, principal=principal, **page), AuditLine.of
+    )

@@ -9,7 +9,14 @@ from fastapi.responses import FileResponse
 
 from gnnplan.api.requests import PlanRequest, SimulationRequest, WhatIfRequest, WhyNotRequest
 from gnnplan.api.resources import PageOf, resource_of
-from gnnplan.api.routes.common import CallerIn, PageIn, ServiceIn, accepted, shown, tagged
+from gnnplan.api.routes.common import (
+    CallerIn,
+    PageIn,
+    ServiceIn,
+    answer_accepted,
+    answer_tagged,
+    show_page,
+)
 from gnnplan.api.security import Planner, Reader
 from gnnplan.api.service import artefacts, plans
 from gnnplan.api.service.context import as_json
@@ -50,7 +57,7 @@ def list_plans(
     found = service.storage.database.page(
         PlanRow, graph=graph, machine=machine, policy=policy, **page
     )
-    return shown(found, partial(resource_of, PlanSummary))
+    return show_page(found, partial(resource_of, PlanSummary))
 
 
 @router.post(
@@ -66,7 +73,7 @@ def create_plan(
     With the same fingerprints and request as a plan that is there, 200 and a job that is done.
     """
     row, done = plans.create_plan(service, caller, body)
-    job = accepted(response, row)
+    job = answer_accepted(response, row)
     if done:
         response.status_code = 200
         del response.headers["Retry-After"]
@@ -79,7 +86,7 @@ async def get_plan(request: Request, service: ServiceIn, _who: Reader, plan: Pla
     document = service.documents.get(f"{plan}/plan")
     if document is None:
         document = await asyncio.to_thread(plans.plan_document, service, plan)
-    return tagged(request, document, tag=plan, cache=UNCHANGING)
+    return answer_tagged(request, document, tag=plan, cache=UNCHANGING)
 
 
 @router.delete("/{plan}", status_code=204)
@@ -99,7 +106,7 @@ def delete_plan(
 def explain_plan(request: Request, service: ServiceIn, _who: Reader, plan: PlanId) -> Response:
     """Where the time goes, where rows live, and why the runner-up lost."""
     document = plans.explanation_document(service, plan)
-    return tagged(request, document, cache=UNCHANGING)
+    return answer_tagged(request, document, cache=UNCHANGING)
 
 
 @router.get("/{plan}/diff", response_model=PlanDiff)
@@ -111,7 +118,7 @@ def diff_plans(
     other: Annotated[str, Query(max_length=64, description="Id of the other plan.")],
 ) -> Response:
     """What two plans decide and predict differently."""
-    return tagged(request, as_json(plans.compare_plans(service, plan, other)))
+    return answer_tagged(request, as_json(plans.compare_plans(service, plan, other)))
 
 
 @router.post("/{plan}/why-not", status_code=202)
@@ -124,7 +131,7 @@ def why_not(
     response: Response,
 ) -> Job:
     """Price the plan under another policy; the answer is the job's result."""
-    return accepted(response, plans.ask_why_not(service, caller, plan, body))
+    return answer_accepted(response, plans.ask_why_not(service, caller, plan, body))
 
 
 @router.post("/{plan}/what-if", status_code=202)
@@ -137,7 +144,7 @@ def what_if(
     response: Response,
 ) -> Job:
     """Plan again with something changed; the answer is the job's result."""
-    return accepted(response, plans.ask_what_if(service, caller, plan, body))
+    return answer_accepted(response, plans.ask_what_if(service, caller, plan, body))
 
 
 @router.post("/{plan}/simulations", status_code=202)
@@ -150,7 +157,7 @@ def simulate(
     response: Response,
 ) -> Job:
     """Replay the plan's batches on a machine model; the answer is the job's result."""
-    return accepted(response, plans.ask_simulation(service, caller, plan, body))
+    return answer_accepted(response, plans.ask_simulation(service, caller, plan, body))
 
 
 @router.get("/{plan}/artefacts")
@@ -176,4 +183,4 @@ def get_artefact(
     if path is not None:
         return FileResponse(path, media_type=artefacts.media_type(name))
     data, kind = artefacts.made_artefact(service, plan, name)
-    return tagged(request, data, media_type=kind)
+    return answer_tagged(request, data, media_type=kind)

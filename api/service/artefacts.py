@@ -64,7 +64,7 @@ def list_artefacts(service: Service, plan_id: str) -> list[ArtefactSummary]:
         ArtefactSummary(
             name=name, media_type=media_type(name), size_bytes=(folder / name).stat().st_size
         )
-        for name in _stored(plan)
+        for name in _stored_names(plan)
         if (folder / name).is_file()
     ]
     made = [
@@ -78,7 +78,7 @@ def stored_artefact(service: Service, plan_id: str, name: str) -> Path | None:
     """Return the path of a file in a plan's folder; None for other names."""
     plan = get_plan(service, plan_id)
     path = service.storage.catalogue.plan_folder(plan_id) / name
-    return path if name in _stored(plan) and path.is_file() else None
+    return path if name in _stored_names(plan) and path.is_file() else None
 
 
 def made_artefact(service: Service, plan_id: str, name: str) -> tuple[bytes, str]:
@@ -95,7 +95,7 @@ def media_type(name: str) -> str:
     return "application/json" if name.endswith(".json") else "application/octet-stream"
 
 
-def _stored(plan: Plan) -> list[str]:
+def _stored_names(plan: Plan) -> list[str]:
     return [PLAN_FILE, *sorted({ref.file for ref in plan.arrays.values()})]
 
 

@@ -127,8 +127,8 @@ def upload_machine(service: Service, document: dict[str, Any]) -> MachineSummary
         )
     row = MachineRow(
         id=codec.content_hash(machine)[:32],
-        name=storable(machine.name)[:200],
-        fingerprint=storable(machine.fingerprint)[:128],
+        name=make_storable(machine.name)[:200],
+        fingerprint=make_storable(machine.fingerprint)[:128],
         provenance=machine.provenance,
         sha256=service.storage.artefacts.put(codec.dumps(machine).encode()),
         created_seconds=time.time(),
@@ -138,7 +138,7 @@ def upload_machine(service: Service, document: dict[str, Any]) -> MachineSummary
     return machine_of(kept or row)
 
 
-def storable(text: str) -> str:
+def make_storable(text: str) -> str:
     """Replace characters that some database refuses: lone surrogates and zero bytes."""
     return text.encode(errors="replace").decode().replace("\0", "?")
 

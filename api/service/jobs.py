@@ -131,10 +131,10 @@ def job_result(service: Service, job_id: str) -> tuple[bytes, str]:
 def job_log(service: Service, job_id: str) -> bytes:
     """Return the end of what a job's processes printed."""
     get_job(service, job_id)
-    return end_of(service.storage.job_folder(job_id) / LOG_FILE)
+    return read_end(service.storage.job_folder(job_id) / LOG_FILE)
 
 
-def end_of(path: Path) -> bytes:
+def read_end(path: Path) -> bytes:
     """Return the last mebibyte of a file; empty where it cannot be read."""
     try:
         with path.open("rb") as file:

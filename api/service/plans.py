@@ -159,7 +159,7 @@ def create_plan(service: Service, caller: Caller, request: PlanRequest) -> tuple
         UnprocessableError: there is no such machine or graph.
         DatasetError: the graph is damaged.
     """
-    wanted = _checked(service, request, calibrated=request.calibrated) | {
+    wanted = _check_request(service, request, calibrated=request.calibrated) | {
         "calibrated": request.calibrated
     }
     known = _known_plan(service, wanted, request)
@@ -181,7 +181,7 @@ def create_plan(service: Service, caller: Caller, request: PlanRequest) -> tuple
 
 def create_profile(service: Service, caller: Caller, request: ProfileRequest) -> JobRow:
     """Accept a job that profiles a graph."""
-    wanted = _checked(service, request)
+    wanted = _check_request(service, request)
     return submit(
         service,
         caller,
@@ -197,14 +197,14 @@ def _lane(wanted: dict[str, Any]) -> str:
     return PROBING if _known_machine(wanted["machine"]) is None else PLANNING
 
 
-def _checked(
+def _check_request(
     service: Service, request: WorkloadRequest, *, calibrated: bool = False
 ) -> dict[str, Any]:
     """Return the request of the job, once all that it names may be used."""
     settings = request.settings()
     check_model(settings.workload.model, service.settings.allowed_models)
     machine = machine_reference(service, request.machine)
-    graph = _opened(service, request.graph)
+    graph = _open_named_graph(service, request.graph)
     check_graph(graph, settings, calibrate=calibrated)
     return {
         "graph": str(graph.path),
@@ -214,7 +214,7 @@ def _checked(
     }
 
 
-def _opened(service: Service, name: str) -> Graph:
+def _open_named_graph(service: Service, name: str) -> Graph:
     try:
         folder = graph_folder(service, name)
     except InputError as error:

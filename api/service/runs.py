@@ -7,7 +7,7 @@ from typing import Any
 from gnnplan.api.errors import ConflictError, NotFoundError, ServiceError, UnprocessableError
 from gnnplan.api.requests import RunRequest
 from gnnplan.api.service.context import Caller, Service
-from gnnplan.api.service.jobs import end_of, submit
+from gnnplan.api.service.jobs import read_end, submit
 from gnnplan.api.service.plans import get_plan
 from gnnplan.api.storage.database import Page
 from gnnplan.api.storage.tables import JobRow
@@ -106,7 +106,9 @@ def run_report(service: Service, run_id: str) -> RunReport:
     digest = row.result_sha256
     data = None if digest is None else service.storage.artefacts.get(digest)
     try:
-        return load_report(_folder(service, run_id)) if data is None else _decoded(run_id, data)
+        return (
+            load_report(_folder(service, run_id)) if data is None else _decode_report(run_id, data)
+        )
     except InputError:
         raise ConflictError(
             f"run {run_id} is {row.state} and has finished no epoch", kind="no-report"
@@ -136,14 +138,14 @@ def count_error(service: Service, job: JobRow, state: str) -> None:
 def run_log(service: Service, run_id: str) -> bytes:
     """Return the end of what a run's ranks printed."""
     get_run(service, run_id)
-    return end_of(_folder(service, run_id) / LOG_FILE)
+    return read_end(_folder(service, run_id) / LOG_FILE)
 
 
 def _folder(service: Service, run_id: str) -> Path:
     return service.storage.run_folder(run_id)
 
 
-def _decoded(run_id: str, data: bytes) -> RunReport:
+def _decode_report(run_id: str, data: bytes) -> RunReport:
     try:
         return codec.decode(RunReport, json.loads(data))
     except codec.CodecError as error:

@@ -160,14 +160,14 @@ def print_text(text: str, *, as_json: bool = False) -> None:
     known = screen.is_terminal or os.environ.get("COLUMNS", "").isdecimal()
     lines = text.split("\n")
     if known:
-        lines = [part for line in lines for part in wrapped(line, screen.width)]
+        lines = [part for line in lines for part in wrap_line(line, screen.width)]
     screen.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
-def wrapped(line: str, width: int) -> list[str]:
+def wrap_line(line: str, width: int) -> list[str]:
     """Break a line between words into parts of at most a width; longer words stay whole.
 
-    >>> wrapped("  memory: 10.0 GB of 80 GiB", 20)
+    >>> wrap_line("  memory: 10.0 GB of 80 GiB", 20)
     ['  memory: 10.0 GB of', '    80 GiB']
     """
     if len(line) <= width:

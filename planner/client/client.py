@@ -16,7 +16,7 @@ from gnnplan.planner.client.connection import (
     Connection,
     ServiceUnreachableError,
 )
-from gnnplan.planner.client.jobs import Jobs, OnEvent, Progress, follow, pages, segment
+from gnnplan.planner.client.jobs import Jobs, OnEvent, Progress, follow, quote_segment, read_pages
 from gnnplan.planner.client.resources import (
     ArtefactSummary,
     Event,
@@ -27,11 +27,11 @@ from gnnplan.planner.client.resources import (
     PlanSummary,
     ProfileSummary,
     Run,
-    decoded,
+    decode_document,
     plan_body,
     profile_body,
+    read_resource,
     request_values,
-    resource,
 )
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.queries.diff import PlanDiff
@@ -62,7 +62,7 @@ class Plans:
     ) -> Iterator[PlanSummary]:
         """List plans, newest first; filters compare whole names."""
         params = {"graph": graph, "machine": machine, "policy": policy}
-        return pages(self._connection, "/v1/plans", PlanSummary, params)
+        return read_pages(self._connection, "/v1/plans", PlanSummary, params)
 
     def create(
         self,
@@ -101,11 +101,11 @@ class Plans:
             RequestRefusedError: the request is wrong.
         """
         job = self.create(graph, settings, machine=machine, calibrated=calibrated)
-        return self.get(self._jobs.made(job, progress=progress))
+        return self.get(self._jobs.wait_for_id(job, progress=progress))
 
     def get(self, plan: str) -> Plan:
         """Return a plan."""
-        return decoded(Plan, self._connection.get(_at(plan)))
+        return decode_document(Plan, self._connection.get(_at(plan)))
 
     def delete(self, plan: str, *, with_runs: bool = False) -> None:
         """Remove a plan that no job uses; one with runs is refused unless `with_runs`."""
@@ -113,11 +113,13 @@ class Plans:
 
     def explain(self, plan: str) -> Explanation:
         """Explain where the time goes, where rows live, and why the runner-up lost."""
-        return decoded(Explanation, self._connection.get(f"{_at(plan)}/explain"))
+        return decode_document(Explanation, self._connection.get(f"{_at(plan)}/explain"))
 
     def diff(self, plan: str, other: str) -> PlanDiff:
         """Return what two plans decide and predict differently."""
-        return decoded(PlanDiff, self._connection.get(f"{_at(plan)}/diff", {"other": other}))
+        return decode_document(
+            PlanDiff, self._connection.get(f"{_at(plan)}/diff", {"other": other})
+        )
 
     def why_not(self, plan: str, policy: str, *, progress: Progress | None = None) -> "WhyNot":
         """Price the plan under another policy, and wait."""
@@ -165,11 +167,11 @@ class Plans:
 
     def artefacts(self, plan: str) -> Iterator[ArtefactSummary]:
         """List the plan's files, and those made from it, such as job files and its page."""
-        return pages(self._connection, f"{_at(plan)}/artefacts", ArtefactSummary)
+        return read_pages(self._connection, f"{_at(plan)}/artefacts", ArtefactSummary)
 
     def artefact(self, plan: str, name: str) -> bytes:
         """Return one file of the plan."""
-        return self._connection.get_bytes(f"{_at(plan)}/artefacts/{segment(name)}")
+        return self._connection.get_bytes(f"{_at(plan)}/artefacts/{quote_segment(name)}")
 
     def download(self, plan: str, folder: Path) -> Plan:
         """Write a plan's folder, whole or not at all; an earlier plan there is replaced.
@@ -199,15 +201,15 @@ class Plans:
     def _save(self, plan: str, name: str, folder: Path) -> None:
         if PurePosixPath(name).name != name or name.startswith("."):
             raise ServiceUnreachableError(f"expected the name of a file, was given {name!r}")
-        self._connection.save(f"{_at(plan)}/artefacts/{segment(name)}", folder / name)
+        self._connection.save(f"{_at(plan)}/artefacts/{quote_segment(name)}", folder / name)
 
 
 def _at(plan: str) -> str:
-    return f"/v1/plans/{segment(plan)}"
+    return f"/v1/plans/{quote_segment(plan)}"
 
 
 def _run_at(run: str) -> str:
-    return f"/v1/runs/{segment(run)}"
+    return f"/v1/runs/{quote_segment(run)}"
 
 
 class Graphs:
@@ -218,11 +220,11 @@ class Graphs:
 
     def list(self) -> Iterator[GraphSummary]:
         """List datasets by name."""
-        return pages(self._connection, "/v1/graphs", GraphSummary)
+        return read_pages(self._connection, "/v1/graphs", GraphSummary)
 
     def get(self, graph: str) -> GraphDetail:
         """Return one dataset, by its folder below a root."""
-        return resource(GraphDetail, self._connection.get(f"/v1/graphs/{quote(graph)}"))
+        return read_resource(GraphDetail, self._connection.get(f"/v1/graphs/{quote(graph)}"))
 
 
 class Machines:
@@ -233,16 +235,18 @@ class Machines:
 
     def list(self) -> Iterator[MachineSummary]:
         """List presets, then uploaded machines, newest first."""
-        return pages(self._connection, "/v1/machines", MachineSummary)
+        return read_pages(self._connection, "/v1/machines", MachineSummary)
 
     def get(self, machine: str) -> MachineModel:
         """Return a preset, or an uploaded machine by its id."""
-        return decoded(MachineModel, self._connection.get(f"/v1/machines/{segment(machine)}"))
+        return decode_document(
+            MachineModel, self._connection.get(f"/v1/machines/{quote_segment(machine)}")
+        )
 
     def upload(self, machine: MachineModel) -> MachineSummary:
         """Upload a machine; equal contents are one machine."""
         document = codec.to_plain(machine)
-        return resource(MachineSummary, self._connection.post("/v1/machines", document))
+        return read_resource(MachineSummary, self._connection.post("/v1/machines", document))
 
 
 class Profiles:
@@ -253,7 +257,7 @@ class Profiles:
 
     def list(self, *, graph: str | None = None) -> Iterator[ProfileSummary]:
         """List the service's profiles, newest first."""
-        return pages(self._connection, "/v1/profiles", ProfileSummary, {"graph": graph})
+        return read_pages(self._connection, "/v1/profiles", ProfileSummary, {"graph": graph})
 
     def create(
         self,
@@ -277,11 +281,13 @@ class Profiles:
     ) -> WorkloadProfile:
         """Profile a graph and wait; Ctrl-C cancels the job."""
         job = self.create(graph, settings, machine=machine)
-        return self.get(self._jobs.made(job, progress=progress))
+        return self.get(self._jobs.wait_for_id(job, progress=progress))
 
     def get(self, profile: str) -> WorkloadProfile:
         """Return a profile."""
-        return decoded(WorkloadProfile, self._connection.get(f"/v1/profiles/{segment(profile)}"))
+        return decode_document(
+            WorkloadProfile, self._connection.get(f"/v1/profiles/{quote_segment(profile)}")
+        )
 
 
 class Runs:
@@ -292,11 +298,11 @@ class Runs:
 
     def list(self, *, plan: str | None = None, state: str | None = None) -> Iterator[Run]:
         """List runs, newest first."""
-        return pages(self._connection, "/v1/runs", Run, {"plan": plan, "state": state})
+        return read_pages(self._connection, "/v1/runs", Run, {"plan": plan, "state": state})
 
     def get(self, run: str) -> Run:
         """Return a run."""
-        return resource(Run, self._connection.get(_run_at(run)))
+        return read_resource(Run, self._connection.get(_run_at(run)))
 
     def start(
         self,
@@ -338,18 +344,18 @@ class Runs:
 
     def cancel(self, run: str) -> Job:
         """End a run; its checkpoints and report stay."""
-        return resource(Job, self._connection.post(f"{_run_at(run)}/cancel"))
+        return read_resource(Job, self._connection.post(f"{_run_at(run)}/cancel"))
 
     def report(self, run: str) -> RunReport:
         """Return what the run has measured up to its last epoch."""
-        return decoded(RunReport, self._connection.get(f"{_run_at(run)}/report"))
+        return decode_document(RunReport, self._connection.get(f"{_run_at(run)}/report"))
 
     def comparison(self, run: str) -> "Comparison":
         """Compare predicted with measured seconds, per stage."""
         from gnnplan.planner.queries.compare import Comparison
 
         answer = self._connection.get(f"{_run_at(run)}/comparison")
-        return decoded(Comparison, answer)
+        return decode_document(Comparison, answer)
 
     def page(self, run: str) -> bytes:
         """Return the plan's HTML page, with what the run measured."""

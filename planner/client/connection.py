@@ -211,7 +211,7 @@ class Connection:
                 answer = self._http.request(
                     method,
                     self.url + path,
-                    params=_given(params),
+                    params=_drop_none(params),
                     json=body,
                     headers={**self._headers, **(headers or {})},
                 )
@@ -222,7 +222,7 @@ class Connection:
             else:
                 after = wait_of(answer, wait)
                 if answer.status_code not in AGAIN or not tries_left or after is None:
-                    return self._checked(answer)
+                    return self._refuse_failure(answer)
                 time.sleep(after)
             wait *= 2
         raise AssertionError("the last try returns or raises")
@@ -267,7 +267,7 @@ class Connection:
         ) as answer:
             if answer.status_code >= 400:
                 answer.read()
-                self._checked(answer)
+                self._refuse_failure(answer)
             yield answer
 
     def unreachable(self, error: Exception) -> ServiceUnreachableError:
@@ -278,7 +278,7 @@ class Connection:
             "correct the address"
         )
 
-    def _checked(self, answer: httpx2.Response) -> httpx2.Response:
+    def _refuse_failure(self, answer: httpx2.Response) -> httpx2.Response:
         if answer.is_success:
             return answer
         raise _refusal(self.url, answer)
@@ -319,7 +319,7 @@ def _other_service(url: str, answer: httpx2.Response, found: str) -> ServiceUnre
     )
 
 
-def _given(params: Mapping[str, Any] | None) -> dict[str, Any]:
+def _drop_none(params: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: value for name, value in (params or {}).items() if value is not None}
 
 

@@ -21,7 +21,7 @@ from gnnplan.planner.client.connection import (
     ServiceProblemError,
     error_of,
 )
-from gnnplan.planner.client.resources import Attempt, Event, Job, decoded, resource
+from gnnplan.planner.client.resources import Attempt, Event, Job, decode_document, read_resource
 from gnnplan.runtime.errors import GnnplanError
 
 SILENCE_SECONDS = 45.0
@@ -98,12 +98,12 @@ Progress = Callable[[str, float], None]
 OnEvent = Callable[[Event], None]
 
 
-def segment(name: str) -> str:
+def quote_segment(name: str) -> str:
     """Quote a name as one segment of a URL's path."""
     return quote(name, safe="")
 
 
-def pages(
+def read_pages(
     connection: Connection, path: str, cls: type[T], params: dict[str, Any] | None = None
 ) -> Iterator[T]:
     """Yield the items of a list, reading one page after another."""
@@ -111,7 +111,7 @@ def pages(
     while True:
         page = connection.get(path, wanted)
         for item in page["items"]:
-            yield resource(cls, item)
+            yield read_resource(cls, item)
         if page.get("next_cursor") is None:
             return
         wanted["cursor"] = page["next_cursor"]
@@ -128,16 +128,16 @@ class Jobs:
     ) -> Iterator[Job]:
         """List jobs, newest first."""
         params = {"kind": kind, "state": state, "plan": plan}
-        return pages(self._connection, "/v1/jobs", Job, params)
+        return read_pages(self._connection, "/v1/jobs", Job, params)
 
     def get(self, job: str) -> Job:
         """Return a job."""
-        return resource(Job, self._connection.get(f"/v1/jobs/{segment(job)}"))
+        return read_resource(Job, self._connection.get(f"/v1/jobs/{quote_segment(job)}"))
 
     def start(self, path: str, body: Any, *, idempotency_key: str | None = None) -> Job:
         """Send a POST that makes a job."""
         answer = self._connection.post(path, body, idempotency_key=idempotency_key)
-        return resource(Job, answer)
+        return read_resource(Job, answer)
 
     def noop(
         self, *, seconds: float = 0.0, steps: int = 1, idempotency_key: str | None = None
@@ -148,7 +148,7 @@ class Jobs:
 
     def follow(self, job: str, *, after: str | None = None) -> Iterator[Event]:
         """Yield events and log lines behind the event `after`, whatever connections break."""
-        path = f"/v1/jobs/{segment(job)}/events"
+        path = f"/v1/jobs/{quote_segment(job)}/events"
         return follow(self._connection, path, after=after)
 
     def wait(
@@ -172,7 +172,7 @@ class Jobs:
             JobCancelledError: it was cancelled.
         """
         try:
-            ended = self._followed(job, progress, on_event)
+            ended = self._follow_to_end(job, progress, on_event)
         except KeyboardInterrupt:
             if cancel_on_interrupt:
                 with contextlib.suppress(GnnplanError):  # it may have ended just now
@@ -185,40 +185,44 @@ class Jobs:
             raise error_of(Problem.of(reason))
         return ended
 
-    def made(self, job: Job, *, progress: Progress | None = None) -> str:
+    def wait_for_id(self, job: Job, *, progress: Progress | None = None) -> str:
         """Wait for a job and return the id of what it made; Ctrl-C cancels the job."""
         done = self.wait(job, progress=progress, cancel_on_interrupt=True)
         return (done.result or "").rpartition("/")[2]
 
     def cancel(self, job: str) -> Job:
         """Cancel a job; a running one ends soon."""
-        return resource(Job, self._connection.post(f"/v1/jobs/{segment(job)}/cancel"))
+        return read_resource(Job, self._connection.post(f"/v1/jobs/{quote_segment(job)}/cancel"))
 
     def log(self, job: str) -> str:
         """Return the end of what the job's processes printed."""
-        return self._connection.get_bytes(f"/v1/jobs/{segment(job)}/log").decode(errors="replace")
+        return self._connection.get_bytes(f"/v1/jobs/{quote_segment(job)}/log").decode(
+            errors="replace"
+        )
 
     def attempts(self, job: str) -> Iterator[Attempt]:
         """Yield the attempts at a job, oldest first."""
-        return pages(self._connection, f"/v1/jobs/{segment(job)}/attempts", Attempt)
+        return read_pages(self._connection, f"/v1/jobs/{quote_segment(job)}/attempts", Attempt)
 
     def result(self, job: Job, cls: type[T]) -> T:
         """Return the document that a job made."""
-        return decoded(cls, self._connection.get(f"/v1/jobs/{segment(job.id)}/result"))
+        return decode_document(
+            cls, self._connection.get(f"/v1/jobs/{quote_segment(job.id)}/result")
+        )
 
     def answer(self, path: str, body: Any, cls: type[T], *, progress: Progress | None = None) -> T:
         """Start a job, wait, and return its document; Ctrl-C cancels the job."""
         job = self.start(path, body)
         return self.result(self.wait(job, progress=progress, cancel_on_interrupt=True), cls)
 
-    def _followed(self, job: Job, progress: Progress | None, on_event: OnEvent | None) -> Job:
+    def _follow_to_end(self, job: Job, progress: Progress | None, on_event: OnEvent | None) -> Job:
         if job.ended:
             return job
         for event in self.follow(job.id):
             if on_event is not None:
                 on_event(event)
             if event.name == END:
-                return resource(Job, event.data)
+                return read_resource(Job, event.data)
             if event.name == "progress" and progress is not None:
                 progress(str(event.data.get("stage", "")), float(event.data.get("share", 0.0)))
         raise AssertionError("a stream ends with its end")

@@ -65,7 +65,7 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Whether the state is final."""
+        """Return whether the state is final."""
         return self.state in ENDED
 
 
@@ -195,16 +195,16 @@ class Event:
     """Give it as `after` to go on behind this event."""
 
 
-def resource(cls: type[T], document: Any) -> T:
+def read_resource(cls: type[T], document: Any) -> T:
     """Read a resource from JSON; unknown fields are ignored.
 
     Raises:
         ServiceUnreachableError: it is not what a gnnplan service answers.
     """
-    return decoded(cls, _known(cls, document))
+    return decode_document(cls, _drop_unknown(cls, document))
 
 
-def decoded(cls: type[T], document: Any) -> T:
+def decode_document(cls: type[T], document: Any) -> T:
     """Read a document of the planner's or the runtime's, such as a plan or a report.
 
     Raises:
@@ -219,7 +219,7 @@ def decoded(cls: type[T], document: Any) -> T:
         ) from None
 
 
-def _known(cls: type[Any], document: Any) -> Any:
+def _drop_unknown(cls: type[Any], document: Any) -> Any:
     if not isinstance(document, dict):
         return document
     found: dict[str, Any] = {}
@@ -227,7 +227,7 @@ def _known(cls: type[Any], document: Any) -> Any:
         if spec.name in document:
             value: Any = document[spec.name]  # pyright: ignore[reportUnknownVariableType] - JSON
             inner = Progress if spec.type is Progress else None
-            found[spec.name] = value if inner is None else _known(inner, value)
+            found[spec.name] = value if inner is None else _drop_unknown(inner, value)
     return found
 
 

@@ -10,6 +10,7 @@ from gnnplan.planner.queries.compare import Comparison, StageComparison, compare
 from gnnplan.planner.queries.diff import NumberPair, diff
 from gnnplan.planner.report.svg import element, figure, labelled_row, percent
 from gnnplan.planner.report.words import SOURCE_ORDER, share_text, time_text
+from gnnplan.planner.units import counted
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import RunReport
@@ -40,7 +41,7 @@ class Measured:
     report: RunReport
 
 
-def measured(plan: Plan, report: RunReport) -> Measured:
+def compare_run(plan: Plan, report: RunReport) -> Measured:
     """Compare a run with its plan."""
     try:
         found = compare(plan, report)
@@ -164,10 +165,10 @@ def differences(a: Plan, b: Plan) -> Differences:
         if not (told and each.field.startswith("strategy.devices."))
     ]
     return Differences(
-        numbers=_together(far),
+        numbers=_join_equal(far),
         close=len(found.numbers) - len(far),
         decisions=decisions,
-        arrays=numbered(found.arrays),
+        arrays=shorten_names(found.arrays),
     )
 
 
@@ -195,7 +196,7 @@ def ranks_text(plan: Plan) -> str:
     """
     devices = plan.strategy.devices
     places = list(dict.fromkeys(device.memory for device in devices))
-    return f"{len(devices)} rank{'s' if len(devices) > 1 else ''} at {', '.join(numbered(places))}"
+    return f"{counted(len(devices), 'rank')} at {', '.join(shorten_names(places))}"
 
 
 def value_text(value: Any) -> str:
@@ -216,10 +217,10 @@ def value_text(value: Any) -> str:
     return str(value)
 
 
-def numbered(names: list[str]) -> list[str]:
+def shorten_names(names: list[str]) -> list[str]:
     """Shorten runs of names that differ in one number, which counts up.
 
-    >>> numbered(["own_4", "own_5", "own_6", "gpu0.hbm", "gpu1.hbm", "gpu2.hbm", "partition"])
+    >>> shorten_names(["own_4", "own_5", "own_6", "gpu0.hbm", "gpu1.hbm", "gpu2.hbm", "partition"])
     ['own_4 to own_6', 'gpu0.hbm to gpu2.hbm', 'partition']
     """
     runs: list[list[str]] = []
@@ -245,12 +246,12 @@ def _counted_at(before: str, now: str) -> int | None:
     return differ[0] if int(others[differ[0]]) == int(parts[differ[0]]) + 1 else None
 
 
-def _together(pairs: list[NumberPair]) -> list[NumberRow]:
+def _join_equal(pairs: list[NumberPair]) -> list[NumberRow]:
     rows: dict[tuple[str, str, float, float], list[str]] = {}
     for pair in pairs:
         kind, _, name = pair.name.partition(" ")
         rows.setdefault((kind, pair.unit, pair.a, pair.b), []).append(name)
     return [
-        NumberRow(name=f"{kind} {', '.join(numbered(names))}".strip(), unit=unit, a=a, b=b)
+        NumberRow(name=f"{kind} {', '.join(shorten_names(names))}".strip(), unit=unit, a=a, b=b)
         for (kind, unit, a, b), names in rows.items()
     ]

@@ -29,7 +29,7 @@ from gnnplan.planner.report.charts import (
     timeline,
 )
 from gnnplan.planner.report.links import busiest, link_rows
-from gnnplan.planner.report.measured import draw_measured, measured
+from gnnplan.planner.report.measured import compare_run, draw_measured
 from gnnplan.planner.report.svg import element, plain
 from gnnplan.planner.report.topology import draw_topology
 from gnnplan.planner.report.words import (
@@ -158,7 +158,7 @@ def sections(
     """
     laid = timeline(plan)
     bars, devices = memory_bars(plan), device_rows(plan)
-    run = None if report is None else measured(plan, report)
+    run = None if report is None else compare_run(plan, report)
     links = None if machine is None else link_rows(machine, plan)
     return {
         "plan": plan,

@@ -37,10 +37,12 @@ def element(name: str, *children: str | Markup, **attributes: Attribute) -> Mark
     Markup('<text class="name" text-anchor="end" x="1.5">a &lt; b</text>')
     """
     words = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(_written(value))}"'
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_number_text(value))}"'
         for key, value in attributes.items()
     )
-    inside = "".join(str(escape(plain(child))) if _raw(child) else str(child) for child in children)
+    inside = "".join(
+        str(escape(plain(child))) if _is_text(child) else str(child) for child in children
+    )
     return Markup(f"<{name}{words}>{inside}</{name}>")
 
 
@@ -64,7 +66,7 @@ def figure(
     """
     size: dict[str, Attribute] = {"height": height, "width": "100%" if width is None else width}
     if width is not None:
-        size["viewBox"] = f"0 0 {_written(width)} {_written(height)}"
+        size["viewBox"] = f"0 0 {_number_text(width)} {_number_text(height)}"
     return element(
         "svg",
         element("title", title, id=f"{name}-title"),
@@ -95,14 +97,14 @@ def percent(share: float) -> str:
     >>> percent(0.12345)
     '12.345%'
     """
-    return f"{_written(round(100 * share, 3))}%"
+    return f"{_number_text(round(100 * share, 3))}%"
 
 
-def _raw(child: str | Markup) -> bool:
+def _is_text(child: str | Markup) -> bool:
     return not isinstance(child, Markup)
 
 
-def _written(value: Attribute) -> str:
+def _number_text(value: Attribute) -> str:
     if isinstance(value, str):
         return plain(value)
     return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

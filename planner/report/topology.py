@@ -82,7 +82,7 @@ def layout(machine: MachineModel) -> Layout:
         x_of = {name: left + (i + 0.5) * width / len(gpus) for i, name in enumerate(gpus)}
         for level in sorted({_level(n, k, depth) for n, k in mine.items()}, reverse=True):
             row = [n for n in mine if n not in x_of and _level(n, mine[n], depth) == level]
-            x_of |= _spread(row, parents, x_of, left, width)
+            x_of |= _place_row(row, parents, x_of, left, width)
         for name, kind in mine.items():
             y = y_of[_level(name, kind, depth)]
             nodes[name] = Node(name=name, kind=kind, host=host, x=x_of[name], y=y)
@@ -159,7 +159,7 @@ def _parents(
     return joined
 
 
-def _spread(
+def _place_row(
     row: list[str],
     joined: dict[str, set[str]],
     x_of: dict[str, float],

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gnnplan.api.connections import RESERVED_FILES, GuardedProtocol, within_files
+from gnnplan.api.connections import RESERVED_FILES, GuardedProtocol, limit_to_files
 from gnnplan.api.serve import connection_limits, server_of
 from gnnplan.api.settings import ServiceSettings
 from tests.support.ranks import free_port
@@ -227,8 +227,8 @@ def test_one_address_never_takes_all_and_files_are_left_for_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(resource, "getrlimit", lambda _kind: (1024, 4096))
-    assert within_files(5000) == 1024 - RESERVED_FILES
-    assert within_files(100) == 100
+    assert limit_to_files(5000) == 1024 - RESERVED_FILES
+    assert limit_to_files(100) == 100
     found = connection_limits(ServiceSettings(data_dir=Path("unused")))
     assert (found.most, found.most_of_client) == (768, 576)
 

@@ -10,10 +10,10 @@ from fastapi.testclient import TestClient
 from gnnplan.api.security import (
     OutsideRootsError,
     RateLimit,
-    confined,
+    confine_path,
     create_key,
     dataset_folder,
-    hash_of,
+    hash_key,
 )
 from gnnplan.api.serve import is_loopback, main
 from gnnplan.api.storage.storage import Storage
@@ -96,7 +96,7 @@ def test_a_revoked_key_is_refused_after_a_second(
     headers = bearer(keys["plan"])
     assert client.post("/v1/jobs", json={}, headers=headers).status_code == 202
     access = client.app.state.service.storage.access  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
-    row = access.key_of_hash(hash_of(keys["plan"]))
+    row = access.key_of_hash(hash_key(keys["plan"]))
     assert access.revoke(row.id)
     clock.now += 1.0
     assert client.post("/v1/jobs", json={}, headers=headers).status_code == 401
@@ -212,9 +212,9 @@ def test_links_out_of_the_roots_are_refused(tmp_path: Path):
     (root / "way-out").symlink_to(secret)
     (root / "loop").symlink_to(root / "loop")
     with pytest.raises(OutsideRootsError):
-        confined([root], "way-out")
+        confine_path([root], "way-out")
     with pytest.raises(OutsideRootsError):
-        confined([root], "way-out/x.npy")
+        confine_path([root], "way-out/x.npy")
     assert dataset_folder([root], "graph") == root / "graph"
     (root / "graph" / "x.npy").symlink_to(secret / "x.npy")
     with pytest.raises(OutsideRootsError, match="inside the graph roots"):
@@ -327,7 +327,7 @@ def test_a_bucket_refills_at_its_rate(monkeypatch: pytest.MonkeyPatch):
 def test_a_key_of_another_database_is_unknown(tmp_path: Path):
     storage = Storage(tmp_path / "one")
     row, text = create_key(storage.access, "x", ["admin"])
-    assert storage.access.key_of_hash(hash_of(text)).id == row.id  # pyright: ignore[reportOptionalMemberAccess]
+    assert storage.access.key_of_hash(hash_key(text)).id == row.id  # pyright: ignore[reportOptionalMemberAccess]
     storage.close()
     with make_client(tmp_path) as client:
         assert client.get("/v1/jobs", headers=bearer(text)).status_code == 401
