@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path as FilePath
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 from markupsafe import Markup
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
@@ -15,7 +15,7 @@ from gnnplan.api.errors import ConflictError
 from gnnplan.api.jobs.events import EVENTS_FILE, event_of
 from gnnplan.api.requests import RunRequest
 from gnnplan.api.resources import job_of
-from gnnplan.api.routes.common import CallerIn, ServiceIn
+from gnnplan.api.routes.common import CallerIn, Cursor, Id, ServiceIn
 from gnnplan.api.security import Maker, Reader, Runner
 from gnnplan.api.service import jobs, runs
 from gnnplan.api.service.context import Service
@@ -52,7 +52,7 @@ class Loss:
         return f"epoch {self.epoch}, {'mean' if self.step is None else f'step {self.step}'}"
 
 
-def read_losses(folder: FilePath) -> list[Loss]:
+def read_losses(folder: Path) -> list[Loss]:
     """Read the losses that a job reported last, thinned to what a picture can show.
 
     Of step losses and epoch means the longer list is taken: short runs report few steps, since step
@@ -121,7 +121,6 @@ def draw_losses(found: list[Loss]) -> Markup:
 
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
-JobId = Annotated[str, Path(max_length=64)]
 LOG_LINES = 200
 
 
@@ -130,7 +129,7 @@ def list_jobs(
     request: Request,
     service: ServiceIn,
     _who: Reader,
-    cursor: Annotated[str | None, Query(max_length=512)] = None,
+    cursor: Cursor = None,
 ) -> Response:
     """List jobs, newest first; htmx asks again for the rows."""
     found = service.storage.database.page(JobRow, cursor=cursor)
@@ -140,7 +139,7 @@ def list_jobs(
 
 
 @router.get("/jobs/{job}")
-def show_job(request: Request, service: ServiceIn, who: Reader, job: JobId) -> Response:
+def show_job(request: Request, service: ServiceIn, who: Reader, job: Id) -> Response:
     """Show one job; htmx asks again for what changes."""
     row = jobs.get_job(service, job)
     found = job_of(row)
@@ -160,13 +159,10 @@ def show_job(request: Request, service: ServiceIn, who: Reader, job: JobId) -> R
 
 
 @router.post("/jobs/{job}/cancel")
-def cancel_job(service: ServiceIn, who: Maker, job: JobId) -> Response:
+def cancel_job(service: ServiceIn, who: Maker, job: Id) -> Response:
     """Cancel a job and return to it."""
     row = jobs.cancel_job(service, who, job)
     return redirect_to(f"/runs/{row.id}" if row.kind == "train" else f"/jobs/{row.id}")
-
-
-RunId = Annotated[str, Path(max_length=64)]
 
 
 @router.post("/plans/{plan}/train")
@@ -175,7 +171,7 @@ async def start_run(
     service: ServiceIn,
     _who: Runner,
     caller: CallerIn,
-    plan: Annotated[str, Path(max_length=64)],
+    plan: Id,
 ) -> Response:
     """Train under the plan; lead to the run."""
     fields = await form(request)
@@ -189,7 +185,7 @@ async def start_run(
 
 
 @router.get("/runs/{run}")
-def show_run(request: Request, service: ServiceIn, who: Reader, run: RunId) -> Response:
+def show_run(request: Request, service: ServiceIn, who: Reader, run: Id) -> Response:
     """Show one run; htmx asks again for what changes."""
     row = runs.get_run(service, run)
     plan = runs.plan_of_run(service, row)

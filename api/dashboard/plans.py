@@ -14,7 +14,7 @@ from gnnplan.api.dashboard.pages import PageRoute, form, headers, page, redirect
 from gnnplan.api.errors import ServiceError
 from gnnplan.api.requests import PlanRequest
 from gnnplan.api.resources import resource_of
-from gnnplan.api.routes.common import CallerIn, ServiceIn
+from gnnplan.api.routes.common import CallerIn, Cursor, Id, ServiceIn
 from gnnplan.api.security import Planner, Reader
 from gnnplan.api.service import inputs, plans, runs
 from gnnplan.api.service.artefacts import drawn_machine, measured_report, plan_page
@@ -124,7 +124,6 @@ def _form(
     )
 
 
-PlanId = Annotated[str, Path(max_length=64)]
 Which = Annotated[str, Query(max_length=64)]
 
 
@@ -134,7 +133,7 @@ def list_plans(
     request: Request,
     service: ServiceIn,
     _who: Reader,
-    cursor: Annotated[str | None, Query(max_length=512)] = None,
+    cursor: Cursor = None,
 ) -> Response:
     """List plans, newest first."""
     rows, next_cursor = _summaries(service, cursor=cursor)
@@ -149,7 +148,7 @@ def _summaries(
 
 
 @router.get("/plans/{plan}")
-def show_plan(request: Request, service: ServiceIn, _who: Reader, plan: PlanId) -> Response:
+def show_plan(request: Request, service: ServiceIn, _who: Reader, plan: Id) -> Response:
     """Show a plan as its report does."""
     found = plans.get_plan(service, plan)
     made = runs.list_runs(service, plan=plan, limit=20).items
@@ -165,7 +164,7 @@ def show_plan(request: Request, service: ServiceIn, _who: Reader, plan: PlanId) 
 
 
 @router.get("/plans/{plan}/report.html")
-def take_report(service: ServiceIn, _who: Reader, plan: PlanId) -> Response:
+def take_report(service: ServiceIn, _who: Reader, plan: Id) -> Response:
     """Download the plan's self-contained page, with a run's measurements, if any."""
     found = plans.get_plan(service, plan)
     name = f'attachment; filename="plan-{found.plan_id[:12]}.html"'
@@ -213,7 +212,7 @@ def list_machines(
     request: Request,
     service: ServiceIn,
     _who: Reader,
-    cursor: Annotated[str | None, Query(max_length=512)] = None,
+    cursor: Cursor = None,
 ) -> Response:
     """List presets and uploaded machines."""
     found = inputs.list_machines(service, cursor=cursor, limit=50)

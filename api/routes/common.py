@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Depends, Header, Query, Request, Response
+from fastapi import Depends, Header, Path, Query, Request, Response
 from fastapi.routing import APIRoute
 
 from gnnplan.api.errors import UnprocessableError
@@ -78,6 +78,9 @@ def query_names(route: APIRoute) -> list[str]:
     return sorted(names)
 
 
+Id = Annotated[str, Path(max_length=64)]
+Cursor = Annotated[str | None, Query(max_length=512)]
+PlanFilter = Annotated[str | None, Query(max_length=64, description="Id of a plan.")]
 ServiceIn = Annotated[Service, Depends(service_of)]
 CallerIn = Annotated[Caller, Depends(caller_of)]
 PageIn = Annotated[dict[str, Any], Depends(page_of)]

@@ -10,6 +10,7 @@ from gnnplan.api.requests import ProfileRequest
 from gnnplan.api.resources import Document, PageOf, resource_of
 from gnnplan.api.routes.common import (
     CallerIn,
+    Id,
     PageIn,
     ServiceIn,
     answer_accepted,
@@ -110,7 +111,7 @@ def get_profile(
     request: Request,
     service: ServiceIn,
     _who: Reader,
-    profile: Annotated[str, Path(max_length=64)],
+    profile: Id,
 ) -> Response:
     """A profile's numbers."""
     row = service.storage.database.get(ProfileRow, profile)

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 from fastapi.sse import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 
@@ -10,7 +10,9 @@ from gnnplan.api.requests import NoopRequest, RunRequest
 from gnnplan.api.resources import Document, PageOf, job_of, resource_of, run_of
 from gnnplan.api.routes.common import (
     CallerIn,
+    Id,
     PageIn,
+    PlanFilter,
     ServiceIn,
     answer_accepted,
     answer_resource,
@@ -29,8 +31,6 @@ from gnnplan.runtime.report import RunReport
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 runs_router = APIRouter(prefix="/v1/runs", tags=["runs"])
-JobId = Annotated[str, Path(max_length=64)]
-RunId = Annotated[str, Path(max_length=64)]
 LastEventId = Annotated[str | None, Header(max_length=64, description="Go on behind this event.")]
 TEXT, EVENTS = answers_text("text/plain"), answers_text("text/event-stream")
 
@@ -42,7 +42,7 @@ def list_jobs(
     page: PageIn,
     kind: JobKind | None = None,
     state: JobState | None = None,
-    plan: Annotated[str | None, Query(max_length=64, description="Id of a plan.")] = None,
+    plan: PlanFilter = None,
 ) -> PageOf[Job]:
     """Jobs, newest first."""
     found = service.storage.database.page(JobRow, kind=kind, state=state, subject=plan, **page)
@@ -58,19 +58,19 @@ def create_job(
 
 
 @router.get("/{job}", response_model=Job)
-def get_job(request: Request, service: ServiceIn, _who: Reader, job: JobId) -> Response:
+def get_job(request: Request, service: ServiceIn, _who: Reader, job: Id) -> Response:
     """State, progress, result or problem."""
     return answer_resource(request, job_of(jobs.get_job(service, job)))
 
 
 @router.get("/{job}/attempts")
-def list_attempts(service: ServiceIn, _who: Reader, job: JobId) -> PageOf[Attempt]:
+def list_attempts(service: ServiceIn, _who: Reader, job: Id) -> PageOf[Attempt]:
     """What was tried for the job, first attempt first."""
     return PageOf(items=[resource_of(Attempt, row) for row in jobs.list_attempts(service, job)])
 
 
 @router.post("/{job}/cancel", status_code=202)
-def cancel_job(service: ServiceIn, who: Maker, job: JobId) -> Job:
+def cancel_job(service: ServiceIn, who: Maker, job: Id) -> Job:
     """Cancel a job of one's own that waits; one that runs ends soon.
 
     It takes the scope that made it: run for training, plan for the rest; admin for others' jobs.
@@ -79,14 +79,14 @@ def cancel_job(service: ServiceIn, who: Maker, job: JobId) -> Job:
 
 
 @router.get("/{job}/result", response_model=Document)
-def get_result(request: Request, service: ServiceIn, _who: Reader, job: JobId) -> Response:
+def get_result(request: Request, service: ServiceIn, _who: Reader, job: Id) -> Response:
     """The document that a job made."""
     data, digest = jobs.job_result(service, job)
     return answer_tagged(request, data, tag=digest[:32])
 
 
 @router.get("/{job}/log", response_class=Response, responses=TEXT)
-def get_log(service: ServiceIn, _who: Reader, job: JobId) -> Response:
+def get_log(service: ServiceIn, _who: Reader, job: Id) -> Response:
     """The last mebibyte of what the job's processes printed."""
     return Response(jobs.job_log(service, job), media_type="text/plain; charset=utf-8")
 
@@ -96,7 +96,7 @@ async def follow_job(
     request: Request,
     service: ServiceIn,
     _who: Reader,
-    job: JobId,
+    job: Id,
     last_event_id: LastEventId = None,
 ) -> Response:
     """Progress, events and log lines as they come; `end` is the last event."""
@@ -119,7 +119,7 @@ def list_runs(
     service: ServiceIn,
     _who: Reader,
     page: PageIn,
-    plan: Annotated[str | None, Query(max_length=64, description="Id of a plan.")] = None,
+    plan: PlanFilter = None,
     state: JobState | None = None,
 ) -> PageOf[Run]:
     """Runs, newest first."""
@@ -135,7 +135,7 @@ def start_run(
 
 
 @runs_router.get("/{run}", response_model=Run)
-def get_run(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> Response:
+def get_run(request: Request, service: ServiceIn, _who: Reader, run: Id) -> Response:
     """State and progress of a run."""
     return answer_resource(request, run_of(runs.get_run(service, run)))
 
@@ -145,7 +145,7 @@ async def follow_run(
     request: Request,
     service: ServiceIn,
     _who: Reader,
-    run: RunId,
+    run: Id,
     last_event_id: LastEventId = None,
 ) -> Response:
     """Steps, epochs and log lines as they come; `end` is the last event."""
@@ -154,26 +154,26 @@ async def follow_run(
 
 
 @runs_router.post("/{run}/cancel", status_code=202)
-def cancel_run(service: ServiceIn, who: Runner, run: RunId) -> Job:
+def cancel_run(service: ServiceIn, who: Runner, run: Id) -> Job:
     """End a run of one's own; its checkpoints and what it measured stay."""
     runs.get_run(service, run)
     return job_of(jobs.cancel_job(service, who, run))
 
 
 @runs_router.get("/{run}/report", response_model=RunReport)
-def get_report(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> Response:
+def get_report(request: Request, service: ServiceIn, _who: Reader, run: Id) -> Response:
     """What the run has measured, up to its last epoch."""
     return answer_tagged(request, as_json(runs.run_report(service, run)))
 
 
 @runs_router.get("/{run}/comparison", response_model=Comparison)
-def get_comparison(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> Response:
+def get_comparison(request: Request, service: ServiceIn, _who: Reader, run: Id) -> Response:
     """Predicted against measured, per stage."""
     return answer_tagged(request, as_json(runs.run_comparison(service, run)))
 
 
 @runs_router.get("/{run}/report.html", response_class=Response, responses=answers_text("text/html"))
-def get_page(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> Response:
+def get_page(request: Request, service: ServiceIn, _who: Reader, run: Id) -> Response:
     """The plan as one self-contained page, beside what the run measured."""
     return answer_tagged(
         request, artefacts.run_page(service, run).encode(), media_type=artefacts.HTML
@@ -181,6 +181,6 @@ def get_page(request: Request, service: ServiceIn, _who: Reader, run: RunId) -> 
 
 
 @runs_router.get("/{run}/log", name="get_log", response_class=Response, responses=TEXT)
-def get_run_log(service: ServiceIn, _who: Reader, run: RunId) -> Response:
+def get_run_log(service: ServiceIn, _who: Reader, run: Id) -> Response:
     """The last mebibyte of what the ranks printed."""
     return Response(runs.run_log(service, run), media_type="text/plain; charset=utf-8")

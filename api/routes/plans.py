@@ -11,6 +11,7 @@ from gnnplan.api.requests import PlanRequest, SimulationRequest, WhatIfRequest, 
 from gnnplan.api.resources import PageOf, resource_of
 from gnnplan.api.routes.common import (
     CallerIn,
+    Id,
     PageIn,
     ServiceIn,
     answer_accepted,
@@ -27,7 +28,6 @@ from gnnplan.planner.queries.explain import Explanation
 from gnnplan.runtime.plan.schema import Plan
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
-PlanId = Annotated[str, Path(max_length=64)]
 Filter = Query(max_length=4096)
 _TEXT, _ANY = {"schema": {"type": "string"}}, dict[str, Any]()
 ARTEFACT: dict[int | str, dict[str, Any]] = {
@@ -81,7 +81,7 @@ def create_plan(
 
 
 @router.get("/{plan}", response_model=Plan)
-async def get_plan(request: Request, service: ServiceIn, _who: Reader, plan: PlanId) -> Response:
+async def get_plan(request: Request, service: ServiceIn, _who: Reader, plan: Id) -> Response:
     """A plan, exactly as plan.json holds it."""
     document = service.documents.get(f"{plan}/plan")
     if document is None:
@@ -93,7 +93,7 @@ async def get_plan(request: Request, service: ServiceIn, _who: Reader, plan: Pla
 def delete_plan(
     service: ServiceIn,
     who: Planner,
-    plan: PlanId,
+    plan: Id,
     with_runs: Annotated[
         bool, Query(description="Remove its runs too; else a plan that has some is kept (409).")
     ] = False,
@@ -103,7 +103,7 @@ def delete_plan(
 
 
 @router.get("/{plan}/explain", response_model=Explanation)
-def explain_plan(request: Request, service: ServiceIn, _who: Reader, plan: PlanId) -> Response:
+def explain_plan(request: Request, service: ServiceIn, _who: Reader, plan: Id) -> Response:
     """Where the time goes, where rows live, and why the runner-up lost."""
     document = plans.explanation_document(service, plan)
     return answer_tagged(request, document, cache=UNCHANGING)
@@ -114,7 +114,7 @@ def diff_plans(
     request: Request,
     service: ServiceIn,
     _who: Reader,
-    plan: PlanId,
+    plan: Id,
     other: Annotated[str, Query(max_length=64, description="Id of the other plan.")],
 ) -> Response:
     """What two plans decide and predict differently."""
@@ -126,7 +126,7 @@ def why_not(
     service: ServiceIn,
     _who: Planner,
     caller: CallerIn,
-    plan: PlanId,
+    plan: Id,
     body: WhyNotRequest,
     response: Response,
 ) -> Job:
@@ -139,7 +139,7 @@ def what_if(
     service: ServiceIn,
     _who: Planner,
     caller: CallerIn,
-    plan: PlanId,
+    plan: Id,
     body: WhatIfRequest,
     response: Response,
 ) -> Job:
@@ -152,7 +152,7 @@ def simulate(
     service: ServiceIn,
     _who: Planner,
     caller: CallerIn,
-    plan: PlanId,
+    plan: Id,
     body: SimulationRequest,
     response: Response,
 ) -> Job:
@@ -161,7 +161,7 @@ def simulate(
 
 
 @router.get("/{plan}/artefacts")
-def list_artefacts(service: ServiceIn, _who: Reader, plan: PlanId) -> PageOf[ArtefactSummary]:
+def list_artefacts(service: ServiceIn, _who: Reader, plan: Id) -> PageOf[ArtefactSummary]:
     """Files of the plan, and job files for schedulers."""
     return PageOf(items=artefacts.list_artefacts(service, plan))
 
@@ -175,7 +175,7 @@ def get_artefact(
     request: Request,
     service: ServiceIn,
     _who: Reader,
-    plan: PlanId,
+    plan: Id,
     name: Annotated[str, Path(max_length=255)],
 ) -> Response:
     """One file of the plan."""
