@@ -126,10 +126,7 @@ LOG_LINES = 200
 
 @router.get("/jobs")
 def list_jobs(
-    request: Request,
-    service: ServiceIn,
-    _who: Reader,
-    cursor: Cursor = None,
+    request: Request, service: ServiceIn, _who: Reader, cursor: Cursor = None
 ) -> Response:
     """List jobs, newest first; htmx asks again for the rows."""
     found = service.storage.database.page(JobRow, cursor=cursor)
@@ -167,11 +164,7 @@ def cancel_job(service: ServiceIn, who: Maker, job: Id) -> Response:
 
 @router.post("/plans/{plan}/train")
 async def start_run(
-    request: Request,
-    service: ServiceIn,
-    _who: Runner,
-    caller: CallerIn,
-    plan: Id,
+    request: Request, service: ServiceIn, _who: Runner, caller: CallerIn, plan: Id
 ) -> Response:
     """Train under the plan; lead to the run."""
     fields = await form(request)

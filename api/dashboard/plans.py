@@ -130,10 +130,7 @@ Which = Annotated[str, Query(max_length=64)]
 @router.get("/")
 @router.get("/plans")
 def list_plans(
-    request: Request,
-    service: ServiceIn,
-    _who: Reader,
-    cursor: Cursor = None,
+    request: Request, service: ServiceIn, _who: Reader, cursor: Cursor = None
 ) -> Response:
     """List plans, newest first."""
     rows, next_cursor = _summaries(service, cursor=cursor)
@@ -209,10 +206,7 @@ def _side(name: str, plan: Plan, step: Timeline, whole_seconds: float) -> dict[s
 
 @router.get("/machines")
 def list_machines(
-    request: Request,
-    service: ServiceIn,
-    _who: Reader,
-    cursor: Cursor = None,
+    request: Request, service: ServiceIn, _who: Reader, cursor: Cursor = None
 ) -> Response:
     """List presets and uploaded machines."""
     found = inputs.list_machines(service, cursor=cursor, limit=50)

@@ -90,10 +90,7 @@ class Execution:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 env=os.environ
-                | {
-                    "PYTHONPATH": os.pathsep.join(p for p in paths if p),
-                    "PYTHONUNBUFFERED": "1",
-                },
+                | {"PYTHONPATH": os.pathsep.join(p for p in paths if p), "PYTHONUNBUFFERED": "1"},
             )
 
     def _follow(self, process: "subprocess.Popen[bytes]") -> Ended:

@@ -98,10 +98,7 @@ def _profile(storage: Storage, job: JobRow, result: dict[str, Any]) -> Ending:
         created_seconds=time.time(),
     )
     return Ending(
-        state="succeeded",
-        result=f"/v1/profiles/{profile_id}",
-        result_sha256=digest,
-        rows=(row,),
+        state="succeeded", result=f"/v1/profiles/{profile_id}", result_sha256=digest, rows=(row,)
     )
 
 

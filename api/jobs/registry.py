@@ -37,10 +37,7 @@ KINDS = {
     "why-not": Kind(work="gnnplan.api.jobs.planning:hold_policy"),
     "what-if": Kind(work="gnnplan.api.jobs.planning:change_plan"),
     "train": Kind(
-        work="gnnplan.api.jobs.train:run",
-        lane=EXCLUSIVE,
-        limit_seconds=7 * 86400.0,
-        scope="run",
+        work="gnnplan.api.jobs.train:run", lane=EXCLUSIVE, limit_seconds=7 * 86400.0, scope="run"
     ),
 }
 

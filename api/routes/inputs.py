@@ -107,12 +107,7 @@ def create_profile(
 
 
 @profiles_router.get("/{profile}", response_model=WorkloadProfile)
-def get_profile(
-    request: Request,
-    service: ServiceIn,
-    _who: Reader,
-    profile: Id,
-) -> Response:
+def get_profile(request: Request, service: ServiceIn, _who: Reader, profile: Id) -> Response:
     """A profile's numbers."""
     row = service.storage.database.get(ProfileRow, profile)
     data = None if row is None else service.storage.artefacts.get(row.sha256)

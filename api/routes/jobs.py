@@ -93,11 +93,7 @@ def get_log(service: ServiceIn, _who: Reader, job: Id) -> Response:
 
 @router.get("/{job}/events", response_class=Response, responses=EVENTS)
 async def follow_job(
-    request: Request,
-    service: ServiceIn,
-    _who: Reader,
-    job: Id,
-    last_event_id: LastEventId = None,
+    request: Request, service: ServiceIn, _who: Reader, job: Id, last_event_id: LastEventId = None
 ) -> Response:
     """Progress, events and log lines as they come; `end` is the last event."""
     await run_in_threadpool(jobs.get_job, service, job)
@@ -142,11 +138,7 @@ def get_run(request: Request, service: ServiceIn, _who: Reader, run: Id) -> Resp
 
 @runs_router.get("/{run}/events", response_class=Response, responses=EVENTS)
 async def follow_run(
-    request: Request,
-    service: ServiceIn,
-    _who: Reader,
-    run: Id,
-    last_event_id: LastEventId = None,
+    request: Request, service: ServiceIn, _who: Reader, run: Id, last_event_id: LastEventId = None
 ) -> Response:
     """Steps, epochs and log lines as they come; `end` is the last event."""
     await run_in_threadpool(runs.get_run, service, run)

@@ -166,11 +166,7 @@ def list_artefacts(service: ServiceIn, _who: Reader, plan: Id) -> PageOf[Artefac
     return PageOf(items=artefacts.list_artefacts(service, plan))
 
 
-@router.get(
-    "/{plan}/artefacts/{name}",
-    response_class=Response,
-    responses=ARTEFACT,
-)
+@router.get("/{plan}/artefacts/{name}", response_class=Response, responses=ARTEFACT)
 def get_artefact(
     request: Request,
     service: ServiceIn,

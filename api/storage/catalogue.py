@@ -9,14 +9,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.exc import IntegrityError
 
 from gnnplan.api.storage.database import Database
-from gnnplan.api.storage.tables import (
-    AuditRow,
-    JobRow,
-    KeyRow,
-    MachineRow,
-    PlanRequestRow,
-    PlanRow,
-)
+from gnnplan.api.storage.tables import AuditRow, JobRow, KeyRow, MachineRow, PlanRequestRow, PlanRow
 
 
 class PlanInUseError(Exception):

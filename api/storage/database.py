@@ -75,12 +75,7 @@ class Database:
             return session.get(table, key)
 
     def page(
-        self,
-        table: type[Row],
-        *,
-        cursor: str | None = None,
-        limit: int = 50,
-        **equal: str | None,
+        self, table: type[Row], *, cursor: str | None = None, limit: int = 50, **equal: str | None
     ) -> Page[Row]:
         """Return one page of a table, newest rows first.
 

@@ -267,9 +267,7 @@ def _end_attempts(session: Session, job_id: str, before: int, outcome: str) -> N
     session.execute(
         update(AttemptRow)
         .where(
-            AttemptRow.job_id == job_id,
-            AttemptRow.attempt < before,
-            AttemptRow.outcome.is_(None),
+            AttemptRow.job_id == job_id, AttemptRow.attempt < before, AttemptRow.outcome.is_(None)
         )
         .values(outcome=outcome, ended_seconds=time.time())
     )

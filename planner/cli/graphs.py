@@ -79,10 +79,7 @@ def all_facts(graph: Graph, findings: list[Finding]) -> dict[str, object]:
         "edge_weight": _range_of(graph.edge_weight),
         "edges_by_type": _by_type(graph.edge_type, graph.meta.edge_types),
         "nodes_by_type": _by_type(graph.node_type, graph.meta.node_types),
-        "held_out_links_stored": {
-            "val": leaks.get("val_idx", 0),
-            "test": leaks.get("test_idx", 0),
-        }
+        "held_out_links_stored": {"val": leaks.get("val_idx", 0), "test": leaks.get("test_idx", 0)}
         if graph.task == "link"
         else None,
         "findings": findings,
@@ -174,8 +171,7 @@ PAPER_SHARE = 0.6
 """Share of papers among a typed graph's nodes; the others are authors."""
 
 Overwrite = Annotated[
-    bool,
-    typer.Option("--overwrite", help="Let an earlier dataset step aside, to DIR.previous."),
+    bool, typer.Option("--overwrite", help="Let an earlier dataset step aside, to DIR.previous.")
 ]
 
 app = typer.Typer(help="Generate, import and look at graph datasets.", no_args_is_help=True)

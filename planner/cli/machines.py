@@ -185,8 +185,7 @@ def show_command(
 def import_command(
     source: Annotated[Path, typer.Argument(help="NCCL topology XML, or nvbandwidth -j output.")],
     onto: Annotated[
-        str,
-        typer.Option(help="Preset or machine file that supplies what the file does not say."),
+        str, typer.Option(help="Preset or machine file that supplies what the file does not say.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Machine file to write.")] = Path(
         "machine.json"

@@ -136,9 +136,7 @@ def machine_for_planning(name: str | None, graph: Path | None = None) -> Machine
 
 
 def explain_command(
-    plan: PlanArgument,
-    server: ServerOption = None,
-    as_json: JsonFlag = False,
+    plan: PlanArgument, server: ServerOption = None, as_json: JsonFlag = False
 ) -> None:
     """Where the time goes, where rows live, and why the runner-up lost."""
     from gnnplan.planner.queries.explain import explain, render

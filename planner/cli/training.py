@@ -51,8 +51,7 @@ class EmitOptions:
         str, typer.Option(help="Container image with gnnplan, for --emit kubernetes.")
     ] = "gnnplan:latest"
     claim: Annotated[
-        str,
-        typer.Option(help="Volume claim that holds the job's folders, for --emit kubernetes."),
+        str, typer.Option(help="Volume claim that holds the job's folders, for --emit kubernetes.")
     ] = "gnnplan-data"
 
     def write(

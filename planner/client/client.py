@@ -332,11 +332,7 @@ class Runs:
         return follow(self._connection, f"{_run_at(run)}/events", after=after)
 
     def wait(
-        self,
-        job: Job,
-        *,
-        on_event: OnEvent | None = None,
-        cancel_on_interrupt: bool = False,
+        self, job: Job, *, on_event: OnEvent | None = None, cancel_on_interrupt: bool = False
     ) -> RunReport:
         """Return the report of a run after it has succeeded; as `Jobs.wait`."""
         self._jobs.wait(job, on_event=on_event, cancel_on_interrupt=cancel_on_interrupt)

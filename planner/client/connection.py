@@ -260,10 +260,7 @@ class Connection:
         """
         timeout = httpx2.Timeout(60.0, connect=10.0, read=read_seconds)
         with self._http.stream(
-            "GET",
-            self.url + path,
-            headers={**self._headers, **(headers or {})},
-            timeout=timeout,
+            "GET", self.url + path, headers={**self._headers, **(headers or {})}, timeout=timeout
         ) as answer:
             if answer.status_code >= 400:
                 answer.read()

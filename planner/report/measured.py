@@ -51,11 +51,7 @@ def compare_run(plan: Plan, report: RunReport) -> Measured:
     whole = StageComparison(predicted=step.predicted, measured=step.measured, ape=step.ape)
     rows = [("step", whole), *found.stages.items(), *found.minor_stages.items()]
     return Measured(
-        comparison=found,
-        refusal="",
-        stages=rows,
-        sources=_sources(plan, report),
-        report=report,
+        comparison=found, refusal="", stages=rows, sources=_sources(plan, report), report=report
     )
 
 
@@ -100,13 +96,7 @@ def _row(stage: str, row: StageComparison, whole: float, top: int) -> Markup:
     value = f"{time_text(row.predicted)} / {time_text(row.measured)}, off by {share_text(row.ape)}"
     bars = [
         element(
-            "rect",
-            class_=kind,
-            x=0,
-            y=top + y,
-            width=percent(seconds / whole),
-            height=BAR,
-            rx=2,
+            "rect", class_=kind, x=0, y=top + y, width=percent(seconds / whole), height=BAR, rx=2
         )
         for kind, seconds, y in (
             ("bar predicted", row.predicted, 20),

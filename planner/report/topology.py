@@ -160,11 +160,7 @@ def _parents(
 
 
 def _place_row(
-    row: list[str],
-    joined: dict[str, set[str]],
-    x_of: dict[str, float],
-    left: float,
-    width: float,
+    row: list[str], joined: dict[str, set[str]], x_of: dict[str, float], left: float, width: float
 ) -> dict[str, float]:
     """Place each part of a row above its links below; all evenly where that is too tight."""
     wanted: dict[str, float] = {}
@@ -211,10 +207,7 @@ class Edge:
 
 
 def draw_topology(
-    machine: MachineModel,
-    rows: Sequence[LinkRow],
-    *,
-    used: set[str] | None = None,
+    machine: MachineModel, rows: Sequence[LinkRow], *, used: set[str] | None = None
 ) -> Markup:
     """Draw a machine.
 
