@@ -22,7 +22,7 @@ from gnnplan.api.middleware import Gate
 from gnnplan.api.routes import inputs, jobs, operations, plans
 from gnnplan.api.routes.common import no_other_parameters
 from gnnplan.api.service.context import Service, open_service
-from gnnplan.api.service.events import JobStates
+from gnnplan.api.service.jobs import JobStates
 from gnnplan.api.service.runs import count_error
 from gnnplan.api.settings import ServiceSettings
 

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from gnnplan.api.dashboard.pages import PageRoute, form, page, part_status, redirect_to
 from gnnplan.api.errors import ConflictError
-from gnnplan.api.jobs.events import EVENTS_FILE, event_of
+from gnnplan.api.jobs.process import EVENTS_FILE, event_of
 from gnnplan.api.requests import RunRequest
 from gnnplan.api.resources import job_of
 from gnnplan.api.routes.common import CallerIn, Cursor, Id, ServiceIn

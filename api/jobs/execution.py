@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from gnnplan.api.jobs.events import (
+from gnnplan.api.jobs.process import (
     EVENTS_FILE,
     LOG_FILE,
     OUTCOME_FILE,
@@ -32,7 +32,7 @@ PROGRESS_SECONDS = 0.5
 """Least seconds between two writes of a job's progress to the database."""
 STOP_SECONDS = 15.0
 """Seconds between asking a job to end and killing it; training needs 10 to stop its ranks."""
-ENTRY = "import sys; from gnnplan.api.jobs.child import main; sys.exit(main(sys.argv[1:]))"
+ENTRY = "import sys; from gnnplan.api.jobs.process import main; sys.exit(main(sys.argv[1:]))"
 """Program of a job's process; `python -m` would double the time of a short job."""
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,7 +6,7 @@ Graph, machine and settings are checked again when a job begins.
 from pathlib import Path
 from typing import Any
 
-from gnnplan.api.jobs.events import JobContext
+from gnnplan.api.jobs.process import JobContext
 from gnnplan.api.jobs.recording import PLAN_FOLDER, write_result
 from gnnplan.api.requests import graph_fingerprint, request_key
 from gnnplan.api.security import dataset_folder

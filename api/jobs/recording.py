@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gnnplan.api.jobs.events import JobContext
+from gnnplan.api.jobs.process import JobContext
 from gnnplan.api.storage.job_queue import Ending
 from gnnplan.api.storage.storage import Storage
 from gnnplan.api.storage.tables import JobRow, PlanRequestRow, PlanRow, ProfileRow

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from gnnplan.api.jobs.events import JobContext
+from gnnplan.api.jobs.process import JobContext
 
 PLANNING = "planning"
 PROBING = "probing"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gnnplan.api.jobs.events import EVENTS_FILE as JOB_EVENTS_FILE, JobContext, Tail, event_of
+from gnnplan.api.jobs.process import EVENTS_FILE as JOB_EVENTS_FILE, JobContext, Tail, event_of
 from gnnplan.api.jobs.ray import (
     JOB_KEY,
     ClusterRefusalError,

@@ -23,7 +23,7 @@ from gnnplan.api.routes.common import (
 from gnnplan.api.security import Maker, Planner, Reader, Runner
 from gnnplan.api.service import artefacts, jobs, runs
 from gnnplan.api.service.context import as_json
-from gnnplan.api.service.events import JobStates, Position, follow
+from gnnplan.api.service.jobs import JobStates, Position, follow
 from gnnplan.api.storage.tables import JobRow
 from gnnplan.planner.client.resources import Attempt, Job, JobKind, JobState, Run
 from gnnplan.planner.queries.compare import Comparison

@@ -9,8 +9,8 @@ import pytest
 from fastapi.testclient import TestClient
 from hypothesis import given, strategies as st
 
-from gnnplan.api.jobs.events import EVENTS_FILE
 from gnnplan.api.jobs.lanes import Lanes
+from gnnplan.api.jobs.process import EVENTS_FILE
 from gnnplan.api.service.context import Service
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.runtime import codec

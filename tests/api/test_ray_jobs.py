@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gnnplan.api.jobs import train as train_job
-from gnnplan.api.jobs.events import JobContext, append_line
+from gnnplan.api.jobs.process import JobContext, append_line
 from gnnplan.api.jobs.ray import (
     ClusterRefusalError,
     ClusterUnreachableError,

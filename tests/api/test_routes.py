@@ -15,8 +15,8 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from gnnplan.api.errors import UnprocessableError
-from gnnplan.api.jobs.events import EVENTS_FILE, JobContext, event_of
 from gnnplan.api.jobs.lanes import Lanes
+from gnnplan.api.jobs.process import EVENTS_FILE, JobContext, event_of
 from gnnplan.api.service.runs import check_can_begin
 from gnnplan.api.storage.catalogue import Access
 from gnnplan.api.storage.job_queue import Ending, JobQueue, NewJob

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gnnplan.api.jobs import train
-from gnnplan.api.jobs.events import JobContext
+from gnnplan.api.jobs.process import JobContext
 from gnnplan.api.jobs.recording import RESULT_FILE
 from gnnplan.runtime.launch import launch
 

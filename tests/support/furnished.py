@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gnnplan.api.jobs.events import EVENTS_FILE, LOG_FILE, append_line
+from gnnplan.api.jobs.process import EVENTS_FILE, LOG_FILE, append_line
 from gnnplan.api.jobs.recording import plan_row
 from gnnplan.api.service.context import Service
 from gnnplan.api.service.inputs import upload_machine

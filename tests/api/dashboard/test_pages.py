@@ -12,7 +12,7 @@ from sqlalchemy import update
 
 from gnnplan.api.app import create_app
 from gnnplan.api.dashboard.plans import request_fields
-from gnnplan.api.jobs.events import EVENTS_FILE, append_line
+from gnnplan.api.jobs.process import EVENTS_FILE, append_line
 from gnnplan.api.requests import NoopRequest
 from gnnplan.api.security import create_key
 from gnnplan.api.service.context import Caller, Service

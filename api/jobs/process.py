@@ -1,12 +1,23 @@
-"""Files that a job's process writes for its followers: events and lines of its log.
+"""The process of a job, and the files by which it speaks to the service.
 
-Only light modules are imported: imports are most of what a short job costs.
+`main([FOLDER, ATTEMPT, MODULE:FUNCTION])` leads a process group of its own, ends with the service
+that started it, and works only while it holds the job's lock. Its outcome is a file that appears
+once and whole: with it the job is done, whatever is killed afterwards. Events and log are files
+that grow by whole lines.
+
+Only the standard library is imported here, since imports are most of what a short job costs.
 """
 
+import ctypes
+import fcntl
+import importlib
 import json
 import math
 import os
 import re
+import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +28,69 @@ EVENTS_FILE = "events.jsonl"
 LOG_FILE = "log.txt"
 OUTCOME_FILE = "outcome.json"
 LOCK_FILE = "lock"
+MOST_LINES = 1000
+"""Number of lines that are read at a time."""
+LONGEST_LINE_BYTES = 1 << 20
+"""Length from which a line is read in pieces."""
+NAME = re.compile(r"[\w-]{1,64}")
+"""Names that events may have; each becomes a line of a stream."""
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main(argv: list[str]) -> int:
+    """Do a job's work and write its outcome; return 0 where there is an outcome."""
+    folder, attempt, work = Path(argv[0]), int(argv[1]), argv[2]
+    os.umask(0o077)  # for everything that it and its processes write
+    end_with_parent()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # until an attempt that is being killed is gone
+    if (folder / OUTCOME_FILE).is_file():
+        return 0
+    end_torn_line(folder / EVENTS_FILE)
+    request: dict[str, Any] = json.loads((folder / REQUEST_FILE).read_text())
+    job = JobContext(folder=folder, attempt=attempt)
+    try:
+        module, _, function = work.partition(":")
+        do = getattr(importlib.import_module(module), function)
+        outcome: dict[str, Any] = {"result": do(request, job)}
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        from gnnplan.api.jobs.recording import problem_of
+
+        problem = problem_of(error)
+        if problem["status"] == 500:
+            import traceback
+
+            traceback.print_exc()
+        outcome = {"problem": problem}
+    write_outcome(folder, {"attempt": attempt, **outcome})
+    return 0
+
+
+def end_with_parent() -> None:
+    """Let the kernel end this process and its group when the service ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    threading.Thread(target=_end_at_eof, daemon=True).start()
+
+
+def _end_at_eof() -> None:
+    # The service holds the other end of standard input and never writes to it.
+    while os.read(0, 1):
+        continue
+    os.killpg(0, signal.SIGKILL)
+
+
+def write_outcome(folder: Path, outcome: dict[str, Any]) -> None:
+    """Write the outcome whole or not at all, even if the power fails."""
+    staging = folder / f".{OUTCOME_FILE}"
+    with staging.open("w") as file:
+        file.write(json.dumps(outcome))
+        file.flush()
+        os.fsync(file.fileno())
+    staging.replace(folder / OUTCOME_FILE)
 
 
 class JobContext:
@@ -72,14 +146,6 @@ def end_torn_line(path: Path) -> None:
                     file.write(b"\n")
     except FileNotFoundError:
         return
-
-
-MOST_LINES = 1000
-"""Number of lines that are read at a time."""
-LONGEST_LINE_BYTES = 1 << 20
-"""Length from which a line is read in pieces."""
-NAME = re.compile(r"[\w-]{1,64}")
-"""Names that events may have; each becomes a line of a stream."""
 
 
 class Tail:
