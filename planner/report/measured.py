@@ -137,7 +137,7 @@ class Differences:
 
     numbers: list[NumberRow]
     close: int
-    """Number of numbers that differ by less than `CLOSE`."""
+    """How many numbers differ by less than `CLOSE`, relatively."""
     decisions: list[DecisionRow]
     arrays: list[str]
 
