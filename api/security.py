@@ -300,11 +300,7 @@ def dataset_folder(roots: Sequence[Path], name: str) -> Path:
 
 
 def confine_path(roots: Sequence[Path], name: str) -> Path:
-    """Return a path inside one of the roots, after following every link.
-
-    Raises:
-        OutsideRootsError: it is inside none of them, or not a path.
-    """
+    """Return a path inside one of the roots, after following every link; refuse any other."""
     if "\0" in name or len(name) > 4096:
         raise OutsideRootsError(
             "expected a path, found one with a zero byte or over 4096 characters"

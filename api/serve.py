@@ -188,11 +188,7 @@ def connection_limits(settings: ServiceSettings) -> ConnectionLimits:
 
 
 def check_start(service: Service, host: str) -> None:
-    """Refuse to start a service that could not work, and hold its data folder.
-
-    Raises:
-        InputError: it is reachable from outside and has no key, or its data folder is in use.
-    """
+    """Refuse to start a service that anybody could use, or whose data folder is in use; hold it."""
     if service.settings.require_key and not service.storage.access.has_keys():
         names = [host, *(n for n in service.settings.allowed_hosts if n not in LOOPBACK_HOSTS)]
         others = ", ".join(dict.fromkeys(n for n in names if not is_loopback(n)))

@@ -168,11 +168,7 @@ def _words(job: JobRow) -> dict[str, object]:
 
 
 def lock_folder(data_dir: Path) -> tuple[int, str]:
-    """Lock a data folder; return the lock and the name of the service that held it before.
-
-    Raises:
-        InputError: another service holds it.
-    """
+    """Lock a data folder; return the lock and the name of the service that held it before."""
     descriptor = private_descriptor(data_dir / LOCK_FILE, os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

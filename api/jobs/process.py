@@ -113,13 +113,7 @@ class JobContext:
     def event(
         self, name: str, data: dict[str, Any], *, place: tuple[int, int] | None = None
     ) -> None:
-        """Append an event.
-
-        Args:
-            name: of the event.
-            data: further facts.
-            place: where a relayed event was read, for a later attempt to go on behind it.
-        """
+        """Append an event; `place` is where a relayed one was read."""
         line: dict[str, Any] = {"event": name, "time": time.time()}
         line |= {"attempt": self.attempt, "data": data}
         if place is not None:

@@ -58,11 +58,7 @@ class RayJob:
 
 
 class RayJobs:
-    """The jobs of one cluster.
-
-    Args:
-        address: URL of the dashboard, such as http://head:8265.
-    """
+    """The jobs of one cluster; all methods raise ClusterUnreachableError or ClusterRefusalError."""
 
     def __init__(self, address: str) -> None:
         self.address = check_address(address)
@@ -79,12 +75,7 @@ class RayJobs:
         self._http.close()
 
     def ray_version(self) -> str:
-        """Return the version of Ray on the cluster.
-
-        Raises:
-            ClusterUnreachableError: no cluster answers, as for all methods.
-            ClusterRefusalError: the cluster refuses the request, as for all methods.
-        """
+        """Return the version of Ray on the cluster."""
         return str(self._json("GET", "/api/version").get("ray_version", ""))
 
     def submit(self, submission_id: str, entrypoint: str, metadata: dict[str, str]) -> None:

@@ -156,9 +156,6 @@ def open_service(settings: ServiceSettings, ended: OnEnd | None = None) -> Servi
     Args:
         settings: of the service.
         ended: called for each ended job, after its row is written.
-
-    Raises:
-        InputError: the database does not answer, or its URL or the cluster's is wrong.
     """
     storage = Storage(settings.data_dir, settings.database_url)
     metrics = Metrics(storage.jobs)

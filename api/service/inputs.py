@@ -29,12 +29,7 @@ MOST_FOLDERS = 5000
 
 
 def graph_folder(service: Service, name: str) -> Path:
-    """Return the folder of a dataset that a request names.
-
-    Raises:
-        ForbiddenError: it leads out of the graph roots.
-        InputError: there is none.
-    """
+    """Return the folder of a dataset; refuse one outside the graph roots, or raise InputError."""
     try:
         return dataset_folder(service.settings.graph_roots, name)
     except OutsideRootsError as error:

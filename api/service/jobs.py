@@ -53,15 +53,8 @@ def submit(
 ) -> JobRow:
     """Accept a job, or find the job that the caller's Idempotency-Key made.
 
-    Args:
-        service: the service.
-        caller: who asks.
-        kind: of the job.
-        request: what its process reads.
-        subject: id of the plan that it is about, if any.
-        time_limit_seconds: of an attempt; None: the kind's.
-        result: path of a resource that exists already, so that nothing is left to do.
-        lane: where it waits; None: in its kind's lane.
+    `subject` is the plan that it is about; `result` a resource that exists already, so that nothing
+    is left to do. Time limit and lane are the kind's where none is given.
     """
     if result is None and service.storage.jobs.num_waiting() >= service.settings.max_queued_jobs:
         raise TooManyError(

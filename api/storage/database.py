@@ -39,11 +39,7 @@ class Page(Generic[Item]):
 
 
 class Database:
-    """One database, used by short transactions.
-
-    Args:
-        url: SQLAlchemy URL.
-    """
+    """One database, named by a SQLAlchemy URL and used by short transactions."""
 
     def __init__(self, url: str) -> None:
         self.url = normal_url(url)

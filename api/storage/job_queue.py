@@ -67,10 +67,7 @@ class JobQueue:
         self._database = database
 
     def add(self, job: NewJob) -> tuple[JobRow, bool]:
-        """Accept a job, or find the job that its Idempotency-Key made.
-
-        Returns:
-            The job, and whether it existed before.
+        """Accept a job, or find the job that its Idempotency-Key made; return whether it existed.
 
         Raises:
             KeyReusedError: the key was used for another request.

@@ -69,12 +69,7 @@ class Artefacts:
         return self._folder / digest[:2] / digest
 
     def sweep(self, wanted: Iterable[str], *, older_than_seconds: float) -> int:
-        """Remove unwanted files and return their number.
-
-        Args:
-            wanted: sha256 of the files that stay.
-            older_than_seconds: Unix time; files written later stay too.
-        """
+        """Remove unwanted files that are older than a Unix time; return their number."""
         keep, removed = set(wanted), 0
         for path in self._folder.glob("??/*"):
             if path.name not in keep and path.stat().st_mtime < older_than_seconds:
@@ -84,12 +79,7 @@ class Artefacts:
 
 
 class Storage:
-    """The database and the data folder of a service.
-
-    Args:
-        data_dir: the folder, made where it is missing.
-        url: of the database; None: SQLite in the folder.
-    """
+    """The database and the data folder of a service; without a URL the database is SQLite in it."""
 
     def __init__(self, data_dir: Path, url: str | None = None) -> None:
         if _is_of_services(data_dir):
@@ -115,12 +105,7 @@ class Storage:
         return self.data_dir / "runs" / job_id
 
     def check_writable(self) -> None:
-        """Write to the folder and to the database.
-
-        Raises:
-            OSError: the disk is full or the folder cannot be written.
-            SQLAlchemyError: the database cannot be written, or does not answer.
-        """
+        """Write to the folder and the database; raise OSError or SQLAlchemyError where it fails."""
         codec.write_bytes_atomically(self.data_dir / WRITTEN_FILE, bytes(4096), mode=FILE)
         with contextlib.suppress(IntegrityError), self.database.writing() as session:
             # Another service that writes the same row at the same moment shows as much.
@@ -133,15 +118,9 @@ class Storage:
             shutil.rmtree(self.run_folder(job_id), ignore_errors=True)
 
     def sweep(self, retention_days: float) -> int:
-        """Remove jobs that ended long ago with their files, and artefacts that no row names.
+        """Remove jobs that ended `retention_days` ago and their files; return their number.
 
-        Plans, machines and profiles stay.
-
-        Args:
-            retention_days: days for which ended jobs are kept.
-
-        Returns:
-            The number of jobs removed.
+        Artefacts that no row names go too; plans, machines and profiles stay.
         """
         now = time.time()
         before = now - retention_days * DAY_SECONDS

@@ -67,11 +67,7 @@ class Problem:
 
 
 class ServiceProblemError(GnnplanError):
-    """The service refused a request, or a job failed.
-
-    Args:
-        problem: the service's reason.
-    """
+    """The service refused a request, or a job failed; `problem` is its reason."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.text)

@@ -245,11 +245,7 @@ def machine_line(machine: MachineModel) -> str:
 
 
 def machine_of(plan: Plan) -> MachineModel | None:
-    """Return the machine kept with the plan's request, or its preset; None without either.
-
-    Raises:
-        SettingsError: the kept request is damaged.
-    """
+    """Return the machine kept with the plan's request, or its preset; None without either."""
     if record_path(plan.plan_id).is_file():
         return load_record(plan).machine
     if not is_preset(plan.machine.name):
