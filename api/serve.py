@@ -70,7 +70,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="name that clients call this service by, repeatable, * for any; needs a key",
     )
     for name, (_, _, words) in NUMBERS.items():
-        add(_flag(name), type=type(DEFAULTS[name]), default=DEFAULTS[name], help=words)
+        kind: type[Any] = type(DEFAULTS[name])
+        add(_flag(name), type=kind, default=DEFAULTS[name], help=words)
     add(
         "--executor",
         choices=EXECUTORS,

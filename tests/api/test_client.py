@@ -91,12 +91,12 @@ def test_the_clients_types_have_the_fields_of_the_document(name: str):
 
 def test_fields_of_a_newer_service_are_left_out():
     document = {"id": "a", "state": "running", "kind": "noop", "attempt": 1, "created_seconds": 1}
-    job = resources.resource(
+    job = resources.read_resource(
         resources.Job, {**document, "progress": {"stage": "x", "share": 0.5, "new": 1}, "more": 2}
     )
     assert (job.progress.share, job.created_seconds, job.ended) == (0.5, 1.0, False)
     with pytest.raises(ServiceUnreachableError, match="expected Job as this version"):
-        resources.resource(resources.Job, {**document, "progress": "half"})
+        resources.read_resource(resources.Job, {**document, "progress": "half"})
 
 
 def test_refusals_are_one_typed_error(client: TestClient):
