@@ -19,6 +19,7 @@ from gnnplan.api.jobs.lanes import Lanes
 from gnnplan.api.jobs.process import EVENTS_FILE, JobContext, event_of
 from gnnplan.api.service.runs import check_can_begin
 from gnnplan.api.storage.catalogue import Access
+from gnnplan.api.storage.database import Database
 from gnnplan.api.storage.job_queue import Ending, JobQueue, NewJob
 from gnnplan.api.storage.storage import Storage
 from gnnplan.planner.errors import PlanDoesNotFit
@@ -465,7 +466,7 @@ def test_a_database_that_is_away_is_told_from_a_failure(
 
     with make_client(tmp_path) as client:
         with monkeypatch.context() as patch:
-            patch.setattr(JobQueue, "page", refuse)
+            patch.setattr(Database, "page", refuse)
             patch.setattr(JobQueue, "num_waiting", refuse)
             patch.setattr(Access, "write_audit", refuse)
             answers = client.get("/v1/jobs"), client.post("/v1/jobs", json={})
