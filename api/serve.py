@@ -70,7 +70,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="name that clients call this service by, repeatable, * for any; needs a key",
     )
     for name, (_, _, words) in NUMBERS.items():
-        kind: type[Any] = type(DEFAULTS[name])
+        kind = int if isinstance(DEFAULTS[name], int) else float
         add(_flag(name), type=kind, default=DEFAULTS[name], help=words)
     add(
         "--executor",
