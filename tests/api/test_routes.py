@@ -465,7 +465,7 @@ def test_a_database_that_is_away_is_told_from_a_failure(
 
     with make_client(tmp_path) as client:
         with monkeypatch.context() as patch:
-            patch.setattr(JobQueue, "page", refuse)
+            patch.setattr(Database, "page", refuse)
             patch.setattr(JobQueue, "num_waiting", refuse)
             patch.setattr(Access, "write_audit", refuse)
             answers = client.get("/v1/jobs"), client.post("/v1/jobs", json={})
