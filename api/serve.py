@@ -70,8 +70,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="name that clients call this service by, repeatable, * for any; needs a key",
     )
     for name, (_, _, words) in NUMBERS.items():
-        default = DEFAULTS[name]
-        add(_flag(name), type=default.__class__, default=default, help=words)
+        kind = int if isinstance(DEFAULTS[name], int) else float
+        add(_flag(name), type=kind, default=DEFAULTS[name], help=words)
     add(
         "--executor",
         choices=EXECUTORS,

@@ -19,6 +19,7 @@ from gnnplan.api.jobs.lanes import Lanes
 from gnnplan.api.jobs.process import EVENTS_FILE, JobContext, event_of
 from gnnplan.api.service.runs import check_can_begin
 from gnnplan.api.storage.catalogue import Access
+from gnnplan.api.storage.database import Database
 from gnnplan.api.storage.job_queue import Ending, JobQueue, NewJob
 from gnnplan.api.storage.storage import Storage
 from gnnplan.planner.errors import PlanDoesNotFit

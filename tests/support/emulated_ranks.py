@@ -15,15 +15,15 @@ import torch
 from gnnplan.planner import pipeline
 from gnnplan.planner.assemble import assemble
 from gnnplan.planner.machine.model import MachineModel
-from gnnplan.planner.search.choose import Evaluated
+from gnnplan.planner.search.choose import PlacedCandidate
 from gnnplan.planner.search.search import Search, SearchResult
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime import worker
+from gnnplan.runtime.comm.mesh import open_mesh
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.graph.generate import generate_sbm
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.loader.loader import PlannedLoader
-from gnnplan.runtime.mesh import open_mesh
 from gnnplan.runtime.models.adjacency import torch_blocks
 from gnnplan.runtime.plan.io import load_plan, save_plan
 from gnnplan.runtime.plan.schema import Plan, Workload
@@ -62,7 +62,7 @@ def plan_mode(mode: Mode, graph: Graph, folder: Path) -> Plan:
 
 def _cheapest(
     mode: Mode, graph: Graph, settings: PlanSettings, machine: MachineModel
-) -> tuple[Search, SearchResult, Evaluated]:
+) -> tuple[Search, SearchResult, PlacedCandidate]:
     search = pipeline.search_for(graph, settings, machine)
     explored = search.explore()
     wanted = [each for each in explored.priced if mode.wants(each.candidate)]
