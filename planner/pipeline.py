@@ -34,7 +34,7 @@ from gnnplan.planner.queries.remedies import advice, find_remedies
 from gnnplan.planner.request import check_graph, check_output, check_outputs, check_settings
 from gnnplan.planner.search.choose import PlacedCandidate, choose
 from gnnplan.planner.search.dimensions.dimension import ProposalInputs
-from gnnplan.planner.search.dimensions.ranks import plans_gpus
+from gnnplan.planner.search.dimensions.ranks import machine_of_ranks, plans_gpus
 from gnnplan.planner.search.dimensions.registry import propose_first
 from gnnplan.planner.search.samplers import fix_placement, sampler_words, with_samplers
 from gnnplan.planner.search.search import Search, best_over_samplers
@@ -109,11 +109,13 @@ def plan(
     Raises:
         DatasetError: the graph is missing, damaged or inconsistent.
         SettingsError: the settings contradict each other, the graph or the machine.
+        MachineError: the machine has GPUs that no plan can use, and cores are not asked for.
         PlanDoesNotFit: no candidate fits; the text is the sum.
         PlanError: `out` holds something that is not a plan.
         InputError: `out` cannot be written.
     """
     check_output(out)
+    machine = machine_of_ranks(machine, settings)
     graph = open_graph(Path(graph_folder))
     check_graph(graph, settings, calibrate=calibrate)
     check_outputs(graph, settings, machine)
@@ -179,6 +181,7 @@ def searches_for(
     measure: bool = True,
 ) -> list[Search]:
     """Return a search for each of several requests, which are profiled together."""
+    machine = machine_of_ranks(machine, requests[0])
     for settings in requests:
         check_settings(graph, settings)
     settled_requests = [fix_placement(graph, settings) for settings in requests]

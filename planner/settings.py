@@ -116,6 +116,13 @@ class PlanSettings:
             label="Ranks",
         ),
     ] = None
+    cores: Annotated[
+        bool,
+        Setting(
+            help="Plan on cores, also where the machine has GPUs.",
+            label="On cores",
+        ),
+    ] = False
     hosts: Annotated[
         int | None,
         Setting(help="Hosts to spread the ranks over.", unset="the fastest number", range=_COUNT),

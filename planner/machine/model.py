@@ -321,6 +321,18 @@ def select_parts(
     )
 
 
+GPUS_LOST = "GPUs: "
+"""Beginning of a note on GPUs that the driver has and that no plan can use."""
+
+
+def without_gpus(machine: MachineModel) -> MachineModel:
+    """Return the machine as cores alone see it."""
+    gone = {gpu.name for gpu in machine.gpus} | {gpu.memory for gpu in machine.gpus}
+    if not gone:
+        return machine
+    return select_parts(machine, lambda name: name not in gone, lambda name: name)
+
+
 def one_host(machine: MachineModel, host: int) -> MachineModel:
     """Return one host's own part, under the names that a machine of one host has.
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gnnplan.planner import pipeline
-from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
-from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.errors import MachineError, PlanDoesNotFit, SettingsError
+from gnnplan.planner.machine.model import MachineModel, Memory, Processor
 from gnnplan.planner.pipeline import plan
 from gnnplan.planner.profile.cache import Profile
 from gnnplan.planner.queries.explain import explain, render
@@ -85,6 +85,23 @@ def test_rows_are_copied_where_the_mapping_is_slow(
         ids = load_array(found, tmp_path / "p", f"feature_own_ids_{g}")
         table = LocationTable(np.asarray(codes), found.strategy.features.sources)
         table.check({g: np.asarray(ids)}, g)
+
+
+def test_a_plan_stops_where_gpus_were_not_measured_and_is_made_for_cores_when_asked(
+    small_graph: Graph, skewed: Profile, tmp_path: Path
+) -> None:
+    gpu = Processor(name="gpu0", kind="cuda", memory="gpu0.memory", uuid="GPU-0")
+    memory = Memory(name="gpu0.memory", kind="device", capacity_bytes=2**30)
+    plain = machine()
+    lost = replace(
+        plain, processors=[*plain.processors, gpu], memories=[*plain.memories, memory],
+        notes=["GPUs: not measured: no answer in 120 s"],
+    )  # fmt: skip
+    with pytest.raises(MachineError, match=r"found GPUs: not measured: no answer in 120 s; .*--co"):
+        make(small_graph, tmp_path / "p", model=lost)
+    assert not (tmp_path / "p").exists()
+    found = make(small_graph, tmp_path / "p", replace(SETTINGS, cores=True), model=lost)
+    assert {device.kind for device in found.strategy.devices} == {"cpu"}
 
 
 def test_a_device_budget_bounds_the_copies(

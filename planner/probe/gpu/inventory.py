@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gnnplan.planner.machine.model import GPUS_LOST
 from gnnplan.runtime.device import VARIABLE, Listed, Shown, read_slices, shown_gpus
 
 IDLE_BYTES = 1 << 30
@@ -171,7 +172,7 @@ def gpu_notes(notes: Sequence[str]) -> list[str]:
     return [note for note in notes if _OF_GPUS.match(note) and " refused: spread " not in note]
 
 
-_OF_GPUS = re.compile(rf"gpu\d+: |GPUs |torch shows |{VARIABLE}=")
+_OF_GPUS = re.compile(rf"gpu\d+: |{GPUS_LOST}|GPUs |torch shows |{VARIABLE}=")
 
 
 SMALLEST_SLICE = 8

@@ -22,6 +22,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
+from gnnplan.planner.machine.model import GPUS_LOST
 from gnnplan.planner.probe.context import AGAIN, FULL, ProbeContext
 from gnnplan.planner.probe.gpu.nvml import Inventory
 from gnnplan.planner.probe.grid import Budget
@@ -249,7 +250,7 @@ def measure(context: ProbeContext, gpus: Inventory | None) -> list[GpuFindings]:
             TASK, ranks=1, quick=quick, host_bytes=room, seconds=POINTS_SHARE * context.budget.left
         )[0]
     except WorkerFailed as error:
-        context.notes.append(f"GPUs: not measured: {error}")
+        context.notes.append(f"{GPUS_LOST}not measured: {error}")
         return []
     if isinstance(found, str):
         context.notes.append(found)

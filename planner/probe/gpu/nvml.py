@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gnnplan.planner.machine.model import GPUS_LOST
 from gnnplan.planner.probe.gpu.inventory import (
     Asker,
     Gpu,
@@ -63,7 +64,7 @@ def inventory(
 
     Returns:
         None where there is no NVML, no driver or no GPU; an inventory without GPUs, and notes,
-        where there are some and CUDA shows none.
+        where there are some and CUDA shows none, or the driver tells nothing of them.
     """
     if nvml is None:
         try:
@@ -72,12 +73,25 @@ def inventory(
             return None
     try:
         nvml.nvmlInit()
-    except nvml.NVMLError:
-        return None
+    except nvml.NVMLError as error:
+        return None if getattr(error, "value", None) in NO_DRIVER else _untold(f"NVML says {error}")
     try:
         return _read_inventory(Asker(nvml), devices or SysfsDevices(sysfs), environment)
     finally:
         nvml.nvmlShutdown()
+
+
+NO_DRIVER = (9, 12)
+"""NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND: the machine has no GPU for CUDA."""
+
+
+def _untold(why: str) -> Inventory:
+    """Return an inventory of GPUs of which the driver tells nothing."""
+    note = (
+        f"{GPUS_LOST}the driver is there and tells nothing of its GPUs ({why}): this process needs "
+        "permission for /dev/nvidia*, and driver and libraries of one release"
+    )
+    return Inventory(driver_version="", cuda_driver_version=None, gpus=[], pairs=[], notes=[note])
 
 
 def _read_inventory(
@@ -87,7 +101,7 @@ def _read_inventory(
     handles = [(i, asker.ask("nvmlDeviceGetHandleByIndex", i)) for i in range(count)]
     usable = [(i, handle) for i, handle in handles if handle is not None]
     if not usable:
-        return None
+        return _untold(f"none of {count} could be opened") if count else None
     listed = [_read_gpu(asker, i, handle, devices) for i, handle in usable]
     slices = [
         slices_of(asker, handle) if gpu.mig else None

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gnnplan.planner.machine.model import GPUS_LOST
 from gnnplan.planner.probe.gpu.measure import (
     GPU_FULL as FULL,
     QUICK,
@@ -261,9 +262,9 @@ def measure_task(
         torch: Any = importlib.import_module("torch")
         importlib.import_module("triton")
     except ImportError as error:
-        return f"GPUs: not measured: {error}"
+        return f"{GPUS_LOST}not measured: {error}"
     if not torch.cuda.is_available():
-        return "GPUs: not measured: this torch has no CUDA; install a CUDA build"
+        return f"{GPUS_LOST}not measured: this torch has no CUDA; install a CUDA build"
     nvml: Any = None
     with contextlib.suppress(ImportError):
         nvml = importlib.import_module("pynvml")

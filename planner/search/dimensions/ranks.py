@@ -7,6 +7,7 @@ the same lanes.
 """
 
 import itertools
+import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 
@@ -14,8 +15,9 @@ from gnnplan.planner.candidate import Candidate, list_cores, list_gpus, make_can
 from gnnplan.planner.cost.link_use import link_of
 from gnnplan.planner.cost.memory import host_memory
 from gnnplan.planner.cost.request import Request
-from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.errors import MachineError, SettingsError
 from gnnplan.planner.machine.model import (
+    GPUS_LOST,
     Link,
     MachineModel,
     Memory,
@@ -24,6 +26,7 @@ from gnnplan.planner.machine.model import (
     num_hosts,
     one_host,
     prefix_of,
+    without_gpus,
 )
 from gnnplan.planner.machine.routes import routes
 from gnnplan.planner.search.dimensions.dimension import (
@@ -120,6 +123,29 @@ MESSAGE = "gpu_message"
 def plans_gpus(machine: MachineModel) -> bool:
     """Return whether there are GPUs and enough is known of them to plan on one."""
     return bool(machine.gpus) and all(name in machine.tables for name in GPU_TABLES)
+
+
+def machine_of_ranks(machine: MachineModel, settings: PlanSettings) -> MachineModel:
+    """Return the machine that ranks may use: without its GPUs where cores are asked for.
+
+    Raises:
+        MachineError: there are GPUs, no plan can be made for them, and cores are not asked for.
+    """
+    if settings.cores:
+        return without_gpus(machine)
+    lost = [note for note in machine.notes if _WHY_LOST.match(note)]
+    if plans_gpus(machine) or not (machine.gpus or lost):
+        return machine
+    missing = [name for name in GPU_TABLES if name not in machine.tables]
+    why = lost[0].rstrip(".") if lost else f"no measurement of {', '.join(missing)}"
+    count = f"{len(machine.gpus)} " if machine.gpus else ""
+    raise MachineError(
+        f"machine {machine.name}: expected {count}GPUs that plans can use, found {why}; mend that "
+        "and run `gnnplan probe` again while nothing else runs, or add --cores to plan on cores"
+    )
+
+
+_WHY_LOST = re.compile(rf"{GPUS_LOST}|gpu\d+: (refused|memory size|no memory)|time: .*(gpu|GPUs)")
 
 
 def machine_candidates(

@@ -29,6 +29,8 @@ class NVMLError_NoPermission(NVMLError):  # noqa: N801, N818
 class NVMLError_LibraryNotFound(NVMLError):  # noqa: N801, N818
     """As in pynvml."""
 
+    value = 12
+
 
 GPU, SWITCH, UNKNOWN = 0, 2, 255
 

@@ -4,11 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.errors import MachineError, SettingsError
 from gnnplan.planner.probe.presets import load_preset
-from gnnplan.planner.search.dimensions.ranks import gpu_counts, machine_candidates, plans_gpus
+from gnnplan.planner.search.dimensions.ranks import (
+    gpu_counts,
+    machine_candidates,
+    machine_of_ranks,
+    plans_gpus,
+)
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.plan.schema import Workload
+from tests.support.machines import machine as by_hand
 
 SETTINGS = PlanSettings(workload=Workload(batch_size=1024))
 
@@ -79,12 +85,42 @@ def test_gpus_between_which_no_message_was_measured_are_planned_on_one_by_one():
         gpu_counts(apart, 2, 1024)
 
 
-def test_a_machine_whose_gpus_are_not_known_is_planned_on_its_cores():
+LOST = "GPUs: not measured: probe process 0: measure_gpu: no answer in 90 s"
+
+
+@pytest.mark.parametrize(
+    ("notes", "reason"),
+    [
+        ([LOST], r"8 GPUs that plans can use, found GPUs: not measured: .* in 90 s; mend"),
+        (["cpu: fine", "gpu0: refused, nothing of it counts: power cap"], "found gpu0: refused"),
+        ([], "found no measurement of gpu_flops; mend"),
+    ],
+)
+def test_gpus_of_which_too_little_is_known_stop_a_plan_and_cores_can_be_asked_for(
+    notes: list[str], reason: str
+):
     machine = load_preset("siton")
     tables = {k: v for k, v in machine.tables.items() if k != "gpu_flops"}
-    cores = replace(machine, tables=tables)
+    lost = replace(machine, tables=tables, notes=notes)
     assert plans_gpus(machine)
-    assert not plans_gpus(cores)
-    settings = replace(SETTINGS, devices=2)
-    assert {c.kind for c in machine_candidates(settings, cores, ("none",))} == {"cpu"}
-    assert {c.kind for c in machine_candidates(settings, machine, ("none",))} == {"cuda"}
+    assert not plans_gpus(lost)
+    with pytest.raises(MachineError, match=reason) as refused:
+        machine_of_ranks(lost, SETTINGS)
+    assert "--cores" in str(refused.value)
+    assert "\n" not in str(refused.value)
+    for known in (machine, lost):
+        cores = machine_of_ranks(known, replace(SETTINGS, cores=True))
+        assert (cores.gpus, [m.kind for m in cores.memories if m.kind == "device"]) == ([], [])
+        settings = replace(SETTINGS, devices=2)
+        assert {c.kind for c in machine_candidates(settings, cores, ("none",))} == {"cpu"}
+    assert machine_of_ranks(machine, SETTINGS) == machine
+
+
+def test_a_driver_that_tells_nothing_of_its_gpus_stops_a_plan_and_none_does_not():
+    silent = replace(
+        by_hand(), notes=["GPUs: the driver is there and tells nothing of its GPUs (none)"]
+    )
+    with pytest.raises(MachineError, match="expected GPUs that plans can use, found GPUs: the dr"):
+        machine_of_ranks(silent, SETTINGS)
+    hidden = replace(by_hand(), notes=["CUDA_VISIBLE_DEVICES=: 0 of 8 GPUs are visible"])
+    assert machine_of_ranks(hidden, SETTINGS) == hidden

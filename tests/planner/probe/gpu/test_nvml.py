@@ -1,9 +1,11 @@
 """Tests for planner/probe/gpu/nvml.py and nvlinks.py on recorded drivers (no GPU needed)."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gnnplan.planner.machine.model import GPUS_LOST
 from gnnplan.planner.probe.gpu.nvml import bus_key, inventory
 from tests.planner.probe.fake_nvml import (
     SWITCH,
@@ -12,6 +14,7 @@ from tests.planner.probe.fake_nvml import (
     FakeNvml,
     Link,
     NVMLError_LibraryNotFound,
+    NVMLError_NoPermission,
 )
 
 BUS = ["00000000:07:00.0", "00000000:0B:00.0", "00000000:48:00.0"]
@@ -53,6 +56,22 @@ def look(nvml: FakeNvml, sysfs: Path = Path("/nonexistent")):
 
 def test_no_driver_means_no_inventory():
     assert inventory(FakeNvml([], init_error=NVMLError_LibraryNotFound("none"))) is None
+
+
+@pytest.mark.parametrize(
+    "nvml",
+    [
+        FakeNvml(peers(2, 1), init_error=NVMLError_NoPermission("Insufficient Permissions")),
+        FakeNvml([replace(each, refused={"nvmlDeviceGetHandleByIndex"}) for each in peers(2, 1)]),
+    ],
+)
+def test_a_driver_that_tells_nothing_is_said_and_no_gpu_is_guessed(nvml: FakeNvml):
+    found = inventory(nvml)
+    assert found is not None
+    assert found.gpus == []
+    (note,) = found.notes
+    assert note.startswith(GPUS_LOST)
+    assert "Insufficient Permissions" in note or "none of 2 could be opened" in note
 
 
 def test_no_gpu_means_no_inventory():
