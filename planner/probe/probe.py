@@ -37,7 +37,7 @@ from gnnplan.planner.probe.context import (
     fit_to,
     smallest,
 )
-from gnnplan.planner.probe.gpu import measure as gpu
+from gnnplan.planner.probe.gpu import parts as gpu
 from gnnplan.planner.probe.gpu.machine import with_gpus
 from gnnplan.planner.probe.gpu.measure import GpuFindings
 from gnnplan.planner.probe.gpu.nvml import Inventory, inventory

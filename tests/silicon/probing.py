@@ -5,7 +5,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from gnnplan.planner.probe.gpu.measure import GPU_FULL as FULL, QUICK, GpuDevice, Work, measure_gpus
+from gnnplan.planner.probe.gpu.measure import GPU_FULL as FULL, QUICK, GpuDevice, Work
+from gnnplan.planner.probe.gpu.parts import measure_gpus
 from tests.benchmarks.common import record
 from tests.silicon.setting import Setting
 

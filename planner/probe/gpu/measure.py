@@ -1,9 +1,9 @@
 """The subject "GPUs" of the probe: their memory, the bus, their peers, and slowdowns.
 
-One process of the team measures all GPUs, by work that a `GpuDevice` runs: `torch_device` on CUDA,
-in tests a law of seconds with noise. A point that is noisier than the limit in both of its tries is
-refused, as is all of a GPU that was throttled or shared meanwhile; what is refused is left out with
-a note, and stays what presets or the driver say.
+Work is done by a `GpuDevice`: `torch_device` on CUDA, in tests a law of seconds with noise; `parts`
+says which GPUs and pairs are measured, and in which process. A point that is noisier than the limit
+in both of its tries is refused, as is all of a GPU that was throttled or shared meanwhile; what is
+refused is left out with a note, and stays what presets or the driver say.
 
 Reads by kernels and copies by engines are measured apart, because a gather is a kernel. Both have
 points by size, kernels' reads of host memory also by grid. For contention, one GPU is measured
@@ -14,21 +14,13 @@ while all others do the same.
 - `gpu_overlap_eta`: share of an all-reduce that compute hides (modelling rule 5), by GPUs
 """
 
-import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from gnnplan.planner.machine.model import GPUS_LOST
-from gnnplan.planner.probe.context import AGAIN, FULL, ProbeContext
-from gnnplan.planner.probe.gpu.nvml import Inventory
-from gnnplan.planner.probe.grid import Budget
-from gnnplan.planner.probe.timing import Clock, Measurement, Patience, summarize
-from gnnplan.runtime.device import available_ram_bytes
-from gnnplan.runtime.errors import WorkerFailed
+from gnnplan.planner.probe.timing import Measurement, Patience, summarize
 
 MIB = 2**20
 
@@ -232,32 +224,6 @@ class Bench:
         return out
 
 
-POINTS_SHARE = 0.8
-"""Share of the GPUs' time after which no point is begun: the last one's end is waited for."""
-TASK = "gnnplan.planner.probe.gpu.torch_device:measure_task"
-
-
-def measure(context: ProbeContext, gpus: Inventory | None) -> list[GpuFindings]:
-    """Measure the GPUs that the driver lists; a crash leaves a note and the rest of the probe.
-
-    The team's first process makes the CUDA contexts. `gpus` are from `inventory`, or None.
-    """
-    if gpus is None:
-        return []
-    quick, room = context.sizes.name != FULL.name, available_ram_bytes()
-    try:
-        found = context.team.run(
-            TASK, ranks=1, quick=quick, host_bytes=room, seconds=POINTS_SHARE * context.budget.left
-        )[0]
-    except WorkerFailed as error:
-        context.notes.append(f"{GPUS_LOST}not measured: {error}")
-        return []
-    if isinstance(found, str):
-        context.notes.append(found)
-        return []
-    return found
-
-
 EXCHANGE_BYTES = 4 * MIB
 """Bytes of the all-reduce, as on cores: long enough to be worth hiding."""
 LEAST_ETA = 1e-3
@@ -294,25 +260,9 @@ def slowdown(top: Measurement, bottom: Measurement) -> Measurement:
     return replace(top, value=value, p90=max(value, top.p90 / bottom.value), spread=spread)
 
 
-def beside_all_reduce(bench: Bench, found: GpuFindings) -> None:
-    """Measure the share of an all-reduce that compute hides, for 2, 4 ... and all GPUs.
-
-    Every GPU of the ring computes, as in training. The first GPU measures for all.
-    """
-    total = bench.device.num_gpus
-    if bench.gpu != 0:
-        return
-    for count in sorted({2**i for i in range(1, total.bit_length()) if 2**i <= total} | {total}):
-        if count > 1:
-            _hidden(bench, found, count)
-
-
-def _hidden(bench: Bench, found: GpuFindings, count: int) -> None:
+def _hidden(bench: Bench, burst: Measurement, count: int) -> None:
     ring = Work(kind="all_reduce", gpu=0, ranks=count, num_bytes=EXCHANGE_BYTES)
     computes = [Work(kind="compute", gpu=g, num_bytes=bench.sizes.flops) for g in range(count)]
-    burst = found.flops.get(())
-    if burst is None:
-        return
     words = f"all-reduce of {count} GPUs"
     alone = bench.point(words, ring)
     beside = bench.point(f"{words} beside compute", ring, 1.0, computes)
@@ -320,7 +270,9 @@ def _hidden(bench: Bench, found: GpuFindings, count: int) -> None:
         f"compute beside an {words}", computes[0], bench.sizes.flops, [ring, *computes[1:]]
     )
     if alone is not None and beside is not None and slowed is not None:
-        found.hidden[(count,)] = hidden_share(slowdown(slowed, burst), slowdown(beside, alone))
+        bench.found.hidden[(count,)] = hidden_share(
+            slowdown(slowed, burst), slowdown(beside, alone)
+        )
 
 
 def hidden_share(compute: Measurement, exchange: Measurement) -> Measurement:
@@ -340,66 +292,95 @@ def hidden_share(compute: Measurement, exchange: Measurement) -> Measurement:
     return replace(exchange, value=most, p90=least, spread=spread)
 
 
-def measure_gpus(
-    device: GpuDevice,
-    sizes: GpuSizes,
-    *,
-    seconds: float = math.inf,
-    clock: Clock = time.perf_counter,
-) -> list[GpuFindings]:
-    """Measure every GPU of the device, one after another, each within its share of the time.
-
-    A GPU that is spoiled before or after its measurements keeps nothing but its notes. No point is
-    begun after `seconds`.
-    """
-    budget = Budget(seconds, clock)
-    found: list[GpuFindings] = []
-    for gpu in range(device.num_gpus):
-        with budget.within(1 / (device.num_gpus - gpu)):
-            found.append(_one(device, sizes, gpu, budget, clock))
-    return found
+SAME = 1.25
+"""Most that equal GPUs, or pairs that are joined alike, differ by; others are measured in full."""
 
 
-def _one(device: GpuDevice, sizes: GpuSizes, gpu: int, budget: Budget, clock: Clock) -> GpuFindings:
-    found = GpuFindings(gpu=gpu, uuid=device.uuid(gpu), processors=device.processors)
-    reasons = device.spoiled(gpu)
-    if not reasons:
-        patience = Patience(lambda: 0.0, left=lambda: budget.left, clock=clock)
-        bench = Bench(device, sizes, gpu, patience, found, is_late=lambda: budget.left <= 0)
-        _fill(bench, found)
-        if bench.late:
-            words = "; ".join(bench.late)
-            found.notes.append(f"time: gpu{gpu}: not reached in time: {words}; {AGAIN}")
-        reasons = device.spoiled(gpu)
-    if not reasons:
-        return found
-    words = f"gpu{gpu}: refused, nothing of it counts: {', '.join(reasons)}"
-    return GpuFindings(gpu=gpu, uuid=device.uuid(gpu), processors=device.processors, notes=[words])
+def measure_gpu(bench: Bench) -> None:
+    """Measure one GPU in full: its memory, its slot, its compute, and the host's memory by it."""
+    _measure_large(bench)
+    _measure_rest(bench)
 
 
-def _fill(bench: Bench, found: GpuFindings) -> None:
-    device, sizes, gpu = bench.device, bench.sizes, bench.gpu
-    host = Work(kind="gather", gpu=gpu, place="host", num_bytes=sizes.gather_bytes)
-    grids = sorted({max(1, round(share * device.processors)) for share in sizes.grids})
+def _grids(bench: Bench) -> list[int]:
+    return sorted({max(1, round(share * bench.device.processors)) for share in bench.sizes.grids})
+
+
+def _measure_rest(bench: Bench) -> None:
+    """Measure what `_measure_large` does not."""
+    device, sizes, gpu, found = bench.device, bench.sizes, bench.gpu, bench.found
+    grids, longest = _grids(bench), max(sizes.row_bytes)
     launch = Work(kind="launch", gpu=gpu, num_bytes=sizes.launches)
-    found.launch = _at_origin(bench.point("launch", launch, sizes.launches))
-    own = Work(kind="copy", gpu=gpu, num_bytes=sizes.copy_bytes)
-    found.copy = bench.points("copy", {(sizes.copy_bytes,): own})
+    found.launch |= _at_origin(bench.point("launch", launch, sizes.launches))
+    smaller = sorted(set(sizes.message_bytes) - {max(sizes.message_bytes)})
     inward = Work(kind="copy", gpu=gpu, place="host")
-    found.to_gpu = bench.points("host to device", _sized(inward, sizes.message_bytes))
-    outward = Work(kind="copy_back", gpu=gpu, place="host")
-    found.to_host = bench.points("device to host", _sized(outward, sizes.message_bytes))
-    near = {(r,): replace(host, place="own", row_bytes=r) for r in sizes.row_bytes}
-    found.gather = bench.points("gather", near, by_row=True)
-    far = {(r, p): replace(host, row_bytes=r, programs=p) for r in sizes.row_bytes for p in grids}
-    found.uva = bench.points("reads of host memory", far, by_row=True)
-    compute = Work(kind="compute", gpu=gpu, num_bytes=sizes.flops)
-    found.flops = _at_origin(bench.point("compute", compute, sizes.flops))
+    found.to_gpu |= bench.points("host to device", _sized(inward, smaller))
+    outward = replace(inward, kind="copy_back")
+    found.to_host |= bench.points("device to host", _sized(outward, smaller))
+    own = Work(kind="gather", gpu=gpu, num_bytes=sizes.gather_bytes)
+    near = {(r,): replace(own, row_bytes=r) for r in sizes.row_bytes if r != longest}
+    found.gather |= bench.points("gather", near, by_row=True)
+    host = replace(own, place="host")
+    places = [(r, p) for r in sizes.row_bytes for p in grids if (r, p) != (longest, grids[-1])]
+    far = {(r, p): replace(host, row_bytes=r, programs=p) for r, p in places}
+    found.uva |= bench.points("reads of host memory", far, by_row=True)
     beside_gathers(bench, found, grids)
-    _peers(bench, found)
-    beside_all_reduce(bench, found)
     found.context_bytes = device.context_bytes(gpu)
     found.process_bytes = device.process_bytes()
+
+
+def _measure_large(bench: Bench) -> None:
+    """Measure compute, the largest copies and the longest rows, by which GPUs are compared."""
+    sizes, gpu, found = bench.sizes, bench.gpu, bench.found
+    compute = Work(kind="compute", gpu=gpu, num_bytes=sizes.flops)
+    found.flops |= _at_origin(bench.point("compute", compute, sizes.flops))
+    own = Work(kind="copy", gpu=gpu, num_bytes=sizes.copy_bytes)
+    found.copy |= bench.points("copy", {(sizes.copy_bytes,): own})
+    largest, longest = max(sizes.message_bytes), max(sizes.row_bytes)
+    inward = Work(kind="copy", gpu=gpu, place="host", num_bytes=largest)
+    found.to_gpu |= bench.points("host to device", {(largest,): inward})
+    outward = replace(inward, kind="copy_back")
+    found.to_host |= bench.points("device to host", {(largest,): outward})
+    rows = Work(kind="gather", gpu=gpu, num_bytes=sizes.gather_bytes, row_bytes=longest)
+    found.gather |= bench.points("gather", {(longest,): rows}, by_row=True)
+    programs = _grids(bench)[-1]
+    host = replace(rows, place="host", programs=programs)
+    found.uva |= bench.points("reads of host memory", {(longest, programs): host}, by_row=True)
+
+
+def check_gpu(bench: Bench, like: GpuFindings) -> None:
+    """Measure a few points of a GPU, and take the rest from an equal one where they agree."""
+    found = bench.found
+    _measure_large(bench)
+    if not _agree(found, like, COMPARED):
+        found.notes.append(
+            f"gpu{bench.gpu}: differs from gpu{like.gpu}, which is of its kind: measured in full"
+        )
+        _measure_rest(bench)
+        return
+    for name in (*COMPARED, "launch", "beside", "beside_gather"):
+        setattr(found, name, {**getattr(like, name), **getattr(found, name)})
+    found.context_bytes = bench.device.context_bytes(bench.gpu)
+    found.process_bytes = like.process_bytes
+
+
+COMPARED = ("flops", "copy", "to_gpu", "to_host", "gather", "uva")
+"""Findings by which GPUs of one kind are compared."""
+
+
+def _agree(found: GpuFindings, like: GpuFindings, names: Sequence[str]) -> bool:
+    """Return whether all points that both have are about as long."""
+    for name in names:
+        known: Points = getattr(like, name)
+        mine: Points = getattr(found, name)
+        for place, measured in mine.items():
+            if place in known and not _are_alike(measured.value, known[place].value):
+                return False
+    return True
+
+
+def _are_alike(one: float, other: float) -> bool:
+    return max(one, other) <= SAME * min(one, other)
 
 
 def _sized(work: Work, sizes: Sequence[int]) -> dict[tuple[int, ...], Work]:
@@ -410,33 +391,97 @@ def _at_origin(measured: Measurement | None) -> Points:
     return {} if measured is None else {(): measured}
 
 
-def _peers(bench: Bench, found: GpuFindings) -> None:
-    """Measure messages and gathers of other GPUs, and a copy from the host while all copy."""
-    device, sizes, gpu = bench.device, bench.sizes, bench.gpu
-    copies, messages = dict[tuple[int, ...], Work](), dict[tuple[int, ...], Work]()
-    gathers, mapped = dict[tuple[int, ...], Work](), set(device.peers())
-    for owner in (other for other in range(device.num_gpus) if other != gpu):
-        peer = Work(kind="copy", gpu=gpu, place="peer", owner=owner, num_bytes=sizes.copy_bytes)
-        # GPUs that cannot read each other's memory send messages by way of the host.
-        messages[(owner,)] = replace(peer, num_bytes=min(sizes.message_bytes))
-        if (gpu, owner) not in mapped:
-            continue
-        copies[(owner, sizes.copy_bytes)] = peer
-        for r in sizes.row_bytes:
-            rows = replace(peer, kind="gather", row_bytes=r, num_bytes=sizes.gather_bytes)
-            gathers[(owner, r)] = rows
-    found.peer_copy = bench.points("copy from peer", copies)
-    found.peer_message = bench.points("message from peer", messages)
-    found.peer_gather = bench.points("gather from peer", gathers, by_row=True)
-    if device.num_gpus < 2:
+def measure_pair(bench: Bench, owner: int, *, mapped: bool) -> None:
+    """Measure messages from another GPU and, where its memory is `mapped`, copies and gathers."""
+    if mapped:
+        _measure_peer(bench, owner)
+    _measure_rest_of_pair(bench, owner, mapped=mapped)
+
+
+def _measure_rest_of_pair(bench: Bench, owner: int, *, mapped: bool) -> None:
+    _message(bench, owner)
+    sizes = sorted(set(bench.sizes.row_bytes) - {max(bench.sizes.row_bytes)}) if mapped else []
+    rows = {(owner, r): _peer_rows(bench, owner, r) for r in sizes}
+    bench.found.peer_gather |= bench.points("gather from peer", rows, by_row=True)
+
+
+def _message(bench: Bench, owner: int) -> None:
+    """Measure the smallest copy; GPUs that cannot read each other send it by way of the host."""
+    least = Work(
+        kind="copy", gpu=bench.gpu, place="peer", owner=owner,
+        num_bytes=min(bench.sizes.message_bytes),
+    )  # fmt: skip
+    bench.found.peer_message |= bench.points("message from peer", {(owner,): least})
+
+
+def _peer_rows(bench: Bench, owner: int, row_bytes: int) -> Work:
+    return Work(
+        kind="gather", gpu=bench.gpu, place="peer", owner=owner, row_bytes=row_bytes,
+        num_bytes=bench.sizes.gather_bytes,
+    )  # fmt: skip
+
+
+def _measure_peer(bench: Bench, owner: int) -> None:
+    """Measure a large copy and the longest rows of a peer, by which pairs are compared."""
+    sizes, found, longest = bench.sizes, bench.found, max(bench.sizes.row_bytes)
+    copy = Work(kind="copy", gpu=bench.gpu, place="peer", owner=owner, num_bytes=sizes.copy_bytes)
+    found.peer_copy |= bench.points("copy from peer", {(owner, sizes.copy_bytes): copy})
+    rows = {(owner, longest): _peer_rows(bench, owner, longest)}
+    found.peer_gather |= bench.points("gather from peer", rows, by_row=True)
+
+
+def check_pair(bench: Bench, owner: int, first: tuple[GpuFindings, int], *, mapped: bool) -> None:
+    """Measure a few points of a pair, and take the rest from one that is joined alike.
+
+    `first` are the findings of that pair's reader, and its owner.
+    """
+    like, other = first
+    found = bench.found
+    if not mapped:
+        _message(bench, owner)
         return
-    others = [
-        Work(kind="copy", gpu=other, place="host", num_bytes=sizes.copy_bytes)
-        for other in range(device.num_gpus)
-        if other != gpu
-    ]
-    mine = Work(kind="copy", gpu=gpu, place="host", num_bytes=sizes.copy_bytes)
+    _measure_peer(bench, owner)
+    theirs = _of_owner(like.peer_gather, other, owner)
+    mine = _of_owner(found.peer_gather, owner, owner)
+    known = _of_owner(like.peer_copy, other, owner) | theirs
+    measured = _of_owner(found.peer_copy, owner, owner) | mine
+    pairs = [(m.value, known[place].value) for place, m in measured.items() if place in known]
+    if not all(_are_alike(*each) for each in pairs):
+        found.notes.append(
+            f"gpu{bench.gpu}: its way from gpu{owner} differs from that of gpu{like.gpu} from "
+            f"gpu{other}, which is of its kind: measured in full"
+        )
+        _measure_rest_of_pair(bench, owner, mapped=True)
+    elif mine:
+        found.peer_gather = {**theirs, **found.peer_gather}
+        found.peer_message |= _of_owner(like.peer_message, other, owner)
+
+
+def _of_owner(points: Points, owner: int, name: int) -> Points:
+    """Return the points of one owner, under another's name."""
+    return {(name, *rest): m for (o, *rest), m in points.items() if o == owner}
+
+
+def measure_crowd(bench: Bench, gpus: Sequence[int]) -> None:
+    """Measure a copy from the host while all GPUs copy."""
+    gpu, size = bench.gpu, bench.sizes.copy_bytes
+    mine = Work(kind="copy", gpu=gpu, place="host", num_bytes=size)
+    others = [replace(mine, gpu=other) for other in gpus if other != gpu]
     alone = bench.point("copy alone", mine)
     together = bench.point("copy beside all GPUs' copies", mine, 1.0, others)
     if alone is not None and together is not None:
-        found.crowded[()] = slowdown(together, alone)
+        bench.found.crowded[()] = slowdown(together, alone)
+
+
+def measure_hidden(bench: Bench, num_gpus: int) -> None:
+    """Measure the share of an all-reduce that compute hides, for 2, 4 ... and all GPUs.
+
+    Every GPU of the ring computes, as in training.
+    """
+    compute = Work(kind="compute", gpu=bench.gpu, num_bytes=bench.sizes.flops)
+    burst = bench.point("compute", compute, bench.sizes.flops)
+    if burst is None:
+        return
+    powers = {2**i for i in range(1, num_gpus.bit_length()) if 2**i <= num_gpus}
+    for count in sorted(powers | {num_gpus}):
+        _hidden(bench, burst, count)

@@ -23,9 +23,9 @@ from gnnplan.planner.probe.gpu.measure import (
     GpuFindings,
     GpuSizes,
     Work,
-    measure_gpus,
 )
 from gnnplan.planner.probe.gpu.nvml import MASK_WORDS, set_bits
+from gnnplan.planner.probe.gpu.parts import Part, Survey, measure_part, survey_of
 from gnnplan.planner.probe.team import State
 
 WARM_UPS = 4
@@ -50,11 +50,10 @@ class CudaDevice:
     """All CUDA devices of this process."""
 
     def __init__(self, torch: Any, nvml: Any | None) -> None:
-        self._torch, self._nvml = torch, nvml
+        self.torch, self._nvml = torch, nvml
         self.num_gpus = int(torch.cuda.device_count())
         self.processors = int(torch.cuda.get_device_properties(0).multi_processor_count)
-        for gpu in range(self.num_gpus):
-            torch.zeros(1, device=f"cuda:{gpu}")
+        torch.zeros(1, device="cuda:0")  # a rank has one GPU's context; others' come with work
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         self._process_bytes = pages * os.sysconf("SC_PAGE_SIZE")
         self._calls: dict[Work, Callable[[], object]] = {}
@@ -82,7 +81,7 @@ class CudaDevice:
         self._bound = gpu
         self._calls, self._rows = {}, {}
         # What torch keeps of freed page-locked memory may lie next to the last GPU.
-        getattr(self._torch._C, "_host_emptyCache", int)()
+        getattr(self.torch._C, "_host_emptyCache", int)()
         near = self._allowed & set(self._cores_of(gpu))
         os.sched_setaffinity(0, near or self._allowed)
 
@@ -105,7 +104,7 @@ class CudaDevice:
     def _run(
         self, work: Work, calls: int, once: float, around: Sequence[tuple[Work, float]]
     ) -> float:
-        cuda = self._torch.cuda
+        cuda = self.torch.cuda
         streams = [cuda.Stream(work.gpu), *(cuda.Stream(other.gpu) for other, _ in around)]
         begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
         needed = (calls + WARM_UPS) * once
@@ -124,19 +123,20 @@ class CudaDevice:
             for _ in range(calls):
                 self._call(work)()
             end.record()
-        for gpu in range(self.num_gpus):
+        involved = {work.gpu, *range(work.ranks), *(other.gpu for other, _ in around)}
+        for gpu in sorted(involved):
             cuda.synchronize(gpu)
         return float(begin.elapsed_time(end)) / 1e3 / calls
 
     def _call(self, work: Work) -> Callable[[], object]:
         if work not in self._calls:
-            with self._torch.cuda.device(work.gpu):
+            with self.torch.cuda.device(work.gpu):
                 self._calls[work] = self._make(work)
         return self._calls[work]
 
     def _make(self, work: Work) -> Callable[[], object]:
         if work.kind == "launch":
-            empty = self._torch.zeros(1, device=f"cuda:{work.gpu}")
+            empty = self.torch.zeros(1, device=f"cuda:{work.gpu}")
 
             def launches() -> None:
                 for _ in range(work.num_bytes):
@@ -145,9 +145,9 @@ class CudaDevice:
             return launches
         if work.kind == "compute":
             side = max(16, round((work.num_bytes / 2) ** (1 / 3)))
-            a = self._torch.randn(side, side, device=f"cuda:{work.gpu}")
-            out = self._torch.empty_like(a)
-            return lambda: self._torch.mm(a, a, out=out)
+            a = self.torch.randn(side, side, device=f"cuda:{work.gpu}")
+            out = self.torch.empty_like(a)
+            return lambda: self.torch.mm(a, a, out=out)
         if work.kind == "all_reduce":
             return self._make_all_reduce(work)
         return self._make_gather(work) if work.kind == "gather" else self._make_copy(work)
@@ -156,20 +156,20 @@ class CudaDevice:
         """Make a sum over this process's GPUs; `gpu` uses its current stream."""
         nccl = importlib.import_module("torch.cuda.nccl")
         parts = [
-            self._torch.zeros(work.num_bytes // 4, device=f"cuda:{g}") for g in range(work.ranks)
+            self.torch.zeros(work.num_bytes // 4, device=f"cuda:{g}") for g in range(work.ranks)
         ]
         return lambda: nccl.all_reduce(parts, parts)
 
     def _buffer(self, work: Work, num_bytes: int) -> Any:
         """Return memory where the work reads it."""
         if work.place == "host":
-            return self._torch.empty(num_bytes, dtype=self._torch.uint8, pin_memory=True)
+            return self.torch.empty(num_bytes, dtype=self.torch.uint8, pin_memory=True)
         owner = work.owner if work.place == "peer" else work.gpu
-        return self._torch.zeros(num_bytes, dtype=self._torch.uint8, device=f"cuda:{owner}")
+        return self.torch.zeros(num_bytes, dtype=self.torch.uint8, device=f"cuda:{owner}")
 
     def _make_copy(self, work: Work) -> Callable[[], object]:
         far = self._buffer(work, work.num_bytes)
-        near = self._torch.empty(work.num_bytes, dtype=self._torch.uint8, device=f"cuda:{work.gpu}")
+        near = self.torch.empty(work.num_bytes, dtype=self.torch.uint8, device=f"cuda:{work.gpu}")
         source, target = (near, far) if work.kind == "copy_back" else (far, near)
         return lambda: target.copy_(source, non_blocking=True)
 
@@ -180,7 +180,7 @@ class CudaDevice:
             self._rows[key] = self._make_rows(key)
         table, ids, out, counts = self._rows[key]
         table.gather(ids, out, counts, max_programs=programs)
-        if not self._torch.equal(out[:, 0], ids.float()):
+        if not self.torch.equal(out[:, 0], ids.float()):
             raise RuntimeError(f"the gather of {work.row_bytes} bytes did not return its rows")
         return lambda: table.gather(ids, out, counts, max_programs=programs)
 
@@ -192,14 +192,11 @@ class CudaDevice:
         from gnnplan.runtime.features.gather_triton import DeviceTable
         from gnnplan.runtime.features.location import encode
 
-        torch, device = self._torch, self._torch.device(f"cuda:{work.gpu}")
+        torch, device = self.torch, self.torch.device(f"cuda:{work.gpu}")
         width, count = work.row_bytes // 4, max(work.num_bytes // work.row_bytes, 1)
         held = max(1, min(4 * count, MOST_ROWS))
         rows = self._buffer(work, held * work.row_bytes).view(torch.float32).view(-1, width)
-        rows.copy_(torch.arange(rows.shape[0], dtype=torch.float32)[:, None].expand(-1, width))
-        if work.place == "peer":
-            # A first copy lets the reader address the owner's memory.
-            torch.empty_like(rows[:1], device=device).copy_(rows[:1])
+        fill_with_numbers(torch, rows, device)
         codes = encode(np.zeros(held, np.uint8), np.arange(held))
         table = DeviceTable(codes, {0: DeviceRows("probe", rows)}, device)
         ids = torch.randint(0, held, (count,), device=device)
@@ -221,12 +218,12 @@ class CudaDevice:
 
     def uuid(self, gpu: int) -> str:
         """See `GpuDevice.uuid`."""
-        text = str(self._torch.cuda.get_device_properties(gpu).uuid)
+        text = str(self.torch.cuda.get_device_properties(gpu).uuid)
         return text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
 
     def peers(self) -> list[tuple[int, int]]:
         """See `GpuDevice.peers`."""
-        able = self._torch.cuda.can_device_access_peer
+        able = self.torch.cuda.can_device_access_peer
         pairs = [(a, b) for a in range(self.num_gpus) for b in range(self.num_gpus) if a != b]
         return [(a, b) for a, b in pairs if able(a, b)]
 
@@ -236,9 +233,27 @@ class CudaDevice:
 
     def context_bytes(self, gpu: int) -> int:
         """See `GpuDevice.context_bytes`."""
-        with self._torch.cuda.device(gpu):
-            free, total = self._torch.cuda.mem_get_info()
-            return max(0, int(total - free - self._torch.cuda.memory_reserved(gpu)))
+        with self.torch.cuda.device(gpu):
+            free, total = self.torch.cuda.mem_get_info()
+            return max(0, int(total - free - self.torch.cuda.memory_reserved(gpu)))
+
+
+FILL_BYTES = 64 << 20
+"""Bytes of the parts in which a table is filled."""
+
+
+def fill_with_numbers(torch: Any, rows: Any, device: Any) -> None:
+    """Write each row's number into all of its columns, by a device; all seen when it returns.
+
+    The device copies into a peer's memory, which lets it address that memory from then on: torch
+    opens the way from the source's device to the target's, and a way goes in one direction.
+    """
+    count, width = rows.shape
+    step = max(1, FILL_BYTES // (4 * width))
+    for first in range(0, count, step):
+        numbers = torch.arange(first, min(count, first + step), dtype=torch.float32, device=device)
+        rows[first : first + step].copy_(numbers[:, None].expand(-1, width).contiguous())
+    torch.cuda.synchronize(device)
 
 
 def sizes_for(quick: bool, *, host_bytes: int, device_bytes: int) -> GpuSizes:
@@ -252,12 +267,8 @@ def sizes_for(quick: bool, *, host_bytes: int, device_bytes: int) -> GpuSizes:
     )
 
 
-def measure_task(
-    state: State, *, quick: bool, host_bytes: int, seconds: float
-) -> list[GpuFindings] | str:
-    """Task: findings of every GPU, or why nothing could be measured."""
-    del state
-    begun = time.perf_counter()
+def survey_task(state: State) -> Survey | str:
+    """Task: the GPUs that torch shows, or why nothing can be measured."""
     try:
         torch: Any = importlib.import_module("torch")
         importlib.import_module("triton")
@@ -265,15 +276,29 @@ def measure_task(
         return f"{GPUS_LOST}not measured: {error}"
     if not torch.cuda.is_available():
         return f"{GPUS_LOST}not measured: this torch has no CUDA; install a CUDA build"
-    nvml: Any = None
-    with contextlib.suppress(ImportError):
-        nvml = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-    least = min(
-        int(torch.cuda.get_device_properties(g).total_memory)
-        for g in range(torch.cuda.device_count())
-    )
+    return survey_of(_device_of(state))
+
+
+def part_task(
+    state: State, *, part: Part, quick: bool, host_bytes: int, seconds: float
+) -> list[GpuFindings]:
+    """Task: findings of one part."""
+    begun = time.perf_counter()
+    device = _device_of(state)
+    get = device.torch.cuda.get_device_properties
+    least = min(int(get(gpu).total_memory) for gpu in range(device.num_gpus))
     sizes = sizes_for(quick, host_bytes=host_bytes, device_bytes=least)
-    device = CudaDevice(torch, nvml)
     left = seconds - (time.perf_counter() - begun)
-    return measure_gpus(device, sizes, seconds=left)
+    return measure_part(device, sizes, part, seconds=left)
+
+
+def _device_of(state: State) -> CudaDevice:
+    """Return this process's device, opened with the first task."""
+    if "gpus" not in state.kept:
+        torch: Any = importlib.import_module("torch")
+        nvml: Any = None
+        with contextlib.suppress(ImportError):
+            nvml = importlib.import_module("pynvml")
+            nvml.nvmlInit()
+        state.kept["gpus"] = CudaDevice(torch, nvml)
+    return state.kept["gpus"]

@@ -145,7 +145,9 @@ def machine_of_ranks(machine: MachineModel, settings: PlanSettings) -> MachineMo
     )
 
 
-_WHY_LOST = re.compile(rf"{GPUS_LOST}|gpu\d+: (refused|memory size|no memory)|time: .*(gpu|GPUs)")
+_WHY_LOST = re.compile(
+    rf"{GPUS_LOST}|gpu\d+: (not measured|refused|memory size|no memory)|time: .*(gpu|GPUs)"
+)
 
 
 def machine_candidates(

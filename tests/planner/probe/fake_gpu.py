@@ -38,6 +38,12 @@ class FakeGpus:
     """What `spoiled` answers, in turn; then nothing."""
     mapped: bool = True
     """Whether GPUs can read each other's memory."""
+    mapped_pairs: set[tuple[int, int]] | None = None
+    """GPUs that can read each other's memory, each pair once; None: `mapped` says it of all."""
+    uuids: list[str] | None = None
+    """UUIDs; None: those of `uuid`."""
+    slower: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Factors on the seconds of a reader's own work (g, g), or of a pair (reader, owner)."""
     shared_port: float = float("inf")
     """Bytes per second of all GPUs' copies from the host together."""
     now: float = 0.0
@@ -82,7 +88,9 @@ class FakeGpus:
         call = self.asked[key] = self.asked.get(key, 0) + 1
         spread = self.noise(work, call)
         factors = 1 + spread * np.linspace(-1, 1, repeats)
-        taken = [float(f * self.law(work, beside)) for f in factors]
+        owner = work.owner if work.place == "peer" else work.gpu
+        slower = self.slower.get((work.gpu, owner), 1.0)
+        taken = [float(f * slower * self.law(work, beside)) for f in factors]
         self.now += sum(taken)
         return taken
 
@@ -92,11 +100,15 @@ class FakeGpus:
         return self.reasons.pop(0) if self.reasons else []
 
     def uuid(self, gpu: int) -> str:
-        """In the opposite order of the driver's."""
+        """In the opposite order of the driver's, unless others are given."""
+        if self.uuids is not None:
+            return self.uuids[gpu]
         return f"GPU-{self.num_gpus - 1 - gpu}"
 
     def peers(self) -> list[tuple[int, int]]:
-        """All pairs, or none."""
+        """All pairs, or none, or those that are given."""
+        if self.mapped_pairs is not None:
+            return sorted(self.mapped_pairs | {(b, a) for a, b in self.mapped_pairs})
         n = self.num_gpus if self.mapped else 0
         return [(a, b) for a in range(n) for b in range(n) if a != b]
 

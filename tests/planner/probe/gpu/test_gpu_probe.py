@@ -1,27 +1,33 @@
 """The GPU probe's statistics, refusals and machine entries, on devices that follow a law."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gnnplan.planner.cost.stages.gather_gpu import memory_seconds_per_byte, read_seconds
 from gnnplan.planner.machine.model import Link, MachineModel, Memory, Processor, Switch
 from gnnplan.planner.probe.context import QUICK as PROBE, ProbeContext
-from gnnplan.planner.probe.gpu import measure as subject
+from gnnplan.planner.probe.gpu import parts as subject
 from gnnplan.planner.probe.gpu.machine import fit_reads, gather_cap, with_gpus
 from gnnplan.planner.probe.gpu.measure import (
     GPU_FULL as FULL,
     LEAST_ETA,
     QUICK,
     GpuFindings,
+    GpuSizes,
     Work,
     hidden_share,
-    measure_gpus,
 )
 from gnnplan.planner.probe.gpu.nvml import Inventory
-from gnnplan.planner.probe.gpu.torch_device import sizes_for
+from gnnplan.planner.probe.gpu.parts import Part, Survey, measure_gpus, plan_parts
+from gnnplan.planner.probe.gpu.torch_device import FILL_BYTES, fill_with_numbers, sizes_for
+from gnnplan.planner.probe.grid import Budget
 from gnnplan.planner.probe.team import Team
 from gnnplan.planner.probe.timing import summarize
 from gnnplan.planner.search.dimensions.ranks import plans_gpus
@@ -30,6 +36,7 @@ from gnnplan.runtime.plan.schema import Threads
 from tests.planner.probe import fake_gpu as law
 from tests.planner.probe.fake_gpu import SIZES, FakeGpus
 from tests.support.candidates import candidate_of_ranks
+from tests.support.recordings import look, machine_of as machine_from, recorded
 
 
 def measured(device: FakeGpus) -> list[GpuFindings]:
@@ -214,10 +221,10 @@ def test_noisy_points_are_tried_twice_and_none_is_begun_when_time_is_over() -> N
     device = FakeGpus(noise=lambda work, call: 0.9)
     measure_gpus(device, SIZES, clock=device.clock)
     assert set(device.asked.values()) == {2}
-    (found,) = measure_gpus(FakeGpus(), SIZES, seconds=0.0)
+    (found,) = subject.measure_part(FakeGpus(), SIZES, Part(kind="gpu", gpus=(0,)), seconds=0.0)
     assert found.copy == found.launch == {}
     (note,) = found.notes
-    assert note.startswith("time: gpu0: not reached in time: launch; copy at ")
+    assert note.startswith("time: gpu0: not reached in time: compute; copy at ")
     assert note.endswith("or with more --seconds")
 
 
@@ -256,30 +263,209 @@ def test_sizes_fit_the_memories() -> None:
 
 
 class Answering(Team):
-    """Answers one task without a process."""
+    """Answers tasks without a process, as `answer` says."""
 
-    def __init__(self, answer: Any) -> None:
+    def __init__(self, answer: Callable[[str, Part | None], Any]) -> None:
         super().__init__(1)
         self.answer = answer
+        self.waits: list[float] = []
+
+    def __enter__(self) -> "Answering":
+        """Start nothing."""
+        return self
 
     def run(self, task: str, *, ranks: int | None = None, **arguments: Any) -> list[Any]:
         """The answer, or its raising."""
-        assert task == subject.TASK
-        assert (ranks, set(arguments)) == (1, {"quick", "host_bytes", "seconds"})
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return [self.answer]
+        assert ranks == 1
+        self.waits.append(self.timeout_seconds)
+        found = self.answer(task, arguments.get("part"))
+        if isinstance(found, Exception):
+            raise found
+        return [found]
+
+
+LISTED = Inventory(driver_version="", cuda_driver_version=None, gpus=[], pairs=[])
+
+
+def context(tmp_path: Path, seconds: float = 100.0) -> ProbeContext:
+    made = ProbeContext(team=Team(1), sizes=PROBE, cores=1, scratch=tmp_path)
+    made.begin(PROBE, Budget(seconds), lambda: 0.0)
+    return made
 
 
 @pytest.mark.parametrize("answer", ["GPUs: not measured: no CUDA", WorkerFailed("exit code 11")])
 def test_gpus_that_cannot_be_measured_leave_a_note(answer: Any, tmp_path: Path) -> None:
-    def context(found: Any) -> ProbeContext:
-        return ProbeContext(team=Answering(found), sizes=PROBE, cores=1, scratch=tmp_path)
-
-    listed = Inventory(driver_version="", cuda_driver_version=None, gpus=[], pairs=[])
-    without = context(answer)
-    assert subject.measure(without, listed) == []
-    assert "not measured" in without.notes[0]
+    without = context(tmp_path)
+    start = functools.partial(Answering, lambda task, part: answer)
+    assert subject.measure(without, LISTED, start) == []
+    assert without.notes[0].startswith("GPUs: not measured: ")
     assert subject.measure(without, None) == []
-    found = [GpuFindings(gpu=0, uuid="", processors=1)]
-    assert subject.measure(context(found), listed) is found
+
+
+def test_a_part_that_fails_is_alone_in_that_and_the_next_has_a_new_process(tmp_path: Path) -> None:
+    device, teams = FakeGpus(num_gpus=3), list[Answering]()
+
+    def answer(task: str, part: Part | None) -> Any:
+        if part is None:
+            return subject.survey_of(device)
+        if part.kind == "gpu" and part.gpus == (1,):
+            return WorkerFailed("part_task: no answer in 40 s")
+        return subject.measure_part(device, SIZES, part, clock=device.clock)
+
+    def start() -> Team:
+        teams.append(Answering(answer))
+        return teams[-1]
+
+    within = context(tmp_path)
+    found = subject.measure(within, LISTED, start)
+    assert within.notes == ["gpu1: not measured: part_task: no answer in 40 s"]
+    assert len(teams) == 2
+    assert [bool(each.copy) for each in found] == [True, False, True]
+    assert found[1].peer_copy  # pairs with it were measured
+    # Each part has its own limit: its share of the time, and a grace.
+    waits = [wait - subject.GRACE_SECONDS for team in teams for wait in team.waits[1:]]
+    assert min(waits) > 0
+    assert max(waits[:3]) < 50
+    assert max(waits) <= 100 * subject.POINTS_SHARE
+    machine = with_gpus(machine_of(3), found)
+    assert plans_gpus(machine)
+
+
+def test_parts_left_when_time_is_over_are_named(tmp_path: Path) -> None:
+    late = context(tmp_path, seconds=0.0)
+    start = functools.partial(Answering, lambda task, part: Survey(uuids=["a", "b"], mapped=[]))
+    assert subject.measure(late, LISTED, start) == []
+    assert [note.split(": not reached")[0] for note in late.notes] == [
+        "time: gpu0", "time: gpu1", "time: GPU pairs like gpu1 to gpu0",
+        "time: GPUs' copies at once", "time: GPUs' all-reduce beside compute",
+    ]  # fmt: skip
+
+
+def seen(name: str) -> tuple[FakeGpus, Inventory]:
+    """GPUs of a recording, which follow the law, in the driver's order."""
+    found = look(recorded(name), {})
+    uuids = [gpu.uuid for gpu in found.gpus]
+    mapped = {(p.first, p.second) for p in found.pairs if p.p2p.get("read") or p.num_nvlinks}
+    return FakeGpus(num_gpus=len(uuids), uuids=uuids, mapped_pairs=mapped), found
+
+
+@pytest.mark.parametrize(
+    ("name", "classes"),
+    [("nvswitch-8", 1), ("dgx-v100", 3), ("bridged-pairs", 2), ("pcie-only", 1)],
+)
+def test_one_pair_of_each_link_class_is_measured_in_full_and_the_rest_are_checked(
+    name: str, classes: int
+) -> None:
+    device, inventory = seen(name)
+    parts = plan_parts(subject.survey_of(device), inventory)
+    n = device.num_gpus
+    pairs = [part for part in parts if part.kind == "pairs"]
+    assert len(pairs) == classes
+    every = [pair for part in pairs for pair in part.pairs]
+    assert sorted(every) == [(a, b) for a in range(n) for b in range(n) if a != b]
+    found = measure_gpus(device, SIZES, inventory=inventory, clock=device.clock)
+    small = {
+        (work.gpu, work.owner)
+        for work, _ in device.asked
+        if work.place == "peer" and work.kind == "gather" and work.row_bytes == 64
+    }
+    assert small == {part.pairs[0] for part in pairs if part.mapped}
+    for part in pairs:
+        for reader, owner in part.pairs:
+            points = {r for o, r in found[reader].peer_gather if o == owner}
+            assert points == (set(SIZES.row_bytes) if part.mapped else set())
+            assert (owner,) in found[reader].peer_message
+            assert bool((owner, SIZES.copy_bytes) in found[reader].peer_copy) == part.mapped
+
+
+def test_a_pair_and_a_gpu_that_differ_from_their_like_are_measured_in_full() -> None:
+    device, inventory = seen("nvswitch-8")
+    device.slower = {(2, 5): 3.0, (3, 3): 2.0}
+    found = measure_gpus(device, SIZES, inventory=inventory, clock=device.clock)
+    notes = [note for each in found for note in each.notes]
+    assert notes == [
+        "gpu2: its way from gpu5 differs from that of gpu0 from gpu1, which is of its kind: "
+        "measured in full",
+        "gpu3: differs from gpu0, which is of its kind: measured in full",
+    ]
+    machine = with_gpus(machine_from(inventory), found)
+    rates = {link.name: link.bandwidth_bytes_per_second for link in machine.links}
+    assert rates["gpu3.hbm"] == pytest.approx(rates["gpu0.hbm"] / 2, rel=0.01)
+    slow, fast = found[2].peer_gather[(5, 64)], found[2].peer_gather[(4, 64)]
+    assert slow.value == pytest.approx(3 * fast.value, rel=0.01)
+
+
+SECONDS_PER_POINT = 0.15
+"""Seconds of a point on a GPU: five milliseconds of work eight times, a held queue each time."""
+SECONDS_PER_TABLE = 0.25
+"""Seconds to make and fill a table of a gather, by the device."""
+
+
+@pytest.mark.parametrize(("sizes", "most"), [(QUICK, 60.0), (FULL, 180.0)])
+def test_a_probe_of_eight_gpus_ends_in_time_by_its_number_of_points(
+    sizes: GpuSizes, most: float
+) -> None:
+    device, inventory = seen("nvswitch-8")
+    measure_gpus(device, sizes, inventory=inventory, clock=device.clock)
+    points = sum(device.asked.values())
+    tables = {
+        (work.gpu, work.place, work.owner, work.row_bytes)
+        for work, _ in device.asked
+        if work.kind == "gather"
+    }
+    assert points * SECONDS_PER_POINT + len(tables) * SECONDS_PER_TABLE < most
+
+
+class RecordingTorch:
+    """Stands in for torch: which device copied into which."""
+
+    float32 = "float32"
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, str]] = []
+        self.cuda = SimpleNamespace(synchronize=lambda device: self.log.append(("wait", device)))
+
+    def arange(self, first: int, end: int, *, dtype: str, device: str) -> "RecordedRows":
+        """Numbers that a device makes."""
+        assert dtype == self.float32
+        return RecordedRows(self, device, np.arange(first, end, dtype=np.float32))
+
+
+class RecordedRows:
+    """An array that lies on a device."""
+
+    def __init__(self, torch: RecordingTorch, device: str, values: Any) -> None:
+        self.torch, self.device, self.values = torch, device, values
+
+    @property
+    def shape(self) -> Any:
+        """As torch's."""
+        return self.values.shape
+
+    def __getitem__(self, key: Any) -> "RecordedRows":
+        return RecordedRows(self.torch, self.device, self.values[key])
+
+    def expand(self, _: int, width: int) -> "RecordedRows":
+        """As torch's."""
+        shape = (len(self.values), width)
+        return RecordedRows(self.torch, self.device, np.broadcast_to(self.values, shape))
+
+    def contiguous(self) -> "RecordedRows":
+        """As torch's."""
+        return self
+
+    def copy_(self, other: "RecordedRows") -> None:
+        """Note the direction."""
+        self.torch.log.append((other.device, self.device))
+        self.values[:] = other.values
+
+
+@pytest.mark.parametrize("memory", ["cpu", "cuda:0", "cuda:3"])
+def test_a_table_is_filled_by_its_reader_which_opens_the_way_to_a_peer(memory: str) -> None:
+    torch = RecordingTorch()
+    width = 4096
+    step = FILL_BYTES // (4 * width)
+    rows = RecordedRows(torch, memory, np.zeros((2 * step + 5, width), np.float32))
+    fill_with_numbers(torch, rows, "cuda:0")
+    assert torch.log == [("cuda:0", memory)] * 3 + [("wait", "cuda:0")]
+    assert (rows.values == np.arange(2 * step + 5)[:, None]).all()
