@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gnnplan.planner.probe.gpu.measure import GPU_FULL as FULL, QUICK, GpuDevice, Work
-from gnnplan.planner.probe.gpu.parts import measure_gpus
 from tests.benchmarks.common import record
 from tests.silicon.setting import Setting
+from tests.support.gpu_parts import measure_gpus
 
 
 def keep_seconds(device: GpuDevice) -> dict[str, list[float]]:

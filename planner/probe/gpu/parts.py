@@ -47,7 +47,7 @@ class Survey:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class ProbePart:
     """One task: points of a GPU, of pairs that are joined alike, or of all GPUs together."""
 
     kind: Literal["gpu", "pairs", "crowd", "hidden"]
@@ -70,11 +70,11 @@ class Part:
         return "GPUs' copies at once" if self.kind == "crowd" else "GPUs' all-reduce beside compute"
 
 
-def plan_parts(survey: Survey, inventory: Inventory | None) -> list[Part]:
+def plan_parts(survey: Survey, inventory: Inventory | None) -> list[ProbePart]:
     """Divide the measurements; `inventory` None: the driver says nothing of links and kinds."""
     count = len(survey.uuids)
     every = tuple(range(count))
-    parts = [Part(kind="gpu", gpus=(g,), weight=4.0) for g in every]
+    parts = [ProbePart(kind="gpu", gpus=(g,), weight=4.0) for g in every]
     if count < 2:
         return parts
     classes: dict[Hashable, list[Pair]] = {}
@@ -82,7 +82,7 @@ def plan_parts(survey: Survey, inventory: Inventory | None) -> list[Part]:
         classes.setdefault(_link_class(pair, survey, inventory), []).append(pair)
     for pairs in classes.values():
         parts.append(
-            Part(
+            ProbePart(
                 kind="pairs",
                 pairs=tuple(pairs),
                 gpus=tuple(sorted({g for pair in pairs for g in pair})),
@@ -92,8 +92,8 @@ def plan_parts(survey: Survey, inventory: Inventory | None) -> list[Part]:
         )
     return [
         *parts,
-        Part(kind="crowd", gpus=every, weight=0.3 * count),
-        Part(kind="hidden", gpus=every, weight=1.0),
+        ProbePart(kind="crowd", gpus=every, weight=0.3 * count),
+        ProbePart(kind="hidden", gpus=every, weight=1.0),
     ]
 
 
@@ -136,7 +136,7 @@ def _joined(uuids: Sequence[str], inventory: Inventory | None) -> GpuPair | None
 def measure_part(
     device: GpuDevice,
     sizes: GpuSizes,
-    part: Part,
+    part: ProbePart,
     *,
     seconds: float = math.inf,
     clock: Clock = time.perf_counter,
@@ -175,7 +175,7 @@ def measure_part(
     return [_unless_spoiled(found[gpu], reasons[gpu]) for gpu in part.gpus]
 
 
-def _measure(benches: Mapping[int, Bench], part: Part) -> None:
+def _measure(benches: Mapping[int, Bench], part: ProbePart) -> None:
     """Fill the findings of the benches of one part."""
     if part.kind == "gpu":
         bench = benches[part.gpus[0]]
@@ -229,7 +229,7 @@ def merge_findings(found: Sequence[GpuFindings]) -> list[GpuFindings]:
     return [merged[gpu] for gpu in sorted(merged)]
 
 
-RunPart = Callable[[Part, float], list[GpuFindings]]
+RunPart = Callable[[ProbePart, float], list[GpuFindings]]
 """Measures a part within some seconds; returns nothing where it failed."""
 
 
@@ -238,7 +238,7 @@ def measure_parts(
     inventory: Inventory | None,
     budget: Budget,
     run: RunPart,
-    late: Callable[[Part], None] = lambda _: None,
+    late: Callable[[ProbePart], None] = lambda _: None,
 ) -> list[GpuFindings]:
     """Measure all parts in turn, each within its share of the budget; `late` gets the others."""
     parts, found = plan_parts(survey, inventory), list[GpuFindings]()
@@ -257,24 +257,6 @@ def measure_parts(
             whole.setdefault(kind, mine[0])
         found += mine
     return merge_findings(found)
-
-
-def measure_gpus(
-    device: GpuDevice,
-    sizes: GpuSizes,
-    *,
-    inventory: Inventory | None = None,
-    seconds: float = math.inf,
-    clock: Clock = time.perf_counter,
-) -> list[GpuFindings]:
-    """Measure every GPU of a device, and all pairs, in this process."""
-    survey = survey_of(device)
-    return measure_parts(
-        survey,
-        inventory,
-        Budget(seconds, clock),
-        lambda part, left: measure_part(device, sizes, part, seconds=left, clock=clock),
-    )
 
 
 def survey_of(device: GpuDevice) -> Survey:
@@ -347,14 +329,14 @@ def _measured_by(runner: Runner, context: ProbeContext, gpus: Inventory) -> list
         return []
     quick, room = context.sizes.name != FULL.name, available_ram_bytes()
 
-    def run(part: Part, seconds: float) -> list[GpuFindings]:
+    def run(part: ProbePart, seconds: float) -> list[GpuFindings]:
         found = runner.run(
             TASK, part.words, seconds + GRACE_SECONDS, part=part, quick=quick, host_bytes=room,
             seconds=seconds,
         )  # fmt: skip
         return cast("list[GpuFindings]", found or [])
 
-    def late(part: Part) -> None:
+    def late(part: ProbePart) -> None:
         context.notes.append(f"time: {part.words}: not reached in time; {AGAIN}")
 
     with context.budget.within(POINTS_SHARE):

@@ -25,7 +25,7 @@ from gnnplan.planner.probe.gpu.measure import (
     Work,
 )
 from gnnplan.planner.probe.gpu.nvml import MASK_WORDS, set_bits
-from gnnplan.planner.probe.gpu.parts import Part, Survey, measure_part, survey_of
+from gnnplan.planner.probe.gpu.parts import ProbePart, Survey, measure_part, survey_of
 from gnnplan.planner.probe.team import State
 
 WARM_UPS = 4
@@ -280,7 +280,7 @@ def survey_task(state: State) -> Survey | str:
 
 
 def part_task(
-    state: State, *, part: Part, quick: bool, host_bytes: int, seconds: float
+    state: State, *, part: ProbePart, quick: bool, host_bytes: int, seconds: float
 ) -> list[GpuFindings]:
     """Task: findings of one part."""
     begun = time.perf_counter()

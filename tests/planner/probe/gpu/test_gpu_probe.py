@@ -25,7 +25,7 @@ from gnnplan.planner.probe.gpu.measure import (
     hidden_share,
 )
 from gnnplan.planner.probe.gpu.nvml import Inventory
-from gnnplan.planner.probe.gpu.parts import Part, Survey, measure_gpus, plan_parts
+from gnnplan.planner.probe.gpu.parts import ProbePart, Survey, plan_parts
 from gnnplan.planner.probe.gpu.torch_device import FILL_BYTES, fill_with_numbers, sizes_for
 from gnnplan.planner.probe.grid import Budget
 from gnnplan.planner.probe.team import Team
@@ -36,6 +36,7 @@ from gnnplan.runtime.plan.schema import Threads
 from tests.planner.probe import fake_gpu as law
 from tests.planner.probe.fake_gpu import SIZES, FakeGpus
 from tests.support.candidates import candidate_of_ranks
+from tests.support.gpu_parts import measure_gpus
 from tests.support.recordings import look, machine_of as machine_from, recorded
 
 
@@ -221,7 +222,9 @@ def test_noisy_points_are_tried_twice_and_none_is_begun_when_time_is_over() -> N
     device = FakeGpus(noise=lambda work, call: 0.9)
     measure_gpus(device, SIZES, clock=device.clock)
     assert set(device.asked.values()) == {2}
-    (found,) = subject.measure_part(FakeGpus(), SIZES, Part(kind="gpu", gpus=(0,)), seconds=0.0)
+    (found,) = subject.measure_part(
+        FakeGpus(), SIZES, ProbePart(kind="gpu", gpus=(0,)), seconds=0.0
+    )
     assert found.copy == found.launch == {}
     (note,) = found.notes
     assert note.startswith("time: gpu0: not reached in time: compute; copy at ")
@@ -265,7 +268,7 @@ def test_sizes_fit_the_memories() -> None:
 class Answering(Team):
     """Answers tasks without a process, as `answer` says."""
 
-    def __init__(self, answer: Callable[[str, Part | None], Any]) -> None:
+    def __init__(self, answer: Callable[[str, ProbePart | None], Any]) -> None:
         super().__init__(1)
         self.answer = answer
         self.waits: list[float] = []
@@ -305,7 +308,7 @@ def test_gpus_that_cannot_be_measured_leave_a_note(answer: Any, tmp_path: Path) 
 def test_a_part_that_fails_is_alone_in_that_and_the_next_has_a_new_process(tmp_path: Path) -> None:
     device, teams = FakeGpus(num_gpus=3), list[Answering]()
 
-    def answer(task: str, part: Part | None) -> Any:
+    def answer(task: str, part: ProbePart | None) -> Any:
         if part is None:
             return subject.survey_of(device)
         if part.kind == "gpu" and part.gpus == (1,):
