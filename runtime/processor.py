@@ -138,7 +138,10 @@ class CudaProcessor(AbstractProcessor):
 
     def can_map(self, index: int) -> bool:
         """See `AbstractProcessor.can_map`."""
-        return index == self.index or torch.cuda.can_device_access_peer(self.index, index)
+        if index == self.index:
+            return True
+        seen = index < torch.cuda.device_count()
+        return seen and torch.cuda.can_device_access_peer(self.index, index)
 
     def enter_thread(self) -> None:
         """See `AbstractProcessor.enter_thread`."""

@@ -1,8 +1,8 @@
 """Opening a plan's feature store on a rank's GPU.
 
 Own rows that find no room in the GPU's memory are read from the host instead, with one warning that
-shows the plan's sum; other ranks are told. Peers' rows are mapped where the plan says so and the
-devices can, and exchanged otherwise.
+shows the plan's sum; other ranks are told. Of the peers whose rows the location table reads, those
+of the host are mapped where the plan says so and the devices can; rows of the others are exchanged.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,6 @@ from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import BudgetExceeded, PlanError, warn_once
 from gnnplan.runtime.features.device_rows import (
     DeviceRows,
-    NotSharedError,
     SharedRows,
     copy_to_device,
     copy_to_host,
@@ -172,7 +171,7 @@ class _Opening:
         others: list[Staged | DeviceExchange] = []
         rows: dict[int, DeviceRows] = {}
         shared = self._peers(own, rows, others)
-        own = own if shared is None else shared.own
+        own = shared.own
         host = self._host()
         for number, each in self.dense.items():
             if each.kind == "own":
@@ -196,9 +195,8 @@ class _Opening:
         table = DeviceTable(self.location.codes, rows, self.device)
         if cache is not None:
             table.codes = cache.codes[:-1]
-        release: Callable[[], None] | None = None if shared is None else shared.close
         return DeviceFeatureStore(
-            table, max_programs=max_programs, others=others, cache=cache, release=release
+            table, max_programs=max_programs, others=others, cache=cache, release=shared.close
         )
 
     def _own(self) -> Tensor:
@@ -245,32 +243,34 @@ class _Opening:
 
     def _peers(
         self, own: Tensor, rows: dict[int, DeviceRows], others: list[Staged | DeviceExchange]
-    ) -> SharedRows | None:
+    ) -> SharedRows:
+        """Map the peers whose rows the table reads, and exchange the rows of those that are far."""
         if not self.exchanging or not self.together:
-            return None
-        near = all(rank in self.mates for rank in self.peers.values())
-        mapped = self.plan.strategy.features.peer_way == "mapped"
-        if all(self.comm.all_gather_objects(near and mapped)):
-            wanted = sorted(set(self.peers.values()))
-            shared = self._mapped(own, wanted)
-            if shared is not None:
-                for number, rank in self.peers.items():
-                    rows[number] = DeviceRows("peer", shared.peers[rank])
-                return shared
-        others.append(DeviceExchange(own, self.peers, self.comm.duplicate()))
-        return None
+            return SharedRows(own)
+        used = self.location.count()
+        read = {number: rank for number, rank in self.peers.items() if used[number]}
+        shared = self._mapped(own, sorted(set(read.values()) & set(self.mates)))
+        far = dict(read)
+        for number, rank in read.items():
+            if rank in shared.peers:
+                rows[number] = DeviceRows("peer", shared.peers[rank])
+                del far[number]
+        if any(self.comm.all_gather_objects(bool(far))):
+            others.append(DeviceExchange(shared.own, far, self.comm.duplicate()))
+        return shared
 
-    def _mapped(self, own: Tensor, wanted: list[int]) -> SharedRows | None:
-        """Map the peers' memory; return None on every rank where it fails on one of them."""
-        try:
-            return share_rows(own, wanted, self.comm)
-        except NotSharedError as error:
+    def _mapped(self, own: Tensor, near: list[int]) -> SharedRows:
+        """Map the memory of the ranks near; warn of each that cannot be."""
+        if self.plan.strategy.features.peer_way != "mapped":
+            return SharedRows(own)
+        shared = share_rows(own, near, self.comm)
+        for rank, fault in shared.faults.items():
             warn_once(
-                "peer memory",
-                "rows of other ranks are exchanged, because their memory cannot be mapped "
-                f"({error}); run gnnplan doctor",
+                f"peer memory {self.rank}-{rank}",
+                f"rank {self.rank} exchanges rows with rank {rank}, whose memory it cannot map "
+                f"({fault}); run gnnplan doctor",
             )
-        return None
+        return shared
 
     def _host(self) -> Tensor | None:
         """Lock the host's rows: one copy per host where it has room, else one per rank."""

@@ -12,10 +12,11 @@ rows needs the owner alive: the ranks of a job live and end together.
 """
 
 import contextlib
+import inspect
 import mmap
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -189,10 +190,6 @@ def _fill(table: Tensor, rows: NDArray[Any]) -> None:
         table[first : first + most].copy_(torch.from_numpy(part))
 
 
-class NotSharedError(GnnplanError):
-    """A rank's rows cannot be mapped by another; raised on all ranks, with the first reason."""
-
-
 @dataclass(slots=True)
 class SharedRows:
     """Rows of this rank and of its peers, each in its owner's memory."""
@@ -200,6 +197,8 @@ class SharedRows:
     own: Tensor
     peers: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
     """Mapped rows of each peer, by rank."""
+    faults: dict[int, str] = field(default_factory=dict[int, str])
+    """Reason why a peer's rows are not mapped, by rank."""
 
     def close(self) -> None:
         """Release the peers' memory."""
@@ -213,51 +212,54 @@ class _Offer:
     rows: int
     width: int
     dtype: torch.dtype
-    index: int = 0
-    """Number of the device that the rows lie on."""
     path: str = ""
     handle: Any = None
     fault: str = ""
 
 
-def share_rows(rows: Tensor, ranks: list[int], comm: Communicator) -> SharedRows:
-    """Offer this rank's rows and map those of `ranks`, all on its host; collective over all ranks.
+def share_rows(rows: Tensor, wanted: Sequence[int], comm: Communicator) -> SharedRows:
+    """Map the rows of the ranks `wanted`, all on this host; collective over all ranks.
 
-    NotSharedError is raised on every rank where one could not offer or map.
+    A peer that the device cannot read is asked for nothing, and rows that nobody asks for are not
+    offered. Every peer that is not mapped has its reason among the faults.
     """
-    offer, own, segment = _offered(rows)
+    processor = processor_of(rows.device)
+    indices = comm.all_gather_objects(processor.index)
+    shared = SharedRows(rows)
+    for rank in wanted:
+        if not processor.can_map(indices[rank]):
+            shared.faults[rank] = f"{rows.device} cannot read the memory of GPU {indices[rank]}"
+    asked = [rank for rank in wanted if rank not in shared.faults]
+    readers = comm.all_gather_objects(asked)
+    offer, segment = _Offer(rows.shape[0], rows.shape[1], rows.dtype), None
+    if any(comm.rank in each for each in readers):
+        offer, shared.own, segment = _make_offer(offer, rows)
     try:
         offers = comm.all_gather_objects(offer)
-        faults = [each.fault for each in offers if each.fault]
-        peers: dict[int, Tensor] = {}
-        if not faults:
+        for rank in asked:
             try:
-                peers = {rank: _mapped(offers[rank], rows.device) for rank in ranks}
-                fault = ""
+                shared.peers[rank] = _map_offer(offers[rank], rows.device)
             except (OSError, RuntimeError) as error:
-                fault = _reason(error)
-            faults = [each for each in comm.all_gather_objects(fault) if each]
+                shared.faults[rank] = _reason(error)
+        comm.barrier()
     finally:
         if segment is not None:
             segment.remove()
-    if faults:
-        raise NotSharedError(faults[0])
-    return SharedRows(own, peers)
+    return shared
 
 
-def _offered(rows: Tensor) -> tuple[_Offer, Tensor, Segment | None]:
+def _make_offer(bare: _Offer, rows: Tensor) -> tuple[_Offer, Tensor, Segment | None]:
     """Return the offer, the rows as the others will see them, and their segment."""
-    processor = processor_of(rows.device)
-    bare = _Offer(rows.shape[0], rows.shape[1], rows.dtype, processor.index)
-    if rows.shape[0] == 0:
+    if bare.rows == 0:
         return bare, rows, None
-    segment = None
+    processor, segment = processor_of(rows.device), None
     try:
-        if rows.device.type == "cuda":
+        if rows.is_cuda:
             from torch.multiprocessing.reductions import reduce_tensor
 
+            processor.synchronize()
             return replace(bare, handle=reduce_tensor(rows)), rows, None
-        segment, room = create_segment(rows.shape[0] * _stride_bytes(rows.shape[1], rows.dtype))
+        segment, room = create_segment(bare.rows * _stride_bytes(bare.width, bare.dtype))
         own = _as_rows(room, rows.shape, rows.dtype)
         own.copy_(rows)
         processor.adopt(own, instead_of=rows)
@@ -272,22 +274,33 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _mapped(offer: _Offer, device: torch.device) -> Tensor:
+def _map_offer(offer: _Offer, device: torch.device) -> Tensor:
+    if offer.fault:
+        raise RuntimeError(offer.fault)
     if offer.rows == 0:
         return padded_rows(0, offer.width, offer.dtype, device)
-    processor = processor_of(device)
-    if not processor.can_map(offer.index):
-        raise RuntimeError(f"{device} cannot read the memory of GPU {offer.index}")
-    if offer.handle is None:
-        size = offer.rows * _stride_bytes(offer.width, offer.dtype)
-        room = attach_segment(offer.path, size)
-        return processor.map_peer(_as_rows(room, (offer.rows, offer.width), offer.dtype))
-    rebuild, arguments = offer.handle
-    peer: Tensor = rebuild(*arguments)
-    if peer.device != device:
-        # A copy makes torch enable access between the two devices, which kernels need.
-        torch.empty_like(peer[:1], device=device).copy_(peer[:1])
-    return peer
+    if offer.handle is not None:
+        return open_on_reader(offer.handle, device)
+    room = attach_segment(offer.path, offer.rows * _stride_bytes(offer.width, offer.dtype))
+    rows = _as_rows(room, (offer.rows, offer.width), offer.dtype)
+    return processor_of(device).map_peer(rows)
+
+
+def open_on_reader(
+    handle: tuple[Callable[..., Tensor], Sequence[Any]], device: torch.device
+) -> Tensor:
+    """Open another process's CUDA tensor, as `reduce_tensor` describes it, on the reader's device.
+
+    The driver then lets kernels of that device read it. torch by itself opens it on its owner's
+    device, where only that one can (DEC-105). The owner has waited for all that writes the tensor.
+    """
+    rebuild, arguments = handle
+    opening = inspect.signature(rebuild).bind(*arguments)
+    changes = {"storage_device": device.index, "event_sync_required": False}
+    if not changes.keys() <= opening.arguments.keys():
+        raise RuntimeError(f"torch {torch.__version__} describes a shared tensor in unknown words")
+    opening.arguments.update(changes)
+    return rebuild(*opening.args)
 
 
 def create_segment(num_bytes: int) -> tuple[Segment, HostMemory]:

@@ -1,5 +1,6 @@
 """Rows in memory that ranks share, and rows that they exchange: ranks are threads here."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from gnnplan.runtime import folders
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.features import device_rows
 from gnnplan.runtime.features.device_rows import (
-    NotSharedError,
+    SharedRows,
     owns_padding,
     padded_rows,
     share_host_rows,
@@ -61,26 +62,48 @@ def test_a_rank_sees_what_the_others_write_into_their_rows(
     assert not list(own_memory.iterdir())
 
 
-def test_one_rank_that_cannot_share_stops_all_with_its_reason(
+def test_rows_that_cannot_be_offered_leave_those_of_the_others_mapped(
     monkeypatch: pytest.MonkeyPatch, own_memory: Path
 ) -> None:
     real, calls = device_rows.create_segment, []
+    lock = threading.Lock()
 
     def full(num_bytes: int) -> Any:
-        calls.append(num_bytes)
-        if len(calls) == 1:
+        with lock:
+            calls.append(num_bytes)
+            first = len(calls) == 1
+        if first:
             raise OSError("no space left")
         return real(num_bytes)
 
     monkeypatch.setattr(device_rows, "create_segment", full)
 
-    def rank(comm: Communicator) -> str:
-        others = [r for r in range(RANKS) if r != comm.rank]
-        with pytest.raises(NotSharedError) as error:
-            share_rows(own_rows(comm.rank), others, comm)
-        return str(error.value)
+    def rank(comm: Communicator) -> SharedRows:
+        return share_rows(own_rows(comm.rank), [r for r in range(RANKS) if r != comm.rank], comm)
 
-    assert run_in_process(RANKS, rank) == ["no space left"] * RANKS
+    found = run_in_process(RANKS, rank)
+    # Rank 1 owns nothing; of ranks 0 and 2 one could not offer its rows.
+    (lacking,) = {r for each in found for r in each.faults}
+    assert lacking in (0, 2)
+    for number, each in enumerate(found):
+        others = {r for r in range(RANKS) if r != number}
+        assert each.faults == dict.fromkeys(others & {lacking}, "no space left")
+        assert set(each.peers) == others - {lacking}
+        for other, rows in each.peers.items():
+            assert torch.equal(rows, own_rows(other))
+    assert torch.equal(found[lacking].own, own_rows(lacking))
+    assert not list(own_memory.iterdir())
+
+
+def test_only_rows_that_somebody_reads_are_offered(own_memory: Path) -> None:
+    wanted = {0: [2], 1: [], 2: []}
+
+    def rank(comm: Communicator) -> bool:
+        rows = own_rows(comm.rank)
+        shared = share_rows(rows, wanted[comm.rank], comm)
+        return shared.own is rows
+
+    assert run_in_process(RANKS, rank) == [True, True, False]
     assert not list(own_memory.iterdir())
 
 
