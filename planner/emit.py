@@ -4,7 +4,8 @@ Schedulers give every host the same, so each number is that of the host that nee
 
 Kubernetes: a PyTorchJob (kubeflow.org/v1), host 0 the master, the others workers. The operator
 gives each pod its host's number as $RANK; the container runs gnnplan without a shell. Plan, graph
-and script come from one volume claim whose folders mirror their absolute paths.
+and script come from one volume claim whose folders mirror their absolute paths. Where a host has
+several ranks its pod mounts a volume of memory, whose use counts towards the container's limit.
 
 Slurm: a batch script with one task per host, which starts the host's own ranks under torchrun.
 The user's words that reach the shell are quoted; directives hold only numbers and a name of
@@ -51,6 +52,11 @@ class JobSpec:
     def ranks(self) -> list[int]:
         """Return the number of ranks of each host, hosts in order."""
         return [len(devices) for devices in ranks_by_host(self.plan)]
+
+    @property
+    def shares(self) -> bool:
+        """Return whether a host has several ranks, which share memory."""
+        return max(self.ranks) > 1
 
     @property
     def cores(self) -> int:
@@ -105,6 +111,9 @@ def escaped_comment(text: str) -> str:
 PORT = 29400
 RESTARTS = 3
 VOLUME = "gnnplan-data"
+MEMORY_VOLUME = "gnnplan-memory"
+SHARED_MEMORY = "/dev/shm"
+"""Where the ranks of a host share memory, and NCCL does; a pod has 64 MiB there by itself."""
 
 
 def kubernetes_job(job: JobSpec, *, image: str, claim: str) -> str:
@@ -141,7 +150,14 @@ def _replicas(job: JobSpec, count: int, image: str, claim: str) -> dict[str, Any
         "template": {
             "spec": {
                 "containers": [_container(job, image)],
-                "volumes": [{"name": VOLUME, "persistentVolumeClaim": {"claimName": claim}}],
+                "volumes": [
+                    {"name": VOLUME, "persistentVolumeClaim": {"claimName": claim}},
+                    *(
+                        [{"name": MEMORY_VOLUME, "emptyDir": {"medium": "Memory"}}]
+                        if job.shares
+                        else []
+                    ),
+                ],
             }
         },
     }
@@ -167,7 +183,10 @@ def _container(job: JobSpec, image: str) -> dict[str, Any]:
         "args": [job.verb, *place, *resume, *words],
         "ports": [{"name": "pytorchjob-port", "containerPort": PORT}],
         "resources": {"requests": resources, "limits": dict(resources)},
-        "volumeMounts": [_mount(folder) for folder in job.folders],
+        "volumeMounts": [
+            *(_mount(folder) for folder in job.folders),
+            *([{"name": MEMORY_VOLUME, "mountPath": SHARED_MEMORY}] if job.shares else []),
+        ],
     }
 
 

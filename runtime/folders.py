@@ -238,13 +238,25 @@ SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "gnnplan-"
 _NAME = re.compile(PREFIX + "[a-z0-9_]{8}")
 """Names that `tempfile` makes of the prefix."""
+_NAMELESS = "/proc/"
+"""Start of the path by which other processes open memory that has no name."""
 
 
 class Segment:
-    """File in shared memory that this process owns until `remove`, with all its bytes taken."""
+    """Memory that this process owns until `remove`, with all its bytes taken, and others map.
+
+    It is a file in shared memory or, where that is too small as in many containers, memory of no
+    file system, whose path serves while its owner lives (DEC-106).
+    """
 
     def __init__(self, num_bytes: int) -> None:
-        self.handle, self.path = _create_locked()
+        try:
+            self._take(_create_locked(), num_bytes)
+        except OSError:
+            self._take(_create_nameless(), num_bytes)
+
+    def _take(self, made: tuple[int, str], num_bytes: int) -> None:
+        self.handle, self.path = made
         try:
             # Taken now: a hole that cannot be filled would end the process at the first write.
             os.posix_fallocate(self.handle, 0, num_bytes)
@@ -254,7 +266,8 @@ class Segment:
 
     def remove(self) -> None:
         """Remove the name: the memory lives on with those who have mapped it."""
-        Path(self.path).unlink(missing_ok=True)
+        if not self.path.startswith(_NAMELESS):
+            Path(self.path).unlink(missing_ok=True)
         os.close(self.handle)
 
 
@@ -286,6 +299,13 @@ def _create_locked() -> tuple[int, str]:
         if os.fstat(handle).st_nlink:
             return handle, path
         os.close(handle)  # a sweep removed it before it was locked
+
+
+def _create_nameless() -> tuple[int, str]:
+    if not hasattr(os, "memfd_create"):
+        raise OSError("this system has no memory without a file")
+    handle = os.memfd_create(PREFIX, os.MFD_CLOEXEC)
+    return handle, f"{_NAMELESS}{os.getpid()}/fd/{handle}"
 
 
 def _shared_memory() -> Path:

@@ -33,7 +33,7 @@ from gnnplan.planner.profile.protocol import (
 from gnnplan.planner.workload import GpuSample
 from gnnplan.runtime.device import has_triton, set_threads
 from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.features.device_rows import DeviceRows
+from gnnplan.runtime.features.device_rows import DeviceRows, PinError
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.features.gather_triton import DeviceTable
 from gnnplan.runtime.features.location import encode
@@ -102,7 +102,7 @@ class GpuTimed:
         pinned = size > room
         try:
             placed = DeviceTopology.load(graph.indptr, graph.indices, self._device, pinned=pinned)
-        except RuntimeError as error:
+        except (RuntimeError, PinError) as error:
             words = " ".join(str(error).split())
             raise SamplerError(f"the lists find no place for the GPU to read: {words}") from None
         sampler = build_device_sampler(

@@ -18,9 +18,9 @@ from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import BudgetExceeded, PlanError, warn_once
 from gnnplan.runtime.features.device_rows import (
     DeviceRows,
+    HostShare,
     SharedRows,
     copy_to_device,
-    copy_to_host,
     share_host_rows,
     share_rows,
     word_multiple,
@@ -163,7 +163,6 @@ class _Opening:
         # All ranks derive from the plan alone which collectives they enter.
         self.together = len(hosts) > 1 and self.comm.size == len(hosts)
         self.exchanging = any(s.kind == "peer" for s in self.location.sources)
-        self.pooled = self.together and any(hosts.count(host) > 1 for host in set(hosts))
 
     def store(self, max_programs: int | None) -> DeviceFeatureStore:
         """Assemble the store: own rows first, since what does not fit is read from elsewhere."""
@@ -273,20 +272,11 @@ class _Opening:
         return shared
 
     def _host(self) -> Tensor | None:
-        """Lock the host's rows: one copy per host where it has room, else one per rank."""
+        """Lock the host's rows where the table reads them: one copy per host where it can be."""
         numbers = [n for n, each in self.dense.items() if each.kind == "host"]
         used = bool(self.location.count()[numbers].any()) if numbers else False
-        table = None
-        if self.pooled:
-            wanted = any(self.comm.all_gather_objects(used))
-            if wanted:
-                table = share_host_rows(
-                    self.graph.x, self.mates[0], self.comm, self.device, used=used
-                )
-        if not used:
-            return None
-        assert self.graph.x is not None
-        return copy_to_host(np.asarray(self.graph.x), self.device) if table is None else table
+        share = HostShare.of(self.plan, self.rank, self.comm)
+        return share_host_rows(np.asarray(self.graph.x), share, self.device, used=used)
 
     def _cache(self, number: int) -> DeviceCache | None:
         """Make the plan's dynamic cache, with as many slots as find room."""

@@ -7,8 +7,8 @@ CUDA keeps page-locks by address. Host memory is therefore locked only while it 
 entry would stand for whatever is mapped there next (DEC-93). Locking takes exactly the bytes asked
 for; torch's allocator rounds up to a power of two.
 
-Processes of a host share rows in a nameless file of shared memory, GPUs by CUDA IPC. Whoever maps
-rows needs the owner alive: the ranks of a job live and end together.
+Processes of a host share rows and lists in a nameless file of shared memory, GPUs by CUDA IPC.
+Whoever maps rows needs the owner alive: the ranks of a job live and end together.
 """
 
 import contextlib
@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.errors import GnnplanError
+from gnnplan.runtime.errors import GnnplanError, warn_once
 from gnnplan.runtime.folders import Segment
+from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.processor import EmulatedProcessor, processor_of
 
 
@@ -167,15 +168,14 @@ def owns_padding(table: Tensor) -> bool:
 
 def copy_to_device(rows: NDArray[Any], device: torch.device) -> Tensor:
     """Copy a rank's rows into padded rows of the device's memory, or raise OutOfMemoryError."""
-    dtype = torch.from_numpy(np.empty(0, rows.dtype)).dtype
-    table = padded_rows(rows.shape[0], rows.shape[1], dtype, device)
+    table = padded_rows(rows.shape[0], rows.shape[1], torch_dtype(rows), device)
     _fill(table, rows)
     return table
 
 
 def copy_to_host(rows: NDArray[Any], device: torch.device) -> Tensor:
     """Copy rows into padded rows of page-locked memory, which the device reads in place."""
-    dtype = torch.from_numpy(np.empty(0, rows.dtype)).dtype
+    dtype = torch_dtype(rows)
     room = HostMemory.anonymous(rows.shape[0] * _stride_bytes(rows.shape[1], dtype))
     table = _as_rows(room, rows.shape, dtype)
     room.lock(device)
@@ -183,8 +183,20 @@ def copy_to_host(rows: NDArray[Any], device: torch.device) -> Tensor:
     return table
 
 
+def copy_list(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Copy a list to a device's memory part by part, or raise OutOfMemoryError."""
+    table = torch.empty(values.size, dtype=torch_dtype(values), device=device)
+    _fill(table, values)
+    return table
+
+
+def torch_dtype(values: NDArray[Any]) -> torch.dtype:
+    """Return torch's name of an array's type."""
+    return torch.from_numpy(np.empty(0, values.dtype)).dtype
+
+
 def _fill(table: Tensor, rows: NDArray[Any]) -> None:
-    most = max(1, _COPY_BYTES // max(1, rows.shape[1] * rows.dtype.itemsize))
+    most = max(1, _COPY_BYTES // max(1, rows[:1].nbytes))
     for first in range(0, rows.shape[0], most):
         part = np.array(rows[first : first + most])
         table[first : first + most].copy_(torch.from_numpy(part))
@@ -322,38 +334,101 @@ def attach_segment(path: str, num_bytes: int) -> HostMemory:
         os.close(handle)
 
 
-def share_host_rows(
-    rows: Any, leader: int, comm: Communicator, device: torch.device, *, used: bool
-) -> Tensor | None:
-    """Copy the host's rows once, by its rank `leader`, and map them in all; collective.
+@dataclass(frozen=True, slots=True)
+class HostShare:
+    """Ranks of a rank's host, which hold arrays of the host's memory once."""
 
-    Returns padded rows, page-locked for the device where this rank uses them; None where the host's
-    shared memory is too small.
-    """
-    dtype = torch.from_numpy(np.empty(0, rows.dtype)).dtype
-    num_bytes = rows.shape[0] * _stride_bytes(rows.shape[1], dtype)
-    segment, room = None, None
-    if comm.rank == leader:
+    comm: Communicator
+    ranks: list[int]
+    """Ascending; the first one fills the memory."""
+
+    @classmethod
+    def of(cls, plan: Plan, rank: int, comm: Communicator | None) -> "HostShare | None":
+        """Return the ranks of this rank's host; None where the job has no host with several."""
+        hosts = [each.host for each in plan.strategy.devices]
+        found = Communicator() if comm is None else comm
+        if found.size != len(hosts) or len(set(hosts)) == len(hosts):
+            return None
+        return cls(found, [other for other, host in enumerate(hosts) if host == hosts[rank]])
+
+    def map(
+        self, num_bytes: int, fill: Callable[[HostMemory], None], *, used: bool
+    ) -> HostMemory | None:
+        """Let one rank fill memory, and map it where it is used; collective over all ranks.
+
+        Returns None where this rank does not use it, or where the host cannot share it.
+        """
+        users, leader = self.comm.all_gather_objects(used), self.ranks[0]
+        segment, room, why = None, None, ""
+        if self.comm.rank == leader and any(users[rank] for rank in self.ranks):
+            try:
+                segment, room = create_segment(num_bytes)
+            except OSError as error:
+                why = _reason(error)
+            else:
+                fill(room)
+        path = "" if segment is None else segment.path
+        path, why = self.comm.all_gather_objects((path, why))[leader]
         try:
-            segment, room = create_segment(num_bytes)
-        except OSError:
-            segment = None
-        else:
-            _fill(_as_rows(room, rows.shape, dtype), rows)
-    path = "" if segment is None else segment.path
-    found = comm.all_gather_objects(path)[leader]
-    try:
-        if found and comm.rank != leader and used:
-            room = attach_segment(found, num_bytes)
-        comm.barrier()
-    finally:
-        if segment is not None:
-            segment.remove()
-    if room is None:
+            if path and used and room is None:
+                try:
+                    room = attach_segment(path, num_bytes)
+                except OSError as error:
+                    why = _reason(error)
+            self.comm.barrier()
+        finally:
+            if segment is not None:
+                segment.remove()
+        if used and room is None:
+            _warn_of_copies(num_bytes, len(self.ranks), why)
+        return room if used else None
+
+
+def _warn_of_copies(num_bytes: int, ranks: int, why: str) -> None:
+    warn_once(
+        "host memory not shared",
+        f"each of a host's {ranks} ranks holds its own {num_bytes / 1e9:.2f} GB of what they "
+        f"should hold once, because they cannot share memory ({why}); give the host or container "
+        "a larger /dev/shm (docker --shm-size)",
+    )
+
+
+def share_host_rows(
+    rows: NDArray[Any], share: HostShare | None, device: torch.device, *, used: bool
+) -> Tensor | None:
+    """Hold padded, page-locked rows once per host where its ranks share, else once per rank.
+
+    Collective over the ranks that share. Returns None where this rank does not use the rows.
+    """
+    dtype, room = torch_dtype(rows), None
+    if share is not None:
+        num_bytes = rows.shape[0] * _stride_bytes(rows.shape[1], dtype)
+        room = share.map(
+            num_bytes, lambda room: _fill(_as_rows(room, rows.shape, dtype), rows), used=used
+        )
+    if not used:
         return None
-    if used:
-        room.lock(device)
+    if room is None:
+        return copy_to_host(rows, device)
+    room.lock(device)
     return _as_rows(room, rows.shape, dtype)
+
+
+def share_host_list(values: NDArray[Any], share: HostShare | None, device: torch.device) -> Tensor:
+    """Hold a page-locked list once per host where its ranks share, else once per rank."""
+    dtype = torch_dtype(values)
+
+    def fill(room: HostMemory) -> None:
+        _fill(room.tensor(dtype, values.size), values)
+
+    num_bytes, room = max(values.nbytes, 1), None
+    if share is not None:
+        room = share.map(num_bytes, fill, used=True)
+    if room is None:
+        room = HostMemory.anonymous(num_bytes)
+        fill(room)
+    room.lock(device)
+    return room.tensor(dtype, values.size)
 
 
 def _as_rows(room: HostMemory, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

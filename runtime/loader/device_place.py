@@ -18,7 +18,7 @@ import torch
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.device import has_triton
 from gnnplan.runtime.errors import SamplerError, warn_once
-from gnnplan.runtime.features.device_rows import PinError
+from gnnplan.runtime.features.device_rows import HostShare, PinError
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.features.tier import AbstractFeatureStore
 from gnnplan.runtime.graph.dataset import Graph, is_typed
@@ -54,13 +54,14 @@ def open_device_sampler(
     edge_ids: bool,
     num_steps: int,
     share: int = 0,
+    comm: Communicator | None = None,
 ) -> Any:
     """Open the plan's sampler over the graph where the plan places it.
 
     Topology `host` lies in page-locked memory, `replicated` in the device's, `cached` with the
     rank's own lists there and the others on the host. `share` is this rank's number of seeds in a
-    whole batch, for plans that sample by a CUDA graph. A host that refuses to page-lock raises
-    RuntimeError.
+    whole batch, for plans that sample by a CUDA graph. The ranks of a host keep page-locked lists
+    once: collective where the job has several. A host that refuses to page-lock raises PinError.
     """
     from gnnplan.runtime.sampling.build import build_device_sampler
     from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
@@ -72,8 +73,9 @@ def open_device_sampler(
     if find_sampler(named.name).prefers_local:
         local = np.asarray(load_array(plan, folder, f"feature_own_ids_{rank}"), np.int64)
     topology = DeviceTopology.load(
-        graph.indptr, graph.indices, device, pinned=policy != "replicated", hot=hot
-    )
+        graph.indptr, graph.indices, device, pinned=policy != "replicated", hot=hot,
+        share=HostShare.of(plan, rank, comm),
+    )  # fmt: skip
     made = build_device_sampler(
         named,
         topology,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.processor import processor_of
+from gnnplan.runtime.features.device_rows import HostShare, copy_list, share_host_list
 from gnnplan.runtime.sampling.checks import check_graph
 
 _ALL = (1 << 63) - 1
@@ -73,6 +73,7 @@ class DeviceTopology:
         pinned: bool = False,
         hot: NDArray[np.integer] | None = None,
         pinned_offsets: bool = False,
+        share: HostShare | None = None,
     ) -> "DeviceTopology":
         """Place a graph.
 
@@ -83,16 +84,19 @@ class DeviceTopology:
             pinned: Keep `indices` in page-locked host memory.
             hot: With `pinned`, distinct ids of the rows whose lists the device holds as well.
             pinned_offsets: Keep `indptr` in page-locked host memory too.
+            share: The host's ranks, which keep one copy of what is page-locked and call this
+                together; None keeps it for this rank alone.
 
         Raises:
-            RuntimeError: the host refuses to page-lock so much.
+            PinError: the host refuses to page-lock so much.
         """
         indptr, indices = check_graph(indptr, indices)
-        processor = processor_of(device)
-        offsets, edges = torch.from_numpy(np.array(indptr)), torch.from_numpy(np.array(indices))
         widest = int(np.diff(indptr).max(initial=0))
-        offsets = processor.page_lock(offsets) if pinned_offsets else offsets.to(device)
-        edges = processor.page_lock(edges) if pinned else edges.to(device)
+
+        def place(values: NDArray[np.integer], *, locked: bool) -> Tensor:
+            return share_host_list(values, share, device) if locked else copy_list(values, device)
+
+        offsets, edges = place(indptr, locked=pinned_offsets), place(indices, locked=pinned)
         counts = torch.zeros(4, dtype=torch.int64, device=device)
         if hot is None:
             own = (0, 0) if pinned else (0, _ALL)
