@@ -246,7 +246,7 @@ class Segment:
     """Memory that this process owns until `remove`, with all its bytes taken, and others map.
 
     It is a file in shared memory or, where that is too small as in many containers, memory of no
-    file system, whose path serves while its owner lives (DEC-106).
+    file system, whose path serves while its owner lives (DEC-107).
     """
 
     def __init__(self, num_bytes: int) -> None:

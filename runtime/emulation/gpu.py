@@ -3,7 +3,7 @@
 Tensors that lie on it have `device` cpu:0, those of the host cpu. What CUDA refuses is refused:
 numpy's view of a device's tensor, operations on tensors of both, kernels that are given memory of
 the host which is not page-locked, more memory than there is, and work in lanes that do not wait
-for each other (DEC-104). Nothing here is ever timed.
+for each other (DEC-105). Nothing here is ever timed.
 """
 
 import threading

@@ -235,12 +235,13 @@ def share_rows(rows: Tensor, wanted: Sequence[int], comm: Communicator) -> Share
     A peer that the device cannot read is asked for nothing, and rows that nobody asks for are not
     offered. Every peer that is not mapped has its reason among the faults.
     """
-    processor = processor_of(rows.device)
+    device = rows.device
+    processor = processor_of(device)
     indices = comm.all_gather_objects(processor.index)
     shared = SharedRows(rows)
     for rank in wanted:
         if not processor.can_map(indices[rank]):
-            shared.faults[rank] = f"{rows.device} cannot read the memory of GPU {indices[rank]}"
+            shared.faults[rank] = f"{device} cannot read the memory of GPU {indices[rank]}"
     asked = [rank for rank in wanted if rank not in shared.faults]
     readers = comm.all_gather_objects(asked)
     offer, segment = _Offer(rows.shape[0], rows.shape[1], rows.dtype), None
@@ -250,7 +251,7 @@ def share_rows(rows: Tensor, wanted: Sequence[int], comm: Communicator) -> Share
         offers = comm.all_gather_objects(offer)
         for rank in asked:
             try:
-                shared.peers[rank] = _map_offer(offers[rank], rows.device)
+                shared.peers[rank] = _map_offer(offers[rank], device)
             except (OSError, RuntimeError) as error:
                 shared.faults[rank] = _reason(error)
         comm.barrier()
@@ -304,7 +305,7 @@ def open_on_reader(
     """Open another process's CUDA tensor, as `reduce_tensor` describes it, on the reader's device.
 
     The driver then lets kernels of that device read it. torch by itself opens it on its owner's
-    device, where only that one can (DEC-105). The owner has waited for all that writes the tensor.
+    device, where only that one can (DEC-106). The owner has waited for all that writes the tensor.
     """
     rebuild, arguments = handle
     opening = inspect.signature(rebuild).bind(*arguments)

@@ -148,6 +148,17 @@ def test_a_job_on_one_host_needs_no_rendezvous(
     assert list(job["spec"]["pytorchReplicaSpecs"]) == ["Master"]
 
 
+def test_a_rank_that_is_alone_on_its_host_needs_no_memory_to_share(
+    small_graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_plan(small_graph, tmp_path / "plan", ranks=2, hosts=[0, 1])
+    job = yaml.safe_load(emitted(capsys, "train", str(tmp_path / "plan"), "--emit", "kubernetes"))
+    for each in job["spec"]["pytorchReplicaSpecs"].values():
+        pod = each["template"]["spec"]
+        assert [volume["name"] for volume in pod["volumes"]] == ["gnnplan-data"]
+        assert all("subPath" in mount for mount in pod["containers"][0]["volumeMounts"])
+
+
 @pytest.mark.parametrize("verb", ["train", "launch"])
 def test_a_kubernetes_job_holds_the_plans_hosts_and_starts_no_shell(
     small_graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
@@ -178,11 +189,13 @@ def test_a_kubernetes_job_holds_the_plans_hosts_and_starts_no_shell(
         assert ("--resume" in args) == (verb == "train")
         literal = [str(folder), *script]
         assert args[-len(literal) :] == [word.replace("$(", "$$(") for word in literal]
-        mounts = {m["mountPath"]: m["subPath"] for m in container["volumeMounts"]}
+        mounts = {m["mountPath"]: m.get("subPath") for m in container["volumeMounts"]}
         assert mounts[str(folder)] == str(folder).removeprefix("/")
         assert str(small_graph.path) in mounts
-        (volume,) = each["template"]["spec"]["volumes"]
+        volume, memory = each["template"]["spec"]["volumes"]
         assert volume["persistentVolumeClaim"] == {"claimName": "data"}
+        assert memory["emptyDir"] == {"medium": "Memory"}
+        assert "/dev/shm" in mounts
 
 
 def test_gpus_of_a_plan_are_asked_for(
@@ -195,8 +208,12 @@ def test_gpus_of_a_plan_are_asked_for(
     words = ["train", str(tmp_path / "gpu"), "--emit"]
     assert directives(emitted(capsys, *words, "slurm"))["gpus-per-node"] == "2"
     job = yaml.safe_load(emitted(capsys, *words, "kubernetes"))
-    worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    pod = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    (worker,) = pod["containers"]
     assert worker["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    (memory,) = [m["name"] for m in worker["volumeMounts"] if m["mountPath"] == "/dev/shm"]
+    (volume,) = [each for each in pod["volumes"] if each["name"] == memory]
+    assert volume == {"name": memory, "emptyDir": {"medium": "Memory"}}
 
 
 def test_a_path_that_kubernetes_cannot_mount_is_refused(

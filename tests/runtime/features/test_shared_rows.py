@@ -12,6 +12,7 @@ from gnnplan.runtime import folders
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.features import device_rows
 from gnnplan.runtime.features.device_rows import (
+    HostShare,
     SharedRows,
     owns_padding,
     padded_rows,
@@ -111,7 +112,8 @@ def test_the_hosts_rows_are_copied_once_and_mapped_by_those_who_read_them() -> N
     x = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
 
     def rank(comm: Communicator) -> bool:
-        table = share_host_rows(x, 0, comm, torch.device("cpu"), used=comm.rank != 1)
+        share = HostShare(comm, list(range(RANKS)))
+        table = share_host_rows(x, share, torch.device("cpu"), used=comm.rank != 1)
         if comm.rank == 1:
             assert table is None
         else:
@@ -128,15 +130,16 @@ def test_the_hosts_rows_are_copied_once_and_mapped_by_those_who_read_them() -> N
     assert run_in_process(RANKS, rank) == [True] * RANKS
 
 
-def test_shared_memory_that_is_too_small_shares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(num_bytes: int) -> Any:
-        raise OSError(f"no room for {num_bytes}")
+def test_rows_that_no_rank_of_a_host_reads_are_copied_by_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(device_rows, "create_segment", lambda _: pytest.fail("memory was taken"))
+    x, device = np.ones((4, 2), np.float32), torch.device("cpu")
 
-    monkeypatch.setattr(device_rows, "create_segment", full)
-    x = np.ones((4, 2), np.float32)
-    device = torch.device("cpu")
-    found = run_in_process(2, lambda comm: share_host_rows(x, 0, comm, device, used=True))
-    assert found == [None, None]
+    def rank(comm: Communicator) -> Any:
+        return share_host_rows(x, HostShare(comm, [0, 1]), device, used=False)
+
+    assert run_in_process(2, rank) == [None, None]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
