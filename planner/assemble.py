@@ -12,6 +12,7 @@ from gnnplan.planner.candidate import Candidate, make_candidate
 from gnnplan.planner.cost.backends.gpu_lanes import has_lanes
 from gnnplan.planner.cost.request import row_bytes
 from gnnplan.planner.cost.stages.gather_gpu import gather_programs, peer_way
+from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.placement.location import build_locations, check_locations, sources
 from gnnplan.planner.placement.place import CandidatePlacement
 from gnnplan.planner.search.choose import PlacedCandidate, alternatives, certificate
@@ -20,15 +21,21 @@ from gnnplan.planner.search.search import Search, SearchResult
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.features.location import Codes, LocationTable, renumber
 from gnnplan.runtime.plan.schema import (
+    Alternative,
+    Certificate,
     DynamicCache,
     FeaturePlacement,
+    GraphRef,
     Plan,
+    Prediction,
     Sampler,
     Source,
     Strategy,
     Threads,
+    Workload,
 )
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER
+from gnnplan.runtime.sampling.statistics import StatisticsClass
 
 PIPELINES = {
     "cpu": ("seeds", "sample", "gather", "batch"),
@@ -106,13 +113,11 @@ def assemble(
     bound = min(bound, *elsewhere) if elsewhere else bound
     chosen = search.place_every_node(few)
     listed, arrays = plan_arrays(chosen.placed, request.graph.num_nodes)
-    machine = request.machine
-    result = Plan(
-        version=metadata.version("gnnplan"),
-        graph=request.graph,
-        machine=machine.reference(),
-        workload=request.workload,
-        strategy=_strategy(search, chosen, listed),
+    result = make_plan(
+        request.graph,
+        request.machine,
+        request.workload,
+        _strategy(search, chosen, listed),
         prediction=chosen.prediction,
         certificate=certificate(
             chosen,
@@ -122,9 +127,36 @@ def assemble(
         ),
         shadow_prices=prices,
         alternatives=alternatives(explored.priced, few, explored.left_out),
-        statistics_class=statistics_of(search.settings, chosen.candidate).value,
+        statistics=statistics_of(search.settings, chosen.candidate),
     )
     return result, arrays
+
+
+def make_plan(
+    graph: GraphRef,
+    machine: MachineModel,
+    workload: Workload,
+    strategy: Strategy,
+    *,
+    prediction: Prediction,
+    certificate: Certificate,
+    shadow_prices: dict[str, float],
+    alternatives: list[Alternative],
+    statistics: StatisticsClass,
+) -> Plan:
+    """Make the plan of a strategy; plans of mini-batches and of full graphs are made here alone."""
+    return Plan(
+        version=metadata.version("gnnplan"),
+        graph=graph,
+        machine=machine.reference(),
+        workload=workload,
+        strategy=strategy,
+        prediction=prediction,
+        certificate=certificate,
+        shadow_prices=shadow_prices,
+        alternatives=alternatives,
+        statistics_class=statistics.value,
+    )
 
 
 def _strategy(search: Search, chosen: PlacedCandidate, listed: list[Source]) -> Strategy:

@@ -5,11 +5,11 @@ machine file and cached profile a repeated plan is the same to the byte.
 """
 
 from dataclasses import replace
-from importlib import metadata
 from typing import Any
 
 from numpy.typing import NDArray
 
+from gnnplan.planner.assemble import make_plan
 from gnnplan.planner.cost.link_use import link_of
 from gnnplan.planner.cost.memory import Budgets
 from gnnplan.planner.cost.request import row_bytes
@@ -162,21 +162,20 @@ def assemble(
     request: FullRequest, profiles: dict[Cut, CutProfile], choice: FullGraphChoice
 ) -> Plan:
     """Assemble the plan of the chosen candidate, without its arrays."""
-    chosen, machine, work = choice.chosen, request.machine, request.workload
+    chosen, work = choice.chosen, request.workload
     prediction = chosen.prediction
     words = {**prediction.provenance, "keep": choice.why_keep}
     made = full_graph_class(chosen.candidate.full_graph, work.model, work.num_layers)
-    return Plan(
-        version=metadata.version("gnnplan"),
-        graph=request.graph,
-        machine=machine.reference(),
-        workload=work,
-        strategy=_strategy(request, profiles[cut_of(chosen.candidate)], chosen),
+    return make_plan(
+        request.graph,
+        request.machine,
+        work,
+        _strategy(request, profiles[cut_of(chosen.candidate)], chosen),
         prediction=replace(prediction, provenance=dict(sorted(words.items()))),
         certificate=certificate(choice),
         shadow_prices=_prices(request, profiles[cut_of(chosen.candidate)], chosen),
         alternatives=alternatives(choice),
-        statistics_class=made.value,
+        statistics=made,
     )
 
 
