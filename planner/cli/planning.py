@@ -169,9 +169,6 @@ def simulate_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Count exactly what the plan's batches read, and model their time on a machine."""
-    from gnnplan.planner.profile.cache import load_record
-    from gnnplan.planner.queries.simulate import simulate
-
     if server is not None:
         with remote.service(server) as client, progress_bar("simulate") as progress:
             name = remote.machine_name(client, machine)
@@ -180,6 +177,9 @@ def simulate_command(
             )
     else:
         found = load_plan(plan)
+        from gnnplan.planner.profile.cache import load_record
+        from gnnplan.planner.queries.simulate import simulate
+
         model = load_record(found).machine if machine is None else find_machine(machine)
         with progress_bar("simulate") as progress:
             result = simulate(plan, model, batches=batches, progress=progress)
@@ -242,28 +242,34 @@ def why_not_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Price the plan with another placement policy, and say what it would cost."""
+    asked = _open(plan, server)
     from gnnplan.planner.queries.whatif import render_why_not, why_not
 
     found = _ask(
         server,
         "why-not",
-        plan,
+        asked,
         lambda made: why_not(made, policy),
         lambda plans, name, progress: plans.why_not(name, policy, progress=progress),
     )
     print_answer(found, render_why_not, as_json=as_json)
 
 
+def _open(plan: Path, server: str | None) -> Plan | Path:
+    """Load a plan that is here before anything heavy is imported; a service's keeps its name."""
+    return load_plan(plan) if server is None else plan
+
+
 def _ask(
     server: str | None,
     title: str,
-    plan: Path,
+    plan: Plan | Path,
     here: Callable[[Plan], Answer],
     there: Callable[["Plans", str, ProgressCallback], Answer],
 ) -> Answer:
     """Answer a question about a plan, here or by the service."""
-    if server is None:
-        return here(load_plan(plan))
+    if server is None or isinstance(plan, Plan):
+        return here(load_plan(plan) if isinstance(plan, Path) else plan)
     with remote.service(server) as client, progress_bar(title) as progress:
         return there(client.plans, remote.plan_id(plan), progress)
 
@@ -310,6 +316,7 @@ def whatif_command(
         raise SettingsError(
             "whatif: expected --set KEY=VALUE or --target-epoch-seconds, found none"
         )
+    asked = _open(plan, server)
     from gnnplan.planner.queries.whatif import cheapest_for, render_cheapest, render_whatif, whatif
 
     wanted = changes or []
@@ -317,7 +324,7 @@ def whatif_command(
         changed = _ask(
             server,
             "whatif",
-            plan,
+            asked,
             lambda made: whatif(made, wanted),
             lambda plans, name, progress: plans.what_if(name, wanted, progress=progress),
         )
@@ -326,7 +333,7 @@ def whatif_command(
     cheapest = _ask(
         server,
         "whatif",
-        plan,
+        asked,
         lambda made: cheapest_for(made, target, wanted),
         lambda plans, name, progress: plans.cheapest(name, target, wanted, progress=progress),
     )
