@@ -25,6 +25,7 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.partition.partition import partition
 from gnnplan.planner.placement.downsample import downsample_hotness
 from gnnplan.planner.placement.order import count_out_degree
+from gnnplan.planner.probe.presets import on_hosts
 from gnnplan.planner.profile.cache import PlanRecord, Profile, save_record
 from gnnplan.planner.profile.draws import GraphDraws
 from gnnplan.planner.profile.profile import Wanted, gpu_profile, profiles
@@ -98,7 +99,8 @@ def plan(
     Args:
         graph_folder: dataset folder.
         settings: what is to be trained and what may be used.
-        machine: what was measured of the machine.
+        machine: what was measured of the machine; a preset of one host stands for as many as
+            `settings.hosts` says.
         out: plan folder to write; an earlier plan there is replaced, or moved aside if trained.
         progress: called with what is going on and the share done.
         calibrate: whether to multiply stages by what `compare` learnt from this machine's runs.
@@ -113,9 +115,10 @@ def plan(
         PlanDoesNotFit: no candidate fits; the text is the sum.
         PlanError: `out` holds something that is not a plan.
         InputError: `out` cannot be written.
+        MachineError: a preset cannot be joined to that many hosts.
     """
     check_output(out)
-    machine = machine_of_ranks(machine, settings)
+    machine = machine_of_ranks(on_hosts(machine, settings.hosts), settings)
     graph = open_graph(Path(graph_folder))
     check_graph(graph, settings, calibrate=calibrate)
     check_outputs(graph, settings, machine)

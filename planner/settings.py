@@ -125,7 +125,12 @@ class PlanSettings:
     ] = False
     hosts: Annotated[
         int | None,
-        Setting(help="Hosts to spread the ranks over.", unset="the fastest number", range=_COUNT),
+        Setting(
+            help="Hosts to spread the ranks over, equally many on each.",
+            unset="the fastest number",
+            more="A preset of one host is planned on that many, joined by its network.",
+            range=_COUNT,
+        ),
     ] = None
     device_memory_bytes: Annotated[
         int | None,

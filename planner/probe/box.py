@@ -75,6 +75,10 @@ class Network:
     latency_seconds: Number
 
 
+MOST_HOSTS = 64
+"""Most hosts of a preset."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Box:
     """One host of a preset."""
@@ -89,9 +93,12 @@ class Box:
     pcie_switches: PcieSwitches
     numa: Numa
     network: Network | None = None
-    most_hosts: int = 1
-    """Most hosts that the preset can be asked for (NAME:N)."""
     notes: list[str] = field(default_factory=list[str])
+
+    @property
+    def most_hosts(self) -> int:
+        """Return the most hosts that the preset can be asked for; 1 without a network."""
+        return 1 if self.network is None else MOST_HOSTS
 
     def links(self) -> NDArray[np.int64]:
         """Return the NVLinks between each two GPUs, shape (num_gpus, num_gpus)."""

@@ -99,6 +99,19 @@ def load_preset(name: str) -> MachineModel:
     return parse_preset(text, base, num_hosts=int(count) if colon else 1)
 
 
+def on_hosts(machine: MachineModel, hosts: int | None) -> MachineModel:
+    """Return a preset of one host on as many as are asked for, any other machine as it is.
+
+    Raises:
+        MachineError: the preset names no network between hosts, or there are too many.
+    """
+    if (hosts or 1) <= 1 or machine.name not in list_presets():
+        return machine
+    if machine != load_preset(machine.name):
+        return machine  # a file that was made of a preset is a machine of its own
+    return load_preset(f"{machine.name}:{hosts}")
+
+
 def parse_preset(text: str, name: str, *, num_hosts: int = 1) -> MachineModel:
     """Return a preset from its YAML text, or raise MachineError."""
     try:
@@ -130,11 +143,14 @@ def _from_box(plain: dict[str, Any], name: str, num_hosts: int) -> MachineModel:
 
 
 def _refuse_hosts(name: str, num_hosts: int, most: int) -> None:
-    if num_hosts > most:
-        raise MachineError(
-            f"preset {name}: expected at most {most} host{'s' if most > 1 else ''}, "
-            f"found {num_hosts}"
-        )
+    if num_hosts <= most:
+        return
+    wanted = "one host, since it names no network between hosts"
+    if most > 1:
+        wanted = f"at most {most} hosts"
+    raise MachineError(
+        f"preset {name}: expected {wanted}, found {num_hosts}; ask for fewer --hosts"
+    )
 
 
 def dump_preset(machine: MachineModel, *, name: str, notes: list[str]) -> str:

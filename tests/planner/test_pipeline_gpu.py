@@ -233,11 +233,13 @@ def test_the_explanation_says_which_gpus_and_that_it_is_derived(graph: Graph, tm
 def test_the_command_plans_for_a_preset(
     graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    arguments = ["plan", str(graph.path), "-o", str(tmp_path / "p"), "--machine", "perlmutter:2"]
-    assert main([*arguments, "--batch-size", "256", "--json"]) == 0
+    arguments = ["plan", str(graph.path), "-o", str(tmp_path / "p"), "--machine", "perlmutter"]
+    asked = ["--hosts", "2", "--devices", "8", "--batch-size", "256", "--json"]
+    assert main([*arguments, *asked]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["machine"]["name"] == "perlmutter:2"
     assert {d["kind"] for d in document["strategy"]["devices"]} == {"cuda"}
+    assert [d["host"] for d in document["strategy"]["devices"]] == [0] * 4 + [1] * 4
 
 
 @pytest.mark.parametrize(

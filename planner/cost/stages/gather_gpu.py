@@ -43,6 +43,9 @@ class _Ground:
     gpus: tuple[str, ...]
     cliques: tuple[tuple[int, ...], ...]
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.gpus, self.cliques))  # not of every link, at every look-up
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankRoutes:

@@ -8,6 +8,7 @@ the same lanes.
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 
@@ -36,6 +37,7 @@ from gnnplan.planner.search.dimensions.dimension import (
     ProposalInputs,
 )
 from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.units import counted
 from gnnplan.runtime.plan.schema import Threads, TopologyPlacement
 
 DEPTHS = (2, 4)
@@ -157,8 +159,9 @@ def machine_candidates(
     if not plans_gpus(machine):
         return candidates(settings, machine.num_cores, policies)
     found: list[Candidate] = []
-    for count in gpu_counts(machine, settings.devices, settings.workload.batch_size):
-        for gpus, cliques in _choices(machine, count):
+    hosts, batch_size = settings.hosts, settings.workload.batch_size
+    for count in gpu_counts(machine, settings.devices, batch_size, hosts=hosts):
+        for gpus, cliques in _choices(machine, count, hosts):
             devices = list_gpus(machine, gpus, cliques)
             for topology in ("host", "replicated"):
                 for (loaders, depth), policy in itertools.product(AHEAD, policies):
@@ -172,14 +175,34 @@ def machine_candidates(
     return found
 
 
-def gpu_counts(machine: MachineModel, devices: int | None, batch_size: int) -> list[int]:
-    """Return the numbers of GPUs to try: the user's, or powers of two on a host, then hosts."""
-    total = len(machine.gpus)
+def gpu_counts(
+    machine: MachineModel, devices: int | None, batch_size: int, *, hosts: int | None = None
+) -> list[int]:
+    """Return the numbers of GPUs to try: the user's, or powers of two on a host, then hosts.
+
+    With `hosts`, every host has equally many of them.
+
+    Raises:
+        SettingsError: the machine has not so many GPUs or hosts, or hosts cannot share them evenly.
+    """
+    total, each = len(machine.gpus), min(Counter(gpu.host for gpu in machine.gpus).values())
+    if hosts is not None:
+        if hosts > num_hosts(machine):
+            raise SettingsError(
+                f"expected at most {counted(num_hosts(machine), 'host')} (those of {machine.name})"
+                f", found {hosts}; ask for fewer or probe more together (gnnplan probe --hosts)"
+            )
+        total = each * hosts
+        if devices is not None and devices % hosts:
+            raise SettingsError(
+                f"expected a number of devices that {hosts} hosts share evenly, found {devices}; "
+                f"ask for {devices // hosts * hosts or hosts} or for other --hosts"
+            )
     if total > 1 and MESSAGE not in machine.tables:
-        if devices is not None and devices > 1:
+        if (asked := devices or hosts or 1) > 1:
             raise SettingsError(
                 f"machine {machine.name}: expected seconds of messages between its GPUs to plan on "
-                f"{devices} of them, found none (table {MESSAGE}); run `gnnplan probe` again while "
+                f"{asked} of them, found none (table {MESSAGE}); run `gnnplan probe` again while "
                 "nothing else runs, or ask for one"
             )
         return [1]
@@ -190,15 +213,19 @@ def gpu_counts(machine: MachineModel, devices: int | None, batch_size: int) -> l
                 what = f"{batch_size} devices (the seeds of a batch)"
             raise SettingsError(f"expected at most {what}, found {devices}; ask for fewer")
         return [devices]
-    each = sum(gpu.host == machine.gpus[0].host for gpu in machine.gpus)
-    counts = _powers_of_two(each) | {each * hosts for hosts in _powers_of_two(total // each)}
+    if hosts is not None:
+        return [n * hosts for n in sorted(_powers_of_two(each)) if n * hosts <= batch_size]
+    counts = _powers_of_two(each) | {each * n for n in _powers_of_two(total // each)}
     return sorted(c for c in counts | {total} if c <= batch_size)
 
 
 def _choices(
-    machine: MachineModel, count: int
+    machine: MachineModel, count: int, num_hosts: int | None = None
 ) -> list[tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]]:
-    """Return GPUs with their cliques of ranks, without repetition, the best cover packed first."""
+    """Return GPUs with their cliques of ranks, without repetition, the best cover packed first.
+
+    `num_hosts` hosts have equally many; None: host after host is filled.
+    """
     found: list[tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]] = []
     hosts = {gpu.name: gpu.host for gpu in machine.gpus}
     for cover in [machine.cliques, *machine.other_covers]:
@@ -207,6 +234,10 @@ def _choices(
         for order in (sorted(packed, key=lambda name: hosts[name]), _spread(machine)):
             # Ranks go by the machine's order, so that a host's are next to each other.
             chosen = set(order[:count])
+            if num_hosts is not None:
+                here = count // num_hosts
+                mine = [[n for n in order if hosts[n] == h][:here] for h in range(num_hosts)]
+                chosen = set(itertools.chain(*mine))
             gpus = tuple(gpu.name for gpu in machine.gpus if gpu.name in chosen)
             rank = {name: r for r, name in enumerate(gpus)}
             cliques = tuple(
@@ -322,6 +353,9 @@ class Cores(Dimension):
         """Yield ranks on the first host alone, and spread over two, four ... and all hosts."""
         del base
         settings, machine = asked.settings, asked.machine
+        if plans_gpus(machine):
+            yield self.omit("ranks are GPUs where the machine has them")
+            return
         known = num_hosts(machine) if joins_hosts(machine) else 1
         wanted = settings.hosts or known
         if wanted > known:
@@ -329,9 +363,7 @@ class Cores(Dimension):
                 f"expected at most {known} hosts (the machine's, with links between them), found "
                 f"{wanted}; ask for fewer or probe more together (gnnplan probe --hosts)"
             )
-        if plans_gpus(machine):
-            yield self.omit("ranks are GPUs where the machine has them")
-        elif not joins_hosts(machine):
+        if not joins_hosts(machine):
             one = first_hosts(machine, 1)
             yield from candidates(settings, one.num_cores, asked.policies)
         else:

@@ -11,6 +11,7 @@ from gnnplan.planner.probe.presets import (
     dump_preset,
     list_presets,
     load_preset,
+    on_hosts,
     parse_preset,
 )
 
@@ -93,13 +94,13 @@ def test_every_number_of_a_box_names_its_source(name: str):
 
 
 def test_perlmutter_is_asked_for_by_its_number_of_nodes():
-    machine = load_preset("perlmutter:32")
-    assert len(machine.gpus) == 128  # 4 A100 per node (formulas 4.9)
-    assert {gpu.host for gpu in machine.gpus} == set(range(32))
+    machine = load_preset("perlmutter:64")
+    assert len(machine.gpus) == 256  # 4 A100 per node (formulas 4.9)
+    assert {gpu.host for gpu in machine.gpus} == set(range(64))
     cards = [x for x in machine.links if x.name.startswith("nic") and x.name.endswith(".out")]
     # Four Slingshot-11 cards of 25 GB/s, 85% of it.
     assert {x.bandwidth_bytes_per_second for x in cards} == {4 * 25e9 * 0.85}
-    between = shortest(machine, "host0", "h31.host0")
+    between = shortest(machine, "host0", "h63.host0")
     assert between is not None
     assert between.latency_seconds == pytest.approx(30e-6)  # [A3]
 
@@ -107,9 +108,9 @@ def test_perlmutter_is_asked_for_by_its_number_of_nodes():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("perlmutter:33", "at most 32 hosts"),
-        ("siton:2", "at most 1 host,"),
-        ("cpu-2core:2", "at most 1 host,"),
+        ("perlmutter:65", "at most 64 hosts"),
+        ("siton:2", "one host, since it names no network"),
+        ("cpu-2core:2", "one host, since it names no network"),
         ("perlmutter:0", "perlmutter:N"),
         ("perlmutter:many", "perlmutter:N"),
         ("atlantis:2", "siton"),
@@ -170,3 +171,22 @@ def test_a_machine_dumped_as_a_preset_loads_with_its_numbers_rounded():
     found = parse_preset(text, "again")
     assert found.table("copy") == table
     assert (found.name, found.notes, found.extent) == ("again", ["from a test"], "")
+
+
+@pytest.mark.parametrize("name", ["perlmutter", "hgx-h100", "hgx-h200", "dgx-a100", "dgx-v100"])
+def test_a_preset_of_one_host_is_joined_by_its_network(name: str):
+    one = load_preset(name)
+    assert on_hosts(one, None) is one
+    assert on_hosts(one, 1) is one
+    two = on_hosts(one, 2)
+    assert two == load_preset(f"{name}:2")
+    assert on_hosts(two, 2) is two
+    assert len(two.gpus) == 2 * len(one.gpus)
+    assert "data sheet" in two.sources["nic0.out"] or "NERSC" in two.sources["nic0.out"]
+
+
+def test_what_is_no_preset_any_more_is_left_as_it_is():
+    changed = replace(load_preset("siton"), noise=0.2)
+    assert on_hosts(changed, 2) is changed
+    with pytest.raises(MachineError, match=r"siton: expected one host, .* found 2"):
+        on_hosts(load_preset("siton"), 2)

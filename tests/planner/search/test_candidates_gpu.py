@@ -1,5 +1,6 @@
 """Tests for planner/search/dimensions/ranks.py: how many GPUs, which ones, in which cliques."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -124,3 +125,31 @@ def test_a_driver_that_tells_nothing_of_its_gpus_stops_a_plan_and_none_does_not(
         machine_of_ranks(silent, SETTINGS)
     hidden = replace(by_hand(), notes=["CUDA_VISIBLE_DEVICES=: 0 of 8 GPUs are visible"])
     assert machine_of_ranks(hidden, SETTINGS) == hidden
+
+
+def test_hosts_that_are_asked_for_have_equally_many_gpus():
+    machine = load_preset("perlmutter:4")
+    assert gpu_counts(machine, None, 1024, hosts=2) == [2, 4, 8]
+    assert gpu_counts(machine, 6, 1024, hosts=2) == [6]
+    hosts = {g.name: g.host for g in machine.gpus}
+    for devices in (4, 6, 8, None):
+        settings = replace(SETTINGS, devices=devices, hosts=2)
+        for chosen in machine_candidates(settings, machine, ("none",)):
+            found = Counter(hosts[name] for name in chosen.gpus)
+            assert found == {0: chosen.num_ranks // 2, 1: chosen.num_ranks // 2}
+            # A clique never leaves its host.
+            assert all(len({hosts[chosen.gpus[r]] for r in c}) == 1 for c in chosen.cliques)
+
+
+@pytest.mark.parametrize(
+    ("devices", "hosts", "words"),
+    [
+        (None, 3, "at most 2 hosts .those of perlmutter:2., found 3"),
+        (5, 2, "2 hosts share evenly, found 5; ask for 4"),
+        (1, 2, "2 hosts share evenly, found 1; ask for 2"),
+        (10, 2, "at most 8 devices .the GPUs of perlmutter:2"),
+    ],
+)
+def test_hosts_that_cannot_be_are_refused(devices: int | None, hosts: int, words: str):
+    with pytest.raises(SettingsError, match=words):
+        gpu_counts(load_preset("perlmutter:2"), devices, 1024, hosts=hosts)
