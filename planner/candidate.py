@@ -1,9 +1,9 @@
 """Define candidates, which are strategies before their rows are placed, and what ranks read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gnnplan.planner.machine.model import MachineModel, prefix_of
+from gnnplan.planner.machine.model import MachineModel, Processor, prefix_of
 from gnnplan.planner.units import counted
 from gnnplan.runtime.plan.schema import (
     Device,
@@ -76,11 +76,15 @@ def list_gpus(
             host=known[name].host,
             clique=clique[rank],
             memory=known[name].memory,
-            index=first[known[name].host].index(name),
+            index=_number(known[name], first),
             emulated=known[name].emulated,
         )
         for rank, name in enumerate(names)
     ]
+
+
+def _number(gpu: Processor, first: Mapping[int, Sequence[str]]) -> int:
+    return first[gpu.host].index(gpu.name) if gpu.number < 0 else gpu.number
 
 
 def plain_words(candidate: Candidate) -> str:

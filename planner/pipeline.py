@@ -143,10 +143,18 @@ def plan(
         )
         made = replace(found, alternatives=[*outcome.lost, *found.alternatives]), arrays
     say("writing the plan", 0.95)
-    written = save_plan(*made, out)
+    found, arrays = made
+    written = save_plan(replace(found, gpu_uuids=uuids_of(machine, found)), arrays, out)
     save_record(PlanRecord(settings=settings, machine=machine, factors=factors), written.plan_id)
     say("done", 1.0)
     return written
+
+
+def uuids_of(machine: MachineModel, made: Plan) -> list[str]:
+    """Return the UUID of each rank's GPU; empty where they are not known, as a preset's."""
+    known = {gpu.name: gpu.uuid for gpu in machine.gpus}
+    found = [known[name] for name in made.strategy.gpus]
+    return found if all(found) else []
 
 
 def search_for(

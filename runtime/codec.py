@@ -43,7 +43,11 @@ def to_plain(value: Any) -> Any:
 
 
 def _left_out(field: "dataclasses.Field[Any]", value: Any) -> bool:
-    return bool(field.metadata.get("unless_set")) and getattr(value, field.name) == field.default
+    if not field.metadata.get("unless_set"):
+        return False
+    made = field.default_factory
+    default = field.default if made is dataclasses.MISSING else made()
+    return getattr(value, field.name) == default
 
 
 def dumps(value: Any) -> str:

@@ -22,6 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.limits import cpu_quota, memory_limit_bytes, read_small
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.process import pin_to, usable_core_ids
@@ -137,6 +138,53 @@ def _by_uuid(word: str, listed: Sequence[Listed]) -> Shown | None:
     return fits[0] if len(fits) == 1 else None
 
 
+def bare_uuid(uuid: str) -> str:
+    """Return a UUID without its kind: torch calls slices GPUs, and whole ones nothing."""
+    return uuid.removeprefix("GPU-").removeprefix("MIG-")
+
+
+def find_gpu(plan: Plan, rank: int, shown: Sequence[str]) -> int:
+    """Return the number of a rank's GPU among those that CUDA shows, by their UUIDs.
+
+    Where none of the plan's GPUs of this host is shown, the host is another one that is equal, and
+    the plan's number holds.
+
+    Raises:
+        InputError: that GPU is not shown.
+    """
+    planned, devices = plan.strategy.devices[rank], plan.strategy.devices
+    here = [bare_uuid(uuid) for uuid in shown]
+    mine = [
+        bare_uuid(uuid)
+        for device, uuid in zip(devices, plan.gpu_uuids, strict=False)
+        if device.host == planned.host
+    ]
+    text = os.environ.get(VARIABLE)
+    shows = "" if text is None else f" (those that {VARIABLE}={text} shows)"
+    if set(mine) & set(here):
+        uuid = plan.gpu_uuids[rank]
+        if bare_uuid(uuid) in here:
+            return here.index(bare_uuid(uuid))
+        what = f"GPU {planned.index} ({uuid}), found {', '.join(shown)}{shows}; show it"
+    elif planned.index < len(shown):
+        return planned.index
+    else:
+        what = f"GPU {planned.index}, found {len(shown)} on this host{shows}; show more"
+    raise InputError(f"rank {rank}: expected {what}, or plan again on this machine")
+
+
+def other_gpus(plan: Plan, facts: Mapping[str, Any]) -> str:
+    """Say that an equal host's GPUs stand for the plan's; empty where they are the plan's own."""
+    here = {bare_uuid(gpu["uuid"]) for gpu in facts["gpus"]}
+    planned = {bare_uuid(uuid) for uuid in plan.gpu_uuids}
+    if not planned or not here or planned & here:
+        return ""
+    return (
+        "the GPUs here are others than those the plan was made on, on an equal machine: ranks take "
+        "them by number"
+    )
+
+
 PROC = Path("/proc")
 SYS = Path("/sys")
 GIB = 2**30
@@ -181,11 +229,11 @@ def machine_fingerprint(facts: dict[str, Any] | None = None) -> str:
     """Hash the machine's facts, 32 hex digits; None asks for them now.
 
     Entering facts: processor model, usable cores, memory in whole GiB, huge-page state, GPU names
-    and UUIDs (in any order) and the versions of torch, numpy and numba.
+    (in any order) and the versions of torch, numpy and numba. An equal host has the same.
     """
     facts = machine_facts() if facts is None else facts
     kept = {name: facts[name] for name in FINGERPRINT_FACTS}
-    kept["gpus"] = sorted([gpu["uuid"], gpu["name"]] for gpu in facts["gpus"])
+    kept["gpus"] = sorted(gpu["name"] for gpu in facts["gpus"])
     versions = facts["versions"]
     kept["versions"] = {name: versions.get(name, "") for name in FINGERPRINT_VERSIONS}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:32]

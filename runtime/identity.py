@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from gnnplan.runtime.device import VARIABLE, machine_fingerprint
+from gnnplan.runtime.device import VARIABLE, machine_facts, machine_fingerprint, other_gpus
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.plan.schema import Plan
@@ -27,13 +27,14 @@ def check_identity(plan: Plan, *, force: bool = False) -> list[str]:
 
     A machine of several hosts has their fingerprints, joined by "+"; any of them will do. Call
     before the process is pinned to cores: its cores are part of the machine. A mismatch raises
-    PlanError or, with `force`, becomes a note; so do emulated ranks.
+    PlanError or, with `force`, becomes a note; so do emulated ranks, and an equal machine's GPUs.
     """
     notes: list[str] = []
     found_graph = open_graph(Path(plan.graph.path), validate=False).fingerprint
     if why := _other_graph(plan, found_graph):
         notes.append(why)
-    found_machine = machine_fingerprint()
+    facts = machine_facts()
+    found_machine = machine_fingerprint(facts)
     anywhere = plan.strategy.emulated  # by any machine's cores
     if not anywhere and found_machine not in plan.machine.fingerprint.split("+"):
         notes.append(
@@ -43,6 +44,8 @@ def check_identity(plan: Plan, *, force: bool = False) -> list[str]:
         )
     if notes and not force:
         raise PlanError(notes[0])
+    if others := other_gpus(plan, facts):
+        notes.append(others)
     return [*notes, EMULATED_NOTE] if anywhere else notes
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from gnnplan.runtime.errors import InputError, PlanError
+from gnnplan.runtime.device import find_gpu
+from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.plan.schema import Device, Plan
 
 if TYPE_CHECKING:
@@ -235,13 +236,9 @@ def open_processor(plan: Plan, rank: int) -> AbstractProcessor:
         return CoresProcessor(torch.device("cpu"))
     if planned.emulated:
         return _emulate(plan, planned)
-    found = torch.cuda.device_count()
-    if planned.index >= found:
-        raise InputError(
-            f"rank {planned.rank} is planned on GPU {planned.index}, this host has {found}; "
-            "plan again on this machine"
-        )
-    processor = CudaProcessor(torch.device("cuda", planned.index))
+    numbers = range(torch.cuda.device_count())
+    shown = [str(torch.cuda.get_device_properties(number).uuid) for number in numbers]
+    processor = CudaProcessor(torch.device("cuda", find_gpu(plan, rank, shown)))
     processor.enter_thread()
     return processor
 

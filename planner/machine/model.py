@@ -138,6 +138,8 @@ class Processor:
     """NUMA node; -1 where unknown."""
     bus_id: str = ""
     """PCI address of a GPU, as in sysfs; empty where unknown."""
+    number: int = field(default=-1, metadata=codec.UNLESS_SET)
+    """Number of a GPU among those that CUDA shows; -1: its place among the machine's."""
     emulated: bool = field(default=False, metadata=codec.UNLESS_SET)
     """Whether a GPU is emulated on cores, for tests; its rates are made up."""
 
@@ -327,10 +329,44 @@ GPUS_LOST = "GPUs: "
 
 def without_gpus(machine: MachineModel) -> MachineModel:
     """Return the machine as cores alone see it."""
-    gone = {gpu.name for gpu in machine.gpus} | {gpu.memory for gpu in machine.gpus}
-    if not gone:
+    return _drop(machine, machine.gpus)
+
+
+def _drop(machine: MachineModel, gpus: Sequence[Processor]) -> MachineModel:
+    gone = {gpu.name for gpu in gpus} | {gpu.memory for gpu in gpus}
+    covers = [
+        [left for clique in cover if (left := [name for name in clique if name not in gone])]
+        for cover in (machine.cliques, *machine.other_covers)
+    ]
+    kept = select_parts(machine, lambda name: name not in gone, lambda name: name)
+    return replace(kept, cliques=covers[0], other_covers=covers[1:]) if gone else machine
+
+
+def planned_kind(machine: MachineModel) -> str:
+    """Return the model of the GPUs that plans use: those of the first host that read most at once.
+
+    A GPU counts with the measured bandwidth of its memory.
+    """
+    rates = {link.name: link.bandwidth_bytes_per_second for link in machine.links}
+    total: dict[str, float] = {}
+    for gpu in machine.gpus:
+        if gpu.host == machine.gpus[0].host:
+            total[gpu.model] = total.get(gpu.model, 0.0) + rates.get(f"{gpu.name}.hbm", 0.0)
+    return max(total, key=lambda model: total[model], default="")
+
+
+def with_one_kind(machine: MachineModel) -> MachineModel:
+    """Return the machine with GPUs of one model alone, whose rates its tables hold."""
+    kind = planned_kind(machine)
+    others = [gpu for gpu in machine.gpus if gpu.model != kind]
+    if not others:
         return machine
-    return select_parts(machine, lambda name: name not in gone, lambda name: name)
+    numbers: dict[str, int] = {}
+    for host in {gpu.host for gpu in machine.gpus}:
+        names = [gpu.name for gpu in machine.gpus if gpu.host == host]
+        numbers |= {name: place for place, name in enumerate(names)}
+    placed = [replace(p, number=numbers.get(p.name, p.number)) for p in machine.processors]
+    return _drop(replace(machine, processors=placed), others)
 
 
 def one_host(machine: MachineModel, host: int) -> MachineModel:

@@ -59,7 +59,7 @@ def join_hosts(machines: list[MachineModel], rates: HostRates) -> MachineModel:
     Tables of host 0 keep their names, other hosts' begin with their prefix. New tables:
     `message.<a>.<b>` (bytes), `hosts_all_reduce`, `hosts_all_to_all`, their `_stepped` ones and
     `hosts_all_to_all_asked`, `_early`, `_after`, `_around_ids`, `_around_rows`, `_hidden` (bytes,
-    hosts).
+    hosts); where there are GPUs, `host_message`.
     """
     if len(machines) != len(rates.sent):
         raise MachineError(f"expected {len(rates.sent)} machines, found {len(machines)}")
@@ -68,6 +68,7 @@ def join_hosts(machines: list[MachineModel], rates: HostRates) -> MachineModel:
     cpus = [next(p.name for p in part.processors if p.kind == "cpu") for part in parts]
     first = machines[0]
     noisy = [note for part in parts for note in part.notes]
+    between = _host_message(machines, rates)
     return replace(
         first,
         name="+".join(machine.name for machine in machines),
@@ -79,10 +80,24 @@ def join_hosts(machines: list[MachineModel], rates: HostRates) -> MachineModel:
         + [Switch(name=f"nic{host}", kind="card") for host in range(len(parts))],
         cliques=[each for part in parts for each in part.cliques]
         + [[cpus[host] for host in clique] for clique in near],
-        tables={k: v for part in parts for k, v in part.tables.items()} | _tables(rates),
+        tables={k: v for part in parts for k, v in part.tables.items()} | _tables(rates) | between,
         noise=max(machine.noise for machine in machines),
-        notes=[*noisy, _clique_note(near, len(machines))],
+        notes=[*noisy, _clique_note(near, len(machines)), *([TCP_NOTE] if between else [])],
     )
+
+
+TCP_NOTE = (
+    "network: messages between GPUs of two hosts are priced by the latency that TCP has between "
+    "the hosts' processes; NCCL over RDMA was not measured and is faster"
+)
+
+
+def _host_message(machines: Sequence[MachineModel], rates: HostRates) -> dict[str, Table]:
+    """Return the table of a collective's message between hosts with GPUs, by the slowest pair."""
+    if not any(machine.gpus for machine in machines):
+        return {}
+    slowest = float(rates.latency_seconds.max())
+    return {"host_message": make_table("seconds", {"ranks": [1]}, [slowest], 0.1)}
 
 
 def _clique_note(near: list[list[int]], num_hosts: int) -> str:

@@ -19,6 +19,7 @@ from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import MachineModel, Provenance, load_machine
 from gnnplan.planner.progress import Progress
 from gnnplan.runtime import codec
+from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.graph.dataset import open_graph
 
 PRESETS_FOLDER = Path(__file__).with_name("presets")
@@ -68,9 +69,14 @@ def choose_machine(
         machine = load_or_probe(quick=False, progress=progress)
     if machine.gpus and machine.provenance == "measured":
         from gnnplan.planner.probe.gpu.nvml import inventory
-        from gnnplan.planner.probe.topology import refuse_changed, with_free_memory
+        from gnnplan.planner.probe.topology import (
+            refuse_changed,
+            with_free_memory,
+            with_gpus_of_here,
+        )
 
         found = inventory()
+        machine = with_gpus_of_here(machine, found, machine_fingerprint())
         refuse_changed(machine, found)
         machine = with_free_memory(machine, found)
     return machine

@@ -173,6 +173,30 @@ def _clique_text(cliques: list[list[str]]) -> str:
     return " ".join("+".join(sorted(clique)) for clique in sorted(cliques))
 
 
+OTHERS_NOTE = (
+    "GPUs of this machine are others than those that were probed, on an equal machine: planned "
+    "with by number"
+)
+
+
+def with_gpus_of_here(
+    machine: MachineModel, inventory: Inventory | None, fingerprint: str
+) -> MachineModel:
+    """Give a machine that was probed on an equal host this host's GPUs; else leave it as it is.
+
+    `fingerprint` is this host's.
+    """
+    now = [] if inventory is None else inventory.gpus
+    before = [gpu for gpu in machine.gpus if gpu.host == 0]
+    if machine.fingerprint != fingerprint or {g.uuid for g in now} & {g.uuid for g in before}:
+        return machine
+    if not now or [gpu.name for gpu in now] != [gpu.model for gpu in before]:
+        return machine
+    uuids = {old.name: new.uuid for old, new in zip(before, now, strict=True)}
+    processors = [replace(p, uuid=uuids.get(p.name, p.uuid)) for p in machine.processors]
+    return replace(machine, processors=processors, notes=[*machine.notes, OTHERS_NOTE])
+
+
 def refuse_changed(machine: MachineModel, inventory: Inventory | None) -> None:
     """Refuse to plan for a probed machine that is no longer as it was probed.
 

@@ -1,8 +1,8 @@
 """Write and read plan folders.
 
 A plan is a folder: `plan.json` (`schema.Plan`) and one memory-mapped `.npy` file per array, whose
-sha256 stand in plan.json. `plan_id` is the hash of the content; the time of creation is not part of
-it, so equal inputs give byte-identical folders.
+sha256 stand in plan.json. `plan_id` is the hash of the content, but for the UUIDs of GPUs; the time
+of creation is not part of it, so equal inputs give byte-identical folders.
 """
 
 import filecmp
@@ -44,7 +44,8 @@ def _sha256(parts: tuple[bytes, memoryview]) -> str:
 
 def with_identity(plan: Plan) -> Plan:
     """Return the plan with `plan_id` set to the hash of its content."""
-    return replace(plan, plan_id=codec.content_hash(replace(plan, plan_id=""))[:32])
+    bare = replace(plan, plan_id="", gpu_uuids=[])
+    return replace(plan, plan_id=codec.content_hash(bare)[:32])
 
 
 def save_plan(plan: Plan, arrays: dict[str, NDArray[Any]], folder: Path) -> Plan:
@@ -159,7 +160,8 @@ def load_plan(folder: Path, *, verify_arrays: bool = False) -> Plan:
             raise PlanError(
                 f"{path}: expected array {name!r:.80} in a file beside it, found {ref.file!r:.80}"
             )
-    if codec.content_hash({**document, "plan_id": ""})[:32] != plan.plan_id:
+    content = {name: document[name] for name in document if name != "gpu_uuids"}
+    if codec.content_hash({**content, "plan_id": ""})[:32] != plan.plan_id:
         raise PlanError(f"{path}: content does not match its plan_id; it was altered, plan again")
     if verify_arrays:
         for name in plan.arrays:

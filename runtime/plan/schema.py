@@ -494,6 +494,9 @@ class Plan:
     alternatives: list[Alternative] = field(default_factory=list)
     statistics_class: Literal["exact", "unbiased", "approximate"] = "exact"
     arrays: dict[str, ArrayRef] = field(default_factory=dict)
+    gpu_uuids: list[str] = field(default_factory=list, metadata=codec.UNLESS_SET)
+    """UUID of each rank's GPU where the plan was made, by which it is found at start whatever its
+    number is by then. Not part of `plan_id`: an equal host's GPUs do as well."""
 
     @property
     def num_ranks(self) -> int:

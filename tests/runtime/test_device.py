@@ -52,6 +52,14 @@ def test_fingerprint_changes_with(name: str, value: Any):
     assert device.machine_fingerprint(changed) != device.machine_fingerprint(FACTS)
 
 
+def test_an_equal_hosts_gpus_have_other_uuids_and_its_fingerprint_is_the_same():
+    other = copy.deepcopy(FACTS)
+    other["gpus"][0]["uuid"] = "GPU-c"
+    assert device.machine_fingerprint(other) == device.machine_fingerprint(FACTS)
+    other["gpus"][0]["name"] = "C"
+    assert device.machine_fingerprint(other) != device.machine_fingerprint(FACTS)
+
+
 def test_fingerprint_ignores_kernel_version_exact_bytes_and_gpu_order():
     changed = copy.deepcopy(FACTS)
     changed["versions"]["kernel"] = "6.2"

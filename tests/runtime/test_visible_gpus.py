@@ -1,13 +1,30 @@
 """$CUDA_VISIBLE_DEVICES and slices, as the CUDA programming guide and the MIG user guide say."""
 
+import json
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gnnplan.runtime.device import VARIABLE, Listed, Shown, machine_facts, read_slices, shown_gpus
+from gnnplan.runtime.device import (
+    VARIABLE,
+    Listed,
+    Shown,
+    find_gpu,
+    machine_facts,
+    other_gpus,
+    read_slices,
+    shown_gpus,
+)
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.io import PLAN_FILE, load_plan, with_identity
+from gnnplan.runtime.plan.schema import Plan
 from tests.support.nvml_recording import Replay
-from tests.support.recordings import divide, recorded, slice_uuid
+from tests.support.plans import make_plan
+from tests.support.recordings import divide, look, recorded, slice_uuid
 
 WHOLE = [Listed(uuid=f"GPU-{name}") for name in ("aa11", "aa22", "bb33", "cc44")]
 A, B = "MIG-11aa", "MIG-11bb"
@@ -136,3 +153,83 @@ def test_slices_are_those_that_the_driver_names() -> None:
     assert read_slices(Driver([6, 2]), "gpu") == []
     assert read_slices(Driver([4, 4]), "gpu") is None  # it may not be asked
     assert read_slices(object(), "gpu") is None  # an old module
+
+
+def planned(graph: Graph, folder: Path, uuids: list[str], hosts: list[int] | None = None) -> Plan:
+    """A plan of as many ranks, on GPUs 0, 1, ... of each host, which had those UUIDs."""
+    places = hosts or [0] * len(uuids)
+    made = make_plan(graph, folder, ranks=len(uuids), hosts=hosts)
+    devices = [
+        replace(each, kind="cuda", index=places[:rank].count(places[rank]))
+        for rank, each in enumerate(made.strategy.devices)
+    ]
+    strategy = replace(made.strategy, devices=devices)
+    return replace(made, strategy=strategy, gpu_uuids=uuids)
+
+
+EIGHT = [gpu.uuid for gpu in look(recorded("nvswitch-8"), {}).gpus]
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("3,2,1,0,7", [3, 2, 1, 0]),
+        (",".join(EIGHT[each] for each in (6, 1, 0, 3, 2)), [2, 1, 4, 3]),
+    ],
+)
+def test_a_ranks_gpu_is_found_by_its_uuid_whatever_its_number_is(
+    monkeypatch: pytest.MonkeyPatch, small_graph: Graph, tmp_path: Path,
+    text: str | None, numbers: list[int],
+) -> None:  # fmt: skip
+    shown = EIGHT
+    if text is not None:
+        monkeypatch.setenv(VARIABLE, text)
+        shown = [gpu.uuid for gpu in look(recorded("nvswitch-8"), {VARIABLE: text}).gpus]
+    plan = planned(small_graph, tmp_path / "p", EIGHT[:4])
+    # torch gives UUIDs without their kind.
+    bare = [uuid.removeprefix("GPU-") for uuid in shown]
+    assert [find_gpu(plan, rank, bare) for rank in range(4)] == numbers
+
+
+def test_a_gpu_that_is_not_shown_is_refused_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, small_graph: Graph, tmp_path: Path
+) -> None:
+    plan = planned(small_graph, tmp_path / "p", EIGHT[:4])
+    monkeypatch.setenv(VARIABLE, "0,1")
+    line = rf"rank 3: expected GPU 3 \({EIGHT[3]}\), found .*VISIBLE_DEVICES=0,1 shows\); show it"
+    with pytest.raises(InputError, match=line):
+        find_gpu(plan, 3, EIGHT[:2])
+    with pytest.raises(InputError, match="rank 3: expected GPU 3, found 2 on this host"):
+        find_gpu(plan, 3, ["GPU-x", "GPU-y"])
+
+
+def test_an_equal_host_is_accepted_with_one_line_and_ranks_go_by_number(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    plan = planned(small_graph, tmp_path / "p", EIGHT[:4])
+    others = [f"GPU-{each}" for each in "abcd"]
+    assert [find_gpu(plan, rank, others) for rank in range(4)] == [0, 1, 2, 3]
+    here = [{"uuid": uuid} for uuid in others]
+    assert other_gpus(plan, {"gpus": here}).startswith("the GPUs here are others than those")
+    assert other_gpus(plan, {"gpus": [{"uuid": uuid} for uuid in EIGHT]}) == ""
+    preset = replace(plan, gpu_uuids=[])
+    assert other_gpus(preset, {"gpus": here}) == ""
+    assert find_gpu(preset, 2, others) == 2
+
+
+def test_each_host_has_uuids_of_its_own(small_graph: Graph, tmp_path: Path) -> None:
+    plan = planned(small_graph, tmp_path / "p", EIGHT[:4], hosts=[0, 0, 1, 1])
+    assert find_gpu(plan, 3, [EIGHT[3], EIGHT[2]]) == 0
+    assert find_gpu(plan, 1, [EIGHT[0], EIGHT[1]]) == 1
+
+
+def test_uuids_are_in_the_plan_and_not_in_its_identity(small_graph: Graph, tmp_path: Path) -> None:
+    plan = make_plan(small_graph, tmp_path / "p", ranks=2)
+    text = (tmp_path / "p" / PLAN_FILE).read_text()
+    assert "gpu_uuids" not in text
+    document = json.loads(text) | {"gpu_uuids": EIGHT[:2]}
+    (tmp_path / "p" / PLAN_FILE).write_text(json.dumps(document))
+    found = load_plan(tmp_path / "p")
+    assert (found.gpu_uuids, found.plan_id) == (EIGHT[:2], plan.plan_id)
+    assert with_identity(found).plan_id == plan.plan_id

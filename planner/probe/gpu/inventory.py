@@ -147,8 +147,8 @@ def differences(gpus: list[Gpu]) -> list[str]:
         for (name, size), numbers in kinds.items()
     ]
     return [
-        f"GPUs differ: {'; '.join(words)}: plans go by the slowest one's rates and each one's own "
-        f"memory; name equal ones in {VARIABLE} to plan for them alone"
+        f"GPUs differ: {'; '.join(words)}: plans take those of one model, which read most in all, "
+        f"by their own rates; name others in {VARIABLE} and probe to plan for them"
     ]
 
 

@@ -18,10 +18,11 @@ from statistics import median
 
 import numpy as np
 
-from gnnplan.planner.machine.model import Link, MachineModel, Processor, Table
+from gnnplan.planner.machine.model import Link, MachineModel, Processor, Table, planned_kind
 from gnnplan.planner.machine.routes import moved_bytes
 from gnnplan.planner.probe.gpu.measure import GpuFindings, Points
 from gnnplan.planner.probe.grid import fit_alpha_beta
+from gnnplan.runtime.device import bare_uuid
 
 
 def matched(
@@ -52,8 +53,8 @@ def matched(
 def _pairs(
     machine: MachineModel, findings: Sequence[GpuFindings]
 ) -> list[tuple[GpuFindings, Processor]]:
-    here = {_bare(gpu.uuid): gpu for gpu in machine.gpus if gpu.host == 0}
-    found = {f.gpu: here[_bare(f.uuid)] for f in findings if _bare(f.uuid) in here}
+    here = {bare_uuid(gpu.uuid): gpu for gpu in machine.gpus if gpu.host == 0}
+    found = {f.gpu: here[bare_uuid(f.uuid)] for f in findings if bare_uuid(f.uuid) in here}
     # Of a divided GPU whose slices the driver does not name, torch knows the slice alone.
     divided = [gpu for gpu in here.values() if is_divided(gpu) and gpu not in found.values()]
     others = [f.gpu for f in findings if f.gpu not in found]
@@ -64,11 +65,6 @@ def _pairs(
 def is_divided(gpu: Processor) -> bool:
     """Tell whether this is a slice of a GPU (MIG), or stands for one."""
     return gpu.uuid.startswith("MIG-") or " MIG" in gpu.model
-
-
-def _bare(uuid: str) -> str:
-    """Return a UUID without its kind: torch calls slices GPUs."""
-    return uuid.removeprefix("GPU-").removeprefix("MIG-")
 
 
 def _with_gpus(
@@ -163,10 +159,12 @@ def with_gpus(machine: MachineModel, findings: Sequence[GpuFindings]) -> Machine
     for link in _ports(machine, findings, links):
         links[link.name] = link
         used.append(link.name)
-    tables |= _shared_tables(findings)
+    machine = replace(machine, links=list(links.values()))
+    kinds = {gpu.name: gpu.model for gpu in machine.gpus}
+    planned = planned_kind(machine)
+    tables |= _shared_tables([f for f in findings if kinds.get(f"gpu{f.gpu}") == planned])
     return replace(
         machine,
-        links=list(links.values()),
         tables=machine.tables | tables,
         sources=machine.sources | dict.fromkeys(used, "measured here by the GPU probe"),
         notes=[*machine.notes, *notes],
@@ -297,7 +295,7 @@ def _message_tables(found: GpuFindings) -> dict[str, Table]:
 
 
 def _shared_tables(findings: Sequence[GpuFindings]) -> dict[str, Table]:
-    """Return each curve of its slowest GPU: cost models know one kind of GPU per machine."""
+    """Return each curve of its slowest GPU, of those of the model that plans use."""
     tables: dict[str, Table] = {}
     for found in findings:
         new: dict[str, Table | None] = {

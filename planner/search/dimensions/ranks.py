@@ -27,6 +27,7 @@ from gnnplan.planner.machine.model import (
     num_hosts,
     one_host,
     prefix_of,
+    with_one_kind,
     without_gpus,
 )
 from gnnplan.planner.machine.routes import routes
@@ -128,7 +129,7 @@ def plans_gpus(machine: MachineModel) -> bool:
 
 
 def machine_of_ranks(machine: MachineModel, settings: PlanSettings) -> MachineModel:
-    """Return the machine that ranks may use: without its GPUs where cores are asked for.
+    """Return the machine that ranks may use: its GPUs of one model, or none for cores.
 
     Raises:
         MachineError: there are GPUs, no plan can be made for them, and cores are not asked for.
@@ -137,7 +138,7 @@ def machine_of_ranks(machine: MachineModel, settings: PlanSettings) -> MachineMo
         return without_gpus(machine)
     lost = [note for note in machine.notes if _WHY_LOST.match(note)]
     if plans_gpus(machine) or not (machine.gpus or lost):
-        return machine
+        return with_one_kind(machine)
     missing = [name for name in GPU_TABLES if name not in machine.tables]
     why = lost[0].rstrip(".") if lost else f"no measurement of {', '.join(missing)}"
     count = f"{len(machine.gpus)} " if machine.gpus else ""

@@ -19,10 +19,14 @@ from gnnplan.planner.cost.stages.exchange import (
 )
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import MachineModel, load_machine, save_machine
+from gnnplan.planner.pipeline import plan
 from gnnplan.planner.probe.hosts import HostRates
 from gnnplan.planner.probe.hosts_machine import host_cliques, join_hosts
+from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.probe.timing import summarize
-from gnnplan.runtime.plan.schema import Threads
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.graph.generate import generate_rmat
+from gnnplan.runtime.plan.schema import Threads, Workload
 from tests.hosts import Hosts, needs_root
 from tests.support.machines import machine
 
@@ -76,6 +80,21 @@ def joined(rates: HostRates) -> MachineModel:
 def rate(model: MachineModel, name: str) -> float:
     """Bits per second of a link."""
     return 8 * next(k.bandwidth_bytes_per_second for k in model.links if k.name == name)
+
+
+def test_hosts_with_gpus_are_planned_on_together(tmp_path: Path) -> None:
+    box = load_preset("hgx-h100")
+    both = join_hosts([box, box], by_hand([[0.0, 1e9], [1e9, 0.0]]))
+    assert both.table("host_message").at(ranks=1) == pytest.approx(1e-4)
+    assert "priced by the latency that TCP has" in both.notes[-1]
+    assert "host_message" not in joined(by_hand([[0.0, 1e8], [5e7, 0.0]])).tables
+    graph = generate_rmat(tmp_path / "g", num_nodes=3000, degree=8, feature_dim=64, seed=1)
+    work = Workload(batch_size=512, hidden=16, fanouts=[5, 3])
+    settings = PlanSettings(workload=work, devices=16, policy="none")
+    made = plan(graph.path, settings, machine=both, out=tmp_path / "p")
+    assert [(d.host, d.index) for d in made.strategy.devices] == [
+        (host, gpu) for host in range(2) for gpu in range(8)
+    ]
 
 
 @needs_root

@@ -9,14 +9,25 @@ import pytest
 from gnnplan.planner.candidate import list_gpus
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.cli.planning import machine_for_planning
-from gnnplan.planner.machine.model import MachineModel, check_machine, save_machine
+from gnnplan.planner.errors import MachineError
+from gnnplan.planner.machine.model import (
+    MachineModel,
+    check_machine,
+    save_machine,
+    with_one_kind,
+)
 from gnnplan.planner.probe.doctor import topology_findings
 from gnnplan.planner.probe.gpu.inventory import gpu_notes
 from gnnplan.planner.probe.gpu.machine import with_gpus
 from gnnplan.planner.probe.gpu.measure import GpuFindings
 from gnnplan.planner.probe.gpu.nvml import Inventory
 from gnnplan.planner.probe.timing import summarize
-from gnnplan.planner.probe.topology import faults, with_free_memory
+from gnnplan.planner.probe.topology import (
+    faults,
+    refuse_changed,
+    with_free_memory,
+    with_gpus_of_here,
+)
 from gnnplan.runtime.device import VARIABLE
 from tests.support.recordings import divide, look, machine_of, recorded, rename, slice_uuid
 
@@ -162,9 +173,11 @@ def test_gpus_stand_in_torchs_order_and_those_it_does_not_show_are_left_out() ->
 # GPUs that differ.
 
 
-@pytest.mark.parametrize("others", [[3], [2, 3]])
-def test_gpus_that_differ_are_named_and_planned_at_the_slowest_ones_rates(
-    others: list[int],
+@pytest.mark.parametrize(
+    ("others", "planned"), [([3], [0, 1, 2]), ([0], [1, 2, 3]), ([0, 1, 2], [0, 1, 2])]
+)
+def test_of_gpus_that_differ_those_of_one_model_are_planned_by_their_own_rates(
+    others: list[int], planned: list[int]
 ) -> None:
     recording = recorded("pcie-only")
     for gpu in others:
@@ -176,14 +189,19 @@ def test_gpus_that_differ_are_named_and_planned_at_the_slowest_ones_rates(
     assert "NVIDIA GeForce RTX 4090 of 24.0 GiB" in note
     machine = checked(found)
     assert sizes(machine) == {f"gpu{g}.memory": 12 if g in others else 24 for g in range(4)}
-    speeds = {g: 1e12 if g in others else 40e12 for g in range(4)}
+    speeds = {g: 10e12 if g in others else 20e12 for g in range(4)}
     findings = [found_by_torch(g, machine.gpus[g].uuid, speeds[g]) for g in range(4)]
     measured = with_gpus(machine, findings)
-    assert measured.table("gpu_flops").values == pytest.approx([1e12])
-    assert measured.table("gpu_kernel").values == pytest.approx([1e-6])
-
-
-# Busy GPUs.
+    speed = 10e12 if planned == others else 20e12
+    assert measured.table("gpu_flops").values == pytest.approx([speed])
+    one = with_one_kind(measured)
+    check_machine(one)
+    assert [gpu.name for gpu in one.gpus] == [f"gpu{g}" for g in planned]
+    # A rank's number stays torch's, among all that are shown.
+    ranks = list_gpus(one, [gpu.name for gpu in one.gpus], [range(len(planned))])
+    assert [device.index for device in ranks] == planned
+    assert [name for clique in one.cliques for name in clique] == [f"gpu{g}" for g in planned]
+    assert with_one_kind(one) == one
 
 
 def busy(amount: dict[str, Any], processes: list[dict[str, int]]) -> Inventory:
@@ -256,3 +274,22 @@ def test_plan_and_machine_show_say_what_there_is_of_the_gpus(
     assert main(["machine", "show", str(tmp_path / "m.json")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert f"note: {VARIABLE}=0,1: 2 of 4 GPUs are visible" in shown
+
+
+def test_an_equal_hosts_gpus_take_the_place_of_those_that_were_probed() -> None:
+    found = look(recorded("nvswitch-8"), {})
+    machine = replace(machine_of(found), fingerprint="equal")
+    other = replace(found, gpus=[replace(gpu, uuid=f"GPU-other-{gpu.index}") for gpu in found.gpus])
+    taken = with_gpus_of_here(machine, other, "equal")
+    assert [gpu.uuid for gpu in taken.gpus] == [f"GPU-other-{g}" for g in range(8)]
+    (note,) = gpu_notes(taken.notes)
+    assert note.startswith("GPUs of this machine are others than those that were probed")
+    refuse_changed(taken, other)
+    assert with_gpus_of_here(machine, found, "equal") == machine
+    assert with_gpus_of_here(machine, other, "another") == machine
+    fewer = replace(other, gpus=other.gpus[:7])
+    assert with_gpus_of_here(machine, fewer, "equal") == machine
+    # One of eight replaced by an equal one is a change.
+    swapped = replace(found, gpus=[*found.gpus[:7], other.gpus[7]])
+    with pytest.raises(MachineError, match="is gone"):
+        refuse_changed(with_gpus_of_here(machine, swapped, "equal"), swapped)
