@@ -77,6 +77,7 @@ def list_gpus(
             clique=clique[rank],
             memory=known[name].memory,
             index=_number(known[name], first),
+            cores=known[name].near_cores,
             emulated=known[name].emulated,
         )
         for rank, name in enumerate(names)

@@ -24,7 +24,7 @@ from typing import Any
 
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.limits import cpu_quota, memory_limit_bytes, read_small
-from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.plan.schema import Device, Plan
 from gnnplan.runtime.process import pin_to, usable_core_ids
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -287,18 +287,35 @@ def set_threads(compute: int) -> None:
 def use_threads(plan: Plan, rank: int, *, pin: bool) -> list[int]:
     """Set the thread counts of torch and numba, and pin this rank; return its cores.
 
-    Ranks on one host get disjoint cores, `compute + sample` each, if the host has that many, else
-    the operating system places them.
+    Cores are those of `cores_of_ranks`; without any the operating system places the rank.
     """
     threads, devices = plan.strategy.threads, plan.strategy.devices
     here = [device for device in devices if device.host == devices[rank].host]
-    position = [device.rank for device in here].index(rank)
-    cores = usable_core_ids()
-    wanted = threads.compute + threads.sample
-    if pin and len(here) * wanted <= len(cores):
-        pin_to(cores[position * wanted : (position + 1) * wanted])
+    shares = cores_of_ranks(here, usable_core_ids(), threads.compute + threads.sample)
+    if pin and shares[rank]:
+        pin_to(shares[rank])
     set_threads(threads.compute)
     return usable_core_ids()
+
+
+def cores_of_ranks(
+    here: Sequence[Device], usable: Sequence[int], wanted: int
+) -> dict[int, list[int]]:
+    """Return the cores of each rank of a host, by rank.
+
+    Each gets `wanted` cores of its own, next to its GPU as far as they reach. Where there are too
+    few for all, a rank shares those next to its GPU, and has none where these are unknown.
+    """
+    near = {device.rank: [c for c in device.cores if c in set(usable)] for device in here}
+    if len(here) * wanted > len(usable):
+        return near
+    free, shares = list(usable), {device.rank: list[int]() for device in here}
+    # First what is near; then what is left, so that nobody loses near cores to a rank elsewhere.
+    for reach in (near, {}):
+        for rank, share in shares.items():
+            share += [c for c in reach.get(rank, usable) if c in free][: wanted - len(share)]
+            free = [core for core in free if core not in share]
+    return {rank: sorted(share) for rank, share in shares.items()}
 
 
 def flush_denormals() -> bool:

@@ -115,6 +115,7 @@ def gpu_parts(inventory: Inventory) -> tuple[list[Processor], list[Memory], list
                 model=gpu.name,
                 numa_node=-1 if gpu.numa_node is None else gpu.numa_node,
                 bus_id=gpu.bus_id,
+                near_cores=gpu.cpus or [],
             )
         )
         memories.append(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gnnplan.runtime import device
+from gnnplan.runtime.plan.schema import Device
 
 FACTS: dict[str, Any] = {
     "cpu_model": "Example CPU",
@@ -155,3 +156,40 @@ def test_numbers_too_small_to_compute_with_fast_are_zero_in_all_threads():
     words = [sys.executable, "-c", DENORMALS]
     ended = subprocess.run(words, capture_output=True, text=True, check=True)
     assert ended.stdout.split() == ["0", "0", "0"]
+
+
+def gpus(near: list[list[int]]) -> list[Device]:
+    """Ranks on GPUs of one host, with the cores next to each."""
+    return [
+        Device(rank=rank, kind="cuda", index=rank, cores=cores) for rank, cores in enumerate(near)
+    ]
+
+
+def test_ranks_run_on_cores_next_to_their_gpus_each_on_its_own():
+    low, high = list(range(8)), list(range(8, 16))
+    shares = device.cores_of_ranks(gpus([low, low, high, high]), range(16), 2)
+    assert shares == {0: [0, 1], 1: [2, 3], 2: [8, 9], 3: [10, 11]}
+    # The order of ranks does not matter to whose cores are whose.
+    shares = device.cores_of_ranks(gpus([high, low, high, low]), range(16), 3)
+    assert shares == {0: [8, 9, 10], 1: [0, 1, 2], 2: [11, 12, 13], 3: [3, 4, 5]}
+
+
+def test_near_cores_that_do_not_reach_are_filled_up_by_those_that_nobody_is_next_to():
+    shares = device.cores_of_ranks(gpus([[0, 1, 2], [0, 1, 2], [5]]), range(8), 2)
+    assert shares == {0: [0, 1], 1: [2, 3], 2: [4, 5]}
+
+
+def test_with_fewer_cores_than_wanted_ranks_share_the_near_ones():
+    shares = device.cores_of_ranks(gpus([[0, 1], [2, 3], []]), range(4), 2)
+    assert shares == {0: [0, 1], 1: [2, 3], 2: []}
+    # Cores that this process may not use are none of its own.
+    shares = device.cores_of_ranks(gpus([[0, 1], [6, 7]]), [0, 1], 2)
+    assert shares == {0: [0, 1], 1: []}
+
+
+def test_ranks_on_cores_have_consecutive_ones():
+    ranks = [Device(rank=rank, kind="cpu") for rank in range(3)]
+    assert device.cores_of_ranks(ranks, [1, 3, 5, 7, 9, 11], 2) == {
+        0: [1, 3], 1: [5, 7], 2: [9, 11],
+    }  # fmt: skip
+    assert device.cores_of_ranks(ranks, [1, 3], 2) == {0: [], 1: [], 2: []}

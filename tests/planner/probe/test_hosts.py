@@ -83,7 +83,13 @@ def rate(model: MachineModel, name: str) -> float:
 
 
 def test_hosts_with_gpus_are_planned_on_together(tmp_path: Path) -> None:
-    box = load_preset("hgx-h100")
+    plain = load_preset("hgx-h100")
+    gpus = [p for p in plain.processors if p.kind == "cuda"]
+    known = {
+        gpu.name: replace(gpu, uuid=f"GPU-{g}", near_cores=[2 * g, 2 * g + 1])
+        for g, gpu in enumerate(gpus)
+    }
+    box = replace(plain, processors=[known.get(p.name, p) for p in plain.processors])
     both = join_hosts([box, box], by_hand([[0.0, 1e9], [1e9, 0.0]]))
     assert both.table("host_message").at(ranks=1) == pytest.approx(1e-4)
     assert "priced by the latency that TCP has" in both.notes[-1]
@@ -95,6 +101,8 @@ def test_hosts_with_gpus_are_planned_on_together(tmp_path: Path) -> None:
     assert [(d.host, d.index) for d in made.strategy.devices] == [
         (host, gpu) for host in range(2) for gpu in range(8)
     ]
+    assert [d.cores for d in made.strategy.devices] == [[2 * g, 2 * g + 1] for g in range(8)] * 2
+    assert made.gpu_uuids == [f"GPU-{g}" for g in range(8)] * 2
 
 
 @needs_root
