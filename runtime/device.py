@@ -25,7 +25,7 @@ from typing import Any
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.limits import cpu_quota, memory_limit_bytes, read_small
 from gnnplan.runtime.plan.schema import Device, Plan
-from gnnplan.runtime.process import pin_to, usable_core_ids
+from gnnplan.runtime.process import nodes_of, pin_to, usable_core_ids
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 MOST_SLICES = 64
@@ -144,7 +144,7 @@ def bare_uuid(uuid: str) -> str:
 
 
 def find_gpu(plan: Plan, rank: int, shown: Sequence[str]) -> int:
-    """Return the number of a rank's GPU among those that CUDA shows, by their UUIDs.
+    """Return the number of a rank's GPU among those that CUDA shows, by their UUIDs (DEC-109).
 
     Where none of the plan's GPUs of this host is shown, the host is another one that is equal, and
     the plan's number holds.
@@ -316,6 +316,17 @@ def cores_of_ranks(
             share += [c for c in reach.get(rank, usable) if c in free][: wanted - len(share)]
             free = [core for core in free if core not in share]
     return {rank: sorted(share) for rank, share in shares.items()}
+
+
+def memory_nodes(plan: Plan, rank: int) -> list[int]:
+    """Return the NUMA nodes over which a rank's host spreads what all its ranks read.
+
+    They are those next to the host's GPUs; empty where that is one node, or unknown.
+    """
+    devices = plan.strategy.devices
+    here = [device.cores for device in devices if device.host == devices[rank].host]
+    nodes = nodes_of(sorted({core for cores in here for core in cores}))
+    return nodes if len(nodes) > 1 else []
 
 
 def flush_denormals() -> bool:

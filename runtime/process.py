@@ -169,6 +169,46 @@ def noise_between(before: HostState, after: HostState) -> HostNoise:
     )
 
 
+_SYSFS = Path("/sys")
+_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
+"""Number of the system call, by architecture."""
+_DEFAULT, _INTERLEAVE = 0, 3
+
+
+def nodes_of(cores: Sequence[int], sysfs: Path = _SYSFS) -> list[int]:
+    """Return the NUMA nodes that cores are part of; empty where the system does not say."""
+    found = [(sysfs / f"devices/system/cpu/cpu{core}").glob("node[0-9]*") for core in cores]
+    return sorted({int(each.name.removeprefix("node")) for nodes in found for each in nodes})
+
+
+@contextlib.contextmanager
+def memory_spread_over(nodes: Sequence[int]) -> Generator[bool]:
+    """Take this thread's new memory from NUMA nodes in turn; yield whether it is so.
+
+    Nothing changes with fewer than two nodes, or where a container's rules forbid it.
+    """
+    done = len(nodes) > 1 and _set_mempolicy(_INTERLEAVE, nodes)
+    try:
+        yield done
+    finally:
+        if done:
+            _set_mempolicy(_DEFAULT, [])
+
+
+def _set_mempolicy(mode: int, nodes: Sequence[int]) -> bool:
+    number = _SET_MEMPOLICY.get(os.uname().machine) if sys.platform == "linux" else None
+    if number is None:
+        return False
+    words = 1 + max(nodes, default=0) // 64
+    mask = (ctypes.c_ulong * words)()
+    for node in nodes:
+        mask[node // 64] |= 1 << node % 64
+    # The kernel reads one bit less than it is told of.
+    size = 64 * words + 1 if nodes else 0
+    libc = ctypes.CDLL(None, use_errno=True)
+    return libc.syscall(number, mode, mask if nodes else None, size) == 0
+
+
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
 _M_MMAP_THRESHOLD = -3

@@ -138,7 +138,7 @@ class Processor:
     """NUMA node; -1 where unknown."""
     bus_id: str = ""
     """PCI address of a GPU, as in sysfs; empty where unknown."""
-    near_cores: list[int] = field(default_factory=list[int], metadata=codec.UNLESS_SET)
+    near_cores: list[int] = field(default_factory=list[int], hash=False, metadata=codec.UNLESS_SET)
     """Numbers of the cores next to a GPU; empty where unknown."""
     number: int = field(default=-1, metadata=codec.UNLESS_SET)
     """Number of a GPU among those that CUDA shows; -1: its place among the machine's."""

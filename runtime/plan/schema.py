@@ -191,7 +191,7 @@ class Device:
     """Name, in the machine model, of the memory that holds this rank's own rows."""
     index: int = 0
     """Number of the device on its host."""
-    cores: list[int] = field(default_factory=list[int], metadata=codec.UNLESS_SET)
+    cores: list[int] = field(default_factory=list[int], hash=False, metadata=codec.UNLESS_SET)
     """Numbers of the host's cores next to a GPU, where its rank runs; empty where unknown."""
     emulated: bool = field(default=False, metadata=codec.UNLESS_SET)
     """Whether a GPU is emulated on cores, for tests; its seconds say nothing of a GPU's."""

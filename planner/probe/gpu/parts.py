@@ -1,9 +1,9 @@
 """The GPUs' measurements in parts: a task for each GPU and for each class of pairs.
 
-A part has its own share of the time and its own limit, and ends alone where it fails: the next one
-goes on in a new process. Of equal GPUs, and of pairs that are joined alike, the first is measured
-in full. The others are measured at a few points; where these agree with the first one's, its other
-points hold for them too, and where they do not, the GPU or pair is measured in full as well.
+A part has its own share of the time and its own limit, and ends alone where it fails (DEC-108): the
+next one goes on in a new process. Of equal GPUs, and of pairs that are joined alike, the first is
+measured in full. The others are measured at a few points; where these agree with the first one's,
+its other points hold for them too, and where they do not, the GPU or pair is measured in full.
 """
 
 import math
