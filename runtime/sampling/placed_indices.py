@@ -45,11 +45,6 @@ class PlacedIndices(np.ndarray):
     """Lists held, in order of node id; of the dataset's dtype."""
     words: NDArray[np.uint64]
     """64 bits of the set, and how many bits are set before them. Shape (words, 2)."""
-    rest_address: int
-    """Address of the dataset's mapping; the other addresses are those of `own` and `words`."""
-    own_address: int
-    words_address: int
-    num_edges: int
 
     def __new__(
         cls, indptr: NDArray[np.integer], indices: NDArray[np.integer], nodes: NDArray[np.integer]
@@ -62,9 +57,27 @@ class PlacedIndices(np.ndarray):
         placed.words = np.zeros((indices.shape[0] // WORD + 1, 2), np.uint64)
         plain = np.asarray(indices).view(np.ndarray)
         _copy_lists(np.asarray(indptr).view(np.ndarray), plain, nodes, placed.own, placed.words)
-        placed.rest_address, placed.num_edges = placed.ctypes.data, placed.shape[0]
-        placed.own_address, placed.words_address = placed.own.ctypes.data, placed.words.ctypes.data
         return placed
+
+    @property
+    def rest_address(self) -> int:
+        """Address of the dataset's mapping."""
+        return self.ctypes.data
+
+    @property
+    def own_address(self) -> int:
+        """Address of the lists held."""
+        return self.own.ctypes.data
+
+    @property
+    def words_address(self) -> int:
+        """Address of the bit set."""
+        return self.words.ctypes.data
+
+    @property
+    def num_edges(self) -> int:
+        """Length of the dataset's `indices`."""
+        return self.shape[0]
 
     @property
     def resident_bytes(self) -> int:
