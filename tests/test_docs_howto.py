@@ -1,5 +1,7 @@
 """How-to pages name nothing that does not exist; settings and completion are documented."""
 
+import contextlib
+import io
 import os
 import re
 import subprocess
@@ -10,6 +12,7 @@ import pytest
 import typer.main
 
 from gnnplan.api.app import create_app
+from gnnplan.api.serve import parse
 from gnnplan.planner.cli.main import app
 from tests.support.howto import Known, blocks, command_lines, unknown, verbs_of
 
@@ -28,7 +31,10 @@ OWN = {"GNNPLAN_HEARTBEAT", "GNNPLAN_ROLL"}
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> Known:
-    serve = re.findall(r'add_argument\(\s*"(--[a-z-]+)"', (ROOT / "api" / "serve.py").read_text())
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), pytest.raises(SystemExit):
+        parse(["--help"])
+    serve = re.findall(r"^  (--[a-z-]+)", said.getvalue(), re.MULTILINE)
     routes = create_app(tmp_path_factory.mktemp("service")).openapi()["paths"]
     verbs = verbs_of(typer.main.get_command(app))
     return Known(root=ROOT, verbs=verbs, serve=set(serve), routes=set(routes))

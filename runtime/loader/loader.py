@@ -54,12 +54,11 @@ _DECIDED = {
 
 
 def refuse_others(names: Iterable[str]) -> None:
-    r"""Raise TypeError for keywords that PlannedLoader does not have.
+    """Raise TypeError for keywords that PlannedLoader does not have.
 
-    >>> refuse_others(["shuffle", "batch_size"])
+    >>> refuse_others(["shuffle"])
     Traceback (most recent call last):
-    TypeError: PlannedLoader: batch_size, shuffle: the plan decides that; leave it out, or plan \
-    again (gnnplan plan --batch-size)
+    TypeError: PlannedLoader: shuffle: the plan decides that; leave it out, or plan again
     """
     names = sorted(names)
     unknown = [name for name in names if name not in _DECIDED]

