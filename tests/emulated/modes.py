@@ -82,6 +82,10 @@ def _in_line(candidate: Candidate) -> bool:
     return candidate.threads.sample == 0
 
 
+def _together(candidate: Candidate) -> bool:
+    return len(candidate.cliques) == 1
+
+
 UNBIASED = {"allow": "unbiased"}
 ANY = {"allow": "approximate"}
 SIZES = {"sampler_parameters": {"sizes": "40,30"}, "dialect": "every_hop", "workload": ANY}
@@ -100,24 +104,24 @@ MODES = [
     Mode(name="host", row="rows", settings={"policy": "none"}, holds=_reads("host")),
     Mode(name="own", row="rows", settings={"policy": "degree"}, holds=_reads("own")),
     Mode(
-        name="peers mapped", row="rows", settings={"policy": "legion"}, room_rows=150,
+        name="peers mapped", row="rows", settings={"policy": "legion"}, room_rows=60,
+        wants=_together, holds=_reads("own", "peer", "host"),
+    ),
+    Mode(
+        name="peers exchanged", row="rows", settings={"policy": "legion"}, room_rows=60,
+        wants=_together, change=_exchanges, holds=_reads("own", "peer", "host"),
+    ),
+    Mode(
+        name="two cliques", row="rows", devices=4, settings={"policy": "legion"}, room_rows=60,
         holds=_reads("own", "peer", "host"),
     ),
     Mode(
-        name="peers exchanged", row="rows", settings={"policy": "legion"}, room_rows=150,
-        change=_exchanges, holds=_reads("own", "peer", "host"),
-    ),
-    Mode(
-        name="two cliques", row="rows", devices=4, settings={"policy": "legion"}, room_rows=100,
-        holds=_reads("own", "peer", "host"),
-    ),
-    Mode(
-        name="disk", row="rows", settings={"policy": "degree"}, room_rows=100, host_rows=200,
-        holds=_reads("own", "host", "disk"),
+        name="disk", row="rows", settings={"policy": "degree", "shared_host": False}, room_rows=60,
+        holds=_reads("own", "disk"),
     ),
     Mode(
         name="two hosts", row="rows", devices=4, hosts=2, settings={"policy": "song-jiang"},
-        room_rows=100,
+        room_rows=60,
     ),
     Mode(name="host", row="topology", wants=_topology("host")),
     Mode(name="replicated", row="topology", wants=_topology("replicated")),

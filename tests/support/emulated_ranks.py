@@ -36,12 +36,15 @@ from tests.support.ranks import free_port, run_on_ranks
 EPOCHS = 2
 STEPS = 3
 """Batches that are compared bit by bit."""
-WORKLOAD = {"batch_size": 48, "hidden": 8, "fanouts": [3, 2], "learning_rate": 0.01}
+WORKLOAD = {"batch_size": 32, "hidden": 8, "fanouts": [3, 2], "learning_rate": 0.01}
 
 
 def make_graph(folder: Path) -> Graph:
-    """400 nodes with rows of 1 KiB: few programs of every kernel, and rows that fill memories."""
-    return generate_sbm(folder, num_nodes=400, degree=8.0, feature_dim=256, num_classes=3, seed=5)
+    """240 nodes with rows of 1 KiB: few programs of every kernel, and rows that fill memories."""
+    return generate_sbm(
+        folder, num_nodes=240, degree=6.0, feature_dim=256, num_classes=3, seed=5,
+        train_fraction=0.4, val_fraction=0.06, test_fraction=0.06,
+    )  # fmt: skip
 
 
 def plan_mode(mode: Mode, graph: Graph, folder: Path) -> Plan:
