@@ -255,7 +255,7 @@ def _attend_plain(
     total = weight.new_zeros(block.num_dst, heads).index_add(0, row, weight)
     alpha = weight / total[row]
     alpha = alpha * keep if keep.shape[0] else alpha
-    messages = h.view(h.shape[0], heads, -1)[source] * alpha.unsqueeze(2)
+    messages = h.view(h.shape[0], heads, h.shape[1] // heads)[source] * alpha.unsqueeze(2)
     out = h.new_zeros(block.num_dst, h.shape[1]).index_add(0, row, messages.flatten(1))
     return out.to(dtype)
 

@@ -86,7 +86,6 @@ def _together(candidate: Candidate) -> bool:
     return len(candidate.cliques) == 1
 
 
-UNBIASED = {"allow": "unbiased"}
 ANY = {"allow": "approximate"}
 SIZES = {"sampler_parameters": {"sizes": "40,30"}, "dialect": "every_hop", "workload": ANY}
 MODES = [
@@ -125,7 +124,7 @@ MODES = [
     ),
     Mode(name="host", row="topology", wants=_topology("host")),
     Mode(name="replicated", row="topology", wants=_topology("replicated")),
-    Mode(name="labor", row="samplers", settings={"sampler": "labor", "workload": UNBIASED}),
+    Mode(name="labor", row="samplers", settings={"sampler": "labor", "workload": ANY}),
     Mode(name="ladies", row="samplers", settings={"sampler": "ladies", **SIZES}),
     Mode(name="pladies", row="samplers", settings={"sampler": "pladies", **SIZES}),
     Mode(name="fastgcn", row="samplers", settings={"sampler": "fastgcn", **SIZES}),

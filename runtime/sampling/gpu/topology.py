@@ -114,6 +114,8 @@ class DeviceTopology:
         """Return what was read since the last call, by source; waits for the device."""
         rows, entries, host_rows, host_entries = self.counts.tolist()
         self.counts.zero_()
+        # Kernels in other streams add to the counts again: not before they are zero.
+        processor_of(self.counts.device).synchronize()
         return {
             Source.DEVICE: Reads(rows, entries),
             Source.HOST: Reads(host_rows, host_entries),
