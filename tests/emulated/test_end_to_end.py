@@ -50,12 +50,12 @@ def rank_process(run: Path, rank: int) -> int | None:
     return None
 
 
-def killer(run: Path, rank: int, step: int) -> Callable[[dict[str, Any]], None]:
-    """End a rank, once, after a step."""
+def killer(run: Path, rank: int) -> Callable[[dict[str, Any]], None]:
+    """End a rank, once, in the second epoch."""
     killed: list[int] = []
 
     def progress(event: dict[str, Any]) -> None:
-        if event["event"] == "step" and event["step"] >= step and not killed:
+        if event["event"] == "step" and event["epoch"] == 1 and not killed:
             pid = rank_process(run, rank)
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
@@ -98,7 +98,7 @@ def test_a_plan_is_trained_killed_resumed_and_compared(
     nodes: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_machine(emulated_machine(), tmp_path / "machine.json")
-    words = ["--batch-size", "48", "--hidden", "8", "--fanouts", "3,2", "--devices", "2"]
+    words = ["--batch-size", "32", "--hidden", "8", "--fanouts", "3,2", "--devices", "2"]
     plan = tmp_path / "plan"
     asked = ["plan", str(nodes.path), "-o", str(plan), "--machine", str(tmp_path / "machine.json")]
     assert main([*asked, *words]) == 0
@@ -106,7 +106,7 @@ def test_a_plan_is_trained_killed_resumed_and_compared(
     assert main(["explain", str(plan)]) == 0
     assert "2 emulated GPUs" in capsys.readouterr().out
     whole = train(plan, tmp_path / "whole")
-    found = train(plan, tmp_path / "run", progress=killer(tmp_path / "run", 1, EVERY + 1))
+    found = train(plan, tmp_path / "run", progress=killer(tmp_path / "run", 1))
     assert_resumed(found, whole)
     assert EMULATED_NOTE in found.notes
     assert main(["compare", str(plan)]) == 0
@@ -131,6 +131,6 @@ def test_every_mode_goes_on_after_a_rank_is_killed(
     assert load_plan(plan) == made
     whole = train(plan, tmp_path / "whole")
     last = mode.devices - 1
-    found = train(plan, tmp_path / "run", progress=killer(tmp_path / "run", last, EVERY + 1))
+    found = train(plan, tmp_path / "run", progress=killer(tmp_path / "run", last))
     assert_resumed(found, whole)
     assert load_report(plan).emulated
