@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.features.device_rows import HostShare, copy_list, share_host_list
+from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.checks import check_graph
 
 _ALL = (1 << 63) - 1
