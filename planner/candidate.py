@@ -97,7 +97,7 @@ def plain_words(candidate: Candidate) -> str:
     t = candidate.threads
     if candidate.gpus:
         ahead = f", {candidate.prefetch_depth} batches ahead" if t.sample else ""
-        return f"{gpu_words(candidate)}{ahead}, {candidate.policy}"
+        return f"{gpu_words(candidate)}{ahead}, {policy_words(candidate.policy)}"
     ranks = counted(candidate.num_ranks, "rank")
     ahead = f", {candidate.prefetch_depth} ahead" if t.sample else ""
     threads = f"({t.compute} compute + {t.sample} loader) threads{ahead}"

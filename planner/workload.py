@@ -57,6 +57,8 @@ class BatchProfile:
     """Requests that read a batch's rows from a file, over those of as many independent rows."""
     disk_bytes: float = 1.0
     """Bytes that those requests move, over those of as many independent rows."""
+    read_edges: float = 0.0
+    """Entries per batch of all adjacency lists that hops expand; 0 where they were not counted."""
     last_vertices: list[int] = field(default_factory=list[int])
     """Vertices, as above, of an epoch's last, smaller batch; empty where there is none."""
     last_edges: list[int] = field(default_factory=list[int])

@@ -125,8 +125,17 @@ def size_text(size_bytes: float | int) -> str:
     return f"{size_bytes:.0f} B"
 
 
+NARROW_CODE_BYTES, WIDE_CODE_BYTES = 4, 8
+NARROW_SLOTS = 1 << 24
+"""Slots a 32-bit location code can name beside its source."""
 SLOT_BYTES = 24
 """Bytes of a cache slot beside its row: the node, its last touch, and the log of them."""
+SWEPT_BYTES = 64
+"""Bytes per slot in which CLOCK on a GPU orders the slots of its cache, for each batch."""
+FIRST_BYTES = 8
+"""Bytes of a GPU's cache directory per node beside its codes: the first place in a batch."""
+DECIDED_BYTES = 128
+"""Bytes per row of a batch in which a GPU decides what its cache keeps."""
 DIRECTORY_BYTES = 4
 """Bytes of a cache's directory per node: its slot."""
 STAGING = 1.25
@@ -180,6 +189,20 @@ class BatchTail:
             edges=tail(batch.block_edges[0], batch.num_batches, TRAINING_BATCHES),
             scale=vertices / mean if mean > 0 else 1.0,
         )
+
+
+def code_bytes(num_nodes: int) -> int:
+    """Return the bytes of one location code.
+
+    >>> code_bytes(1000), code_bytes(1 << 25)
+    (4, 8)
+    """
+    return NARROW_CODE_BYTES if num_nodes <= NARROW_SLOTS else WIDE_CODE_BYTES
+
+
+def slot_bytes(candidate: Candidate) -> int:
+    """Return the bytes of a slot of a candidate's cache beside its row."""
+    return SLOT_BYTES + (SWEPT_BYTES if candidate.gpus and candidate.cache == "clock" else 0)
 
 
 def common_parts(
@@ -236,11 +259,17 @@ def gpu_parts(
     """Return the bytes of a rank on a GPU: context, allocator's reserve, sampler and topology.
 
     A batch being drawn takes two ids per edge, and a relabelling table of two ids per vertex at
-    half load (docs/formulas.md 8.10 [A10]).
+    half load (docs/formulas.md 8.10 [A10]). A cache keeps the codes of its rows beside those of the
+    table that it replaces.
     """
     largest = BatchTail.of(batch)
     drawn = round(2 * ID_BYTES * largest.edges + 2 * 2 * ID_BYTES * largest.vertices)
-    return {
+    directory: dict[str, int] = {}
+    if candidate.cache is not None:
+        each = code_bytes(graph.num_nodes) + FIRST_BYTES
+        decided = round(DECIDED_BYTES * largest.vertices)
+        directory["cache directory"] = each * graph.num_nodes + decided
+    return directory | {
         "context": int(rate_per_rank(machine, MachineTable.GPU_CONTEXT, candidate)),
         "reserve": round(RESERVE * gpu_capacity(machine, candidate, rank, budgets)),
         "sampling": captured_bytes + drawn,
@@ -279,7 +308,7 @@ def memory_use(
     host, capacity = host_memory(machine)
     capacity = _limited(capacity, budgets.host_bytes)
     limit = capacity if budgets.device_bytes is None else budgets.device_bytes
-    found = _rank_uses(parts, placed, row_bytes, [limit] * len(parts))
+    found = _rank_uses(parts, placed, row_bytes, [limit] * len(parts), SLOT_BYTES)
     topology = topology_bytes(graph) if mapped_topology else 0
     shared = _host_parts(sum(use.total for use in found.values()), placed, row_bytes, topology)
     return {**found, host: sum_parts({**shared, "launcher": launcher_bytes}, capacity)}
@@ -290,14 +319,18 @@ def _limited(size_bytes: int, limit_bytes: int | None) -> int:
 
 
 def _rank_uses(
-    parts: list[dict[str, int]], placed: PlacedRows, row_bytes: int, capacities: Sequence[int]
+    parts: list[dict[str, int]],
+    placed: PlacedRows,
+    row_bytes: int,
+    capacities: Sequence[int],
+    slot_bytes: int,
 ) -> dict[str, MemoryUse]:
     """Hold each rank's parts with its own rows and cache against its capacity."""
     found: dict[str, MemoryUse] = {}
     for g, (part, rows, size) in enumerate(zip(parts, placed.ranks, capacities, strict=True)):
         whole = {**part, "own rows": rows.own_rows * row_bytes}
         if rows.cache_rows:
-            whole["cache rows"] = rows.cache_rows * (row_bytes + SLOT_BYTES)
+            whole["cache rows"] = rows.cache_rows * (row_bytes + slot_bytes)
         found[f"rank{g}"] = sum_parts(whole, size)
     return found
 
@@ -353,7 +386,7 @@ def gpu_memory_use(
 ) -> dict[str, MemoryUse]:
     """Hold every GPU's and host's parts against its capacity, as `memory_use`."""
     sizes = [gpu_capacity(machine, candidate, g, budgets) for g in range(candidate.num_ranks)]
-    found = _rank_uses(parts, placed, row_bytes, sizes)
+    found = _rank_uses(parts, placed, row_bytes, sizes, slot_bytes(candidate))
     process = int(rate_per_rank(machine, MachineTable.GPU_PROCESS, candidate))
     for host, ranks in ranks_by_host(machine, candidate).items():
         name, size = host_bytes(machine, host, budgets)

@@ -10,6 +10,8 @@ from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.memory import DIRECTORY_BYTES, SLOT_BYTES
 from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
 from gnnplan.planner.cost.rates import MachineTable, lookup, readers
+from gnnplan.planner.cost.stages.cache_gpu import add_gpu_cache, gpu_look_up_seconds
+from gnnplan.planner.cost.stages.lists_gpu import add_gpu_dependence, add_gpu_lists
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.runtime.stages import Stage
 
@@ -72,6 +74,9 @@ TERMS: tuple[Term, ...] = (
     add_stack_rate,
     add_dependence_rate,
     add_cache_upkeep,
+    add_gpu_lists,
+    add_gpu_dependence,
+    add_gpu_cache,
 )
 
 
@@ -87,9 +92,11 @@ def look_up_seconds(
 ) -> float:
     """Return the seconds of finding one row in a cache's directory.
 
-    The directory is two tables that are accessed at random, as relabelling is: slots of nodes, and
+    On cores it is two tables that are accessed at random, as relabelling is: slots of nodes, and
     touches of slots.
     """
+    if candidate.gpus:
+        return gpu_look_up_seconds(machine, candidate)
     directory = DIRECTORY_BYTES * num_nodes + SLOT_BYTES * cache_rows
     rate = lookup(
         machine, MachineTable.SAMPLE_VERTEX, table_bytes=directory, readers=readers(candidate)

@@ -1,8 +1,9 @@
 """Place a candidate's feature rows where ranks keep caches that fill themselves, and nothing else.
 
 A row comes from the cache unless the batches since its last touch filled it with others
-(`planner.cost.cache_model`); then it comes from where it would without a cache. Where the host
-does not hold every row, its memory goes to the caches or half to them and half to the hottest rows.
+(`planner.cost.cache_model`); then it comes from where it would without a cache. A GPU's cache lies
+in its own memory. Of ranks on cores, where the host does not hold every row, its memory goes to the
+caches or half to them and half to the hottest rows.
 """
 
 from dataclasses import dataclass, replace
@@ -12,14 +13,14 @@ from numpy.typing import NDArray
 
 from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
 from gnnplan.planner.cost.cache_model import Masks, Misses, Reuse, SuccessiveReads
-from gnnplan.planner.cost.memory import SLOT_BYTES
+from gnnplan.planner.cost.memory import SLOT_BYTES, slot_bytes
 from gnnplan.planner.cost.request import Request, row_bytes
 from gnnplan.planner.cost.stages.gather import touched_rows
-from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.placement.costs import RowCosts
 from gnnplan.planner.placement.evaluate import SOURCES
 from gnnplan.planner.placement.place import (
     CandidatePlacement,
+    Capacity,
     Memories,
     RowPlacer,
     code_bytes,
@@ -72,6 +73,17 @@ def list_splits(
         freed = (host_rows - half) * row_bytes // num_ranks
         found.append(with_slots(own_bytes + freed, half))
     return found
+
+
+def splits_of(
+    candidate: Candidate, room: Capacity, num_nodes: int, row_bytes: int
+) -> list[MemorySplit]:
+    """List the ways to share out a candidate's memory; one for GPUs, whose memory is no host's."""
+    if not candidate.gpus:
+        ranks = candidate.num_ranks
+        return list_splits(room.own_bytes, room.host_rows, num_nodes, ranks, row_bytes)
+    slots = room.own_bytes // (row_bytes + slot_bytes(candidate))
+    return [MemorySplit(slots=min(num_nodes, slots), host_rows=room.host_rows)]
 
 
 def cached_rows(
@@ -149,19 +161,11 @@ def place_behind_caches(
     """Place rows behind caches that fill themselves, by the split of memory that reads best.
 
     `hotness` is of the candidate's batches, `reads` are those of one rank.
-
-    Raises:
-        SettingsError: the ranks are GPUs.
     """
-    if candidate.kind == "cuda":
-        raise SettingsError(
-            f"policy {candidate.policy}: expected ranks on cores (the cache lies in host memory), "
-            "found GPUs; choose another policy"
-        )
     room, costs = memories.room, memories.costs
     nodes, stored = request.graph.num_nodes, row_bytes(request.graph)
     tried: list[tuple[RowPlacer, Placement, RankRows, int, float]] = []
-    for split in list_splits(room.own_bytes, room.host_rows, nodes, candidate.num_ranks, stored):
+    for split in splits_of(candidate, room, nodes, stored):
         nothing = [0] * candidate.num_ranks
         problem = rows_problem(hotness.features, costs, nothing, candidate.cliques, split.host_rows)
         placer = RowPlacer(policy="none", problem=problem, know=Knowledge())

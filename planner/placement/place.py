@@ -15,6 +15,7 @@ from gnnplan.planner.array_cache import declare_final
 from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
 from gnnplan.planner.cost.cache_model import Shares, cross_validate
 from gnnplan.planner.cost.memory import (
+    code_bytes,
     gpu_capacity,
     host_bytes,
     least_host_bytes,
@@ -40,10 +41,10 @@ from gnnplan.planner.workload import Hotness
 def gpu_room(
     request: Request, candidate: Candidate, code_bytes: int, *, shared_host: bool
 ) -> tuple[int, int]:
-    """Count the rows that every GPU, and the least host, have room for after everything else.
+    """Count the bytes that every GPU, and the rows that the least host, has room for.
 
-    Every host maps the same rows, so the least of them decides; both are 0 where the fixed parts
-    alone do not fit.
+    Everything else comes first. Every host maps the same rows, so the least of them decides; both
+    are 0 where the fixed parts alone do not fit.
     """
     machine, stored = request.machine, row_bytes(request.graph)
     own = min(
@@ -59,7 +60,7 @@ def gpu_room(
     host -= topology_bytes(request.graph)
     nodes = request.graph.num_nodes
     on_host = min(nodes, max(0, host) // stored) if shared_host else 0
-    return min(nodes, max(0, own) // stored), on_host
+    return max(0, own), on_host
 
 
 def gpu_row_costs(request: Request, candidate: Candidate) -> RowCosts:
@@ -72,11 +73,6 @@ def gpu_row_costs(request: Request, candidate: Candidate) -> RowCosts:
         host=seconds["host"],
         disk=seconds.get("disk", inf),
     )
-
-
-NARROW_CODE_BYTES, WIDE_CODE_BYTES = 4, 8
-NARROW_SLOTS = 1 << 24
-"""Slots a 32-bit location code can name beside its source."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,15 +109,6 @@ class CandidatePlacement:
     """Function from ids of the placement to the vertices that they stand for."""
 
 
-def code_bytes(num_nodes: int) -> int:
-    """Count the bytes of one location code.
-
-    >>> code_bytes(1000), code_bytes(1 << 25)
-    (4, 8)
-    """
-    return NARROW_CODE_BYTES if num_nodes <= NARROW_SLOTS else WIDE_CODE_BYTES
-
-
 def capacity(request: Request, candidate: Candidate, *, shared_host: bool) -> Capacity:
     """Count the rows that a rank, and the host, have room for.
 
@@ -131,8 +118,12 @@ def capacity(request: Request, candidate: Candidate, *, shared_host: bool) -> Ca
     stored, nodes = row_bytes(request.graph), request.graph.num_nodes
     codes = code_bytes(nodes)
     if candidate.kind == "cuda":
-        own, host_rows = gpu_room(request, candidate, codes, shared_host=shared_host)
-        return Capacity(own_rows=own, host_rows=None if host_rows >= nodes else host_rows)
+        own_bytes, host_rows = gpu_room(request, candidate, codes, shared_host=shared_host)
+        return Capacity(
+            own_rows=min(nodes, own_bytes // stored),
+            host_rows=None if host_rows >= nodes else host_rows,
+            own_bytes=own_bytes,
+        )
     private, here = sum(fixed_parts(request, candidate, 0, codes).values()), ranks_here(candidate)
     host = least_host_bytes(request.machine)
     if request.budgets.host_bytes is not None:

@@ -25,6 +25,7 @@ from gnnplan.planner.profile import cache
 from gnnplan.planner.profile.cache import keep_answer
 from gnnplan.planner.profile.draw import PROFILE_EPOCH, epoch_and_step, prepare_batch, seed_schedule
 from gnnplan.planner.profile.loading import seconds_of
+from gnnplan.planner.profile.presample import expanded
 from gnnplan.planner.search.dimensions.batches import BULKS
 from gnnplan.planner.search.dimensions.dimension import LocalBatches
 from gnnplan.planner.search.samplers import is_link, plan_sampler
@@ -118,6 +119,15 @@ LOCAL_BATCHES = 8
 
 if TYPE_CHECKING:
     from gnnplan.runtime.sampling.bulk.bulk import BulkSampler
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadLists:
+    """Adjacency lists that a batch expands."""
+
+    edges: float
+    """Mean entries of all of them."""
+
 
 Batches = list[NDArray[np.int32]]
 ENDS, IDS = np.dtype(np.int64), np.dtype(np.int32)
@@ -248,10 +258,33 @@ class GraphDraws:
         named = plan_sampler(self.settings, _sampler_choice(las=factor, kappa=None))
         held = hashlib.sha256(np.ascontiguousarray(own, np.int64).tobytes()).hexdigest()
         return self._unusual("sampled without preference") or keep_answer(
-            ["local", LOCAL_BATCHES, held, *self._decided(named, num_ranks)],
+            ["local", LOCAL_BATCHES, "lists", held, *self._decided(named, num_ranks)],
             LocalBatches,
             lambda: self._local(num_ranks, named, own),
         )
+
+    def read_edges(self, num_ranks: int) -> float | str:
+        """Return the mean entries of the adjacency lists that one rank's batch expands."""
+        named = plan_sampler(self.settings)
+
+        def counted() -> ReadLists:
+            schedule = self._schedule(num_ranks)
+            sampler = self._sampler(named, schedule)
+            steps = range(min(LOCAL_BATCHES, schedule.num_steps))
+            return ReadLists(edges=self._entries([_draw(sampler, schedule, s) for s in steps]))
+
+        why = self._unusual("sampled otherwise")
+        if why:
+            return why
+        key = ["read edges", LOCAL_BATCHES, *self._decided(named, num_ranks)]
+        found = keep_answer(key, ReadLists, counted)
+        return found if isinstance(found, str) else found.edges
+
+    def _entries(self, drawn: list[MiniBatch]) -> float:
+        """Return the mean entries of the lists that some batches expand."""
+        degrees = np.diff(self.graph.indptr)
+        entries = sum(int(degrees[ids].sum()) for batch in drawn for ids in expanded(batch))
+        return entries / len(drawn)
 
     def _local(self, num_ranks: int, named: Sampler, own: NDArray[np.int64]) -> LocalBatches | str:
         schedule = self._schedule(num_ranks)
@@ -268,6 +301,7 @@ class GraphDraws:
             vertices=rows / len(drawn),
             edges=sum(b.num_edges for b in drawn) / len(drawn),
             own_share=sum(int(mine[b.n_id].sum()) for b in drawn) / max(1, rows),
+            read_edges=self._entries(drawn),
         )
 
     def _sequence(self, num_ranks: int, kappa: int | None) -> Batches | str:

@@ -343,13 +343,13 @@ def stack_profile(
     most = max(1, min(max(sizes), steps * num_ranks))
     used = [size for size in sizes if size <= most] or [1]
     batches = [draw(i % num_ranks, i // num_ranks) for i in range(max(used))]
-    expanded = [_expanded(batch) for batch in batches]
+    lists = [expanded(batch) for batch in batches]
     hops = len(batches[0].blocks)
     rows: list[list[float]] = [[] for _ in range(hops)]
     entries: list[list[float]] = [[] for _ in range(hops)]
     for hop in range(hops):
         for size in used:
-            ids = np.unique(np.concatenate([each[hop] for each in expanded[:size]]))
+            ids = np.unique(np.concatenate([each[hop] for each in lists[:size]]))
             rows[hop].append(float(ids.size))
             entries[hop].append(float(degrees[ids].sum(dtype=np.int64)))
     return StackProfile(
@@ -357,7 +357,8 @@ def stack_profile(
     )
 
 
-def _expanded(batch: MiniBatch) -> list[NDArray[np.int64]]:
+def expanded(batch: MiniBatch) -> list[NDArray[np.int64]]:
+    """Return the vertices whose lists each hop reads."""
     ends = np.cumsum(batch.num_sampled_nodes).tolist()
     first_seen = batch.dialect is Dialect.FIRST_SEEN
     found: list[NDArray[np.int64]] = []

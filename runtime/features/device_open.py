@@ -25,7 +25,12 @@ from gnnplan.runtime.features.device_rows import (
     share_rows,
     word_multiple,
 )
-from gnnplan.runtime.features.device_store import DeviceCache, DeviceFeatureStore, Staged
+from gnnplan.runtime.features.device_store import (
+    SLOT_BYTES,
+    DeviceCache,
+    DeviceFeatureStore,
+    Staged,
+)
 from gnnplan.runtime.features.gather_triton import DeviceTable
 from gnnplan.runtime.features.location import LocationTable, encode
 from gnnplan.runtime.features.peer import DeviceExchange, Peer
@@ -39,7 +44,7 @@ from gnnplan.runtime.processor import processor_of
 T = TypeVar("T")
 _SMALLER = 0.75
 """Share of the rows that is tried next where rows found no room."""
-_HELD_ALREADY = ("own rows", "cache", "context", "reserve")
+_HELD_ALREADY = ("own rows", "cache rows", "context", "reserve")
 """Parts of the plan's sum that are these rows, or that the device has given away already."""
 
 
@@ -295,7 +300,7 @@ class _Opening:
                 policy=settings.policy, num_slots=max(1, slots), number=number,
             )  # fmt: skip
 
-        room = self._room(word_multiple(width * dtype.itemsize))
+        room = self._room(word_multiple(width * dtype.itemsize) + SLOT_BYTES)
         cache = make_largest(planned, room, make)
         if cache.num_slots < planned:
             self._say(f"cache: {cache.num_slots} of {planned} rows find room on {self.device}")

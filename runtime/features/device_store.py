@@ -27,6 +27,8 @@ _FAR = (1 << 62) - 1
 _LOADED = 1 << 32
 """Amount added to the touch of a loaded row, which leaves after the batch's hits."""
 _BATCH_BITS = 33
+SLOT_BYTES = 24
+"""Most bytes of a slot of a cache beside its row: its node, its last touch and a mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +372,8 @@ class DeviceFeatureStore(AbstractFeatureStore):
         fetched = self.gather(asked, rows, counts)
         counters = sum_counters([self.named(counts.tolist()), fetched])
         torch.from_numpy(out).copy_(rows)
+        if self.cache is not None:  # whose next gather may be on a lane
+            processor_of(self.device).synchronize()
         return counters
 
     def named(self, counts: list[int]) -> Counters:

@@ -108,7 +108,7 @@ class SamplerSpec:
     """Whether it reads the chosen neighbours of a list and no others."""
     is_probed: bool = False
     """Whether the probe measures this sampler's rates."""
-    launches: Literal["", "hops", "layers"] = ""
+    launches: Literal["", "hops", "local", "layers"] = ""
     """Count of a GPU's kernels that holds for it; empty: that of hops is borrowed."""
     one_draw_per_vertex: bool = False
     """Whether a vertex is drawn, or not, for all lists that hold it."""
@@ -246,6 +246,7 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         exact_weights=True,
         lone=lambda _: "it prefers what a rank holds, so ranks would draw different subgraphs",
         local_form="las",
+        launches="local",
     ),
 )}  # fmt: skip
 """All samplers by name, in the order in which names are listed."""

@@ -29,6 +29,7 @@ from gnnplan.planner.cost.stages.gather_gpu import (
     copy_seconds_per_byte,
     link_bytes,
     memory_seconds_per_byte,
+    place_of,
     read_seconds,
 )
 from gnnplan.planner.cost.stages.sample import (
@@ -161,8 +162,9 @@ class _Reads:
         work = self.work
         stored = read_seconds(work.machine, work.candidate, work.row_bytes)
         written = work.batch.vertices[-1].mean * work.row_bytes * self.in_memory
-        by_source = {k: stored[k][work.rank] for k in self.rows}
-        own = self.rows.get("own", 0.0) * stored["own"][work.rank]
+        by_source = {k: stored[place_of(k)][work.rank] for k in self.rows}
+        own = sum(n for k, n in self.rows.items() if place_of(k) == "own")
+        own *= stored["own"][work.rank]
         return gather_seconds(self.rows, by_source) + written, own + written
 
     def copying(self, launch: float) -> float:

@@ -31,6 +31,15 @@ from gnnplan.planner.machine.routes import (
 PLACES = ("own", "peer", "host", "disk")
 
 
+def place_of(kind: str) -> str:
+    """Return the place that rows of a kind of source are read from: a cache's are the GPU's own.
+
+    >>> place_of("cache"), place_of("host")
+    ('own', 'host')
+    """
+    return "own" if kind == "cache" else kind
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Ground:
     """Hashable arguments that reads depend on, as a cache's key."""
@@ -88,7 +97,7 @@ def link_bytes(
 ) -> dict[str, float]:
     """Return the bytes that a rank's rows from a place move over each link, in transactions."""
     found: dict[str, float] = {}
-    for route in find_routes(machine, candidate).readers(place)[rank].routes:
+    for route in find_routes(machine, candidate).readers(place_of(place))[rank].routes:
         for link in route.links:
             moved = rows * route.share * moved_bytes(link, row_bytes)
             found[link.name] = found.get(link.name, 0.0) + moved
@@ -252,7 +261,8 @@ def gather_programs(
     most = 0
     for rank, rows in enumerate(placed.ranks):
         flows: dict[str, Flow] = {}
-        for place, count in rows.rows.items():
+        for kind, count in rows.rows.items():
+            place = place_of(kind)
             if place not in stored or count <= 0 or not math.isfinite(stored[place][rank]):
                 continue
             routes = found.readers(place)[rank].routes
@@ -262,7 +272,7 @@ def gather_programs(
                     ranks=1.0
                 )
             seconds = count * stored[place][rank]
-            flows[place] = Flow(seconds=seconds, under_way_bytes=under_way)
+            flows[kind] = Flow(seconds=seconds, under_way_bytes=under_way)
         most = max(most, fewest_programs(flows))
     return most
 

@@ -87,13 +87,16 @@ class LaunchLaw:
 
 FIRST_SEEN = LaunchLaw(alone=(12, 13), stack=(30, 46.7), each=(3.3, 2.3))
 EVERY_HOP = LaunchLaw(alone=(6, 17), stack=(27, 56), each=(1.8, 1.0))
+LOCAL = LaunchLaw(alone=(11, 71), stack=(11, 71), each=(0, 0))
+"""Neighbours preferred by place, in draws with replacement; they are not drawn in stacks."""
 LAYERS = LaunchLaw(alone=(0, 214), stack=(0, 213), each=(0, 1))
 
 
 def launch_law(sampler: str, *, every_hop: bool) -> LaunchLaw:
     """Return a sampler's law; all but layer-wise samplers launch what neighbour sampling does."""
-    if sampler_or_unknown(sampler).launches == "layers":
-        return LAYERS
+    launches = sampler_or_unknown(sampler).launches
+    if launches in ("layers", "local"):
+        return LAYERS if launches == "layers" else LOCAL
     return EVERY_HOP if every_hop else FIRST_SEEN
 
 

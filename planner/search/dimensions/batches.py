@@ -38,10 +38,28 @@ def at_stack_rate(request: Request, candidate: Candidate, draws: Draws | None) -
 
 
 def at_dependent_rate(request: Request, candidate: Candidate, draws: Draws | None) -> Request:
-    """Return the request on a machine that knows the rate of a candidate's dependent batches."""
+    """Return the request that knows the rate of a candidate's dependent batches.
+
+    On cores it is measured; a GPU's follows from the lists that its batches expand.
+    """
     if candidate.kappa is None or draws is None:
         return request
+    if candidate.gpus:
+        return with_read_edges(request, candidate, draws)
     return _with_rate(request, DEPENDENT, lambda: draws.dependent_rate(candidate.num_ranks))
+
+
+def with_read_edges(request: Request, candidate: Candidate, draws: Draws) -> Request:
+    """Return the request whose profile says how many entries a batch's lists have."""
+    seeds = seeds_per_rank(request.workload.batch_size, candidate.num_ranks)
+    found = draws.read_edges(candidate.num_ranks)
+    if isinstance(found, str):
+        return request
+    sizes = [
+        replace(b, read_edges=found) if b.seeds_per_rank == seeds else b
+        for b in request.profile.batches
+    ]
+    return replace(request, profile=replace(request.profile, batches=sizes))
 
 
 def _with_rate(request: Request, name: str, rate: Callable[[], Table | str]) -> Request:
@@ -196,8 +214,6 @@ class Dependence(Dimension):
         if not find_sampler(asked.settings.sampler).dependent:
             others = "(labor, ladies and pladies need not)"
             return f"sampler {asked.settings.sampler} draws each batch afresh {others}"
-        if base.kind == "cuda":
-            return "only a cache that fills itself gains, none is on GPUs"
         return "kappa is the user's own" if "kappa" in asked.settings.sampler_parameters else ""
 
 

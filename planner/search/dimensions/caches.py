@@ -1,4 +1,4 @@
-"""Choose a cache that fills itself while training: LRU or CLOCK, on one host's cores."""
+"""Choose a cache that fills itself while training: LRU or CLOCK, in memory of cores or of GPUs."""
 
 from collections.abc import Hashable, Iterator, Mapping
 
@@ -45,9 +45,9 @@ class Caches(RowsDimension):
         return f"a {candidate.cache} cache that fills itself"
 
     def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
-        """Yield each cache on the same ranks, where they are alone on one host's cores."""
+        """Yield each cache on the same ranks, where each reads for itself (cores: one host)."""
         del asked
-        if base is None or base.kind != "cpu" or base.hosts > 1 or base.batching == "cooperative":
+        if base is None or base.hosts > 1 or base.batching == "cooperative":
             return
         for policy in DYNAMIC:
             yield base.with_policy(policy)

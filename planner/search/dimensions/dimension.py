@@ -33,6 +33,8 @@ class LocalBatches:
     """Edges of all blocks."""
     own_share: float
     """Share of the input vertices whose rows the rank keeps."""
+    read_edges: float = 0.0
+    """Entries of all adjacency lists that hops expand; 0 where they were not counted."""
 
 
 @runtime_checkable
@@ -53,6 +55,10 @@ class Draws(Protocol):
 
     def batches(self, num_ranks: int, kappa: int | None) -> list[NDArray[np.int32]] | str:
         """Return the ids of one rank's successive batches; kappa None for the user's own."""
+        ...
+
+    def read_edges(self, num_ranks: int) -> float | str:
+        """Return the mean entries of the adjacency lists that one rank's batch expands."""
         ...
 
     def local(self, num_ranks: int, factor: float, own: NDArray[np.int64]) -> LocalBatches | str:

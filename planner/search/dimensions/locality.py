@@ -48,6 +48,7 @@ def _resized(batch: BatchProfile, drawn: LocalBatches) -> BatchProfile:
         vertices=[s.scaled(vertices) for s in batch.vertices],
         edges=[s.scaled(factor) for s in batch.edges],
         block_edges=[s.scaled(factor) for s in batch.block_edges],
+        read_edges=drawn.read_edges,
     )
 
 
@@ -129,8 +130,6 @@ def _refused(asked: ProposalInputs, base: Candidate) -> str:
     why = explain_refusal(asked.settings, prefer_local(base, FACTORS[0]))
     if why:
         return why
-    if base.kind == "cuda":
-        return "not priced where ranks are GPUs"
     if asked.draws is None:
         return "nothing was drawn"
     if base.policy == "none" or base.cache is not None:

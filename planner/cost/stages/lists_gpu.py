@@ -1,0 +1,111 @@
+"""Price samplers of a GPU that lay out every list they expand, and dependent random numbers.
+
+Neighbours preferred by place are drawn from the law of a whole list. A dependent draw mixes two
+words per candidate: both become normal numbers, and their sum a word again
+(`runtime.sampling.gpu.rng`). LABOR has a candidate per neighbour that its lists hold, layers one
+per distinct neighbour, of which that is an upper bound. Kernels are counted again in
+tests/planner/cost/stages/test_gpu_caches.py.
+"""
+
+from dataclasses import replace
+
+from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
+from gnnplan.planner.cost.rates import INDEX_BYTES, MachineTable, rate_per_rank
+from gnnplan.planner.cost.stages.gather_gpu import copy_seconds_per_byte, memory_seconds_per_byte
+from gnnplan.runtime.sampling.registry import sampler_or_unknown
+from gnnplan.runtime.stages import Stage
+
+MIX_KERNELS = 461
+"""Kernels per hop that mix two words, beside those of independent draws."""
+LAYOUT_KERNELS = 42
+"""Kernels per hop that lay lists out where independent draws scan them in place."""
+MIXED_BYTES = 20 * MIX_KERNELS
+"""Bytes per candidate that those kernels read and write: two numbers of 64 bits, some a mask."""
+LAID_BYTES = 150
+"""Bytes per entry of a list that is laid out with its law and running sums."""
+
+
+def mixed_seconds(
+    candidates: float, kernels: float, *, kernel_seconds: float, byte_seconds: float
+) -> tuple[float, float]:
+    """Return the seconds to launch, and those to compute, one batch's dependent numbers.
+
+    K t_k and 9220 C b: K kernels, C candidates over all hops, t_k of a launch, b seconds per byte
+    of copies within the GPU's memory.
+
+    Source: derived from the operations of `runtime.sampling.gpu.rng`.
+
+    >>> a, b = mixed_seconds(1e6, 1000, kernel_seconds=1e-5, byte_seconds=1e-12)
+    >>> round(1e3 * a, 2), round(1e3 * b, 2)
+    (10.0, 9.22)
+    """
+    return kernels * kernel_seconds, MIXED_BYTES * candidates * byte_seconds
+
+
+def listed_seconds(
+    entries: float, *, read_seconds_per_byte: float, byte_seconds: float
+) -> tuple[float, float]:
+    """Return the seconds to read whole lists, and those to lay them out in the GPU's memory.
+
+    4 E c and 150 E b: E entries of all lists that a batch expands, c seconds per byte of a stream
+    from where the lists are, b of copies within the GPU's memory.
+
+    Source: derived from the operations of `runtime.sampling.gpu.locality`.
+
+    >>> listed_seconds(1e6, read_seconds_per_byte=1e-10, byte_seconds=1e-12)
+    (0.0004, 0.00015)
+    """
+    return INDEX_BYTES * entries * read_seconds_per_byte, LAID_BYTES * entries * byte_seconds
+
+
+def add_gpu_dependence(work: RankWork, times: RankTimes) -> RankTimes:
+    """Add the numbers of dependent batches to a GPU's sampling."""
+    machine, candidate = work.machine, work.candidate
+    if candidate.kappa is None or candidate.kappa <= 1 or not candidate.gpus:
+        return times
+    layers = sampler_or_unknown(work.sampler).layerwise
+    each = MIX_KERNELS + (0 if layers else LAYOUT_KERNELS)
+    started, computed = mixed_seconds(
+        _entries(work),
+        each * len(work.batch.edges),
+        kernel_seconds=rate_per_rank(machine, MachineTable.GPU_KERNEL, candidate),
+        byte_seconds=memory_seconds_per_byte(machine, candidate),
+    )
+    words = "derived: two normal numbers per neighbour that a list holds"
+    return _slower_sampling(times, words, host=started, memory=computed)
+
+
+def add_gpu_lists(work: RankWork, times: RankTimes) -> RankTimes:
+    """Add the lists that a preference for local neighbours reads whole to a GPU's sampling."""
+    machine, candidate = work.machine, work.candidate
+    if not candidate.gpus or not sampler_or_unknown(work.sampler).prefers_local:
+        return times
+    near, on_host = memory_seconds_per_byte(machine, candidate), candidate.topology.policy == "host"
+    far = copy_seconds_per_byte(machine, candidate)[work.rank] if on_host else near
+    read, laid = listed_seconds(_entries(work), read_seconds_per_byte=far, byte_seconds=near)
+    words = "derived: every list that a hop expands is read whole and laid out"
+    near_seconds, link_seconds = (laid, read) if on_host else (laid + read, 0.0)
+    return _slower_sampling(times, words, memory=near_seconds, links=link_seconds)
+
+
+def _entries(work: RankWork) -> float:
+    return max(work.batch.read_edges, sum(e.mean for e in work.batch.edges))
+
+
+def _slower_sampling(
+    times: RankTimes, words: str, *, host: float = 0.0, memory: float = 0.0, links: float = 0.0
+) -> RankTimes:
+    """Return times whose sampling takes longer on the host, in the GPU's memory and on links."""
+    sample, device = times.stages[Stage.SAMPLE], times.device
+    changed = StageTime(
+        seconds=sample.seconds + host + memory + links,
+        spread=sample.spread,
+        provenance=f"{sample.provenance}; {words}",
+    )
+    busy = replace(
+        device,
+        host=device.host + host,
+        memory=device.memory + memory,
+        links=device.links + links,
+    )
+    return replace(times.with_stages({Stage.SAMPLE: changed}), device=busy)
