@@ -14,7 +14,7 @@ from pathlib import Path
 from gnnplan.runtime import codec
 from gnnplan.runtime.comm.mesh import Mesh, open_mesh, rank_and_size
 from gnnplan.runtime.device import flush_denormals, memory_nodes, use_threads
-from gnnplan.runtime.errors import GnnplanError, InputError, PlanError
+from gnnplan.runtime.errors import GnnplanError, InputError
 from gnnplan.runtime.faults.failure import record_failure
 from gnnplan.runtime.faults.heartbeat import Heartbeat, attempt
 from gnnplan.runtime.graph.dataset import Graph, is_typed, open_graph, types_of
@@ -99,11 +99,6 @@ def make_loop(plan: Plan, graph: Graph, mesh: Mesh, loader: PlannedLoader) -> Tr
     """Build the plan's model, the same on every rank, with its optimiser and flat gradients."""
     workload = plan.workload
     strategy = plan.strategy
-    if workload.precision != "float32" and strategy.batching == "cooperative":
-        raise PlanError(
-            f"cooperative batches: expected precision float32, found {workload.precision}; plan "
-            "again without --precision"
-        )
     types = types_of(graph) if is_typed(workload) else None
     model = build_model(
         workload, graph.feature_dim, graph.num_classes, str(graph.task), types=types

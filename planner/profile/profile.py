@@ -29,6 +29,7 @@ from gnnplan.planner.profile.roofline import check_model, roofline_timing
 from gnnplan.planner.profile.schedule import Timed, TimedBatch, time_all
 from gnnplan.planner.profile.team import Team, launcher_bytes
 from gnnplan.planner.progress import Progress, portion, silent
+from gnnplan.planner.search.dimensions.joined_ranks import shares_batches
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import (
     BatchProfile,
@@ -253,6 +254,9 @@ def gpu_profile(
         check_model(settings.workload, machine)
     report = progress or silent
     combinations = [Combination(ranks=r, threads=1) for r in sorted(set(ranks))]
+    if shares_batches(settings, str(graph.task), gpus=True):
+        several = [c for c in combinations if c.ranks > 1]
+        combinations += [replace(c, shared=True) for c in several]
     drawn = _draw_for_gpus(
         graph, settings, machine, combinations, portion(report, 0.0, GPU_DRAWN), measure
     )
@@ -265,6 +269,13 @@ def gpu_profile(
         report("timing the model on the GPU", GPU_DRAWN)
         timing, refusal = _time_on_gpu(graph, settings, combinations)
         if not refusal:
+            # A part of a shared batch is at most a batch of its own (docs/formulas.md 5.7).
+            work = settings.workload.batch_size
+            timing |= {
+                c.key(work): replace(timing[str(seeds_per_rank(work, c.ranks))], gpu=None)
+                for c in combinations
+                if c.shared
+            }
             made = replace(drawn, numbers=replace(drawn.numbers, timing=timing))
             cache.save(key, made)
             # Read back: the first plan and a repeated one then see the very same numbers.
@@ -292,10 +303,12 @@ def _draw_for_gpus(
         return found
     with cache.staged(key) as made:
         batches, hotness = draw_all(graph, settings, combinations, progress, keep=made.keep)
+        shared, _ = draw_sharing(graph, settings, combinations)
         numbers = WorkloadProfile(
             graph_fingerprint=graph.fingerprint,
             sampler_fingerprint=key,
             batches=[batches[seeds] for seeds in sorted(batches, reverse=True)],
+            shared=shared,
         )
         made.finish(numbers)
     return cache.load(key) or Profile(numbers=numbers, hotness=hotness)
@@ -310,18 +323,26 @@ def _rooflines(
 ) -> dict[str, ModelTiming]:
     work = settings.workload
     outputs = {"binary": 1, "link": work.hidden}.get(str(graph.task), graph.num_classes)
+    every_hop = settings.dialect == "every_hop"
+
+    def batch_of(combination: Combination) -> BatchProfile:
+        shared = drawn.numbers.shared
+        if not combination.shared or shared is None:
+            return drawn.numbers.batch(seeds_per_rank(work.batch_size, combination.ranks))
+        whole = drawn.numbers.batch(work.batch_size)
+        return part_profile(whole, part_of(whole, shared, combination.ranks, every_hop=every_hop))
+
     return {
-        str(seeds): roofline_timing(
+        combination.key(work.batch_size): roofline_timing(
             work,
             machine,
-            drawn.numbers.batch(seeds),
+            batch_of(combination),
             ranks=combination.ranks,
             in_dim=graph.feature_dim,
             num_outputs=outputs,
             scales=SCALES,
         )
         for combination in combinations
-        for seeds in [seeds_per_rank(work.batch_size, combination.ranks)]
     }
 
 
@@ -338,8 +359,9 @@ def _time_on_gpu(
     """Time on this machine's first GPU, by seeds of a rank; or say why it could not be."""
     found = dict[str, ModelTiming]()
     able = is_able(settings.sampler, settings.sampler_parameters, "captured")
+    alone = [combination for combination in combinations if not combination.shared]
     with Team(1) as team:
-        for combination in combinations:
+        for combination in alone:
             seeds = seeds_per_rank(settings.workload.batch_size, combination.ranks)
             request = GpuTimingRequest(
                 graph=str(graph.path),
@@ -349,7 +371,7 @@ def _time_on_gpu(
                 seeds=seeds,
                 scales=SCALES,
                 captures=able and may_capture(settings.workload.fanouts, seeds),
-                seconds=LOOP_SECONDS / len(combinations),
+                seconds=LOOP_SECONDS / len(alone),
             )
             line = json.dumps({GPU: codec.to_plain(request)})
             text = team.ask([line], len(usable_core_ids()) or 1)[0]

@@ -2,8 +2,9 @@
 
   seeds of own vertices -> sample, ids to their owners -> own rows, sent on to who asked for them
 
-Each exchange has a process group of its own: with prefetch threads the ids of one batch and the
-rows of another may be on their way at once. Every rank enters each in batch order.
+Between cores each exchange has a process group of its own: with prefetch threads the ids of one
+batch and the rows of another may be on their way at once. Every rank enters each in batch order.
+GPUs make batches on the training thread, which issues every collective in one order, and need none.
 """
 
 from dataclasses import replace
@@ -16,12 +17,13 @@ from numpy.typing import NDArray
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.features.gather import gather_rows
-from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters
+from gnnplan.runtime.features.tier import AbstractFeatureStore
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.loader.stages import AbstractStage, BufferRing, SampleStage
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.weights import fill_weights
 from gnnplan.runtime.plan.schema import Plan, Workload
+from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.build import BatchSampler
 from gnnplan.runtime.sampling.distributed.cooperative import CooperativeSampler, check_cooperates
 from gnnplan.runtime.sampling.distributed.owner import Owners
@@ -47,6 +49,7 @@ class Cooperation:
     ) -> None:
         check_cooperative(plan, graph)
         comm = Communicator() if comm is None else comm
+        self._alone = not processor_of(comm.device).is_gpu
         if (comm.size, comm.rank) != (plan.num_ranks, rank):
             raise PlanError(
                 f"cooperative batches: expected a communicator of {plan.num_ranks} ranks as rank "
@@ -54,7 +57,8 @@ class Cooperation:
                 "torchrun"
             )
         self.owners = Owners(plan.num_ranks, partition, num_nodes=graph.num_nodes)
-        self.ids, self.rows = comm.duplicate(), comm.duplicate()
+        self.ids = comm.duplicate() if self._alone else comm
+        self.rows = comm.duplicate() if self._alone else comm
         self._plan, self._graph = plan, graph
         self.wire_dtype = np.dtype(plan.strategy.features.storage_dtype)
 
@@ -84,10 +88,18 @@ class Cooperation:
             steps_per_epoch=steps_per_epoch,
         )
 
+    def device_sampler(self, hops: Any) -> Any:
+        """Make the plan's sampler on a device, of one that draws all hops there."""
+        from gnnplan.runtime.sampling.gpu.cooperative import DeviceCooperativeSampler
+
+        named = self._plan.strategy.sampler
+        return DeviceCooperativeSampler(named, hops, owners=self.owners, comm=self.ids)
+
     def close(self) -> None:
-        """Give back the process groups."""
-        self.ids.close()
-        self.rows.close()
+        """Give back the process groups that were made here."""
+        if self._alone:
+            self.ids.close()
+            self.rows.close()
 
 
 def check_cooperative(plan: Plan, graph: Graph) -> None:
@@ -131,6 +143,24 @@ class CooperativeSeeds(SeedSchedule):
         return seeds[own], input_id[own], count
 
 
+class ExchangeMeter:
+    """Meter of a stage's exchanges, apart from the stage itself."""
+
+    def __init__(self, comm: Communicator, meter: StageMeter, stage: Stage) -> None:
+        self._comm, self._meter, self._stage = comm, meter, stage
+        self._before = 0.0
+
+    def begin(self) -> None:
+        """Count from here."""
+        self._before = self._comm.stage_seconds(self._stage)
+
+    def end(self, batch: MiniBatch, index: int, more: float = 0.0) -> None:
+        """Give a batch the seconds since `begin`, and `more`."""
+        seconds = self._comm.stage_seconds(self._stage) - self._before + more
+        batch.seconds[self._stage] = seconds
+        self._meter.add(self._stage, index, seconds)
+
+
 class CooperativeSampleStage(SampleStage):
     """Stage that draws hop by hop, with an all-to-all of vertex ids after each hop."""
 
@@ -138,16 +168,13 @@ class CooperativeSampleStage(SampleStage):
 
     def __init__(self, sampler: BatchSampler, comm: Communicator, meter: StageMeter) -> None:
         super().__init__(sampler)
-        self._comm = comm
-        self._meter = meter
+        self._exchanged = ExchangeMeter(comm, meter, Stage.EXCHANGE_IDS)
 
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
         """Sample like `SampleStage`, and meter the exchanges apart."""
-        before = self._comm.stage_seconds(Stage.EXCHANGE_IDS)
+        self._exchanged.begin()
         batch = super().submit(batch, index)
-        seconds = self._comm.stage_seconds(Stage.EXCHANGE_IDS) - before
-        batch.seconds[Stage.EXCHANGE_IDS] = seconds
-        self._meter.add(Stage.EXCHANGE_IDS, index, seconds)
+        self._exchanged.end(batch, index)
         return batch
 
 
@@ -173,6 +200,7 @@ class CooperativeGatherStage(AbstractStage):
         self._ring = ring
         self._meter = meter
         self._comm = comm
+        self._exchanged = ExchangeMeter(comm, meter, Stage.EXCHANGE_ROWS)
         self._wire_dtype = np.dtype(wire_dtype)
         self._sent = np.empty((0, 0), np.float32)
 
@@ -182,7 +210,7 @@ class CooperativeGatherStage(AbstractStage):
         rows = self._ring.take(exchange.ids.shape[0])
         own, remote = rows[: exchange.num_own], rows[exchange.num_own :]
         counters = self._store.read(exchange.ids[: exchange.num_own], own)
-        before = self._comm.stage_seconds(Stage.EXCHANGE_ROWS)
+        self._exchanged.begin()
         sent = self._room(exchange.send_rows.shape[0], rows.shape[1])
         gather_rows(own, exchange.send_rows, sent)
         received = self._comm.all_to_all_rows(
@@ -194,8 +222,9 @@ class CooperativeGatherStage(AbstractStage):
         if self._wire_dtype != np.float32:
             remote[...] = received.numpy()
         batch.x = torch.from_numpy(rows)
-        seconds = self._comm.stage_seconds(Stage.EXCHANGE_ROWS) - before
-        self._record(batch, index, counters, seconds + sum(counters.seconds.values()))
+        batch.rows_by_source, batch.bytes_by_source = counters.rows, counters.bytes
+        self._exchanged.end(batch, index, sum(counters.seconds.values()))
+        self._meter.count(index, counters.rows, counters.bytes)
         return batch
 
     def _room(self, num_rows: int, width: int) -> NDArray[np.float32]:
@@ -203,12 +232,6 @@ class CooperativeGatherStage(AbstractStage):
         if self._sent.shape[0] < num_rows or self._sent.shape[1] != width:
             self._sent = np.empty((num_rows + num_rows // 4, width), np.float32)
         return self._sent[:num_rows]
-
-    def _record(self, batch: MiniBatch, index: int, counters: Counters, seconds: float) -> None:
-        batch.rows_by_source, batch.bytes_by_source = counters.rows, counters.bytes
-        batch.seconds[Stage.EXCHANGE_ROWS] = seconds
-        self._meter.add(Stage.EXCHANGE_ROWS, index, seconds)
-        self._meter.count(index, counters.rows, counters.bytes)
 
 
 def fill_cooperative_weights(

@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.features.gather import take_labels
 from gnnplan.runtime.features.tier import Counters, sum_counters
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.loader.bulk import BulkSampleStage, bulk_request, refuse_lists
+from gnnplan.runtime.loader.cooperative import ExchangeMeter
 from gnnplan.runtime.loader.device_place import lock_launches
 from gnnplan.runtime.loader.stages import AbstractStage
 from gnnplan.runtime.loader.topology import OFFSET_BYTES
@@ -103,11 +106,20 @@ def drawn_blocks(drawn: DeviceBatch) -> list[TorchBlock]:
     ]
 
 
+def on_device(ids: Any, device: torch.device) -> Tensor:
+    """Return ids of the host's, or the device's own, as a tensor of the device."""
+    if isinstance(ids, Tensor):
+        return ids
+    return torch.from_numpy(np.ascontiguousarray(ids)).to(device)
+
+
 def tensors_of(batch: MiniBatch) -> Iterator[Tensor]:
     """Yield every tensor that a batch holds now."""
     found: list[Any] = [batch.x, batch.y]
     for block in batch.device_blocks or []:
         found += [block.indptr, block.indices, block.weight, block.relation_ptr, block.src_type]
+    for exchange in batch.exchanges:
+        found += [exchange.ids, exchange.send_rows]
     if isinstance(batch, DeviceMiniBatch):
         found.append(batch.drawn.n_id)
         for drawn in batch.drawn.blocks:
@@ -150,13 +162,10 @@ class DeviceGatherStage(AbstractStage):
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
         """Fill `x`, and meter the counts that have come."""
         store = self._store
-        if isinstance(batch, DeviceMiniBatch):
-            ids = batch.drawn.n_id
-        else:
-            ids = torch.from_numpy(np.ascontiguousarray(batch.n_id)).to(store.device)
+        ids, num_read = self._ids(batch)
         rows, counts = store.empty(ids.numel()), store.new_counts()
         with lock_launches(store.device):
-            fetched = store.gather(ids, rows, counts)
+            fetched = store.gather(ids[:num_read], rows[:num_read], counts)
         batch.x = rows
         host = torch.empty_like(counts, device="cpu", pin_memory=counts.is_cuda)
         host.copy_(counts, non_blocking=True)
@@ -167,6 +176,12 @@ class DeviceGatherStage(AbstractStage):
             self._meter.add(stage, index, seconds)
         self._note(wait=False)
         return batch
+
+    def _ids(self, batch: MiniBatch) -> tuple[Tensor, int]:
+        """Return the ids of the batch's rows, and how many of the first are read here."""
+        drawn = isinstance(batch, DeviceMiniBatch)
+        ids = on_device(batch.drawn.n_id if drawn else batch.n_id, self._store.device)
+        return ids, ids.numel()
 
     def finish(self) -> None:
         """Wait for every gather and meter it; raise IndexError for ids outside the graph."""
@@ -237,8 +252,12 @@ class DeviceBatchStage(AbstractStage):
         if not self._gcn:
             return blocks
         if self._degree is not None:
-            n_id, degree, loops = batch.drawn.n_id, self._degree, self._loops
-            degrees = [full_degrees(block, n_id, degree, loops) for block in blocks]
+            degree, loops = self._degree, self._loops
+            # Blocks of a shared batch have sources of their own.
+            sources = [exchange.ids for exchange in batch.exchanges]
+            sources = sources or [batch.drawn.n_id] * len(blocks)
+            pairs = zip(blocks, sources, strict=True)
+            degrees = [full_degrees(block, n_id, degree, loops) for block, n_id in pairs]
         else:
             whole = blocks[0] if batch.dialect is Dialect.FIRST_SEEN else None
             degrees = [sampled_degrees(block, whole) for block in blocks]
@@ -270,7 +289,7 @@ class DeviceSampleStage(AbstractStage):
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
         """Replace the seed batch by the sampled one."""
         self.reach(index)
-        with lock_launches(self.device):
+        with self._launching():
             drawn = self.sampler.sample(
                 batch.seeds,
                 epoch=batch.epoch,
@@ -279,6 +298,9 @@ class DeviceSampleStage(AbstractStage):
                 global_num_seeds=batch.global_num_seeds,
             )
         return DeviceMiniBatch(drawn)
+
+    def _launching(self) -> AbstractContextManager[object]:
+        return lock_launches(self.device)
 
     def reach(self, index: int) -> None:
         """Note the latest step, with which lists are metered."""
@@ -335,3 +357,65 @@ class DeviceBulkStage(BulkSampleStage):
     def finish(self) -> None:
         """Meter the lists read so far."""
         self._drawing.finish()
+
+
+class CooperativeDeviceSampleStage(DeviceSampleStage):
+    """Stage that draws hop by hop on the device, with an all-to-all of ids after each hop."""
+
+    ordered = True
+
+    def __init__(
+        self, sampler: Any, device: torch.device, meter: StageMeter, comm: Communicator, *,
+        counted: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(sampler, device, meter, counted=counted)
+        self._exchanged = ExchangeMeter(comm, meter, Stage.EXCHANGE_IDS)
+
+    def _launching(self) -> AbstractContextManager[object]:
+        return nullcontext()  # nobody waits for other ranks with a lock held
+
+    def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
+        """Draw the rank's part of the batch, and meter the exchanges apart."""
+        self._exchanged.begin()
+        batch = super().submit(batch, index)
+        batch.exchanges = self.sampler.exchanges
+        self._exchanged.end(batch, index)
+        return batch
+
+
+class CooperativeDeviceGatherStage(DeviceGatherStage):
+    """Stage that gathers own rows on the device and sends them to who needs them."""
+
+    def __init__(
+        self,
+        store: DeviceFeatureStore,
+        meter: StageMeter,
+        streams: AbstractStreams,
+        comm: Communicator,
+        *,
+        wire_dtype: Any = np.float32,
+    ) -> None:
+        super().__init__(store, meter, streams, ordered=True)
+        self._comm = comm
+        self._exchanged = ExchangeMeter(comm, meter, Stage.EXCHANGE_ROWS)
+        self._wire_dtype = torch.from_numpy(np.empty(0, wire_dtype)).dtype
+
+    def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
+        """Fill `x` with own rows from the store and the others from their owners."""
+        batch = super().submit(batch, index)
+        exchange = batch.exchanges[0]
+        self._exchanged.begin()
+        own, remote = batch.x[: exchange.num_own], batch.x[exchange.num_own :]
+        received = self._comm.all_to_all_rows(
+            own.index_select(0, on_device(exchange.send_rows, own.device)).to(self._wire_dtype),
+            exchange.send_counts,
+            exchange.receive_counts,
+        )
+        remote.copy_(received)
+        waited = batch.seconds.pop(Stage.EXCHANGE_ROWS, 0.0)
+        self._exchanged.end(batch, index, waited)
+        return batch
+
+    def _ids(self, batch: MiniBatch) -> tuple[Tensor, int]:
+        exchange = batch.exchanges[0]
+        return on_device(exchange.ids, self._store.device), exchange.num_own

@@ -1,9 +1,8 @@
 """Choice of the stages that the device carries out, and fallback to the host where it cannot.
 
 It follows from the plan: the rank's device, its sampler, the places of topology and rows. Link
-prediction, typed graphs, cooperative batches and sparse features stay with the host's stages, as
-does all where Triton or page-locked memory is missing, with one warning. Batches and losses are the
-same either way.
+prediction, typed graphs and sparse features stay with the host's stages, as does all where Triton
+or page-locked memory is missing, with one warning. Batches and losses are the same either way.
 """
 
 import threading
@@ -35,8 +34,6 @@ def refusal(plan: Plan, graph: Graph) -> str:
         return "link prediction is sampled by the host"
     if is_typed(plan.workload):
         return "typed graphs are sampled by the host"
-    if strategy.batching != "independent":
-        return "cooperative batches are sampled by the host"
     if strategy.topology.policy == "partitioned":
         return "partitioned topology is sampled by the host"
     if parameters_of(sampler).get("schedule", "fixed") != "fixed":
@@ -137,8 +134,7 @@ def device_place(
             "installed; pip install 'gnnplan[gpu]' (gnnplan doctor says more)",
         )
         return DevicePlace(device=device)
-    dense = graph.x is not None and not graph.x_by_type
-    gathers = dense and plan.strategy.batching == "independent"
+    gathers = graph.x is not None and not graph.x_by_type
     samples = gathers and not refusal(plan, graph) and _has_form(plan.strategy.sampler.name)
     return DevicePlace(device=device, gathers=gathers, samples=samples)
 
@@ -221,14 +217,16 @@ def threads_ahead(
     Two NCCL communicators in use at once may wait for each other for ever: rows that come by NCCL
     are then exchanged on the training thread, in line with the gradients.
     """
-    threads = plan.strategy.threads.sample
+    threads, shared = plan.strategy.threads.sample, plan.strategy.batching == "cooperative"
+    if shared and isinstance(store, DeviceFeatureStore):
+        return 0  # ids, rows and hidden rows go one after the other
     kinds = {source.kind for source in plan.strategy.features.sources}
     if isinstance(store, DeviceFeatureStore):
         meets = "remote" in kinds or store.exchanges
     else:
         meets = bool(kinds & {"peer", "remote"})
     by_nccl = processor_of((Communicator() if comm is None else comm).device).is_gpu
-    if not (threads and size > 1 and meets and by_nccl):
+    if not (threads and size > 1 and (meets or shared) and by_nccl):
         return threads
     warn_once(
         "exchanges in line",

@@ -24,6 +24,8 @@ from gnnplan.runtime.loader.cooperative import (
     fill_cooperative_weights,
 )
 from gnnplan.runtime.loader.device import (
+    CooperativeDeviceGatherStage,
+    CooperativeDeviceSampleStage,
     DeviceBatchStage,
     DeviceBulkStage,
     DeviceGatherStage,
@@ -145,16 +147,21 @@ class LoaderParts:
         return [made[name] for name in names]
 
     def _gather_stage(self, *, ordered: bool) -> AbstractStage:
+        shared = self.cooperation
         if isinstance(self.store, DeviceFeatureStore):
-            return DeviceGatherStage(self.store, self.meter, self._streams, ordered=ordered)
+            where = (self.store, self.meter, self._streams)
+            if shared is None:
+                return DeviceGatherStage(*where, ordered=ordered)
+            return CooperativeDeviceGatherStage(*where, shared.rows, wire_dtype=shared.wire_dtype)
         processor = processor_of(self.place.device)
         pinned = processor.is_gpu and not processor.emulated and may_pin()
         depth = self.plan.strategy.prefetch_depth
         ring = BufferRing(depth + 2, self.store.feature_dim, pinned=pinned)
-        if self.cooperation is None:
+        if shared is None:
             return GatherStage(self.store, ring, self.meter, ordered=ordered)
-        comm, dtype = self.cooperation.rows, self.cooperation.wire_dtype
-        return CooperativeGatherStage(self.store, ring, self.meter, comm, wire_dtype=dtype)
+        return CooperativeGatherStage(
+            self.store, ring, self.meter, shared.rows, wire_dtype=shared.wire_dtype
+        )
 
     def _batch_stage(self) -> AbstractStage:
         graph, workload, device = self.graph, self.plan.workload, self.place.device
@@ -166,10 +173,8 @@ class LoaderParts:
 
     def _first_stages(self) -> tuple[AbstractStage, AbstractStage]:
         if self.cooperation is not None:
-            shared = self.cooperation.sampler(self._host_topology.graph, self.schedule.num_steps)
-            counted = self._host_topology.counted(shared, self.plan.strategy.sampler.name)
-            sample = CooperativeSampleStage(counted, self.cooperation.ids, self.meter)
-            return SeedsStage(self.cooperation.schedule(), self.dialect), sample
+            seeds = SeedsStage(self.cooperation.schedule(), self.dialect)
+            return seeds, self._shared_stage(self.cooperation)
         workload, edge_ids = self.plan.workload, not self._as_blocks
         graph = self._host_topology.graph
         if isinstance(self.schedule, LinkSchedule):
@@ -219,6 +224,19 @@ class LoaderParts:
             return SampleStage(sampler)
         return bulk_stage(self.plan, schedule, sampler, in_flight=in_flight)
 
+    def _shared_stage(self, cooperation: Cooperation) -> AbstractStage:
+        """Build the stage that draws this rank's part of a batch, with the other ranks."""
+        if self.place.samples:
+            assert isinstance(self.schedule, SeedSchedule)
+            try:
+                self._drawing = self._device_stage(self.schedule)
+                return self._drawing
+            except (RuntimeError, PinError) as error:
+                say_host_samples(error)
+        shared = cooperation.sampler(self._host_topology.graph, self.schedule.num_steps)
+        counted = self._host_topology.counted(shared, self.plan.strategy.sampler.name)
+        return CooperativeSampleStage(counted, cooperation.ids, self.meter)
+
     def _device_stage(self, schedule: SeedSchedule) -> DeviceSampleStage:
         """Build the stage that draws on the device, over the topology where the plan places it.
 
@@ -230,6 +248,10 @@ class LoaderParts:
             num_steps=schedule.num_steps, share=schedule.share(0, 0)[0].size, comm=self._comm,
         )  # fmt: skip
         counted = self.plan.strategy.topology.policy in ("replicated", "cached")
+        if self.cooperation is not None:
+            shared = self.cooperation.device_sampler(sampler)
+            comm = self.cooperation.ids
+            return CooperativeDeviceSampleStage(shared, device, self.meter, comm, counted=counted)
         return DeviceSampleStage(sampler, device, self.meter, counted=counted)
 
     def sampler(self, named: Sampler) -> BatchSampler:

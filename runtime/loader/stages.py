@@ -220,7 +220,7 @@ class BatchStage(AbstractStage):
         """
         del index
         batch = self._fill_weights(batch)
-        if not self._on_host and not batch.exchanges:
+        if not self._on_host:
             batch.device_blocks = device_blocks(batch, self._device)
         if batch.links is not None:
             batch.y = torch.from_numpy(batch.links).to(self._device, non_blocking=True)

@@ -31,12 +31,13 @@ class RowExchange:
     ranks own, rank 0's first: own rows, followed by what one all-to-all delivers, without a copy.
     """
 
-    ids: NDArray[np.int64]
-    """Global ids of the block's sources, shape (num_src,)."""
+    ids: Any
+    """Global ids of the block's sources, shape (num_src,): int64, on the host or a rank's GPU."""
     num_own: int
     """Own vertices S_p^(l+1) of the hop's next frontier: rows that this rank computes or loads."""
-    send_rows: NDArray[np.int64]
-    """Own rows to send, those for rank 0 first; one that several ranks want comes several times."""
+    send_rows: Any
+    """Own rows to send, int64 where `ids` are, those for rank 0 first; one that several ranks want
+    comes several times."""
     send_counts: list[int]
     """Rows to send to each rank."""
     receive_counts: list[int]

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import GnnplanError, InputError
 from gnnplan.runtime.meter import StageMeter
-from gnnplan.runtime.models.adjacency import torch_block, torch_blocks
+from gnnplan.runtime.models.adjacency import torch_blocks
+from gnnplan.runtime.models.functions import wide
 from gnnplan.runtime.models.metrics import loss_sum
 from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.minibatch import MiniBatch, RowExchange
@@ -58,9 +59,10 @@ class _Exchange(torch.autograd.Function):
             exchange.send_counts,
             stage=Stage.HALO_EXCHANGE,
         )
-        own = grad[: exchange.num_own].clone()
-        own.index_add_(0, send_rows, returned)
-        return own, None, None, None
+        # Gradients of one row come from several ranks: 16-bit ones are added in float32.
+        own = wide(grad[: exchange.num_own]).clone()
+        own.index_add_(0, send_rows, wide(returned))
+        return own.to(grad.dtype), None, None, None
 
 
 def exchange_hidden(own: Tensor, exchange: RowExchange, comm: Communicator) -> Tensor:
@@ -71,7 +73,8 @@ def exchange_hidden(own: Tensor, exchange: RowExchange, comm: Communicator) -> T
     """
     if own.shape[0] != exchange.num_own:
         raise InputError(f"expected rows of {exchange.num_own} own vertices, found {own.shape[0]}")
-    send_rows = torch.from_numpy(exchange.send_rows).to(own.device)
+    rows = exchange.send_rows
+    send_rows = rows if isinstance(rows, Tensor) else torch.from_numpy(rows).to(own.device)
     return _Exchange.apply(own, send_rows, exchange, comm)
 
 
@@ -88,11 +91,12 @@ def forward_cooperative(model: nn.Module, batch: MiniBatch, comm: Communicator) 
     """Return the logits (num_seeds, classes) of this rank's seeds; collective both ways."""
     check_model(model)
     x: Any = batch.x
-    for layer, (block, exchange) in enumerate(zip(batch.blocks, batch.exchanges, strict=True)):
+    blocks = batch.device_blocks or torch_blocks(batch)
+    for layer, (block, exchange) in enumerate(zip(blocks, batch.exchanges, strict=True)):
         rows = (
             x if layer == 0 else exchange_hidden(x, exchange, comm)
         )  # the loader exchanged features
-        x = getattr(model, "forward_layer")(layer, rows, torch_block(block))  # noqa: B009
+        x = getattr(model, "forward_layer")(layer, rows, block)  # noqa: B009
     return x
 
 

@@ -43,6 +43,8 @@ class Mode:
     """Rows that each GPU has room for beside all else; None: its whole memory."""
     host_rows: int | None = None
     """Rows that the host has room for beside all else; None: its whole memory."""
+    evaluation_rows: int = 0
+    """Rows that each GPU has room for beside its plan, which counts none of an evaluation's."""
     wants: Callable[[Candidate], bool] = lambda candidate: True
     change: Callable[[Strategy], Strategy] = lambda strategy: strategy
     """Of the planned strategy, where a choice has no setting."""
@@ -74,6 +76,10 @@ def _exchanges(strategy: Strategy) -> Strategy:
     return replace(strategy, features=replace(strategy.features, peer_way="exchange"))
 
 
+def _shares(candidate: Candidate) -> bool:
+    return candidate.batching == "cooperative"
+
+
 def _ahead(candidate: Candidate) -> bool:
     return candidate.threads.sample > 0
 
@@ -86,8 +92,25 @@ def _together(candidate: Candidate) -> bool:
     return len(candidate.cliques) == 1
 
 
+def _prefers_local(candidate: Candidate) -> bool:
+    return candidate.las is not None
+
+
+def _depends(candidate: Candidate) -> bool:
+    return (candidate.kappa or 1) > 1
+
+
 ANY = {"allow": "approximate"}
 SIZES = {"sampler_parameters": {"sizes": "40,30"}, "dialect": "every_hop", "workload": ANY}
+SHARED: list[tuple[str, dict[str, Any], float]] = [
+    ("first seen", {}, 1e-5),
+    ("every hop", {"dialect": "every_hop"}, 1e-5),
+    ("gcn", {"workload": {"model": "gcn"}}, 1e-5),
+    ("gat", {"workload": {"model": "gat", "heads": 2}}, 1e-5),
+    ("labor", {"sampler": "labor", "workload": ANY}, 1e-5),
+    ("bfloat16", {"workload": {"precision": "bfloat16"}}, 1e-2),
+]
+"""Names, settings and tolerances of cooperative modes."""
 MODES = [
     Mode(name="in line", row="independent", devices=1, wants=_in_line),
     Mode(name="ahead", row="independent", devices=1, wants=_ahead),
@@ -128,6 +151,46 @@ MODES = [
     Mode(name="ladies", row="samplers", settings={"sampler": "ladies", **SIZES}),
     Mode(name="pladies", row="samplers", settings={"sampler": "pladies", **SIZES}),
     Mode(name="fastgcn", row="samplers", settings={"sampler": "fastgcn", **SIZES}),
+    Mode(
+        name="las", row="samplers", settings={"policy": "degree", "workload": ANY}, room_rows=150,
+        evaluation_rows=500, wants=_prefers_local, holds=_reads("own", "host"),
+    ),
+    Mode(
+        name="las with legion", row="samplers", settings={"policy": "legion", "workload": ANY},
+        room_rows=150, evaluation_rows=500, wants=_prefers_local,
+    ),
+    Mode(
+        name="las", row="samplers", settings={"policy": "degree", "workload": ANY}, devices=4,
+        hosts=2, room_rows=150, evaluation_rows=500, wants=_prefers_local,
+        holds=_reads("own", "host"),
+    ),
+    Mode(
+        name="lru", row="samplers", settings={"policy": "lru"}, room_rows=150, quick=True,
+        evaluation_rows=500,
+        holds=_reads("cache", "host"),
+    ),
+    Mode(
+        name="clock and disk", row="samplers", settings={"policy": "clock"}, room_rows=150,
+        evaluation_rows=500,
+        host_rows=200, holds=_reads("cache", "host", "disk"),
+    ),
+    *(
+        Mode(
+            name="dependent batches in lru", row="samplers", devices=devices, hosts=hosts,
+            settings={"sampler": "labor", "policy": "lru", "workload": ANY}, room_rows=150,
+            evaluation_rows=500, wants=_depends, holds=_reads("cache", "host"),
+        )
+        for devices, hosts in ((1, 1), (2, 1), (4, 2))
+    ),
+    *(
+        Mode(
+            name=name, row="cooperative", devices=devices, hosts=hosts, settings=settings,
+            wants=_shares, holds=_reads("host"), quick=name == "first seen" and devices == 2,
+            tolerance=tolerance,
+        )
+        for name, settings, tolerance in SHARED
+        for devices, hosts in ((2, 1), (4, 2))
+    ),
     Mode(
         name="stacks", row="bulk", wants=lambda candidate: candidate.bulk_batches > 1,
         holds=lambda plan, rows: plan.strategy.bulk_batches > 1,

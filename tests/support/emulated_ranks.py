@@ -59,8 +59,14 @@ def plan_mode(mode: Mode, graph: Graph, folder: Path) -> Plan:
         use = _cheapest(mode, graph, free, machine)[2].prediction.memory_bytes
         settings = replace(settings, **_budgets(mode, graph, use))
     made, arrays = assemble(*_cheapest(mode, graph, settings, machine))
-    strategy = mode.change(made.strategy)
-    return save_plan(replace(made, strategy=strategy), arrays, folder)
+    strategy, more = mode.change(made.strategy), mode.evaluation_rows * graph.row_bytes
+    uses = made.prediction.memory_bytes
+    larger = {
+        name: replace(use, capacity=use.capacity + more) if name.startswith("rank") else use
+        for name, use in uses.items()
+    }
+    prediction = replace(made.prediction, memory_bytes=larger)
+    return save_plan(replace(made, strategy=strategy, prediction=prediction), arrays, folder)
 
 
 def _cheapest(
@@ -69,6 +75,8 @@ def _cheapest(
     search = pipeline.search_for(graph, settings, machine)
     explored = search.explore()
     wanted = [each for each in explored.priced if mode.wants(each.candidate)]
+    if settings.policy == "none" != mode.settings.get("policy"):  # asked for its memory alone
+        wanted = wanted or explored.priced
     assert wanted, f"{mode.name}: none of {len(explored.priced)} candidates is wanted"
     fit = [each for each in wanted if not each.overflow]
     return search, explored, min(fit or wanted, key=lambda each: each.seconds)

@@ -23,7 +23,7 @@ from gnnplan.planner.cost.rates import (
     rate_per_rank,
     readers,
 )
-from gnnplan.planner.cost.request import Request, row_bytes
+from gnnplan.planner.cost.request import ITEM_BYTES, Request, row_bytes
 from gnnplan.planner.cost.stages.exchange import (
     Exchanges,
     all_to_all,
@@ -32,12 +32,14 @@ from gnnplan.planner.cost.stages.exchange import (
     seconds_beside_exchange,
     with_own_share,
 )
+from gnnplan.planner.cost.stages.exchange_gpu import exchange_seconds
 from gnnplan.planner.cost.stages.gather_gpu import (
     find_routes,
     memory_seconds_per_byte,
     read_seconds,
 )
 from gnnplan.planner.cost.stages.sample import (
+    HASH_READS,
     KERNELS_PER_HOP,
     NEIGHBOUR_BYTES,
     OFFSETS_BYTES,
@@ -50,6 +52,14 @@ from gnnplan.runtime.stages import Stage
 
 ID_BYTES = 8
 FLOAT_BYTES = 4
+EXCHANGES = 2
+"""Messages of an all-to-all of rows whose sizes are not known: counts, then rows."""
+SHARED_KERNELS = 70
+"""Kernels per hop of a GPU that number, deal and ask for vertices, beside those that draw."""
+PACKING_KERNELS = 4
+"""Kernels that pick the rows to send and put those received in place."""
+HASHED = 8
+"""Words of a GPU's hash tables per numbered vertex."""
 MAPS = 2
 """Relabelling tables of a rank beside its samplers': of own and of remote vertices."""
 TABLE_BYTES = 8
@@ -205,6 +215,17 @@ def exchange_parts(part: Part, row_bytes: int, num_nodes: int) -> dict[str, int]
     return {"exchange": round(tables + ids + part.remote[-1] * row_bytes)}
 
 
+def gpu_exchange_parts(part: Part, row_bytes: int) -> dict[str, int]:
+    """Return the bytes that a rank on a GPU needs beside an independent one's.
+
+    Own and remote vertices are numbered by hash tables of two words, half full at most and twice
+    while they grow. Ids, places and rows in transit are as on cores.
+    """
+    ids = sum(3 * ID_BYTES * (own + n) for own, n in zip(part.own[1:], part.remote, strict=True))
+    tables = HASHED * ID_BYTES * (part.own[-1] + sum(part.drawn))
+    return {"exchange": round(tables + ids + 2 * part.remote[-1] * row_bytes)}
+
+
 class Cooperative(Wrapper):
     """Ranks that sample one batch together, each its own vertices."""
 
@@ -215,10 +236,11 @@ class Cooperative(Wrapper):
 
     def times(self, request: Request, work: RankWork) -> RankTimes:
         """Price a rank's part of the batch, with its exchanges."""
-        part = part_for(request, work.candidate)
-        return cooperative_times(
-            lambda each: self.inner.times(request, each), work, part, request.workload.hidden
-        )
+        part, hidden = part_for(request, work.candidate), request.workload.hidden
+        if work.candidate.gpus:
+            size = hidden * ITEM_BYTES.get(request.workload.precision, FLOAT_BYTES)
+            return gpu_cooperative_times(self.inner.times(request, work), work, part, size)
+        return cooperative_times(lambda each: self.inner.times(request, each), work, part, hidden)
 
     def own_parts(
         self,
@@ -234,8 +256,10 @@ class Cooperative(Wrapper):
             super().own_parts(request, candidate, batch, rank, reads_peers=reads_peers),
             request.graph,
         )
-        shared = exchange_parts(part_for(request, candidate), row_bytes(graph), graph.num_nodes)
-        return parts | shared
+        part, size = part_for(request, candidate), row_bytes(graph)
+        if candidate.gpus:
+            return parts | gpu_exchange_parts(part, size)
+        return parts | exchange_parts(part, size, graph.num_nodes)
 
     def exchanged_bytes(self, request: Request, candidate: Candidate) -> float:
         """Return the bytes of ids, feature rows and hidden rows that ranks exchange per step."""
@@ -323,6 +347,65 @@ def cooperative_times(
     )
 
 
+def gpu_cooperative_times(
+    base: RankTimes, work: RankWork, part: Part, hidden_bytes: int
+) -> RankTimes:
+    """Add to the times of a rank's part, as a batch of its own, what a shared batch takes on a GPU.
+
+    Exchanges follow each other on the training thread. Between them a hop's vertices are numbered,
+    rows are picked and put in place, and rows of `hidden_bytes` are copied around each layer.
+    """
+    machine, candidate = work.machine, work.candidate
+    launch = rate_per_rank(machine, MachineTable.GPU_KERNEL, candidate)
+    near = memory_seconds_per_byte(machine, candidate)
+    access = max(read_seconds(machine, candidate, ID_BYTES)["own"])
+    hops, inner = len(part.edges), part.remote[:-1]
+    numbered = sum(
+        e + 2 * d + a for e, d, a in zip(part.expanded, part.drawn, part.asked, strict=True)
+    )
+    ids = sum(
+        exchange_seconds(machine, candidate, ID_BYTES * n, messages=EXCHANGES) for n in part.asked
+    )
+    rows = exchange_seconds(machine, candidate, feature_bytes(part, work.row_bytes))
+    halo = sum(2 * exchange_seconds(machine, candidate, n * hidden_bytes) for n in inner)
+    copied = sum(own + n for own, n in zip(part.own[1:-1], inner, strict=True)) * hidden_bytes
+    added = {
+        Stage.SAMPLE: SHARED_KERNELS * hops * launch + HASH_READS * numbered * access,
+        Stage.GATHER: PACKING_KERNELS * launch + 4 * part.remote[-1] * work.row_bytes * near,
+        Stage.FORWARD_BACKWARD: 2 * len(inner) * PACKING_KERNELS * launch + 4 * copied * near,
+    }
+    words = {
+        Stage.SAMPLE: "of a share of the global batch; vertices numbered at their owners",
+        Stage.GATHER: "own rows once; rows that others need picked and put in place",
+        Stage.FORWARD_BACKWARD: "of a share of the global batch; rows copied around exchanges",
+    }
+    changed = {
+        stage: replace(
+            base.stages[stage],
+            seconds=base.stages[stage].seconds + more,
+            provenance=f"{base.stages[stage].provenance}; {words[stage]}",
+        )
+        for stage, more in added.items()
+    }
+    over = "derived: messages and bytes over the links between the GPUs"
+    changed |= {
+        Stage.EXCHANGE_IDS: StageTime(seconds=ids, provenance=f"{over} x ids of every hop"),
+        Stage.EXCHANGE_ROWS: StageTime(
+            seconds=rows, provenance=f"{over} x rows that other ranks own"
+        ),
+        Stage.HALO_EXCHANGE: StageTime(
+            seconds=halo, provenance=f"{over} x hidden rows, there and back"
+        ),
+    }
+    relative = _imbalance(part, candidate.num_ranks)
+    found = base.with_stages(changed)
+    return replace(
+        found,
+        loader_sigma=found.loader * relative,
+        trainer_sigma=found.seconds(Stage.FORWARD_BACKWARD) * relative,
+    )
+
+
 def _relabelled(batch: BatchProfile, part: Part) -> BatchProfile:
     """Return the batch with the number of vertices that are relabelled as its input vertices.
 
@@ -399,10 +482,6 @@ def _copy_seconds(machine: MachineModel, candidate: Candidate, part: Part, hidde
 def _imbalance(part: Part, num_ranks: int) -> float:
     """Return the relative standard deviation of a rank's share of the inputs under the hash."""
     return ((1 - 1 / num_ranks) / part.own[-1]) ** 0.5 if part.own[-1] > 0 else 0.0
-
-
-EXCHANGES = 2
-"""Messages of an all-to-all of rows whose sizes are not known: counts, then rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

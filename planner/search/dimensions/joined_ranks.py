@@ -41,15 +41,14 @@ class SharedBatch(Dimension):
         """Yield the same ranks sharing a batch, where they keep no rows of their own."""
         if base is None or base.policy != "none":
             return
-        if base.kind == "cuda":
-            yield self.omit("not priced where ranks are GPUs")
-        elif asked.settings.batching == "independent":
+        if asked.settings.batching == "independent":
             yield self.omit("independent batches are asked for")
-        elif not shares_batches(asked.settings, asked.task):
+        elif not shares_batches(asked.settings, asked.task, gpus=base.kind == "cuda"):
             yield self.omit("this model and sampler cannot be split over ranks")
         elif asked.profile is not None and asked.profile.shared is None:
             yield self.omit("the profile did not count what ranks would exchange")
-        elif base.num_ranks > 1:
+        elif base.num_ranks > 1 and not (base.kind == "cuda" and base.threads.sample):
+            # GPUs exchange ids, rows and hidden rows one after the other, on the training thread.
             yield replace(base, batching="cooperative")
 
     def normalise(self, candidate: Candidate) -> Candidate:
@@ -59,8 +58,8 @@ class SharedBatch(Dimension):
         return replace(candidate, batching="independent")
 
 
-def shares_batches(settings: PlanSettings, task: str) -> bool:
-    """Return whether the runtime lets ranks share a batch of this request.
+def shares_batches(settings: PlanSettings, task: str, *, gpus: bool = False) -> bool:
+    """Return whether ranks can share a batch of this request; mixed precision is planned on GPUs.
 
     >>> shares_batches(PlanSettings(), "multiclass"), shares_batches(PlanSettings(), "link")
     (True, False)
@@ -68,7 +67,9 @@ def shares_batches(settings: PlanSettings, task: str) -> bool:
     work = settings.workload
     if settings.batching == "independent" or task == "link" or work.model not in SHARED_MODELS:
         return False
-    if (work.model == "gcn" and work.gcn_norm == "sampled") or work.precision != "float32":
+    if (work.model == "gcn" and work.gcn_norm == "sampled") or not (
+        gpus or work.precision == "float32"
+    ):
         return False
     sampler = Sampler(name=settings.sampler, parameters=settings.sampler_parameters)
     try:

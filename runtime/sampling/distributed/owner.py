@@ -40,6 +40,11 @@ def _deal(owners, counts, order):
         starts[owners[i]] += 1
 
 
+def owner_stream() -> np.uint64:
+    """Return the stream of the hash that deals vertices to ranks."""
+    return np.uint64(mix(_SALT))
+
+
 class Owners:
     """The owner of every vertex: hash(v) mod P, or an array.
 
@@ -66,10 +71,15 @@ class Owners:
                 f"{int(self._parts.min())} to {int(self._parts.max())}; plan again for this many"
             )
 
+    @property
+    def parts(self) -> NDArray[np.int32]:
+        """Rank of each node; empty where a hash deals them."""
+        return self._parts
+
     def of(self, ids: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the rank that owns each node, int32 [n] like `ids`."""
         out = np.empty(ids.shape[0], dtype=np.int32)
-        _owners(ids, self._parts, np.uint64(self.num_ranks), np.uint64(mix(_SALT)), out)
+        _owners(ids, self._parts, np.uint64(self.num_ranks), owner_stream(), out)
         return out
 
 

@@ -166,6 +166,21 @@ class AbstractDeviceHops(RequestSampler[DeviceBatch]):
             request, self._blocks(hops, nodes), torch.cat(nodes), drawn, self.dialect
         )
 
+    def draw_hop(self, rows: Tensor, hop: int, request: Request) -> tuple[DeviceBlock, Tensor, int]:
+        """Draw one hop of given nodes, int64 [n] on the device, without repetition.
+
+        Return its block, the nodes followed by the new ones that they drew, and the edges.
+        """
+        streams = self.streams.streams(request.epoch, request.step, self.num_hops)
+        bits = torch.tensor([signed(streams.first[hop])], device=self.device)
+        relabel = DeviceRelabel(self.device)
+        relabel.add(rows, torch.tensor([rows.numel()], device=self.device), [])
+        relabel.num_known = rows.numel()
+        drawn = self._draw(rows, [rows], HopDraws(streams, hop, bits))
+        done, new = _relabelled(drawn, relabel, [rows])
+        nodes = torch.cat([rows, new])
+        return self._block(nodes.numel(), done.row_ptr, done.num_edges, done), nodes, done.num_edges
+
     def _alone(self) -> AbstractContextManager[object]:
         """Hold other threads off while a batch is made of buffers that hops share."""
         return nullcontext()
