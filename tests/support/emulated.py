@@ -39,7 +39,6 @@ def emulated_machine(hosts: int = 1, *, device_bytes: int = DEVICE_BYTES) -> Mac
             "share": [0.8, "derived", MADE_UP],
             "latency_seconds": [1e-5, "derived", MADE_UP],
         },
-        "most_hosts": 16,
     }  # fmt: skip
     name = NAME if hosts == 1 else f"emulated-{hosts}x2gpu"
     made = box_machine(read_box(plain, name), name, hosts)
