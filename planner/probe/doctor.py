@@ -280,5 +280,5 @@ def _shared(gpus: int) -> Finding:
         check="host rows of several GPUs",
         level="ok" if gpus == 1 or free else "note",
         found=f"{free / 1e9:.1f} GB of /dev/shm",
-        advice="" if gpus == 1 else "must hold the features once, or each rank locks its own copy",
+        advice="" if gpus == 1 else "NCCL needs some; rows that find no room are shared without it",
     )

@@ -89,6 +89,13 @@ def _peers() -> list[Experiment]:
             seconds=60,
             files=files,
         ),
+        Experiment(
+            name="host_lists_shared",
+            question="do kernels of two ranks read lists that both have locked in one mapping?",
+            entry="tests.silicon.peers:share_host_lists",
+            seconds=60,
+            files=(*files, "runtime/folders.py", "runtime/sampling/gpu/*.py"),
+        ),
     ]
 
 

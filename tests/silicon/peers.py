@@ -7,6 +7,7 @@ On one GPU both must return the same rows; on more this is what reading peers re
 
 import os
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,11 @@ import torch
 import torch.distributed as dist
 
 from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.features.device_rows import open_on_reader
 from tests.benchmarks.common import record
 from tests.silicon.setting import COLLECTIVE_SECONDS, Setting, run_sharing
 
 ROWS, WIDTH = 50_000, 100
-STORAGE_DEVICE = 6
-"""Place of the storage's device among the arguments of torch's rebuild of a CUDA tensor."""
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF"
 
 
@@ -31,6 +31,11 @@ def open_on_readers_device(setting: Setting) -> None:
 def share_expandable_segments(setting: Setting) -> None:
     """The runtime's own way, with torch's allocator growing segments in place."""
     run_sharing(setting, _expandable, 2, join=False)
+
+
+def share_host_lists(setting: Setting) -> None:
+    """Two processes lock one copy of a graph's lists, and the sampler's kernels read them there."""
+    run_sharing(setting, _lists, 2, join=False)
 
 
 def _join(rank: int) -> Communicator:
@@ -48,18 +53,13 @@ def _rows(setting: Setting, rank: int) -> torch.Tensor:
 def _peers(setting: Setting, rank: int) -> None:
     comm = _join(rank)
     rows = _rows(setting, rank)
-    if setting.emulated:
-        _product_way(comm, rows, rank)
-    else:
+    if not setting.emulated:
         from torch.multiprocessing.reductions import reduce_tensor
 
+        torch.cuda.synchronize()
         offers: list[Any] = comm.all_gather_objects(reduce_tensor(rows))
         free_before = torch.cuda.mem_get_info()[0]
-        rebuild, arguments = offers[1 - rank]
-        assert arguments[STORAGE_DEVICE] == rows.device.index, arguments
-        changed = list(arguments)
-        changed[STORAGE_DEVICE] = torch.cuda.current_device()
-        peer: torch.Tensor = rebuild(*changed)
+        peer = open_on_reader(offers[1 - rank], rows.device)
         assert peer.device == rows.device
         _gather(peer, setting.device, 1 - rank)
         taken = free_before - torch.cuda.mem_get_info()[0]
@@ -67,7 +67,7 @@ def _peers(setting: Setting, rank: int) -> None:
             record("memory_taken_by_opening", taken / 2**20, "MiB")
         comm.barrier()
         del peer
-        _product_way(comm, rows, rank)
+    _product_way(comm, rows, rank)
     comm.barrier()
     dist.destroy_process_group()
 
@@ -76,6 +76,30 @@ def _expandable(setting: Setting, rank: int) -> None:
     os.environ[EXPANDABLE] = "expandable_segments:True"  # read at the first allocation
     comm = _join(rank)
     _product_way(comm, _rows(setting, rank), rank)
+    comm.barrier()
+    dist.destroy_process_group()
+
+
+def _lists(setting: Setting, rank: int) -> None:
+    from gnnplan.runtime.features.device_rows import HostShare
+    from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler
+    from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
+    from gnnplan.runtime.sampling.neighbor import NeighborSampler
+
+    comm = _join(rank)
+    nodes, degree = (60, 4) if setting.emulated else (ROWS * 20, 16)
+    indptr = np.arange(nodes + 1, dtype=np.int64) * degree
+    indices = np.random.default_rng(0).integers(0, nodes, nodes * degree, dtype=np.int32)
+    topology = DeviceTopology.load(
+        indptr, indices, setting.device, pinned=True, share=HostShare(comm, [0, 1])
+    )
+    sampler = DeviceNeighborSampler(topology, [3, 2], device=setting.device)
+    seeds = np.arange(rank, nodes, max(1, nodes // 20))
+    found = sampler.sample(seeds, epoch=0, step=rank).to_host()
+    expected = NeighborSampler(indptr, indices, [3, 2]).sample(seeds, epoch=0, step=rank)
+    np.testing.assert_array_equal(found.n_id, expected.n_id)
+    mapped = Path("/proc/self/maps").read_text().count("gnnplan-")
+    assert comm.all_gather_objects(mapped) == [1, 1], "each rank maps the one copy"
     comm.barrier()
     dist.destroy_process_group()
 

@@ -218,6 +218,7 @@ class TestEntries:
     def test_ranks_that_share_a_device_run_on_cores(self):
         nccl.check_collectives(Setting(emulated=True), ranks=2)
         peers.open_on_readers_device(Setting(emulated=True))
+        peers.share_host_lists(Setting(emulated=True))
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
