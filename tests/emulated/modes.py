@@ -88,6 +88,10 @@ def _in_line(candidate: Candidate) -> bool:
     return candidate.threads.sample == 0
 
 
+def _stacked(candidate: Candidate) -> bool:
+    return candidate.bulk_batches > 1
+
+
 def _together(candidate: Candidate) -> bool:
     return len(candidate.cliques) == 1
 
@@ -113,7 +117,7 @@ SHARED: list[tuple[str, dict[str, Any], float]] = [
 """Names, settings and tolerances of cooperative modes."""
 MODES = [
     Mode(name="in line", row="independent", devices=1, wants=_in_line),
-    Mode(name="ahead", row="independent", devices=1, wants=_ahead),
+    Mode(name="ahead", row="independent", devices=1, wants=_ahead, quick=True),
     Mode(name="in line", row="independent", wants=_in_line),
     Mode(name="ahead", row="independent", wants=_ahead),
     Mode(name="four GPUs", row="independent", devices=4, wants=_ahead),
@@ -126,7 +130,7 @@ MODES = [
     Mode(name="host", row="rows", settings={"policy": "none"}, holds=_reads("host")),
     Mode(name="own", row="rows", settings={"policy": "degree"}, holds=_reads("own")),
     Mode(
-        name="peers mapped", row="rows", settings={"policy": "legion"}, room_rows=60,
+        name="peers mapped", row="rows", quick=True, settings={"policy": "legion"}, room_rows=60,
         wants=_together, holds=_reads("own", "peer", "host"),
     ),
     Mode(
@@ -146,7 +150,7 @@ MODES = [
         room_rows=60,
     ),
     Mode(name="host", row="topology", wants=_topology("host")),
-    Mode(name="replicated", row="topology", wants=_topology("replicated")),
+    Mode(name="replicated", row="topology", wants=_topology("replicated"), quick=True),
     Mode(name="labor", row="samplers", settings={"sampler": "labor", "workload": ANY}),
     Mode(name="ladies", row="samplers", settings={"sampler": "ladies", **SIZES}),
     Mode(name="pladies", row="samplers", settings={"sampler": "pladies", **SIZES}),
@@ -192,9 +196,9 @@ MODES = [
         for devices, hosts in ((2, 1), (4, 2))
     ),
     Mode(
-        name="stacks", row="bulk", wants=lambda candidate: candidate.bulk_batches > 1,
+        name="stacks", row="bulk", wants=_stacked,
         holds=lambda plan, rows: plan.strategy.bulk_batches > 1,
     ),
-    Mode(name="stacks", row="bulk", devices=1, wants=lambda candidate: candidate.bulk_batches > 1),
+    Mode(name="stacks", row="bulk", devices=1, quick=True, wants=_stacked),
 ]  # fmt: skip
 """Every mode that is planned and run; its mark in README's table is E."""
