@@ -40,10 +40,13 @@ def note_mode(mode: Mode) -> None:
     known = read_record()
     entry = [mode.row, mode.column, mode.name]
     if os.environ.get(VARIABLE):
-        RECORD.write_text(json.dumps(sorted([*known, entry] if entry not in known else known),
-                                     indent=1) + "\n")  # fmt: skip
+        noted = sorted([*known, entry] if entry not in known else known)
+        RECORD.write_text(json.dumps(noted, indent=1) + "\n")
+        write_readme()
     else:
-        assert entry in known, f"{entry}: run again with {VARIABLE}=1, and where_table --write"
+        assert entry in known, (
+            f"{entry}: run it again with {VARIABLE}=1, which notes it here and in README"
+        )
 
 
 def read_record() -> list[list[str]]:
@@ -92,14 +95,19 @@ def in_readme() -> str:
     return README.read_text().partition(BEGIN)[2].partition(END)[0].strip()
 
 
+def write_readme() -> None:
+    """Put the table into README."""
+    before, _, rest = README.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    README.write_text(f"{before}{BEGIN}\n{make_table()}\n{END}{after}")
+
+
 def main(words: list[str]) -> None:
     """Print the table, or put it into README."""
     if words != ["--write"]:
         sys.stdout.write(make_table() + "\n")
         return
-    before, _, rest = README.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    README.write_text(f"{before}{BEGIN}\n{make_table()}\n{END}{after}")
+    write_readme()
 
 
 if __name__ == "__main__":
