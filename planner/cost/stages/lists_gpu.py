@@ -1,9 +1,9 @@
 """Price samplers of a GPU that lay out every list they expand, and dependent random numbers.
 
 Neighbours preferred by place are drawn from the law of a whole list. A dependent draw mixes two
-words per candidate: both become normal numbers, and their sum a word again
-(`runtime.sampling.gpu.rng`). LABOR has a candidate per neighbour that its lists hold, layers one
-per distinct neighbour, of which that is an upper bound. Kernels are counted again in
+words per candidate: both become normal numbers, and their sum a word again (DEC-111;
+`runtime.sampling.gpu.rng`). LABOR has a candidate per neighbour that its lists hold, layers one per
+distinct neighbour, of which that is an upper bound. Kernels are counted again in
 tests/planner/cost/stages/test_gpu_caches.py.
 """
 

@@ -48,7 +48,7 @@ class SharedBatch(Dimension):
         elif asked.profile is not None and asked.profile.shared is None:
             yield self.omit("the profile did not count what ranks would exchange")
         elif base.num_ranks > 1 and not (base.kind == "cuda" and base.threads.sample):
-            # GPUs exchange ids, rows and hidden rows one after the other, on the training thread.
+            # GPUs exchange ids, rows and hidden rows on the training thread (DEC-110).
             yield replace(base, batching="cooperative")
 
     def normalise(self, candidate: Candidate) -> Candidate:
