@@ -10,6 +10,7 @@ import pytest
 import torch
 from beartype import BeartypeConf
 from beartype.claw import beartype_packages
+from hypothesis import settings
 
 UNCHECKED = (
     "gnnplan.planner.cli.planning",
@@ -57,6 +58,8 @@ from tests.support.time_limit import (  # noqa: E402 - hooks of pytest
 )
 
 torch.set_num_threads(1)
+settings.register_profile("untimed", deadline=None)  # how long an example takes fails no test
+settings.load_profile("untimed")
 
 if not torch.cuda.is_available():
     # Triton decides when a kernel is defined whether to interpret it, so before its first import.
