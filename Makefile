@@ -44,8 +44,7 @@ demo: $(STAMP)  ## generate a graph, probe this machine, plan, train on 2 ranks,
 	$(BIN)/gnnplan demo
 
 test: $(STAMP)  ## unit and property tests, distributed tests, notebooks
-	$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 -m "not slow and not distributed" tests
-	$(TEST_ENV) $(BIN)/python -m pytest -q --durations=25 -m "distributed and not slow" tests
+	$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --durations=40 -m "not slow" tests
 	$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --nbmake --nbmake-timeout=240 --timeout=1200 notebooks
 
 test-slow: $(STAMP)  ## tests of more than ten seconds
