@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gnnplan.runtime import codec
 from gnnplan.runtime.comm.mesh import Mesh, open_mesh, rank_and_size
-from gnnplan.runtime.device import flush_denormals, memory_nodes, use_threads
+from gnnplan.runtime.device import flush_denormals, use_threads
 from gnnplan.runtime.errors import GnnplanError, InputError
 from gnnplan.runtime.faults.failure import record_failure
 from gnnplan.runtime.faults.heartbeat import Heartbeat, attempt
@@ -32,7 +32,6 @@ from gnnplan.runtime.process import (
     host_state,
     keep_freed_memory,
     leave,
-    memory_spread_over,
 )
 from gnnplan.runtime.report import RunReport
 from gnnplan.runtime.train.fullgraph import FullGraphEpochs, open_full_graph
@@ -61,8 +60,7 @@ def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:
     mesh = open_mesh(plan, timeout_seconds=config.collective_seconds)
     expected = "" if config.force else plan.graph.fingerprint
     graph = open_graph(Path(plan.graph.path), validate=False, fingerprint=expected)
-    with memory_spread_over(memory_nodes(plan, rank)):
-        loader, loop = open_loop(plan, Path(config.plan_folder), graph, mesh)
+    loader, loop = open_loop(plan, Path(config.plan_folder), graph, mesh)
     events = Events(config.run_path / "events.jsonl" if mesh.rank == 0 else None)
     job = Job(config=config, plan=plan, loader=loader, loop=loop, events=events, cores=cores)
     job.notes += notes

@@ -358,9 +358,14 @@ def planned_kind(machine: MachineModel) -> str:
 
 
 def with_one_kind(machine: MachineModel) -> MachineModel:
-    """Return the machine with GPUs of one model alone, whose rates its tables hold."""
-    kind = planned_kind(machine)
-    others = [gpu for gpu in machine.gpus if gpu.model != kind]
+    """Return the machine with GPUs of one model alone, whose rates its tables hold.
+
+    A GPU whose memory was not measured is left out where another's was.
+    """
+    kind, rates = planned_kind(machine), {link.name for link in machine.links}
+    alike = [gpu for gpu in machine.gpus if gpu.model == kind]
+    known = [gpu for gpu in alike if f"{gpu.name}.hbm" in rates] or alike
+    others = [gpu for gpu in machine.gpus if gpu not in known]
     if not others:
         return machine
     numbers: dict[str, int] = {}

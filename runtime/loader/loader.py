@@ -19,6 +19,7 @@ import torch
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.comm.mesh import rank_and_size
+from gnnplan.runtime.device import memory_nodes
 from gnnplan.runtime.errors import DatasetError, InputError, PlanError
 from gnnplan.runtime.graph.dataset import Graph, is_typed, types_of
 from gnnplan.runtime.identity import open_planned_graph, unused_weights
@@ -28,7 +29,12 @@ from gnnplan.runtime.loader.stages import AbstractStage, SampleStage, seed_batch
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan, Workload
-from gnnplan.runtime.process import GLOO_THREADS, cores_beside_training, make_batch
+from gnnplan.runtime.process import (
+    GLOO_THREADS,
+    cores_beside_training,
+    make_batch,
+    memory_spread_over,
+)
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 from gnnplan.runtime.train.overlap import Prefetcher, Turns, Workers
 from gnnplan.runtime.train.streams import AbstractMark, AbstractStreams, streams_of
@@ -318,15 +324,18 @@ class PlannedLoader:
         self.meter = StageMeter() if meter is None else meter
         where = torch.device(device)
         self._streams = streams_of(where) if streams is None else streams
-        self._parts = LoaderParts(
-            self.plan, folder, self.graph, rank=self.rank, size=self.size, comm=comm,
-            meter=self.meter, blocks=blocks, device=where, on_device=on_device,
-            streams=self._streams,
-        )  # fmt: skip
+        nodes = memory_nodes(self.plan, self.rank)
+        with memory_spread_over(nodes):
+            self._parts = LoaderParts(
+                self.plan, folder, self.graph, rank=self.rank, size=self.size, comm=comm,
+                meter=self.meter, blocks=blocks, device=where, on_device=on_device,
+                streams=self._streams,
+            )  # fmt: skip
         self.store = self._parts.store
         self.cooperation = self._parts.cooperation
         try:
-            self.stages = self._parts.stages()
+            with memory_spread_over(nodes):
+                self.stages = self._parts.stages()
         except BaseException:
             self._parts.close()
             raise

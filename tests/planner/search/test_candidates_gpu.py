@@ -153,3 +153,16 @@ def test_hosts_that_are_asked_for_have_equally_many_gpus():
 def test_hosts_that_cannot_be_are_refused(devices: int | None, hosts: int, words: str):
     with pytest.raises(SettingsError, match=words):
         gpu_counts(load_preset("perlmutter:2"), devices, 1024, hosts=hosts)
+
+
+def test_a_gpu_that_was_not_measured_is_left_out_and_the_others_keep_their_numbers():
+    machine = load_preset("hgx-h100")
+    links = [link for link in machine.links if link.name != "gpu1.hbm"]
+    found = machine_of_ranks(replace(machine, links=links), SETTINGS)
+    names = [gpu.name for gpu in found.gpus]
+    assert names == [f"gpu{g}" for g in (0, 2, 3, 4, 5, 6, 7)]
+    assert found.cliques == [names]
+    made = machine_candidates(replace(SETTINGS, devices=7), found, ("none",))[0]
+    assert [device.index for device in made.devices] == [0, 2, 3, 4, 5, 6, 7]
+    with pytest.raises(SettingsError, match="at most 7 devices"):
+        gpu_counts(found, 8, 1024)

@@ -8,6 +8,7 @@ import json
 import threading
 import weakref
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 
+from gnnplan.runtime import device, process
 from gnnplan.runtime.errors import InputError, PlanError
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_sbm
 from gnnplan.runtime.identity import FORCE_VARIABLE
+from gnnplan.runtime.loader import loader as loading
 from gnnplan.runtime.loader.loader import PlannedLoader, plan_folder, refuse_others
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Sampler
@@ -369,3 +372,22 @@ def test_an_unknown_pipeline_is_refused(small_graph: Graph, tmp_path: Path) -> N
     make_plan(small_graph, tmp_path / "plan", pipeline=["seeds", "fetch"])
     with pytest.raises(PlanError, match="seeds, fetch"):
         PlannedLoader(tmp_path / "plan", small_graph)
+
+
+def test_what_a_hosts_ranks_share_is_opened_over_the_nodes_next_to_its_gpus(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near = {0: [0, 1], 1: [0, 1], 2: [8, 9]}
+    made = make_plan(small_graph, tmp_path / "p", ranks=3, hosts=[0, 0, 1])
+    devices = [replace(each, cores=near[each.rank]) for each in made.strategy.devices]
+    plan = replace(made, strategy=replace(made.strategy, devices=devices))
+    monkeypatch.setattr(device, "nodes_of", lambda cores: sorted({c % 2 for c in cores}))
+    assert [device.memory_nodes(plan, rank) for rank in range(3)] == [[0, 1]] * 3
+    monkeypatch.setattr(device, "nodes_of", lambda cores: sorted({c // 8 for c in cores}))
+    assert [device.memory_nodes(plan, rank) for rank in range(3)] == [[], [], []]
+    asked: list[tuple[int, list[int]]] = []
+    monkeypatch.setattr(process, "_set_mempolicy", lambda *a: asked.append(a) or True)
+    monkeypatch.setattr(loading, "memory_nodes", lambda plan, rank: [0, 1])
+    loader = PlannedLoader(tmp_path / "p", small_graph, rank=0, size=3, comm=None)
+    loader.close()
+    assert asked == [(3, [0, 1]), (0, []), (3, [0, 1]), (0, [])]
