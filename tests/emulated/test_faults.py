@@ -36,11 +36,15 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         'rows[number] = DeviceRows("own", own)',
         'rows[number] = DeviceRows("own", own.flip(0).contiguous())',
     ),
-    "host rows not page-locked": ("runtime/features/device_rows.py", "    room.lock(device)\n", ""),
+    "host rows not page-locked": (
+        "runtime/features/device_rows.py",
+        "    room.lock(device)\n    _fill(table, rows)\n",
+        "    _fill(table, rows)\n",
+    ),
     "lists not page-locked": (
-        "runtime/sampling/gpu/topology.py",
-        "edges = processor.page_lock(edges) if pinned",
-        "edges = edges if pinned",
+        "runtime/features/device_rows.py",
+        "    room.lock(device)\n    return room.tensor(dtype, values.size)",
+        "    return room.tensor(dtype, values.size)",
     ),
     "labels left on the host": (
         "runtime/loader/device.py",
@@ -49,12 +53,12 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     ),
     "tables not waited for": ("runtime/loader/factory.py", "processor.synchronize()", "pass"),
     "a lane that does not wait for the one before": (
-        "runtime/loader/pipeline.py",
+        "runtime/loader/loader.py",
         "                streams.wait(mark)\n                streams.keep",
         "                streams.keep",
     ),
     "training that does not wait for the batch": (
-        "runtime/loader/pipeline.py",
+        "runtime/loader/loader.py",
         "    if mark is not None:\n        streams.wait(mark)\n",
         "    if mark is not None:\n",
     ),
