@@ -5,6 +5,7 @@ GnnplanError              anything this package raises on purpose
     DatasetError            a graph dataset is missing, damaged or inconsistent
     PlanError               a plan is missing, damaged or does not match
     SamplerError            sampler settings cannot be used
+  CollectiveError           a collective would break a rule of the GPUs' library
   BudgetExceeded            a memory budget would be passed; carries the sum
   WorkerFailed              a rank of a job failed; carries its error
 
@@ -56,6 +57,10 @@ class SamplerError(InputError):
 
 class BudgetExceeded(GnnplanError):
     """A memory budget would be passed; the text is the sum that does not fit."""
+
+
+class CollectiveError(GnnplanError):
+    """A collective breaks a rule of the GPUs' library; the text says which."""
 
 
 class WorkerFailed(GnnplanError):

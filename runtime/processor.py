@@ -8,7 +8,7 @@ Who has a device asks its processor what it needs to know, and never looks at th
 """
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -77,6 +77,12 @@ class AbstractProcessor(ABC):
     def map_peer(self, tensor: Tensor) -> Tensor:
         """Return memory of another device as this one's kernels read it."""
         return tensor
+
+    def issue_collectives_from(self, thread: int | None) -> None:  # noqa: B027 - NCCL cannot say
+        """Note the thread that makes all collectives from here on; None: who makes the next."""
+
+    def check_collective(self, group: Any, call: str, tensor: Tensor) -> None:  # noqa: B027
+        """Refuse a collective that breaks the rules of the GPUs' library, where it is watched."""
 
     def enter_thread(self) -> None:  # noqa: B027 - cores need nothing
         """Make it the device that this thread works on."""
@@ -189,6 +195,14 @@ class EmulatedProcessor(AbstractProcessor):
     def map_peer(self, tensor: Tensor) -> Tensor:
         """See `AbstractProcessor.map_peer`."""
         return self.gpu.reach(tensor)
+
+    def issue_collectives_from(self, thread: int | None) -> None:
+        """See `AbstractProcessor.issue_collectives_from`."""
+        self.gpu.rules.issue_from(thread)
+
+    def check_collective(self, group: Any, call: str, tensor: Tensor) -> None:
+        """See `AbstractProcessor.check_collective`."""
+        self.gpu.rules.check(group, call, tensor)
 
     def synchronize(self) -> None:
         """See `AbstractProcessor.synchronize`."""

@@ -6,6 +6,9 @@ send; a second thread needs a `duplicate`. One rank alone sends nothing and need
 torch.distributed. On a GPU calls go to the current stream, and their seconds are those of handing
 them over; bytes are exact everywhere.
 
+A GPU's communicator has two lanes. Tensors of the GPU go by its own; objects, barriers and what the
+host counts go by `host_lane`, over gloo. A tensor on the wrong lane is refused (DEC-112).
+
 Between hosts an all-to-all goes message by message, with receives begun first. gloo sends data once
 the receiver is ready, and its own all-to-all begins each send before the receive, so that the two
 directions of a card follow each other (DEC-84; benchmark `tests.benchmarks.exchange`). Small
@@ -17,16 +20,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from gnnplan.runtime.comm.order import CollectiveOrder
+from gnnplan.runtime.errors import CollectiveError
 from gnnplan.runtime.process import batch_threads
 from gnnplan.runtime.processor import EMULATED, processor_of
 from gnnplan.runtime.stages import Stage
 
+T = TypeVar("T")
 RECEIVE_FIRST_BYTES = 1 << 20
 """Size from which a message's time on the link exceeds what is lost at its begin."""
 
@@ -102,14 +108,16 @@ class Communicator:
         self,
         group: Any = None,
         *,
+        device: torch.device | None = None,
         meter: MeterHook | None = None,
         between_hosts: bool = False,
         give_way: bool = True,
     ) -> None:
         """Wrap a process group; None is the default group, or one rank alone where none exists.
 
-        `between_hosts` makes rows go pair by pair. With `give_way`, network threads of further
-        groups push nobody off a core (`batch_threads`).
+        `device` is the rank's; None takes the current GPU where the group serves GPUs alone, else
+        the CPU. `between_hosts` makes rows go pair by pair. With `give_way`, network threads of
+        further groups push nobody off a core (`batch_threads`).
         """
         self._group = group
         self._between_hosts = between_hosts
@@ -119,15 +127,77 @@ class Communicator:
         self._lock = threading.Lock()
         self._traffic: dict[Stage, Traffic] = {}
         self._owned = False
+        self._host_lane: Communicator | None = None
+        self._order: CollectiveOrder | None = None
         self.rank = dist.get_rank(group) if self._joined else 0
         self.size = dist.get_world_size(group) if self._joined else 1
+        self._device = _sending_device(group, device) if self._joined else torch.device("cpu")
 
     @property
     def device(self) -> torch.device:
-        """Device of tensors to send: the GPU with nccl or emulated, else the CPU."""
-        if self._joined and dist.get_backend(self._group) == "nccl":
-            return torch.device("cuda", torch.cuda.current_device())
-        return EMULATED if processor_of(EMULATED).emulated else torch.device("cpu")
+        """Device of tensors to send: the rank's GPU with nccl, else the CPU."""
+        return self._device
+
+    @property
+    def between_gpus(self) -> bool:
+        """Whether it sends tensors of GPUs, which all ranks must do in one order."""
+        return self.size > 1 and processor_of(self.device).is_gpu
+
+    def follow(self, order: CollectiveOrder | None) -> None:
+        """Issue further collectives of tensors by an order's thread; None: by the caller's."""
+        self._order = order
+        thread = None if order is None else order.thread_id
+        processor_of(self.device).issue_collectives_from(thread)
+
+    def _issue(self, call: str, tensor: torch.Tensor, body: Callable[[], T]) -> T:
+        """Make a call that carries a tensor: between GPUs in the order's turn, by their rules."""
+        if not self.between_gpus:
+            return body()
+        processor = processor_of(self.device)
+        if not processor.holds(tensor):
+            raise CollectiveError(
+                f"expected a tensor on {self.device} to send between GPUs, found one on "
+                f"{tensor.device}; move it there, or send it by the host's lane"
+            )
+
+        def checked() -> T:
+            processor.check_collective(self._group, call, tensor)
+            return body()
+
+        return checked() if self._order is None else self._order.train(checked)
+
+    def enter_thread(self) -> None:
+        """Make the GPU current in this thread; a thread other than the first calls this first."""
+        processor_of(self.device).enter_thread()
+
+    @property
+    def host_lane(self) -> "Communicator":
+        """Communicator of the same ranks for tensors of the host, metered with this one.
+
+        Its first use makes a group, where this one's serves GPUs alone: collective.
+        """
+        if not self.between_gpus:
+            return self
+        if self._host_lane is None:
+            lane = Communicator(
+                self._host_group(),
+                device=torch.device("cpu"),
+                meter=self._meter,
+                between_hosts=self._between_hosts,
+                give_way=self._give_way,
+            )
+            lane._lock, lane._traffic = self._lock, self._traffic
+            self._host_lane = lane
+        return self._host_lane
+
+    def _host_group(self) -> Any:
+        """Return the group where it serves processors too, else a new one of its ranks."""
+        if "cpu" in devices_served(self._group):
+            return self._group
+        ranks = dist.get_process_group_ranks(self._group or dist.group.WORLD)
+        with batch_threads() if self._give_way else nullcontext():
+            # Only its own ranks call it, perhaps while others make other groups.
+            return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
 
     @property
     def traffic(self) -> dict[Stage, Traffic]:
@@ -144,19 +214,18 @@ class Communicator:
             return self._traffic[stage].seconds if stage in self._traffic else 0.0
 
     def duplicate(self) -> "Communicator":
-        """Make a communicator of the same ranks on a process group of its own; collective.
+        """Make a communicator of the same ranks, with traffic of its own; collective.
 
-        Two threads of a rank may each use one, without having to agree on an order.
+        It has its own process group: two threads of a rank may each use one without agreeing on an
+        order. Between GPUs it shares the group, and a `CollectiveOrder` keeps threads apart.
         """
         if self.size == 1:
             return Communicator(self._group, meter=self._meter)
+        if self.between_gpus:
+            return self._of_group(self._group, owned=False)
         ranks = dist.get_process_group_ranks(self._group or dist.group.WORLD)
         (group,) = self._new_groups([ranks])
-        twin = Communicator(
-            group, meter=self._meter, between_hosts=self._between_hosts, give_way=self._give_way
-        )
-        twin._owned = True
-        return twin
+        return self._of_group(group)
 
     def split(self, groups: Sequence[Sequence[int]]) -> "Communicator":
         """Make a communicator of this rank's group among `groups`; collective.
@@ -169,23 +238,33 @@ class Communicator:
         members = dist.get_process_group_ranks(self._group or dist.group.WORLD)
         made = self._new_groups([[members[rank] for rank in group] for group in groups])
         place = next(place for place, group in enumerate(groups) if self.rank in group)
-        part = Communicator(
-            made[place],
+        return self._of_group(made[place])
+
+    def _of_group(self, group: Any, *, owned: bool = True) -> "Communicator":
+        made = Communicator(
+            group,
+            device=self.device,
             meter=self._meter,
             between_hosts=self._between_hosts,
             give_way=self._give_way,
         )
-        part._owned = True
-        return part
+        made._owned = owned
+        return made
 
     def _new_groups(self, groups: Sequence[Sequence[int]]) -> list[Any]:
-        gloo = dist.get_backend() == "gloo"
+        gloo = "gloo" in dist.get_backend_config(self._group)
+        backend = None if self._group is None else dist.get_backend_config(self._group)
         with batch_threads() if gloo and self._give_way else nullcontext():
-            return [dist.new_group(list(ranks)) for ranks in groups]
+            return [dist.new_group(list(ranks), backend=backend) for ranks in groups]
 
     def close(self) -> None:
-        """Destroy the process group, if `duplicate` or `split` made it."""
-        if self._owned and dist.is_initialized():
+        """Destroy the process groups that this object, `duplicate` or `split` made."""
+        lane, self._host_lane = self._host_lane, None
+        if not dist.is_initialized():
+            return
+        if lane is not None and lane._group is not self._group:
+            dist.destroy_process_group(lane._group)
+        if self._owned:
             dist.destroy_process_group(self._group)
             self._owned = False
 
@@ -195,7 +274,9 @@ class Communicator:
         """Replace a tensor by its sum over ranks, in place; return it."""
         with self._metered(stage, tensor.nbytes if self.size > 1 else 0):
             if self.size > 1:
-                dist.all_reduce(tensor, group=self._group)
+                self._issue(
+                    "all_reduce", tensor, lambda: dist.all_reduce(tensor, group=self._group)
+                )
         return tensor
 
     def start_all_reduce(self, tensor: torch.Tensor, *, stage: Stage = Stage.ALL_REDUCE) -> Pending:
@@ -203,7 +284,11 @@ class Communicator:
         work = None
         with self._metered(stage, tensor.nbytes if self.size > 1 else 0):
             if self.size > 1:
-                work = dist.all_reduce(tensor, group=self._group, async_op=True)
+                work = self._issue(
+                    "all_reduce",
+                    tensor,
+                    lambda: dist.all_reduce(tensor, group=self._group, async_op=True),
+                )
         return Pending(work)
 
     def all_to_all_ids(
@@ -220,8 +305,10 @@ class Communicator:
             with self._metered(stage, 0):
                 return ids, list(counts)
         with self._metered(stage, _sent_bytes(sizes.reshape(-1, 1), [1] * self.size, self.rank)):
-            wanted = torch.empty_like(sizes, device=self.device)
-            dist.all_to_all_single(wanted, sizes.to(self.device), group=self._group)
+            wanted, own = torch.empty_like(sizes, device=self.device), sizes.to(self.device)
+            self._issue(
+                "counts", own, lambda: dist.all_to_all_single(wanted, own, group=self._group)
+            )
             received_counts = wanted.tolist()
         received = ids.new_empty(sum(received_counts))
         self._all_to_all(received, ids, received_counts, counts, stage)
@@ -254,7 +341,7 @@ class Communicator:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self._group)
+        dist.all_gather_object(values, value, group=self.host_lane._group)
         return values
 
     def broadcast(
@@ -271,7 +358,11 @@ class Communicator:
 
     def _broadcast(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
         if self.size > 1:
-            dist.broadcast(tensor, group=self._group, group_src=source)
+            self._issue(
+                "broadcast",
+                tensor,
+                lambda: dist.broadcast(tensor, group=self._group, group_src=source),
+            )
         return tensor
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
@@ -279,13 +370,15 @@ class Communicator:
         if self.size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, group=self._group, group_src=source)
+        dist.broadcast_object_list(box, group=self.host_lane._group, group_src=source)
         return box[0]
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
-        if self.size > 1:
+        if self.size > 1 and not self.between_gpus:
             dist.barrier(group=self._group)
+        elif self.size > 1:  # torch's barrier of a group that is bound to a GPU is the GPU's
+            dist.all_reduce(torch.zeros(1), group=self.host_lane._group)
 
     def _all_to_all(
         self,
@@ -299,12 +392,17 @@ class Communicator:
         with self._metered(stage, _sent_bytes(sent, counts, self.rank)):
             if sent.device != self.device:
                 into, sent = torch.empty_like(received, device=self.device), sent.to(self.device)
-            if self._between_hosts and self.device.type == "cpu":
-                exchange_pairwise(into, sent.contiguous(), *splits, self._group)
-            else:
-                dist.all_to_all_single(into, sent, *splits, group=self._group)
+            self._issue("all_to_all", sent, lambda: self._send_all(into, sent, *splits))
             if into is not received:
                 received.copy_(into)
+
+    def _send_all(
+        self, into: torch.Tensor, sent: torch.Tensor, received: list[int], counts: list[int]
+    ) -> None:
+        if self._between_hosts and self.device.type == "cpu":
+            exchange_pairwise(into, sent.contiguous(), received, counts, self._group)
+        else:
+            dist.all_to_all_single(into, sent, received, counts, group=self._group)
 
     @contextmanager
     def _metered(self, stage: Stage, sent_bytes: int) -> Iterator[None]:
@@ -318,6 +416,21 @@ class Communicator:
             each.seconds += seconds
         if self._meter is not None:
             self._meter(stage, seconds, sent_bytes)
+
+
+def devices_served(group: Any = None) -> set[str]:
+    """Return the kinds of device whose tensors a group sends."""
+    return {each.partition(":")[0] for each in dist.get_backend_config(group).split(",")}
+
+
+def _sending_device(group: Any, device: torch.device | None) -> torch.device:
+    """Return where a rank's tensors must lie to be sent: gloo takes a GPU's from the CPU."""
+    for_gpus = "cpu" not in devices_served(group)
+    if device is None:
+        device = torch.device("cuda", torch.cuda.current_device()) if for_gpus else EMULATED
+    processor = processor_of(device)
+    by_nccl = f"{device.type}:nccl" in dist.get_backend_config(group)
+    return device if for_gpus or by_nccl or processor.emulated else torch.device("cpu")
 
 
 def _sent_bytes(sent: torch.Tensor, counts: Sequence[int], rank: int) -> int:

@@ -14,6 +14,7 @@ import os
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,13 +23,15 @@ from numpy.typing import NDArray
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.comm.collectives import Communicator, devices_served
 from gnnplan.runtime.comm.route import use_route_to
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.plan.schema import Device, Plan
 from gnnplan.runtime.process import GLOO_THREADS, batch_threads, make_batch
 from gnnplan.runtime.processor import open_processor
 
+GPU_BACKENDS = "cpu:gloo,cuda:nccl"
+"""Backends of a job of GPUs: theirs, and one for the host's tensors and objects."""
 TIMEOUT_SECONDS = 600.0
 """Longest wait in one collective before a rank counts as lost."""
 
@@ -60,7 +63,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def open_mesh(plan: Plan, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Mesh:
-    """Join the job: set up gloo (processors) or nccl (GPUs), or use the group that exists.
+    """Join the job: set up gloo, for GPUs nccl beside it, or use the group that exists.
 
     Ranks or hosts that are not the plan's raise PlanError, a GPU that is not there InputError.
     """
@@ -80,22 +83,27 @@ def open_mesh(plan: Plan, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Mesh:
     if owns:
         if "MASTER_ADDR" in os.environ:
             use_route_to(os.environ["MASTER_ADDR"])
-        backend = backend_of(devices)
         timeout = timedelta(seconds=timeout_seconds)
         store = _store_of_attempt(timeout)
-        with batch_threads() if backend == "gloo" and give_way else nullcontext():
+        bound: dict[str, Any] = {}
+        if (backend := backend_of(devices)) == "nccl":
+            backend, bound = GPU_BACKENDS, {"device_id": device}
+        with batch_threads() if give_way else nullcontext():
             dist.init_process_group(
-                backend, store=store, rank=rank, world_size=size, timeout=timeout
+                backend, store=store, rank=rank, world_size=size, timeout=timeout, **bound
             )
     elif size > 1 and give_way:  # the group is the user's, and its threads run already
         make_batch(GLOO_THREADS)
     between_hosts = len({each.host for each in devices}) > 1
+    group = None
+    if size > 1 and device.type == "cpu" and "cpu" not in devices_served():
+        group = dist.new_group(backend="gloo")  # the user's is for GPUs alone
     return Mesh(
         rank=rank,
         size=size,
         host=planned.host,
         device=device,
-        comm=Communicator(between_hosts=between_hosts, give_way=give_way),
+        comm=Communicator(group, device=device, between_hosts=between_hosts, give_way=give_way),
         owns_group=owns,
     )
 

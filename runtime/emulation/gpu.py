@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gnnplan.runtime.emulation.addresses import Reachable
+from gnnplan.runtime.emulation.collectives import CollectiveRules
 from gnnplan.runtime.emulation.lanes import DeviceLanes, OrderError
 from gnnplan.runtime.emulation.memory import DeviceMemory
 from gnnplan.runtime.processor import EMULATED
@@ -63,6 +64,7 @@ class EmulatedGpu:
     ) -> None:
         self.index, self.peers = index, frozenset(peers)
         self.lanes = DeviceLanes()
+        self.rules = CollectiveRules()
         self.memory = DeviceMemory(capacity_bytes, context_bytes, self.lanes)
         self.locked: dict[int, int] = {}
         """Page-locked memory of the host: bytes by first address."""

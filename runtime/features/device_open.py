@@ -157,7 +157,7 @@ class _Opening:
             graph, plan, folder, rank, self.location, self.own_ids, comm, threads
         )
         self.whole_dataset = f"host_rows_{plan.strategy.devices[rank].host}" not in plan.arrays
-        self.comm = Communicator() if comm is None else comm
+        self.comm = Communicator(device=device) if comm is None else comm
         hosts = [each.host for each in plan.strategy.devices]
         self.mates = [r for r, host in enumerate(hosts) if host == hosts[rank]]
         self.peers = {

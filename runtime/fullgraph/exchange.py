@@ -52,7 +52,8 @@ class Exchange:
         self._threaded = overlap and comm.size > 1
         self.comm = comm.duplicate() if self._threaded else comm
         """Communicator, on which no call may be made while rows are under way."""
-        self._thread = ThreadPoolExecutor(1, "halo") if self._threaded else None
+        enter = self.comm.enter_thread
+        self._thread = ThreadPoolExecutor(1, "halo", enter) if self._threaded else None
         self.exposed_seconds = 0.0
         """Seconds since the last reset in which the training thread packed or waited."""
         self.rows = 0

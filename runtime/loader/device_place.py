@@ -170,7 +170,9 @@ def try_device_store(
     except PinError as error:
         why = str(error)
     if any(source.kind in ("peer", "remote") for source in plan.strategy.features.sources):
-        everyone = (Communicator() if comm is None else comm).all_gather_objects(why)
+        everyone = (Communicator(device=place.device) if comm is None else comm).all_gather_objects(
+            why
+        )
         why = next((each for each in everyone if each), "")
     if not why:
         return store
@@ -210,27 +212,28 @@ def may_pin() -> bool:
 
 
 def threads_ahead(
-    plan: Plan, store: AbstractFeatureStore, comm: Communicator | None, size: int
+    plan: Plan, store: AbstractFeatureStore, comm: Communicator | None, device: torch.device
 ) -> int:
-    """Return the plan's number of prefetch threads; 0, with a warning, where NCCL forbids them.
+    """Return the plan's number of prefetch threads; 0, with a warning, where none may exchange.
 
-    Two NCCL communicators in use at once may wait for each other for ever: rows that come by NCCL
-    are then exchanged on the training thread, in line with the gradients.
+    NCCL wants one order of all that a GPU sends. Where training is a script's own, what it sends is
+    not known here: rows that come by NCCL are then exchanged on the script's thread.
     """
     threads, shared = plan.strategy.threads.sample, plan.strategy.batching == "cooperative"
-    if shared and isinstance(store, DeviceFeatureStore):
+    by_nccl = (Communicator(device=device) if comm is None else comm).between_gpus
+    if shared and (isinstance(store, DeviceFeatureStore) or by_nccl):
         return 0  # ids, rows and hidden rows go one after the other
     kinds = {source.kind for source in plan.strategy.features.sources}
     if isinstance(store, DeviceFeatureStore):
         meets = "remote" in kinds or store.exchanges
     else:
         meets = bool(kinds & {"peer", "remote"})
-    by_nccl = processor_of((Communicator() if comm is None else comm).device).is_gpu
-    if not (threads and size > 1 and (meets or shared) and by_nccl):
+    if comm is not None or not (threads and meets and by_nccl):
         return threads
     warn_once(
-        "exchanges in line",
-        "batches are made in line, because rows of other GPUs come by NCCL, which the gradients "
-        "use too; plan again with GPUs that can map each other's memory",
+        "exchanges on the script's thread",
+        "batches are made when the script asks for them, because rows of other GPUs come by NCCL, "
+        "which its own training uses too; train with gnnplan train, or plan with GPUs that can map "
+        "each other's memory",
     )
     return 0

@@ -4,12 +4,14 @@ One object serves a loader when it opens, and again where a sampler changes whil
 """
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.comm.order import CollectiveOrder
 from gnnplan.runtime.errors import DatasetError, PlanError
 from gnnplan.runtime.features.device_rows import PinError
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
@@ -97,9 +99,12 @@ class LoaderParts:
         self.schedule = self._make_schedule()
         self.store: AbstractFeatureStore = self._open_store(comm)
         self._drawing: DeviceSampleStage | None = None
+        self._ordered: Communicator | None = None
 
     def close(self) -> None:
         """Give back the feature store and the process groups."""
+        if self._ordered is not None:
+            self._ordered.follow(None)
         self.store.close()
         if self.cooperation is not None:
             self.cooperation.close()
@@ -117,7 +122,20 @@ class LoaderParts:
     @property
     def num_threads(self) -> int:
         """Number of prefetch threads that may exchange beside the training thread."""
-        return threads_ahead(self.plan, self.store, self._comm, self.size)
+        return threads_ahead(self.plan, self.store, self._comm, self.place.device)
+
+    def order(self, threads: int, stages: Sequence[AbstractStage]) -> CollectiveOrder | None:
+        """Make the order of what GPUs send in batches and in training; None where none is needed.
+
+        The communicator that was given, which training uses too, follows it until `close`.
+        """
+        comm, meetings = self._comm, sum(stage.ordered for stage in stages)
+        if comm is None or not (threads and meetings and comm.between_gpus):
+            return None
+        made = CollectiveOrder(meetings, self._streams.enter_thread)
+        comm.follow(made)
+        self._ordered = comm
+        return made
 
     def stages(self) -> list[AbstractStage]:
         """Build the plan's pipeline for the loader's device."""

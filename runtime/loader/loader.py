@@ -5,12 +5,14 @@ threads decide when they are ready. Stages are objects in a list (`stages`), eac
 meter; `train.overlap` runs the list ahead of the training thread.
 """
 
+import functools
 import logging
 import os
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import torch
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.comm.mesh import rank_and_size
+from gnnplan.runtime.comm.order import CollectiveOrder
 from gnnplan.runtime.device import memory_nodes
 from gnnplan.runtime.errors import DatasetError, InputError, PlanError
 from gnnplan.runtime.graph.dataset import Graph, is_typed, types_of
@@ -146,6 +149,16 @@ class PygView:
             edges.e_id = torch.from_numpy(np.where(found < 0, NO_EDGE, found))
 
 
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Batch on its way, with the mark at which its latest lane is done with it."""
+
+    batch: MiniBatch
+    mark: AbstractMark | None = None
+    """None: nothing is under way."""
+    lane: str = ""
+
+
 def pass_through(
     batch: MiniBatch,
     stages: Sequence[AbstractStage],
@@ -154,42 +167,57 @@ def pass_through(
     index: int,
     turn: int,
     turns: Turns,
-) -> tuple[MiniBatch, AbstractMark | None]:
-    """Pass a batch through all stages; return it with the mark at which it is whole, or None.
+    order: CollectiveOrder | None = None,
+) -> _Made:
+    """Pass a batch through all stages; return it with the mark at which it is whole.
 
     `index` numbers this process's steps, for the meter; `turn` this iteration's, for `turns`.
+    Stages in which ranks meet run on the order's thread where there is one.
     """
     seconds: dict[str, float] = {}
-    mark, lane = None, ""
+    made = _Made(batch)
     for number, stage in enumerate(stages):
         if stage.ordered:
             turns.take(number, turn)
         meter.enter(stage.name, index, meets=stage.ordered)
-        core, start, before = time.thread_time(), time.perf_counter(), _exchanged(batch)
-        with streams.on(stage.lane):
-            if mark is not None and stage.lane != lane:
-                streams.wait(mark)
-                streams.keep(tensors_of(batch))
-            batch = stage.wait(stage.submit(batch, index))
-            if stage.lane:  # the others work on the host, and are done
-                mark, lane = streams.mark(), stage.lane
+        start, before = time.perf_counter(), _exchanged(made.batch)
+        run = functools.partial(_run_stage, stage, made, streams, index)
+        if stage.ordered and order is not None:
+            place = sum(each.ordered for each in stages[:number])
+            made, core = order.meet(turn, place, run)
+        else:
+            made, core = run()
         elapsed = time.perf_counter() - start
         if stage.ordered:
             turns.done(number, turn)
-        elapsed -= _exchanged(batch) - before
+        elapsed -= _exchanged(made.batch) - before
         seconds[stage.name] = elapsed
-        meter.add(stage.name, index, elapsed, time.thread_time() - core)
-    batch.seconds |= seconds
-    return batch, mark
+        meter.add(stage.name, index, elapsed, core)
+    made.batch.seconds |= seconds
+    return made
 
 
-def take_made(made: tuple[MiniBatch, AbstractMark | None], streams: AbstractStreams) -> MiniBatch:
+def _run_stage(
+    stage: AbstractStage, made: _Made, streams: AbstractStreams, index: int
+) -> tuple[_Made, float]:
+    """Pass a batch through one stage on its lane; return it with this thread's core seconds."""
+    core, mark, lane = time.thread_time(), made.mark, made.lane
+    with streams.on(stage.lane):
+        if mark is not None and stage.lane != lane:
+            streams.wait(mark)
+            streams.keep(tensors_of(made.batch))
+        batch = stage.wait(stage.submit(made.batch, index))
+        if stage.lane:  # the others work on the host, and are done
+            mark, lane = streams.mark(), stage.lane
+    return _Made(batch, mark, lane), time.thread_time() - core
+
+
+def take_made(made: _Made, streams: AbstractStreams) -> MiniBatch:
     """Let the training lane's further work come after a batch is made; return the batch."""
-    batch, mark = made
-    if mark is not None:
-        streams.wait(mark)
-        streams.keep(tensors_of(batch))
-    return batch
+    if made.mark is not None:
+        streams.wait(made.mark)
+        streams.keep(tensors_of(made.batch))
+    return made.batch
 
 
 def _exchanged(batch: MiniBatch) -> float:
@@ -254,9 +282,6 @@ class Position:
         self.epoch, self.step, self._taken = epoch, step, False
 
 
-_Made = tuple[MiniBatch, AbstractMark | None]
-"""Batch and the mark at which it is whole; None: nothing is under way."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -280,7 +305,8 @@ class PlannedLoader:
         device: Device of `x` and `y`.
         blocks: False gives PyG `Data` (sampler dialect first_seen only).
         epoch: First epoch.
-        comm: Communicator for exchanges with peers; None makes one where a rank has peers.
+        comm: Communicator of exchanges with peers, which training uses too: GPUs send for both in
+            one order. None makes one where a rank has peers.
         meter: Meter of stage seconds; None makes one.
         on_device: Whether the device draws and gathers by its own kernels, as far as it can; None:
             where it is a GPU. True on the CPU runs them in Triton's interpreter (tests).
@@ -343,8 +369,13 @@ class PlannedLoader:
         # Threads that wait for the disk keep off training's cores, where a waking reader puts them.
         reads_disk = any(source.kind == "disk" for source in self.plan.strategy.features.sources)
         cores = cores_beside_training(self.plan.strategy.threads) if reads_disk else []
-        self._workers = Workers(self._parts.num_threads, cores=cores)
-        self._give_back = weakref.finalize(self, _give_back, self._workers, self._parts)
+        self._workers = Workers(
+            self._parts.num_threads, cores=cores, enter=self._streams.enter_thread
+        )
+        self._order = self._parts.order(self._workers.count, self.stages)
+        self._give_back = weakref.finalize(
+            self, _give_back, self._workers, self._parts, self._order
+        )
         self._give_back.atexit = False  # the process's end frees all of it
         # Ranks may meet in a stage whose batches come in order: a collective, drawn or gathered.
         self._meets = self.size > 1 and any(stage.ordered for stage in self.stages)
@@ -378,9 +409,14 @@ class PlannedLoader:
         epoch, first, base = self.position.epoch, self.position.step, self.handed_out
         count = len(self) - first if most is None else min(most, len(self) - first)
 
-        def produce(index: int, turns: Turns) -> _Made:
-            return self._make(epoch, first + index, base + index, index, turns)
+        order = self._order
 
+        def produce(index: int, turns: Turns) -> _Made:
+            with nullcontext() if order is None else order.failing():
+                return self._make(epoch, first + index, base + index, index, turns)
+
+        if order is not None:
+            order.begin(count)
         depth = self.plan.strategy.prefetch_depth
         ready = self._ready = Prefetcher(
             produce, count, workers=self._workers, depth=depth, meets=self._meets
@@ -394,9 +430,12 @@ class PlannedLoader:
                     self._finish()
                 yield batch if self._view is None else self._view(batch)
                 del batch, made  # its buffer is free again before the next batch is waited for
+                if order is not None:
+                    order.next_step()
         finally:
-            if ready.close() and self._ready is ready:
-                self._ready = None  # a dropped loader now ends its threads
+            with nullcontext() if order is None else order.leaving():
+                if ready.close() and self._ready is ready:
+                    self._ready = None  # a dropped loader now ends its threads
 
     def _end_iteration(self) -> None:
         """Wait until nothing of an earlier iteration is under way."""
@@ -452,17 +491,19 @@ class PlannedLoader:
 
     def _make(self, epoch: int, step: int, index: int, turn: int, turns: Turns) -> _Made:
         batch = seed_batch(epoch, step, self._parts.dialect)
-        batch, mark = pass_through(
-            batch, self.stages, self.meter, self._streams, index, turn, turns
+        made = pass_through(
+            batch, self.stages, self.meter, self._streams, index, turn, turns, self._order
         )
+        batch = made.batch
         if batch.lists_by_source:
             self.meter.count_lists(index, batch.lists_by_source, batch.list_bytes_by_source)
-        return batch, mark
+        return made
 
 
-def _give_back(workers: Workers, parts: LoaderParts) -> None:
+def _give_back(workers: Workers, parts: LoaderParts, order: CollectiveOrder | None) -> None:
     """End a loader's threads; what a stuck one may be reading stays."""
-    if workers.close():
+    free = order is None or order.close()
+    if workers.close() and free:
         parts.close()
 
 

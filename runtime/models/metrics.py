@@ -96,8 +96,8 @@ class Ranks(Protocol):
     size: int
 
     @property
-    def device(self) -> torch.device:
-        """Device on which tensors must lie to be sent."""
+    def host_lane(self) -> "Ranks":
+        """The same ranks, for tensors of the host."""
         ...
 
     def all_reduce_sum(self, tensor: Tensor) -> Any:
@@ -108,9 +108,9 @@ class Ranks(Protocol):
 def _sum_over_ranks(counts: Tensor, comm: Ranks | None) -> Tensor:
     if comm is None or comm.size == 1:
         return counts
-    summed = counts.to(comm.device, copy=True)
-    comm.all_reduce_sum(summed)
-    return summed.cpu()
+    summed = counts.clone()
+    comm.host_lane.all_reduce_sum(summed)
+    return summed
 
 
 class Metric(ABC):

@@ -141,8 +141,8 @@ class FactorControl:
     def _sums(self, comm: Communicator) -> tuple[float, float]:
         movement = self.movement_seconds + sum((self._new(s) for s in MOVEMENT), 0.0)
         iteration = self.iteration_seconds + self._new(STEP)
-        both = torch.tensor([movement, iteration], dtype=torch.float64, device=comm.device)
-        comm.all_reduce_sum(both)
+        both = torch.tensor([movement, iteration], dtype=torch.float64)
+        comm.host_lane.all_reduce_sum(both)
         return float(both[0]), float(both[1])
 
     def _new(self, stage: str) -> float:

@@ -47,10 +47,16 @@ class _ConsumerGone(Exception):  # noqa: N818  unwinds a thread, is never an err
 
 
 class Workers:
-    """Daemon threads that outlive an epoch with their workspaces, kept to given cores."""
+    """Daemon threads that outlive an epoch with their workspaces, kept to given cores.
 
-    def __init__(self, count: int, *, cores: Sequence[int] = ()) -> None:
+    Each calls `enter` first: a GPU is current in the threads alone that have chosen it.
+    """
+
+    def __init__(
+        self, count: int, *, cores: Sequence[int] = (), enter: Callable[[], None] | None = None
+    ) -> None:
         self.count = count
+        self._enter = enter
         self._cores = list(cores)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads = [
@@ -74,6 +80,8 @@ class Workers:
         return not any(thread.is_alive() for thread in others)
 
     def _run(self) -> None:
+        if self._enter is not None:
+            self._enter()
         while (job := self._jobs.get()) is not None:
             keep_thread_to(self._cores)  # each time: pinning the process moves all threads
             job()

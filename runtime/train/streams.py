@@ -47,6 +47,9 @@ class AbstractStreams(ABC):
     def wait(self, mark: AbstractMark) -> None:
         """Let the current lane's further work come after a mark."""
 
+    def enter_thread(self) -> None:  # noqa: B027 - a processor is every thread's
+        """Make the device current in this thread; a thread that uses it calls this first."""
+
     @abstractmethod
     def keep(self, tensors: Iterable[Tensor]) -> None:
         """Declare that the current lane reads tensors that other lanes allocated."""
@@ -102,6 +105,10 @@ class CudaStreams(AbstractStreams):
         self._lanes: dict[str, torch.cuda.Stream] = {}
         self._lock = threading.Lock()
 
+    def enter_thread(self) -> None:
+        """Choose the GPU in this thread: torch would make a context on GPU 0 beside it."""
+        torch.cuda.set_device(self._index)
+
     def on(self, lane: str) -> AbstractContextManager[None]:
         """Enter a lane, as `AbstractStreams.on` says."""
         return self._entered(lane) if lane else nullcontext()
@@ -153,6 +160,10 @@ class EmulatedStreams(AbstractStreams):
 
     def __init__(self, processor: EmulatedProcessor) -> None:
         self._processor, self._gpu = processor, processor.gpu
+
+    def enter_thread(self) -> None:
+        """See `AbstractStreams.enter_thread`."""
+        self._processor.enter_thread()
 
     def on(self, lane: str) -> AbstractContextManager[None]:
         """See `AbstractStreams.on`."""

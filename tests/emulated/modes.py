@@ -80,6 +80,11 @@ def _shares(candidate: Candidate) -> bool:
     return candidate.batching == "cooperative"
 
 
+def _exchanges_ahead(strategy: Strategy) -> Strategy:
+    """Exchange rows beside compute, and gradients in parts."""
+    return replace(_exchanges(strategy), threads=replace(strategy.threads, comm=1))
+
+
 def _ahead(candidate: Candidate) -> bool:
     return candidate.threads.sample > 0
 
@@ -115,6 +120,8 @@ SHARED: list[tuple[str, dict[str, Any], float]] = [
     ("bfloat16", {"workload": {"precision": "bfloat16"}}, 1e-2),
 ]
 """Names, settings and tolerances of cooperative modes."""
+LARGER = {"batch_size": 64, "fanouts": [6, 4]}
+"""Batches that take more memory than an evaluation does."""
 MODES = [
     Mode(name="in line", row="independent", devices=1, wants=_in_line),
     Mode(name="ahead", row="independent", devices=1, wants=_ahead, quick=True),
@@ -140,6 +147,11 @@ MODES = [
     Mode(
         name="two cliques", row="rows", devices=4, settings={"policy": "legion"}, room_rows=60,
         holds=_reads("own", "peer", "host"),
+    ),
+    Mode(
+        name="peers exchanged ahead", row="rows", settings={"policy": "legion", "workload": LARGER},
+        room_rows=150, wants=_ahead, change=_exchanges_ahead, holds=_reads("own", "peer"),
+        quick=True,
     ),
     Mode(
         name="disk", row="rows", settings={"policy": "degree", "shared_host": False}, room_rows=60,

@@ -59,16 +59,27 @@ def _hosts() -> list[Experiment]:
         "validate": ("validation and test as on CPU ranks", True, False),
         "resume": ("the losses of an undisturbed run", False, True),
     }
+    beside = Experiment(
+        name="two_hosts_exchange_ahead",
+        question="rows of another GPU, exchanged by NCCL beside compute: the losses of CPU ranks?",
+        entry="tests.silicon.hosts:train_on_hosts",
+        seconds=120,
+        files=WORKER,
+        arguments=(("ranks", 2), ("evaluate", True), ("resume", False), ("ahead", True)),
+    )
     return [
-        Experiment(
-            name=f"two_hosts_{name}",
-            question=f"two hosts of one GPU each under NCCL: {question}?",
-            entry="tests.silicon.hosts:train_on_hosts",
-            seconds=120,
-            files=WORKER,
-            arguments=(("ranks", 2), ("evaluate", evaluate), ("resume", resume)),
-        )
-        for name, (question, evaluate, resume) in asked.items()
+        beside,
+        *(
+            Experiment(
+                name=f"two_hosts_{name}",
+                question=f"two hosts of one GPU each under NCCL: {question}?",
+                entry="tests.silicon.hosts:train_on_hosts",
+                seconds=120,
+                files=WORKER,
+                arguments=(("ranks", 2), ("evaluate", evaluate), ("resume", resume)),
+            )
+            for name, (question, evaluate, resume) in asked.items()
+        ),
     ]
 
 

@@ -26,7 +26,9 @@ NODES, TINY_NODES = 20_000, 600
 EPOCHS = 2
 
 
-def train_on_hosts(setting: Setting, ranks: int, *, evaluate: bool, resume: bool) -> None:
+def train_on_hosts(
+    setting: Setting, ranks: int, *, evaluate: bool, resume: bool, ahead: bool = False
+) -> None:
     """Two epochs on as many "hosts" as ranks; equal losses, equal rows by source.
 
     Args:
@@ -34,12 +36,13 @@ def train_on_hosts(setting: Setting, ranks: int, *, evaluate: bool, resume: bool
         ranks: each a host of its own.
         evaluate: validate after every epoch and test after the last.
         resume: stop after the first epoch and go on from its checkpoint.
+        ahead: read rows of the other GPUs too, exchanged by a thread beside compute.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         graph = _graph(setting, folder / "graph")
-        _plan(graph, folder / "cores", ranks, on_gpu=False)
-        _plan(graph, folder / "plan", ranks, on_gpu=not setting.emulated)
+        _plan(graph, folder / "cores", ranks, on_gpu=False, ahead=ahead)
+        _plan(graph, folder / "plan", ranks, on_gpu=not setting.emulated, ahead=ahead)
         every = 1 if evaluate else 0
         on_cores = _run(Setting(emulated=True), folder / "cores", ranks, every, EPOCHS)
         found = None
@@ -54,11 +57,12 @@ def _graph(setting: Setting, folder: Path) -> Graph:
     return generate_sbm(folder, num_nodes=nodes, degree=15.0, feature_dim=32, num_classes=5, seed=7)
 
 
-def _plan(graph: Graph, folder: Path, ranks: int, *, on_gpu: bool) -> None:
+def _plan(graph: Graph, folder: Path, ranks: int, *, on_gpu: bool, ahead: bool) -> None:
     """A plan whose ranks are hosts of one device each, with rows of their own and of the host."""
     plan = make_plan(
-        graph, folder, ranks=ranks, batch_size=64 * ranks, own_rows=graph.num_nodes // 2,
-        hosts=list(range(ranks)), capture=0, sample_threads=0,
+        graph, folder, ranks=ranks, batch_size=64 * ranks,
+        own_rows=graph.num_nodes // (ranks if ahead else 2), peers=ahead,
+        hosts=list(range(ranks)), capture=0, sample_threads=int(ahead),
         topology=TopologyPlacement(policy="replicated" if on_gpu else "host"),
     )  # fmt: skip
     if not on_gpu:

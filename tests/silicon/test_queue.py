@@ -222,7 +222,13 @@ class TestEntries:
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
-        "name", ["two_hosts_validate", "two_hosts_resume", "peer_expandable_segments"]
+        "name",
+        [
+            "two_hosts_exchange_ahead",
+            "two_hosts_validate",
+            "two_hosts_resume",
+            "peer_expandable_segments",
+        ],
     )
     def test_longer_ones_run_on_cores(self, name: str):
         program = [sys.executable, "-m", "tests.silicon.one", name, "--emulate"]

@@ -146,6 +146,7 @@ def hold_batches(rank: int, size: int, graph: Graph, folder: Path) -> None:
     assert processor_of(mesh.device).emulated
     places = {"rank": rank, "size": size, "comm": mesh.comm}
     device = PlannedLoader(folder / "plan", graph, device=mesh.device, **places)
+    places["comm"] = mesh.comm.host_lane  # GPUs' collectives are the other loader's
     host = PlannedLoader(folder / "cores", graph, device="cpu", on_device=False, **places)
     for found, expected in zip(device.batches(STEPS), host.batches(STEPS), strict=True):
         assert_same(found, expected)

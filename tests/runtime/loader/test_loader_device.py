@@ -289,24 +289,22 @@ def test_what_no_graph_can_draw_is_sampled_kernel_by_kernel_with_one_warning(
     assert_same(next(iter(loader)), next(iter(host)))
 
 
-def test_batches_whose_rows_come_by_nccl_are_made_in_line_with_one_warning(
-    tiny_graph: Graph, tmp_path: Path
+def test_a_script_of_ones_own_makes_batches_of_nccls_rows_when_it_asks_for_them(
+    tiny_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class ByNccl(Communicator):
-        @property
-        def device(self) -> torch.device:
-            return torch.device("cuda", 0)
-
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(Communicator, "between_gpus", True)
     forget_warnings()
     peers = make_plan(tiny_graph, tmp_path / "peers", ranks=2, peers=True, sample_threads=2)
     alone = make_plan(tiny_graph, tmp_path / "alone", sample_threads=2)
     store = host_loader(tiny_graph, tmp_path / "alone").store
     threads_ahead = loader_device_place.threads_ahead
-    with pytest.warns(SlowerPathWarning, match="in line, because rows of other GPUs come by NCCL"):
-        assert threads_ahead(peers, store, ByNccl(), 2) == 0
-    assert threads_ahead(peers, store, Communicator(), 2) == 2
-    assert threads_ahead(peers, store, ByNccl(), 1) == 2
-    assert threads_ahead(alone, store, ByNccl(), 2) == 2
+    with pytest.warns(SlowerPathWarning, match="when the script asks for them, because rows of"):
+        assert threads_ahead(peers, store, None, gpu) == 0
+    assert threads_ahead(peers, store, Communicator(), gpu) == 2  # the product's own training
+    assert threads_ahead(alone, store, None, gpu) == 2
+    monkeypatch.setattr(Communicator, "between_gpus", False)
+    assert threads_ahead(peers, store, None, gpu) == 2
 
 
 def test_attention_over_weighted_blocks_is_refused_in_the_hosts_words(

@@ -22,10 +22,60 @@ from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.loader.stages import AbstractStage, BufferRing, CopyStage, seed_batch
 from gnnplan.runtime.plan.schema import DynamicCache
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
-from gnnplan.runtime.train.streams import AbstractMark, AbstractStreams, HostStreams, streams_of
+from gnnplan.runtime.train.overlap import Workers
+from gnnplan.runtime.train.streams import (
+    AbstractMark,
+    AbstractStreams,
+    CudaStreams,
+    HostStreams,
+    streams_of,
+)
 from tests.support.plans import make_plan
 
 STEPS = 4
+
+
+@pytest.mark.parametrize("index", [0, 3])
+def test_every_thread_that_makes_batches_chooses_the_ranks_own_gpu_first(
+    monkeypatch: pytest.MonkeyPatch, index: int
+) -> None:
+    """CUDA's current device is a thread's own: one that chooses none works on GPU 0."""
+    current, jobs = threading.local(), list[int | None]()
+    chosen: list[tuple[str, int]] = []
+
+    def choose(device: int) -> None:
+        chosen.append((threading.current_thread().name, device))
+        current.device = device
+
+    monkeypatch.setattr(torch.cuda, "set_device", choose)
+    workers = Workers(2, enter=CudaStreams(torch.device("cuda", index)).enter_thread)
+    both = threading.Barrier(2)
+
+    def job() -> None:
+        both.wait(60)  # each on a thread of its own
+        jobs.append(getattr(current, "device", None))
+
+    for _ in range(2):
+        workers.start(job)
+    assert workers.close()
+    assert jobs == [index, index]
+    assert sorted(chosen) == [("prefetch-0", index), ("prefetch-1", index)]
+
+
+def test_a_loader_lets_its_threads_choose(small_graph: Graph, tmp_path: Path) -> None:
+    entered: list[str] = []
+
+    class Entered(HostStreams):
+        def enter_thread(self) -> None:
+            entered.append(threading.current_thread().name)
+
+    make_plan(small_graph, tmp_path / "plan", sample_threads=2)
+    loader = PlannedLoader(tmp_path / "plan", small_graph, streams=Entered())
+    assert len(list(loader)) == len(loader)
+    loader.close()
+    assert sorted(entered) == ["prefetch-0", "prefetch-1"]
+
+
 without_gpu = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the recorder stands for streams on the CPU"
 )
