@@ -63,6 +63,8 @@ class BatchProfile:
     """Vertices, as above, of an epoch's last, smaller batch; empty where there is none."""
     last_edges: list[int] = field(default_factory=list[int])
     """Drawn edges of that batch."""
+    list_entries: float = 0.0
+    """Neighbours in the lists of the vertices that a mean batch expands; 0 where not counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,6 +167,8 @@ class ModelTiming:
     """Whether those ranks had batches of their own, so that `all_reduce` holds their wait."""
     batch_seconds: float = 0.0
     """Seconds of adding edge weights to a mean batch (the loader's last stage)."""
+    batch_host_seconds: float = 0.0
+    """Seconds of that in which the host of a GPU launches kernels."""
     host_seconds: float = 0.0
     """Seconds of a step in which a GPU's training thread launches kernels."""
     gpu: GpuTiming | None = None

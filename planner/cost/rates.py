@@ -89,6 +89,8 @@ class MachineTable(StrEnum):
     BESIDE_LOADER = "beside_loader", "ratio"
     PROCESS_START = "process_start"
     GPU_KERNEL = "gpu_kernel", "seconds", "cuda"
+    GPU_START = "gpu_start", "seconds", "cuda"
+    """Host's seconds of starting a kernel of the runtime, Python included."""
     GPU_MESSAGE = "gpu_message", "seconds", "cuda"
     HOST_MESSAGE = "host_message", "seconds", "cuda"
     GPU_CONTEXT = "gpu_context", "bytes", "cuda"

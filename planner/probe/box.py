@@ -422,6 +422,7 @@ def _tables(build: Build) -> tuple[dict[str, Table], dict[str, str]]:
     found = {
         "gpu_flops": ("flops_per_second", gpu["flops_per_second"].times(effects["matmul_share"])),
         "gpu_kernel": ("seconds", effects["kernel_seconds"]),
+        "gpu_start": ("seconds", effects["start_seconds"]),
         "gpu_message": ("seconds", effects["message_latency_seconds"]),
         "gpu_context": ("bytes", effects["context_bytes"]),
         "gpu_process": ("bytes", effects["process_bytes"]),

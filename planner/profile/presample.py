@@ -76,6 +76,10 @@ class _Counts:
     row_bytes: int = 0
     """Bytes of a feature row; 0: the graph has none."""
     data_offset: int = 0
+    indptr: NDArray[np.int64] | None = None
+    """Begins of the graph's lists; None: their lengths are not counted."""
+    entries: int = 0
+    """Neighbours in the lists of expanded vertices."""
 
     def __post_init__(self) -> None:
         self.halves = [np.zeros(self.num_nodes, np.float32) for _ in range(2)]
@@ -91,7 +95,10 @@ class _Counts:
         read = batch.blocks[:1] if batch.dialect is Dialect.FIRST_SEEN else batch.blocks
         for block in read:
             lengths = np.diff(block.indptr[: block.num_dst + 1])
-            self.topology[batch.n_id[: block.num_dst]] += lengths
+            expanded = batch.n_id[: block.num_dst]
+            self.topology[expanded] += lengths
+            if self.indptr is not None:
+                self.entries += int((self.indptr[expanded + 1] - self.indptr[expanded]).sum())
         if self.row_bytes and len(self.runs) < MIN_BATCHES:
             self.runs.append(counted_runs(np.sort(batch.n_id), self.row_bytes, self.data_offset))
         self._add_types(batch)
@@ -134,7 +141,12 @@ def presample(
 ) -> tuple[BatchProfile, Hotness]:
     """Draw batches as `num_ranks` ranks would; return their sizes, and reads of each vertex."""
     draw = drawer(graph, workload, sampler, num_ranks)
-    counts = _Counts(graph.num_nodes, row_bytes=row_bytes(graph), data_offset=_data_offset(graph))
+    counts = _Counts(
+        graph.num_nodes,
+        row_bytes=row_bytes(graph),
+        data_offset=_data_offset(graph),
+        indptr=graph.indptr,
+    )
     epoch = whole_steps(graph.num_train, workload.batch_size)
     # Steps that one half has before the other has as many.
     turn = epoch if _cheap(2 * epoch * num_ranks, draw(0, 0)) else 1
@@ -222,6 +234,7 @@ def _summary(counts: _Counts, seeds_per_rank: int) -> tuple[BatchProfile, Hotnes
         node_types=_shares(counts.node_types),
         disk_requests=requests,
         disk_bytes=moved,
+        list_entries=counts.entries / max(1, len(counts.vertices)),
     )
     hotness = Hotness(
         seeds_per_rank=seeds_per_rank,

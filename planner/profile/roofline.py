@@ -1,14 +1,21 @@
 """The model's time on a GPU that is not there: operations and bytes of the profiled shapes.
 
-    T = sum over operations of max(flops / F, bytes / B) + launches * t_k
+    T = max( sum over operations of max(flops / F, bytes / B), K t_s )
 
-F is the rate of float32 products, B the bandwidth of the GPU's memory, t_k the start of a kernel.
+F is the rate of float32 products, B the bandwidth of the GPU's memory, K what the host starts for a
+step and t_s its seconds of one start (cost.stages.host): it starts kernels while the GPU works.
 Nothing is run; the provenance of every number made here is `derived`.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from gnnplan.planner.cost.stages.host import (
+    UPDATE_STARTS,
+    block_starts,
+    pass_starts,
+    start_seconds,
+)
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel, make_table
 from gnnplan.planner.workload import BatchProfile, ModelTiming
@@ -17,10 +24,6 @@ from gnnplan.runtime.plan.schema import Workload
 FLOAT_BYTES = 4
 INDEX_BYTES = 4
 KNOWN_MODELS = ("sage", "gcn", "gat")
-LOSS_KERNELS = 6
-"""Kernels of softmax, loss, their backward, and zeroing the gradient."""
-OPTIMIZER_KERNELS = 12
-"""Kernels of Adam over all parameters at once."""
 OPTIMIZER_PASSES = 7
 """Reads of parameter, gradient and two moments; writes of all but the gradient."""
 
@@ -166,6 +169,9 @@ def roofline_timing(
     check_model(workload, machine)
     widths = layer_widths(workload, in_dim, num_outputs)
     flops, kernel = machine.table("gpu_flops"), machine.table("gpu_kernel")
+    start, layers = start_seconds(machine), workload.num_layers
+    started = start * pass_starts(workload.model, layers)
+    blocks_started = start * block_starts(workload.model, layers)
     rate = _Rate(
         flops=flops.at(ranks=1.0),
         bytes=min(
@@ -173,32 +179,31 @@ def roofline_timing(
             for x in machine.links
             if x.target in {g.name for g in machine.gpus}
         ),
-        kernel=kernel.at(ranks=1.0),
     )
     seconds = [
-        sum(rate.seconds(op) for s in shapes for op in layer_operations(workload.model, s))
-        + LOSS_KERNELS * rate.kernel
+        max(
+            started,
+            sum(rate.seconds(op) for s in shapes for op in layer_operations(workload.model, s)),
+        )
         for shapes in (_shapes(batch, widths, scale) for scale in scales)
-    ]
-    one_by_one = [
-        op for s in _shapes(batch, widths, 1.0) for op in layer_operations(workload.model, s)
     ]
     parameters = num_parameters(workload.model, widths)
     update = Operation(flops=10.0 * parameters, moved_bytes=4.0 * OPTIMIZER_PASSES * parameters)
     one = {"ranks": [ranks], "threads": [1]}
+    weighted = batch.block_edges if blocks_started else []
     spread = max(flops.spread, kernel.spread)
-    updates = [rate.seconds(update) + (OPTIMIZER_KERNELS - 1) * rate.kernel]
+    updates = [max(rate.seconds(update), UPDATE_STARTS * start)]
     return ModelTiming(
         forward_backward=make_table(
             "seconds", {"scale": scales} | one, seconds, spread, provenance="derived"
         ),
         optimizer=make_table("seconds", one, updates, spread, provenance="derived"),
         num_parameters=parameters,
-        host_seconds=(len(one_by_one) + LOSS_KERNELS + OPTIMIZER_KERNELS) * rate.kernel,
+        host_seconds=started + UPDATE_STARTS * start,
         activation_bytes=_activation_bytes(workload.model, _shapes(batch, widths, 1.0)),
-        batch_seconds=sum(
-            rate.seconds(elementwise(edges.mean, 1, passes=3)) for edges in batch.block_edges
-        ),
+        batch_seconds=blocks_started
+        + sum(rate.seconds(elementwise(e.mean, 1, passes=3)) for e in weighted),
+        batch_host_seconds=blocks_started,
     )
 
 
@@ -206,10 +211,9 @@ def roofline_timing(
 class _Rate:
     flops: float
     bytes: float
-    kernel: float
 
     def seconds(self, operation: Operation) -> float:
-        return max(operation.flops / self.flops, operation.moved_bytes / self.bytes) + self.kernel
+        return max(operation.flops / self.flops, operation.moved_bytes / self.bytes)
 
 
 def _shapes(

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.candidate import Candidate, RankRows, list_cores, make_candidate
-from gnnplan.planner.cost.backends.gpu import COPIES, copy_seconds, gpu_reduced
+from gnnplan.planner.cost.backends.gpu import copy_seconds, gpu_reduced
 from gnnplan.planner.cost.link_use import LinkUse, PlanRoutes
 from gnnplan.planner.cost.pipeline_time import finish_times
-from gnnplan.planner.cost.rates import MachineTable, edge_rate, rate_per_rank, vertex_rate
+from gnnplan.planner.cost.rates import edge_rate, vertex_rate
 from gnnplan.planner.cost.stages.exchange import exchange_rates, hidden_share
 from gnnplan.planner.cost.stages.gather import disk_start, gather_seconds, row_rate
 from gnnplan.planner.cost.stages.gather_gpu import (
@@ -29,6 +29,7 @@ from gnnplan.planner.cost.stages.gather_gpu import (
     memory_seconds_per_byte,
     read_seconds,
 )
+from gnnplan.planner.cost.stages.host import COPY_STARTS, GATHER_STARTS, start_seconds
 from gnnplan.planner.cost.stages.sample import (
     NEIGHBOUR_BYTES,
     OFFSETS_BYTES,
@@ -276,7 +277,7 @@ class _Gpus:
     copied: list[float]
     """Seconds per byte of copies from the host, by rank."""
     launch: float
-    """Seconds of launching one kernel."""
+    """Host's seconds of starting one kernel."""
     in_memory: float
     """Seconds per byte of copies within the GPU's memory."""
 
@@ -297,7 +298,7 @@ class _Gpus:
             offsets=read_seconds(machine, candidate, OFFSETS_BYTES),
             rows=read_seconds(machine, candidate, strategy.features.row_bytes),
             copied=copy_seconds_per_byte(machine, candidate),
-            launch=rate_per_rank(machine, MachineTable.GPU_KERNEL, candidate),
+            launch=start_seconds(machine),
             in_memory=memory_seconds_per_byte(machine, candidate),
         )
 
@@ -332,7 +333,7 @@ class _Gpus:
 
     def loader_launch_seconds(self, batch: BatchCounts) -> float:
         """Return the seconds of launching the loader's kernels and copies."""
-        return self.launch * (self._kernels(batch) + COPIES + 1)
+        return self.launch * (self._kernels(batch) + COPY_STARTS + GATHER_STARTS)
 
     def sample_seconds(self, rank: int, batch: BatchCounts) -> float:
         """Return the seconds of sampling a batch."""
@@ -394,7 +395,7 @@ def _gathers(gpus: _Gpus, ways: PlanRoutes, work: Work) -> list[list[float]]:
                 max((loads[k][x].seconds for x in names), default=0.0) for k, names in links.items()
             )
             written = gpus.written_seconds(work[rank][step])
-            found[rank].append(seconds + written + gpus.launch * max(1, len(links)))
+            found[rank].append(seconds + written + gpus.launch * GATHER_STARTS)
     return found
 
 

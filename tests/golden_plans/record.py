@@ -59,7 +59,8 @@ def on_gpus(case: Case, profile: Profile) -> Profile:
         return profile
     numbers, captures = profile.numbers, case.sampler == "neighbor"
     timing = {
-        key: with_gpu(each, numbers.batch(int(key)), captures=captures)
+        # Batches that ranks share are not timed: their seconds stay derived.
+        key: with_gpu(each, numbers.batch(int(key)), captures=captures) if key.isdecimal() else each
         for key, each in numbers.timing.items()
     }
     return replace(profile, numbers=replace(numbers, timing=timing))

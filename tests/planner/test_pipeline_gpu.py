@@ -89,22 +89,28 @@ def test_a_plan_on_all_gpus_names_devices_cliques_and_every_stage(
     assert min(m.headroom for m in made.prediction.memory_bytes.values()) >= 0
 
 
-# A fast GPU's steps on a small graph are the host's starting of kernels, which nothing hides.
+# Steps on a small graph are the host's starting of kernels, which nothing hides: here it takes a
+# tenth of what it does.
 @pytest.mark.parametrize(("machine", "share"), [("h200x1", 0.95), ("siton", 0.9)])
 def test_batches_are_made_ahead_on_lanes_and_the_step_is_shorter_than_in_line(
     graph: Graph, tmp_path: Path, machine: str, share: float
 ):
     # Rows on the host: with all of them on the GPU there is little to hide.
-    made = make(graph, tmp_path / "p", machine, devices=1, policy="none")
+    quick = load_preset(machine)
+    starts = quick.table("gpu_start")
+    quick = quick.with_tables({"gpu_start": replace(starts, values=[starts.values[0] / 10])})
+    settings = replace(SETTINGS, devices=1, policy="none")
+    made = plan(graph.path, settings, machine=quick, out=tmp_path / "p")
     stages, step = made.prediction.stages, made.prediction.step_seconds.value
     assert made.strategy.threads.sample == 1
     assert made.strategy.prefetch_depth in (2, 4)
     assert made.strategy.features.peer_way == "mapped"
-    in_line = sum(stages[s] for s in (*STAGES, "batch"))
+    in_line = sum(stages[s] for s in STAGES)
     assert step < share * in_line
     # No lane is hidden by the others: the longest of them is the least that a step takes.
     assert step >= stages["sample"]
-    assert step >= stages["gather"] + stages["copy"] + stages["batch"]
+    assert step >= stages["gather"] + stages["copy"]
+    assert "batch" not in stages  # GraphSAGE's blocks take no weights
     listed = [a for a in made.alternatives if "batches ahead" not in a.name and a.step_seconds]
     assert listed, "batches in line were priced too"
     assert all(a.step_seconds > step for a in listed if a.step_seconds is not None)

@@ -16,7 +16,7 @@ from gnnplan.planner.cost.backends.backend import Backend, Parts, time_to_start
 from gnnplan.planner.cost.backends.gpu_lanes import captured_bytes, has_lanes
 from gnnplan.planner.cost.memory import gpu_memory_use, gpu_parts
 from gnnplan.planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
-from gnnplan.planner.cost.rates import MachineTable, Rate, rate_per_rank
+from gnnplan.planner.cost.rates import MachineTable, Rate
 from gnnplan.planner.cost.request import Request, row_bytes
 from gnnplan.planner.cost.stages.all_reduce import (
     exposed_in_parts,
@@ -32,16 +32,19 @@ from gnnplan.planner.cost.stages.gather_gpu import (
     place_of,
     read_seconds,
 )
+from gnnplan.planner.cost.stages.host import COPY_STARTS, GATHER_STARTS, start_seconds
 from gnnplan.planner.cost.stages.sample import (
     NEIGHBOUR_BYTES,
     OFFSETS_BYTES,
     batch_launches,
     gpu_sample_seconds,
     launch_words,
+    scan_seconds,
 )
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.workload import BatchProfile, GpuLoop, GpuTiming, ModelTiming
 from gnnplan.runtime.plan.schema import MemoryUse
+from gnnplan.runtime.sampling.registry import sampler_or_unknown
 from gnnplan.runtime.stages import LOADER_STAGES, Stage
 
 
@@ -126,7 +129,7 @@ class _Reads:
     offsets: dict[str, list[float]]
     """Seconds of reading a list's begin and end, by place and rank."""
     launch: float
-    """Seconds of launching one kernel."""
+    """Host's seconds of starting one kernel."""
     in_memory: float
     """Seconds per byte of copies within the GPU's memory."""
 
@@ -139,23 +142,38 @@ class _Reads:
             rows={k: n for k, n in sorted(work.rows.rows.items()) if n > 0},
             ids=read_seconds(machine, candidate, NEIGHBOUR_BYTES),
             offsets=read_seconds(machine, candidate, OFFSETS_BYTES),
-            launch=rate_per_rank(machine, MachineTable.GPU_KERNEL, candidate),
+            launch=start_seconds(machine),
             in_memory=memory_seconds_per_byte(machine, candidate),
         )
 
     def drawing(self, place: str | None, kernels: float = 0.0) -> float:
         """Return the seconds of sampling with lists at a place; None for relabelling alone."""
         batch, rank = self.work.batch, self.work.rank
-        expanded = [v.mean for v in batch.vertices[:-1]]
+        reached = [v.mean for v in batch.vertices[:-1]]
+        expanded = sum(reached) if self.work.every_hop else reached[-1]
         return gpu_sample_seconds(
             sum(e.mean for e in batch.edges),
-            sum(expanded) if self.work.every_hop else expanded[-1],
+            expanded,
             kernels,
+            lists_seconds=self._scanning(place, expanded),
             neighbour_seconds=self.ids[place][rank] if place else 0.0,
             offsets_seconds=self.offsets[place][rank] if place else 0.0,
             hash_seconds=self.ids["own"][rank],
             kernel_seconds=self.launch,
         )
+
+    def _scanning(self, place: str | None, lists: float) -> float | None:
+        """Return the seconds of reading whole lists; None where chosen neighbours are read."""
+        work, entries = self.work, self.work.batch.list_entries
+        spec = sampler_or_unknown(work.sampler)
+        # A term of its own charges the lists of a preference for local neighbours.
+        if spec.reads_chosen or spec.prefers_local or min(entries, lists) <= 0:
+            return None
+        if place is None:
+            return 0.0
+        size = max(1, round(NEIGHBOUR_BYTES * entries / lists))
+        whole = read_seconds(work.machine, work.candidate, size)[place][work.rank]
+        return scan_seconds(entries, lists, whole)
 
     def gathering(self) -> tuple[float, float]:
         """Return the seconds of moving a batch's rows, and those in the GPU's own memory."""
@@ -189,14 +207,14 @@ def _derived_times(work: RankWork) -> RankTimes:
     """Derive all stages but the all-reduce from rates."""
     reads, candidate, timing = _Reads.of(work), work.candidate, work.timing
     place, swept = WHERE[candidate.topology.policy], work.captured_bytes * reads.in_memory
-    kernels, sources = _kernels(work, candidate), max(1, len(reads.rows))
+    kernels = _kernels(work, candidate)
     gather, near = reads.gathering()
-    near += timing.batch_seconds
+    near += timing.batch_seconds - timing.batch_host_seconds
     near += swept + reads.drawing("own" if place == "own" else None)
     sample = swept + reads.drawing(place, kernels)
-    gather += reads.launch * sources
+    gather += reads.launch * GATHER_STARTS
     copy = reads.copying(reads.launch)
-    launches = reads.launch * (sources + kernels + COPIES)
+    launches = reads.launch * (kernels + GATHER_STARTS + COPY_STARTS) + timing.batch_host_seconds
     loader = sample + gather + copy + timing.batch_seconds
     ranks, threads = candidate.num_ranks, candidate.threads.compute
     seconds = {
@@ -363,8 +381,6 @@ def gpu_traffic(
 
 SEED_BYTES = 16
 """Bytes of a seed's id and its label."""
-COPIES = 2
-"""Number of copies per batch: seeds and labels."""
 
 
 def copy_seconds(
@@ -380,4 +396,4 @@ def copy_seconds(
     >>> round(1e6 * copy_seconds(1000.0, 1e-10, 1e-5), 1)
     21.6
     """
-    return COPIES * kernel_seconds + seed_bytes * seeds * seconds_per_byte
+    return COPY_STARTS * kernel_seconds + seed_bytes * seeds * seconds_per_byte

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.pipeline_time import period, slow_each_other, stochastic_period
 from gnnplan.planner.cost.rank_times import RankTimes
-from gnnplan.planner.cost.rates import MachineTable, rate_per_rank
+from gnnplan.planner.cost.rates import MachineTable
 from gnnplan.planner.cost.request import Request, seeds_per_rank
 from gnnplan.planner.cost.stages.exchange import measured_eta
 from gnnplan.planner.cost.stages.gather_gpu import memory_seconds_per_byte
+from gnnplan.planner.cost.stages.host import start_seconds
 from gnnplan.planner.cost.stages.sample import batch_launches
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.workload import GpuTiming
@@ -149,16 +150,22 @@ def buffer_bytes(request: Request, candidate: Candidate) -> int:
 
 
 def capture_gain(request: Request, candidate: Candidate, num_bytes: int) -> float:
-    """Return the seconds that one launch saves per batch, less the sweeps over the buffers.
+    """Return the seconds that a graph's one launch saves, less the sweeps over the buffers.
 
-    (K - 1) t_k - bytes / B, with K launches of a batch otherwise.
+    (K - K_g) t_s - bytes / B, with K starts of a batch otherwise and K_g around the graph.
     """
     machine, hops = request.machine, len(request.workload.fanouts)
-    launch = rate_per_rank(machine, MachineTable.GPU_KERNEL, candidate)
     swept = num_bytes * memory_seconds_per_byte(machine, candidate)
-    single = replace(candidate, threads=replace(candidate.threads, capture=0))
-    kernels = batch_launches(single, hops, sampler=request.sampler, every_hop=request.every_hop)
-    return (kernels - 1) * launch - swept
+    single, graph = (
+        batch_launches(
+            replace(candidate, threads=replace(candidate.threads, capture=capture)),
+            hops,
+            sampler=request.sampler,
+            every_hop=request.every_hop,
+        )
+        for capture in (0, 1)
+    )
+    return (single - graph) * start_seconds(machine) - swept
 
 
 def timed_gain(timed: GpuTiming, candidate: Candidate) -> float:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from gnnplan.planner.candidate import Candidate, PlacedRows
 from gnnplan.planner.cost.memory import host_memory_of
 from gnnplan.planner.cost.rates import MachineTable, rate_per_rank
+from gnnplan.planner.cost.stages.host import start_seconds
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import Link, MachineModel, Memory, Processor, Switch
 from gnnplan.planner.machine.routes import (
@@ -298,7 +299,7 @@ def peer_way(
     read = [ranks.rows.get("peer", 0.0) for ranks in placed.ranks]
     if "peer" not in stored or max(read, default=0.0) <= 0:
         return "mapped"
-    launch = rate_per_rank(machine, MachineTable.GPU_KERNEL, candidate)
+    launch = start_seconds(machine)
     message = rate_per_rank(machine, MachineTable.GPU_MESSAGE, candidate)
     in_memory = memory_seconds_per_byte(machine, candidate)
     mapped = exchanged = 0.0

@@ -4,6 +4,7 @@ Each kernel of a GPU's sampler is a launch by the host. Over one to three hops L
 to eight batches k, with p batches made ahead, the runtime's samplers launch
 
     a batch by itself       a + b L
+    the same as a graph     g + h L: its replay, and what is copied in and out
     a batch of a stack      (c + d L) / k + e + f L + 7 min(k, p + 1) / k
 
 The last batches of a stack get tensors of their own. tests/planner/cost/stages/test_gpu_launches.py
@@ -38,6 +39,10 @@ OFFSETS_BYTES = 16
 """Bytes of a list's begin and end."""
 HASH_READS = 3
 """Random accesses to the relabelling table per drawn edge: look up, insert, read back."""
+LIST_PASSES = 2
+"""Passes over a list by samplers that read whole lists: one counts, one writes."""
+SCAN_SECONDS = 5e-11
+"""A GPU's seconds of deciding on one neighbour of a list, both passes together (DEC-110)."""
 KERNELS_PER_HOP = 8
 """Kernels per hop of systems whose code is not at hand: draw, prefix sum, hash, compact."""
 
@@ -51,6 +56,7 @@ def gpu_sample_seconds(
     offsets_seconds: float,
     hash_seconds: float,
     kernel_seconds: float,
+    lists_seconds: float | None = None,
 ) -> float:
     """Return the seconds a GPU takes to draw one batch.
 
@@ -58,14 +64,28 @@ def gpu_sample_seconds(
     c_n and c_o seconds of a neighbour's id and of a list's two offsets, read at random from where
     the topology lies; c_h of an access to the GPU's own memory; t_k of one launch.
 
+    A sampler that decides on every neighbour takes `lists_seconds` in place of E c_n.
+
     Source: docs/formulas.md 2.4; the relabelling term is derived.
 
     >>> round(1e3 * gpu_sample_seconds(1e6, 1e5, 16, neighbour_seconds=5e-9, offsets_seconds=5e-9,
     ...     hash_seconds=1e-10, kernel_seconds=1e-5), 2)
     5.96
     """
-    reads = edges * neighbour_seconds + expanded * offsets_seconds
+    chosen = edges * neighbour_seconds if lists_seconds is None else lists_seconds
+    reads = chosen + expanded * offsets_seconds
     return reads + HASH_READS * edges * hash_seconds + launches * kernel_seconds
+
+
+def scan_seconds(entries: float, lists: float, list_seconds: float) -> float:
+    """Return a GPU's seconds of reading whole lists and deciding on each of their neighbours.
+
+    2 X c(4 D / X) + D c_d: X lists of D neighbours in all, each list read twice as one row.
+
+    >>> round(1e3 * scan_seconds(15e6, 1e5, 1e-8), 2)
+    2.75
+    """
+    return LIST_PASSES * lists * list_seconds + entries * SCAN_SECONDS
 
 
 OWN_TENSORS = 7
@@ -83,10 +103,12 @@ class LaunchLaw:
     """c, d of a whole stack."""
     each: tuple[float, float]
     """e, f of each batch of a stack."""
+    graph: tuple[float, float] = (0, 0)
+    """g, h of a batch drawn by one CUDA graph; zeros where none can be captured."""
 
 
-FIRST_SEEN = LaunchLaw(alone=(12, 13), stack=(30, 46.7), each=(3.3, 2.3))
-EVERY_HOP = LaunchLaw(alone=(6, 17), stack=(27, 56), each=(1.8, 1.0))
+FIRST_SEEN = LaunchLaw(alone=(12, 13), stack=(30, 46.7), each=(3.3, 2.3), graph=(5, 1))
+EVERY_HOP = LaunchLaw(alone=(6, 17), stack=(27, 56), each=(1.8, 1.0), graph=(3, 2))
 LOCAL = LaunchLaw(alone=(11, 71), stack=(11, 71), each=(0, 0))
 """Neighbours preferred by place, in draws with replacement; they are not drawn in stacks."""
 LAYERS = LaunchLaw(alone=(0, 214), stack=(0, 213), each=(0, 1))
@@ -103,15 +125,15 @@ def launch_law(sampler: str, *, every_hop: bool) -> LaunchLaw:
 def batch_launches(
     candidate: Candidate, hops: int, *, sampler: str = DEFAULT_SAMPLER, every_hop: bool = False
 ) -> float:
-    """Return the kernels that the host launches for a batch; 1 where a CUDA graph holds them.
+    """Return the kernels that the host launches for a batch, beside the copy of its seeds.
 
     >>> from gnnplan.planner.candidate import list_cores, make_candidate
     >>> batch_launches(make_candidate(list_cores(1)), 2)
     38.0
     """
-    if candidate.threads.capture and candidate.bulk_batches == 1:
-        return 1.0
     law = launch_law(sampler, every_hop=every_hop)
+    if candidate.threads.capture and candidate.bulk_batches == 1:
+        return float(law.graph[0] + law.graph[1] * hops)
     k = candidate.bulk_batches
     if k == 1:
         return float(law.alone[0] + law.alone[1] * hops)

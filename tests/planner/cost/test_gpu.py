@@ -11,6 +11,7 @@ from gnnplan.planner.cost.memory import Budgets, common_parts, gpu_memory_use, g
 from gnnplan.planner.cost.stages.all_reduce import gpu_all_reduce, ring_bandwidth
 from gnnplan.planner.cost.stages.gather_gpu import copy_seconds_per_byte, read_seconds
 from gnnplan.planner.machine.model import MachineModel, Memory
+from gnnplan.planner.machine.routes import lines
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.runtime.plan.schema import GraphRef, Threads
 from tests.planner.cost.by_hand import at, work
@@ -129,17 +130,33 @@ def test_stages_of_a_rank_by_hand():
     chosen = candidate(machine, 1)
     found = GpusBackend().stage_times(work(chosen, machine, rows(host=1000.0), row_bytes=ROW))
     pcie, hbm = 16 * 3.938e9 * 0.75, 4.8e12
-    # 1000 rows over PCIe, 1000 rows written at 85% of the memory's rate, one kernel.
+    # 1000 rows over PCIe, 1000 rows written at 85% of the memory's rate, 3 starts.
     assert at(found, "gather") == pytest.approx(
-        1000 * 512 / pcie + 1000 * 512 / (hbm * 0.85) + 2e-5
+        1000 * 512 / pcie + 1000 * 512 / (hbm * 0.85) + 3 * 47e-6
     )
     # 2000 drawn edges of 64 B, 400 expanded vertices' offsets of 64 B, 3 hash reads of 32 B
-    # for every edge, 12 kernels and 13 for each of 2 hops, of 20 us each.
-    sample = 2400 * 64 / pcie + 3 * 2000 * 32 / (hbm * 0.6) + 76e-5
+    # for every edge, 12 kernels and 13 for each of 2 hops, of 47 us each.
+    sample = 2400 * 64 / pcie + 3 * 2000 * 32 / (hbm * 0.6) + 38 * 47e-6
     assert at(found, "sample") == pytest.approx(sample)
-    assert at(found, "copy") == pytest.approx(4e-5 + 1600 / (16 * 3.938e9 * 0.82))
+    assert at(found, "copy") == pytest.approx(2 * 47e-6 + 1600 / (16 * 3.938e9 * 0.82))
     assert at(found, "all_reduce") == 0.0
     assert all("measured" not in time.provenance for time in found.stages.values())
+
+
+def test_labor_is_charged_for_the_lists_that_it_reads_and_not_for_what_it_draws():
+    machine = load_preset("h200x1")
+    asked = work(candidate(machine, 1), machine, rows(host=1000.0), row_bytes=ROW)
+    # 400 expanded vertices with 300 neighbours each: 15 lists' lengths for one drawn edge.
+    asked = replace(asked, batch=replace(asked.batch, list_entries=400 * 300.0))
+    chosen, labor = (
+        at(GpusBackend().stage_times(replace(asked, sampler=name)), "sample")
+        for name in ("neighbor", "labor")
+    )
+    pcie = 16 * 3.938e9 * 0.75
+    drawn, lists = 2000 * 64 / pcie, 2 * 400 * lines(1200) * 64 / pcie + 400 * 300 * 5e-11
+    assert labor - chosen == pytest.approx(lists - drawn)
+    uncounted = replace(asked, batch=replace(asked.batch, list_entries=0.0), sampler="labor")
+    assert at(GpusBackend().stage_times(uncounted), "sample") == pytest.approx(chosen)
 
 
 def test_topology_in_gpu_memory_is_read_there():

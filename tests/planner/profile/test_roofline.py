@@ -1,7 +1,10 @@
 """Tests for planner/profile/roofline.py: parameters against the real models, times by hand."""
 
+from dataclasses import replace
+
 import pytest
 
+from gnnplan.planner.cost.stages.host import start_seconds
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.profile.model_seconds import SCALES
@@ -72,14 +75,25 @@ def test_a_faster_gpu_takes_less_and_a_larger_batch_more():
 
 def test_no_batch_takes_less_than_the_starts_of_its_kernels():
     found = timing("h200x1", hidden=4).forward_backward.values[0]
-    # Two sage layers of 7 and 10 kernels, and the loss's 6, of 20 us each.
-    assert found > 23 * 20e-6
+    # Of a pass with two sage layers the host starts 8 + 2 x 17, each in 47 us.
+    assert found == pytest.approx(42 * 47e-6)
 
 
 def test_the_host_starts_every_kernel_of_a_step():
     found = timing("h200x1")
-    # Two sage layers of 7 and 10 kernels, the loss's 6 and the update's 12, of 20 us each.
-    assert found.host_seconds == pytest.approx(35 * 20e-6)
+    # 8 + 2 x 17 of a pass with two sage layers, and 2 of the update, each in 47 us.
+    assert found.host_seconds == pytest.approx(44 * 47e-6)
+    assert found.batch_seconds == found.batch_host_seconds == 0.0
+    weighted = timing("h200x1", "gcn")
+    assert weighted.host_seconds == pytest.approx((8 + 2 * 14 + 2) * 47e-6)
+    assert weighted.batch_seconds > weighted.batch_host_seconds == pytest.approx(72 * 47e-6)
+
+
+def test_a_machine_whose_starts_were_not_measured_has_those_of_its_empty_kernels():
+    known = load_preset("h200x1")
+    assert start_seconds(known) == pytest.approx(47e-6)
+    tables = {name: table for name, table in known.tables.items() if name != "gpu_start"}
+    assert start_seconds(replace(known, tables=tables)) == pytest.approx(2.35 * 20e-6)
 
 
 def test_a_model_of_unknown_work_is_refused_in_one_line():

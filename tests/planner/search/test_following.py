@@ -70,8 +70,8 @@ def test_a_gpu_samples_by_a_graph_where_launches_cost_more_than_its_buffers() ->
     size = buffer_bytes(asked, one)
     assert captured_bytes(asked, chosen) == size > 0
     assert captured_bytes(asked, one) == 0
-    # 38 launches of 20 us become one; the buffers are gone through at 85% of 4.8 TB/s.
-    gain = 74e-5 - size / (4.8e12 * 0.85)
+    # 38 starts of 47 us become 7; the buffers are gone through at 85% of 4.8 TB/s.
+    gain = 31 * 47e-6 - size / (4.8e12 * 0.85)
     assert capture_gain(asked, one, size) == pytest.approx(gain)
     before, after = (predict(asked, c, rows(1)).stages["sample"] for c in (one, chosen))
     assert before - after == pytest.approx(gain)
@@ -83,7 +83,7 @@ def test_a_gpu_samples_by_a_graph_where_launches_cost_more_than_its_buffers() ->
 def test_quick_launches_large_buffers_and_other_samplers_are_left_alone() -> None:
     found = load_preset("h200x1")
     asked, one = request(found, fanouts=[10, 5]), on_gpus(found, 1)
-    quick = found.with_tables({"gpu_kernel": constant("seconds", ["ranks"], 1e-8)})
+    quick = found.with_tables({"gpu_start": constant("seconds", ["ranks"], 1e-8)})
     cases = [
         (PlanSettings(), replace(asked, machine=quick)),
         (PlanSettings(), request(found, fanouts=[10, -1])),  # nothing bounds such a batch

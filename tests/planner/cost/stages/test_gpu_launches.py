@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,17 +11,22 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnnplan.planner.cost.memory import HELD, gpu_batch_bytes, gpu_stack_bytes
+from gnnplan.planner.cost.stages.host import UPDATE_STARTS, block_starts, pass_starts
 from gnnplan.planner.cost.stages.sample import OWN_TENSORS, batch_launches, launch_words
+from gnnplan.planner.profile.protocol import GpuTimingRequest
 from gnnplan.planner.workload import BatchProfile, Spread
-from gnnplan.runtime.plan.schema import Threads
+from gnnplan.runtime.graph.generate import generate_rmat
+from gnnplan.runtime.models import functions, layers as convolutions
+from gnnplan.runtime.plan.schema import Sampler, Threads, Workload
 from gnnplan.runtime.sampling.minibatch import Dialect, Request
 from tests.runtime.sampling.device_cases import random_graph, seeds_of, topology_of
 
 pytest.importorskip("triton")
 
+from gnnplan.planner.profile.gpu_timing import GpuTimed
 from gnnplan.runtime.sampling.gpu import stack as device_stack
 from gnnplan.runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
-from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler
+from gnnplan.runtime.sampling.gpu.neighbor import CapturedNeighborSampler, DeviceNeighborSampler
 from gnnplan.runtime.sampling.gpu.stack import batch_bytes, stack_of, with_own_tensors
 from tests.support.candidates import candidate_of_ranks
 
@@ -31,6 +37,7 @@ FREE = """
 empty empty_like empty_strided new_empty view _unsafe_view view_as reshape _reshape_alias slice
 select narrow alias detach t transpose permute unsqueeze squeeze expand as_strided split
 split_with_sizes unbind lift_fresh is_pinned set_ resize_ _local_scalar_dense
+_record_function_enter_new _record_function_exit
 """
 NO_KERNEL = frozenset(FREE.split())
 """Operations that start none: views, allocations, and waiting for a value."""
@@ -120,12 +127,12 @@ def test_layers_start_as_many_kernels_as_the_law_says(
         assert law * k == pytest.approx(together, rel=0.1)
 
 
-def test_large_stacks_start_fewer_kernels_per_batch_small_ones_more_and_a_graph_one() -> None:
+def test_large_stacks_start_fewer_kernels_per_batch_small_ones_more_and_a_graph_few() -> None:
     alone, four, sixteen, many = (
         batch_launches(replace(ONE, bulk_batches=k), 2) for k in (1, 4, 16, 64)
     )
     assert many < sixteen < alone < four
-    assert batch_launches(replace(ONE, threads=Threads(capture=1)), 2) == 1
+    assert batch_launches(replace(ONE, threads=Threads(capture=1)), 2) == 7
     assert "16 batches to a stack" in launch_words(replace(ONE, bulk_batches=16), "neighbor")
     assert "for neighbours, not for labor" in launch_words(ONE, "labor")
     assert launch_words(replace(ONE, threads=Threads(capture=1)), "neighbor") == "by one CUDA graph"
@@ -160,3 +167,72 @@ def test_room_for_a_stack_is_what_the_runtime_counts(
     # The runtime's own division gives the k that was asked for.
     budget = gpu_stack_bytes(known, 16, 2, every_hop=every_hop)
     assert budget // (HELD * batch_bytes(batch)) - 2 * 3 in (16, 17)
+
+
+@pytest.fixture
+def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int, str], GpuTimed]:
+    """Sampler, loader and model by the GPU's own kernels, interpreted."""
+    monkeypatch.setattr(functions, "runs_on_device", lambda x: x.dtype == torch.float32)
+    for module in (functions, convolutions):
+        monkeypatch.setattr(module, "runs_on_kernels", lambda x: False)
+    generate_rmat(tmp_path / "g", num_nodes=300, degree=8.0, feature_dim=16, train_fraction=0.5)
+
+    def make(model: str, layers: int, dialect: str) -> GpuTimed:
+        work = Workload(model=model, fanouts=[3] * layers, num_layers=layers, hidden=8, heads=2)
+        request = GpuTimingRequest(
+            graph=str(tmp_path / "g"), workload=work, seeds=12, scales=[1.0], captures=True,
+            sampler=Sampler(name="neighbor", dialect=dialect),
+        )  # fmt: skip
+        return GpuTimed(request, torch.device("cpu"))
+
+    return make
+
+
+def nodes_of(loss: torch.Tensor) -> int:
+    """Nodes of a backward pass."""
+    seen, left = set[Any](), [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            left += [after for after, _ in node.next_functions]
+    return len(seen)
+
+
+@pytest.mark.parametrize(("model", "layers"), [("sage", 1), ("sage", 3), ("gcn", 2), ("gat", 2)])
+def test_a_step_and_its_blocks_start_what_the_host_is_charged_for(
+    model: str, layers: int, loop: Callable[..., GpuTimed], count: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    timed, nodes, backward = loop(model, layers, "first_seen"), list[int](), torch.Tensor.backward
+
+    def counted(self: torch.Tensor, *args: Any, **named: Any) -> None:
+        nodes.append(nodes_of(self))
+        backward(self, *args, **named)
+
+    monkeypatch.setattr(torch.Tensor, "backward", counted)
+    drawn = timed._sizes(12)
+    batches = iter([timed._hand(drawn.next()) for _ in range(2)])
+    kernels = count(lambda: timed._take(next(batches)))
+    assert kernels + nodes[-1] == pass_starts(model, layers) + UPDATE_STARTS
+    # One kernel gathers; its counters and the copy of labels are no kernels on a processor.
+    assert count(lambda: timed._hand(drawn.next())) == 1 + block_starts(model, layers)
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+@pytest.mark.parametrize("hops", [1, 3])
+def test_around_a_captured_graph_the_host_starts_what_the_law_says(
+    dialect: Dialect, hops: int, loop: Callable[..., GpuTimed], count: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    timed = loop("sage", hops, dialect.value)
+    captured = CapturedNeighborSampler.of(timed._sampler, 12)
+    seeds = timed._seeds(12)
+    captured.sample(seeds, epoch=0, step=0)  # fills the buffers that a replay would
+    monkeypatch.setattr(CapturedNeighborSampler, "_steps", lambda self: None)
+    around = count(lambda: captured.sample(seeds, epoch=0, step=0))
+    law = batch_launches(
+        replace(ONE, threads=Threads(capture=1)), hops, every_hop=dialect is Dialect.EVERY_HOP
+    )
+    # Its replay is a launch more; the copy of the seeds is counted with the labels'.
+    assert law == around + 1 - 1
