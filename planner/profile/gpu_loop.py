@@ -18,7 +18,7 @@ from gnnplan.planner.profile.protocol import half_range, half_width
 from gnnplan.planner.workload import GpuLoop
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.loader.device import DeviceBatchStage, DeviceGatherStage, DeviceSampleStage
-from gnnplan.runtime.loader.loader import pass_through, take_made
+from gnnplan.runtime.loader.loader import MadeBatch, pass_through, take_made
 from gnnplan.runtime.loader.stages import AbstractStage, CopyStage, SeedsStage, seed_batch
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.process import process_on, usable_core_ids
@@ -27,7 +27,7 @@ from gnnplan.runtime.sampling.seeds import SeedSchedule
 from gnnplan.runtime.stages import Stage
 from gnnplan.runtime.train.minibatch import STEP, TrainLoop
 from gnnplan.runtime.train.overlap import Prefetcher, Turns, Workers
-from gnnplan.runtime.train.streams import AbstractMark, AbstractStreams, streams_of
+from gnnplan.runtime.train.streams import AbstractStreams, streams_of
 
 LEAST_ROUNDS, ROUNDS = 3, 9
 """Least rounds of each way, and the most while time is left; ways take turns."""
@@ -122,7 +122,7 @@ def _one_round(
     ]
     per_epoch = parts.schedule.num_steps
 
-    def make(index: int, turns: Turns) -> tuple[MiniBatch, AbstractMark | None]:
+    def make(index: int, turns: Turns) -> MadeBatch:
         epoch, step = divmod(number * STEPS + index, per_epoch)
         batch = seed_batch(epoch, step, parts.dialect)
         return pass_through(batch, stages, meter, streams, index, index, turns)

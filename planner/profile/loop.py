@@ -229,7 +229,7 @@ def _make_batches(
 
     def produce(index: int, turns: Turns) -> MiniBatch:
         batch = seed_batch(*epoch_and_step(index, whole), Dialect.FIRST_SEEN)
-        return pass_through(batch, stages, loop.meter, streams, first + index, index, turns)[0]
+        return pass_through(batch, stages, loop.meter, streams, first + index, index, turns).batch
 
     with Prefetcher(produce, steps, workers=None, depth=1) as ready:
         for batch in ready:

@@ -150,7 +150,7 @@ class PygView:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class MadeBatch:
     """Batch on its way, with the mark at which its latest lane is done with it."""
 
     batch: MiniBatch
@@ -168,14 +168,14 @@ def pass_through(
     turn: int,
     turns: Turns,
     order: CollectiveOrder | None = None,
-) -> _Made:
+) -> MadeBatch:
     """Pass a batch through all stages; return it with the mark at which it is whole.
 
     `index` numbers this process's steps, for the meter; `turn` this iteration's, for `turns`.
     Stages in which ranks meet run on the order's thread where there is one.
     """
     seconds: dict[str, float] = {}
-    made = _Made(batch)
+    made = MadeBatch(batch)
     for number, stage in enumerate(stages):
         if stage.ordered:
             turns.take(number, turn)
@@ -198,8 +198,8 @@ def pass_through(
 
 
 def _run_stage(
-    stage: AbstractStage, made: _Made, streams: AbstractStreams, index: int
-) -> tuple[_Made, float]:
+    stage: AbstractStage, made: MadeBatch, streams: AbstractStreams, index: int
+) -> tuple[MadeBatch, float]:
     """Pass a batch through one stage on its lane; return it with this thread's core seconds."""
     core, mark, lane = time.thread_time(), made.mark, made.lane
     with streams.on(stage.lane):
@@ -209,10 +209,10 @@ def _run_stage(
         batch = stage.wait(stage.submit(made.batch, index))
         if stage.lane:  # the others work on the host, and are done
             mark, lane = streams.mark(), stage.lane
-    return _Made(batch, mark, lane), time.thread_time() - core
+    return MadeBatch(batch, mark, lane), time.thread_time() - core
 
 
-def take_made(made: _Made, streams: AbstractStreams) -> MiniBatch:
+def take_made(made: MadeBatch, streams: AbstractStreams) -> MiniBatch:
     """Let the training lane's further work come after a batch is made; return the batch."""
     if made.mark is not None:
         streams.wait(made.mark)
@@ -379,7 +379,7 @@ class PlannedLoader:
         self._give_back.atexit = False  # the process's end frees all of it
         # Ranks may meet in a stage whose batches come in order: a collective, drawn or gathered.
         self._meets = self.size > 1 and any(stage.ordered for stage in self.stages)
-        self._ready: Prefetcher[_Made] | None = None
+        self._ready: Prefetcher[MadeBatch] | None = None
         self._view = None if blocks else PygView(self.graph, self.plan.workload)
         if blocks and self.rank == 0:
             for line in unused_weights(self.plan, self.graph):
@@ -411,7 +411,7 @@ class PlannedLoader:
 
         order = self._order
 
-        def produce(index: int, turns: Turns) -> _Made:
+        def produce(index: int, turns: Turns) -> MadeBatch:
             with nullcontext() if order is None else order.failing():
                 return self._make(epoch, first + index, base + index, index, turns)
 
@@ -489,7 +489,7 @@ class PlannedLoader:
         for stage in self.stages:
             stage.finish()
 
-    def _make(self, epoch: int, step: int, index: int, turn: int, turns: Turns) -> _Made:
+    def _make(self, epoch: int, step: int, index: int, turn: int, turns: Turns) -> MadeBatch:
         batch = seed_batch(epoch, step, self._parts.dialect)
         made = pass_through(
             batch, self.stages, self.meter, self._streams, index, turn, turns, self._order

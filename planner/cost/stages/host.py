@@ -12,7 +12,7 @@ included. Over L layers or hops:
     K_blocks     GCN's edge weights, 36 L; other models add none
     K_training   a + b L forward and back, with the loss; 2 for the update
 
-tests/planner/cost/stages/test_gpu_launches.py counts all of them again (DEC-110).
+tests/planner/cost/stages/test_gpu_launches.py counts all of them again (DEC-114).
 """
 
 from gnnplan.planner.cost.rates import MachineTable
@@ -29,7 +29,7 @@ TRAINING_STARTS = {"sage": (8, 17), "gcn": (8, 14), "gat": (13, 96)}
 BLOCK_STARTS = {"gcn": 36}
 """Starts per layer of adding a model's edge weights."""
 START_PER_KERNEL = 2.35
-"""t_s over the seconds of starting an empty kernel, where only those are known (DEC-110)."""
+"""t_s over the seconds of starting an empty kernel, where only those are known (DEC-114)."""
 
 
 def start_seconds(machine: MachineModel) -> float:

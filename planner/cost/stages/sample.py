@@ -42,7 +42,7 @@ HASH_READS = 3
 LIST_PASSES = 2
 """Passes over a list by samplers that read whole lists: one counts, one writes."""
 SCAN_SECONDS = 5e-11
-"""A GPU's seconds of deciding on one neighbour of a list, both passes together (DEC-110)."""
+"""A GPU's seconds of deciding on one neighbour of a list, both passes together (DEC-114)."""
 KERNELS_PER_HOP = 8
 """Kernels per hop of systems whose code is not at hand: draw, prefix sum, hash, compact."""
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.features.location import SOURCE_BITS, SOURCE_MASK
+from gnnplan.runtime.features.peer import DeviceExchange
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan, Source
@@ -74,6 +75,7 @@ def _hold_plan(name: str, rank: int, graph: Graph, folder: Path) -> None:
     assert sorted(mapped) == MAPPED[name][rank]
     assert store.exchanges == (name in EXCHANGED)
     for exchange in store._others:
+        assert isinstance(exchange, DeviceExchange)
         ranks = exchange._ranks.tolist()
         asked = {owner for owner in ranks if owner != RANKS}
         assert sorted(asked) == EXCHANGED[name][rank]

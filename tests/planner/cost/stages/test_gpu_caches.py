@@ -33,7 +33,7 @@ def store_of(device: torch.device, cache: DeviceCache | None) -> DeviceFeatureSt
     """All rows on the device, behind a cache or not."""
     host = DeviceRows("host", torch.zeros(ROWS, WIDTH, device=device))
     rows = {0: host} if cache is None else {0: host, 1: DeviceRows("cache", cache.rows)}
-    table = DeviceTable(np.arange(ROWS, dtype=np.uint32) << 8, rows, device)
+    table = DeviceTable((np.arange(ROWS) << 8).astype(np.uint32), rows, device)
     if cache is not None:
         table.codes = cache.codes[:-1]
     return DeviceFeatureStore(table, cache=cache)
@@ -43,7 +43,7 @@ def store_of(device: torch.device, cache: DeviceCache | None) -> DeviceFeatureSt
 def test_a_cache_starts_as_many_kernels_as_its_law_says(
     policy: Any, count: Callable[..., int], kernel_device: torch.device
 ) -> None:
-    codes = np.arange(ROWS, dtype=np.uint32) << 8
+    codes = (np.arange(ROWS) << 8).astype(np.uint32)
     cache = DeviceCache(
         codes, np.zeros(256, np.bool_), WIDTH, torch.float32, kernel_device, policy=policy,
         num_slots=16, number=1,

@@ -177,7 +177,7 @@ def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int,
         monkeypatch.setattr(module, "runs_on_kernels", lambda x: False)
     generate_rmat(tmp_path / "g", num_nodes=300, degree=8.0, feature_dim=16, train_fraction=0.5)
 
-    def make(model: str, layers: int, dialect: str) -> GpuTimed:
+    def make(model: str, layers: int, dialect: Any) -> GpuTimed:
         work = Workload(model=model, fanouts=[3] * layers, num_layers=layers, hidden=8, heads=2)
         request = GpuTimingRequest(
             graph=str(tmp_path / "g"), workload=work, seeds=12, scales=[1.0], captures=True,

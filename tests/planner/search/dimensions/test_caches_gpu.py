@@ -115,6 +115,7 @@ def test_a_preference_for_local_neighbours_is_priced_and_reads_more_own_rows(
     assert local
     shares: dict[Candidate, dict[float, float]] = {}
     for each in local:
+        assert each.candidate.las is not None
         own = each.placed.rows.ranks[0].shares["own"]
         shares.setdefault(replace(each.candidate, sampler=Sampler()), {})[each.candidate.las] = own
         assert each.candidate.threads.capture == 0
