@@ -267,7 +267,9 @@ def test_a_run_that_could_not_begin_is_refused_at_once(
             return client.post("/v1/runs", json={"plan": plan, **options})
 
         assert start(plan).status_code == 202
-        monkeypatch.setattr("gnnplan.runtime.identity.machine_fingerprint", lambda: "another")
+        monkeypatch.setattr(
+            "gnnplan.runtime.identity.machine_fingerprint", lambda *_facts: "another"
+        )
         for answer, words in (
             (start(plan), "expected the machine the plan was made for"),
             (start(wide, force=True), "usable cores), found"),

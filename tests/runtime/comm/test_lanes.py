@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,9 @@ def test_a_rank_of_many_gpus_opens_bound_to_its_own(
                         ("LOCAL_WORLD_SIZE", 8)):  # fmt: skip
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid=f"gpu{number}")
+    )
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setattr(dist, "init_process_group", join)
     monkeypatch.setattr(meshes, "_store_of_attempt", lambda _timeout: FakeStore())
