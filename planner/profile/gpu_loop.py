@@ -18,7 +18,6 @@ from gnnplan.planner.profile.protocol import half_range, half_width
 from gnnplan.planner.workload import GpuLoop
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.loader.device import DeviceBatchStage, DeviceGatherStage, DeviceSampleStage
-from gnnplan.runtime.loader.loader import MadeBatch, pass_through, take_made
 from gnnplan.runtime.loader.stages import AbstractStage, CopyStage, SeedsStage, seed_batch
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.process import process_on, usable_core_ids
@@ -26,7 +25,14 @@ from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.seeds import SeedSchedule
 from gnnplan.runtime.stages import Stage
 from gnnplan.runtime.train.minibatch import STEP, TrainLoop
-from gnnplan.runtime.train.overlap import Prefetcher, Turns, Workers
+from gnnplan.runtime.train.overlap import (
+    MadeBatch,
+    Prefetcher,
+    Turns,
+    Workers,
+    pass_through,
+    take_made,
+)
 from gnnplan.runtime.train.streams import AbstractStreams, streams_of
 
 LEAST_ROUNDS, ROUNDS = 3, 9

@@ -23,7 +23,6 @@ from gnnplan.planner.workload import LoopOverhead
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.device import set_threads
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.loader.loader import pass_through
 from gnnplan.runtime.loader.stages import AbstractStage, BatchStage, SeedsStage, seed_batch
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.weights import fill_weights
@@ -33,7 +32,7 @@ from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 from gnnplan.runtime.stages import Stage
 from gnnplan.runtime.train.gradients import GradientBuffer
 from gnnplan.runtime.train.minibatch import STEP, TrainLoop, make_optimizer
-from gnnplan.runtime.train.overlap import Prefetcher, Turns
+from gnnplan.runtime.train.overlap import Prefetcher, Turns, pass_through
 from gnnplan.runtime.train.precision import Precision
 from gnnplan.runtime.train.streams import streams_of
 

@@ -5,6 +5,7 @@ One object serves a loader when it opens, and again where a sampler changes whil
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,18 +62,16 @@ from gnnplan.runtime.sampling.build import BatchSampler, build_sampler
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, find_sampler, is_default
 from gnnplan.runtime.sampling.seeds import LinkSchedule, SeedSchedule
+from gnnplan.runtime.train.overlap import IN_READ
 from gnnplan.runtime.train.streams import AbstractStreams
-
-IN_READ = ("exchange_ids", "exchange_rows")
-"""Pipeline entries that the feature store carries out inside the gather's read."""
 
 
 class LoaderParts:
     """Parts of one rank's loader under a plan; arguments as in `PlannedLoader`.
 
     `blocks` says that batches are handed out as blocks, not as PyG `Data`; `on_device` is the
-    request to `device_place`. PlanError says what cannot be combined, DatasetError what the dataset
-    lacks.
+    request to `device_place`; `store` is another loader's, which closes it. PlanError says what
+    cannot be combined, DatasetError what the dataset lacks.
     """
 
     def __init__(
@@ -89,15 +88,22 @@ class LoaderParts:
         device: torch.device,
         on_device: bool | None,
         streams: AbstractStreams,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        store: AbstractFeatureStore | None = None,
     ) -> None:
+        self._seeds: dict[str, bool] = {"shuffle": shuffle, "drop_last": drop_last}
+        self._lent = store is not None
         self.plan, self.graph, self.rank, self.size = plan, graph, rank, size
         self.meter, self._streams = meter, streams
         self.place = device_place(plan, graph, device, asked=on_device)
+        if self._lent:  # the lists that a device draws from are the lender's
+            self.place = replace(self.place, samples=False)
         self._folder, self._comm, self._as_blocks = folder, comm, blocks
         self.dialect = Dialect(plan.strategy.sampler.dialect)
         self.cooperation = self._cooperate(comm)
         self.schedule = self._make_schedule()
-        self.store: AbstractFeatureStore = self._open_store(comm)
+        self.store: AbstractFeatureStore = self._open_store(comm) if store is None else store
         self._drawing: DeviceSampleStage | None = None
         self._ordered: Communicator | None = None
 
@@ -105,7 +111,8 @@ class LoaderParts:
         """Give back the feature store and the process groups."""
         if self._ordered is not None:
             self._ordered.follow(None)
-        self.store.close()
+        if not self._lent:
+            self.store.close()
         if self.cooperation is not None:
             self.cooperation.close()
 
@@ -122,7 +129,10 @@ class LoaderParts:
     @property
     def num_threads(self) -> int:
         """Number of prefetch threads that may exchange beside the training thread."""
-        return threads_ahead(self.plan, self.store, self._comm, self.place.device)
+        comm = self._comm
+        if self._lent and comm is not None and comm.between_gpus:
+            return 0  # the lender's order is the only one
+        return threads_ahead(self.plan, self.store, comm, self.place.device)
 
     def order(self, threads: int, stages: Sequence[AbstractStage]) -> CollectiveOrder | None:
         """Make the order of what GPUs send in batches and in training; None where none is needed.
@@ -130,7 +140,7 @@ class LoaderParts:
         The communicator that was given, which training uses too, follows it until `close`.
         """
         comm, meetings = self._comm, sum(stage.ordered for stage in stages)
-        if comm is None or not (threads and meetings and comm.between_gpus):
+        if self._lent or comm is None or not (threads and meetings and comm.between_gpus):
             return None
         made = CollectiveOrder(meetings, self._streams.enter_thread)
         comm.follow(made)
@@ -331,6 +341,7 @@ class LoaderParts:
             seed=self.plan.workload.seed,
             num_ranks=self.size,
             rank=self.rank,
+            **self._seeds,
         )
 
     def _open_store(self, comm: Communicator | None) -> AbstractFeatureStore:

@@ -5,81 +5,61 @@ threads decide when they are ready. Stages are objects in a list (`stages`), eac
 meter; `train.overlap` runs the list ahead of the training thread.
 """
 
+import copy
 import functools
 import logging
 import os
-import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.comm.mesh import rank_and_size
 from gnnplan.runtime.comm.order import CollectiveOrder
 from gnnplan.runtime.device import memory_nodes
 from gnnplan.runtime.errors import DatasetError, InputError, PlanError
-from gnnplan.runtime.graph.dataset import Graph, is_typed, types_of
+from gnnplan.runtime.features.tier import AbstractFeatureStore
+from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.identity import open_planned_graph, unused_weights
-from gnnplan.runtime.loader.device import DeviceSampleStage, tensors_of
-from gnnplan.runtime.loader.factory import IN_READ, LoaderParts
-from gnnplan.runtime.loader.stages import AbstractStage, SampleStage, seed_batch
+from gnnplan.runtime.loader.device import DeviceSampleStage
+from gnnplan.runtime.loader.factory import LoaderParts
+from gnnplan.runtime.loader.keywords import (
+    Selection,
+    check_keywords,
+    link_form,
+    select_seeds,
+    select_training_seeds,
+)
+from gnnplan.runtime.loader.stages import SampleStage, seed_batch
+from gnnplan.runtime.loader.view import PygView
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.plan.io import load_plan
-from gnnplan.runtime.plan.schema import Plan, Workload
+from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.process import (
     GLOO_THREADS,
     cores_beside_training,
     make_batch,
     memory_spread_over,
 )
-from gnnplan.runtime.sampling.minibatch import MiniBatch
-from gnnplan.runtime.train.overlap import Prefetcher, Turns, Workers
-from gnnplan.runtime.train.streams import AbstractMark, AbstractStreams, streams_of
+from gnnplan.runtime.train.overlap import (
+    MadeBatch,
+    Prefetcher,
+    Turns,
+    Workers,
+    pass_through,
+    take_made,
+)
+from gnnplan.runtime.train.streams import AbstractStreams, streams_of
 
 PLAN_VARIABLE = "GNNPLAN_PLAN"
 """Environment variable that names the plan's folder to a script under `gnnplan launch`."""
-_FLAGS = {
-    "num_neighbors": "--fanouts",
-    "batch_size": "--batch-size",
-    "replace": "--sampler",
-    "neg_sampling": "--negatives",
-    "neg_sampling_ratio": "--negatives",
-}
-_DECIDED = {
-    *_FLAGS, "data", "input_nodes", "input_time", "subgraph_type", "disjoint", "temporal_strategy",
-    "time_attr", "weight_attr", "transform", "transform_sampler_output", "is_sorted",
-    "filter_per_worker", "neighbor_sampler", "directed", "edge_label_index", "edge_label",
-    "edge_label_time", "dataset", "shuffle", "sampler", "batch_sampler", "num_workers",
-    "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn", "prefetch_factor",
-    "persistent_workers", "generator", "multiprocessing_context", "pin_memory_device", "in_order",
-}  # fmt: skip
-"""Keywords of NeighborLoader, LinkNeighborLoader and torch's DataLoader."""
-
-
-def refuse_others(names: Iterable[str]) -> None:
-    """Raise TypeError for keywords that PlannedLoader does not have.
-
-    >>> refuse_others(["shuffle"])
-    Traceback (most recent call last):
-    TypeError: PlannedLoader: shuffle: the plan decides that; leave it out, or plan again
-    """
-    names = sorted(names)
-    unknown = [name for name in names if name not in _DECIDED]
-    if unknown:
-        raise TypeError(f"PlannedLoader() got an unexpected keyword argument {unknown[0]!r}")
-    if names:
-        flags = sorted({_FLAGS[name] for name in names if name in _FLAGS})
-        which = f" (gnnplan plan {', '.join(flags)})" if flags else ""
-        raise TypeError(
-            f"PlannedLoader: {', '.join(names)}: the plan decides that; leave it out, or plan "
-            f"again{which}"
-        )
 
 
 def plan_folder(plan: object) -> Path:
@@ -96,135 +76,6 @@ def plan_folder(plan: object) -> Path:
             "the script with gnnplan launch"
         )
     return Path(named)
-
-
-NO_EDGE = np.iinfo(np.int64).min
-"""`e_id` of a self-loop that import added, which is no edge of the source.
-
-It is an error as an index, where -1 would take the last edge's row.
-"""
-
-
-class PygView:
-    """View of a loader's batches as PyG's `Data`, or `HeteroData` of a typed graph.
-
-    Samplers count edges by their place in the dataset's `indices`. In a view `e_id` is the edge's
-    place in the imported source, for `data.edge_attr[batch.e_id]`; `edge_weight` holds the
-    dataset's weights, unless the sampler gives its own. Both are read here alone, from mapped
-    files.
-    """
-
-    def __init__(self, graph: Graph, workload: Workload) -> None:
-        self._graph, self._hetero = graph, None
-        self._edge_id = None if graph.edge_id is None else np.asarray(graph.edge_id)
-        self._weight = None if graph.edge_weight is None else np.asarray(graph.edge_weight)
-        if is_typed(workload):
-            from gnnplan.runtime.sampling.pyg import HeteroView
-
-            self._hetero = HeteroView(graph, types_of(graph))
-
-    def __call__(self, batch: MiniBatch) -> Any:
-        """Return the batch with x and y of all its nodes."""
-        if self._hetero is not None:
-            typed = self._hetero(batch, batch.x)
-            for store in typed.edge_stores:
-                self._fill_edges(store)
-            return typed
-        from gnnplan.runtime.sampling.pyg import to_pyg
-
-        labels = None if self._graph.y is None else torch.from_numpy(self._graph.y[batch.n_id])
-        data = to_pyg(batch, batch.x, labels)
-        self._fill_edges(data)
-        return data
-
-    def _fill_edges(self, edges: Any) -> None:
-        """Give the source's places and weights to edges, whose `e_id` are places in `indices`."""
-        if "e_id" not in edges:
-            return
-        places = edges.e_id.numpy()
-        if self._weight is not None and "edge_weight" not in edges:
-            edges.edge_weight = torch.from_numpy(self._weight[places])
-        if self._edge_id is not None:
-            found = self._edge_id[places]
-            edges.e_id = torch.from_numpy(np.where(found < 0, NO_EDGE, found))
-
-
-@dataclass(frozen=True, slots=True)
-class MadeBatch:
-    """Batch on its way, with the mark at which its latest lane is done with it."""
-
-    batch: MiniBatch
-    mark: AbstractMark | None = None
-    """None: nothing is under way."""
-    lane: str = ""
-
-
-def pass_through(
-    batch: MiniBatch,
-    stages: Sequence[AbstractStage],
-    meter: StageMeter,
-    streams: AbstractStreams,
-    index: int,
-    turn: int,
-    turns: Turns,
-    order: CollectiveOrder | None = None,
-) -> MadeBatch:
-    """Pass a batch through all stages; return it with the mark at which it is whole.
-
-    `index` numbers this process's steps, for the meter; `turn` this iteration's, for `turns`.
-    Stages in which ranks meet run on the order's thread where there is one.
-    """
-    seconds: dict[str, float] = {}
-    made = MadeBatch(batch)
-    for number, stage in enumerate(stages):
-        if stage.ordered:
-            turns.take(number, turn)
-        meter.enter(stage.name, index, meets=stage.ordered)
-        start, before = time.perf_counter(), _exchanged(made.batch)
-        run = functools.partial(_run_stage, stage, made, streams, index)
-        if stage.ordered and order is not None:
-            place = sum(each.ordered for each in stages[:number])
-            made, core = order.meet(turn, place, run)
-        else:
-            made, core = run()
-        elapsed = time.perf_counter() - start
-        if stage.ordered:
-            turns.done(number, turn)
-        elapsed -= _exchanged(made.batch) - before
-        seconds[stage.name] = elapsed
-        meter.add(stage.name, index, elapsed, core)
-    made.batch.seconds |= seconds
-    return made
-
-
-def _run_stage(
-    stage: AbstractStage, made: MadeBatch, streams: AbstractStreams, index: int
-) -> tuple[MadeBatch, float]:
-    """Pass a batch through one stage on its lane; return it with this thread's core seconds."""
-    core, mark, lane = time.thread_time(), made.mark, made.lane
-    with streams.on(stage.lane):
-        if mark is not None and stage.lane != lane:
-            streams.wait(mark)
-            streams.keep(tensors_of(made.batch))
-        batch = stage.wait(stage.submit(made.batch, index))
-        if stage.lane:  # the others work on the host, and are done
-            mark, lane = streams.mark(), stage.lane
-    return MadeBatch(batch, mark, lane), time.thread_time() - core
-
-
-def take_made(made: MadeBatch, streams: AbstractStreams) -> MiniBatch:
-    """Let the training lane's further work come after a batch is made; return the batch."""
-    if made.mark is not None:
-        streams.wait(made.mark)
-        streams.keep(tensors_of(made.batch))
-    return made.batch
-
-
-def _exchanged(batch: MiniBatch) -> float:
-    """Return the batch's seconds in exchanges so far, which are metered apart."""
-    if not batch.seconds:
-        return 0.0
-    return sum(batch.seconds.get(name, 0.0) for name in IN_READ)
 
 
 class Position:
@@ -297,9 +148,20 @@ class PlannedLoader:
     edges as the imported source does, `edge_weight` holds the dataset's weights, or the sampler's
     own. A dropped loader closes itself.
 
+    Validation, test and inference take a loader over other seeds: `over` makes one that reads by
+    the same store, and `input_nodes` one with a store of its own. Use one of them at a time.
+
     Args:
         plan: Plan folder; None takes that of `gnnplan launch`, from $GNNPLAN_PLAN.
         graph: The plan's dataset where it is open already; None opens it.
+        input_nodes, edge_label_index, batch_size, num_neighbors, shuffle, drop_last: Seeds, as in
+            `keywords.select_seeds`; of the plan's training seeds the plan decides them.
+        transform: Called with each PyG batch; what it returns is handed out.
+        node_data: Further columns by name, rows of all nodes [N, ...], handed out as fields of a
+            PyG batch; by node type, and rows of that type, in a typed graph.
+        edge_data: Further columns by name, a row per edge of the imported source, likewise.
+        neg_sampling: Form in which links are handed out, triplet or binary, as PyG names them.
+        neg_sampling_ratio: Binary form, with the plan's number of negatives.
         rank: This rank; None asks torch.distributed, then torchrun's environment.
         size: Number of ranks; as `rank`.
         device: Device of `x` and `y`.
@@ -311,12 +173,14 @@ class PlannedLoader:
         on_device: Whether the device draws and gathers by its own kernels, as far as it can; None:
             where it is a GPU. True on the CPU runs them in Triton's interpreter (tests).
         streams: Streams of the device; None makes them.
-        others: Refused; for NeighborLoader's keywords the error says that the plan decides them.
+        others: NeighborLoader's other keywords: those of workers are left out, others are refused
+            where they ask for something else than the plan.
 
     Raises:
         PlanError: The plan is damaged, or for another dataset or number of ranks.
         DatasetError: The dataset has no features.
-        TypeError: Other keywords, or something else than a folder as the plan.
+        InputError: Seeds or columns that the graph does not have.
+        TypeError: Keywords that the plan decides, or something else than a folder as the plan.
     """
 
     def __init__(
@@ -324,6 +188,17 @@ class PlannedLoader:
         plan: Path | str | None = None,
         graph: Graph | None = None,
         *,
+        input_nodes: Any = "train",
+        edge_label_index: Any = None,
+        batch_size: int | None = None,
+        num_neighbors: Any = None,
+        shuffle: bool | None = None,
+        drop_last: bool = False,
+        transform: Callable[[Any], Any] | None = None,
+        node_data: Mapping[str, Any] | None = None,
+        edge_data: Mapping[str, Any] | None = None,
+        neg_sampling: Any = None,
+        neg_sampling_ratio: float | None = None,
         rank: int | None = None,
         size: int | None = None,
         device: str | torch.device = "cpu",
@@ -335,27 +210,93 @@ class PlannedLoader:
         streams: AbstractStreams | None = None,
         **others: Any,
     ) -> None:
-        refuse_others(others)
-        folder = plan_folder(plan)
-        self.plan: Plan = load_plan(folder)
+        check_keywords(others)
+        self._folder = plan_folder(plan)
+        made = load_plan(self._folder)
         here, ranks = rank_and_size()
         self.rank = here if rank is None else rank
         self.size = ranks if size is None else size
-        _check_ranks(self.plan, self.rank, self.size)
-        self.graph = open_planned_graph(self.plan) if graph is None else graph
+        _check_ranks(made, self.rank, self.size)
+        self.graph = open_planned_graph(made) if graph is None else graph
         if self.graph.topology_only:
             raise DatasetError(f"{self.graph.path}: expected features to train on, found none")
-        if comm is None and self.size > 1 and self.plan.strategy.threads.comm == 0:
+        if comm is None and self.size > 1 and made.strategy.threads.comm == 0:
             make_batch(GLOO_THREADS)  # of the group that a user's script has made
         self.meter = StageMeter() if meter is None else meter
-        where = torch.device(device)
-        self._streams = streams_of(where) if streams is None else streams
+        self._device, self._on_device, self._comm = torch.device(device), on_device, comm
+        self._streams = streams_of(self._device) if streams is None else streams
+        asked: dict[str, Any] = {
+            "batch_size": batch_size,
+            "num_neighbors": num_neighbors,
+            "shuffle": shuffle,
+            "drop_last": drop_last,
+        }
+        if edge_label_index is None and isinstance(input_nodes, str) and input_nodes == "train":
+            selected = select_training_seeds(made, self.graph, **asked)
+        else:
+            asked |= {"edge_label_index": edge_label_index, "blocks": blocks}
+            selected = select_seeds(made, self.graph, input_nodes, **asked)
+        self._planned = made
+        form = link_form(neg_sampling, neg_sampling_ratio, made.workload)
+        self._view_of = functools.partial(
+            PygView, self.graph, form=form, node_data=node_data, edge_data=edge_data
+        )
+        self._open(selected, blocks=blocks, transform=transform, epoch=epoch)
+
+    def over(
+        self,
+        input_nodes: Any = None,
+        *,
+        edge_label_index: Any = None,
+        batch_size: int | None = None,
+        num_neighbors: Any = None,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        transform: Callable[[Any], Any] | None = None,
+        blocks: bool | None = None,
+    ) -> "PlannedLoader":
+        """Return a loader over other seeds that reads rows by this one's store.
+
+        Arguments are as in the constructor; `input_nodes` None means all nodes, as PyG has it, and
+        `blocks` None what this loader hands out. Each rank gets its share of the seeds, in as many
+        batches as the others. The host draws them. Close it before this loader.
+        """
+        blocks = self._view is None if blocks is None else blocks
+        selected = select_seeds(
+            self._planned, self.graph, input_nodes, edge_label_index=edge_label_index,
+            batch_size=batch_size, num_neighbors=num_neighbors, shuffle=shuffle,
+            drop_last=drop_last, blocks=blocks,
+        )  # fmt: skip
+        made = copy.copy(self)
+        made.meter = StageMeter()
+        made._open(
+            selected, blocks=blocks, transform=transform, store=self.store,
+        )  # fmt: skip
+        return made
+
+    def _open(
+        self,
+        selected: Selection,
+        *,
+        blocks: bool,
+        transform: Callable[[Any], Any] | None,
+        epoch: int = 0,
+        store: AbstractFeatureStore | None = None,
+    ) -> None:
+        """Make stages, threads and view for the seeds; `store` is another loader's."""
+        self.plan: Plan = selected.plan
+        if blocks and transform is not None:
+            raise TypeError(
+                "PlannedLoader: transform: expected blocks=False, since it takes PyG's Data"
+            )
+        self._selected = selected
         nodes = memory_nodes(self.plan, self.rank)
         with memory_spread_over(nodes):
             self._parts = LoaderParts(
-                self.plan, folder, self.graph, rank=self.rank, size=self.size, comm=comm,
-                meter=self.meter, blocks=blocks, device=where, on_device=on_device,
-                streams=self._streams,
+                self.plan, self._folder, selected.graph, rank=self.rank, size=self.size,
+                comm=self._comm, meter=self.meter, blocks=blocks, device=self._device,
+                on_device=self._on_device, streams=self._streams, shuffle=selected.shuffle,
+                drop_last=selected.drop_last, store=store,
             )  # fmt: skip
         self.store = self._parts.store
         self.cooperation = self._parts.cooperation
@@ -380,8 +321,10 @@ class PlannedLoader:
         # Ranks may meet in a stage whose batches come in order: a collective, drawn or gathered.
         self._meets = self.size > 1 and any(stage.ordered for stage in self.stages)
         self._ready: Prefetcher[MadeBatch] | None = None
-        self._view = None if blocks else PygView(self.graph, self.plan.workload)
-        if blocks and self.rank == 0:
+        self._view = None
+        if not blocks:
+            self._view = self._view_of(self.plan.workload, transform=transform)
+        elif self.rank == 0:
             for line in unused_weights(self.plan, self.graph):
                 _log.warning("%s", line)
         self.position = Position(self.plan.plan_id, len(self), epoch)
@@ -389,6 +332,16 @@ class PlannedLoader:
         self._factor = self.plan.strategy.sampler.parameters.get("factor")
         self.handed_out = 0
         """Number of batches given so far by this process, over epochs."""
+
+    @property
+    def batch_size(self) -> int:
+        """Most seeds (or links) of one of this rank's batches."""
+        return -(-self.plan.workload.batch_size // self.size)
+
+    @property
+    def dataset(self) -> NDArray[np.int64]:
+        """Seeds that an epoch goes over on all ranks: node ids [n], or links [n, 2]."""
+        return self._selected.graph.train_idx
 
     def __len__(self) -> int:
         """Return the optimiser steps per epoch, the same on every rank."""

@@ -26,6 +26,7 @@ class SeedSchedule:
         num_ranks: Ranks that share each batch.
         rank: This rank.
         drop_last: Leave out an incomplete last batch; otherwise each seed occurs once per epoch.
+        shuffle: Give every epoch an order of its own; otherwise that of `train_idx`.
 
     Raises:
         SamplerError: nothing to train on, repeated ids, or sizes that make no step.
@@ -40,6 +41,7 @@ class SeedSchedule:
         num_ranks: int = 1,
         rank: int = 0,
         drop_last: bool = False,
+        shuffle: bool = True,
     ) -> None:
         self.train_idx = np.ascontiguousarray(train_idx, dtype=np.int64).view(np.ndarray)
         self.batch_size = batch_size
@@ -47,6 +49,7 @@ class SeedSchedule:
         self.num_ranks = num_ranks
         self.rank = rank
         self.drop_last = drop_last
+        self.shuffle = shuffle
         self._check()
         self._latest: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, dtype=np.int64))
 
@@ -58,6 +61,8 @@ class SeedSchedule:
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """Return the epoch's permutation of positions in the training index, on every rank."""
+        if not self.shuffle:
+            return np.arange(len(self.train_idx))
         # One tuple, replaced at once: threads may compute it twice but never see half of it.
         known, order = self._latest
         if known != epoch:
@@ -136,12 +141,17 @@ class LinkSchedule:
         seed: int,
         num_ranks: int = 1,
         rank: int = 0,
+        drop_last: bool = False,
+        shuffle: bool = True,
     ) -> None:
         check_pairs(pairs)
         self.pairs = np.ascontiguousarray(pairs, dtype=np.int64).view(np.ndarray)
         self.batch_size = batch_size
         ids = np.arange(len(self.pairs))
-        self._ids = SeedSchedule(ids, batch_size, seed=seed, num_ranks=num_ranks, rank=rank)
+        self._ids = SeedSchedule(
+            ids, batch_size, seed=seed, num_ranks=num_ranks, rank=rank, drop_last=drop_last,
+            shuffle=shuffle,
+        )  # fmt: skip
 
     @property
     def num_steps(self) -> int:

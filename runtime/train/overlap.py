@@ -4,15 +4,26 @@ Batches and draws are the same as without; an error comes where its batch would 
 that release the interpreter's lock (sampling, gathering) run beside the model. A stage that every
 rank enters in the same order, such as an exchange, takes turns: any thread may run it, in batch
 order.
+
+`pass_through` is a batch's way through its stages, each timed by the meter.
 """
 
+import functools
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
+from gnnplan.runtime.comm.order import CollectiveOrder
+from gnnplan.runtime.loader.device import tensors_of
+from gnnplan.runtime.loader.stages import AbstractStage
+from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.process import keep_thread_to
+from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.train.streams import AbstractMark, AbstractStreams
 
 T = TypeVar("T")
 JOIN_SECONDS = 5.0
@@ -232,3 +243,85 @@ class Prefetcher(Generic[T]):
                     self._ready[index] = item
                 self._changed.notify_all()
             del item  # the buffer behind it must not live until the next item is claimed
+
+
+IN_READ = ("exchange_ids", "exchange_rows")
+"""Pipeline entries that the feature store carries out inside the gather's read."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeBatch:
+    """Batch on its way, with the mark at which its latest lane is done with it."""
+
+    batch: MiniBatch
+    mark: AbstractMark | None = None
+    """None: nothing is under way."""
+    lane: str = ""
+
+
+def pass_through(
+    batch: MiniBatch,
+    stages: Sequence[AbstractStage],
+    meter: StageMeter,
+    streams: AbstractStreams,
+    index: int,
+    turn: int,
+    turns: Turns,
+    order: CollectiveOrder | None = None,
+) -> MadeBatch:
+    """Pass a batch through all stages; return it with the mark at which it is whole.
+
+    `index` numbers this process's steps, for the meter; `turn` this iteration's, for `turns`.
+    Stages in which ranks meet run on the order's thread where there is one.
+    """
+    seconds: dict[str, float] = {}
+    made = MadeBatch(batch)
+    for number, stage in enumerate(stages):
+        if stage.ordered:
+            turns.take(number, turn)
+        meter.enter(stage.name, index, meets=stage.ordered)
+        start, before = time.perf_counter(), _exchanged(made.batch)
+        run = functools.partial(_run_stage, stage, made, streams, index)
+        if stage.ordered and order is not None:
+            place = sum(each.ordered for each in stages[:number])
+            made, core = order.meet(turn, place, run)
+        else:
+            made, core = run()
+        elapsed = time.perf_counter() - start
+        if stage.ordered:
+            turns.done(number, turn)
+        elapsed -= _exchanged(made.batch) - before
+        seconds[stage.name] = elapsed
+        meter.add(stage.name, index, elapsed, core)
+    made.batch.seconds |= seconds
+    return made
+
+
+def _run_stage(
+    stage: AbstractStage, made: MadeBatch, streams: AbstractStreams, index: int
+) -> tuple[MadeBatch, float]:
+    """Pass a batch through one stage on its lane; return it with this thread's core seconds."""
+    core, mark, lane = time.thread_time(), made.mark, made.lane
+    with streams.on(stage.lane):
+        if mark is not None and stage.lane != lane:
+            streams.wait(mark)
+            streams.keep(tensors_of(made.batch))
+        batch = stage.wait(stage.submit(made.batch, index))
+        if stage.lane:  # the others work on the host, and are done
+            mark, lane = streams.mark(), stage.lane
+    return MadeBatch(batch, mark, lane), time.thread_time() - core
+
+
+def take_made(made: MadeBatch, streams: AbstractStreams) -> MiniBatch:
+    """Let the training lane's further work come after a batch is made; return the batch."""
+    if made.mark is not None:
+        streams.wait(made.mark)
+        streams.keep(tensors_of(made.batch))
+    return made.batch
+
+
+def _exchanged(batch: MiniBatch) -> float:
+    """Return the batch's seconds in exchanges so far, which are metered apart."""
+    if not batch.seconds:
+        return 0.0
+    return sum(batch.seconds.get(name, 0.0) for name in IN_READ)

@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import inspect
 import itertools
 import json
 import threading
@@ -15,9 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
-from torch_geometric.data import Data
-from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 
 from gnnplan.runtime import device, process
 from gnnplan.runtime.errors import InputError, PlanError
@@ -25,7 +21,7 @@ from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_sbm
 from gnnplan.runtime.identity import FORCE_VARIABLE
 from gnnplan.runtime.loader import loader as loading
-from gnnplan.runtime.loader.loader import PlannedLoader, plan_folder, refuse_others
+from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.minibatch import MiniBatch
@@ -307,27 +303,6 @@ def test_a_loader_that_cannot_be_made_leaves_nothing_open(
     with pytest.raises(PlanError, match="seeds, fetch"):
         PlannedLoader(tmp_path / "plan", small_graph)
     assert open_now() == before
-
-
-def test_what_the_plan_decides_is_no_argument_of_the_loader(
-    small_graph: Graph, tmp_path: Path
-) -> None:
-    make_plan(small_graph, tmp_path / "plan")
-    given: dict[str, Any] = {"num_neighbors": [5, 5], "batch_size": 8, "shuffle": True}
-    with pytest.raises(TypeError) as error:
-        PlannedLoader(tmp_path / "plan", small_graph, **given)
-    assert str(error.value) == (
-        "PlannedLoader: batch_size, num_neighbors, shuffle: the plan decides that; leave it out, "
-        "or plan again (gnnplan plan --batch-size, --fanouts)"
-    )
-    for loader in (NeighborLoader, LinkNeighborLoader, DataLoader):
-        for name in set(inspect.signature(loader).parameters) - {"kwargs"}:
-            with pytest.raises(TypeError, match=f"{name}: the plan decides that"):
-                refuse_others([name])
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'devise'"):
-        refuse_others(["devise", "shuffle"])
-    with pytest.raises(TypeError, match=r"expected a plan folder, found Data; import the graph"):
-        plan_folder(Data())
 
 
 def test_a_rank_without_seeds_gets_empty_batches_and_as_many(

@@ -1,0 +1,340 @@
+"""What a script asks of a loader: over which nodes or links it goes, and NeighborLoader's keywords.
+
+Training goes over the plan's training seeds, and the plan decides how. Validation, test and
+inference go over other seeds, with sizes of the script's own, under the plan's tiers.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.graph.dataset import Graph, is_typed, types_of
+from gnnplan.runtime.plan.schema import Plan, Sampler, Strategy, TopologyPlacement, Workload
+from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER
+
+_log = logging.getLogger(__name__)
+
+SPLITS = ("train", "val", "test")
+_THREADS = {
+    "num_workers", "persistent_workers", "pin_memory", "pin_memory_device", "prefetch_factor",
+    "timeout", "multiprocessing_context", "in_order", "filter_per_worker", "is_sorted",
+}  # fmt: skip
+"""Keywords of how batches are made, which change no batch: the plan's threads make them."""
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "replace": (False,),
+    "subgraph_type": ("directional",),
+    "disjoint": (False,),
+    "directed": (True,),
+    "temporal_strategy": ("uniform",),
+    "input_time": (None,),
+    "time_attr": (None,),
+    "weight_attr": (None,),
+    "neighbor_sampler": (None,),
+    "transform_sampler_output": (None,),
+    "edge_label_time": (None,),
+    "worker_init_fn": (None,),
+    "generator": (None,),
+    "collate_fn": (None,),
+    "sampler": (None,),
+    "batch_sampler": (None,),
+}
+"""Values of PyG's and torch's keywords that ask for what the plan does anyway."""
+_FLAGS = {"replace": "--sampler neighbor:draws=replacement", "weight_attr": "--sampler"}
+_ELSEWHERE = {
+    "data": "the graph is the plan's; import yours (gnnplan graph import) and plan it",
+    "dataset": "the graph is the plan's; import yours (gnnplan graph import) and plan it",
+    "edge_label": "label links by neg_sampling='binary'",
+}
+
+
+def check_keywords(given: Mapping[str, Any]) -> None:
+    """Accept PyG's and torch's other keywords where they ask for nothing else than the plan.
+
+    Keywords of workers are left out with one line of the log; one that would change the batches is
+    refused with a TypeError that says who decides it.
+
+    >>> check_keywords({"replace": True})
+    Traceback (most recent call last):
+    TypeError: PlannedLoader: replace=True: the plan decides that; leave it out, or plan again \
+(gnnplan plan --sampler neighbor:draws=replacement)
+    """
+    ignored = sorted(_THREADS & given.keys())
+    for name in sorted(given.keys() - _THREADS):
+        if name in _ELSEWHERE:
+            raise TypeError(f"PlannedLoader: {name}: {_ELSEWHERE[name]}")
+        if name not in _NEUTRAL:
+            raise TypeError(f"PlannedLoader() got an unexpected keyword argument {name!r}")
+        value = given[name]
+        if not any(value is same or value == same for same in _NEUTRAL[name]):
+            flag = f" (gnnplan plan {_FLAGS[name]})" if name in _FLAGS else ""
+            raise TypeError(
+                f"PlannedLoader: {name}={value!r:.60}: the plan decides that; leave it out, or "
+                f"plan again{flag}"
+            )
+    if ignored:
+        _log.info("PlannedLoader: %s left out: the plan's threads make batches", ", ".join(ignored))
+
+
+def link_form(
+    neg_sampling: Any, neg_sampling_ratio: float | None, workload: Workload
+) -> Literal["triplet", "binary"]:
+    """Return in which of PyG's forms links are handed out.
+
+    Raises TypeError for another number of negatives than the plan's.
+    """
+    if neg_sampling_ratio is not None:
+        neg_sampling = {"mode": "binary", "amount": neg_sampling_ratio}
+    if neg_sampling is None:
+        return "triplet"
+    if isinstance(neg_sampling, str):
+        neg_sampling = {"mode": neg_sampling}
+    if not isinstance(neg_sampling, Mapping):  # PyG's NegativeSampling
+        neg_sampling = {"mode": neg_sampling.mode, "amount": neg_sampling.amount}
+    mode = neg_sampling["mode"]
+    mode, planned = str(getattr(mode, "value", mode)), workload.links.num_negatives
+    amount = neg_sampling.get("amount", planned)
+    if mode not in ("triplet", "binary") or amount != planned:
+        raise TypeError(
+            f"PlannedLoader: neg_sampling: expected triplet or binary with {planned} negatives per "
+            f"link, as the plan draws them, found {mode} with {amount}; plan again (gnnplan plan "
+            "--num-negatives)"
+        )
+    return "binary" if mode == "binary" else "triplet"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """Seeds that a loader goes over, and the plan that it follows there."""
+
+    graph: Graph
+    """The plan's graph, with the seeds as `train_idx`."""
+    plan: Plan
+    shuffle: bool = True
+    drop_last: bool = False
+
+
+def select_training_seeds(
+    plan: Plan,
+    graph: Graph,
+    *,
+    batch_size: int | None = None,
+    num_neighbors: Any = None,
+    shuffle: bool | None = None,
+    drop_last: bool = False,
+) -> Selection:
+    """Return the plan's own seeds; TypeError for keywords that ask for something else."""
+    if shuffle is False or drop_last:
+        raise TypeError(
+            "PlannedLoader: shuffle and drop_last: training goes over each seed once per epoch in "
+            "an order of its own, as the plan counts on; leave them out, or name other input_nodes"
+        )
+    _refuse_other_sizes(plan, batch_size, num_neighbors)
+    return Selection(graph=graph, plan=plan)
+
+
+def select_seeds(
+    plan: Plan,
+    graph: Graph,
+    input_nodes: Any = None,
+    *,
+    edge_label_index: Any = None,
+    batch_size: int | None = None,
+    num_neighbors: Any = None,
+    shuffle: bool | None = None,
+    drop_last: bool = False,
+    blocks: bool = True,
+) -> Selection:
+    """Return the seeds that PyG's keywords ask for, and the plan for them.
+
+    Their neighbours are drawn by the plain neighbour sampler; each rank takes its share.
+
+    Args:
+        plan: The plan.
+        graph: Its dataset.
+        input_nodes: "train", "val", "test", a mask [N], node ids, None for all nodes; in a typed
+            graph also (type, mask or ids of that type, or None).
+        edge_label_index: Links [2, n] of task link, instead of `input_nodes`.
+        batch_size: Seeds per batch of one rank; None: as in training.
+        num_neighbors: Fan-outs by hop, -1 for all; by edge type in a typed graph; None: as in
+            training.
+        shuffle: Whether each epoch has an order of its own; otherwise the order is as given.
+        drop_last: Leave out an incomplete last batch.
+        blocks: False draws in dialect first_seen, as PyG does.
+
+    Raises:
+        InputError: seeds that the graph does not have.
+    """
+    seeds = _links(graph, input_nodes, edge_label_index)
+    if seeds is None:
+        seeds = _nodes(graph, input_nodes)
+    if not len(seeds):
+        raise InputError("input_nodes: expected at least one seed, found none; name others")
+    ranks = plan.num_ranks
+    size = plan.workload.batch_size if batch_size is None else int(batch_size) * ranks
+    if size < 1:
+        raise InputError(f"batch_size: expected at least 1, found {batch_size}; correct it")
+    workload = replace(plan.workload, batch_size=size, **_neighbors(graph, plan, num_neighbors))
+    return Selection(
+        graph=replace(graph, train_idx=seeds),
+        plan=replace(plan, workload=workload, strategy=_plain(plan, blocks)),
+        shuffle=bool(shuffle),
+        drop_last=drop_last,
+    )
+
+
+def _plain(plan: Plan, blocks: bool) -> Strategy:
+    """Return the plan's strategy with plain neighbour sampling, each rank by itself."""
+    strategy = plan.strategy
+    topology = strategy.topology
+    if topology.policy == "partitioned":
+        topology = TopologyPlacement()
+    return replace(
+        strategy,
+        sampler=Sampler(
+            name=DEFAULT_SAMPLER, dialect=strategy.sampler.dialect if blocks else "first_seen"
+        ),
+        batching="independent",
+        bulk_batches=1,
+        topology=topology,
+        threads=replace(strategy.threads, capture=False),
+    )
+
+
+def _refuse_other_sizes(plan: Plan, batch_size: int | None, num_neighbors: Any) -> None:
+    """Refuse another batch or other fan-outs than the plan's own."""
+    workload, ranks = plan.workload, plan.num_ranks
+    if batch_size is not None and batch_size * ranks != workload.batch_size:
+        raise TypeError(
+            f"PlannedLoader: batch_size: expected {workload.batch_size / ranks:g} on each of "
+            f"{ranks} ranks, as planned ({workload.batch_size} in all), found {batch_size}; leave "
+            "it out, or plan again (gnnplan plan --batch-size, which counts all ranks)"
+        )
+    if num_neighbors is not None and _listed(num_neighbors) != list(workload.fanouts):
+        raise TypeError(
+            f"PlannedLoader: num_neighbors: expected {list(workload.fanouts)} as planned, found "
+            f"{num_neighbors!r:.100}; leave it out, or plan again (gnnplan plan --fanouts)"
+        )
+
+
+def _listed(num_neighbors: Any) -> Any:
+    return list(num_neighbors) if isinstance(num_neighbors, Sequence) else num_neighbors
+
+
+def _neighbors(graph: Graph, plan: Plan, num_neighbors: Any) -> dict[str, Any]:
+    """Return the workload's changed fan-outs."""
+    if num_neighbors is None:
+        return {}
+    by_type: dict[str, list[int]] = {}
+    if isinstance(num_neighbors, Mapping):
+        if not is_typed(plan.workload):
+            raise InputError(
+                "num_neighbors: expected a list of fan-outs for a graph without types, found a "
+                "mapping; give one number per hop"
+            )
+        by_type = {
+            name if isinstance(name, str) else "__".join(name): list(fanouts)
+            for name, fanouts in num_neighbors.items()
+        }
+        missing = sorted(set(types_of(graph).edge_types) - by_type.keys())
+        if missing:
+            raise InputError(
+                f"num_neighbors: expected fan-outs of every edge type, found none of {missing[0]}; "
+                "add them"
+            )
+        num_neighbors = next(iter(by_type.values()))
+    fanouts = [int(k) for k in num_neighbors]
+    if not fanouts or min(fanouts) < -1:
+        raise InputError(
+            f"num_neighbors: expected a number per hop, at least -1, found {fanouts}; correct them"
+        )
+    return {"fanouts": fanouts, "type_fanouts": by_type, "num_layers": len(fanouts)}
+
+
+def _links(graph: Graph, input_nodes: Any, edge_label_index: Any) -> NDArray[np.int64] | None:
+    """Return links [n, 2] of task link; None for a task of nodes."""
+    if graph.task != "link":
+        if edge_label_index is not None:
+            raise InputError(
+                f"edge_label_index: expected a dataset of task link, found {graph.task}; import "
+                "it with --task link, or name input_nodes"
+            )
+        return None
+    if edge_label_index is not None:
+        pairs = np.asarray(edge_label_index, np.int64).T
+    elif isinstance(input_nodes, str) and input_nodes in SPLITS:
+        pairs = np.asarray(getattr(graph, f"{input_nodes}_idx"), np.int64)
+    else:
+        raise InputError(
+            f"input_nodes: expected val, test or edge_label_index [2, n] for task link, found "
+            f"{input_nodes!r:.60}; name links"
+        )
+    if pairs.ndim != 2 or pairs.shape[1] != 2:
+        raise InputError(
+            f"edge_label_index: expected shape [2, n], found {list(pairs.T.shape)}; give source "
+            "and destination of each link"
+        )
+    _check_range("edge_label_index", pairs, graph.num_nodes)
+    return pairs
+
+
+def _nodes(graph: Graph, input_nodes: Any) -> NDArray[np.int64]:
+    """Return the node ids that PyG's `input_nodes` means."""
+    if isinstance(input_nodes, str):
+        if input_nodes in SPLITS:
+            return np.asarray(getattr(graph, f"{input_nodes}_idx"), np.int64)
+        if not graph.x_by_type:
+            raise InputError(
+                f"input_nodes: expected train, val, test, a mask, ids or None, found "
+                f"{input_nodes!r:.60}; correct it"
+            )
+        input_nodes = (input_nodes, None)
+    if isinstance(input_nodes, tuple) and input_nodes and isinstance(input_nodes[0], str):
+        own = _nodes_of_type(graph, input_nodes[0])
+        return own[_ids_of(input_nodes[1], len(own))]
+    return _ids_of(input_nodes, graph.num_nodes)
+
+
+def _nodes_of_type(graph: Graph, name: str) -> NDArray[np.int64]:
+    names = list(graph.meta.node_types) if graph.x_by_type else ["node"]
+    if name not in names:
+        raise InputError(
+            f"input_nodes: expected a node type among {', '.join(names)}, found {name!r:.60}"
+        )
+    if graph.node_type is None:
+        return np.arange(graph.num_nodes)
+    return np.flatnonzero(np.asarray(graph.node_type) == names.index(name))
+
+
+def _ids_of(asked: Any, count: int) -> NDArray[np.int64]:
+    """Return ids below `count` by a mask, by ids, or all of them for None."""
+    if asked is None:
+        return np.arange(count)
+    given = np.asarray(asked.cpu() if isinstance(asked, torch.Tensor) else asked)
+    if given.dtype == np.bool_:
+        if given.shape != (count,):
+            raise InputError(
+                f"input_nodes: expected a mask of {count} nodes, found shape {list(given.shape)}"
+            )
+        return np.flatnonzero(given)
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        raise InputError(
+            f"input_nodes: expected a mask of booleans or a list of node ids, found "
+            f"{given.dtype} of shape {list(given.shape)}"
+        )
+    ids = given.astype(np.int64)
+    _check_range("input_nodes", ids, count)
+    return ids
+
+
+def _check_range(what: str, ids: NDArray[np.int64], count: int) -> None:
+    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < count:
+        wrong = ids[(ids < 0) | (ids >= count)]
+        raise InputError(
+            f"{what}: expected nodes from 0 to {count - 1}, found {int(wrong[0])}; correct it"
+        )
