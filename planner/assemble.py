@@ -13,7 +13,12 @@ from gnnplan.planner.cost.backends.gpu_lanes import has_lanes
 from gnnplan.planner.cost.request import row_bytes
 from gnnplan.planner.cost.stages.gather_gpu import gather_programs, peer_way
 from gnnplan.planner.machine.model import MachineModel
-from gnnplan.planner.placement.location import build_locations, check_locations, sources
+from gnnplan.planner.placement.location import (
+    build_list_locations,
+    build_locations,
+    check_locations,
+    sources,
+)
 from gnnplan.planner.placement.place import CandidatePlacement
 from gnnplan.planner.search.choose import PlacedCandidate, alternatives, certificate
 from gnnplan.planner.search.samplers import plan_sampler, statistics_of
@@ -72,7 +77,17 @@ def plan_arrays(
     for g, (codes, ids) in enumerate(zip(tables, own, strict=True)):
         arrays[f"feature_location_{g}"] = codes
         arrays[f"feature_own_ids_{g}"] = ids
-    return kept, arrays
+    return kept, arrays | _list_arrays(placed, num_nodes)
+
+
+def _list_arrays(placed: CandidatePlacement, num_nodes: int) -> dict[str, NDArray[Any]]:
+    """Return location tables and ids of the adjacency lists that ranks keep, by array name."""
+    if placed.lists is None:
+        return {}
+    own, cliques = placed.lists.own, placed.list_cliques
+    tables = build_list_locations(own, num_nodes, cliques)
+    found = {f"topology_location_{g}": codes for g, codes in enumerate(tables)}
+    return found | {f"topology_own_ids_{g}": ids for g, ids in enumerate(own)}
 
 
 def used_sources(tables: list[Codes], named: list[Source]) -> tuple[list[Source], list[Codes]]:
@@ -113,6 +128,9 @@ def assemble(
     bound = min(bound, *elsewhere) if elsewhere else bound
     chosen = search.place_every_node(few)
     listed, arrays = plan_arrays(chosen.placed, request.graph.num_nodes)
+    parts = search.shards_of(chosen.candidate)
+    if parts is not None:
+        arrays["partition"] = parts
     result = make_plan(
         request.graph,
         request.machine,
@@ -165,7 +183,10 @@ def _strategy(search: Search, chosen: PlacedCandidate, listed: list[Source]) -> 
     graph = search.request.graph
     on_disk = chosen.placed.rows.host_rows < graph.num_nodes
     gpus = candidate.kind == "cuda"
-    own_lists = graph.num_nodes if candidate.topology.policy == "replicated" else 0
+    own_lists = [graph.num_nodes if candidate.topology.policy == "replicated" else 0]
+    own_lists *= candidate.num_ranks
+    if chosen.placed.lists is not None:
+        own_lists = [len(ids) for ids in chosen.placed.lists.own]
     return replace(
         candidate,
         sampler=plan_sampler(search.settings, candidate),
@@ -179,7 +200,7 @@ def _strategy(search: Search, chosen: PlacedCandidate, listed: list[Source]) -> 
             cache=_cache(chosen),
             peer_way="exchange" if gpus and _peer_way(search, chosen) == "exchange" else "mapped",
         ),
-        topology=replace(candidate.topology, own_rows=[own_lists] * candidate.num_ranks),
+        topology=replace(candidate.topology, own_rows=own_lists),
         pipeline=planned_pipeline(candidate),
         threads=_threads(search, chosen) if gpus else candidate.threads,
     )

@@ -1,7 +1,7 @@
 """Define candidates, which are strategies before their rows are placed, and what ranks read."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gnnplan.planner.machine.model import MachineModel, Processor, prefix_of
 from gnnplan.planner.units import counted
@@ -11,6 +11,7 @@ from gnnplan.runtime.plan.schema import (
     Sampler,
     Strategy,
     Threads,
+    TopologyPlacement,
     is_dynamic,
 )
 
@@ -114,9 +115,20 @@ def gpu_words(candidate: Candidate) -> str:
     """
     names = candidate.gpus
     cliques = "; ".join("+".join(names[r] for r in c) for c in candidate.cliques)
-    where = "on the host" if candidate.topology.policy == "host" else "copied to every GPU"
     kind = "emulated GPU" if candidate.emulated else "GPU"
+    where = topology_words(candidate.topology)
     return f"{counted(candidate.num_ranks, kind)} ({cliques}), topology {where}"
+
+
+def topology_words(topology: TopologyPlacement) -> str:
+    """Say where GPUs read adjacency lists.
+
+    >>> topology_words(TopologyPlacement(policy="cached", peers=True))
+    'on the host, hot lists dealt over each clique'
+    """
+    if topology.policy == "cached":
+        return f"on the host, hot lists {'dealt over each clique' if topology.peers else 'cached'}"
+    return "copied to every GPU" if topology.policy == "replicated" else f"on the {topology.policy}"
 
 
 def policy_words(policy: str) -> str:
@@ -146,6 +158,10 @@ class RankRows:
     """Requests per row read from disk; below 1 where neighbours are read together."""
     disk_request_bytes: float = 0.0
     """Mean bytes of a request; 0 for the blocks of one row."""
+    list_bytes: int = 0
+    """Bytes of adjacency lists that the rank keeps of its own."""
+    list_shares: dict[str, float] = field(default_factory=dict[str, float])
+    """Share of neighbour reads by place, where the rank keeps some lists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,3 +176,5 @@ class PlacedRows:
     """Bytes of an entry of a location table."""
     distinct_tables: int = 1
     """Location tables that differ between ranks."""
+    list_words: str = ""
+    """How memory was divided between lists and rows; empty where it was not."""

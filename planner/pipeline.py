@@ -22,7 +22,7 @@ from gnnplan.planner.cost.memory import Budgets
 from gnnplan.planner.cost.request import Request
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
 from gnnplan.planner.machine.model import MachineModel
-from gnnplan.planner.partition.partition import partition
+from gnnplan.planner.partition.partition import hierarchical_parts, partition
 from gnnplan.planner.placement.downsample import downsample_hotness
 from gnnplan.planner.placement.order import count_out_degree
 from gnnplan.planner.probe.presets import on_hosts
@@ -227,6 +227,8 @@ def _search(
         hotness={seeds: downsample_hotness(hot.finished()) for seeds, hot in found.hotness.items()},
         out_degree=functools.cache(functools.partial(_out_degree, graph)),
         parts=functools.cache(functools.partial(_parts, graph)),
+        in_degree=functools.cache(functools.partial(_in_degree, graph)),
+        shards=functools.cache(functools.partial(_shards, graph)),
         draws=GraphDraws(
             graph=graph, settings=settings, machine=machine.fingerprint, measure=measure
         ),
@@ -291,6 +293,20 @@ def _parts(graph: Graph, name: str, ranks: int) -> NDArray[np.int32]:
     return partition(
         graph.indptr, graph.indices, parts=ranks, name=partitioner, training=graph.train_idx
     )
+
+
+def _in_degree(graph: Graph) -> NDArray[np.int64]:
+    """Count the entries of each node's list."""
+    return declare_final(np.diff(np.asarray(graph.indptr)))
+
+
+def _shards(graph: Graph, cliques: tuple[tuple[int, ...], ...]) -> NDArray[np.int32]:
+    """Return the rank that draws each node as a seed, under the hierarchical partition."""
+    found = hierarchical_parts(
+        graph.indptr, graph.indices, cliques=cliques, training=graph.train_idx
+    )
+    release_pages(graph.indices)
+    return found
 
 
 def graph_ref(graph: Graph) -> GraphRef:

@@ -31,6 +31,7 @@ from gnnplan.runtime.errors import DatasetError, InputError
 from gnnplan.runtime.graph.dataset import Graph, is_typed, open_graph, types_of
 from gnnplan.runtime.graph.format import META_FILE
 from gnnplan.runtime.plan.io import refuse_foreign_folder
+from gnnplan.runtime.plan.schema import is_dynamic
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, is_default
 from gnnplan.runtime.sampling.statistics import StatisticsClass
 
@@ -129,12 +130,33 @@ def check_settings(graph: Graph, settings: PlanSettings) -> None:
             f"expected a sampler whose statistics are {allowed.value}, found {settings.sampler}, "
             f"which is {found.value} under {settings.workload.model}; add --allow {found.value}"
         )
+    check_lists(graph, settings)
     check_training_data(graph)
     row, device = graph.row_bytes, settings.device_memory_bytes
     if device is not None and device < row:
         raise SettingsError(
             f"expected device memory of at least one feature row ({row} bytes), found {device}; "
             "raise --device-memory"
+        )
+
+
+def check_lists(graph: Graph, settings: PlanSettings) -> None:
+    """Refuse hot lists on GPUs where other memories of theirs, or the host's draws, contradict.
+
+    Raises:
+        SettingsError: the settings do not go with the dataset, or with each other.
+    """
+    if settings.topology not in ("cached", "clique"):
+        return
+    if is_link(graph) or is_typed(settings.workload):
+        raise SettingsError(
+            f"--topology {settings.topology}: expected nodes of one type to predict (links and "
+            "typed graphs are sampled by the host), found another task; leave it out"
+        )
+    if is_dynamic(settings.policy):
+        raise SettingsError(
+            f"--topology {settings.topology}: expected rows at fixed places beside lists, found "
+            f"policy {settings.policy}, a cache that fills itself; choose another --policy"
         )
 
 

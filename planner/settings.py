@@ -211,6 +211,16 @@ class PlanSettings:
             label="Rows placed by",
         ),
     ] = "auto"
+    topology: Annotated[
+        Literal["auto", "host", "replicated", "cached", "clique"],
+        Setting(
+            help="Where GPUs read adjacency lists: on the host, in copies of all of them, or in "
+            "copies of the hot ones, each GPU's own (cached) or dealt over its clique.",
+            more="auto tries copies of the hot ones where a GPU has no room for all. With policy "
+            "legion each GPU then also draws the seeds of its own part of the graph.",
+            label="Adjacency lists",
+        ),
+    ] = "auto"
     shared_host: Annotated[
         bool, Setting(help="Use the host's shared mapping of features; else ranks or the disk.")
     ] = True

@@ -139,7 +139,14 @@ def read_small(path: Path) -> str:
 
 
 _MIB = 1 << 20
-LASTING = ("context", "own rows", "location table", "topology", "model and optimizer")
+LASTING = (
+    "context",
+    "own rows",
+    "location table",
+    "topology",
+    "cached lists",
+    "model and optimizer",
+)
 """Parts of a rank's memory that no step gives back."""
 
 

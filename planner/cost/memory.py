@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
 from gnnplan.planner.cost.pipeline_time import kappa
-from gnnplan.planner.cost.rates import MachineTable, rate_per_rank, topology_bytes
+from gnnplan.planner.cost.rates import INDPTR_BYTES, MachineTable, rate_per_rank, topology_bytes
 from gnnplan.planner.errors import MachineError, PlanDoesNotFit
 from gnnplan.planner.machine.model import MachineModel, Memory, prefix_of
 from gnnplan.planner.workload import BatchProfile, ModelTiming, ProcessCost, Spread
@@ -143,6 +143,8 @@ STAGING = 1.25
 TRAINING_BATCHES = 10_000
 """Number of batches over all ranks whose largest must fit."""
 ID_BYTES = 8
+ADDRESS_BYTES = 8
+"""Bytes of a list's address, where lists lie in several memories."""
 RESERVE = 0.05
 """Share of a GPU's usable memory that is left to the allocator."""
 
@@ -273,8 +275,19 @@ def gpu_parts(
         "context": int(rate_per_rank(machine, MachineTable.GPU_CONTEXT, candidate)),
         "reserve": round(RESERVE * gpu_capacity(machine, candidate, rank, budgets)),
         "sampling": captured_bytes + drawn,
-        "topology": topology_bytes(graph) if candidate.topology.policy == "replicated" else 0,
+        "topology": _topology_parts(candidate, graph),
     }
+
+
+def _topology_parts(candidate: Candidate, graph: GraphRef) -> int:
+    """Return a GPU's bytes of the topology beside the lists that it keeps of its own.
+
+    Of lists in several memories it has every one's begin and address.
+    """
+    policy = candidate.topology.policy
+    if policy == "replicated":
+        return topology_bytes(graph)
+    return (INDPTR_BYTES + ADDRESS_BYTES) * (graph.num_nodes + 1) if policy == "cached" else 0
 
 
 def peer_bytes(candidate: Candidate, batch: BatchProfile, row_bytes: int) -> int:
@@ -329,6 +342,8 @@ def _rank_uses(
     found: dict[str, MemoryUse] = {}
     for g, (part, rows, size) in enumerate(zip(parts, placed.ranks, capacities, strict=True)):
         whole = {**part, "own rows": rows.own_rows * row_bytes}
+        if rows.list_bytes:
+            whole["cached lists"] = rows.list_bytes
         if rows.cache_rows:
             whole["cache rows"] = rows.cache_rows * (row_bytes + slot_bytes)
         found[f"rank{g}"] = sum_parts(whole, size)

@@ -91,7 +91,8 @@ def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Predi
         hit_rates={f"rank{g}": dict(rows.shares) for g, rows in enumerate(placed.ranks)},
         memory_bytes=backend.memory(request, candidate, placed),
         bottleneck=step.bottleneck,
-        provenance=_provenance(machine, step, candidate, startup),
+        provenance=_provenance(machine, step, candidate, startup)
+        | ({"lists": placed.list_words} if placed.list_words else {}),
     )
 
 

@@ -38,6 +38,14 @@ class RankWork:
     """Exchanges of a shared batch, beside those for the placement's rows."""
 
     @property
+    def list_places(self) -> Mapping[str, float]:
+        """Return the share of neighbour reads by place: own, peer or host."""
+        policy = self.candidate.topology.policy
+        if policy == "cached":
+            return self.rows.list_shares
+        return {"own" if policy == "replicated" else "host": 1.0}
+
+    @property
     def size_variation(self) -> float:
         """Return the relative standard deviation of a batch's size."""
         vertices = self.batch.vertices[-1]

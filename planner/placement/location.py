@@ -14,7 +14,14 @@ from gnnplan.planner.parallel import side_by_side
 from gnnplan.planner.placement.costs import RowCosts
 from gnnplan.planner.placement.placement import first_alike, mark_holders
 from gnnplan.runtime.errors import PlanError
-from gnnplan.runtime.features.location import MAX_SOURCES, SOURCE_BITS, Codes, LocationTable, encode
+from gnnplan.runtime.features.location import (
+    MAX_SOURCES,
+    SOURCE_BITS,
+    Codes,
+    LocationTable,
+    encode,
+    renumber,
+)
 from gnnplan.runtime.plan.schema import Source
 
 MAX_DEVICES = MAX_SOURCES - 3
@@ -59,6 +66,25 @@ def build_locations(
             same = [h for h in clique[:position] if firsts[h] == firsts[g]]
             tables[g] = tables[same[0]] if same else _with_own(clique_table, own[g])
     return [tables[first] for first in first_alike(tables)]
+
+
+def build_list_locations(
+    own: Sequence[NDArray[np.int64]], num_nodes: int, cliques: Sequence[Sequence[int]]
+) -> list[Codes]:
+    """Build the codes of adjacency lists, `own` those each rank keeps; the others lie on the host.
+
+    Ranks of a clique read each other's. Sources are numbered as `TopologyPlacement` says: own,
+    host, disk, then ranks. PlanError: a code does not address the list it stands for.
+    """
+    num, places = len(own), RowCosts(local=0.0, peer=1.0, host=2.0)
+    tables = build_locations(own, num_nodes, places, cliques=cliques)
+    check_locations(tables, own, num_nodes)
+    numbers = np.zeros(MAX_SOURCES, np.int64)
+    numbers[1 : 1 + num] = 3 + np.arange(num)
+    numbers[1 + num : 3 + num] = 1, 2
+    for codes in {id(table): table for table in tables}.values():
+        renumber(codes, numbers)
+    return tables
 
 
 def _elsewhere(num_nodes: int, num_devices: int, on_host: NDArray[np.bool_] | None) -> Codes:

@@ -4,8 +4,8 @@ Rates come from the machine, capacities from the budgets, hotness from the profi
 decides. The result is put in the cost model's terms, its hit rates cross-validated.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -33,6 +33,7 @@ from gnnplan.planner.placement.costs import PLACES, ReadNetwork, RowCosts, unsha
 from gnnplan.planner.placement.downsample import VertexRuns
 from gnnplan.planner.placement.evaluate import SOURCES, RowReads, evaluate_rows
 from gnnplan.planner.placement.placement import Placement, first_alike
+from gnnplan.planner.placement.policies.legion import CliqueHeat, ListPlacement, place_lists
 from gnnplan.planner.placement.policies.policy import Knowledge, Parts, place
 from gnnplan.planner.placement.problem import PlacementProblem, rows_problem
 from gnnplan.planner.workload import Hotness
@@ -85,6 +86,8 @@ class Capacity:
     """Rows the shared mapping may hold; None: all of them."""
     own_bytes: int = 0
     """Bytes of each rank that `own_rows` counts in whole rows."""
+    own_rows_of: tuple[int, ...] = ()
+    """Rows that each rank may keep, where ranks differ in that; `own_rows` is the least."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +110,10 @@ class CandidatePlacement:
     """Rows that each rank reads, for the cost model."""
     expand: Callable[[NDArray[np.int64]], NDArray[np.int64]] = lambda ids: ids
     """Function from ids of the placement to the vertices that they stand for."""
+    lists: ListPlacement | None = None
+    """Adjacency lists of every vertex that ranks keep; None where they keep none or all."""
+    list_cliques: tuple[tuple[int, ...], ...] = ()
+    """Ranks that read each other's lists."""
 
 
 def capacity(request: Request, candidate: Candidate, *, shared_host: bool) -> Capacity:
@@ -211,14 +218,22 @@ class RowPlacer:
         """Evaluate a placement where vertices are that hot."""
         return evaluate_rows(self.problem.with_hotness(hotness), placement)
 
-    def cross_validate(self, hotness: Hotness) -> Shares:
+    def cross_validate(self, hotness: Hotness, laws: Sequence[Hotness] = ()) -> Shares:
         """Cross-validate the share of rows by rank and kind of source, shape (ranks, kinds)."""
 
         def rows(chosen_on: NDArray[np.float32], scored_on: NDArray[np.float32]) -> Shares:
             found = self.evaluate(self.place(chosen_on), scored_on)
             return np.stack([found.rows[kind] for kind in SOURCES], axis=1)
 
-        return cross_validate(hotness.first_half, hotness.second_half, rows)
+        first, second = (heat_by_law(hotness, laws, f"{half}_half") for half in ("first", "second"))
+        return cross_validate(first, second, rows)
+
+
+def heat_by_law(hotness: Hotness, laws: Sequence[Hotness], name: str) -> NDArray[np.float32]:
+    """Return frequencies by clique, shape [C, N], where cliques draw from laws of their own."""
+    if not laws:
+        return getattr(hotness, name)
+    return np.stack([getattr(law, name) for law in laws])
 
 
 def make_placer(
@@ -229,9 +244,22 @@ def make_placer(
     *,
     out_degree: NDArray[np.int64] | None = None,
     parts: Parts | None = None,
+    laws: Sequence[Hotness] = (),
 ) -> RowPlacer:
     """State a candidate's placement problem; arguments are those of `place_rows`."""
     room, few, ranks = memories.room, hotness.stride > 1, candidate.num_ranks
+    own_rows = room.own_rows_of or (room.own_rows,) * ranks
+    problem = rows_problem(
+        hotness.features,
+        read_network(request.machine, candidate, row_bytes(request.graph), memories.costs),
+        [hotness.places(rows) for rows in own_rows],
+        candidate.cliques,
+        None if room.host_rows is None else hotness.places(room.host_rows),
+    )
+    if laws:
+        heat = heat_by_law(hotness, laws, "features")
+        law_of = tuple(problem.clique_of().tolist())
+        problem = replace(problem, kinds=(replace(problem.kinds[0], heat=heat, laws=law_of),))
 
     def parts_here(name: str) -> NDArray[np.int32]:
         assert parts is not None
@@ -239,13 +267,7 @@ def make_placer(
 
     return RowPlacer(
         policy=candidate.policy,
-        problem=rows_problem(
-            hotness.features,
-            read_network(request.machine, candidate, row_bytes(request.graph), memories.costs),
-            [hotness.places(room.own_rows)] * ranks,
-            candidate.cliques,
-            None if room.host_rows is None else hotness.places(room.host_rows),
-        ),
+        problem=problem,
         know=Knowledge(
             out_degree=declare_final(out_degree[hotness.ids])
             if few and out_degree is not None
@@ -264,6 +286,7 @@ def place_rows(
     *,
     out_degree: NDArray[np.int64] | None = None,
     parts: Parts | None = None,
+    laws: Sequence[Hotness] = (),
 ) -> CandidatePlacement:
     """Place the rows by the candidate's policy, and say what each rank is left to read.
 
@@ -276,24 +299,79 @@ def place_rows(
         memories: of the candidate.
         out_degree: lists each vertex stands in, of every vertex; for policies that need them.
         parts: partitions of the graph; for policies that need them.
+        laws: hotness of each clique's batches, where cliques draw seeds of their own.
     """
-    placer = make_placer(request, candidate, hotness, memories, out_degree=out_degree, parts=parts)
-    placement = placer.place(hotness.features)
-    shares = placer.cross_validate(hotness)
+    placer = make_placer(
+        request, candidate, hotness, memories, out_degree=out_degree, parts=parts, laws=laws
+    )
+    features = heat_by_law(hotness, laws, "features")
+    placement = placer.place(features)
+    shares = placer.cross_validate(hotness, laws)
+    by_clique = [rank_rows(request, placement, shares, law) for law in laws or [hotness]]
+    law_of = placer.problem.kinds[0].laws
     host_rows = memories.room.host_rows
     return CandidatePlacement(
         placement=placement,
-        reads=placer.evaluate(placement, hotness.features),
+        reads=placer.evaluate(placement, features),
         memories=memories,
         rows=PlacedRows(
             policy=candidate.policy,
-            ranks=rank_rows(request, placement, shares, hotness),
+            ranks=[by_clique[law][rank] for rank, law in enumerate(law_of)],
             host_rows=request.graph.num_nodes if host_rows is None else host_rows,
             code_bytes=code_bytes(request.graph.num_nodes),
             distinct_tables=len(set(first_alike(placement.own))),
         ),
         expand=lambda ids: VertexRuns(hotness).ids(ids),
     )
+
+
+def place_rows_and_lists(
+    request: Request,
+    candidate: Candidate,
+    hotness: Hotness,
+    memories: Memories,
+    degrees: NDArray[np.int64],
+    *,
+    out_degree: NDArray[np.int64] | None = None,
+    parts: Parts | None = None,
+    laws: Sequence[Hotness] = (),
+) -> CandidatePlacement:
+    """Place adjacency lists and rows in one memory, which Legion's model divides (formulas 2.4).
+
+    `degrees` are the lengths of all lists, other arguments those of `place_rows`. The policy places
+    rows in what lists leave. Lists are placed vertex by vertex: in length they are not alike.
+    """
+    stored, room, ranks = row_bytes(request.graph), memories.room, candidate.num_ranks
+    every = [law.everything for law in laws or [hotness]]
+    keeps = candidate.policy != "none"
+    heats = [
+        CliqueHeat(rows=law.features if keeps else np.zeros_like(law.features), lists=law.topology)
+        for law in every
+    ]
+    lists = place_lists(
+        heats if laws else heats * len(candidate.cliques),
+        candidate.cliques,
+        degrees,
+        row_bytes=stored,
+        device_bytes=room.own_bytes,
+        peers=candidate.topology.peers,
+    )
+    left = [room.own_bytes - size for size in lists.num_bytes]
+    own_rows = tuple(min(request.graph.num_nodes, size // stored) for size in left)
+    smaller = replace(
+        room, own_rows=min(own_rows), own_bytes=min(left), own_rows_of=own_rows[:ranks]
+    )
+    placed = place_rows(
+        request, candidate, hotness, replace(memories, room=smaller), out_degree=out_degree,
+        parts=parts, laws=laws,
+    )  # fmt: skip
+    found = [
+        replace(rows, list_bytes=size, list_shares=shares)
+        for rows, size, shares in zip(placed.rows.ranks, lists.num_bytes, lists.shares, strict=True)
+    ]
+    rows = replace(placed.rows, ranks=found, list_words=lists.words)
+    readers = candidate.cliques if candidate.topology.peers else tuple((g,) for g in range(ranks))
+    return replace(placed, rows=rows, lists=lists, list_cliques=readers)
 
 
 def rank_rows(

@@ -109,7 +109,10 @@ class PlacementProblem:
         return out
 
     def with_hotness(self, hotness: Heat) -> "PlacementProblem":
-        """Replace the heat of the feature rows: p(v), shape [N] or [G, N]."""
+        """Replace the heat of the feature rows: p(v), shape [N] or [G, N], or by law as it was."""
+        known = self.kinds[0]
+        if hotness.ndim == 2 and len(hotness) == len(known.heat):
+            return replace(self, kinds=(replace(known, heat=hotness), *self.kinds[1:]))
         heat, laws = as_laws(hotness, self.num_devices)
         return replace(self, kinds=(replace(self.kinds[0], heat=heat, laws=laws), *self.kinds[1:]))
 

@@ -28,7 +28,7 @@ from gnnplan.runtime.sampling.build import BatchSampler, build_sampler
 from gnnplan.runtime.sampling.distributed.cooperative import CooperativeSampler, IdExchange
 from gnnplan.runtime.sampling.distributed.owner import Owners
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
-from gnnplan.runtime.sampling.seeds import LinkSchedule, SeedSchedule
+from gnnplan.runtime.sampling.seeds import LinkSchedule, SeedSchedule, ShardSchedule
 
 PROFILE_EPOCH = 1 << 30
 """Number of an epoch that no training reaches."""
@@ -78,18 +78,33 @@ def epoch_and_step(step: int, whole: int) -> tuple[int, int]:
     return PROFILE_EPOCH + ahead, step
 
 
-def seed_schedule(graph: Graph, workload: Workload, num_ranks: int, rank: int = 0) -> SeedSchedule:
-    """Return the schedule of one rank's seeds."""
-    return SeedSchedule(
+def seed_schedule(
+    graph: Graph,
+    workload: Workload,
+    num_ranks: int,
+    rank: int = 0,
+    parts: NDArray[np.int32] | None = None,
+) -> SeedSchedule:
+    """Return the schedule of one rank's seeds, those of its part where there are parts."""
+    made = SeedSchedule if parts is None else functools.partial(ShardSchedule, parts=parts)
+    return made(
         graph.train_idx, workload.batch_size, seed=workload.seed, num_ranks=num_ranks, rank=rank
     )
 
 
-def drawer(graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int) -> Drawer:
+def drawer(
+    graph: Graph,
+    workload: Workload,
+    sampler: Sampler,
+    num_ranks: int,
+    parts: NDArray[np.int32] | None = None,
+) -> Drawer:
     """Make a `Drawer` of batches on `num_ranks` ranks: of nodes, links or a typed graph."""
     if str(graph.task) == "link":
         return _link_drawer(graph, workload, sampler, num_ranks)
-    schedules = [seed_schedule(graph, workload, num_ranks, rank) for rank in range(num_ranks)]
+    schedules = [
+        seed_schedule(graph, workload, num_ranks, rank, parts) for rank in range(num_ranks)
+    ]
     drawn = _sampler(graph, workload, sampler, schedules[0].num_steps)
     whole = whole_steps(graph.num_train, workload.batch_size)
 

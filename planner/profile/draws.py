@@ -25,11 +25,12 @@ from gnnplan.planner.profile import cache
 from gnnplan.planner.profile.cache import keep_answer
 from gnnplan.planner.profile.draw import PROFILE_EPOCH, epoch_and_step, prepare_batch, seed_schedule
 from gnnplan.planner.profile.loading import seconds_of
-from gnnplan.planner.profile.presample import expanded
+from gnnplan.planner.profile.presample import expanded, presample_cliques
 from gnnplan.planner.search.dimensions.batches import BULKS
-from gnnplan.planner.search.dimensions.dimension import LocalBatches
+from gnnplan.planner.search.dimensions.dimension import Cliques, LocalBatches
 from gnnplan.planner.search.samplers import is_link, plan_sampler
 from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import Hotness
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.graph.dataset import Graph, is_typed
@@ -150,6 +151,8 @@ class GraphDraws:
         default_factory=dict[tuple[int, int | None], Batches | str]
     )
     """Sequences by number of ranks and kappa."""
+    laws: dict[Cliques, list[Hotness]] = field(default_factory=dict[Cliques, list[Hotness]])
+    """Hotness by clique, under the partition over those cliques."""
 
     def bulk(self, num_ranks: int) -> BulkBytes | str:
         """Return the bytes of stacks of one rank's batches."""
@@ -252,6 +255,14 @@ class GraphDraws:
         if key not in self.kept:
             self.kept[key] = self._sequence(num_ranks, kappa)
         return self.kept[key]
+
+    def clique_hotness(self, cliques: Cliques, parts: NDArray[np.int32]) -> list[Hotness]:
+        """Return the hotness of each clique's batches, whose ranks draw seeds of their parts."""
+        if cliques not in self.laws:
+            work, named = self.settings.workload, plan_sampler(self.settings)
+            laws = presample_cliques(self.graph, work, named, cliques, parts)
+            self.laws[cliques] = [law.finished() for law in laws]
+        return self.laws[cliques]
 
     def local(self, num_ranks: int, factor: float, own: NDArray[np.int64]) -> LocalBatches | str:
         """Return sizes of batches that prefer neighbours among `own`, the ids of a rank's rows."""

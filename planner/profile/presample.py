@@ -169,7 +169,36 @@ def presample(
             last_vertices=np.cumsum(last.num_sampled_nodes).tolist(),
             last_edges=list(last.num_sampled_edges),
         )
-    return batch, _smoothed(hotness, graph, workload, sampler, num_ranks)
+    chance = seed_probability(graph.num_train, workload.batch_size, num_ranks=num_ranks)
+    return batch, _smoothed(hotness, graph, workload, sampler, graph.train_idx, chance)
+
+
+def presample_cliques(
+    graph: Graph,
+    workload: Workload,
+    sampler: Sampler,
+    cliques: Sequence[Sequence[int]],
+    parts: NDArray[np.int32],
+) -> list[Hotness]:
+    """Draw batches of ranks that each have the seeds of a part; return reads by clique.
+
+    As many of each clique as the hotness of all would need (formulas 2.3).
+    """
+    num_ranks = sum(map(len, cliques))
+    draw = drawer(graph, workload, sampler, num_ranks, parts)
+    seeds, found = seeds_per_rank(workload.batch_size, num_ranks), list[Hotness]()
+    for clique in cliques:
+        counts = _Counts(graph.num_nodes)
+        for step in itertools.count():
+            for rank in clique:
+                counts.add(draw(rank, step), step % 2)
+            if step % 2 and counts.share() >= 1.0:
+                break
+        among = graph.train_idx[np.isin(parts[graph.train_idx], clique)]
+        chance = workload.batch_size / max(1, graph.num_train) / len(clique)
+        hotness = _summary(counts, seeds)[1]
+        found.append(_smoothed(hotness, graph, workload, sampler, among, min(1.0, chance)))
+    return found
 
 
 def _cheap(num_batches: int, batch: MiniBatch) -> bool:
@@ -182,16 +211,22 @@ def _data_offset(graph: Graph) -> int:
 
 
 def _smoothed(
-    hotness: Hotness, graph: Graph, workload: Workload, sampler: Sampler, num_ranks: int
+    hotness: Hotness,
+    graph: Graph,
+    workload: Workload,
+    sampler: Sampler,
+    among: NDArray[np.int64],
+    chance: float,
 ) -> Hotness:
-    """Order vertices that a half never met by neighbour sampling of independent seeds."""
+    """Order vertices that a half never met by neighbour sampling of independent seeds.
+
+    Seeds are `among` some nodes, each with the same chance.
+    """
     typed, links = is_typed(workload), str(graph.task) == "link"
     if typed or links or graph.indices.shape[0] > MOST_SMOOTHED_EDGES:
         return hotness
     seeds = np.zeros(graph.num_nodes, np.float32)
-    seeds[graph.train_idx] = seed_probability(
-        graph.num_train, workload.batch_size, num_ranks=num_ranks
-    )
+    seeds[among] = chance
     every_hop = Dialect(sampler.dialect) is Dialect.EVERY_HOP
     likely = neighbor_hotness(
         np.asarray(graph.indptr),

@@ -5,6 +5,7 @@
 
 from dataclasses import dataclass, field
 
+from gnnplan.planner.candidate import topology_words
 from gnnplan.planner.cost.memory import size_text
 from gnnplan.planner.units import counted, in_order
 from gnnplan.runtime.plan.schema import Alternative, MemoryUse, Plan
@@ -44,6 +45,29 @@ def _full_graph_details(plan: Plan) -> list[str]:
     lines.append(
         f"  fullest: {fullest} with {size_text(max(totals))}, {max(totals) / mean:.2f} of the mean"
     )
+    return lines
+
+
+def _list_details(plan: Plan) -> list[str]:
+    """Say how many lists and rows each GPU keeps, and why so many."""
+    strategy, memory = plan.strategy, plan.prediction.memory_bytes
+    if strategy.mode == "full-graph" or strategy.topology.policy != "cached":
+        return []
+    lines = [f"  {plan.prediction.provenance[name]}" for name in ("lists",)]
+    for rank, name in enumerate(strategy.gpus):
+        parts = memory[f"rank{rank}"].parts
+        lists, rows = strategy.topology.own_rows[rank], strategy.features.own_rows[rank]
+        lines.append(
+            f"  {name}: {lists:,} lists ({size_text(parts.get('cached lists', 0))}) and {rows:,} "
+            f"rows ({size_text(parts['own rows'])})"
+        )
+    if strategy.topology.peers:
+        lines.append("  a clique's GPUs read each other's lists in place, each kept once")
+    if strategy.partition != "none":
+        lines.append(
+            "  each GPU draws the seeds of its part: the fewest edges cut between cliques, hashed "
+            "within"
+        )
     return lines
 
 
@@ -106,7 +130,13 @@ class Explanation:
     runner_up: Alternative | None
     alternatives: list[Alternative]
     details: list[str] = field(default_factory=list[str])
-    """Lines on full-graph training: why this p, the partition's volume, the fullest part."""
+    """Lines on full-graph training: why this p, the partition's volume, the fullest part; or on
+    what each GPU keeps of lists and rows, and why."""
+
+    @property
+    def details_title(self) -> str:
+        """Return what the details are of."""
+        return "lists and rows of each GPU" if "lists get" in self.details[0] else "parts and p"
 
 
 def explain(plan: Plan) -> Explanation:
@@ -137,7 +167,7 @@ def explain(plan: Plan) -> Explanation:
         shadow_prices=plan.shadow_prices,
         runner_up=others[0] if others else None,
         alternatives=others,
-        details=_full_graph_details(plan),
+        details=_full_graph_details(plan) + _list_details(plan),
     )
 
 
@@ -167,8 +197,7 @@ def _gpu_summary(plan: Plan) -> str:
         # A memory `gpu0.memory` is that of gpu0.
         cliques.setdefault(device.clique, []).append(device.memory.removesuffix(".memory"))
     groups = "; ".join("+".join(names) for names in cliques.values())
-    topology = plan.strategy.topology.policy
-    where = "copied to every GPU" if topology == "replicated" else f"on the {topology}"
+    where = topology_words(plan.strategy.topology)
     kind = "emulated GPU" if plan.strategy.emulated else "GPU"
     count = f"{counted(len(devices), kind)} ({groups})"
     policy = plan.strategy.features.policy
@@ -220,7 +249,7 @@ def render(explanation: Explanation) -> str:
         ["where the numbers come from", *(f"  {r.stage}: {r.provenance}" for r in e.stages)],
     ]
     if e.details:
-        sections.insert(1, ["parts and p", *e.details])
+        sections.insert(1, [e.details_title, *e.details])
     return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
 
 

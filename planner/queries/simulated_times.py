@@ -414,14 +414,14 @@ def topology_links(plan: Plan, ways: PlanRoutes, work: Work) -> dict[str, LinkUs
 
 
 def _topology_shares(plan: Plan, batch: BatchCounts) -> dict[str, float]:
-    """Return the share of adjacency reads by place; lists of other ranks count as the host's."""
+    """Return the share of adjacency reads by place; lists on disk count as the host's."""
     if plan.strategy.topology.policy == COPIED:
         return {"own": 1.0}
     total = sum(batch.lists.values())
     if total == 0:
         return {"host": 1.0}
-    own = batch.lists.get("own", 0) / total
-    return {"own": own, "host": 1.0 - own}
+    near = {place: n / total for place, n in batch.lists.items() if place in ("own", "peer")}
+    return {"own": 0.0, **near, "host": 1.0 - sum(near.values())}
 
 
 def _expanded(plan: Plan, batch: BatchCounts) -> float:

@@ -33,6 +33,7 @@ from gnnplan.planner.search.choose import PlacedCandidate, shadow_prices
 from gnnplan.planner.search.dimensions.dimension import Omission, ProposalInputs, SearchInputs
 from gnnplan.planner.search.dimensions.registry import (
     DIMENSIONS,
+    LISTS,
     PLACEMENTS,
     dimensions_of,
     propose_first,
@@ -54,7 +55,8 @@ def with_capture(settings: PlanSettings, request: Request, candidate: Candidate)
     threads = replace(candidate.threads, capture=0, comm=0)
     plain = is_able(settings.sampler, settings.sampler_parameters, "captured")
     node = request.graph.task != "link" and candidate.las is None and candidate.bulk_batches == 1
-    node = node and candidate.batching == "independent"
+    # Shares of seeds that are drawn by parts differ in size from step to step.
+    node = node and candidate.batching == "independent" and candidate.partition == "none"
     if candidate.kind == "cuda" and plain and node:
         size = buffer_bytes(request, candidate)
         room = min(
@@ -111,6 +113,12 @@ def _add_note(prediction: Prediction, words: str) -> Prediction:
     return replace(
         prediction, provenance={**prediction.provenance, ALL_REDUCE: f"{known}; {words}"}
     )
+
+
+def _with_whole_lists(asked: ProposalInputs, priced: list[PlacedCandidate]) -> ProposalInputs:
+    """Note of how many GPUs each has room for the whole topology."""
+    whole = [p for p in priced if p.candidate.topology.policy == "replicated" and not p.overflow]
+    return replace(asked, whole_lists=frozenset(p.candidate.num_ranks for p in whole))
 
 
 SHORTLIST = 4
@@ -263,12 +271,15 @@ class Search(SearchInputs):
         )
         first = propose_first(asked)
         found = [self.price(c) for c in first.candidates]
+        lists = propose_from(LISTS, _with_whole_lists(asked, found), first.candidates)
+        found += [self.price(c) for c in lists.candidates]
         if policy == "auto":
             placed = propose_from(PLACEMENTS, asked, list_fastest(found))
             found += [self.price(c) for c in placed.candidates]
         more = propose_more(asked, list_fastest(found))
         found += [self.price(c) for c in more.candidates]
-        return SearchResult(priced=found, left_out=more.left_out, refused=first.left_out)
+        refused = [*first.left_out, *lists.left_out]
+        return SearchResult(priced=found, left_out=more.left_out, refused=refused)
 
     def lower_bound(self, priced: list[PlacedCandidate]) -> float:
         """Return step seconds that no candidate is below, within the cost model.

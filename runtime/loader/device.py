@@ -312,7 +312,7 @@ class DeviceSampleStage(AbstractStage):
             return
         topology, lists, sizes = self.sampler.topology, dict[str, int](), dict[str, int]()
         for place, reads in topology.reads().items():
-            kind = "own" if place == "device" else "host"
+            kind = "own" if place == "device" else str(place)
             if reads.rows:
                 lists[kind] = reads.rows
                 sizes[kind] = reads.entries * topology.indices.element_size()

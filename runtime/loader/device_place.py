@@ -21,6 +21,7 @@ from gnnplan.runtime.features.device_rows import HostShare, PinError
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.features.tier import AbstractFeatureStore
 from gnnplan.runtime.graph.dataset import Graph, is_typed
+from gnnplan.runtime.loader.topology import FIRST_PEER, CachedLists, read_lists
 from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.processor import processor_of
@@ -56,22 +57,24 @@ def open_device_sampler(
     """Open the plan's sampler over the graph where the plan places it.
 
     Topology `host` lies in page-locked memory, `replicated` in the device's, `cached` with the
-    rank's own lists there and the others on the host. `share` is this rank's number of seeds in a
-    whole batch, for plans that sample by a CUDA graph. The ranks of a host keep page-locked lists
-    once: collective where the job has several. A host that refuses to page-lock raises PinError.
+    rank's own lists there, others in its peers' memory and the rest on the host. `share` is this
+    rank's number of seeds in a whole batch, for plans that sample by a CUDA graph. The ranks of a
+    host keep page-locked lists once: collective where the job has several. A host that refuses to
+    page-lock raises PinError.
     """
     from gnnplan.runtime.sampling.build import build_device_sampler
     from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 
     policy, named = plan.strategy.topology.policy, plan.strategy.sampler
-    hot = local = None
+    hot = peers = local = None
     if policy == "cached":
-        hot = np.asarray(load_array(plan, folder, f"topology_own_ids_{rank}"), np.int64)
+        lists = read_lists(plan, folder, graph.num_nodes, rank)
+        hot, peers = lists.held[rank], _peer_lists(plan, lists, rank, comm)
     if find_sampler(named.name).prefers_local:
         local = np.asarray(load_array(plan, folder, f"feature_own_ids_{rank}"), np.int64)
     topology = DeviceTopology.load(
         graph.indptr, graph.indices, device, pinned=policy != "replicated", hot=hot,
-        share=HostShare.of(plan, rank, comm),
+        share=HostShare.of(plan, rank, comm), peers=peers,
     )  # fmt: skip
     made = build_device_sampler(
         named,
@@ -89,6 +92,19 @@ def open_device_sampler(
     if plan.strategy.threads.capture and plan.strategy.bulk_batches == 1:
         return _captured(made, share)
     return made
+
+
+def _peer_lists(plan: Plan, lists: CachedLists, rank: int, comm: Communicator | None) -> Any:
+    """Return the `PeerLists` that a rank reads; None where the plan has none or ranks are apart."""
+    from gnnplan.runtime.sampling.gpu.topology import PeerLists
+
+    if not plan.strategy.topology.peers or comm is None or comm.size != plan.num_ranks:
+        return None
+    rank_of = np.where(
+        lists.numbers < FIRST_PEER, np.int16(-1), lists.numbers - np.int16(FIRST_PEER)
+    )
+    held = {each: ids for each, ids in lists.held.items() if each != rank}
+    return PeerLists(held, rank_of.astype(np.int16), comm)
 
 
 def _captured(sampler: Any, share: int) -> Any:

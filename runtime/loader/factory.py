@@ -61,7 +61,7 @@ from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.build import BatchSampler, build_sampler
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, find_sampler, is_default
-from gnnplan.runtime.sampling.seeds import LinkSchedule, SeedSchedule
+from gnnplan.runtime.sampling.seeds import LinkSchedule, SeedSchedule, ShardSchedule
 from gnnplan.runtime.train.overlap import IN_READ
 from gnnplan.runtime.train.streams import AbstractStreams
 
@@ -204,11 +204,10 @@ class LoaderParts:
             seeds = SeedsStage(self.cooperation.schedule(), self.dialect)
             return seeds, self._shared_stage(self.cooperation)
         workload, edge_ids = self.plan.workload, not self._as_blocks
-        graph = self._host_topology.graph
         if isinstance(self.schedule, LinkSchedule):
             self._refuse_variants("task link")
             settings = {"dialect": self.dialect, "seed": workload.seed, "edge_ids": edge_ids}
-            return link_stages(graph, workload, self.schedule, settings)
+            return link_stages(self._host_topology.graph, workload, self.schedule, settings)
         if is_typed(workload):
             self._refuse_variants("model rgcn")
             if self._host_topology.policy not in ("host", "replicated"):
@@ -216,6 +215,7 @@ class LoaderParts:
                     f"model rgcn: expected topology host or replicated, found "
                     f"{self._host_topology.policy}; plan again"
                 )
+            graph = self._host_topology.graph
             typed = typed_sampler(graph, workload, dialect=self.dialect, edge_ids=edge_ids)
             return SeedsStage(self.schedule, self.dialect), SampleStage(typed)
         return SeedsStage(self.schedule, self.dialect), self._sample_stage(self.schedule)
@@ -334,6 +334,13 @@ class LoaderParts:
     def _make_schedule(self) -> SeedSchedule | LinkSchedule:
         if self.cooperation is not None:
             return self.cooperation.schedule()
+        strategy, work = self.plan.strategy, self.plan.workload
+        if strategy.partition != "none" and self.graph.task != "link":
+            return ShardSchedule(
+                self.graph.train_idx, work.batch_size,
+                parts=load_array(self.plan, self._folder, "partition"),
+                seed=work.seed, num_ranks=self.size, rank=self.rank,
+            )  # fmt: skip
         schedule = LinkSchedule if self.graph.task == "link" else SeedSchedule
         return schedule(
             self.graph.train_idx,

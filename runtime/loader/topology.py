@@ -2,18 +2,19 @@
 
   host        the host's shared mapping of the dataset
   replicated  a copy of `indptr` and `indices` in this rank's memory
-  cached      the rank's own lists in its memory, all others from the host's mapping or the disk
+  cached      the rank's own lists in its memory, all others from the host's mapping or the disk;
+              GPUs also read those of their peers, which cores read from the host
 
-The location table of `cached` has features' codes (`slot << 8 | number`) over `SOURCES`. Positions
-of edges stay those of the dataset, so every sampler draws the same batch under every policy.
+The location table of `cached` has features' codes (`slot << 8 | number`) over `sources_of`. Edges'
+positions stay those of the dataset, so every sampler draws the same batch under every policy.
 
 Under `partitioned` the graph here is the host's, of which the distributed matrix samplers cut their
 rows. Typed samplers sort the whole graph's lists into arrays of their own and refuse `cached`.
 FastGCN's probabilities take one pass over the dataset.
 """
 
-import dataclasses
 import mmap
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, no_type_check
 
@@ -32,9 +33,50 @@ from gnnplan.runtime.sampling.placed_indices import PlacedIndices
 from gnnplan.runtime.sampling.registry import find_sampler
 
 SOURCES = [Source(kind="own"), Source(kind="host"), Source(kind="disk")]
-"""Sources that the codes of `topology_location_<g>` number."""
+"""First sources that the codes of `topology_location_<g>` number; the ranks follow."""
+FIRST_PEER = len(SOURCES)
 OFFSET_BYTES = 16
 """Bytes of the two entries of `indptr` that locate a list."""
+
+
+def sources_of(num_ranks: int) -> list[Source]:
+    """List the sources of adjacency lists in the order of their numbers."""
+    return [*SOURCES, *(Source(kind="peer", rank=rank) for rank in range(num_ranks))]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CachedLists:
+    """Lists that a rank reads by its location table of topology `cached`."""
+
+    numbers: NDArray[np.uint8]
+    """Source number of every node's list, shape [N]."""
+    held: dict[int, NDArray[np.int64]]
+    """Nodes whose lists this rank and those that it reads keep, by rank."""
+
+
+def read_lists(plan: Plan, folder: Path, num_nodes: int, rank: int) -> CachedLists:
+    """Read a rank's table of cached lists; raise PlanError where it does not fit what is kept."""
+    codes = load_array(plan, folder, f"topology_location_{rank}")
+    if codes.shape != (num_nodes,) or codes.dtype not in (np.uint32, np.uint64):
+        raise PlanError(
+            f"{folder}: expected {num_nodes} unsigned topology codes for rank {rank}, "
+            f"found {codes.dtype}{list(codes.shape)}; plan again"
+        )
+    table = LocationTable(codes, sources_of(plan.num_ranks))
+    peers = np.flatnonzero(table.count()[FIRST_PEER:]).tolist()
+    held = {
+        each: np.asarray(load_array(plan, folder, f"topology_own_ids_{each}"), np.int64)
+        for each in {rank, *peers} if each < plan.num_ranks
+    }  # fmt: skip
+    table.check(held, rank)
+    numbers = (np.asarray(codes) & 0xFF).astype(np.uint8)
+    located = int(np.count_nonzero(numbers == 0))
+    if located != held[rank].size:
+        raise PlanError(
+            f"{folder}: expected the {held[rank].size} own lists of rank {rank} to be located once "
+            f"each, found {located} located; plan again"
+        )
+    return CachedLists(numbers, held)
 
 
 class Topology:
@@ -42,6 +84,7 @@ class Topology:
 
     def __init__(self, graph: Graph, plan: Plan, folder: Path, rank: int) -> None:
         self.policy = plan.strategy.topology.policy
+        self._on_gpu = plan.strategy.kind == "cuda"
         self.graph = graph
         self._bulk = plan.strategy.bulk_batches > 1
         self.resident_bytes = 0
@@ -49,35 +92,23 @@ class Topology:
         self._codes: Any = None
         if self.policy == "replicated":
             indptr, indices = np.array(graph.indptr), np.array(graph.indices)
-            self.graph = dataclasses.replace(graph, indptr=indptr, indices=indices)
+            self.graph = replace(graph, indptr=indptr, indices=indices)
             self.resident_bytes = indptr.nbytes + indices.nbytes
         elif self.policy == "cached":
             self._open_cached(plan, folder, rank)
 
     def _open_cached(self, plan: Plan, folder: Path, rank: int) -> None:
         graph = self.graph
-        codes = load_array(plan, folder, f"topology_location_{rank}")
-        own = np.asarray(load_array(plan, folder, f"topology_own_ids_{rank}"), np.int64)
-        if codes.shape != (graph.num_nodes,) or codes.dtype not in (np.uint32, np.uint64):
-            raise PlanError(
-                f"{folder}: expected {graph.num_nodes} unsigned topology codes for rank {rank}, "
-                f"found {codes.dtype}{list(codes.shape)}; plan again"
-            )
-        table = LocationTable(codes, SOURCES)
-        table.check({rank: own}, rank)
-        numbers = (np.asarray(codes) & 0xFF).astype(np.uint8)
+        found = read_lists(plan, folder, graph.num_nodes, rank)
+        # A GPU's plan that is drawn on cores, to count: as the GPU would read.
+        numbers = found.numbers if self._on_gpu else _without_peers(found.numbers)
         held = np.flatnonzero(numbers == 0)
-        if held.size != own.size:
-            raise PlanError(
-                f"{folder}: expected the {own.size} own lists of rank {rank} to be located once "
-                f"each, found {held.size} located; plan again"
-            )
         indices = graph.indices
         if (numbers == 2).any():
             indices = np.load(graph.array_path("indices"), mmap_mode="r")
             _without_read_ahead(indices)
         placed = PlacedIndices(graph.indptr, indices, held)
-        self.graph = dataclasses.replace(graph, indices=placed)
+        self.graph = replace(graph, indices=placed)
         self.resident_bytes = placed.resident_bytes + numbers.nbytes
         self._codes = numbers
 
@@ -93,11 +124,11 @@ class Topology:
     def count(self, batch: MiniBatch, *, chosen_only: bool) -> tuple[dict[str, int], ...]:
         """Return lists visited and bytes read by source (formulas 2.3, 2.4) for a sampled batch.
 
-        A visit reads two offsets (from the host, or the copy of `replicated`) and the ids of the
-        chosen neighbours, or of all neighbours where the sampler looks at each.
+        A visit reads two offsets (from the host, or the rank's own memory where that holds a copy)
+        and the ids of the chosen neighbours, or of all where the sampler looks at each.
         """
-        lists, edges = np.zeros(len(SOURCES), np.int64), np.zeros(len(SOURCES), np.int64)
-        offsets = 0 if self.policy == "replicated" else 1
+        lists, edges = np.zeros(256, np.int64), np.zeros(256, np.int64)
+        offsets = 0 if self.policy == "replicated" or self._on_gpu else 1
         codes = np.empty(0, np.uint8) if self._codes is None else self._codes
         indptr = np.asarray(self.graph.indptr).view(np.ndarray)
         # First_seen blocks are prefixes of the outermost one: it has every row once.
@@ -109,11 +140,7 @@ class Topology:
             )  # fmt: skip
         num_bytes = edges * self.graph.indices.dtype.itemsize
         num_bytes[offsets] += OFFSET_BYTES * int(lists.sum())
-        kinds = [source.kind for source in SOURCES]
-        return tuple(
-            {kind: int(n) for kind, n in zip(kinds, each, strict=True) if n}
-            for each in (lists, num_bytes)
-        )
+        return _by_kind(lists), _by_kind(num_bytes)
 
 
 class CountedSampler:
@@ -154,6 +181,18 @@ def _count_rows(n_id, num_rows, chosen_ptr, indptr, codes, constant, chosen_only
             edges[source] += chosen_ptr[i + 1] - chosen_ptr[i]
         else:
             edges[source] += indptr[node + 1] - indptr[node]
+
+
+def _without_peers(numbers: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Read from the host what GPUs read of each other."""
+    return np.where(numbers < FIRST_PEER, numbers, np.uint8(1))
+
+
+def _by_kind(counts: NDArray[np.int64]) -> dict[str, int]:
+    """Return counts by kind of source, without those that are 0."""
+    named = {source.kind: int(n) for source, n in zip(SOURCES, counts, strict=False)}
+    named["peer"] = int(counts[FIRST_PEER:].sum())
+    return {kind: n for kind, n in named.items() if n}
 
 
 def _without_read_ahead(array: Any) -> None:

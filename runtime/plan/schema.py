@@ -248,7 +248,7 @@ class FeaturePlacement:
 class TopologyPlacement:
     """Places of adjacency lists.
 
-    `cached` has arrays `topology_location_<g>` (source 0 own, 1 host, 2 disk) and
+    `cached` has arrays `topology_location_<g>` (source 0 own, 1 host, 2 disk, 3 + r rank r) and
     `topology_own_ids_<g>`, as for features; `partitioned` ranges of rows over a 1.5D grid.
     """
 
@@ -257,6 +257,8 @@ class TopologyPlacement:
     """Number of adjacency lists that each rank keeps, for `cached`."""
     replication: int = 1
     """Copies c of the partitioned topology: ranks form a grid of (ranks / c) x c."""
+    peers: bool = field(default=False, metadata=codec.UNLESS_SET)
+    """Whether GPUs read `cached` lists that others of their clique keep, in place."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -314,7 +316,8 @@ class Strategy:
     bulk_bytes: int = 0
     """Most bytes that those batches may take on a rank, where fewer are drawn then; 0: no limit."""
     partition: str = "none"
-    """Name of the partitioner; array `partition` (int32) holds each node's part."""
+    """Name of the partitioner; array `partition` (int32) holds each node's part. Where ranks draw
+    mini-batches of their own, each draws the training nodes of its part."""
     full_graph: FullGraph = field(default_factory=FullGraph)
     features: FeaturePlacement
     topology: TopologyPlacement = field(default_factory=TopologyPlacement)

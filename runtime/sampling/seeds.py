@@ -66,11 +66,13 @@ class SeedSchedule:
         # One tuple, replaced at once: threads may compute it twice but never see half of it.
         known, order = self._latest
         if known != epoch:
-            source = stream(self.seed, epoch, 0, 0, Purpose.SHUFFLE)
-            keys = draw(source, np.arange(len(self.train_idx)), 0)
-            order = _stable_order(keys)
+            order = self._make_order(epoch)
             self._latest = (epoch, order)
         return order
+
+    def _make_order(self, epoch: int) -> NDArray[np.int64]:
+        source = stream(self.seed, epoch, 0, 0, Purpose.SHUFFLE)
+        return _stable_order(draw(source, np.arange(len(self.train_idx)), 0))
 
     def share(
         self, epoch: int, step: int, *, rank: int | None = None
@@ -115,6 +117,56 @@ class SeedSchedule:
                 f"expected at least one full batch, found {len(self.train_idx)} training nodes "
                 f"for batch_size {self.batch_size} with drop_last; lower the batch size"
             )
+
+
+class ShardSchedule(SeedSchedule):
+    """The seeds of every step where each rank draws the training nodes of its own part.
+
+    The epoch's order interleaves the parts in proportion to their sizes, each in the order of the
+    global shuffle: seed k of n in its part comes at (k + 1/2) / n of the epoch. So a batch is as
+    large as ever and has its share of every part, and each seed comes once per epoch.
+
+    Args (others as in `SeedSchedule`):
+        parts: Rank that draws each node, int32 [N].
+    """
+
+    def __init__(
+        self,
+        train_idx: NDArray[np.int64],
+        batch_size: int,
+        *,
+        parts: NDArray[np.int32],
+        seed: int,
+        num_ranks: int = 1,
+        rank: int = 0,
+    ) -> None:
+        super().__init__(train_idx, batch_size, seed=seed, num_ranks=num_ranks, rank=rank)
+        self._part = np.asarray(parts[self.train_idx], np.int64)
+        if self._part.min() < 0 or self._part.max() >= num_ranks:
+            raise SamplerError(
+                f"expected training nodes in the parts of {num_ranks} ranks, found parts "
+                f"{self._part.min()} to {self._part.max()}; plan again for so many ranks"
+            )
+
+    def share(
+        self, epoch: int, step: int, *, rank: int | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+        """Return the seeds of one global batch that lie in a rank's part, as `SeedSchedule`."""
+        count = super().share(epoch, step)[2]
+        start = step * self.batch_size
+        chosen = self.order(epoch)[start : start + count]
+        mine = chosen[self._part[chosen] == (self.rank if rank is None else rank)]
+        return self.train_idx[mine], mine, count
+
+    def _make_order(self, epoch: int) -> NDArray[np.int64]:
+        order = super()._make_order(epoch)
+        part = self._part[order]
+        sizes = np.bincount(part, minlength=self.num_ranks)
+        by_part = np.argsort(part, kind="stable")
+        begins = np.cumsum(sizes) - sizes
+        turn = np.empty(order.size, np.int64)
+        turn[by_part] = np.arange(order.size) - np.repeat(begins, sizes)
+        return order[np.lexsort((part, (2 * turn + 1) / (2 * sizes[part])))]
 
 
 def _stable_order(keys: NDArray[np.uint64]) -> NDArray[np.int64]:

@@ -50,6 +50,8 @@ class Mode:
     """Of the planned strategy, where a choice has no setting."""
     holds: Callable[[Plan, dict[str, int]], bool] = lambda plan, rows: True
     """What must be so of the plan, and of the rows that were read by source."""
+    keeps_lists: tuple[str, ...] = ()
+    """Where lists are read, if GPUs keep hot ones; the counts must be those simulated."""
     quick: bool = False
     """Whether `make test` runs it."""
     tolerance: float = 1e-5
@@ -120,6 +122,22 @@ SHARED: list[tuple[str, dict[str, Any], float]] = [
     ("bfloat16", {"workload": {"precision": "bfloat16"}}, 1e-2),
 ]
 """Names, settings and tolerances of cooperative modes."""
+LISTS = [
+    ("hot lists cached", "cached", 1, 1, ("own", "host")),
+    ("hot lists cached", "cached", 2, 1, ("own", "host")),
+    ("hot lists cached", "cached", 4, 2, ("own", "host")),
+    ("read from peers of the clique", "clique", 2, 1, ("own", "peer", "host")),
+    ("read from peers of the clique", "clique", 4, 2, ("own", "peer", "host")),
+]
+"""Names, topologies, GPUs and hosts of modes that keep lists, and where lists are read."""
+WHOLE: list[tuple[str, int, dict[str, Any], Callable[[Candidate], bool], tuple[str, ...]]] = [
+    ("one budget", 1, {}, _in_line, ("own", "host")),
+    ("one clique", 2, {}, _together, ("own", "peer", "host")),
+    ("two cliques", 4, {}, _in_line, ("own", "peer", "host")),
+    ("two cliques, ahead", 4, {}, _ahead, ("own", "peer", "host")),
+    ("gcn", 4, {"model": "gcn"}, _in_line, ("own", "peer", "host")),
+]
+"""Names, GPUs, workloads and candidates of Legion's modes, and where lists and rows are read."""
 LARGER = {"batch_size": 64, "fanouts": [6, 4]}
 """Batches that take more memory than an evaluation does."""
 MODES = [
@@ -163,6 +181,23 @@ MODES = [
     ),
     Mode(name="host", row="topology", wants=_topology("host")),
     Mode(name="replicated", row="topology", wants=_topology("replicated"), quick=True),
+    *(
+        Mode(
+            name=name, row="topology", devices=devices, hosts=hosts,
+            settings={"topology": lists, "policy": "degree"}, room_rows=30,
+            wants=_topology("cached"), keeps_lists=kinds,
+            quick=lists == "clique" and (devices, hosts) == (2, 1), holds=_reads("own", "host"),
+        )
+        for name, lists, devices, hosts, kinds in LISTS
+    ),
+    *(
+        Mode(
+            name=name, row="legion", devices=devices,
+            settings={"topology": "clique", "policy": "legion", "workload": changes}, room_rows=60,
+            wants=wants, holds=_reads(*kinds), keeps_lists=kinds, quick=name == "two cliques",
+        )
+        for name, devices, changes, wants, kinds in WHOLE
+    ),
     Mode(name="labor", row="samplers", settings={"sampler": "labor", "workload": ANY}),
     Mode(name="ladies", row="samplers", settings={"sampler": "ladies", **SIZES}),
     Mode(name="pladies", row="samplers", settings={"sampler": "pladies", **SIZES}),

@@ -5,8 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gnnplan.planner.queries.simulate import simulate
 from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.report import RunReport
 from tests.emulated.modes import MODES, Mode
+from tests.support.emulated import emulated_machine
 from tests.support.emulated_ranks import EPOCHS, make_graph, plan_mode, run_mode
 from tests.support.where_table import note_mode
 
@@ -27,6 +30,17 @@ def marked(mode: Mode) -> object:
     marks = [pytest.mark.distributed] + ([] if mode.quick else [pytest.mark.slow])
     name = f"{mode.row}: {mode.name}, {mode.devices} on {mode.hosts}"
     return pytest.param(mode, marks=marks, id=name)
+
+
+def hold_lists(mode: Mode, folder: Path, report: RunReport) -> None:
+    """Lists are read where the plan puts them, as often and as many bytes as simulated."""
+    steps, read = len(report.losses), set[str]()
+    simulated = simulate(folder, emulated_machine(mode.hosts), batches=steps)
+    for found, counts in zip(report.ranks, simulated.ranks, strict=True):
+        assert found.lists_by_source == counts.lists_by_source
+        assert found.list_bytes_by_source == counts.list_bytes_by_source
+        read |= set(found.lists_by_source)
+    assert read == set(mode.keeps_lists)
 
 
 @pytest.mark.parametrize("mode", [marked(mode) for mode in MODES])
@@ -51,4 +65,6 @@ def test_emulated_gpus_train_as_cores_do(mode: Mode, nodes: Graph, tmp_path: Pat
         for kind, count in each.items():
             total[kind] = total.get(kind, 0) + count
     assert mode.holds(plan, total), total
+    if mode.keeps_lists:
+        hold_lists(mode, tmp_path / "plan", emulated)
     note_mode(mode)

@@ -114,7 +114,14 @@ class GpusBackend(Backend):
 
 
 WHERE = {"host": "host", "replicated": "own"}
-"""Place that topology is read from, by its policy."""
+"""Place that a whole topology is read from, by its policy."""
+LOCATED_READS = 2
+"""Reads of the GPU's own memory by which a list is found: its begin and end, and its address."""
+
+
+def _own_part(work: RankWork) -> dict[str, float]:
+    """Return the share of neighbour reads from the GPU's own memory, if any."""
+    return {place: share for place, share in work.list_places.items() if place == "own"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,33 +153,46 @@ class _Reads:
             in_memory=memory_seconds_per_byte(machine, candidate),
         )
 
-    def drawing(self, place: str | None, kernels: float = 0.0) -> float:
-        """Return the seconds of sampling with lists at a place; None for relabelling alone."""
-        batch, rank = self.work.batch, self.work.rank
+    def drawing(
+        self, places: Mapping[str, float], kernels: float = 0.0, *, located: bool = False
+    ) -> float:
+        """Return the seconds of sampling with lists at places by shares; none: relabelling alone.
+
+        Lists that are `located` in several memories have their begins and addresses on the GPU.
+        """
+        rank = self.work.rank
+        ids, offsets = (
+            sum(share * table[place][rank] for place, share in places.items())
+            for table in (self.ids, self.offsets)
+        )
+        if located and places:
+            offsets = LOCATED_READS * self.offsets["own"][rank]
+        batch = self.work.batch
         reached = [v.mean for v in batch.vertices[:-1]]
         expanded = sum(reached) if self.work.every_hop else reached[-1]
         return gpu_sample_seconds(
             sum(e.mean for e in batch.edges),
             expanded,
             kernels,
-            lists_seconds=self._scanning(place, expanded),
-            neighbour_seconds=self.ids[place][rank] if place else 0.0,
-            offsets_seconds=self.offsets[place][rank] if place else 0.0,
+            lists_seconds=self._scanning(places, expanded),
+            neighbour_seconds=ids,
+            offsets_seconds=offsets,
             hash_seconds=self.ids["own"][rank],
             kernel_seconds=self.launch,
         )
 
-    def _scanning(self, place: str | None, lists: float) -> float | None:
+    def _scanning(self, places: Mapping[str, float], lists: float) -> float | None:
         """Return the seconds of reading whole lists; None where chosen neighbours are read."""
         work, entries = self.work, self.work.batch.list_entries
         spec = sampler_or_unknown(work.sampler)
         # A term of its own charges the lists of a preference for local neighbours.
         if spec.reads_chosen or spec.prefers_local or min(entries, lists) <= 0:
             return None
-        if place is None:
+        if not places:
             return 0.0
         size = max(1, round(NEIGHBOUR_BYTES * entries / lists))
-        whole = read_seconds(work.machine, work.candidate, size)[place][work.rank]
+        table = read_seconds(work.machine, work.candidate, size)
+        whole = sum(share * table[place][work.rank] for place, share in places.items())
         return scan_seconds(entries, lists, whole)
 
     def gathering(self) -> tuple[float, float]:
@@ -206,12 +226,12 @@ def _kernels(work: RankWork, candidate: Candidate) -> float:
 def _derived_times(work: RankWork) -> RankTimes:
     """Derive all stages but the all-reduce from rates."""
     reads, candidate, timing = _Reads.of(work), work.candidate, work.timing
-    place, swept = WHERE[candidate.topology.policy], work.captured_bytes * reads.in_memory
+    swept, located = work.captured_bytes * reads.in_memory, candidate.topology.policy == "cached"
     kernels = _kernels(work, candidate)
     gather, near = reads.gathering()
     near += timing.batch_seconds - timing.batch_host_seconds
-    near += swept + reads.drawing("own" if place == "own" else None)
-    sample = swept + reads.drawing(place, kernels)
+    near += swept + reads.drawing(_own_part(work), located=located)
+    sample = swept + reads.drawing(work.list_places, kernels, located=located)
     gather += reads.launch * GATHER_STARTS
     copy = reads.copying(reads.launch)
     launches = reads.launch * (kernels + GATHER_STARTS + COPY_STARTS) + timing.batch_host_seconds
@@ -254,7 +274,7 @@ def _stages(
 
 def _derived_words(reads: _Reads) -> dict[Stage, str]:
     shared, candidate = "the preset's links, shared by all who read", reads.work.candidate
-    where = "in host memory" if candidate.topology.policy == "host" else "in GPU memory"
+    where = WORDS[candidate.topology.policy]
     return {
         Stage.SAMPLE: f"derived: profiled edges x transactions over {shared}; topology {where}; "
         f"{launch_words(candidate, reads.work.sampler)}",
@@ -267,6 +287,12 @@ def _derived_words(reads: _Reads) -> dict[Stage, str]:
     }
 
 
+WORDS = {
+    "host": "in host memory",
+    "replicated": "in GPU memory",
+    "cached": "in host memory, hot lists in GPUs'",
+}
+"""Where topology is read, by its policy."""
 MEASURED = (
     Stage.SAMPLE, Stage.GATHER, Stage.COPY, Stage.FORWARD_BACKWARD, Stage.OPTIMIZER,
 )  # fmt: skip
@@ -281,13 +307,14 @@ def _timed_times(work: RankWork, timed: GpuTiming) -> RankTimes:
     loop = timed.loop(captured=captured, ahead=ahead)
     saved = chosen.host_seconds * (1.0 - _started_share(work))
     alone = chosen.host_seconds + timed.handing_seconds + work.timing.host_seconds
-    relabelling = reads.drawing(None)
-    lists = {name: reads.drawing(place) - relabelling for name, place in WHERE.items()}
-    elsewhere = lists[candidate.topology.policy] - lists[timed.topology]
-    drawing, far_lists = relabelling, lists["host"] if candidate.topology.policy == "host" else 0.0
+    relabelling, located = reads.drawing({}), candidate.topology.policy == "cached"
+    near_lists = reads.drawing(_own_part(work), located=located) - relabelling
+    lists = reads.drawing(work.list_places, located=located) - relabelling
+    elsewhere = lists - (reads.drawing({WHERE[timed.topology]: 1.0}) - relabelling)
+    drawing, far_lists = relabelling + near_lists, lists - near_lists
     if candidate.topology.policy == "replicated":
         device = max(0.0, chosen.seconds - chosen.host_seconds + elsewhere)
-        drawing = max(drawing + lists["replicated"], device)
+        drawing = max(drawing, device)
     moving, near = reads.gathering()
     seconds = {name: loop.stages.get(name, 0.0) for name in TIMED}
     hidden = 0.0 if ahead else _idle_seconds(seconds, timed)

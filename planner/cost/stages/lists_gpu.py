@@ -80,12 +80,15 @@ def add_gpu_lists(work: RankWork, times: RankTimes) -> RankTimes:
     machine, candidate = work.machine, work.candidate
     if not candidate.gpus or not sampler_or_unknown(work.sampler).prefers_local:
         return times
-    near, on_host = memory_seconds_per_byte(machine, candidate), candidate.topology.policy == "host"
-    far = copy_seconds_per_byte(machine, candidate)[work.rank] if on_host else near
-    read, laid = listed_seconds(_entries(work), read_seconds_per_byte=far, byte_seconds=near)
+    near, own = memory_seconds_per_byte(machine, candidate), work.list_places.get("own", 0.0)
+    far = copy_seconds_per_byte(machine, candidate)[work.rank]
+    (near_read, laid), (far_read, _) = (
+        listed_seconds(_entries(work), read_seconds_per_byte=each, byte_seconds=near)
+        for each in (near, far)
+    )
     words = "derived: every list that a hop expands is read whole and laid out"
-    near_seconds, link_seconds = (laid, read) if on_host else (laid + read, 0.0)
-    return _slower_sampling(times, words, memory=near_seconds, links=link_seconds)
+    memory, links = laid + own * near_read, (1 - own) * far_read
+    return _slower_sampling(times, words, memory=memory, links=links)
 
 
 def _entries(work: RankWork) -> float:

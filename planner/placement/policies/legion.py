@@ -25,7 +25,7 @@ from gnnplan.planner.cost.stages.gather import lines
 from gnnplan.planner.placement.order import Probabilities, hotness_order, prefix_sums
 from gnnplan.planner.placement.placement import deal_items, split_by_device
 from gnnplan.planner.placement.policies.policy import Copies, Knowledge, Reason, sum_heat
-from gnnplan.planner.placement.problem import PlacementProblem
+from gnnplan.planner.placement.problem import Heat, PlacementProblem
 
 
 def deal_rows(queue: NDArray[np.int64], num_devices: int) -> list[NDArray[np.int64]]:
@@ -221,6 +221,96 @@ def place_legion(
     return LegionPlacement(own=own, lists=lists, splits=splits)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ListPlacement:
+    """Which lists every rank keeps, and where it reads the others."""
+
+    own: list[NDArray[np.int64]]
+    """Nodes whose lists each rank keeps, in the order of its memory."""
+    num_bytes: list[int]
+    """Bytes of each rank's lists."""
+    shares: list[dict[str, float]]
+    """Share of each rank's neighbour reads by place; places that are not read are absent."""
+    words: str
+    """How memory was divided, and what for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CliqueHeat:
+    """Reads of a clique's batches."""
+
+    rows: Heat
+    """Chance that a batch reads a node's row, shape [N]; zeros where no rows are kept."""
+    lists: Heat
+    """Neighbours that a batch reads of a node's list, shape [N]."""
+
+
+def place_lists(
+    heats: Sequence[CliqueHeat],
+    cliques: Sequence[Sequence[int]],
+    degrees: NDArray[Any],
+    *,
+    row_bytes: int,
+    device_bytes: int,
+    peers: bool,
+) -> ListPlacement:
+    """Give lists their part of every clique's memory by the published split, and deal them.
+
+    Without `peers` each device is a clique of its own: all keep the hottest lists. Rows get what
+    lists leave; `device_bytes` are those of one device for both.
+    """
+    num = sum(map(len, cliques))
+    own, shares = [np.zeros(0, np.int64)] * num, [dict[str, float]()] * num
+    known: dict[tuple[int, int], tuple[Split, list[NDArray[np.int64]]]] = {}
+    for heat, clique in zip(heats, cliques, strict=True):
+        for group in [clique] if peers else [(g,) for g in clique]:
+            key = id(heat), len(group)
+            if key not in known:
+                known[key] = _split_group(heat, len(group), degrees, row_bytes, device_bytes)
+            filled = known[key][1]
+            for g, ids in zip(group, filled, strict=True):
+                own[g], shares[g] = ids, _list_shares(heat.lists, ids, filled)
+    return ListPlacement(
+        own=own,
+        num_bytes=[int(list_bytes(degrees[ids]).sum()) for ids in own],
+        shares=shares,
+        words=_split_words([split for split, _ in known.values()]),
+    )
+
+
+def _split_group(
+    heat: CliqueHeat, num: int, degrees: NDArray[Any], row_bytes: int, device_bytes: int
+) -> tuple[Split, list[NDArray[np.int64]]]:
+    """Split the memory of so many devices, and deal the lists over them."""
+    split = split_cache(
+        heat.rows, heat.lists, degrees, row_bytes=row_bytes, clique_bytes=num * device_bytes
+    )
+    chosen = _list_queue(heat.lists, degrees, "count")[: split.num_lists]
+    free = [device_bytes - row_bytes * (split.num_rows // num)] * num
+    return split, fill_lists(chosen, list_bytes(degrees[chosen]), free)
+
+
+def _list_shares(
+    reads: Heat, own: NDArray[np.int64], clique: Sequence[NDArray[np.int64]]
+) -> dict[str, float]:
+    total = float(reads.sum(dtype=np.float64))
+    near = sum(float(reads[ids].sum(dtype=np.float64)) for ids in clique)
+    mine = float(reads[own].sum(dtype=np.float64))
+    found = {"own": mine, "peer": near - mine, "host": total - near}
+    return {k: n / total for k, n in found.items() if total > 0 and n > 1e-9 * total}
+
+
+def _split_words(splits: Sequence[Split]) -> str:
+    """Say which share lists get, and how many PCIe transactions a batch is left with."""
+    shares = ", ".join(dict.fromkeys(f"{split.alpha:.0%}" for split in splits))
+    left = sum(split.transactions for split in splits) / len(splits)
+    without = sum(float(split.curve[0]) for split in splits) / len(splits)
+    return (
+        f"lists get {shares} of the memory that lists and rows share, which leaves {left:,.0f} "
+        f"transactions over PCIe per batch, {without:,.0f} without lists (formulas 2.4)"
+    )
+
+
 def hit_rates(
     counts: NDArray[Any], held: Sequence[NDArray[np.int64]], cliques: Sequence[Sequence[int]]
 ) -> NDArray[np.float64]:
@@ -247,11 +337,10 @@ def _list_queue(
 
 def place_unified_cache(problem: PlacementProblem, know: Knowledge) -> Copies | Reason:
     """Split each clique's memory between lists and rows as published, and fill both."""
-    least = min(problem.device_bytes)
     if len(problem.kinds) == 1:
-        rows = least // int(problem.kinds[0].size)
         own = [np.zeros(0, np.int64) for _ in problem.device_bytes]
         for clique in problem.cliques:
+            rows = min(problem.device_bytes[g] for g in clique) // int(problem.kinds[0].size)
             order = hotness_order(sum_heat(problem.kinds[0], clique))
             for i, g in enumerate(clique):
                 own[g] = order[i : len(clique) * rows : len(clique)]
@@ -265,7 +354,7 @@ def place_unified_cache(problem: PlacementProblem, know: Knowledge) -> Copies | 
         know.in_degree,
         cliques=problem.cliques,
         row_bytes=int(features.size),
-        device_cache_bytes=least,
+        device_cache_bytes=min(problem.device_bytes),
     )
     shares = ", ".join(f"{split.alpha:.2f}" for split in found.splits)
     return Copies(own={0: found.own, 1: found.lists}, variant=f"share of lists {shares}")

@@ -37,6 +37,9 @@ class LocalBatches:
     """Entries of all adjacency lists that hops expand; 0 where they were not counted."""
 
 
+Cliques = tuple[tuple[int, ...], ...]
+
+
 @runtime_checkable
 class Draws(Protocol):
     """Sizes and sequences of drawn batches; a sentence where something cannot be drawn."""
@@ -59,6 +62,10 @@ class Draws(Protocol):
 
     def read_edges(self, num_ranks: int) -> float | str:
         """Return the mean entries of the adjacency lists that one rank's batch expands."""
+        ...
+
+    def clique_hotness(self, cliques: Cliques, parts: NDArray[np.int32]) -> list[Hotness]:
+        """Return the hotness of each clique's batches, whose ranks draw seeds of their parts."""
         ...
 
     def local(self, num_ranks: int, factor: float, own: NDArray[np.int64]) -> LocalBatches | str:
@@ -93,6 +100,8 @@ class ProposalInputs:
     """Sizes and sequences of batches; None where the graph is not at hand."""
     num_steps: int = 0
     """Optimiser steps of an epoch."""
+    whole_lists: frozenset[int] = frozenset()
+    """Numbers of GPUs of which each has room for all adjacency lists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,8 +116,18 @@ class SearchInputs:
     """Returns the nodes' out-degrees, for policies that need them."""
     parts: Parts | None = None
     """Returns partitions of the graph, for policies that need one."""
+    in_degree: Callable[[], NDArray[np.int64]] | None = None
+    """Returns the lengths of all lists, for topology that GPUs cache."""
+    shards: Callable[[Cliques], NDArray[np.int32]] | None = None
+    """Returns the rank of each node under the hierarchical partition over cliques of ranks."""
     draws: Draws | None = None
     """Sizes and sequences of batches; None where only the profile is priced."""
+
+    def shards_of(self, candidate: Candidate) -> NDArray[np.int32] | None:
+        """Return the rank that draws each node, where the candidate's ranks draw by a partition."""
+        if candidate.partition == "none" or self.shards is None:
+            return None
+        return self.shards(candidate.cliques)
 
 
 class Dimension(ABC):

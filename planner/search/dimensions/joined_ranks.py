@@ -4,7 +4,7 @@ Cooperative batches: ranks sample one batch together, each its own nodes. Grids:
 partitioned over a 1.5D grid of ranks, none of which has all lists.
 """
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 
 from gnnplan.planner.candidate import Candidate
@@ -18,6 +18,72 @@ from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.plan.schema import Sampler, TopologyPlacement
 from gnnplan.runtime.sampling.registry import is_able, why_alone
+
+LEGION = "legion"
+"""Placement whose ranks draw the seeds of a hierarchical partition where lists are cached too."""
+HIERARCHICAL = "hierarchical"
+"""Partition between cliques by the least cut, and within each by a hash (formulas 2.2)."""
+
+
+class CachedLists(Dimension):
+    """Hot adjacency lists that GPUs keep in the memory that feature rows share."""
+
+    name = "hot lists on GPUs"
+    bounded = False
+
+    def applies(self, candidate: Candidate) -> bool:
+        """Return whether GPUs keep some lists."""
+        return candidate.topology.policy == "cached"
+
+    def describe(self, candidate: Candidate) -> str:
+        """Say that ranks draw seeds of their own."""
+        return "seeds by partition" if candidate.partition != "none" else ""
+
+    def family(self, candidate: Candidate) -> Hashable:
+        """Tell apart lists of one GPU's own, of a clique's, and seeds by partition."""
+        return candidate.topology.peers, candidate.partition
+
+    def no_gain_reason(self, candidate: Candidate) -> str:
+        """Say what seeds by partition change."""
+        return "ranks draw the seeds of their parts" if candidate.partition != "none" else ""
+
+    def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
+        """Yield own lists, lists of the clique, and Legion whole, in place of lists on the host."""
+        if base is None or not base.gpus or base.topology.policy != "host":
+            return
+        if base.batching != "independent" or base.cache is not None:
+            return
+        if asked.task == "link" or asked.settings.workload.model == "rgcn":
+            yield self.omit("links and typed graphs are sampled by the host where ranks are GPUs")
+        elif base.num_ranks in asked.whole_lists:
+            yield self.omit("every GPU has room for the whole topology")
+        else:
+            for peers in (False, True) if has_peers(base) else (False,):
+                yield replace(base, topology=TopologyPlacement(policy="cached", peers=peers))
+            if asked.settings.policy == "auto":
+                lists = TopologyPlacement(policy="cached", peers=has_peers(base))
+                yield replace(base.with_policy(LEGION), topology=lists)
+
+    def normalise(self, candidate: Candidate) -> Candidate:
+        """Draw seeds by partition under Legion, and read no peers where there are none.
+
+        Caches that fill themselves give way to lists.
+        """
+        if candidate.cache is not None:
+            candidate = candidate.with_policy("none")
+        shards = candidate.policy == LEGION and candidate.num_ranks > 1
+        peers = (candidate.topology.peers or shards) and has_peers(candidate)
+        return replace(
+            candidate,
+            topology=replace(candidate.topology, peers=peers),
+            partition=HIERARCHICAL if shards else "none",
+        )
+
+
+def has_peers(candidate: Candidate) -> bool:
+    """Return whether a GPU can read another's memory."""
+    return any(len(clique) > 1 for clique in candidate.cliques)
+
 
 SHARED_MODELS = ("sage", "gcn", "gat")
 """Models that can stop between two layers to exchange rows."""
@@ -39,7 +105,7 @@ class SharedBatch(Dimension):
 
     def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
         """Yield the same ranks sharing a batch, where they keep no rows of their own."""
-        if base is None or base.policy != "none":
+        if base is None or base.policy != "none" or base.topology.policy == "cached":
             return
         if asked.settings.batching == "independent":
             yield self.omit("independent batches are asked for")

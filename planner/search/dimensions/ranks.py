@@ -96,6 +96,11 @@ def candidates(
     """
     batch = settings.workload.batch_size
     asked = settings.devices
+    if settings.topology != "auto":
+        raise SettingsError(
+            f"expected --topology auto where ranks are cores, which map the host's lists, found "
+            f"{settings.topology}; leave it out"
+        )
     if asked is not None and asked > num_cores and not settings.oversubscribe:
         raise SettingsError(
             f"expected at most {num_cores} devices (the cores), found {asked}; "
@@ -164,7 +169,7 @@ def machine_candidates(
     for count in gpu_counts(machine, settings.devices, batch_size, hosts=hosts):
         for gpus, cliques in _choices(machine, count, hosts):
             devices = list_gpus(machine, gpus, cliques)
-            for topology in ("host", "replicated"):
+            for topology in _topologies(settings):
                 for (loaders, depth), policy in itertools.product(AHEAD, policies):
                     plain = make_candidate(
                         devices,
@@ -172,8 +177,19 @@ def machine_candidates(
                         prefetch_depth=depth,
                         policy=policy,
                     )
-                    found.append(replace(plain, topology=TopologyPlacement(policy=topology)))
+                    found.append(replace(plain, topology=topology))
     return found
+
+
+def _topologies(settings: PlanSettings) -> list[TopologyPlacement]:
+    """List where GPUs may read adjacency lists: as asked, or on the host and in copies of all."""
+    match settings.topology:
+        case "auto":
+            return [TopologyPlacement(), TopologyPlacement(policy="replicated")]
+        case "clique":
+            return [TopologyPlacement(policy="cached", peers=True)]
+        case policy:
+            return [TopologyPlacement(policy=policy)]
 
 
 def gpu_counts(

@@ -2,6 +2,7 @@
 
     starts      made from nothing: on GPUs, or on the cores of one host or several
     joins       made from every start: ranks that do more together than sum gradients
+    lists       made from every start: hot lists that GPUs keep, where they have no room for all
     placements  tried on the fastest of those: where rows lie
     choices     tried on the fastest of all: what the sampler does
 
@@ -20,16 +21,17 @@ from gnnplan.planner.search.dimensions.dimension import (
     ProposalInputs,
     RowsDimension,
 )
-from gnnplan.planner.search.dimensions.joined_ranks import Grids, SharedBatch
+from gnnplan.planner.search.dimensions.joined_ranks import CachedLists, Grids, SharedBatch
 from gnnplan.planner.search.dimensions.locality import LocalNeighbours
 from gnnplan.planner.search.dimensions.ranks import Cores, Gpus
 from gnnplan.planner.search.dimensions.rows import FixedRows, OwnedRows
 
 STARTS: tuple[Dimension, ...] = (Gpus(), Cores())
 JOINS: tuple[Dimension, ...] = (SharedBatch(), Grids())
+LISTS: tuple[Dimension, ...] = (CachedLists(),)
 PLACEMENTS: tuple[RowsDimension, ...] = (FixedRows(), Caches(), OwnedRows())
 CHOICES: tuple[Dimension, ...] = (Stacks(), Dependence(), LocalNeighbours())
-DIMENSIONS = (*STARTS, *JOINS, *PLACEMENTS, *CHOICES)
+DIMENSIONS = (*STARTS, *JOINS, *LISTS, *PLACEMENTS, *CHOICES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +68,9 @@ def propose_more(asked: ProposalInputs, bases: Iterable[Candidate]) -> Proposals
     alone = [
         b
         for b in bases
-        if b.batching == "independent" and b.topology.policy != "partitioned" and b.hosts == 1
+        if b.batching == "independent"
+        and b.topology.policy not in ("partitioned", "cached")
+        and b.hosts == 1
     ]
     return propose_from(CHOICES, asked, alone)
 
@@ -90,7 +94,7 @@ def propose_from(
     )
 
 
-DESCRIBED = (*JOINS, *PLACEMENTS, *CHOICES, *STARTS)
+DESCRIBED = (*JOINS, *LISTS, *PLACEMENTS, *CHOICES, *STARTS)
 """Dimensions in the order of a name's words, which ends with the number of hosts."""
 
 

@@ -4,7 +4,7 @@ Large graphs are placed by a few nodes, each of which stands for several. A plan
 where hotness alone decides, a node lies where the one that stands for it does.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypedDict
 
@@ -22,6 +22,7 @@ from gnnplan.planner.placement.place import (
     make_placer,
     memories_of,
     place_rows,
+    place_rows_and_lists,
     rank_rows,
 )
 from gnnplan.planner.placement.placement import ItemPlacement, Placement, first_alike
@@ -59,11 +60,19 @@ def of_all(
     shares = np.array([[r.shares.get(kind, 0.0) for kind in SOURCES] for r in placed.rows.ranks])
     every, costs = hotness.everything, placed.memories.costs
     reads = evaluate(every.features, whole.own, costs, cliques=whole.cliques, on_host=whole.on_host)
+    ranks = [
+        replace(rows, list_bytes=known.list_bytes, list_shares=known.list_shares)
+        for rows, known in zip(
+            rank_rows(request, whole, shares, every), placed.rows.ranks, strict=True
+        )
+    ]
     return CandidatePlacement(
         placement=whole,
         reads=reads,
         memories=placed.memories,
-        rows=replace(placed.rows, ranks=rank_rows(request, whole, shares, every)),
+        rows=replace(placed.rows, ranks=ranks),
+        lists=placed.lists,
+        list_cliques=placed.list_cliques,
     )
 
 
@@ -83,6 +92,13 @@ class FixedRows(RowsDimension):
             for policy in list_tried_by_auto():
                 yield base.with_policy(policy)
 
+    def placement_key(self, candidate: Candidate, memories: Memories) -> Hashable:
+        """Tell apart where lists lie, which share the memory of rows."""
+        known, lists = super().placement_key(candidate, memories), candidate.topology
+        if lists.policy != "cached":
+            return known
+        return known, memories.room.own_bytes, lists.peers, candidate.partition
+
     def dedup_key(self, candidate: Candidate) -> Candidate:
         """Ignore the policy."""
         return candidate.with_policy("")
@@ -95,21 +111,33 @@ class FixedRows(RowsDimension):
         self, search: SearchInputs, request: Request, candidate: Candidate, hotness: Hotness,
         memories: Memories,
     ) -> CandidatePlacement:  # fmt: skip
-        """Place rows by the named policy."""
-        return place_rows(request, candidate, hotness, memories, **_known(search, candidate))
+        """Place rows by the named policy, with adjacency lists where they share memory."""
+        known = _known(search, candidate)
+        if candidate.topology.policy != "cached":
+            return place_rows(request, candidate, hotness, memories, **known)
+        assert search.in_degree is not None
+        parts, laws = search.shards_of(candidate), list[Hotness]()
+        if parts is not None and search.draws is not None:
+            laws = search.draws.clique_hotness(candidate.cliques, parts)
+            hotness = laws[0]
+        return place_rows_and_lists(
+            request, candidate, hotness, memories, search.in_degree(), laws=laws, **known
+        )
 
     def place_all(
         self, search: SearchInputs, request: Request, candidate: Candidate,
         placed: CandidatePlacement, hotness: Hotness,
     ) -> CandidatePlacement:  # fmt: skip
         """Follow the nodes that stand for others where hotness decides; else place anew."""
-        if hotness.stride == 1:
+        if hotness.stride == 1 or candidate.partition != "none":
             return placed
         if find_policy(candidate.policy).heat_alone:
             whole = spread_placement(placed.placement, hotness)
         else:
             every, shared_host = hotness.everything, search.settings.shared_host
             memories = memories_of(request, candidate, every, shared_host=shared_host)
+            if placed.lists is not None:
+                memories = replace(memories, room=placed.memories.room)
             placer = make_placer(request, candidate, every, memories, **_known(search, candidate))
             whole = placer.place(every.features)
         return of_all(request, placed, whole, hotness)

@@ -3,8 +3,8 @@
 `choose_some` is Floyd's method as tests/reference has it, a tile of rows at a time, all the offsets
 of a row in registers. `scan_below` is LABOR-0's threshold test (`labor_scan`), or takes rows whole;
 a pass that counts and one that writes draw the same words. A list is read at its row's address, in
-the device's memory or the host's (`gpu.topology`). Streams and numbers of rows are read from the
-device, so that a captured graph can change them.
+the device's memory, a peer's or the host's (`gpu.topology`). Streams and numbers of rows are read
+from the device, so that a captured graph can change them.
 """
 
 from dataclasses import dataclass
@@ -40,12 +40,12 @@ class Rows:
     addresses: Tensor
 
 
-@triton.jit(do_not_specialize=["base", "low", "high"])
+@triton.jit(do_not_specialize=["base", "low", "high", "host_low", "host_high"])
 @no_type_check
 def _bounds_kernel(
-    indptr, places, base, low, high, nodes, total, starts, degrees, counts, addresses, reads,
-    bound, fanout, PLACES: tl.constexpr, BYTES: tl.constexpr, PASSES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    indptr, places, base, low, high, host_low, host_high, nodes, total, starts, degrees, counts,
+    addresses, reads, bound, fanout, PLACES: tl.constexpr, BYTES: tl.constexpr,
+    PASSES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     asked = (at < bound) & (at < tl.load(total))
@@ -67,9 +67,12 @@ def _bounds_kernel(
         entries = degree * PASSES
     tl.atomic_add(reads, tl.sum(own.to(tl.int64), axis=0))
     tl.atomic_add(reads + 1, tl.sum(tl.where(own, entries, 0), axis=0))
-    far = asked & (own == 0)
-    tl.atomic_add(reads + 2, tl.sum(far.to(tl.int64), axis=0))
-    tl.atomic_add(reads + 3, tl.sum(tl.where(far, entries, 0), axis=0))
+    host = asked & (address >= host_low) & (address < host_high)
+    tl.atomic_add(reads + 2, tl.sum(host.to(tl.int64), axis=0))
+    tl.atomic_add(reads + 3, tl.sum(tl.where(host, entries, 0), axis=0))
+    peer = asked & (own == 0) & (host == 0)
+    tl.atomic_add(reads + 4, tl.sum(peer.to(tl.int64), axis=0))
+    tl.atomic_add(reads + 5, tl.sum(tl.where(peer, entries, 0), axis=0))
 
 
 @triton.jit
@@ -173,8 +176,8 @@ def row_bounds(
         total = torch.full((1,), nodes.numel(), dtype=torch.int64, device=nodes.device)
     places = graph.indptr if graph.addresses is None else graph.addresses
     _bounds_kernel[(triton.cdiv(nodes.numel(), _BLOCK),)](
-        graph.indptr, places, graph.indices.data_ptr(), *graph.own, nodes, total, rows.starts,
-        rows.degrees, rows.counts, rows.addresses, graph.counts, nodes.numel(), fanout,
+        graph.indptr, places, graph.indices.data_ptr(), *graph.own, *graph.host, nodes, total,
+        rows.starts, rows.degrees, rows.counts, rows.addresses, graph.counts, nodes.numel(), fanout,
         PLACES=graph.addresses is not None, BYTES=graph.indices.element_size(), PASSES=passes,
         BLOCK=_BLOCK,
     )  # fmt: skip

@@ -1,11 +1,13 @@
 """A graph's adjacency lists where a GPU's kernels read them.
 
 Whole in the device's memory, whole in page-locked host memory that is read in place, or Legion's
-way: the hot rows' lists on the device and the rest on the host. Then a table holds the address of
-every row's list, so that a kernel reads all alike. Reads are counted on the device, without a wait.
+way: hot lists on the device, others in the memory of GPUs of its clique, mapped as feature rows
+are, and the rest on the host. Then a table holds the address of every row's list, so that a kernel
+reads all alike. Reads are counted by source on the device, without a wait.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -13,8 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.features.device_rows import HostShare, copy_list, share_host_list
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.errors import SamplerError, warn_once
+from gnnplan.runtime.features.device_open import make_largest
+from gnnplan.runtime.features.device_rows import (
+    HostShare,
+    copy_list,
+    share_host_list,
+    share_rows,
+)
 from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.checks import check_graph
 
@@ -26,6 +35,7 @@ class Source(StrEnum):
 
     DEVICE = "device"
     HOST = "host"
+    PEER = "peer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,18 @@ class Reads:
     """Lists, each with the two offsets that bound it."""
     entries: int
     """Neighbours read; a row that is scanned twice counts twice."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PeerLists:
+    """Lists that a rank reads in the memory of other GPUs of its host."""
+
+    held: Mapping[int, NDArray[np.int64]]
+    """Nodes whose lists each peer keeps, in the order of its memory, by rank."""
+    rank_of: NDArray[np.int16]
+    """Peer that each node's list is read from, shape [N]; -1: none."""
+    comm: Communicator
+    """All ranks of the job, which open their topology together."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -51,9 +73,13 @@ class DeviceTopology:
     """Byte address of each row's first entry, int64 [N]. None: at its place in `indices`."""
     own: tuple[int, int]
     """Addresses from the first up to the second are the device's own memory."""
+    host: tuple[int, int]
+    """Addresses of lists on the host; all others are peers'."""
     counts: Tensor
-    """Rows and entries read, of the device and of the host, int64 [4]."""
+    """Rows and entries read, by source, int64 [6]."""
     widest: int
+    peers: tuple[Tensor, ...] = field(default=())
+    """Mapped lists of peers, which stay mapped while these live."""
 
     @property
     def num_nodes(self) -> int:
@@ -75,6 +101,7 @@ class DeviceTopology:
         hot: NDArray[np.integer] | None = None,
         pinned_offsets: bool = False,
         share: HostShare | None = None,
+        peers: PeerLists | None = None,
     ) -> "DeviceTopology":
         """Place a graph.
 
@@ -83,10 +110,13 @@ class DeviceTopology:
             indices: int32 or int64 [E].
             device: Where the kernels run; on the CPU (tests) nothing is page-locked.
             pinned: Keep `indices` in page-locked host memory.
-            hot: With `pinned`, distinct ids of the rows whose lists the device holds as well.
+            hot: With `pinned`, distinct ids of the rows whose lists the device holds as well, as
+                far as they find room.
             pinned_offsets: Keep `indptr` in page-locked host memory too.
             share: The host's ranks, which keep one copy of what is page-locked and call this
                 together; None keeps it for this rank alone.
+            peers: With `hot`, the lists that are read from other GPUs; collective over all ranks.
+                A list whose peer cannot be mapped is read from the host.
 
         Raises:
             PinError: the host refuses to page-lock so much.
@@ -97,30 +127,31 @@ class DeviceTopology:
         def place(values: NDArray[np.integer], *, locked: bool) -> Tensor:
             return share_host_list(values, share, device) if locked else copy_list(values, device)
 
-        offsets, edges = place(indptr, locked=pinned_offsets), place(indices, locked=pinned)
-        counts = torch.zeros(4, dtype=torch.int64, device=device)
-        if hot is None:
-            own = (0, 0) if pinned else (0, _ALL)
-            return DeviceTopology(offsets, edges, None, None, own, counts, widest)
-        if not pinned:
+        if hot is not None and not pinned:
             raise SamplerError(
                 "expected hot rows with the topology in host memory, found it wholly on the device;"
                 " leave them out"
             )
-        cached, addresses = _cache(indptr, indices, _check_hot(hot, len(indptr) - 1), edges, device)
-        own = (cached.data_ptr(), cached.data_ptr() + cached.numel() * cached.element_size())
-        return DeviceTopology(offsets, edges, cached, addresses.to(device), own, counts, widest)
+        # Peers meet before anything is page-locked, which one of them may be refused.
+        cached = _cache(indptr, indices, hot, device, peers) if hot is not None else None
+        offsets, edges = place(indptr, locked=pinned_offsets), place(indices, locked=pinned)
+        counts = torch.zeros(2 * len(Source), dtype=torch.int64, device=device)
+        if cached is None:
+            own, host = ((0, 0), (0, _ALL)) if pinned else ((0, _ALL), (0, 0))
+            return DeviceTopology(offsets, edges, None, None, own, host, counts, widest)
+        addresses = cached.addresses(indptr, edges)
+        return DeviceTopology(
+            offsets, edges, cached.own, torch.from_numpy(addresses).to(device),
+            _range(cached.own), _range(edges), counts, widest, tuple(cached.mapped.values()),
+        )  # fmt: skip
 
     def reads(self) -> dict[Source, Reads]:
         """Return what was read since the last call, by source; waits for the device."""
-        rows, entries, host_rows, host_entries = self.counts.tolist()
+        found = self.counts.tolist()
         self.counts.zero_()
         # Kernels in other streams add to the counts again: not before they are zero.
         processor_of(self.counts.device).synchronize()
-        return {
-            Source.DEVICE: Reads(rows, entries),
-            Source.HOST: Reads(host_rows, host_entries),
-        }
+        return {source: Reads(found[2 * at], found[2 * at + 1]) for at, source in enumerate(Source)}
 
     @property
     def device_bytes(self) -> int:
@@ -141,22 +172,81 @@ def _check_hot(hot: NDArray[np.integer], num_nodes: int) -> NDArray[np.int64]:
     return ids
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Cached:
+    """Hot lists on this device, and those of its peers."""
+
+    ids: NDArray[np.int64]
+    own: Tensor
+    peers: PeerLists | None
+    mapped: dict[int, Tensor]
+
+    def addresses(self, indptr: NDArray[np.integer], edges: Tensor) -> NDArray[np.int64]:
+        """Return the byte address of every row's list: its own, a peer's or the host's."""
+        found = edges.data_ptr() + edges.element_size() * np.asarray(indptr[:-1], dtype=np.int64)
+        for rank, lists in self.mapped.items():
+            assert self.peers is not None
+            _point(found, indptr, self.peers.held[rank], lists, self.peers.rank_of == rank)
+        _point(found, indptr, self.ids, self.own)
+        return found
+
+
 def _cache(
     indptr: NDArray[np.integer],
     indices: NDArray[np.integer],
-    hot: NDArray[np.int64],
-    edges: Tensor,
+    hot: NDArray[np.integer],
     device: torch.device,
-) -> tuple[Tensor, Tensor]:
-    """Place the hot rows' lists on the device; return every row's address too."""
-    entry_bytes = edges.element_size()
-    degrees = (indptr[hot + 1] - indptr[hot]).astype(np.int64)
+    peers: PeerLists | None,
+) -> _Cached:
+    """Place the hot rows' lists on the device, and map those of the peers."""
+    ids = _check_hot(hot, len(indptr) - 1)
+    own = make_largest(ids.size, None, lambda count: _pack(indptr, indices, ids[:count], device))
+    if peers is None:
+        return _Cached(ids, own, None, {})
+    wanted = sorted(rank for rank in peers.held if (peers.rank_of == rank).any())
+    # A device's lists are one row to those that share rows.
+    shared = share_rows(own.view(1, -1), wanted, peers.comm)
+    for rank, fault in shared.faults.items():
+        warn_once(
+            f"peer lists {peers.comm.rank}-{rank}",
+            f"rank {peers.comm.rank} reads the adjacency lists of rank {rank} from the host, since "
+            f"it cannot map that GPU's memory ({fault}); run gnnplan doctor",
+        )
+    return _Cached(ids, shared.own.view(-1), peers, shared.peers)
+
+
+def _pack(
+    indptr: NDArray[np.integer],
+    indices: NDArray[np.integer],
+    ids: NDArray[np.int64],
+    device: torch.device,
+) -> Tensor:
+    """Copy the lists of some rows to the device, one after another."""
+    degrees = (indptr[ids + 1] - indptr[ids]).astype(np.int64)
     begins = np.cumsum(degrees) - degrees
-    places = np.repeat(indptr[hot] - begins, degrees) + np.arange(int(degrees.sum()))
+    places = np.repeat(indptr[ids] - begins, degrees) + np.arange(int(degrees.sum()))
     # One entry more than is used: an empty tensor has no address that tells the sources apart.
-    lists = torch.zeros(places.size + 1, dtype=edges.dtype)
-    lists[:-1] = torch.from_numpy(np.asarray(indices)[places])
-    cached = lists.to(device)
-    addresses = edges.data_ptr() + entry_bytes * np.asarray(indptr[:-1], dtype=np.int64)
-    addresses[hot] = cached.data_ptr() + entry_bytes * begins
-    return cached, torch.from_numpy(addresses)
+    lists = np.zeros(places.size + 1, np.asarray(indices).dtype)
+    lists[:-1] = np.asarray(indices)[places]
+    return copy_list(lists, device)
+
+
+def _point(
+    addresses: NDArray[np.int64],
+    indptr: NDArray[np.integer],
+    ids: NDArray[np.int64],
+    lists: Tensor,
+    read: NDArray[np.bool_] | None = None,
+) -> None:
+    """Point the rows that a device found room for, or those `read` of them, to its lists."""
+    degrees = (indptr[ids + 1] - indptr[ids]).astype(np.int64)
+    ends = np.cumsum(degrees)
+    kept = ends < lists.numel()
+    if read is not None:
+        kept &= read[ids]
+    begins = lists.data_ptr() + lists.element_size() * (ends - degrees)
+    addresses[ids[kept]] = begins[kept]
+
+
+def _range(lists: Tensor) -> tuple[int, int]:
+    return lists.data_ptr(), lists.data_ptr() + lists.numel() * lists.element_size()

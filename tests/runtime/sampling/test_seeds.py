@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.sampling.seeds import SeedSchedule, _stable_order
+from gnnplan.runtime.sampling.seeds import SeedSchedule, ShardSchedule, _stable_order
 
 TRAIN = np.random.default_rng(0).permutation(10_000)[:1003].astype(np.int64)
 
@@ -89,3 +89,29 @@ def test_steps_outside_the_epoch_are_refused(step: int) -> None:
 def test_equal_keys_keep_their_order(bits: int) -> None:
     keys = np.random.default_rng(bits).integers(0, 2**bits, 5000, dtype=np.uint64, endpoint=False)
     np.testing.assert_array_equal(_stable_order(keys), np.argsort(keys, kind="stable"))
+
+
+@pytest.mark.parametrize("sizes", [[60, 60, 60], [100, 50, 29], [179, 0, 0]])
+def test_ranks_draw_the_seeds_of_their_parts_in_proportion(sizes: list[int]) -> None:
+    train = np.arange(5, 5 + sum(sizes))
+    parts = np.full(400, -1, np.int32)
+    parts[np.random.default_rng(3).permutation(train)] = np.repeat(range(3), sizes)
+    schedules = [
+        ShardSchedule(train, 32, parts=parts, seed=9, num_ranks=3, rank=r) for r in range(3)
+    ]
+    orders = [[], []]
+    for epoch in range(2):
+        for step in range(schedules[0].num_steps):
+            drawn = [schedule.share(epoch, step) for schedule in schedules]
+            count = min(32, len(train) - 32 * step)
+            assert [each[2] for each in drawn] == [count] * 3
+            assert sum(each[0].size for each in drawn) == count
+            for rank, (seeds, positions, _) in enumerate(drawn):
+                assert (parts[seeds] == rank).all()
+                np.testing.assert_array_equal(train[positions], seeds)
+                assert abs(seeds.size - count * sizes[rank] / sum(sizes)) < 2
+                orders[epoch] += seeds.tolist()
+    assert sorted(orders[0]) == sorted(orders[1]) == train.tolist()
+    assert orders[0] != orders[1]
+    with pytest.raises(SamplerError, match="parts of 2 ranks"):
+        ShardSchedule(train, 32, parts=np.full(400, 2, np.int32), seed=9, num_ranks=2)

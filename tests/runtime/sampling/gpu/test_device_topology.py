@@ -80,8 +80,9 @@ def test_reads_are_counted_by_source(kernel_device: torch.device) -> None:
     sampler.sample(seeds, epoch=0, step=0)
     sampler.sample(seeds[:1], epoch=0, step=0)
     # Hot: rows 1 (empty) and 2, of whose 5 entries 2 are drawn. Host: rows 0 (twice) and 3.
-    assert topology.reads() == {Source.DEVICE: Reads(2, 2), Source.HOST: Reads(3, 5)}
-    assert topology.reads() == {Source.DEVICE: Reads(0, 0), Source.HOST: Reads(0, 0)}
+    none = dict.fromkeys(Source, Reads(0, 0))
+    assert topology.reads() == none | {Source.DEVICE: Reads(2, 2), Source.HOST: Reads(3, 5)}
+    assert topology.reads() == none
     # LABOR-0 scans rows twice, laid out they are read once.
     for variant, passes in ((0, 2), (1, 1)):
         labor = DeviceLaborSampler(topology, [2], device=kernel_device, variant=variant)
