@@ -55,8 +55,7 @@ def with_capture(settings: PlanSettings, request: Request, candidate: Candidate)
     threads = replace(candidate.threads, capture=0, comm=0)
     plain = is_able(settings.sampler, settings.sampler_parameters, "captured")
     node = request.graph.task != "link" and candidate.las is None and candidate.bulk_batches == 1
-    # Shares of seeds that are drawn by parts differ in size from step to step.
-    node = node and candidate.batching == "independent" and candidate.partition == "none"
+    node = node and candidate.batching == "independent"
     if candidate.kind == "cuda" and plain and node:
         size = buffer_bytes(request, candidate)
         room = min(

@@ -21,7 +21,7 @@ from gnnplan.runtime.features.device_rows import HostShare, PinError
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.features.tier import AbstractFeatureStore
 from gnnplan.runtime.graph.dataset import Graph, is_typed
-from gnnplan.runtime.loader.topology import FIRST_PEER, CachedLists, read_lists
+from gnnplan.runtime.loader.topology import FIRST_PEER, LocatedLists, read_lists
 from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.processor import processor_of
@@ -94,7 +94,7 @@ def open_device_sampler(
     return made
 
 
-def _peer_lists(plan: Plan, lists: CachedLists, rank: int, comm: Communicator | None) -> Any:
+def _peer_lists(plan: Plan, lists: LocatedLists, rank: int, comm: Communicator | None) -> Any:
     """Return the `PeerLists` that a rank reads; None where the plan has none or ranks are apart."""
     from gnnplan.runtime.sampling.gpu.topology import PeerLists
 

@@ -273,7 +273,7 @@ class LoaderParts:
         device = self.place.device
         sampler = open_device_sampler(
             self.plan, self._folder, self.graph, self.rank, device, edge_ids=not self._as_blocks,
-            num_steps=schedule.num_steps, share=schedule.share(0, 0)[0].size, comm=self._comm,
+            num_steps=schedule.num_steps, share=schedule.largest_share(), comm=self._comm,
         )  # fmt: skip
         counted = self.plan.strategy.topology.policy in ("replicated", "cached")
         if self.cooperation is not None:

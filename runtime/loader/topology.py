@@ -45,7 +45,7 @@ def sources_of(num_ranks: int) -> list[Source]:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class CachedLists:
+class LocatedLists:
     """Lists that a rank reads by its location table of topology `cached`."""
 
     numbers: NDArray[np.uint8]
@@ -54,7 +54,7 @@ class CachedLists:
     """Nodes whose lists this rank and those that it reads keep, by rank."""
 
 
-def read_lists(plan: Plan, folder: Path, num_nodes: int, rank: int) -> CachedLists:
+def read_lists(plan: Plan, folder: Path, num_nodes: int, rank: int) -> LocatedLists:
     """Read a rank's table of cached lists; raise PlanError where it does not fit what is kept."""
     codes = load_array(plan, folder, f"topology_location_{rank}")
     if codes.shape != (num_nodes,) or codes.dtype not in (np.uint32, np.uint64):
@@ -76,7 +76,7 @@ def read_lists(plan: Plan, folder: Path, num_nodes: int, rank: int) -> CachedLis
             f"{folder}: expected the {held[rank].size} own lists of rank {rank} to be located once "
             f"each, found {located} located; plan again"
         )
-    return CachedLists(numbers, held)
+    return LocatedLists(numbers, held)
 
 
 class Topology:

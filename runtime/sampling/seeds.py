@@ -95,6 +95,10 @@ class SeedSchedule:
         input_id = self.order(epoch)[first:last]
         return self.train_idx[input_id], input_id, count
 
+    def largest_share(self) -> int:
+        """Return the most seeds of a batch of this rank."""
+        return self.share(0, 0)[0].size
+
     def _check(self) -> None:
         if self.train_idx.ndim != 1 or len(self.train_idx) == 0:
             raise SamplerError(
@@ -124,7 +128,7 @@ class ShardSchedule(SeedSchedule):
 
     The epoch's order interleaves the parts in proportion to their sizes, each in the order of the
     global shuffle: seed k of n in its part comes at (k + 1/2) / n of the epoch. So a batch is as
-    large as ever and has its share of every part, and each seed comes once per epoch.
+    large as ever and has its share of every part, and each seed comes once per epoch (DEC-131).
 
     Args (others as in `SeedSchedule`):
         parts: Rank that draws each node, int32 [N].
@@ -157,6 +161,12 @@ class ShardSchedule(SeedSchedule):
         chosen = self.order(epoch)[start : start + count]
         mine = chosen[self._part[chosen] == (self.rank if rank is None else rank)]
         return self.train_idx[mine], mine, count
+
+    def largest_share(self) -> int:
+        """Return a bound of the seeds of a batch of this rank, which vary by one or two."""
+        mine = int(np.count_nonzero(self._part == self.rank))
+        whole = min(self.batch_size, len(self.train_idx))
+        return min(mine, -(-whole * mine // len(self.train_idx)) + 1)
 
     def _make_order(self, epoch: int) -> NDArray[np.int64]:
         order = super()._make_order(epoch)

@@ -26,7 +26,7 @@ HIERARCHICAL = "hierarchical"
 
 
 class CachedLists(Dimension):
-    """Hot adjacency lists that GPUs keep in the memory that feature rows share."""
+    """Hot adjacency lists that GPUs keep in the memory that feature rows share (DEC-133)."""
 
     name = "hot lists on GPUs"
     bounded = False

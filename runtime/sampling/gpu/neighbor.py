@@ -130,9 +130,9 @@ class _HopBuffers:
 
 
 class CapturedNeighborSampler(DeviceNeighborSampler):
-    """Draws `DeviceNeighborSampler`'s batches; those of `batch_size` seeds by one graph.
+    """Draws `DeviceNeighborSampler`'s batches; those of up to `batch_size` seeds by one graph.
 
-    Batches of another size, such as an epoch's last, are drawn kernel by kernel. Buffers belong to
+    Larger batches, and empty ones, are drawn kernel by kernel. Buffers belong to
     the sampler, so it serves one stream and one thread at a time (others wait); what a batch holds
     is copied out of them. Fan-outs that take all neighbours are refused: nothing bounds them.
     """
@@ -159,6 +159,7 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
         self.batch_size = batch_size
         bounds = self._bounds()
         self._seeds = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        self._count = torch.zeros(1, dtype=torch.int64, device=device)
         self._streams = torch.zeros(self.num_hops, dtype=torch.int64, device=device)
         self._table = RelabelTable.empty(slots_for(bounds[-1]), device)
         # One entry more takes what lies beyond a hop's new nodes.
@@ -201,13 +202,15 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
     def _hops(
         self, seeds: NDArray[np.int64], streams: HopStreams
     ) -> tuple[list[Hop], list[Tensor]]:
-        if seeds.shape[0] != self.batch_size:
+        count = seeds.shape[0]
+        if not 0 < count <= self.batch_size:
             return super()._hops(seeds, streams)
         refuse_bad_seeds(seeds, self.num_nodes)
-        self._seeds.copy_(torch.from_numpy(np.array(seeds)))
+        self._seeds[:count].copy_(torch.from_numpy(np.array(seeds)))
+        self._count.fill_(count)
         self._streams.copy_(torch.tensor([signed(s) for s in streams.first]))
         self._run()
-        return self._results()
+        return self._results(count)
 
     def _alone(self) -> AbstractContextManager[object]:
         return self._lock
@@ -245,7 +248,7 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
 
     def _steps(self) -> None:
         self._table.clear()
-        total = torch.full((1,), self.batch_size, dtype=torch.int64, device=self.device)
+        total = self._count.clone()
         known = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._table.number(self._seeds, total, known)
         known = total
@@ -280,7 +283,7 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
             spare = self._nodes.numel() - 1
             self._nodes.scatter_(0, torch.where(place < fresh, known + place, spare), new)
 
-    def _results(self) -> tuple[list[Hop], list[Tensor]]:
+    def _results(self, num_seeds: int) -> tuple[list[Hop], list[Tensor]]:
         """Cut the hops to size, which are parts of the buffers; return the nodes each added.
 
         Waits once. A batch's ids and nested blocks are joined from them and so copied; others are
@@ -288,9 +291,9 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
         """
         ends = self._ends.tolist()
         hops: list[Hop] = []
-        nodes = [self._seeds]
+        nodes = [self._seeds[:num_seeds]]
         alone = self.dialect is Dialect.EVERY_HOP
-        num_known, num_rows = self.batch_size, self.batch_size
+        num_known = num_rows = num_seeds
         for buffers, num_edges, num_new in zip(self._buffers, ends[::2], ends[1::2], strict=True):
             rows = num_known if self.dialect is Dialect.EVERY_HOP else num_rows
             hops.append(

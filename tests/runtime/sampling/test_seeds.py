@@ -109,6 +109,7 @@ def test_ranks_draw_the_seeds_of_their_parts_in_proportion(sizes: list[int]) -> 
             for rank, (seeds, positions, _) in enumerate(drawn):
                 assert (parts[seeds] == rank).all()
                 np.testing.assert_array_equal(train[positions], seeds)
+                assert seeds.size <= schedules[rank].largest_share()
                 assert abs(seeds.size - count * sizes[rank] / sum(sizes)) < 2
                 orders[epoch] += seeds.tolist()
     assert sorted(orders[0]) == sorted(orders[1]) == train.tolist()

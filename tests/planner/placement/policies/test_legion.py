@@ -11,6 +11,7 @@ from gnnplan.planner.placement import placement as dealing
 from gnnplan.planner.placement.costs import RowCosts
 from gnnplan.planner.placement.evaluate import evaluate
 from gnnplan.planner.placement.policies.legion import (
+    CliqueHeat,
     cache_bytes,
     deal_rows,
     fill_lists,
@@ -19,6 +20,7 @@ from gnnplan.planner.placement.policies.legion import (
     list_bytes,
     modelled_sampling_transactions,
     place_legion,
+    place_lists,
     split_cache,
 )
 
@@ -228,3 +230,42 @@ def test_hit_rate_grows_with_the_clique_where_replicas_do_not():
         hit_rates(rows, [hottest] * 8, [[g] for g in range(8)]).mean()
     )
     assert found[-1] > replicated
+
+
+def heat(seed: int) -> CliqueHeat:
+    """Few hot nodes, others hot by chance."""
+    drawn = np.random.default_rng(seed).exponential(size=(2, 60)).astype(np.float32)
+    return CliqueHeat(rows=drawn[0], lists=drawn[1] ** 3)
+
+
+def test_lists_are_dealt_over_each_clique_within_its_memory():
+    degrees = np.random.default_rng(5).integers(0, 30, 60)
+    heats, cliques = [heat(1), heat(2)], [(0, 2), (1, 3)]
+    found = place_lists(heats, cliques, degrees, row_bytes=128, device_bytes=1200, peers=True)
+    assert max(found.num_bytes) <= 1200
+    for known, clique in zip(heats, cliques, strict=True):
+        split = split_cache(known.rows, known.lists, degrees, row_bytes=128, clique_bytes=2400)
+        together = np.concatenate([found.own[g] for g in clique])
+        hottest = np.argsort(-known.lists.astype(np.float64), kind="stable")[: split.num_lists]
+        assert len(set(together)) == len(together)  # each once
+        assert set(together) <= set(hottest.tolist())
+        assert len(together) >= split.num_lists - 2  # those cut by a device's limit are lost [C9]
+        for g in clique:
+            mine = float(known.lists[found.own[g]].sum() / known.lists.sum())
+            near = float(known.lists[together].sum() / known.lists.sum())
+            assert found.shares[g]["own"] == pytest.approx(mine)
+            assert found.shares[g]["peer"] == pytest.approx(near - mine)
+            assert sum(found.shares[g].values()) == pytest.approx(1)
+    assert "transactions over PCIe" in found.words
+
+
+def test_without_peers_every_device_keeps_the_hottest_lists():
+    degrees = np.full(60, 6)
+    found = place_lists([heat(1)], [(0, 1)], degrees, row_bytes=128, device_bytes=1200, peers=False)
+    assert found.own[0] is found.own[1]
+    assert set(found.shares[0]) == {"own", "host"}
+    everything = place_lists(
+        [CliqueHeat(rows=np.zeros(60), lists=heat(1).lists)], [(0, 1)], degrees,
+        row_bytes=128, device_bytes=10**6, peers=False,
+    )  # fmt: skip
+    assert everything.shares == [{"own": pytest.approx(1.0)}] * 2
