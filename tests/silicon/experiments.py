@@ -107,6 +107,13 @@ def _peers() -> list[Experiment]:
             seconds=60,
             files=(*files, "runtime/folders.py", "runtime/sampling/gpu/*.py"),
         ),
+        Experiment(
+            name="peer_lists_read",
+            question="does a sampler read lists of its own, of a peer's memory and of the host?",
+            entry="tests.silicon.peers:share_peer_lists",
+            seconds=60,
+            files=(*files, "runtime/folders.py", "runtime/sampling/gpu/*.py"),
+        ),
     ]
 
 

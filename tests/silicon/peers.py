@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.features.device_rows import open_on_reader
@@ -36,6 +37,11 @@ def share_expandable_segments(setting: Setting) -> None:
 def share_host_lists(setting: Setting) -> None:
     """Two processes lock one copy of a graph's lists, and the sampler's kernels read them there."""
     run_sharing(setting, _lists, 2, join=False)
+
+
+def share_peer_lists(setting: Setting) -> None:
+    """Two processes keep a third of a graph's lists each, and read each other's in place."""
+    run_sharing(setting, _peer_lists, 2, join=False)
 
 
 def _join(rank: int) -> Communicator:
@@ -87,9 +93,8 @@ def _lists(setting: Setting, rank: int) -> None:
     from gnnplan.runtime.sampling.neighbor import NeighborSampler
 
     comm = _join(rank)
-    nodes, degree = (60, 4) if setting.emulated else (ROWS * 20, 16)
-    indptr = np.arange(nodes + 1, dtype=np.int64) * degree
-    indices = np.random.default_rng(0).integers(0, nodes, nodes * degree, dtype=np.int32)
+    indptr, indices = _graph(setting)
+    nodes = len(indptr) - 1
     topology = DeviceTopology.load(
         indptr, indices, setting.device, pinned=True, share=HostShare(comm, [0, 1])
     )
@@ -100,6 +105,44 @@ def _lists(setting: Setting, rank: int) -> None:
     np.testing.assert_array_equal(found.n_id, expected.n_id)
     mapped = Path("/proc/self/maps").read_text().count("gnnplan-")
     assert comm.all_gather_objects(mapped) == [1, 1], "each rank maps the one copy"
+    comm.barrier()
+    dist.destroy_process_group()
+
+
+def _graph(setting: Setting) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Lists of one length, with neighbours by chance."""
+    nodes, degree = (60, 4) if setting.emulated else (ROWS * 20, 16)
+    indptr = np.arange(nodes + 1, dtype=np.int64) * degree
+    return indptr, np.random.default_rng(0).integers(0, nodes, nodes * degree, dtype=np.int32)
+
+
+def _peer_lists(setting: Setting, rank: int) -> None:
+    from gnnplan.runtime.features.device_rows import HostShare
+    from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler
+    from gnnplan.runtime.sampling.gpu.topology import DeviceTopology, PeerLists, Source
+    from gnnplan.runtime.sampling.neighbor import NeighborSampler
+
+    comm = _join(rank)
+    indptr, indices = _graph(setting)
+    holder = (np.arange(len(indptr) - 1) % 3).astype(np.int16)  # of every third node: the host
+    held = [np.flatnonzero(holder == each) for each in range(2)]
+    other = 1 - rank
+    peers = PeerLists({other: held[other]}, np.where(holder == other, holder, np.int16(-1)), comm)
+    topology = DeviceTopology.load(
+        indptr, indices, setting.device, pinned=True, hot=held[rank],
+        share=HostShare(comm, [0, 1]), peers=peers,
+    )  # fmt: skip
+    sampler = DeviceNeighborSampler(topology, [3, 2], device=setting.device)
+    seeds = np.arange(rank, len(holder), max(1, len(holder) // 20))
+    found = sampler.sample(seeds, epoch=0, step=rank).to_host()
+    expected = NeighborSampler(indptr, indices, [3, 2]).sample(seeds, epoch=0, step=rank)
+    np.testing.assert_array_equal(found.n_id, expected.n_id)
+    reads = topology.reads()
+    # The nodes of the last hop are not expanded.
+    expanded = holder[expected.n_id[: sum(expected.num_sampled_nodes[:-1])]]
+    counted = {rank: Source.DEVICE, other: Source.PEER, 2: Source.HOST}
+    for number, source in counted.items():
+        assert reads[source].rows == np.count_nonzero(expanded == number) > 0
     comm.barrier()
     dist.destroy_process_group()
 

@@ -228,6 +228,7 @@ class TestEntries:
             "two_hosts_validate",
             "two_hosts_resume",
             "peer_expandable_segments",
+            "peer_lists_read",
         ],
     )
     def test_longer_ones_run_on_cores(self, name: str):
