@@ -334,15 +334,11 @@ class LoaderParts:
     def _make_schedule(self) -> SeedSchedule | LinkSchedule:
         if self.cooperation is not None:
             return self.cooperation.schedule()
-        strategy, work = self.plan.strategy, self.plan.workload
-        if strategy.partition != "none" and self.graph.task != "link":
-            return ShardSchedule(
-                self.graph.train_idx, work.batch_size,
-                parts=load_array(self.plan, self._folder, "partition"),
-                seed=work.seed, num_ranks=self.size, rank=self.rank,
-            )  # fmt: skip
-        schedule = LinkSchedule if self.graph.task == "link" else SeedSchedule
-        return schedule(
+        made: Any = LinkSchedule if self.graph.task == "link" else SeedSchedule
+        if made is SeedSchedule and self.plan.strategy.partition != "none" and not self._lent:
+            parts = load_array(self.plan, self._folder, "partition")
+            made = functools.partial(ShardSchedule, parts=parts)
+        return made(
             self.graph.train_idx,
             self.plan.workload.batch_size,
             seed=self.plan.workload.seed,

@@ -8,6 +8,8 @@ position there. A batch's seeds are then the distinct ends of its links and of t
 ascending.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -140,11 +142,10 @@ class ShardSchedule(SeedSchedule):
         batch_size: int,
         *,
         parts: NDArray[np.int32],
-        seed: int,
         num_ranks: int = 1,
-        rank: int = 0,
+        **others: Any,
     ) -> None:
-        super().__init__(train_idx, batch_size, seed=seed, num_ranks=num_ranks, rank=rank)
+        super().__init__(train_idx, batch_size, num_ranks=num_ranks, **others)
         self._part = np.asarray(parts[self.train_idx], np.int64)
         if self._part.min() < 0 or self._part.max() >= num_ranks:
             raise SamplerError(
