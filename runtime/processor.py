@@ -10,6 +10,7 @@ Who has a device asks its processor what it needs to know, and never looks at th
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -275,3 +276,11 @@ def _emulate(plan: Plan, planned: Device) -> AbstractProcessor:
     )
     start(gpu)
     return EmulatedProcessor(EMULATED, gpu)
+
+
+def square_root(x: Tensor) -> Tensor:
+    """Return correctly rounded square roots of floating-point x.
+
+    IEEE 754 asks for them; numpy, numba and CUDA give them. torch on a CPU does not (DEC-71).
+    """
+    return torch.sqrt(x) if x.is_cuda else torch.from_numpy(np.sqrt(x.cpu().numpy())).to(x.device)

@@ -30,7 +30,8 @@ from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.identity import open_planned_graph, unused_weights
 from gnnplan.runtime.loader.device import DeviceSampleStage
 from gnnplan.runtime.loader.factory import LoaderParts
-from gnnplan.runtime.loader.keywords import (
+from gnnplan.runtime.loader.pyg import (
+    PygView,
     Selection,
     check_keywords,
     link_form,
@@ -38,7 +39,6 @@ from gnnplan.runtime.loader.keywords import (
     select_training_seeds,
 )
 from gnnplan.runtime.loader.stages import SampleStage, seed_batch
-from gnnplan.runtime.loader.view import PygView
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
@@ -155,7 +155,7 @@ class PlannedLoader:
         plan: Plan folder; None takes that of `gnnplan launch`, from $GNNPLAN_PLAN.
         graph: The plan's dataset where it is open already; None opens it.
         input_nodes, edge_label_index, batch_size, num_neighbors, shuffle, drop_last: Seeds, as in
-            `keywords.select_seeds`; of the plan's training seeds the plan decides them.
+            `pyg.select_seeds`; of the plan's training seeds the plan decides them.
         transform: Called with each PyG batch; what it returns is handed out.
         node_data: Further columns by name, rows of all nodes [N, ...], handed out as fields of a
             PyG batch; by node type, and rows of that type, in a typed graph.

@@ -26,7 +26,7 @@ from torch import Tensor
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.models.adjacency import TorchBlock, insert_self_loops
 from gnnplan.runtime.plan.schema import Workload
-from gnnplan.runtime.rounding import square_root
+from gnnplan.runtime.processor import square_root
 from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 
 _jit: Any = numba.njit(cache=True, nogil=True, error_model="numpy")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gnnplan.runtime.rounding import square_root
+from gnnplan.runtime.processor import square_root
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])

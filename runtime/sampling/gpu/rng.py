@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gnnplan.runtime.rounding import square_root
+from gnnplan.runtime.processor import square_root
 from gnnplan.runtime.sampling import dependent as shared, rng
 from gnnplan.runtime.sampling.dependent import HopStreams
 from gnnplan.runtime.sampling.rng import mix as rng_mix

@@ -17,8 +17,8 @@ from torch_geometric.sampler import NegativeSampling
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import Graph, rows_within_types
 from gnnplan.runtime.graph.generate import generate_links, generate_typed
-from gnnplan.runtime.loader.keywords import check_keywords
 from gnnplan.runtime.loader.loader import PlannedLoader, plan_folder
+from gnnplan.runtime.loader.pyg import check_keywords
 from tests.support.cooperative import make_cooperative_plan
 from tests.support.plans import make_plan
 
