@@ -90,9 +90,13 @@ class LoaderParts:
         streams: AbstractStreams,
         shuffle: bool = True,
         drop_last: bool = False,
+        alone: bool = False,
         store: AbstractFeatureStore | None = None,
     ) -> None:
-        self._seeds: dict[str, bool] = {"shuffle": shuffle, "drop_last": drop_last}
+        ranks, own = (1, 0) if alone else (size, rank)
+        self._seeds: dict[str, Any] = {
+            "shuffle": shuffle, "drop_last": drop_last, "num_ranks": ranks, "rank": own,
+        }  # fmt: skip
         self._lent = store is not None
         self.plan, self.graph, self.rank, self.size = plan, graph, rank, size
         self.meter, self._streams = meter, streams
@@ -342,8 +346,6 @@ class LoaderParts:
             self.graph.train_idx,
             self.plan.workload.batch_size,
             seed=self.plan.workload.seed,
-            num_ranks=self.size,
-            rank=self.rank,
             **self._seeds,
         )
 

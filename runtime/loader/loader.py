@@ -254,18 +254,20 @@ class PlannedLoader:
         drop_last: bool = False,
         transform: Callable[[Any], Any] | None = None,
         blocks: bool | None = None,
+        alone: bool = False,
     ) -> "PlannedLoader":
         """Return a loader over other seeds that reads rows by this one's store.
 
         Arguments are as in the constructor; `input_nodes` None means all nodes, as PyG has it, and
         `blocks` None what this loader hands out. Each rank gets its share of the seeds, in as many
-        batches as the others. The host draws them. Close it before this loader.
+        batches as the others; with `alone` all of them. The host draws. Close it before this
+        loader.
         """
         blocks = self._view is None if blocks is None else blocks
         selected = select_seeds(
             self._planned, self.graph, input_nodes, edge_label_index=edge_label_index,
             batch_size=batch_size, num_neighbors=num_neighbors, shuffle=shuffle,
-            drop_last=drop_last, blocks=blocks,
+            drop_last=drop_last, blocks=blocks, alone=alone,
         )  # fmt: skip
         made = copy.copy(self)
         made.meter = StageMeter()
@@ -296,7 +298,8 @@ class PlannedLoader:
                 self.plan, self._folder, selected.graph, rank=self.rank, size=self.size,
                 comm=self._comm, meter=self.meter, blocks=blocks, device=self._device,
                 on_device=self._on_device, streams=self._streams, shuffle=selected.shuffle,
-                drop_last=selected.drop_last, store=store,
+                drop_last=selected.drop_last,
+                alone=selected.alone, store=store,
             )  # fmt: skip
         self.store = self._parts.store
         self.cooperation = self._parts.cooperation
@@ -336,7 +339,7 @@ class PlannedLoader:
     @property
     def batch_size(self) -> int:
         """Most seeds (or links) of one of this rank's batches."""
-        return -(-self.plan.workload.batch_size // self.size)
+        return -(-self.plan.workload.batch_size // (1 if self._selected.alone else self.size))
 
     @property
     def dataset(self) -> NDArray[np.int64]:

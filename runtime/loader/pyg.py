@@ -120,6 +120,8 @@ class Selection:
     plan: Plan
     shuffle: bool = True
     drop_last: bool = False
+    alone: bool = False
+    """Whether this rank goes over all of the seeds by itself."""
 
 
 def select_training_seeds(
@@ -152,6 +154,7 @@ def select_seeds(
     shuffle: bool | None = None,
     drop_last: bool = False,
     blocks: bool = True,
+    alone: bool = False,
 ) -> Selection:
     """Return the seeds that PyG's keywords ask for, and the plan for them.
 
@@ -169,6 +172,8 @@ def select_seeds(
         shuffle: Whether each epoch has an order of its own; otherwise the order is as given.
         drop_last: Leave out an incomplete last batch.
         blocks: False draws in dialect first_seen, as PyG does.
+        alone: Give this rank all seeds, instead of its share; rows of peers may then not be
+            exchanged.
 
     Raises:
         InputError: seeds that the graph does not have.
@@ -178,7 +183,12 @@ def select_seeds(
         seeds = _nodes(graph, input_nodes)
     if not len(seeds):
         raise InputError("input_nodes: expected at least one seed, found none; name others")
-    ranks = plan.num_ranks
+    if alone and any(s.kind in ("peer", "remote") for s in plan.strategy.features.sources):
+        raise InputError(
+            "alone: expected a plan whose ranks read no rows of one another, found one that does; "
+            "go over a share of the seeds on every rank, and sum the counts"
+        )
+    ranks = 1 if alone else plan.num_ranks
     size = plan.workload.batch_size if batch_size is None else int(batch_size) * ranks
     if size < 1:
         raise InputError(f"batch_size: expected at least 1, found {batch_size}; correct it")
@@ -188,6 +198,7 @@ def select_seeds(
         plan=replace(plan, workload=workload, strategy=_plain(plan, blocks)),
         shuffle=bool(shuffle),
         drop_last=drop_last,
+        alone=alone,
     )
 
 
