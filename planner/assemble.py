@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from gnnplan.planner.candidate import Candidate, make_candidate
 from gnnplan.planner.cost.backends.gpu_lanes import has_lanes
 from gnnplan.planner.cost.request import row_bytes
-from gnnplan.planner.cost.stages.gather_gpu import gather_programs, peer_way
+from gnnplan.planner.cost.stages.exchange_gpu import peer_way
+from gnnplan.planner.cost.stages.gather_gpu import gather_programs
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.placement.location import (
     build_list_locations,

@@ -171,6 +171,8 @@ class ModelTiming:
     """Seconds of that in which the host of a GPU launches kernels."""
     host_seconds: float = 0.0
     """Seconds of a step in which a GPU's training thread launches kernels."""
+    device_seconds: float = 0.0
+    """Seconds of a step in which a GPU that is not here works, by its roofline; 0 where unknown."""
     gpu: GpuTiming | None = None
     """Timings on the GPU itself; None where there are none."""
     sample_seconds: float = 0.0

@@ -154,6 +154,8 @@ class Switch:
     kind: Literal["pcie", "nvlink", "numa", "card", "network"]
     """A card joins one host's memory to the network; the network joins cards."""
     provenance: Provenance = "measured"
+    generation: int = field(default=0, metadata=codec.UNLESS_SET)
+    """Generation of a switch of NVLinks, of which the third adds; 0 where unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -43,6 +43,8 @@ class NvLinks:
     """First GPU, second GPU, number of links."""
     switch: int = 0
     """Links of each GPU into the switch; 0: there is none."""
+    generation: int = 0
+    """Generation of the switch; 0 where unknown or there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -340,7 +342,14 @@ def add_nvlinks(build: Build, h: int) -> None:
             join(f"{prefix}nvlink.gpu{a}.gpu{b}", source, target, count)
     if box.nvlinks.switch:
         switch = f"{prefix}nvswitch0"
-        build.switches.append(Switch(name=switch, kind="nvlink", provenance=box.nvlinks.provenance))
+        build.switches.append(
+            Switch(
+                name=switch,
+                kind="nvlink",
+                provenance=box.nvlinks.provenance,
+                generation=box.nvlinks.generation,
+            )
+        )
         for g in range(box.num_gpus):
             port = f"{prefix}gpu{g}.memory"
             join(f"{prefix}nvlink.gpu{g}.nvswitch0", port, switch, box.nvlinks.switch)

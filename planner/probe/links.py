@@ -178,12 +178,25 @@ def pcie_groups(inventory: Inventory) -> list[list[int]]:
     return sorted(sorted(group) for group in nx.connected_components(near))
 
 
+BEFORE_SWITCHES = 6
+"""Major compute capability before the first NVSwitch, since when each has had its own."""
+
+
 def gpu_switches(inventory: Inventory) -> list[Switch]:
     """Return PCIe switches that GPUs share, and the NVSwitch fabric taken as one node."""
     found = [Switch(name=f"plx{s}", kind="pcie") for s in range(len(pcie_groups(inventory)))]
     if any(pair.via_switch and pair.num_nvlinks for pair in inventory.pairs):
-        found.append(Switch(name="nvswitch0", kind="nvlink"))
+        found.append(
+            Switch(name="nvswitch0", kind="nvlink", generation=switch_generation(inventory))
+        )
     return found
+
+
+def switch_generation(inventory: Inventory) -> int:
+    """Return the generation of the NVSwitches that came with the GPUs; 0 where unknown."""
+    known = [gpu.compute_capability for gpu in inventory.gpus]
+    majors = [each[0] for each in known if each is not None]
+    return max(0, min(majors) - BEFORE_SWITCHES) if len(majors) == len(known) and majors else 0
 
 
 def pcie_width(gpu: Gpu) -> int:

@@ -180,13 +180,12 @@ def roofline_timing(
             if x.target in {g.name for g in machine.gpus}
         ),
     )
-    seconds = [
-        max(
-            started,
-            sum(rate.seconds(op) for s in shapes for op in layer_operations(workload.model, s)),
-        )
-        for shapes in (_shapes(batch, widths, scale) for scale in scales)
-    ]
+
+    def worked(scale: float) -> float:
+        shapes = _shapes(batch, widths, scale)
+        return sum(rate.seconds(op) for s in shapes for op in layer_operations(workload.model, s))
+
+    seconds = [max(started, worked(scale)) for scale in scales]
     parameters = num_parameters(workload.model, widths)
     update = Operation(flops=10.0 * parameters, moved_bytes=4.0 * OPTIMIZER_PASSES * parameters)
     one = {"ranks": [ranks], "threads": [1]}
@@ -200,6 +199,7 @@ def roofline_timing(
         optimizer=make_table("seconds", one, updates, spread, provenance="derived"),
         num_parameters=parameters,
         host_seconds=started + UPDATE_STARTS * start,
+        device_seconds=worked(1.0) + rate.seconds(update),
         activation_bytes=_activation_bytes(workload.model, _shapes(batch, widths, 1.0)),
         batch_seconds=blocks_started
         + sum(rate.seconds(elementwise(e.mean, 1, passes=3)) for e in weighted),

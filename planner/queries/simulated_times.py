@@ -197,6 +197,11 @@ def gpu_step_times(
     timing = _timing(plan, machine, work)
     reduced = gpu_reduced(machine, gpus.candidate, timing)
     seconds = _stage_seconds(gpus, ways, work, timing, reduced.seconds)
+    worked = _device_seconds(timing, seconds)
+    if not plan.strategy.threads.sample:
+        # The device gathers while the host starts the model's kernels.
+        idle, least = _compute(seconds) - worked, gpus.launch * GATHER_STARTS
+        seconds[:, :, 1] = np.maximum(least, seconds[:, :, 1] - np.maximum(0.0, idle))
     total, words = float(seconds.sum(axis=2).max(axis=0).sum()), "in line"
     if plan.strategy.threads.sample:
         total, words = (
@@ -204,6 +209,7 @@ def gpu_step_times(
                 seconds,
                 np.array([[gpus.near_seconds(r, b) for b in mine] for r, mine in enumerate(work)]),
                 np.array([[gpus.loader_launch_seconds(b) for b in mine] for mine in work]),
+                worked,
                 depth=plan.strategy.prefetch_depth,
                 hidden=hidden_share(machine, gpus.candidate),
                 started=timing.host_seconds,
@@ -230,6 +236,7 @@ def lanes_total(
     seconds: NDArray[np.float64],
     near: NDArray[np.float64],
     launches: NDArray[np.float64],
+    worked: NDArray[np.float64],
     *,
     depth: int,
     hidden: float = 0.0,
@@ -241,6 +248,7 @@ def lanes_total(
         seconds: seconds of `STAGES`, [ranks, steps, 7].
         near: seconds of loader stages on the GPU's own memory, [ranks, steps].
         launches: seconds of launching the loader's kernels, [ranks, steps].
+        worked: seconds in which the GPU computes, [ranks, steps].
         depth: batches made ahead.
         hidden: share of an all-reduce that compute was measured to hide.
         started: seconds per step of launching kernels on the training thread.
@@ -253,13 +261,23 @@ def lanes_total(
         _end([mine, rows, slowest], [depth, depth])
         for mine, rows in zip(sample, gather, strict=True)
     ]
-    batch, compute = seconds[:, :, 3], seconds[:, :, 4] + seconds[:, :, 6]
-    exchange = seconds[:, :, 5]
-    on_gpu = (near + batch + compute + (1 - hidden) * exchange).sum(axis=1).max()
+    batch, exchange = seconds[:, :, 3], seconds[:, :, 5]
+    on_gpu = (near + batch + worked + (1 - hidden) * exchange).sum(axis=1).max()
     reads = np.maximum(sample + gather - near - batch - launches, 0.0)
     on_links = (reads + exchange).sum(axis=1).max()
     on_host = (launches + started).sum(axis=1).max()
     return float(max(*ends, on_gpu, on_links, on_host))
+
+
+def _compute(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the seconds of forward, backward and update, [ranks, steps]."""
+    return seconds[:, :, 4] + seconds[:, :, 6]
+
+
+def _device_seconds(timing: ModelTiming, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the part of them in which the GPU works, as that of a mean batch."""
+    whole = _compute(seconds)
+    return np.minimum(whole, timing.device_seconds or whole)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

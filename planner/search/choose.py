@@ -16,7 +16,7 @@ from gnnplan.planner.search.dimensions.registry import (
     name_of,
 )
 from gnnplan.runtime.plan.schema import Alternative, Certificate, Prediction, TopologyPlacement
-from gnnplan.runtime.stages import LOADER_STAGES
+from gnnplan.runtime.stages import LOADER_STAGES, Stage
 
 MOST_ALTERNATIVES = 12
 
@@ -199,11 +199,22 @@ def why_it_lost(other: PlacedCandidate, chosen: PlacedCandidate) -> str:
 
 
 def find_slower_stage(other: PricedCandidate, chosen: PricedCandidate) -> tuple[str, float]:
-    """Return the stage in which another candidate loses most, and by how many milliseconds."""
+    """Return the stage in which another candidate loses most, and by how many milliseconds.
+
+    Where both load ahead of training, loading counts where training waits longer for it.
+    """
     ours, theirs = chosen.prediction.stages, other.prediction.stages
     slower = {n: theirs.get(n, 0.0) - ours.get(n, 0.0) for n in sorted(set(ours) | set(theirs))}
     stage = max(slower, key=lambda n: slower[n])
+    if other.candidate.threads.sample and chosen.candidate.threads.sample:
+        shown = {n: each for n, each in slower.items() if n not in HIDDEN} or slower
+        most = max(shown, key=lambda n: shown[n])
+        stage = stage if most == Stage.WAIT.value else most
     return stage, slower[stage] * 1e3
+
+
+HIDDEN = frozenset(stage.value for stage in LOADER_STAGES)
+"""Stages that a loader thread hides beside training."""
 
 
 def _faster(gain: float) -> str:

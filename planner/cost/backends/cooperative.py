@@ -32,12 +32,13 @@ from gnnplan.planner.cost.stages.exchange import (
     seconds_beside_exchange,
     with_own_share,
 )
-from gnnplan.planner.cost.stages.exchange_gpu import exchange_seconds
+from gnnplan.planner.cost.stages.exchange_gpu import EXCHANGES, exchange_seconds
 from gnnplan.planner.cost.stages.gather_gpu import (
     find_routes,
     memory_seconds_per_byte,
     read_seconds,
 )
+from gnnplan.planner.cost.stages.host import hidden_starts, loader_starts, start_seconds
 from gnnplan.planner.cost.stages.sample import (
     HASH_READS,
     KERNELS_PER_HOP,
@@ -52,12 +53,6 @@ from gnnplan.runtime.stages import Stage
 
 ID_BYTES = 8
 FLOAT_BYTES = 4
-EXCHANGES = 2
-"""Messages of an all-to-all of rows whose sizes are not known: counts, then rows."""
-SHARED_KERNELS = 70
-"""Kernels per hop of a GPU that number, deal and ask for vertices, beside those that draw."""
-PACKING_KERNELS = 4
-"""Kernels that pick the rows to send and put those received in place."""
 HASHED = 8
 """Words of a GPU's hash tables per numbered vertex."""
 MAPS = 2
@@ -356,10 +351,17 @@ def gpu_cooperative_times(
     rows are picked and put in place, and rows of `hidden_bytes` are copied around each layer.
     """
     machine, candidate = work.machine, work.candidate
-    launch = rate_per_rank(machine, MachineTable.GPU_KERNEL, candidate)
     near = memory_seconds_per_byte(machine, candidate)
     access = max(read_seconds(machine, candidate, ID_BYTES)["own"])
-    hops, inner = len(part.edges), part.remote[:-1]
+    inner = part.remote[:-1]
+    starts = loader_starts(
+        candidate, len(part.edges), sampler=work.sampler, every_hop=work.every_hop
+    )
+    started = {
+        Stage.SAMPLE: starts.share * start_seconds(machine),
+        Stage.GATHER: starts.pack * start_seconds(machine),
+        Stage.FORWARD_BACKWARD: hidden_starts(len(inner)) * start_seconds(machine),
+    }
     numbered = sum(
         e + 2 * d + a for e, d, a in zip(part.expanded, part.drawn, part.asked, strict=True)
     )
@@ -370,9 +372,9 @@ def gpu_cooperative_times(
     halo = sum(2 * exchange_seconds(machine, candidate, n * hidden_bytes) for n in inner)
     copied = sum(own + n for own, n in zip(part.own[1:-1], inner, strict=True)) * hidden_bytes
     added = {
-        Stage.SAMPLE: SHARED_KERNELS * hops * launch + HASH_READS * numbered * access,
-        Stage.GATHER: PACKING_KERNELS * launch + 4 * part.remote[-1] * work.row_bytes * near,
-        Stage.FORWARD_BACKWARD: 2 * len(inner) * PACKING_KERNELS * launch + 4 * copied * near,
+        Stage.SAMPLE: HASH_READS * numbered * access,
+        Stage.GATHER: 4 * part.remote[-1] * work.row_bytes * near,
+        Stage.FORWARD_BACKWARD: 4 * copied * near,
     }
     words = {
         Stage.SAMPLE: "of a share of the global batch; vertices numbered at their owners",
@@ -382,7 +384,7 @@ def gpu_cooperative_times(
     changed = {
         stage: replace(
             base.stages[stage],
-            seconds=base.stages[stage].seconds + more,
+            seconds=base.stages[stage].seconds + started[stage] + more,
             provenance=f"{base.stages[stage].provenance}; {words[stage]}",
         )
         for stage, more in added.items()
@@ -401,6 +403,7 @@ def gpu_cooperative_times(
     found = base.with_stages(changed)
     return replace(
         found,
+        device=replace(base.device, host=base.device.host + sum(started.values())),
         loader_sigma=found.loader * relative,
         trainer_sigma=found.seconds(Stage.FORWARD_BACKWARD) * relative,
     )

@@ -32,11 +32,16 @@ from gnnplan.planner.cost.stages.gather_gpu import (
     place_of,
     read_seconds,
 )
-from gnnplan.planner.cost.stages.host import COPY_STARTS, GATHER_STARTS, start_seconds
+from gnnplan.planner.cost.stages.host import (
+    COPY_STARTS,
+    REDUCE_STARTS,
+    Starts,
+    loader_starts,
+    start_seconds,
+)
 from gnnplan.planner.cost.stages.sample import (
     NEIGHBOUR_BYTES,
     OFFSETS_BYTES,
-    batch_launches,
     gpu_sample_seconds,
     launch_words,
     scan_seconds,
@@ -45,7 +50,7 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.workload import BatchProfile, GpuLoop, GpuTiming, ModelTiming
 from gnnplan.runtime.plan.schema import MemoryUse
 from gnnplan.runtime.sampling.registry import sampler_or_unknown
-from gnnplan.runtime.stages import LOADER_STAGES, Stage
+from gnnplan.runtime.stages import LOADER_STAGES, Stage, most_parts
 
 
 class GpusBackend(Backend):
@@ -217,8 +222,8 @@ class _Reads:
         return ", ".join(self.rows) or "none"
 
 
-def _kernels(work: RankWork, candidate: Candidate) -> float:
-    return batch_launches(
+def _starts(work: RankWork, candidate: Candidate) -> Starts:
+    return loader_starts(
         candidate, len(work.batch.edges), sampler=work.sampler, every_hop=work.every_hop
     )
 
@@ -227,24 +232,25 @@ def _derived_times(work: RankWork) -> RankTimes:
     """Derive all stages but the all-reduce from rates."""
     reads, candidate, timing = _Reads.of(work), work.candidate, work.timing
     swept, located = work.captured_bytes * reads.in_memory, candidate.topology.policy == "cached"
-    kernels = _kernels(work, candidate)
-    gather, near = reads.gathering()
+    starts, launch = _starts(work, candidate), reads.launch
+    moving, near = reads.gathering()
     near += timing.batch_seconds - timing.batch_host_seconds
     near += swept + reads.drawing(_own_part(work), located=located)
-    sample = swept + reads.drawing(work.list_places, kernels, located=located)
-    gather += reads.launch * GATHER_STARTS
-    copy = reads.copying(reads.launch)
-    launches = reads.launch * (kernels + GATHER_STARTS + COPY_STARTS) + timing.batch_host_seconds
-    loader = sample + gather + copy + timing.batch_seconds
+    sample = swept + reads.drawing(work.list_places, starts.draw, located=located)
+    copy = reads.copying(launch)
+    launches = launch * (starts.draw + starts.gather + starts.copy) + timing.batch_host_seconds
+    loader = sample + moving + launch * starts.gather + copy + timing.batch_seconds
     ranks, threads = candidate.num_ranks, candidate.threads.compute
     seconds = {
         Stage.SAMPLE: sample,
-        Stage.GATHER: gather,
         Stage.COPY: copy,
         Stage.BATCH: timing.batch_seconds,
         Stage.FORWARD_BACKWARD: timing.compute_seconds(ranks=ranks, threads=threads),
         Stage.OPTIMIZER: timing.optimizer.at(ranks=ranks, threads=threads),
     }
+    worked = timing.device_seconds or None
+    hidden = 0.0 if has_lanes(candidate) else _idle_seconds(seconds, worked)
+    seconds[Stage.GATHER] = launch * starts.gather + max(0.0, moving - hidden)
     started = work.machine.table(MachineTable.GPU_KERNEL).spread
     spreads = {
         **dict.fromkeys((Stage.SAMPLE, Stage.GATHER, Stage.COPY), started),
@@ -256,7 +262,8 @@ def _derived_times(work: RankWork) -> RankTimes:
         device=DeviceTimes(
             memory=near,
             links=max(0.0, loader - near - launches),
-            host=launches + timing.host_seconds,
+            host=launches + timing.host_seconds + reduce_starts(candidate, timing) * launch,
+            compute=worked,
         ),
     )
 
@@ -274,11 +281,12 @@ def _stages(
 
 def _derived_words(reads: _Reads) -> dict[Stage, str]:
     shared, candidate = "the preset's links, shared by all who read", reads.work.candidate
+    beside = "" if has_lanes(candidate) else ", while the host starts the model's kernels"
     where = WORDS[candidate.topology.policy]
     return {
         Stage.SAMPLE: f"derived: profiled edges x transactions over {shared}; topology {where}; "
         f"{launch_words(candidate, reads.work.sampler)}",
-        Stage.GATHER: f"derived: rows ({reads.sources}) x lines per row over {shared}",
+        Stage.GATHER: f"derived: rows ({reads.sources}) x lines per row over {shared}{beside}",
         Stage.COPY: f"derived: seeds and labels over {shared}",
         Stage.BATCH: "derived: edge weights over the GPU's bandwidth",
         Stage.FORWARD_BACKWARD: "derived: roofline of the profiled shapes, "
@@ -317,7 +325,7 @@ def _timed_times(work: RankWork, timed: GpuTiming) -> RankTimes:
         drawing = max(drawing, device)
     moving, near = reads.gathering()
     seconds = {name: loop.stages.get(name, 0.0) for name in TIMED}
-    hidden = 0.0 if ahead else _idle_seconds(seconds, timed)
+    hidden = 0.0 if ahead else _idle_seconds(seconds, timed.device_seconds)
     slower = seconds[Stage.SAMPLE] * (1.0 - saved / chosen.seconds) + elsewhere
     seconds[Stage.SAMPLE] = max(0.0, slower)
     seconds[Stage.GATHER] = max(seconds[Stage.GATHER], moving - hidden)
@@ -327,7 +335,8 @@ def _timed_times(work: RankWork, timed: GpuTiming) -> RankTimes:
         device=DeviceTimes(
             memory=near + drawing,
             links=moving - near + reads.copying(0.0) + far_lists,
-            host=loop.step_seconds * (1.0 - saved / alone),
+            host=loop.step_seconds * (1.0 - saved / alone)
+            + reduce_starts(candidate, work.timing) * reads.launch,
             compute=timed.device_seconds,
         ),
     )
@@ -345,13 +354,13 @@ def _started_share(work: RankWork) -> float:
     alone = replace(
         candidate, bulk_batches=1, bulk_bytes=0, threads=replace(candidate.threads, capture=0)
     )
-    return _kernels(work, candidate) / _kernels(work, alone)
+    return _starts(work, candidate).draw / _starts(work, alone).draw
 
 
-def _idle_seconds(stages: Mapping[Stage, float], timed: GpuTiming) -> float:
+def _idle_seconds(stages: Mapping[Stage, float], worked: float | None) -> float:
     """Return the seconds of a synchronous step in which the device waits for the host."""
     step = stages[Stage.FORWARD_BACKWARD] + stages[Stage.OPTIMIZER]
-    return max(0.0, step - timed.device_seconds)
+    return 0.0 if worked is None else max(0.0, step - worked)
 
 
 def _overhead(loop: GpuLoop, *, in_line: bool) -> float:
@@ -373,6 +382,17 @@ def _timed_words(reads: _Reads, timed: GpuTiming) -> dict[Stage, str]:
     }
 
 
+def reduce_starts(candidate: Candidate, timing: ModelTiming) -> float:
+    """Return what the host starts to sum the gradients over ranks: one, or one a part and a loss.
+
+    0 for one rank.
+    """
+    if candidate.num_ranks == 1:
+        return 0.0
+    parts = most_parts(float(gradient_bytes(timing.num_parameters))) + 1
+    return float(REDUCE_STARTS * (parts if candidate.threads.comm else 1))
+
+
 def gpu_reduced(machine: MachineModel, candidate: Candidate, timing: ModelTiming) -> Rate:
     """Price the gradient's all-reduce as the training thread waits for it.
 
@@ -380,16 +400,16 @@ def gpu_reduced(machine: MachineModel, candidate: Candidate, timing: ModelTiming
         MachineError: no route joins two neighbours of the ring.
     """
     size = float(gradient_bytes(timing.num_parameters))
+    started = REDUCE_STARTS * start_seconds(machine) if candidate.num_ranks > 1 else 0.0
+
+    def summed(num_bytes: float) -> float:
+        return gpu_all_reduce(machine, candidate, num_bytes).seconds + started
+
     reduced = gpu_all_reduce(machine, candidate, size)
     if not candidate.threads.comm:
-        return reduced
+        return replace(reduced, seconds=summed(size))
     compute = timing.compute_seconds(ranks=candidate.num_ranks, threads=candidate.threads.compute)
-    left = exposed_in_parts(
-        lambda n: gpu_all_reduce(machine, candidate, n).seconds,
-        size,
-        compute,
-        hidden_share(machine, candidate),
-    )
+    left = exposed_in_parts(summed, size, compute, hidden_share(machine, candidate))
     return replace(reduced, seconds=left)
 
 

@@ -58,6 +58,10 @@ class Lanes:
         return max(found, key=lambda name: found[name])
 
 
+EXCHANGED = (Stage.EXCHANGE_IDS, Stage.EXCHANGE_ROWS, Stage.HALO_EXCHANGE, Stage.ALL_REDUCE)
+"""Stages in which GPUs hand data to each other, over links and by kernels."""
+
+
 def has_lanes(candidate: Candidate) -> bool:
     """Return whether batches are made on lanes, ahead of the training thread."""
     return candidate.kind == "cuda" and candidate.threads.sample > 0
@@ -66,7 +70,7 @@ def has_lanes(candidate: Candidate) -> bool:
 def lanes_of(candidate: Candidate, machine: MachineModel, rank: RankTimes) -> Lanes:
     """Return a rank's lanes, slowed by each other as far as that was measured."""
     sample = rank.seconds(Stage.SAMPLE)
-    exchange = rank.seconds(Stage.HALO_EXCHANGE) + rank.seconds(Stage.ALL_REDUCE)
+    exchange = sum(rank.seconds(stage) for stage in EXCHANGED)
     slow_gather, slow_compute = slowdowns(machine)
     gather, slowed = slow_each_other(
         rank.loader - sample,

@@ -1,8 +1,9 @@
 """Price stage `all_reduce`: the elapsed seconds of summing one flat gradient over ranks.
 
-The probe's curve, measured while all ranks compute, is used where there is one. Between GPUs it is
-a ring over the machine's links, or rings inside hosts and between them. A ring visits cliques one
-after the other, and is as fast as its slowest link with all who cross it.
+The probe's curve, measured while all ranks compute, is used where there is one. Between GPUs the
+quickest of the algorithms is taken that NCCL has on the machine: a ring, a tree, and where GPUs
+hang on a switch that adds (an NVSwitch of the third generation, NVLS), the switch. A ring visits
+cliques one after the other, and is as fast as its slowest link with all who cross it.
 
 In parts, the gradient is sent while the backward pass runs. Two thirds of forward_backward are the
 backward pass (two of a layer's three products). Parts are taken to be ready evenly over it, and
@@ -10,10 +11,14 @@ have at least 1 MiB (runtime.stages).
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from gnnplan.planner.candidate import Candidate
-from gnnplan.planner.cost.rates import MachineTable, Rate
+from gnnplan.planner.cost.memory import ranks_by_host
+from gnnplan.planner.cost.rates import MachineTable, Rate, rate_per_rank
+from gnnplan.planner.cost.stages.exchange_gpu import card_bandwidth
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import Link, MachineModel, Memory, Table
 from gnnplan.planner.machine.routes import Reader, byte_seconds, shortest
@@ -53,34 +58,82 @@ def ring_seconds(
     return 2 * (ranks - 1) * (latency_seconds + message_bytes / (ranks * bytes_per_second))
 
 
-def hierarchical_seconds(
-    message_bytes: float,
-    *,
-    devices: int,
-    hosts: int,
-    device_latency_seconds: float,
-    device_bytes_per_second: float,
-    host_latency_seconds: float,
-    nic_bytes_per_second: float,
-) -> float:
-    """Return the seconds of an all-reduce inside hosts, then between them.
+TREE_SHARE = 0.92 / 2
+"""Share of a link's bandwidth at which a tree sums: each byte goes up and comes back down."""
+SWITCH_SHARE = 0.85 * 5 / 6
+"""Share at which a switch of NVLinks sums and sends out what GPUs store in it."""
+SWITCH_SECONDS = 25e-6
+"""Latency of a sum in a switch, whatever the number of GPUs."""
+ADDING_SWITCH = 3
+"""First generation of NVSwitches that add."""
 
-    T = 2 (g - 1) (a1 + n / (g B1)) + 2 (H - 1) (a2 + n / (g H) / (NIC / g)), with g devices on each
-    of H hosts sharing a network card.
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fabric:
+    """Links that an all-reduce of GPUs crosses."""
+
+    devices: int
+    """GPUs of a host."""
+    hosts: int = 1
+    start_seconds: float
+    """Seconds before the first message moves."""
+    hop_seconds: float
+    """Latency of a message between two GPUs of a host."""
+    bytes_per_second: float
+    """Bandwidth between them, one direction; infinite for one GPU."""
+    host_hop_seconds: float = 0.0
+    """Latency of a message between two hosts."""
+    card_bytes_per_second: float = math.inf
+    """Bandwidth of a host's cards, one direction."""
+    adds: bool = False
+    """Whether all GPUs of a host hang on a switch that adds."""
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of GPUs."""
+        return self.devices * self.hosts
+
+    @property
+    def slowest(self) -> float:
+        """Return the bandwidth of the slowest link of a way over all GPUs."""
+        return min(self.bytes_per_second, self.card_bytes_per_second)
+
+
+def algorithm_seconds(message_bytes: float, fabric: Fabric) -> dict[str, float]:
+    """Return the seconds of an all-reduce by each algorithm that a fabric has.
+
+    ring    a + 2 (P - H) l1 + 2 (H - 1) l2 + 2 (P - 1)/P n / B
+    tree    a + 2 ((g - 1) l1 + ceil(log2 H) l2) + n / (.46 B)
+    switch  25 us + 2 ceil(log2 H) l2 + max(n / (.71 B1), H > 1: n / (.46 B2))
+
+    with g GPUs on each of H hosts, P = g H, l1 and l2 seconds of a hop inside a host and between
+    two, B1 and B2 bytes per second of the GPUs' links and of a host's cards, B the lesser, and a
+    seconds before the first message. A tree is a chain inside a host.
 
     Source: docs/formulas.md 8.3 [A3].
 
-    >>> t = hierarchical_seconds(4e6, devices=4, hosts=2, device_latency_seconds=10e-6,
-    ...     device_bytes_per_second=100e9, host_latency_seconds=30e-6, nic_bytes_per_second=25e9)
-    >>> round(t * 1e6)
-    340
+    >>> box = Fabric(devices=8, start_seconds=1e-5, hop_seconds=4e-6, bytes_per_second=4e11,
+    ...     adds=True)
+    >>> {k: round(1e6 * t) for k, t in algorithm_seconds(4e6, box).items()}
+    {'ring': 84, 'tree': 88, 'switch': 39}
     """
-    inside = 2 * (devices - 1)
-    inside_seconds = inside * (
-        device_latency_seconds + message_bytes / (devices * device_bytes_per_second)
-    )
-    share = message_bytes / (devices * hosts) / (nic_bytes_per_second / devices)
-    return inside_seconds + 2 * (hosts - 1) * (host_latency_seconds + share)
+    ranks, hosts = fabric.ranks, fabric.hosts
+    depth = 2 * math.ceil(math.log2(hosts)) * fabric.host_hop_seconds
+    longer = 2 * (hosts - 1) * (fabric.host_hop_seconds - fabric.hop_seconds)
+    found = {
+        "ring": fabric.start_seconds
+        + longer
+        + ring_seconds(message_bytes, ranks, fabric.hop_seconds, fabric.slowest),
+        "tree": fabric.start_seconds
+        + 2 * (fabric.devices - 1) * fabric.hop_seconds
+        + depth
+        + message_bytes / (TREE_SHARE * fabric.slowest),
+    }
+    if fabric.adds:
+        inside = message_bytes / (SWITCH_SHARE * fabric.bytes_per_second)
+        across = message_bytes / (TREE_SHARE * fabric.card_bytes_per_second)
+        found["switch"] = SWITCH_SECONDS + depth + max(inside, across)
+    return found
 
 
 def exposed_bucket_seconds(
@@ -117,44 +170,61 @@ def exposed_seconds(comm_seconds: float, hidden_seconds: float, eta: float) -> f
 
 
 def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: float) -> Rate:
-    """Price the all-reduce of a gradient over the candidate's GPUs.
+    """Price the all-reduce of a gradient over the candidate's GPUs, once the host has started it.
 
     Source: docs/formulas.md 8.3 [A3], with tables `gpu_message` and (several hosts) `host_message`.
     """
     if candidate.num_ranks == 1:
         return Rate(seconds=0.0, spread=0.0, provenance="derived: one rank has nothing to sum")
-    message = machine.table(MachineTable.GPU_MESSAGE)
-    latency = message.at(ranks=float(candidate.num_ranks))
-    hosts = {p.name: p.host for p in machine.gpus}
-    by_host: dict[int, list[str]] = {}
-    for name in candidate.gpus:
-        by_host.setdefault(hosts[name], []).append(name)
-    inside = min(ring_bandwidth(machine, gpus) for gpus in by_host.values())
-    if len(by_host) == 1:
-        seconds = ring_seconds(message_bytes, candidate.num_ranks, latency, inside)
-        words = "derived: ring over the links between the GPUs + expected straggler"
-        return Rate(seconds=seconds, spread=message.spread, provenance=words)
-    seconds = hierarchical_seconds(
-        message_bytes,
-        devices=max(len(gpus) for gpus in by_host.values()),
-        hosts=len(by_host),
-        device_latency_seconds=latency,
-        device_bytes_per_second=inside,
-        host_latency_seconds=machine.table(MachineTable.HOST_MESSAGE).at(ranks=1.0),
-        nic_bytes_per_second=min(
-            x.bandwidth_bytes_per_second
-            for x in machine.links
-            if x.name.startswith("nic") and x.name.endswith((".out", ".in"))
-        ),
+    fabric = fabric_of(machine, candidate)
+    found = algorithm_seconds(message_bytes, fabric)
+    name = min(found, key=lambda each: found[each])
+    over = "hosts and their cards" if fabric.hosts > 1 else "the links between the GPUs"
+    return Rate(
+        seconds=found[name],
+        spread=machine.table(MachineTable.GPU_MESSAGE).spread,
+        provenance=f"derived: {ALGORITHMS[name]} over {over} + expected straggler",
     )
-    words = "derived: rings inside hosts and over their cards + expected straggler"
-    return Rate(seconds=seconds, spread=message.spread, provenance=words)
+
+
+ALGORITHMS = {"ring": "a ring", "tree": "a tree", "switch": "sums in the switch (NVLS)"}
+"""What is said of each algorithm."""
+
+
+def fabric_of(machine: MachineModel, candidate: Candidate) -> Fabric:
+    """Return the links that an all-reduce of the candidate's GPUs crosses."""
+    by_host = ranks_by_host(machine, candidate)
+    mine = [[candidate.gpus[rank] for rank in ranks] for ranks in by_host.values()]
+    several = len(mine) > 1
+    return Fabric(
+        devices=max(len(gpus) for gpus in mine),
+        hosts=len(mine),
+        start_seconds=rate_per_rank(machine, MachineTable.GPU_MESSAGE, candidate),
+        hop_seconds=max(_ring_of(machine, gpus)[1] for gpus in mine),
+        bytes_per_second=min(ring_bandwidth(machine, gpus) for gpus in mine),
+        host_hop_seconds=machine.table(MachineTable.HOST_MESSAGE).at(ranks=1.0) if several else 0.0,
+        card_bytes_per_second=card_bandwidth(machine) if several else math.inf,
+        adds=all(_hangs_on_adder(machine, gpus) for gpus in mine),
+    )
+
+
+def _hangs_on_adder(machine: MachineModel, gpus: list[str]) -> bool:
+    """Tell whether each of a host's several GPUs has a link into a switch that adds."""
+    adders = {s.name for s in machine.switches if s.generation >= ADDING_SWITCH}
+    memory = {p.name: p.memory for p in machine.gpus}
+    joined = {x.source for x in machine.links if x.target in adders}
+    return len(gpus) > 1 and all(memory[name] in joined for name in gpus)
 
 
 def ring_bandwidth(machine: MachineModel, gpus: list[str]) -> float:
     """Return the bytes per second of each hop of a ring in use; infinite for one GPU."""
+    return _ring_of(machine, gpus)[0]
+
+
+def _ring_of(machine: MachineModel, gpus: list[str]) -> tuple[float, float]:
+    """Return the bytes per second and the latency of the slowest hop of a ring in use."""
     if len(gpus) == 1:
-        return float("inf")
+        return math.inf, 0.0
     memory = {p.name: p.memory for p in machine.gpus}
     return _ring(
         tuple(machine.links),
@@ -167,8 +237,8 @@ def ring_bandwidth(machine: MachineModel, gpus: list[str]) -> float:
 @functools.lru_cache(maxsize=256)
 def _ring(
     links: tuple[Link, ...], memories: tuple[Memory, ...], stops: tuple[str, ...], name: str
-) -> float:
-    """Compute `ring_bandwidth` over the GPUs' memories, from hashable arguments."""
+) -> tuple[float, float]:
+    """Compute `_ring_of` over the GPUs' memories, from hashable arguments."""
     machine = MachineModel(
         name=name,
         fingerprint="",
@@ -185,7 +255,8 @@ def _ring(
                 f"machine {name}: expected a way from {a} to {b}, found none; probe it again"
             )
         hops.append(Reader(name=b, routes=[way]))
-    return 1 / max(byte_seconds(hops).values())
+    latency = max(route.latency_seconds for hop in hops for route in hop.routes)
+    return 1 / max(byte_seconds(hops).values()), latency
 
 
 BACKWARD = 2 / 3

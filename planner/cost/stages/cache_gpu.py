@@ -1,16 +1,15 @@
 """Price a GPU's cache that fills itself: it looks up, touches and replaces rows by its own kernels.
 
 A batch passes through the cache in the stream of its gather, so that the seconds are added to
-that stage. Kernels are counted in `runtime.features.device_store`, and again in
-tests/planner/cost/stages/test_gpu_caches.py.
+that stage. The host's starts are `stages.host`'s.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
-from gnnplan.planner.cost.rates import MachineTable, rate_per_rank
 from gnnplan.planner.cost.stages.gather_gpu import memory_seconds_per_byte, read_seconds
+from gnnplan.planner.cost.stages.host import CACHE_STARTS, start_seconds
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.runtime.plan.schema import DynamicPolicy
 from gnnplan.runtime.stages import Stage
@@ -23,27 +22,16 @@ STREAMED_BYTES = 900
 """Bytes per row of a batch that pass through the GPU's memory while slots are found."""
 
 
-@dataclass(frozen=True, slots=True)
-class CacheLaw:
-    """Work of a cache's policy for one batch."""
-
-    kernels: int
-    slot_bytes: int
-    """Bytes per slot that are read and written to choose the slots that are given away."""
-
-
-SELECTION = CacheLaw(kernels=20, slot_bytes=72)
-"""Choice of the slots with the smallest keys of 64 bits: eight passes, and a sort of the chosen."""
-LAWS: dict[DynamicPolicy, CacheLaw] = {
-    "lru": CacheLaw(kernels=78 + SELECTION.kernels, slot_bytes=SELECTION.slot_bytes),
-    "clock": CacheLaw(kernels=126 + SELECTION.kernels, slot_bytes=190 + SELECTION.slot_bytes),
-}
+SELECTED_BYTES = 72
+"""Bytes per slot of finding the smallest keys of 64 bits: eight passes, a sort of the chosen."""
+SWEPT_BYTES: dict[DynamicPolicy, int] = {"lru": SELECTED_BYTES, "clock": 190 + SELECTED_BYTES}
+"""Bytes per slot that are read and written to choose the slots that are given away, by policy."""
 
 
 def gpu_cache_seconds(
     rows: float,
     slots: float,
-    law: CacheLaw,
+    slot_bytes: int,
     *,
     row_bytes: int,
     access_seconds: float,
@@ -56,12 +44,12 @@ def gpu_cache_seconds(
 
     Source: derived from the operations of `runtime.features.device_store`.
 
-    >>> round(1e6 * gpu_cache_seconds(1e5, 1e6, LAWS["lru"], row_bytes=400, access_seconds=1e-11,
-    ...     byte_seconds=1e-12), 1)
+    >>> round(1e6 * gpu_cache_seconds(1e5, 1e6, SWEPT_BYTES["lru"], row_bytes=400,
+    ...     access_seconds=1e-11, byte_seconds=1e-12), 1)
     255.0
     """
     per_row = ACCESSES * access_seconds + (STREAMED_BYTES + 2 * row_bytes) * byte_seconds
-    return rows * per_row + slots * law.slot_bytes * byte_seconds
+    return rows * per_row + slots * slot_bytes * byte_seconds
 
 
 def gpu_look_up_seconds(machine: MachineModel, candidate: Candidate) -> float:
@@ -75,18 +63,18 @@ def add_gpu_cache(work: RankWork, times: RankTimes) -> RankTimes:
     machine, candidate = work.machine, work.candidate
     if candidate.cache is None or not candidate.gpus:
         return times
-    law = LAWS[candidate.cache]
-    started = law.kernels * rate_per_rank(machine, MachineTable.GPU_KERNEL, candidate)
+    kernels = CACHE_STARTS[candidate.cache]
+    started = kernels * start_seconds(machine)
     served = gpu_cache_seconds(
         sum(work.rows.rows.values()),
         work.rows.cache_rows,
-        law,
+        SWEPT_BYTES[candidate.cache],
         row_bytes=work.row_bytes,
         access_seconds=read_seconds(machine, candidate, WORD_BYTES)["own"][work.rank],
         byte_seconds=memory_seconds_per_byte(machine, candidate),
     )
     gather, device = times.stages[Stage.GATHER], times.device
-    words = f"{gather.provenance}; derived: {law.kernels} kernels of the cache and its directory"
+    words = f"{gather.provenance}; derived: {kernels} kernels of the cache and its directory"
     changed = StageTime(
         seconds=gather.seconds + started + served, spread=gather.spread, provenance=words
     )

@@ -1,17 +1,42 @@
-"""Price exchanges of rows between GPUs: an all-to-all in equal shares.
+"""Price exchanges of rows between GPUs: an all-to-all in equal shares, and reads of peers' rows.
 
 What goes to a rank of the same clique crosses the links between the GPUs, to another of the host
-the way over the host's memory, to another host the card that the ranks of a host share.
+the way over the host's memory, to another host the card that the ranks of a host share. All of
+these carry at once, so the slowest one governs: a port of a switch of NVLinks, the upstream port
+of a PCIe switch, a GPU's own slot, a card.
 
 Source: docs/formulas.md 8.4 [A4]; messages by tables `gpu_message` and `host_message`.
 """
 
-from gnnplan.planner.candidate import Candidate
+import functools
+import math
+from dataclasses import dataclass, replace
+
+from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
 from gnnplan.planner.cost.memory import ranks_by_host
+from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
 from gnnplan.planner.cost.rates import MachineTable, rate_per_rank
-from gnnplan.planner.cost.stages.gather_gpu import copy_seconds_per_byte, find_routes
+from gnnplan.planner.cost.stages.gather_gpu import (
+    Ground,
+    ground_of,
+    memory_seconds_per_byte,
+    read_seconds,
+    routes_over,
+)
+from gnnplan.planner.cost.stages.host import (
+    ASK_STARTS,
+    FETCH_STARTS,
+    GATHER_STARTS,
+    ROW_STARTS,
+    start_seconds,
+)
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.machine.routes import byte_seconds
+from gnnplan.runtime.stages import Stage
+
+ID_BYTES = 8
+EXCHANGES = 2
+"""Messages of an all-to-all of ids whose numbers are not known: counts, then ids."""
 
 
 def exchange_seconds(
@@ -19,41 +44,153 @@ def exchange_seconds(
 ) -> float:
     """Return the seconds in which the slowest rank sends bytes to all others, `messages` in turn.
 
-    m ((g - 1) t_g + (P - g) t_h) + n / (P - 1) (k c_peer + 2 (g - 1 - k) c_host + (P - g) g / B)
+    m max((g - 1) t_g, (P - g) t_h) + n / (P - 1) max(k c_peer, f c_host, (f + P - g) c_slot,
+    (P - g) g / B)
 
-    with n bytes of a rank, P ranks, g of them on a host and k + 1 in a clique; t_g and t_h seconds
-    of a message inside a host and between hosts, c seconds per byte between GPUs of a clique and
-    from the host while all copy, B bytes per second of a host's card.
+    with n bytes of a rank, P ranks, g of them on a host and k + 1 in a clique, f = g - 1 - k; t_g
+    and t_h seconds of a message inside a host and between hosts, c seconds per byte between GPUs
+    of a clique, from the host while all copy, and over a GPU's own slot; B bytes per second of a
+    host's card. A byte on its way over the host goes up while others go down.
     """
     ranks, hosts = candidate.num_ranks, ranks_by_host(machine, candidate)
     if ranks == 1:
         return 0.0
     here = max(len(mine) for mine in hosts.values())
     started = (here - 1) * rate_per_rank(machine, MachineTable.GPU_MESSAGE, candidate)
-    per_byte = max(_inside(machine, candidate, mine) for mine in hosts.values())
+    per_byte = _seconds_per_byte(ground_of(machine, candidate))
     if len(hosts) > 1:
-        started += (ranks - here) * machine.table(MachineTable.HOST_MESSAGE).at(ranks=1.0)
-        per_byte += (ranks - here) * here / _card_bandwidth(machine)
+        away = ranks - here
+        started = max(started, away * machine.table(MachineTable.HOST_MESSAGE).at(ranks=1.0))
+        per_byte = max(per_byte, away * here / card_bandwidth(machine))
     return messages * started + num_bytes / (ranks - 1) * per_byte
 
 
-def _inside(machine: MachineModel, candidate: Candidate, mine: list[int]) -> float:
-    """Return the seconds per byte to each other rank of a host, of its slowest rank."""
-    peer = byte_seconds(find_routes(machine, candidate).peer)
-    over_host = copy_seconds_per_byte(machine, candidate)
+@functools.lru_cache(maxsize=64)
+def _seconds_per_byte(ground: Ground) -> float:
+    """Return the seconds per byte to each other rank over GPUs' own links, of the slowest rank."""
+    found, ranks = routes_over(ground), len(ground.gpus)
+    peer, over_host = byte_seconds(found.peer), byte_seconds(found.host)
+    host_of = {p.name: p.host for p in ground.processors}
     slowest = 0.0
-    for clique in candidate.cliques:
-        for rank in set(clique) & set(mine):
-            near = len(set(clique) & set(mine)) - 1
-            to_mates = near * peer.get(candidate.gpus[rank], 2 * over_host[rank]) if near else 0.0
-            far = len(mine) - 1 - near
-            slowest = max(slowest, to_mates + far * 2 * over_host[rank])
+    for clique in ground.cliques:
+        for rank in clique:
+            name = ground.gpus[rank]
+            alike = [r for r in range(ranks) if host_of[ground.gpus[r]] == host_of[name]]
+            near = len(set(clique) & set(alike)) - 1
+            far, away = len(alike) - 1 - near, ranks - len(alike)
+            # A clique whose links are not known is crossed by way of the host, too.
+            to_mates = near * (peer[name] or over_host[name])
+            slots = [x for r in found.host[rank].routes for x in r.links[-2:]]
+            slot = min((x.bandwidth_bytes_per_second for x in slots), default=math.inf)
+            slowest = max(slowest, to_mates, far * over_host[name], (far + away) / slot)
     return slowest
 
 
-def _card_bandwidth(machine: MachineModel) -> float:
+def card_bandwidth(machine: MachineModel) -> float:
+    """Return the bytes per second of a host's network cards taken together, one direction."""
     return min(
         x.bandwidth_bytes_per_second
         for x in machine.links
         if x.name.startswith("nic") and x.name.endswith((".out", ".in"))
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerReads:
+    """Seconds of reading one rank's rows of peers, in both ways."""
+
+    mapped: float
+    """Seconds of reading them in place."""
+    asked: float
+    """Seconds of handing over ids, where rows are exchanged."""
+    sent: float
+    """Seconds of handing over rows."""
+    packed: float
+    """Seconds in which the GPU's memory serves and places them."""
+    starts: float
+    """Starts of the host for an exchange, beside those of a gather."""
+    start: float
+    """Host's seconds of one start."""
+
+    @property
+    def exchanged(self) -> float:
+        """Return the seconds of the exchange, the host's starts included."""
+        return self.asked + self.sent + self.packed + self.starts * self.start
+
+    @property
+    def way(self) -> str:
+        """Return the way that takes less: "mapped" or "exchange"."""
+        return "mapped" if self.mapped <= self.exchanged else "exchange"
+
+
+def peer_reads(
+    machine: MachineModel, candidate: Candidate, rank: int, rows: RankRows, row_bytes: int
+) -> PeerReads | None:
+    """Price a rank's rows of peers; None where it reads none.
+
+    mapped    r c_peer
+    exchange  T(8 r) + T(r s) + r (c_own + 3 b s) + K t_s
+
+    with r rows of s bytes read of peers, c seconds per row read at random, T the all-to-all's
+    seconds, b seconds per byte of copies within the GPU's memory and K starts of t_s. In place, a
+    row crosses the link in lines; exchanged, it is packed, sent whole and unpacked.
+    """
+    count, stored = rows.rows.get("peer", 0.0), read_seconds(machine, candidate, row_bytes)
+    if count <= 0 or "peer" not in stored:
+        return None
+    near = stored["peer"][rank]
+    if math.isinf(near):  # no link between them: only by way of the host
+        near = stored["host"][rank]
+    placed = 3 * row_bytes * memory_seconds_per_byte(machine, candidate)
+    return PeerReads(
+        mapped=count * near,
+        asked=exchange_seconds(machine, candidate, ID_BYTES * count, messages=EXCHANGES),
+        sent=exchange_seconds(machine, candidate, row_bytes * count),
+        packed=count * (stored["own"][rank] + placed),
+        starts=FETCH_STARTS + ASK_STARTS + ROW_STARTS,
+        start=start_seconds(machine),
+    )
+
+
+def peer_way(
+    machine: MachineModel, candidate: Candidate, placed: PlacedRows, row_bytes: int
+) -> str:
+    """Choose how peers' rows come, by what takes the slowest rank less."""
+    found = [
+        peer_reads(machine, candidate, rank, rows, row_bytes)
+        for rank, rows in enumerate(placed.ranks)
+    ]
+    read = [each for each in found if each is not None]
+    if not read:
+        return "mapped"
+    mapped, exchanged = max(x.mapped for x in read), max(x.exchanged for x in read)
+    return "mapped" if mapped <= exchanged else "exchange"
+
+
+def add_peer_exchange(work: RankWork, times: RankTimes) -> RankTimes:
+    """Price rows of peers as exchanged where that takes less than reading them in place."""
+    if not work.candidate.gpus:
+        return times
+    reads = peer_reads(work.machine, work.candidate, work.rank, work.rows, work.row_bytes)
+    if reads is None or reads.way == "mapped":
+        return times
+    gather, device = times.stages[Stage.GATHER], times.device
+    started = reads.starts * reads.start
+    least = GATHER_STARTS * reads.start
+    over = "derived: messages and bytes over the links between the GPUs x rows of peers"
+    changed = {
+        Stage.GATHER: replace(
+            gather,
+            seconds=max(least, gather.seconds - reads.mapped) + reads.packed + started,
+            provenance=f"{gather.provenance}; rows of peers served, exchanged and placed",
+        ),
+        Stage.EXCHANGE_IDS: StageTime(seconds=reads.asked, spread=gather.spread, provenance=over),
+        Stage.EXCHANGE_ROWS: StageTime(seconds=reads.sent, spread=gather.spread, provenance=over),
+    }
+    busy = replace(
+        device,
+        memory=device.memory + reads.packed,
+        links=max(0.0, device.links - reads.mapped),
+        host=device.host + started,
+    )
+    return replace(times.with_stages(changed), device=busy)

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
 from gnnplan.planner.cost.memory import host_memory_of
-from gnnplan.planner.cost.rates import MachineTable, rate_per_rank
-from gnnplan.planner.cost.stages.host import start_seconds
+from gnnplan.planner.cost.rates import MachineTable
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import Link, MachineModel, Memory, Processor, Switch
 from gnnplan.planner.machine.routes import (
@@ -42,7 +41,7 @@ def place_of(kind: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Ground:
+class Ground:
     """Hashable arguments that reads depend on, as a cache's key."""
 
     links: tuple[Link, ...]
@@ -77,7 +76,7 @@ def find_routes(machine: MachineModel, candidate: Candidate) -> RankRoutes:
     Raises:
         MachineError: a GPU has no route to host memory or to its own.
     """
-    return _find_routes(_ground(machine, candidate))
+    return routes_over(ground_of(machine, candidate))
 
 
 def read_seconds(
@@ -90,7 +89,7 @@ def read_seconds(
     Raises:
         MachineError: as `find_routes`.
     """
-    return {k: list(v) for k, v in _read_seconds(_ground(machine, candidate), row_bytes).items()}
+    return {k: list(v) for k, v in _read_seconds(ground_of(machine, candidate), row_bytes).items()}
 
 
 def link_bytes(
@@ -117,8 +116,9 @@ def memory_seconds_per_byte(machine: MachineModel, candidate: Candidate) -> floa
     return max(found[name] for name in candidate.gpus)
 
 
-def _ground(machine: MachineModel, candidate: Candidate) -> _Ground:
-    return _Ground(
+def ground_of(machine: MachineModel, candidate: Candidate) -> Ground:
+    """Return what the reads of a candidate's GPUs depend on."""
+    return Ground(
         links=tuple(machine.links),
         memories=tuple(machine.memories),
         processors=tuple(machine.processors),
@@ -130,8 +130,8 @@ def _ground(machine: MachineModel, candidate: Candidate) -> _Ground:
 
 
 @functools.lru_cache(maxsize=256)
-def _read_seconds(ground: _Ground, row_bytes: int) -> dict[str, tuple[float, ...]]:
-    found = _find_routes(ground)
+def _read_seconds(ground: Ground, row_bytes: int) -> dict[str, tuple[float, ...]]:
+    found = routes_over(ground)
     seconds: dict[str, tuple[float, ...]] = {}
     for place in PLACES:
         readers = found.readers(place)
@@ -143,7 +143,8 @@ def _read_seconds(ground: _Ground, row_bytes: int) -> dict[str, tuple[float, ...
 
 
 @functools.lru_cache(maxsize=64)
-def _find_routes(ground: _Ground) -> RankRoutes:
+def routes_over(ground: Ground) -> RankRoutes:
+    """Find the routes of `find_routes`, once for the same ground."""
     machine = MachineModel(
         name=ground.name,
         fingerprint="",
@@ -194,11 +195,6 @@ MEMORY_LATENCY_SECONDS = 7e-7
 MOST_PROGRAMS = 4096
 SLACK = 0.05
 """Share by which a gather may be slower to leave multiprocessors to compute."""
-ID_BYTES = 8
-EXCHANGES = 3
-"""Collectives of one exchange of rows: counts, slots, rows."""
-EXCHANGE_KERNELS = 6
-"""Kernels of one exchange: sort, count, pick, serve, place and the like."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -281,44 +277,3 @@ def gather_programs(
 def _under_way(route: Route) -> float:
     latency = max(route.latency_seconds, MEMORY_LATENCY_SECONDS)
     return latency * min(gather_bandwidth(link) for link in route.links)
-
-
-def peer_way(
-    machine: MachineModel, candidate: Candidate, placed: PlacedRows, row_bytes: int
-) -> str:
-    """Choose how peers' rows come, by what takes less: "mapped" (read in place) or "exchange".
-
-    mapped    r c_peer + t_k
-    exchange  r (c_own + b_mem (s + s) + b_peer (s + 8)) + 3 (n - 1) t_m + 6 t_k
-
-    with r rows of s bytes read of peers, c seconds per row read at random, b seconds per byte,
-    t_k of a launch, t_m of a message between n GPUs. In place, a row crosses the link in lines;
-    exchanged, it is packed, sent whole and unpacked.
-    """
-    stored = read_seconds(machine, candidate, row_bytes)
-    read = [ranks.rows.get("peer", 0.0) for ranks in placed.ranks]
-    if "peer" not in stored or max(read, default=0.0) <= 0:
-        return "mapped"
-    launch = start_seconds(machine)
-    message = rate_per_rank(machine, MachineTable.GPU_MESSAGE, candidate)
-    in_memory = memory_seconds_per_byte(machine, candidate)
-    mapped = exchanged = 0.0
-    for rank, count in enumerate(read):
-        near = stored["peer"][rank]
-        if math.isinf(near):  # no link between them: only by way of the host
-            near = stored["host"][rank]
-        sent = _peer_byte_seconds(machine, candidate, rank)
-        packed = stored["own"][rank] + 2 * row_bytes * in_memory
-        per_row = packed + sent * (row_bytes + ID_BYTES)
-        fixed = EXCHANGES * (candidate.num_ranks - 1) * message + EXCHANGE_KERNELS * launch
-        mapped = max(mapped, count * near + launch)
-        exchanged = max(exchanged, count * per_row + fixed)
-    return "mapped" if mapped <= exchanged else "exchange"
-
-
-def _peer_byte_seconds(machine: MachineModel, candidate: Candidate, rank: int) -> float:
-    """Return the seconds per byte of large copies from peers, over the host if need be."""
-    routes = find_routes(machine, candidate).peer[rank].routes
-    if not routes:
-        return copy_seconds_per_byte(machine, candidate)[rank]
-    return sum(route.share / route.bandwidth_bytes_per_second for route in routes)

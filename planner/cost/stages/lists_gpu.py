@@ -3,23 +3,19 @@
 Neighbours preferred by place are drawn from the law of a whole list. A dependent draw mixes two
 words per candidate: both become normal numbers, and their sum a word again (DEC-111;
 `runtime.sampling.gpu.rng`). LABOR has a candidate per neighbour that its lists hold, layers one per
-distinct neighbour, of which that is an upper bound. Kernels are counted again in
-tests/planner/cost/stages/test_gpu_caches.py.
+distinct neighbour, of which that is an upper bound. The host's starts are `stages.host`'s.
 """
 
 from dataclasses import replace
 
 from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
-from gnnplan.planner.cost.rates import INDEX_BYTES, MachineTable, rate_per_rank
+from gnnplan.planner.cost.rates import INDEX_BYTES
 from gnnplan.planner.cost.stages.gather_gpu import copy_seconds_per_byte, memory_seconds_per_byte
+from gnnplan.planner.cost.stages.host import MIX_STARTS, mix_starts, start_seconds
 from gnnplan.runtime.sampling.registry import sampler_or_unknown
 from gnnplan.runtime.stages import Stage
 
-MIX_KERNELS = 461
-"""Kernels per hop that mix two words, beside those of independent draws."""
-LAYOUT_KERNELS = 42
-"""Kernels per hop that lay lists out where independent draws scan them in place."""
-MIXED_BYTES = 20 * MIX_KERNELS
+MIXED_BYTES = 20 * MIX_STARTS
 """Bytes per candidate that those kernels read and write: two numbers of 64 bits, some a mask."""
 LAID_BYTES = 150
 """Bytes per entry of a list that is laid out with its law and running sums."""
@@ -61,14 +57,13 @@ def listed_seconds(
 def add_gpu_dependence(work: RankWork, times: RankTimes) -> RankTimes:
     """Add the numbers of dependent batches to a GPU's sampling."""
     machine, candidate = work.machine, work.candidate
-    if candidate.kappa is None or candidate.kappa <= 1 or not candidate.gpus:
+    kernels = mix_starts(candidate, len(work.batch.edges), work.sampler)
+    if not (kernels and candidate.gpus):
         return times
-    layers = sampler_or_unknown(work.sampler).layerwise
-    each = MIX_KERNELS + (0 if layers else LAYOUT_KERNELS)
     started, computed = mixed_seconds(
         _entries(work),
-        each * len(work.batch.edges),
-        kernel_seconds=rate_per_rank(machine, MachineTable.GPU_KERNEL, candidate),
+        kernels,
+        kernel_seconds=start_seconds(machine),
         byte_seconds=memory_seconds_per_byte(machine, candidate),
     )
     words = "derived: two normal numbers per neighbour that a list holds"

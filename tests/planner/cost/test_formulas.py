@@ -1,5 +1,7 @@
 """Every pure cost formula against numbers worked by hand or asserted for the published formula."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -16,11 +18,12 @@ from gnnplan.planner.cost.pipeline_time import (
 )
 from gnnplan.planner.cost.request import expected_vertices, inclusion_at, interpolate_inclusion
 from gnnplan.planner.cost.stages.all_reduce import (
+    Fabric,
+    algorithm_seconds,
     all_reduce_seconds,
     exposed_bucket_seconds,
     exposed_seconds,
     gradient_bytes,
-    hierarchical_seconds,
     ring_seconds,
 )
 from gnnplan.planner.cost.stages.gather import PAGE_BYTES, gather_seconds, touched_rows
@@ -169,17 +172,44 @@ class TestAllReduce:
     def test_140_us_of_them_are_latency(self) -> None:
         assert ring_seconds(0.0, 8, 10e-6, 100e9) == pytest.approx(140e-6)
 
-    def test_two_hosts_take_340_us(self) -> None:
-        found = hierarchical_seconds(
-            4e6,
-            devices=4,
-            hosts=2,
-            device_latency_seconds=10e-6,
-            device_bytes_per_second=100e9,
-            host_latency_seconds=30e-6,
-            nic_bytes_per_second=25e9,
+    def test_trees_beat_rings_over_many_hosts_and_a_switch_beats_both(
+        self,
+    ) -> None:
+        box = Fabric(
+            devices=8, start_seconds=1e-5, hop_seconds=4e-6, bytes_per_second=4e11, adds=True
         )
-        assert found == pytest.approx(340e-6)
+        assert algorithm_seconds(4e6, box) == pytest.approx(
+            {
+                "ring": 10e-6 + 14 * 4e-6 + 14 / 8 * 4e6 / 4e11,
+                "tree": 10e-6 + 14 * 4e-6 + 4e6 / (0.46 * 4e11),
+                "switch": 25e-6 + 4e6 / (0.85 * 5 / 6 * 4e11),
+            }
+        )
+        many = replace(box, hosts=8, host_hop_seconds=30e-6, card_bytes_per_second=2e11)
+        found = algorithm_seconds(4e6, many)
+        assert [round(1e6 * found[x]) for x in ("ring", "tree", "switch")] == [917, 290, 248]
+        assert "switch" not in algorithm_seconds(4e6, replace(many, adds=False))
+
+    @pytest.mark.parametrize("hosts", [1, 2, 64])
+    @pytest.mark.parametrize("adds", [False, True])
+    def test_more_bandwidth_and_less_latency_are_never_slower(self, hosts: int, adds: bool) -> None:
+        fabric = Fabric(
+            devices=4, hosts=hosts, start_seconds=1e-5, hop_seconds=4e-6, bytes_per_second=1e11,
+            host_hop_seconds=3e-5, card_bytes_per_second=5e10, adds=adds,
+        )  # fmt: skip
+
+        def seconds(size: float = 1e6, **changes: float) -> float:
+            changed = replace(fabric, **changes)  # pyright: ignore[reportArgumentType]
+            return min(algorithm_seconds(size, changed).values())
+
+        usual = seconds()
+        for changes in (
+            {"bytes_per_second": 2e11}, {"card_bytes_per_second": 1e11}, {"hop_seconds": 1e-6},
+            {"host_hop_seconds": 1e-5}, {"start_seconds": 5e-6},
+        ):  # fmt: skip
+            assert seconds(**changes) <= usual
+        assert seconds(2e6) > usual > seconds(5e5)
+        assert seconds(hosts=2 * hosts) > usual
 
     def test_the_last_bucket_is_exposed(self) -> None:
         seconds = [ring_seconds(n, 4, 10e-6, 10e9) for n in (25e6, 5e6)]

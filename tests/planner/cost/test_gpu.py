@@ -104,17 +104,37 @@ def test_rows_of_broken_size_move_whole_transactions():
 def test_a_ring_inside_one_nvswitch_is_a3():
     machine = load_preset("dgx-a100")
     found = gpu_all_reduce(machine, candidate(machine, 8), 4e6)
-    # 2 (P - 1) (a + n / (P B)): a 10 us, B 12 links of 25 GB/s at 90%.
-    assert found.seconds == pytest.approx(14 * (10e-6 + 4e6 / (8 * 12 * 25e9 * 0.9)))
-    assert "derived" in found.provenance
+    # a + 2 (P - 1) (l + n / (P B)): a 10 us, l 2 us to the switch and from it, B 12 links of
+    # 25 GB/s at 90%.
+    ring = 10e-6 + 14 * (4e-6 + 4e6 / (8 * 12 * 25e9 * 0.9))
+    assert found.seconds == pytest.approx(ring)
+    assert "derived: a ring over the links" in found.provenance
 
 
-def test_a_ring_over_several_hosts_is_a3s_hierarchy():
+def test_a_switch_of_the_third_generation_sums_by_itself():
+    machine = load_preset("hgx-h100")
+    found = gpu_all_reduce(machine, candidate(machine, 8), 4e6)
+    port = 18 * 25e9 * 0.9
+    assert found.seconds == pytest.approx(25e-6 + 4e6 / (0.85 * 5 / 6 * port))
+    assert "sums in the switch" in found.provenance
+    plain = [replace(s, generation=0) for s in machine.switches]
+    assert gpu_all_reduce(replace(machine, switches=plain), candidate(machine, 8), 4e6).seconds > (
+        found.seconds
+    )
+
+
+def test_a_sum_over_several_hosts_is_a3s_ring_or_tree():
     machine = load_preset("perlmutter:2")
     found = gpu_all_reduce(machine, candidate(machine, 8), 4e6)
-    inside = 2 * 3 * (10e-6 + 4e6 / (4 * 4 * 25e9 * 0.9))
-    outside = 2 * 1 * (30e-6 + 4e6 / (4 * 2) / (4 * 25e9 * 0.85 / 4))
-    assert found.seconds == pytest.approx(inside + outside)
+    # A ring: 12 hops of 2 us inside hosts, 2 of 30 us between them, and 4 cards at 85%.
+    ring = 10e-6 + 12 * 2e-6 + 2 * 30e-6 + 14 / 8 * 4e6 / (4 * 25e9 * 0.85)
+    assert found.seconds == pytest.approx(ring)
+    # Over more hosts a tree, whose depth is the logarithm of the hosts.
+    many = load_preset("perlmutter:16")
+    found = gpu_all_reduce(many, candidate(many, 64), 4e6)
+    tree = 10e-6 + 6 * 2e-6 + 2 * 4 * 30e-6 + 4e6 / (0.46 * 4 * 25e9 * 0.85)
+    assert found.seconds == pytest.approx(tree)
+    assert "a tree over hosts and their cards" in found.provenance
 
 
 def test_a_ring_over_pcie_is_as_slow_as_its_slowest_hop():

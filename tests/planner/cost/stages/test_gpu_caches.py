@@ -9,8 +9,12 @@ import pytest
 import torch
 
 from gnnplan.planner.cost.memory import slot_bytes
-from gnnplan.planner.cost.stages.cache_gpu import LAWS, SELECTION
-from gnnplan.planner.cost.stages.lists_gpu import LAYOUT_KERNELS, MIX_KERNELS
+from gnnplan.planner.cost.stages.host import (
+    CACHE_STARTS,
+    LAYOUT_STARTS,
+    MIX_STARTS,
+    SELECTION_STARTS,
+)
 from gnnplan.planner.cost.stages.sample import batch_launches
 from gnnplan.runtime.sampling.locality import Correction
 from gnnplan.runtime.sampling.minibatch import Dialect
@@ -57,7 +61,7 @@ def test_a_cache_starts_as_many_kernels_as_its_law_says(
         return count(lambda: store.gather(ids, out, counts))
 
     found = kernels(cached) - kernels(plain)
-    assert LAWS[policy].kernels - SELECTION.kernels == pytest.approx(found, rel=0.05)
+    assert CACHE_STARTS[policy] - SELECTION_STARTS == pytest.approx(found, rel=0.05)
 
 
 def test_a_slot_of_a_gpu_holds_what_its_directory_takes(kernel_device: torch.device) -> None:
@@ -87,7 +91,7 @@ def test_dependent_labor_starts_as_many_more_kernels_as_is_priced(
         return count(lambda: sampler.sample(seeds, epoch=0, step=5))
 
     more = kernels(4) - kernels(1)
-    assert hops * (MIX_KERNELS + LAYOUT_KERNELS) == pytest.approx(more, rel=0.02)
+    assert hops * (MIX_STARTS + LAYOUT_STARTS) == pytest.approx(more, rel=0.02)
 
 
 @pytest.mark.parametrize("hops", [1, 2])

@@ -6,13 +6,13 @@ import pytest
 
 from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
 from gnnplan.planner.cost.rates import MachineTable
-from gnnplan.planner.cost.stages import gather_gpu as gpu_gather
+from gnnplan.planner.cost.stages import exchange_gpu
+from gnnplan.planner.cost.stages.exchange_gpu import peer_way
 from gnnplan.planner.cost.stages.gather_gpu import (
     Flow,
     fewest_programs,
     gather_programs,
     gather_seconds_with,
-    peer_way,
 )
 from gnnplan.planner.machine.model import Table
 from gnnplan.planner.probe.presets import load_preset
@@ -81,7 +81,7 @@ def test_few_rows_of_peers_are_read_in_place() -> None:
 def test_many_narrow_rows_of_peers_are_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = load_preset("hgx-h100")
     chosen = candidate(machine)
-    real = gpu_gather.read_seconds
+    real = exchange_gpu.read_seconds
 
     def lines(machine: Any, candidate: Any, row_bytes: int) -> dict[str, list[float]]:
         """Peers whose links move lines of 128 bytes at a tenth of their rate."""
@@ -89,6 +89,6 @@ def test_many_narrow_rows_of_peers_are_exchanged(monkeypatch: pytest.MonkeyPatch
         found["peer"] = [10 * 128 * s / row_bytes for s in found["peer"]]
         return found
 
-    monkeypatch.setattr(gpu_gather, "read_seconds", lines)
+    monkeypatch.setattr(exchange_gpu, "read_seconds", lines)
     assert peer_way(machine, chosen, placed(peer=1e6), 8) == "exchange"
     assert peer_way(machine, chosen, placed(peer=10.0), 8) == "mapped"

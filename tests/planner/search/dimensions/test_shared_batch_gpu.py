@@ -1,27 +1,20 @@
 """Cooperative batches planned where ranks are GPUs: in line, priced with every exchange."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from gnnplan.planner.cost.backends.cooperative import SHARED_KERNELS
 from gnnplan.planner.cost.stages.exchange_gpu import exchange_seconds
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.search.choose import PlacedCandidate
-from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.distributed.owner import Owners, deal
-from gnnplan.runtime.sampling.minibatch import Dialect
-from tests.planner.cost.stages.test_gpu_launches import count
 from tests.planner.search.dimensions.test_caches_gpu import WORK, cache, explore, graph, such
-from tests.runtime.sampling.device_cases import random_graph, seeds_of, topology_of
 from tests.support.candidates import candidate_of_ranks
 
-__all__ = ["cache", "count", "graph"]
+__all__ = ["cache", "graph"]
 MACHINES = [
     ("hgx-h100", 2), ("hgx-h100", 8), ("dgx-a100", 8), ("dgx-v100", 8), ("pcie-4090x4", 4),
     ("perlmutter:4", 16),
@@ -70,25 +63,6 @@ def test_an_exchange_takes_longer_over_the_host_and_longest_over_a_card() -> Non
     one = candidate_of_ranks(gpus=names[:4])
     assert exchange_seconds(several, over, 1e8) > exchange_seconds(several, one, 1e8)
     assert exchange_seconds(machine, candidate_of_ranks(gpus=["gpu0"]), 1e8) == 0
-
-
-@pytest.mark.parametrize("dialect", list(Dialect))
-def test_a_hop_starts_as_many_more_kernels_as_is_priced(
-    dialect: Dialect, count: Callable[..., int], kernel_device: torch.device
-) -> None:
-    pytest.importorskip("triton")
-    from gnnplan.runtime.sampling.gpu.cooperative import DeviceCooperativeSampler
-    from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler
-
-    lists = random_graph(1)
-    topology, seeds = topology_of(lists, kernel_device), seeds_of(lists, 6)
-    alone = DeviceNeighborSampler(topology, [3, 3], device=kernel_device, dialect=dialect)
-    together = DeviceCooperativeSampler(
-        Sampler(dialect=dialect.value), alone, owners=Owners(1, num_nodes=alone.num_nodes),
-        comm=Communicator(),
-    )  # fmt: skip
-    found = [count(lambda s=s: s.sample(seeds, epoch=0, step=0)) for s in (alone, together)]
-    assert found[1] - found[0] == pytest.approx(2 * SHARED_KERNELS, rel=0.1)
 
 
 @pytest.mark.parametrize("dealt", ["hash", "partition"])
