@@ -29,11 +29,10 @@ from gnnplan.planner.cost.stages.gather_gpu import (
     memory_seconds_per_byte,
     read_seconds,
 )
-from gnnplan.planner.cost.stages.host import COPY_STARTS, GATHER_STARTS, start_seconds
+from gnnplan.planner.cost.stages.host import Starts, loader_starts, start_seconds
 from gnnplan.planner.cost.stages.sample import (
     NEIGHBOUR_BYTES,
     OFFSETS_BYTES,
-    batch_launches,
     gpu_sample_seconds,
     sample_seconds,
 )
@@ -200,7 +199,7 @@ def gpu_step_times(
     worked = _device_seconds(timing, seconds)
     if not plan.strategy.threads.sample:
         # The device gathers while the host starts the model's kernels.
-        idle, least = _compute(seconds) - worked, gpus.launch * GATHER_STARTS
+        idle, least = _compute(seconds) - worked, gpus.launch * gpus.starts(work[0][0]).gathering
         seconds[:, :, 1] = np.maximum(least, seconds[:, :, 1] - np.maximum(0.0, idle))
     total, words = float(seconds.sum(axis=2).max(axis=0).sum()), "in line"
     if plan.strategy.threads.sample:
@@ -320,10 +319,11 @@ class _Gpus:
             in_memory=memory_seconds_per_byte(machine, candidate),
         )
 
-    def _kernels(self, batch: BatchCounts) -> float:
+    def starts(self, batch: BatchCounts) -> Starts:
+        """Return what the host starts for a batch."""
         named, hops = self.plan.strategy.sampler, len(batch.hop_edges)
         every_hop = named.dialect == "every_hop"
-        return batch_launches(self.candidate, hops, sampler=named.name, every_hop=every_hop)
+        return loader_starts(self.candidate, hops, sampler=named.name, every_hop=every_hop)
 
     def _drawing(
         self, rank: int, batch: BatchCounts, shares: dict[str, float], kernels: float
@@ -351,12 +351,12 @@ class _Gpus:
 
     def loader_launch_seconds(self, batch: BatchCounts) -> float:
         """Return the seconds of launching the loader's kernels and copies."""
-        return self.launch * (self._kernels(batch) + COPY_STARTS + GATHER_STARTS)
+        return self.launch * self.starts(batch).loader
 
     def sample_seconds(self, rank: int, batch: BatchCounts) -> float:
         """Return the seconds of sampling a batch."""
         shares = _topology_shares(self.plan, batch)
-        return self._drawing(rank, batch, shares, self._kernels(batch))
+        return self._drawing(rank, batch, shares, self.starts(batch).sample)
 
     def seed_seconds(self, rank: int, batch: BatchCounts) -> float:
         """Return the seconds of copying seeds and labels."""
@@ -413,7 +413,8 @@ def _gathers(gpus: _Gpus, ways: PlanRoutes, work: Work) -> list[list[float]]:
                 max((loads[k][x].seconds for x in names), default=0.0) for k, names in links.items()
             )
             written = gpus.written_seconds(work[rank][step])
-            found[rank].append(seconds + written + gpus.launch * GATHER_STARTS)
+            started = gpus.launch * gpus.starts(work[rank][step]).gathering
+            found[rank].append(seconds + written + started)
     return found
 
 

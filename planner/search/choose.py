@@ -201,15 +201,17 @@ def why_it_lost(other: PlacedCandidate, chosen: PlacedCandidate) -> str:
 def find_slower_stage(other: PricedCandidate, chosen: PricedCandidate) -> tuple[str, float]:
     """Return the stage in which another candidate loses most, and by how many milliseconds.
 
-    Where both load ahead of training, loading counts where training waits longer for it.
+    Where both load ahead of training, loading counts as far as training waits longer; where most of
+    a wait is one stage of loading, that stage is named.
     """
     ours, theirs = chosen.prediction.stages, other.prediction.stages
     slower = {n: theirs.get(n, 0.0) - ours.get(n, 0.0) for n in sorted(set(ours) | set(theirs))}
-    stage = max(slower, key=lambda n: slower[n])
-    if other.candidate.threads.sample and chosen.candidate.threads.sample:
-        shown = {n: each for n, each in slower.items() if n not in HIDDEN} or slower
-        most = max(shown, key=lambda n: shown[n])
-        stage = stage if most == Stage.WAIT.value else most
+    ahead = other.candidate.threads.sample and chosen.candidate.threads.sample
+    shown = {n: each for n, each in slower.items() if not (ahead and n in HIDDEN)} or slower
+    stage = max(shown, key=lambda n: shown[n])
+    if stage == Stage.WAIT:
+        loading = max((n for n in slower if n in HIDDEN), key=lambda n: slower[n], default=stage)
+        stage = loading if slower[loading] >= slower[stage] / 2 else stage
     return stage, slower[stage] * 1e3
 
 

@@ -94,9 +94,14 @@ class Starts:
         return self.draw + self.mix + self.share
 
     @property
+    def gathering(self) -> float:
+        """Return the starts of stage `gather`."""
+        return self.gather + self.cache + self.pack
+
+    @property
     def loader(self) -> float:
         """Return the starts of a batch before training, edge weights apart."""
-        return self.sample + self.gather + self.cache + self.pack + self.copy
+        return self.sample + self.gathering + self.copy
 
 
 def loader_starts(

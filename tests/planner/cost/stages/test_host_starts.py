@@ -69,7 +69,7 @@ def test_every_way_is_charged_for_the_starts_of_one_count(way: str, machine: Mac
     found = timed(work_of(chosen, machine))
     assert found.device.host == pytest.approx(start_seconds(machine) * starts.loader)
     # Each stage takes at least its own starts, and a start that takes longer is never quicker.
-    for stage, count in (("sample", starts.sample), ("gather", starts.gather + starts.cache)):
+    for stage, count in (("sample", starts.sample), ("gather", starts.gathering)):
         assert found.seconds(Stage(stage)) >= start_seconds(machine) * count
     steps = [
         combine_ranks(chosen, each, [timed(work_of(chosen, each))]).seconds
