@@ -15,7 +15,7 @@ from gnnplan.planner.cost.step import combine_ranks
 from gnnplan.planner.cost.terms import add_terms
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import load_preset
-from gnnplan.runtime.plan.schema import Threads
+from gnnplan.runtime.plan.schema import Sampler, Threads
 from gnnplan.runtime.stages import Stage
 from tests.planner.cost.by_hand import work
 from tests.planner.cost.test_gpu import candidate, rows
@@ -28,6 +28,7 @@ PART = Part(
     own=[50.0, 300.0, 900.0], edges=[500.0, 1000.0], remote=[200.0, 700.0],
     asked=[200.0, 500.0], drawn=[300.0, 900.0], expanded=[50.0, 250.0],
 )  # fmt: skip
+DEPENDENT = Sampler(name="labor", parameters={"kappa": 4})
 WAYS = {
     "by itself": ALONE,
     "ahead": replace(ALONE, threads=Threads(sample=1)),
@@ -36,8 +37,8 @@ WAYS = {
     "captured ahead": replace(ALONE, threads=Threads(capture=1, sample=1)),
     "lru": ALONE.with_policy("lru"),
     "clock": ALONE.with_policy("clock"),
-    "dependent": replace(ALONE, kappa=4),
-    "dependent, cached": replace(ALONE.with_policy("lru"), kappa=4),
+    "dependent": replace(ALONE, sampler=DEPENDENT),
+    "dependent, cached": replace(ALONE.with_policy("lru"), sampler=DEPENDENT),
 }
 
 
