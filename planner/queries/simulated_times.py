@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.candidate import Candidate, RankRows, list_cores, make_candidate
-from gnnplan.planner.cost.backends.gpu import copy_seconds, gpu_reduced
+from gnnplan.planner.cost.backends.gpu import copy_seconds, gpu_reduced, reduce_starts
 from gnnplan.planner.cost.link_use import LinkUse, PlanRoutes
 from gnnplan.planner.cost.pipeline_time import finish_times
 from gnnplan.planner.cost.rates import edge_rate, vertex_rate
@@ -211,7 +211,7 @@ def gpu_step_times(
                 worked,
                 depth=plan.strategy.prefetch_depth,
                 hidden=hidden_share(machine, gpus.candidate),
-                started=timing.host_seconds,
+                started=timing.host_seconds + gpus.launch * reduce_starts(gpus.candidate, timing),
             ),
             "on lanes, ahead of training",
         )
