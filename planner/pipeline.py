@@ -22,7 +22,8 @@ from gnnplan.planner.cost.memory import Budgets
 from gnnplan.planner.cost.request import Request
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
 from gnnplan.planner.machine.model import MachineModel
-from gnnplan.planner.partition.partition import hierarchical_parts, partition
+from gnnplan.planner.partition.partition import hierarchical_parts, partition, predict_need
+from gnnplan.planner.partition.problem import make_problem
 from gnnplan.planner.placement.downsample import downsample_hotness
 from gnnplan.planner.placement.order import count_out_degree
 from gnnplan.planner.probe.presets import on_hosts
@@ -41,6 +42,7 @@ from gnnplan.planner.search.samplers import fix_placement, sampler_words, with_s
 from gnnplan.planner.search.search import Search, best_over_samplers
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import Combination, WorkloadProfile
+from gnnplan.runtime.device import usable_ram_bytes
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.npy import release_pages
 from gnnplan.runtime.plan.io import save_plan
@@ -303,10 +305,25 @@ def _in_degree(graph: Graph) -> NDArray[np.int64]:
 def _shards(graph: Graph, cliques: tuple[tuple[int, ...], ...]) -> NDArray[np.int32]:
     """Return the rank that draws each node as a seed, under the hierarchical partition."""
     found = hierarchical_parts(
-        graph.indptr, graph.indices, cliques=cliques, training=graph.train_idx
-    )
+        graph.indptr, graph.indices, cliques=cliques, training=graph.train_idx,
+        name=_partitioner(graph, len(cliques)),
+    )  # fmt: skip
     release_pages(graph.indices)
     return found
+
+
+PARTITION_SECONDS = 900.0
+"""Most seconds that cutting a graph between cliques may take."""
+
+
+def _partitioner(graph: Graph, parts: int) -> str:
+    """Return the partitioner with the fewest edges cut that is done in minutes and fits here."""
+    problem = make_problem(graph.indptr, graph.indices, parts=parts, training=graph.train_idx)
+    for name in ("kaminpar", "ldg"):
+        need = predict_need(problem, name)
+        if need.high_seconds <= PARTITION_SECONDS and need.memory_bytes <= usable_ram_bytes():
+            return name
+    return "hash"
 
 
 def graph_ref(graph: Graph) -> GraphRef:

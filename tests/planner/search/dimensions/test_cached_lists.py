@@ -159,6 +159,16 @@ def test_contradictions_are_refused(graph: Graph, changes: dict[str, object], wo
         pipeline.search_for(graph, settings, load_preset("dgx-v100"))
 
 
+def test_a_graph_that_takes_too_long_to_cut_is_streamed_or_hashed(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pipeline._partitioner(graph, 2) == "kaminpar"
+    monkeypatch.setattr(pipeline, "usable_ram_bytes", lambda: 1 << 20)
+    assert pipeline._partitioner(graph, 2) == "ldg"
+    monkeypatch.setattr(pipeline, "PARTITION_SECONDS", 0.0)
+    assert pipeline._partitioner(graph, 2) == "hash"
+
+
 def test_list_locations_number_sources_as_the_runtime_does() -> None:
     own = [np.array([3, 1]), np.array([2]), np.array([1])]
     tables = build_list_locations(own, 5, [(0, 1), (2,)])
