@@ -196,7 +196,7 @@ class PlannedLoader:
         drop_last: bool = False,
         transform: Callable[[Any], Any] | None = None,
         node_data: Mapping[str, Any] | None = None,
-        edge_data: Mapping[str, Any] | None = None,
+        edge_data: Mapping[Any, Any] | None = None,
         neg_sampling: Any = None,
         neg_sampling_ratio: float | None = None,
         rank: int | None = None,

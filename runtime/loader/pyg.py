@@ -378,7 +378,7 @@ class PygView:
         form: Literal["triplet", "binary"] = "triplet",
         transform: Callable[[Any], Any] | None = None,
         node_data: Mapping[str, Any] | None = None,
-        edge_data: Mapping[str, Any] | None = None,
+        edge_data: Mapping[Any, Any] | None = None,
     ) -> None:
         self._graph, self._hetero = graph, None
         self._form, self._transform = form, transform
@@ -390,7 +390,21 @@ class PygView:
             self._hetero = HeteroView(graph, types)
             sizes = _sizes_by_type(graph, types)
         self._node_data = _columns_of("node_data", node_data, sizes or graph.num_nodes)
-        self._edge_data = _columns_of("edge_data", edge_data, None)
+        if sizes and edge_data:
+            self._edge_data = {
+                name if isinstance(name, str) else "__".join(name): _columns_of(
+                    "edge_data", columns, None
+                )
+                for name, columns in edge_data.items()
+            }
+            unknown = sorted(self._edge_data.keys() - set(types_of(graph).edge_types))
+            if unknown:
+                raise InputError(
+                    f"edge_data: expected columns by edge type among "
+                    f"{', '.join(types_of(graph).edge_types)}, found {unknown[0]!r:.80}"
+                )
+        else:
+            self._edge_data = _columns_of("edge_data", edge_data, None)
 
     def __call__(self, batch: MiniBatch) -> Any:
         """Return the batch with x, y and the further columns of all its nodes and edges."""
@@ -404,7 +418,7 @@ class PygView:
             _label_links(data)
         for name, rows in self._node_data.items():
             data[name] = _take(rows, data.n_id)
-        self._fill_edges(data)
+        self._fill_edges(data, self._edge_data)
         return data
 
     def _typed(self, batch: MiniBatch) -> Any:
@@ -413,11 +427,11 @@ class PygView:
         for name, columns in self._node_data.items():
             for column, rows in columns.items():
                 data[name][column] = _take(rows, data[name].n_id)
-        for store in data.edge_stores:
-            self._fill_edges(store)
+        for key, store in zip(data.edge_types, data.edge_stores, strict=True):
+            self._fill_edges(store, self._edge_data.get("__".join(key), {}))
         return data
 
-    def _fill_edges(self, edges: Any) -> None:
+    def _fill_edges(self, edges: Any, columns: Mapping[str, Any]) -> None:
         """Give the source's places and columns to edges, whose `e_id` are places in `indices`."""
         if "e_id" not in edges:
             return
@@ -427,7 +441,7 @@ class PygView:
         if self._edge_id is not None:
             found = self._edge_id[places]
             edges.e_id = torch.from_numpy(np.where(found < 0, NO_EDGE, found))
-        for name, rows in self._edge_data.items():
+        for name, rows in columns.items():
             edges[name] = _take_edges(name, rows, edges.e_id)
 
 
@@ -439,7 +453,7 @@ def _sizes_by_type(graph: Graph, types: GraphTypes) -> dict[str, int]:
 
 
 def _columns_of(
-    what: str, given: Mapping[str, Any] | None, sizes: Mapping[str, int] | int | None
+    what: str, given: Mapping[Any, Any] | None, sizes: Mapping[str, int] | int | None
 ) -> dict[str, Any]:
     """Return columns after a look at their numbers of rows; by type where sizes are."""
     found: dict[str, Any] = {}

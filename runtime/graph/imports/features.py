@@ -38,16 +38,15 @@ def write_features(
     """
     source = raw.features
     choice, width = parse_feature_choice(options.features)
+    if raw.tables:
+        return _write_tables(raw, choice, staging, options)
     if source is None or choice == "none":
         return {"feature_dim": options.feature_dim, "feature_storage": "none"}
     if source.num_rows != raw.num_nodes:
         raise DatasetError(
             f"features: expected one row per node ({raw.num_nodes}), found {source.num_rows}"
         )
-    if source.dim < 1 or source.dtype.kind not in "fiub":
-        raise DatasetError(
-            f"features: expected at least one numeric column, found {source.dim} of {source.dtype}"
-        )
+    _check_numeric(source)
     if choice == "auto":
         ram = memory_bytes() if ram_bytes is None else ram_bytes
         choice, width = _choose_storage(raw, source, ram)
@@ -56,11 +55,43 @@ def write_features(
     return _store(source, choice, staging, _stored_type(source, options))
 
 
-def _store(source: RawFeatures, choice: str, staging: Staging, dtype: str) -> dict[str, Any]:
+def _check_numeric(source: RawFeatures) -> None:
+    if source.dim < 1 or source.dtype.kind not in "fiub":
+        raise DatasetError(
+            f"features: expected at least one numeric column, found {source.dim} of {source.dtype}"
+        )
+
+
+def _write_tables(
+    raw: RawGraph, choice: str, staging: Staging, options: ImportOptions
+) -> dict[str, Any]:
+    """Write a table of features for each node type, all of one type of number."""
+    if choice not in ("auto", "dense"):
+        raise DatasetError(
+            f"features: expected auto or dense for a graph of several node types, found {choice}"
+        )
+    for table in raw.tables.values():
+        _check_numeric(table)
+    dtypes = [_stored_type(table, options) for table in raw.tables.values()]
+    dtype = dtypes[0] if len(set(dtypes)) == 1 else "float32"
+    for name, table in raw.tables.items():
+        _store(table, "dense", staging, dtype, f"x_{name}")
+    return {
+        "feature_dim": max(table.dim for table in raw.tables.values()),
+        "feature_storage": "typed",
+        "feature_dtype": dtype,
+        "node_types": list(raw.tables),
+        "edge_types": raw.edge_types,
+    }
+
+
+def _store(
+    source: RawFeatures, choice: str, staging: Staging, dtype: str, name: str = "x"
+) -> dict[str, Any]:
     if choice == "sparse":
         _write_sparse(source, staging, dtype)
     else:
-        table = staging.create("x", dtype, (source.dim,))
+        table = staging.create(name, dtype, (source.dim,))
         for rows in _row_chunks(source, source.dim):
             table.append(_cast(source, rows.toarray() if sp.issparse(rows) else rows, dtype))
         table.close()

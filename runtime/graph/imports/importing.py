@@ -156,8 +156,9 @@ def _convert(
     if raw.node_type is not None:
         staging.save("node_type", raw.node_type, np.int32)
     features = write_features(raw, staging, options)
+    numbered = "edge_id" in raw.edges.attributes  # a typed graph numbers them by type
     stored = build_csc(
-        number_edges(raw.edges),
+        raw.edges if numbered else number_edges(raw.edges),
         raw.num_nodes,
         staging,
         options=options.edges,
@@ -192,10 +193,11 @@ def _convert(
 
 def _check_choice(raw: RawGraph, options: ImportOptions) -> None:
     """Refuse a choice of a split, or a width of features, that the source does not leave open."""
-    if options.feature_dim and raw.features is not None and options.features != "none":
+    given = [raw.features] if raw.features is not None else list(raw.tables.values())
+    if options.feature_dim and given and options.features != "none":
         raise DatasetError(
             f"expected a source without features for a declared width of {options.feature_dim}, "
-            f"found {raw.features.dim} feature columns"
+            f"found {given[0].dim} feature columns"
         )
     if options.split_index and raw.num_splits == 1:
         raise DatasetError(
@@ -222,7 +224,11 @@ def _summarise(
     for role in (Role.WEIGHTS, Role.EDGE_TYPES, Role.IDS, Role.NODE_TYPES):
         if origin(role):
             lines.append(f"{role}: from {origin(role)}")
-    if raw.features is not None and features["feature_storage"] != "none":
+    if raw.tables:
+        widths = ", ".join(f"{table.dim} columns of {name}" for name, table in raw.tables.items())
+        lines.append(f"features: {widths}, from {origin(Role.FEATURES)}")
+        lines.append(f"edge types: {', '.join(raw.edge_types)}")
+    elif raw.features is not None and features["feature_storage"] != "none":
         lines.append(f"features: {features['feature_dim']} columns from {origin(Role.FEATURES)}")
     else:
         lines.append("features: none")

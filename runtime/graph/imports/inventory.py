@@ -64,11 +64,11 @@ class Inventory:
             self._roles[name, place] = None
             self._reasons[name, place] = reason
 
-    def leave_unused(self, reason: str, *names: str) -> None:
+    def leave_unused(self, reason: str, *names: str, place: str = "") -> None:
         """Note a reason for those parts that have neither a role nor a reason yet."""
         for name in names:
-            if self._roles.get((name, "")) is None and (name, "") not in self._reasons:
-                self.leave(reason, name)
+            if self._roles.get((name, place)) is None and (name, place) not in self._reasons:
+                self.leave(reason, name, place=place)
 
     def leave_role(self, role: Role, reason: str, place: str) -> None:
         """Note why a table's parts with a role are not used after all."""

@@ -1,13 +1,15 @@
-"""Import of a PyTorch Geometric `Data` saved with torch.save, read with weights_only=True.
+"""Import of a PyTorch Geometric `Data` or `HeteroData` of torch.save, read with weights_only=True.
 
 Accepted are a `Data`, its `to_dict()`, the tuple that an `InMemoryDataset` of one graph saves
 (`(dict or Data, slices, ...)`), and the three `Data` of RandomLinkSplit, which make a link task.
+Types of a `HeteroData` keep their names: edge types become `source__relation__destination`.
 
     edge_index or adj_t; edge_weight (or edge_attr of one column); edge_type; num_nodes
     x (dense, sparse COO or sparse CSR); y; node_type
     train_mask, val_mask, test_mask ([n], or [n, splits]) or train_idx ...
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,8 @@ def read_pyg(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
     """Read a file of torch.save."""
     del scratch
     parts = _parts(source, load_torch(source, _safe_classes()))
+    if any(isinstance(key, tuple) for key in parts[0]):
+        return _TypedReader(source, parts[0], options).read()
     return _Reader(source, parts[0], options).read(parts)
 
 
@@ -84,7 +88,7 @@ class _Reader:
         if len(parts) > 1 or (self.options.task == "link" and split is None):
             split, task = self._links(parts) or split, "link" if len(parts) > 1 else "auto"
         node_type = self._take(Role.NODE_TYPES, "node_type")
-        self._leave_rest()
+        _leave_known(self.inventory, self.fields)
         if y is not None and y.ndim == 2 and y.shape[1] > 1 and _one_hot(y):
             self.notes.append(
                 f"y has one 1 in each row of {y.shape[1]}: read as {y.shape[1]} labels per node "
@@ -226,12 +230,205 @@ class _Reader:
         note_negatives(self.notes, negatives)
         return out or None
 
-    def _leave_rest(self) -> None:
-        for name in self.fields:
-            look = looks_like(name)
-            reason = REASONS.get(name) or (f"looks like {look}" if look else None)
-            if reason is not None:
-                self.inventory.leave_unused(reason, name)
+
+def _leave_known(inventory: Inventory, names: Iterable[str], place: str = "") -> None:
+    """Say why fields that are known, and not used, are not."""
+    for name in names:
+        look = looks_like(name)
+        reason = REASONS.get(name) or (f"looks like {look}" if look else None)
+        if reason is not None:
+            inventory.leave_unused(reason, name, place=place)
+
+
+TYPED_EDGES = (
+    "a typed graph keeps its edges as they are: change them before saving, with T.ToUndirected() "
+    "or T.RemoveDuplicatedEdges()"
+)
+
+
+class _TypedReader:
+    """Reader of the stores of a HeteroData, whose nodes are numbered type by type."""
+
+    def __init__(self, source: Path, stores: dict[Any, Any], options: ImportOptions) -> None:
+        self.source, self.options = source, options
+        self.inventory = Inventory()
+        self.notes: list[str] = []
+        self.edges: dict[tuple[str, str, str], dict[str, Any]] = {}
+        self.nodes: dict[str, dict[str, Any]] = {}
+        for key, fields in stores.items():
+            if key == "_global_store":
+                self.inventory.meet(fields or {})
+                continue
+            known = {str(k): v for k, v in fields.items() if v is not None}
+            kept = self.edges if isinstance(key, tuple) else self.nodes
+            kept[key] = known
+            self.inventory.meet(known, _place(key))
+        for source_type, _, target in self.edges:
+            self.nodes.setdefault(source_type, {})
+            self.nodes.setdefault(target, {})
+
+    def read(self) -> RawGraph:
+        """Return one graph of all types."""
+        asked = self.options
+        if asked.symmetrise or asked.deduplicate or asked.self_loops != "keep":
+            raise DatasetError(f"{self.source}: expected no change of edges; {TYPED_EDGES}")
+        for name in (*self.nodes, *(part for key in self.edges for part in key)):
+            if "__" in name or "/" in name:
+                raise DatasetError(
+                    f"{self.source}: expected type names without __ and /, found {name!r:.80}; "
+                    "rename it before saving"
+                )
+        edges, counts, first = self._number_nodes()
+        total = sum(counts.values())
+        y, split = self._target(counts, first, total)
+        tables = {name: self._table(name, count) for name, count in counts.items()}
+        return RawGraph(
+            name=self.source.stem,
+            num_nodes=total,
+            edges=edges,
+            y=y,
+            split=split,
+            node_type=np.repeat(np.arange(len(counts), dtype=np.int32), list(counts.values())),
+            tables=tables,
+            edge_types=["__".join(key) for key in self.edges],
+            notes=self.notes,
+            inventory=self.inventory,
+        )
+
+    def _number_nodes(self) -> tuple[EdgeSource, dict[str, int], dict[str, int]]:
+        """Return all edges, the number of nodes of each type, and each type's first node."""
+        pairs = {key: self._pairs(key) for key in self.edges}
+        counts = {name: self._count(name, pairs) for name in self.nodes}
+        check_num_nodes(sum(counts.values()))
+        starts = np.concatenate([[0], np.cumsum(list(counts.values()))])[:-1].tolist()
+        first = dict(zip(counts, starts, strict=True))
+        for (source_type, relation, target), found in pairs.items():
+            for row, name in enumerate((source_type, target)):
+                path = self.source / f"{source_type}__{relation}__{target}"
+                check_range(path, found[row], 0, counts[name], f"nodes of type {name}")
+        ends = [
+            np.concatenate([found[row] + first[key[2 * row]] for key, found in pairs.items()])
+            for row in (0, 1)
+        ]
+        lengths = [found.shape[1] for found in pairs.values()]
+        values = {
+            "edge_type": np.repeat(np.arange(len(pairs), dtype=np.int32), lengths),
+            "edge_id": np.concatenate([np.arange(n, dtype=np.int64) for n in lengths]),
+        }
+        weight = self._weights(lengths)
+        if weight is not None:
+            values["edge_weight"] = weight
+        return array_edges(ends[0], ends[1], **values), counts, first
+
+    def _pairs(self, key: tuple[str, str, str]) -> NDArray[np.int64]:
+        fields = self.edges[key]
+        name = f"edge_index of {_place(key)}"
+        if "edge_index" not in fields:
+            raise DatasetError(f"{self.source}: expected {name}, found none")
+        pairs = to_numpy(self.source, name, fields["edge_index"])
+        check_pairs(self.source, name, pairs)
+        self.inventory.use(Role.EDGES, "edge_index", place=_place(key))
+        _leave_known(self.inventory, fields.keys() - {"edge_weight", "edge_attr"}, _place(key))
+        return pairs.astype(np.int64)
+
+    def _weights(self, lengths: list[int]) -> NDArray[np.float32] | None:
+        """Return one weight per edge, 1 for types without; None where no type has them."""
+        found: list[NDArray[np.float32] | None] = []
+        for (key, fields), length in zip(self.edges.items(), lengths, strict=True):
+            name = "edge_weight" if "edge_weight" in fields else "edge_attr"
+            found.append(None)
+            if name not in fields:
+                continue
+            array = to_numpy(self.source, name, fields[name])
+            if array.size != length:
+                self.inventory.leave(
+                    f"several values per edge: {EDGE_DATA}", name, place=_place(key)
+                )
+                continue
+            found[-1] = as_numbers(self.source / name, array.reshape(-1), np.float32)
+            self.inventory.use(Role.WEIGHTS, name, place=_place(key))
+        without = ["__".join(k) for k, w in zip(self.edges, found, strict=True) if w is None]
+        if len(without) == len(found):
+            return None
+        if without:
+            self.notes.append(f"edge weights: 1 for edges of {', '.join(without)}, which have none")
+        parts = zip(found, lengths, strict=True)
+        return np.concatenate([np.ones(n, np.float32) if w is None else w for w, n in parts])
+
+    def _count(self, name: str, pairs: dict[tuple[str, str, str], NDArray[np.int64]]) -> int:
+        """Return how many nodes of a type there are: as said, by rows, or by the edges' ends."""
+        fields = self.nodes[name]
+        if "num_nodes" in fields:
+            self.inventory.use(Role.DESCRIPTION, "num_nodes", place=name)
+            with refuse_unreadable(self.source, f"num_nodes of {name} as an integer"):
+                return int(fields["num_nodes"])
+        for field in ("x", "y"):
+            if field in fields:
+                return len(fields[field])
+        ends = [
+            int(found[row].max(initial=-1)) + 1
+            for key, found in pairs.items()
+            for row in (0, 1)
+            if key[2 * row] == name
+        ]
+        return max(ends, default=0)
+
+    def _table(self, name: str, count: int) -> RawFeatures:
+        """Return a type's features; one column of ones where it has none, which is said."""
+        fields = self.nodes[name]
+        _leave_known(self.inventory, fields, name)
+        if "x" not in fields:
+            self.notes.append(f"features: {name} has none, so one column of ones stands for them")
+            return RawFeatures(dim=1, dense=np.ones((count, 1), np.float32))
+        self.inventory.use(Role.FEATURES, "x", place=name)
+        table = _features(self.source, fields["x"])
+        if table.num_rows != count:
+            raise DatasetError(
+                f"{self.source}: expected x of {name} with one row per node ({count}), found "
+                f"{table.num_rows}"
+            )
+        return table
+
+    def _target(
+        self, counts: dict[str, int], first: dict[str, int], total: int
+    ) -> tuple[NDArray[Any] | None, dict[str, NDArray[Any]] | None]:
+        """Return labels of all nodes, known for one type alone, and its split."""
+        labelled = [name for name, fields in self.nodes.items() if "y" in fields]
+        with_split = [n for n in labelled if split_fields(self.nodes[n], "mask", "idx", "index")]
+        named = with_split if len(labelled) > 1 else labelled
+        if not labelled:
+            return None, None
+        if len(named) != 1:
+            raise DatasetError(
+                f"{self.source}: expected labels of one node type, found those of "
+                f"{', '.join(labelled)}; leave train_mask to the one to learn, or drop y of others"
+            )
+        name = named[0]
+        for other in labelled:
+            if other != name:
+                self.inventory.leave(f"labels are those of {name}", "y", place=other)
+        own = to_numpy(self.source, f"y of {name}", self.nodes[name]["y"])
+        self.inventory.use(Role.LABELS, "y", place=name)
+        if own.ndim == 2 and own.shape[1] == 1:
+            own = own[:, 0]
+        if own.ndim not in (1, 2) or len(own) != counts[name]:
+            raise DatasetError(
+                f"{self.source}: expected y of {name} with one row per node ({counts[name]}), "
+                f"found shape {list(own.shape)}"
+            )
+        y = np.full((total, *own.shape[1:]), -1, own.dtype if own.dtype.kind in "if" else np.int64)
+        y[first[name] : first[name] + counts[name]] = own
+        split: dict[str, NDArray[Any]] = {}
+        for key, fields in split_fields(self.nodes[name], "mask", "idx", "index").items():
+            array = to_numpy(self.source, fields[0], self.nodes[name][fields[0]])
+            ids, _ = split_ids(fields[0], array, counts[name], index=self.options.split_index)
+            split[key] = ids + first[name]
+            self.inventory.use(Role.SPLIT, fields[0], place=name)
+        return y, split or None
+
+
+def _place(key: Any) -> str:
+    return "__".join(key) if isinstance(key, tuple) else str(key)
 
 
 def _safe_classes() -> list[Any]:
@@ -269,14 +466,6 @@ def _link_parts(source: Path, saved: list[Any]) -> list[dict[str, Any]]:
 
 
 def _fields(source: Path, value: Any) -> dict[str, Any]:
-    hetero = type(value).__name__ == "HeteroData" or (
-        isinstance(value, dict) and any(isinstance(key, tuple) for key in value)
-    )
-    if hetero:
-        raise DatasetError(
-            f"{source}: expected a Data of one node and edge type, found HeteroData; save "
-            "data.to_homogeneous(), which keeps the types as node_type and edge_type"
-        )
     if isinstance(value, dict):
         return value
     with refuse_unreadable(source, "a torch_geometric Data object"):

@@ -133,6 +133,10 @@ class RawGraph:
     inventory: Inventory = field(default_factory=Inventory)
     """All parts of the source, and what became of each."""
     node_type: NDArray[Any] | None = None
+    tables: dict[str, RawFeatures] = field(default_factory=dict[str, RawFeatures])
+    """Features of each node type, by the type's number, instead of `features`."""
+    edge_types: list[str] = field(default_factory=list)
+    """Names of edge types, by the type's number."""
     source_id: NDArray[Any] | None = None
     """The source's own node ids, where nodes were renumbered."""
     class_id: NDArray[Any] | None = None

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from gnnplan.runtime.graph.imports import importing
 from gnnplan.runtime.graph.imports.importing import import_graph
@@ -135,6 +135,21 @@ def heterophilous(folder: Path, name: str) -> Path:
     return folder / "pack.npz"
 
 
+def hetero(folder: Path, name: str) -> Path:
+    data = HeteroData()
+    data["paper"].x, data["paper"].y = torch.ones(N, 2), torch.arange(N) % 2
+    data["paper"].pos, data["paper"].time = torch.ones(N, 3), torch.arange(N)
+    for split in ("train_mask", "val_mask", "test_mask"):
+        data["paper"][split] = torch.from_numpy(FLAGS)
+    data["author"].num_nodes = N
+    cites = data["paper", "cites", "paper"]
+    cites.edge_index, cites.edge_weight = torch.from_numpy(EDGES), torch.rand(E)
+    writes = data["author", "writes", "paper"]
+    writes.edge_index, writes.edge_attr = torch.from_numpy(EDGES), torch.rand(E, 3)
+    torch.save(data, folder / "data.pt")
+    return folder / "data.pt"
+
+
 def pyg(folder: Path, name: str) -> Path:
     edges: dict[str, Any] = {"edge_index": torch.from_numpy(EDGES)}
     values: dict[str, Any] = {
@@ -197,12 +212,13 @@ def makers(known) -> dict[str, Callable[[Path, str], Path]]:
         "GNN-benchmark": benchmark,
         "heterophilous": heterophilous,
         "PyG": pyg,
+        "HeteroData": hetero,
         "OGB": ogb(known),
         "GraphBolt": graphbolt(known),
     }
 
 
-WHOLE = ("GNN-benchmark", "heterophilous", "OGB", "GraphBolt")
+WHOLE = ("HeteroData", "GNN-benchmark", "heterophilous", "OGB", "GraphBolt")
 """Formats whose one source holds all that the table names."""
 
 

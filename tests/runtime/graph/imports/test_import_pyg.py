@@ -13,8 +13,11 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import RandomLinkSplit, ToSparseTensor
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.dataset import Graph, rows_within_types
+from gnnplan.runtime.graph.generate import generate_typed
 from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
+from gnnplan.runtime.loader.loader import PlannedLoader
+from tests.support.plans import make_plan
 
 PAIRS = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 2]])
 
@@ -82,8 +85,8 @@ def test_float_labels_of_several_columns_are_multilabel(tmp_path: Path):
         (Data(edge_index=PAIRS, num_nodes=-5), "at least one node"),
         (Data(edge_index=PAIRS[:, :0], num_nodes=3), "empty graph"),
         (torch.eye(3), "found Tensor"),
-        (HeteroData(), r"save data.to_homogeneous\(\)"),
-        (HeteroData().to_dict() | {("a", "to", "b"): {}}, r"save data.to_homogeneous\(\)"),
+        (HeteroData(), "with edge_index or adj_t"),
+        (HeteroData().to_dict() | {("a", "to", "b"): {}}, "edge_index of a__to__b, found none"),
         ([1, 2], "found list"),
         (Data(adj_t=torch.ones(3, 3)), "adj_t as a sparse matrix.*Data.edge_index instead"),
         (Data(adj_t=torch.ones(3, 2).to_sparse()), "a square matrix"),
@@ -179,3 +182,104 @@ def test_a_one_hot_y_is_said(tmp_path: Path):
 def test_a_class_that_is_not_read_is_named(tmp_path: Path):
     with pytest.raises(DatasetError, match=r"class pathlib\.\w*PosixPath, which is not made"):
         load(Data(edge_index=PAIRS, num_nodes=3, where=tmp_path), tmp_path)
+
+
+def users_hetero(tmp_path: Path) -> tuple[HeteroData, Graph]:
+    """A typed graph of our own as a user's HeteroData, edges in no order."""
+    graph = generate_typed(tmp_path / "own", num_papers=200, num_authors=80, num_classes=4)
+    assert graph.node_type is not None
+    assert graph.edge_type is not None
+    assert graph.y is not None
+    within = rows_within_types(graph.node_type, 2)
+    target = np.repeat(np.arange(graph.num_nodes), np.diff(graph.indptr))
+    data, shuffle = HeteroData(), np.random.default_rng(0)
+    for number, name in enumerate(graph.meta.node_types):
+        data[name].x = torch.from_numpy(np.array(graph.x_by_type[name]))
+        own = np.flatnonzero(graph.node_type == number)
+        if name == "paper":
+            data[name].y = torch.from_numpy(graph.y[own])
+            for split in ("train", "val", "test"):
+                ids = getattr(graph, f"{split}_idx")
+                data[name][f"{split}_mask"] = torch.from_numpy(np.isin(own, ids))
+    for number, name in enumerate(graph.meta.edge_types):
+        own = shuffle.permutation(np.flatnonzero(graph.edge_type == number))
+        ends = np.stack([within[np.asarray(graph.indices)[own]], within[target[own]]])
+        source, relation, target_type = name.split("__")
+        data[source, relation, target_type].edge_index = torch.from_numpy(ends)
+        data[source, relation, target_type].edge_attr = torch.from_numpy(ends.T.copy())
+    return data, graph
+
+
+def test_types_of_a_hetero_graph_keep_their_names_and_tables(tmp_path: Path):
+    data, own = users_hetero(tmp_path)
+    graph = load(data, tmp_path)
+    assert (graph.meta.node_types, graph.meta.edge_types) == (
+        data.node_types,
+        ["__".join(key) for key in data.edge_types],
+    )
+    assert (graph.num_nodes, graph.num_edges, graph.num_classes) == (280, own.num_edges, 4)
+    for name in data.node_types:
+        np.testing.assert_array_equal(graph.x_by_type[name], data[name].x)
+    assert graph.node_type is not None
+    assert graph.y is not None
+    papers = np.flatnonzero(graph.node_type == data.node_types.index("paper"))
+    np.testing.assert_array_equal(graph.y[papers], data["paper"].y)
+    assert set(graph.y[np.setdiff1d(np.arange(280), papers)]) == {-1}
+    np.testing.assert_array_equal(np.isin(papers, graph.train_idx), data["paper"].train_mask)
+
+
+def test_batches_of_a_hetero_graph_index_the_users_own_stores(tmp_path: Path):
+    data, _ = users_hetero(tmp_path)
+    graph = load(data, tmp_path)
+    make_plan(graph, tmp_path / "plan", model="rgcn", batch_size=32, fanouts=[3, 2])
+    attr = {key: {"edge_attr": data[key].edge_attr} for key in data.edge_types}
+    loader = PlannedLoader(tmp_path / "plan", graph, blocks=False, edge_data=attr)
+    seen = 0
+    for batch in [*loader, *loader.over("val")]:
+        for key in data.edge_types:
+            store, users = batch[key], data[key]
+            own = torch.stack(
+                [
+                    batch[key[0]].n_id[store.edge_index[0]],
+                    batch[key[2]].n_id[store.edge_index[1]],
+                ]
+            )
+            assert torch.equal(users.edge_index[:, store.e_id], own)
+            assert torch.equal(store.edge_attr, own.t())
+            seen += store.e_id.numel()
+        for name in data.node_types:
+            assert torch.equal(batch[name].x, data[name].x[batch[name].n_id])
+    assert seen > 300
+
+
+@pytest.mark.filterwarnings("ignore:There exist type names")
+@pytest.mark.parametrize(
+    ("change", "options", "words"),
+    [
+        (lambda d: None, {"symmetrise": True}, r"T.ToUndirected\(\)"),
+        (lambda d: None, {"features": "sparse"}, "auto or dense"),
+        (
+            lambda d: d["author"].update({"y": torch.ones(80), "train_mask": torch.ones(80) > 0}),
+            {},
+            "labels of one node type, found those of paper, author",
+        ),
+        (
+            lambda d: d["paper"].update({"x": torch.ones(3, 2), "num_nodes": 200}),
+            {},
+            "x of paper with one row per node",
+        ),
+        (
+            lambda d: d["author", "writes", "paper"].edge_index.add_(1000),
+            {},
+            "nodes of type author",
+        ),
+        (lambda d: d["paper", "a__b", "paper"].update({"edge_index": PAIRS}), {}, "without __"),
+    ],
+)
+def test_a_hetero_graph_that_cannot_be_kept_is_refused(
+    change: Any, options: dict[str, Any], words: str, tmp_path: Path
+):
+    data, _ = users_hetero(tmp_path)
+    change(data)
+    with pytest.raises(DatasetError, match=words):
+        load(data, tmp_path, **options)
