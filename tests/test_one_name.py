@@ -143,6 +143,6 @@ def test_a_wheel_holds_gnnplan_alone_with_every_file(tmp_path: Path) -> None:
     listed = subprocess.run(
         ["git", "ls-files", "planner", "runtime", "api"], cwd=ROOT, capture_output=True, text=True
     )
-    wanted = {f"gnnplan/{name}" for name in listed.stdout.split()}
+    wanted = {f"gnnplan/{name}" for name in listed.stdout.split()} | {"gnnplan/py.typed"}
     assert wanted
     assert wanted <= set(names)

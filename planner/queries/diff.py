@@ -1,10 +1,12 @@
 """Compare two plans: what they decide differently, and what that does to what they predict."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
-from gnnplan.planner.queries.explain import seconds_text
-from gnnplan.planner.units import by_number
+from gnnplan.planner.candidate import topology_words
+from gnnplan.planner.cost.memory import size_text
+from gnnplan.planner.queries.explain import PLACES, seconds_text
+from gnnplan.planner.units import by_number, counted
 from gnnplan.runtime import codec
 from gnnplan.runtime.plan.schema import Plan
 
@@ -44,6 +46,8 @@ class PlanDiff:
     arrays: list[str]
     """Names of arrays that differ or that only one plan has."""
     numbers: list[NumberPair]
+    sentences: list[str] = field(default_factory=list[str])
+    """What the second plan does otherwise, in words."""
 
 
 def diff(a: Plan, b: Plan) -> PlanDiff:
@@ -67,7 +71,84 @@ def diff(a: Plan, b: Plan) -> PlanDiff:
             or a.arrays[name].sha256 != b.arrays[name].sha256
         ],
         numbers=[pair for pair in _numbers(a, b) if pair.a != pair.b],
+        sentences=_sentences(a, b),
     )
+
+
+def _sentences(a: Plan, b: Plan) -> list[str]:
+    """Say in words what the second plan decides otherwise; nothing where both decide alike."""
+    found: list[str] = []
+    for words in (_ranks, _sampling, _loading, _topology, _rows, _full_graph):
+        one, other = words(a), words(b)
+        if one != other:
+            found.append(f"{other} instead of {one}")
+    if a.machine.name != b.machine.name:
+        found.append(f"machine {b.machine.name} instead of {a.machine.name}")
+    elif a.machine != b.machine:
+        found.append(f"machine {a.machine.name} measured or calibrated anew")
+    for part in ("workload", "graph"):
+        one, other = (_flat(codec.to_plain(getattr(plan, part))) for plan in (a, b))
+        found += [
+            f"{part}: {name} {other.get(name)} instead of {one.get(name)}"
+            for name in sorted({*one, *other})
+            if one.get(name) != other.get(name)
+        ]
+    if a.statistics_class != b.statistics_class:
+        found.append(f"statistics {b.statistics_class} instead of {a.statistics_class}")
+    return found
+
+
+def _ranks(plan: Plan) -> str:
+    strategy = plan.strategy
+    hosts = len({device.host for device in strategy.devices})
+    kind = "rank" if strategy.kind == "cpu" else "GPU"
+    words = counted(plan.num_ranks, kind)
+    if hosts > 1:
+        words += f" on {hosts} hosts"
+    cliques = {device.clique for device in strategy.devices}
+    if strategy.kind != "cpu" and 1 < len(cliques) < plan.num_ranks:
+        words += f" in {len(cliques)} cliques"
+    return f"{words} with {counted(strategy.threads.compute, 'compute thread')} each"
+
+
+def _sampling(plan: Plan) -> str:
+    strategy = plan.strategy
+    named = strategy.sampler
+    options = ",".join(f"{name}={value}" for name, value in sorted(named.parameters.items()))
+    words = f"sampler {named.name}{':' + options if options else ''} ({named.dialect})"
+    words += " in batches that ranks share" if strategy.batching == "cooperative" else ""
+    return words + (f" in stacks of {strategy.bulk_batches}" if strategy.bulk_batches > 1 else "")
+
+
+def _loading(plan: Plan) -> str:
+    threads, strategy = plan.strategy.threads, plan.strategy
+    if not threads.sample:
+        return "batches made in line"
+    loader = counted(threads.sample, "loader thread")
+    return f"batches made {strategy.prefetch_depth} ahead by {loader}"
+
+
+def _topology(plan: Plan) -> str:
+    return f"topology {topology_words(plan.strategy.topology)}"
+
+
+def _rows(plan: Plan) -> str:
+    features = plan.strategy.features
+    words = f"rows placed by {features.policy}"
+    if features.cache.policy != "none":
+        words += f" in a {features.cache.policy} cache of {features.cache.rows} rows"
+    least, most = min(features.own_rows, default=0), max(features.own_rows, default=0)
+    if most:
+        words += f", {least if least == most else f'{least} to {most}'} on each rank"
+    places = sorted({PLACES[source.kind] for source in features.sources if source.kind in PLACES})
+    return f"{words}, read {' and '.join(places)}"
+
+
+def _full_graph(plan: Plan) -> str:
+    if plan.strategy.mode != "full-graph":
+        return "mini-batches"
+    settings = plan.strategy.full_graph
+    return f"the whole graph in {plan.strategy.partition} parts, boundary p {settings.keep:.3g}"
 
 
 def _numbers(a: Plan, b: Plan) -> list[NumberPair]:
@@ -128,13 +209,32 @@ def render(found: PlanDiff) -> str:
     if found.plan_a == found.plan_b:
         return "the plans are the same"
     lines = ["decided"]
-    lines += [f"  {c.field}: {c.a} -> {c.b}" for c in found.decisions] or ["  nothing differs"]
-    if found.arrays:
-        lines.append(f"  arrays that differ: {', '.join(found.arrays)}")
+    untold = [c for c in found.decisions if not found.sentences]
+    lines += [f"  {text}" for text in found.sentences]
+    lines += [f"  {c.field}: {c.a} -> {c.b}" for c in untold]
+    if not found.sentences and not untold:
+        rows = any(name.startswith("feature_") for name in found.arrays)
+        lines.append("  the same, of other rows" if rows else "  nothing differs")
     lines.append("predicted")
+    step = next((pair for pair in found.numbers if pair.name == "step"), None)
+    if step is not None and step.a > 0:
+        lines.append(f"  {_change(step.b / step.a)}")
     for pair in found.numbers:
-        if pair.unit == "seconds":
-            lines.append(f"  {pair.name}: {seconds_text(pair.a)} -> {seconds_text(pair.b)}")
-        else:
-            lines.append(f"  {pair.name}: {pair.a:.4g} -> {pair.b:.4g} {pair.unit}")
+        text = seconds_text if pair.unit == "seconds" else _bytes_text
+        lines.append(f"  {pair.name}: {text(pair.a)} -> {text(pair.b)}")
     return "\n".join(lines)
+
+
+def _bytes_text(value: float) -> str:
+    return size_text(round(value)) if value else "none"
+
+
+def _change(ratio: float) -> str:
+    """Say how a step's seconds change.
+
+    >>> _change(0.8), _change(1.004), _change(3.0)
+    ('a step is 20.0% shorter', 'a step is 0.4% longer', 'a step is 3.0 times as long')
+    """
+    if ratio >= 2:
+        return f"a step is {ratio:.1f} times as long"
+    return f"a step is {abs(ratio - 1):.1%} {'shorter' if ratio < 1 else 'longer'}"

@@ -1,6 +1,7 @@
 """why-not, diff, whatif and inverse queries: priced from the cached profile, nothing measured."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -137,6 +138,17 @@ def test_diff_shows_what_was_decided_and_what_it_does(
     gather = next(n for n in found.numbers if n.name == "stage gather")
     assert gather.provenance_a == one.prediction.provenance["gather"]
     assert "feature_own_ids_0" in found.arrays
+    assert found.sentences[0].startswith("2 ranks with 1 compute thread each instead of 1 rank")
+    (rows,) = [s for s in found.sentences if s.startswith("rows placed by none")]
+    assert "instead of rows placed by song-jiang" in rows
+    text = render_diff(found).splitlines()
+    assert text[1] == f"  {found.sentences[0]}"
+    assert not any("strategy." in line for line in text)
+    assert any(re.match(r"  a step is .* (longer|shorter|as long)", line) for line in text)
+    changed = replace(two.workload, hidden=two.workload.hidden + 1)
+    assert diff(two, replace(two, workload=changed)).sentences == [
+        f"workload: hidden {changed.hidden} instead of {two.workload.hidden}"
+    ]
     assert diff(one, one).decisions == diff(one, one).numbers == []
     assert render_diff(diff(one, one)) == "the plans are the same"
 
