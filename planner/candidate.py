@@ -1,7 +1,7 @@
 """Define candidates, which are strategies before their rows are placed, and what ranks read."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gnnplan.planner.machine.model import MachineModel, Processor, prefix_of
 from gnnplan.planner.units import counted
@@ -89,6 +89,28 @@ def _number(gpu: Processor, first: Mapping[int, Sequence[str]]) -> int:
     return first[gpu.host].index(gpu.name) if gpu.number < 0 else gpu.number
 
 
+def columns_of(candidate: Candidate) -> tuple[tuple[int, ...], ...]:
+    """Return the process columns of a grid's ranks, each of which holds all its rows.
+
+    >>> from dataclasses import replace
+    >>> grid = TopologyPlacement(policy="partitioned", replication=2)
+    >>> columns_of(replace(make_candidate(list_cores(4)), topology=grid))
+    ((0, 2), (1, 3))
+    """
+    ranks, copies = candidate.num_ranks, candidate.topology.replication
+    return tuple(tuple(range(column, ranks, copies)) for column in range(copies))
+
+
+def in_columns(candidate: Candidate) -> Candidate:
+    """Return a grid of GPUs whose ranks read feature rows of their process column (DEC-122).
+
+    Source: docs/formulas.md 4.8.
+    """
+    copies = candidate.topology.replication
+    devices = [replace(each, clique=each.rank % copies) for each in candidate.devices]
+    return replace(candidate, devices=devices)
+
+
 def plain_words(candidate: Candidate) -> str:
     """Name ranks, threads and placement; dimensions of the search add other choices.
 
@@ -125,10 +147,17 @@ def topology_words(topology: TopologyPlacement) -> str:
 
     >>> topology_words(TopologyPlacement(policy="cached", peers=True))
     'on the host, hot lists dealt over each clique'
+    >>> topology_words(TopologyPlacement(policy="partitioned", replication=2))
+    'in parts on the GPUs (2 copies)'
     """
-    if topology.policy == "cached":
-        return f"on the host, hot lists {'dealt over each clique' if topology.peers else 'cached'}"
-    return "copied to every GPU" if topology.policy == "replicated" else f"on the {topology.policy}"
+    copies = "1 copy" if topology.replication == 1 else f"{topology.replication} copies"
+    hot = "dealt over each clique" if topology.peers else "cached"
+    words = {
+        "replicated": "copied to every GPU",
+        "partitioned": f"in parts on the GPUs ({copies})",
+        "cached": f"on the host, hot lists {hot}",
+    }
+    return words.get(topology.policy, f"on the {topology.policy}")
 
 
 def policy_words(policy: str) -> str:

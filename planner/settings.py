@@ -201,6 +201,18 @@ class PlanSettings:
             label="Batches",
         ),
     ] = "auto"
+    replication: Annotated[
+        int | None,
+        Setting(
+            help="Copies of a topology that the ranks hold in parts and sample from together; "
+            "their number must be a multiple.",
+            unset="the search decides, also whether ranks hold it in parts",
+            range=_COUNT,
+            label="Copies of the topology",
+            more="Ranks form a grid of (ranks / copies) x copies. "
+            "See [matrix-based sampling](papers.md#matrix-based-sampling-mlsys-2024).",
+        ),
+    ] = None
     policy: Annotated[
         str,
         Setting(

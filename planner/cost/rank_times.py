@@ -43,7 +43,7 @@ class RankWork:
         policy = self.candidate.topology.policy
         if policy == "cached":
             return self.rows.list_shares
-        return {"own" if policy == "replicated" else "host": 1.0}
+        return {"own" if policy in ("replicated", "partitioned") else "host": 1.0}
 
     @property
     def size_variation(self) -> float:

@@ -29,7 +29,7 @@ from gnnplan.planner.profile.roofline import check_model, roofline_timing
 from gnnplan.planner.profile.schedule import Timed, TimedBatch, time_all
 from gnnplan.planner.profile.team import Team, launcher_bytes
 from gnnplan.planner.progress import Progress, portion, silent
-from gnnplan.planner.search.dimensions.joined_ranks import shares_batches
+from gnnplan.planner.search.dimensions.joined_ranks import shares_batches, shares_topology
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import (
     BatchProfile,
@@ -253,10 +253,13 @@ def gpu_profile(
     if not timed:
         check_model(settings.workload, machine)
     report = progress or silent
-    combinations = [Combination(ranks=r, threads=1) for r in sorted(set(ranks))]
+    parts = shares_topology(settings, str(graph.task), gpus=True)
+    combinations = [
+        Combination(ranks=r, threads=1, parts=parts and r > 1) for r in sorted(set(ranks))
+    ]
     if shares_batches(settings, str(graph.task), gpus=True):
         several = [c for c in combinations if c.ranks > 1]
-        combinations += [replace(c, shared=True) for c in several]
+        combinations += [replace(c, shared=True, parts=False) for c in several]
     drawn = _draw_for_gpus(
         graph, settings, machine, combinations, portion(report, 0.0, GPU_DRAWN), measure
     )
@@ -303,12 +306,13 @@ def _draw_for_gpus(
         return found
     with cache.staged(key) as made:
         batches, hotness = draw_all(graph, settings, combinations, progress, keep=made.keep)
-        shared, _ = draw_sharing(graph, settings, combinations)
+        shared, stacks = draw_sharing(graph, settings, combinations)
         numbers = WorkloadProfile(
             graph_fingerprint=graph.fingerprint,
             sampler_fingerprint=key,
             batches=[batches[seeds] for seeds in sorted(batches, reverse=True)],
             shared=shared,
+            stacks=stacks,
         )
         made.finish(numbers)
     return cache.load(key) or Profile(numbers=numbers, hotness=hotness)

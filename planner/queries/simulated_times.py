@@ -175,7 +175,7 @@ STAGES = ("sample", "gather", "copy", "batch", "forward_backward", "all_reduce",
 """Stages of a step on a GPU."""
 SCALES = [0.01, 0.1, 0.3, 0.6, 1.0, 1.6, 4.0]
 """Sizes over the mean batch at which the roofline is taken; an epoch's last batch is small."""
-COPIED = "replicated"
+COPIED = ("replicated", "partitioned")
 """Topology policy by which every GPU holds a copy."""
 
 
@@ -306,7 +306,7 @@ class _Gpus:
             replace(device, kind="cuda", memory=f"{name}.memory")
             for device, name in zip(strategy.devices, ways.processors, strict=True)
         ]
-        policy = "replicated" if strategy.topology.policy == COPIED else "host"
+        policy = "replicated" if strategy.topology.policy in COPIED else "host"
         candidate = replace(strategy, devices=devices, topology=TopologyPlacement(policy=policy))
         return _Gpus(
             plan=plan,
@@ -434,7 +434,7 @@ def topology_links(plan: Plan, ways: PlanRoutes, work: Work) -> dict[str, LinkUs
 
 def _topology_shares(plan: Plan, batch: BatchCounts) -> dict[str, float]:
     """Return the share of adjacency reads by place; lists on disk count as the host's."""
-    if plan.strategy.topology.policy == COPIED:
+    if plan.strategy.topology.policy in COPIED:
         return {"own": 1.0}
     total = sum(batch.lists.values())
     if total == 0:

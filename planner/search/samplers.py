@@ -7,7 +7,7 @@ from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.settings import AUTO_SAMPLER, PlanSettings, SamplerChoice
 from gnnplan.runtime.graph.dataset import Graph, is_typed
 from gnnplan.runtime.plan.schema import Sampler
-from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, SAMPLERS, find_sampler
+from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, SAMPLERS, find_sampler, is_able
 from gnnplan.runtime.sampling.statistics import (
     StatisticsClass,
     class_of,
@@ -87,7 +87,8 @@ def _others(settings: PlanSettings) -> list[SamplerChoice]:
     for name, spec in SAMPLERS.items():
         for parameters in spec.auto_parameters:
             tried = replace(settings, sampler=name, sampler_parameters=parameters)
-            if not is_unfit(tried) and allowed.allows(statistics_of(tried)):
+            in_grids = settings.replication is None or is_able(name, parameters, "stacks")
+            if in_grids and not is_unfit(tried) and allowed.allows(statistics_of(tried)):
                 found.append(SamplerChoice(name=name, parameters=parameters))
                 break
     return found

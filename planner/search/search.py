@@ -56,6 +56,7 @@ def with_capture(settings: PlanSettings, request: Request, candidate: Candidate)
     plain = is_able(settings.sampler, settings.sampler_parameters, "captured")
     node = request.graph.task != "link" and candidate.las is None and candidate.bulk_batches == 1
     node = node and candidate.batching == "independent"
+    node = node and candidate.topology.policy != "partitioned"
     if candidate.kind == "cuda" and plain and node:
         size = buffer_bytes(request, candidate)
         room = min(

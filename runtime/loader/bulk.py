@@ -8,12 +8,12 @@ position in the middle of a bulk is resumed by drawing its rest.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.comm.mesh import open_grid
+from gnnplan.runtime.comm.mesh import ProcessGrid, open_grid
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.loader.stages import AbstractStage
@@ -21,7 +21,7 @@ from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.sampling.build import BatchSampler, build_sampler
 from gnnplan.runtime.sampling.bulk.bulk import BulkSampler
 from gnnplan.runtime.sampling.distributed.grid import GridSampler, empty_graph
-from gnnplan.runtime.sampling.distributed.grid_rows import cut_shard
+from gnnplan.runtime.sampling.distributed.grid_rows import Shard, cut_shard
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch, Request
 from gnnplan.runtime.sampling.seeds import SeedSchedule
 from gnnplan.runtime.stages import Stage
@@ -123,12 +123,6 @@ def grid_stage(
 
     `in_flight` is as in `BulkSampleStage`. This rank's block row of the graph alone is read.
     """
-    comm = Communicator() if comm is None else comm
-    if comm.size != plan.num_ranks:
-        raise PlanError(
-            f"topology partitioned: expected a communicator of {plan.num_ranks} ranks, found "
-            f"{comm.size}; start it with `gnnplan train` or torchrun"
-        )
     named, workload = plan.strategy.sampler, plan.workload
     weight = graph.edge_weight
     sampler = build_sampler(
@@ -140,19 +134,37 @@ def grid_stage(
         edge_weight=None if weight is None else weight[:0],
         steps_per_epoch=schedule.num_steps,
     )
-    if named.parameters.get("weights", "none") == "none":
-        weight = None
-    grid = open_grid(comm, plan.strategy.topology.replication)
-    shard = cut_shard(graph.indptr, graph.indices, weight, grid)
+    # Arrays of the host's go by the host's lane, also between GPUs.
+    grid, shard = open_shard(plan, graph, None if comm is None else comm.host_lane)
     kept = 2 * in_flight
     made = GridSampler(sampler, shard, grid, budget_bytes=_budget(plan), kept_batches=kept)
 
     def draw(epoch: int, steps: range) -> Iterator[list[MiniBatch]]:
-        rows = grid.ranks_of_row()
-        return made.stacks([[bulk_request(schedule, epoch, s, r) for r in rows] for s in steps])
+        return made.stacks(row_requests(schedule, epoch, steps, grid.ranks_of_row()))
 
     k = plan.strategy.bulk_batches
     return BulkSampleStage(draw, schedule.num_steps, k, in_flight)
+
+
+def open_shard(plan: Plan, graph: Graph, comm: Communicator | None) -> tuple[ProcessGrid, Shard]:
+    """Arrange a plan's ranks in its grid, and cut this rank's block row; collective."""
+    comm = Communicator() if comm is None else comm
+    if comm.size != plan.num_ranks:
+        raise PlanError(
+            f"topology partitioned: expected a communicator of {plan.num_ranks} ranks, found "
+            f"{comm.size}; start it with `gnnplan train` or torchrun"
+        )
+    weighted = plan.strategy.sampler.parameters.get("weights", "none") != "none"
+    grid = open_grid(comm, plan.strategy.topology.replication)
+    weight = graph.edge_weight if weighted else None
+    return grid, cut_shard(graph.indptr, graph.indices, weight, grid)
+
+
+def row_requests(
+    schedule: SeedSchedule, epoch: int, steps: range, ranks: Sequence[int]
+) -> list[list[Request]]:
+    """Return the requests of some ranks at each step."""
+    return [[bulk_request(schedule, epoch, step, rank) for rank in ranks] for step in steps]
 
 
 def refuse_lists(plan: Plan) -> None:

@@ -17,7 +17,7 @@ from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.features.gather import take_labels
 from gnnplan.runtime.features.tier import Counters, sum_counters
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.loader.bulk import BulkSampleStage, bulk_request, refuse_lists
+from gnnplan.runtime.loader.bulk import BulkSampleStage, refuse_lists, row_requests
 from gnnplan.runtime.loader.cooperative import ExchangeMeter
 from gnnplan.runtime.loader.device_place import lock_launches
 from gnnplan.runtime.loader.stages import AbstractStage
@@ -322,23 +322,31 @@ class DeviceSampleStage(AbstractStage):
 
 
 class DeviceBulkStage(BulkSampleStage):
-    """Stage that draws k steps at once on the device and hands them on one by one."""
+    """Stage that draws k steps at once on the device, alone or with the other ranks of a grid."""
 
     lane = SAMPLE_LANE
 
     def __init__(
         self, drawing: DeviceSampleStage, plan: Plan, schedule: SeedSchedule, in_flight: int
     ) -> None:
-        from gnnplan.runtime.sampling.gpu.stack import StackedBatches, stack_of, with_own_tensors
+        from gnnplan.runtime.sampling.gpu.stack import (
+            GridTopology,
+            StackedBatches,
+            stack_of,
+            with_own_tensors,
+        )
 
-        refuse_lists(plan)
-        self._drawing, self._own_tensors = drawing, with_own_tensors
+        topology = drawing.sampler.topology
+        grid = topology.rows.grid if isinstance(topology, GridTopology) else None
+        if grid is None:
+            refuse_lists(plan)
+        self._drawing, self._own_tensors, self._meets = drawing, with_own_tensors, grid is not None
         budget = plan.strategy.bulk_bytes or None
-        stacked = StackedBatches(stack_of(drawing.sampler), budget, 2 * in_flight)
+        stacked = StackedBatches(stack_of(drawing.sampler), budget, 2 * in_flight, grid)
+        ranks = [schedule.rank] if grid is None else grid.ranks_of_row()
 
         def draw(epoch: int, steps: range) -> Iterator[list[MiniBatch]]:
-            requests = [bulk_request(schedule, epoch, step, schedule.rank) for step in steps]
-            for stack in stacked.stacks(requests):
+            for stack in stacked.stacks(row_requests(schedule, epoch, steps, ranks)):
                 yield [DeviceMiniBatch(batch) for batch in stack]
 
         super().__init__(draw, schedule.num_steps, plan.strategy.bulk_batches, in_flight)
@@ -346,7 +354,8 @@ class DeviceBulkStage(BulkSampleStage):
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
         """Return the sampled batch of the batch's epoch and step."""
         self._drawing.reach(index)
-        with lock_launches(self._drawing.device):
+        # Nobody waits for other ranks with a lock held.
+        with nullcontext() if self._meets else lock_launches(self._drawing.device):
             return super().submit(batch, index)
 
     def own(self, batch: MiniBatch) -> MiniBatch:

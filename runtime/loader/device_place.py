@@ -21,6 +21,7 @@ from gnnplan.runtime.features.device_rows import HostShare, PinError
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.features.tier import AbstractFeatureStore
 from gnnplan.runtime.graph.dataset import Graph, is_typed
+from gnnplan.runtime.loader.bulk import open_shard
 from gnnplan.runtime.loader.topology import FIRST_PEER, LocatedLists, read_lists
 from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan
@@ -30,13 +31,11 @@ from gnnplan.runtime.sampling.registry import find_sampler, parameters_of
 
 def refusal(plan: Plan, graph: Graph) -> str:
     """Return why the device does not draw this plan's batches; empty where it does."""
-    strategy, sampler = plan.strategy, plan.strategy.sampler
+    sampler = plan.strategy.sampler
     if graph.task == "link":
         return "link prediction is sampled by the host"
     if is_typed(plan.workload):
         return "typed graphs are sampled by the host"
-    if strategy.topology.policy == "partitioned":
-        return "partitioned topology is sampled by the host"
     if parameters_of(sampler).get("schedule", "fixed") != "fixed":
         return "a locality factor that changes while training is the host's"
     return ""
@@ -57,15 +56,21 @@ def open_device_sampler(
     """Open the plan's sampler over the graph where the plan places it.
 
     Topology `host` lies in page-locked memory, `replicated` in the device's, `cached` with the
-    rank's own lists there, others in its peers' memory and the rest on the host. `share` is this
-    rank's number of seeds in a whole batch, for plans that sample by a CUDA graph. The ranks of a
-    host keep page-locked lists once: collective where the job has several. A host that refuses to
-    page-lock raises PinError.
+    rank's own lists there, others in its peers' memory and the rest on the host, `partitioned` in
+    parts on all devices. `share` is this rank's number of seeds in a whole batch, for plans that
+    sample by a CUDA graph. The ranks of a host keep page-locked lists once: collective where the
+    job has several. A host that refuses to page-lock raises PinError.
     """
     from gnnplan.runtime.sampling.build import build_device_sampler
     from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 
     policy, named = plan.strategy.topology.policy, plan.strategy.sampler
+    if policy == "partitioned":
+        topology = _open_in_parts(plan, graph, device, comm, edge_ids=edge_ids)
+        return build_device_sampler(
+            named, topology, graph.indptr, graph.indices, plan.workload.fanouts,
+            plan.workload.seed, device=device, edge_ids=edge_ids, steps_per_epoch=num_steps,
+        )  # fmt: skip
     hot = peers = local = None
     if policy == "cached":
         lists = read_lists(plan, folder, graph.num_nodes, rank)
@@ -105,6 +110,16 @@ def _peer_lists(plan: Plan, lists: LocatedLists, rank: int, comm: Communicator |
     )
     held = {each: ids for each, ids in lists.held.items() if each != rank}
     return PeerLists(held, rank_of.astype(np.int16), comm)
+
+
+def _open_in_parts(
+    plan: Plan, graph: Graph, device: torch.device, comm: Communicator | None, *, edge_ids: bool
+) -> Any:
+    """Open the topology whose lists the ranks of a grid hold in parts; collective."""
+    from gnnplan.runtime.sampling.gpu.stack import GridTopology
+
+    grid, shard = open_shard(plan, graph, comm)
+    return GridTopology.open(shard, grid, device, edge_ids=edge_ids)
 
 
 def _captured(sampler: Any, share: int) -> Any:
@@ -244,6 +259,7 @@ def threads_ahead(
         meets = "remote" in kinds or store.exchanges
     else:
         meets = bool(kinds & {"peer", "remote"})
+    meets = meets or plan.strategy.topology.policy == "partitioned"
     if comm is not None or not (threads and meets and by_nccl):
         return threads
     warn_once(

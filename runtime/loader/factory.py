@@ -237,16 +237,19 @@ class LoaderParts:
     def _sample_stage(self, schedule: SeedSchedule) -> AbstractStage:
         """Build the stage that draws step by step, in bulk, or over the ranks' grid."""
         strategy, in_flight = self.plan.strategy, self.plan.strategy.prefetch_depth + 1
+        in_parts = strategy.topology.policy == "partitioned"
         if self.place.samples:
             try:
                 self._drawing = self._device_stage(schedule)
             except (RuntimeError, PinError) as error:  # the topology does not let itself be locked
+                if in_parts:  # other ranks wait for this one
+                    raise
                 say_host_samples(error)
-        if self._drawing is not None and strategy.bulk_batches > 1:
+        if self._drawing is not None and (strategy.bulk_batches > 1 or in_parts):
             return DeviceBulkStage(self._drawing, self.plan, schedule, in_flight)
         if self._drawing is not None:
             return self._drawing
-        if strategy.topology.policy == "partitioned":
+        if in_parts:
             return grid_stage(
                 self.plan, self.graph, schedule, self._comm, edge_ids=not self._as_blocks,
                 in_flight=in_flight,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.candidate import Candidate, columns_of
 from gnnplan.runtime.plan.schema import Plan, Strategy
 
 ONE, HOST, HOSTS = "1 GPU", "n GPUs, one host", "n GPUs, several hosts"
@@ -96,7 +96,23 @@ def _in_line(candidate: Candidate) -> bool:
 
 
 def _stacked(candidate: Candidate) -> bool:
-    return candidate.bulk_batches > 1
+    return candidate.bulk_batches > 1 and candidate.topology.policy != "partitioned"
+
+
+def _grid(bulk: int) -> Callable[[Candidate], bool]:
+    """Stacks of so many steps; a whole epoch where it has fewer."""
+    return lambda candidate: (
+        candidate.topology.policy == "partitioned" and (candidate.bulk_batches > 1) == (bulk > 1)
+    )
+
+
+def _by_columns(candidate: Candidate) -> bool:
+    return _grid(8)(candidate) and candidate.cliques == columns_of(candidate)
+
+
+def _in_parts(plan: Plan, rows: dict[str, int]) -> bool:
+    del rows
+    return plan.strategy.topology.policy == "partitioned"
 
 
 def _together(candidate: Candidate) -> bool:
@@ -138,6 +154,22 @@ WHOLE: list[tuple[str, int, dict[str, Any], Callable[[Candidate], bool], tuple[s
     ("gcn", 4, {"model": "gcn"}, _in_line, ("own", "peer", "host")),
 ]
 """Names, GPUs, workloads and candidates of Legion's modes, and where lists and rows are read."""
+GRIDS: list[tuple[str, dict[str, Any], int, int, int, int]] = [
+    ("", {}, 1, 8, 2, 1),
+    ("", {}, 1, 8, 4, 1),
+    ("", {}, 2, 8, 4, 1),
+    ("", {}, 2, 8, 2, 1),
+    (" step by step", {}, 2, 1, 4, 1),
+    (" every hop", {"dialect": "every_hop"}, 2, 8, 4, 1),
+    (" ladies", {"sampler": "ladies", **SIZES}, 2, 8, 4, 1),
+    (" pladies", {"sampler": "pladies", **SIZES}, 1, 8, 2, 1),
+    (" fastgcn", {"sampler": "fastgcn", **SIZES}, 2, 8, 4, 1),
+    (" gcn", {"workload": {"model": "gcn"}}, 1, 8, 2, 1),
+    ("", {}, 1, 8, 4, 2),
+    ("", {}, 2, 8, 4, 2),
+    (" ladies", {"sampler": "ladies", **SIZES}, 2, 8, 4, 2),
+]
+"""Words, settings, copies, batches of a stack, GPUs and hosts where lists are in parts."""
 LARGER = {"batch_size": 64, "fanouts": [6, 4]}
 """Batches that take more memory than an evaluation does."""
 MODES = [
@@ -247,5 +279,22 @@ MODES = [
         holds=lambda plan, rows: plan.strategy.bulk_batches > 1,
     ),
     Mode(name="stacks", row="bulk", devices=1, quick=True, wants=_stacked),
+    *(
+        Mode(
+            name=f"1.5D{words}, c = {copies}", row="bulk", devices=devices, hosts=hosts,
+            settings={"replication": copies, **settings}, wants=_grid(bulk), holds=_in_parts,
+            quick=(words, devices) == ("", 2),
+        )
+        for words, settings, copies, bulk, devices, hosts in GRIDS
+    ),
+    *(
+        Mode(
+            name=f"1.5D, c = {copies}, rows in columns", row="bulk", devices=4, hosts=hosts,
+            settings={"replication": copies, "policy": "legion"}, room_rows=60, host_rows=150,
+            evaluation_rows=500, wants=_by_columns, change=_exchanges,
+            holds=lambda plan, rows: _in_parts(plan, rows) and rows["peer"] > 0,
+        )
+        for copies, hosts in ((1, 1), (2, 1), (2, 2))
+    ),
 ]  # fmt: skip
 """Every mode that is planned and run; its mark in README's table is E."""

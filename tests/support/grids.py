@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from gnnplan.runtime.comm.mesh import ProcessGrid
@@ -97,6 +98,38 @@ def sample_on_grid(
     )
     batches = [contents(batch) for stack in found for batch in stack]
     return batches, [len(stack) for stack in found], sampler.rows.words
+
+
+def device_sampler(
+    topology: Any, case: Case, device: torch.device, weight: NDArray[np.float32] | None = None
+) -> Any:
+    """The case's sampler on a device."""
+    from gnnplan.runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
+    from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler
+
+    settings = {"device": device, "seed": 3, "edge_ids": True} | case.settings
+    if case.method == "sage":
+        return DeviceNeighborSampler(topology, case.sizes, **settings)
+    return DeviceLayerwiseSampler(
+        topology, case.sizes, method=case.method, edge_weight=weight, by_vertex=not case.darts,
+        **settings,
+    )  # fmt: skip
+
+
+def sample_on_device_grid(
+    grid: ProcessGrid, graph: Graph, case: Case, steps: Sequence[int], device: torch.device
+) -> list[Any]:
+    """This rank's batches, in stacks, of devices that hold the graph in parts."""
+    from gnnplan.runtime.sampling.gpu.stack import GridTopology, StackedBatches, stack_of
+
+    shard = cut_shard(*graph, edge_weights(graph) if case.weighted else None, grid)
+    topology = GridTopology.open(shard, grid, device, edge_ids=True)
+    stack = stack_of(device_sampler(topology, case, device))
+    num_nodes = len(graph[0]) - 1
+    rows = [[request(num_nodes, s, r) for r in grid.ranks_of_row()] for s in steps]
+    return [
+        each for stack in StackedBatches(stack, 1 << 30, 0, grid).stacks(rows) for each in stack
+    ]
 
 
 def sample_alone(

@@ -6,6 +6,7 @@ is copied, as over a wire.
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,8 +22,8 @@ PATIENCE_SECONDS = 300.0
 class _Board:
     """Where the ranks of one group lay down what they send."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, turn: Any = None) -> None:
+        self.size, self.turn = size, turn
         self.barrier = threading.Barrier(size)
         self.slots: list[Any] = [None] * size
         self.parts: dict[tuple[int, tuple[int, ...]], _Board] = {}
@@ -31,7 +32,17 @@ class _Board:
     def part(self, turn: int, ranks: tuple[int, ...]) -> "_Board":
         """The board of a group, the same for all its ranks; `turn` numbers the splits."""
         with self.lock:
-            return self.parts.setdefault((turn, ranks), _Board(len(ranks)))
+            return self.parts.setdefault((turn, ranks), _Board(len(ranks), self.turn))
+
+    def meet(self) -> None:
+        """Wait for all ranks of the group, which compute meanwhile."""
+        if self.turn is not None:
+            self.turn.release()
+        try:
+            self.barrier.wait(PATIENCE_SECONDS)
+        finally:
+            if self.turn is not None:
+                self.turn.acquire()
 
     def abort(self) -> None:
         """Wake every rank that waits, here and in the groups."""
@@ -55,9 +66,9 @@ class InProcessCommunicator(Communicator):
     def _exchange(self, value: Any) -> list[Any]:
         board = self._board
         board.slots[self.rank] = value
-        board.barrier.wait(PATIENCE_SECONDS)
+        board.meet()
         values = list(board.slots)
-        board.barrier.wait(PATIENCE_SECONDS)
+        board.meet()
         return values
 
     def duplicate(self) -> "InProcessCommunicator":
@@ -126,18 +137,23 @@ class InProcessCommunicator(Communicator):
         self._exchange(None)
 
 
-def run_in_process(size: int, body: Callable[[Communicator], T]) -> list[T]:
+def run_in_process(
+    size: int, body: Callable[[Communicator], T], *, in_turn: bool = False
+) -> list[T]:
     """Run body(comm) as every rank, each on a thread; the results by rank.
 
+    With `in_turn` one rank computes at a time, as Triton's interpreter needs.
     The first error of a rank is raised here; the others are woken from their collectives.
     """
-    board = _Board(size)
+    turn = threading.Lock() if in_turn else None
+    board = _Board(size, turn)
     results: list[Any] = [None] * size
     errors: list[BaseException] = []
 
     def rank(number: int) -> None:
         try:
-            results[number] = body(InProcessCommunicator(board, number))
+            with turn or nullcontext():
+                results[number] = body(InProcessCommunicator(board, number))
         except BaseException as error:
             if not isinstance(error, threading.BrokenBarrierError) or not errors:
                 errors.append(error)

@@ -118,8 +118,8 @@ class GpusBackend(Backend):
         )
 
 
-WHERE = {"host": "host", "replicated": "own"}
-"""Place that a whole topology is read from, by its policy."""
+WHERE = {"host": "host", "replicated": "own", "partitioned": "own"}
+"""Place that a whole topology is read from, by its policy; one in parts, once it was fetched."""
 LOCATED_READS = 2
 """Reads of the GPU's own memory by which a list is found: its begin and end, and its address."""
 
@@ -320,7 +320,7 @@ def _timed_times(work: RankWork, timed: GpuTiming) -> RankTimes:
     lists = reads.drawing(work.list_places, located=located) - relabelling
     elsewhere = lists - (reads.drawing({WHERE[timed.topology]: 1.0}) - relabelling)
     drawing, far_lists = relabelling + near_lists, lists - near_lists
-    if candidate.topology.policy == "replicated":
+    if WHERE.get(candidate.topology.policy) == "own":
         device = max(0.0, chosen.seconds - chosen.host_seconds + elsewhere)
         drawing = max(drawing, device)
     moving, near = reads.gathering()

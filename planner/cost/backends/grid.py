@@ -8,6 +8,8 @@ With n distinct rows of e entries for a hop of the stack, a rank sends per hop
     rows     (8 n/c + 4 e/c) (1 - 1/R)    lengths and columns, as an owner
     handed   (c - 1)(8 n/c + 4 e/c)       to the rest of its process row
 
+between GPUs over the links that join them (`gpu_fetch_times`), else by the tables of processes.
+
 Counts come from the profile's stacks; formulas 4.7 bounds them from above (`link_words`). Plans
 send all stages of a column in one all-to-all, which is never slower than one after another
 (`probability_seconds`).
@@ -27,6 +29,7 @@ import numpy as np
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.backends.backend import Parts, Wrapper
+from gnnplan.planner.cost.memory import EDGE_BYTES, HELD, LIST_BYTES, VERTEX_BYTES
 from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
 from gnnplan.planner.cost.rates import (
     INDEX_BYTES,
@@ -41,6 +44,11 @@ from gnnplan.planner.cost.rates import (
 )
 from gnnplan.planner.cost.request import Request, seeds_per_rank, steps_per_epoch
 from gnnplan.planner.cost.stages.exchange import all_to_all, collective_table
+from gnnplan.planner.cost.stages.exchange_gpu import exchange_seconds
+from gnnplan.planner.cost.stages.gather_gpu import memory_seconds_per_byte, read_seconds
+from gnnplan.planner.cost.stages.host import start_seconds
+from gnnplan.planner.cost.stages.lists_gpu import slower_sampling
+from gnnplan.planner.cost.stages.sample import HASH_READS, gpu_sample_seconds
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.workload import BatchProfile, StackProfile
@@ -103,8 +111,9 @@ class Grid(Wrapper):
 
     def times(self, request: Request, work: RankWork) -> RankTimes:
         """Price the rank with all lists at hand, then fetching them over the grid."""
-        fetches = fetched_for(request, work.candidate)
-        return fetch_times(self.inner.times(request, work), work, fetches)
+        fetches, alone = fetched_for(request, work.candidate), self.inner.times(request, work)
+        priced = gpu_fetch_times if work.candidate.gpus else fetch_times
+        return priced(alone, work, fetches)
 
     def own_parts(
         self,
@@ -117,7 +126,11 @@ class Grid(Wrapper):
     ) -> Parts:
         """Return a rank's bytes with its part of the topology and a stack's rows."""
         parts = super().own_parts(request, candidate, batch, rank, reads_peers=reads_peers)
-        return parts | grid_parts(candidate, request.graph, fetched_for(request, candidate))
+        found = fetched_for(request, candidate)
+        own = grid_parts(candidate, request.graph, found)
+        if candidate.gpus:
+            own["stack"] += mates_bytes(candidate, batch, found)
+        return parts | own
 
     def exchanged_bytes(self, request: Request, candidate: Candidate) -> float:
         """Return the bytes of adjacency rows that ranks exchange per step."""
@@ -166,6 +179,80 @@ def fetch_times(base: RankTimes, work: RankWork, found: Fetched) -> RankTimes:
         provenance=words,
     )
     return base.with_stages({Stage.SAMPLE: changed})
+
+
+FETCH_KERNELS, SPREAD_KERNELS = 32, 11
+"""Kernels per hop that ask for rows and serve them, and that hand them on in a process row."""
+ASKED_MESSAGES, HANDED_MESSAGES = 4, 2
+"""Exchanges per hop: counts, ids, lengths and columns; lengths and columns handed on."""
+
+
+def gpu_fetch_times(base: RankTimes, work: RankWork, found: Fetched) -> RankTimes:
+    """Add fetching lists over the grid to the sampling of a GPU with all lists.
+
+    The columns exchange at once, then the rows; all on the training thread.
+    """
+    machine, candidate = work.machine, work.candidate
+    copies, near = candidate.topology.replication, memory_seconds_per_byte(machine, candidate)
+    access = max(read_seconds(machine, candidate, ID_BYTES)["own"])
+    kernels = (FETCH_KERNELS + (SPREAD_KERNELS if copies > 1 else 0)) * len(found.rows)
+    started = kernels * start_seconds(machine) / found.steps
+    moved = INDEX_BYTES * sum(found.entries) * (2 / copies + COPIES) * near
+    moved += HASH_READS * sum(found.rows) * access
+    # All ranks of a process row draw the same inner hops for all c of them.
+    edges, reached = work.batch.edges[:-1], work.batch.vertices[:-2]
+    inner = gpu_sample_seconds(
+        sum(e.mean for e in edges),
+        sum(v.mean for v in reached),
+        0.0,
+        neighbour_seconds=access,
+        offsets_seconds=access,
+        hash_seconds=access,
+        kernel_seconds=0.0,
+    )
+    memory = moved / found.steps + (copies - 1) * inner
+    sent = _gpu_exchange(machine, candidate, found) / found.steps
+    rows = candidate.num_ranks // copies
+    return slower_sampling(
+        base,
+        "derived: messages and bytes over the links between the GPUs x adjacency rows of stacks "
+        f"of {found.batches:g} batches, fetched over {rows} x {copies} ranks",
+        host=started,
+        memory=memory,
+        links=sent,
+    )
+
+
+def _gpu_exchange(machine: MachineModel, candidate: Candidate, found: Fetched) -> float:
+    """Return the seconds in which a stack's rows cross the links, of the slowest groups."""
+    ranks, copies = candidate.num_ranks, candidate.topology.replication
+    columns = [range(j, ranks, copies) for j in range(copies)]
+    mates = [range(first, first + copies) for first in range(0, ranks, copies)]
+
+    def slowest(groups: Sequence[range], num_bytes: float, messages: int) -> float:
+        return max(
+            exchange_seconds(machine, candidate, num_bytes, messages=messages, group=group)
+            for group in groups
+        )
+
+    total, away = 0.0, 1 - copies / ranks
+    for n, e in zip(found.rows, found.entries, strict=True):
+        answer = (INDPTR_BYTES * n + INDEX_BYTES * e) / copies
+        asked = (ID_BYTES * n / copies + answer) * away
+        total += slowest(columns, asked, ASKED_MESSAGES)
+        total += slowest(mates, (copies - 1) * answer, HANDED_MESSAGES)
+    return total
+
+
+def mates_bytes(candidate: Candidate, batch: BatchProfile, found: Fetched) -> int:
+    """Return the bytes of the inner hops that a GPU draws for the other ranks of its process row.
+
+    4 (c - 1) k (16 V + 12 E): V vertices and E edges of one batch before its last hop, and three
+    times their bytes while they are drawn.
+    """
+    edges, vertices = sum(e.mean for e in batch.edges[:-1]), batch.vertices[-2].mean
+    each = HELD * (VERTEX_BYTES * vertices + LIST_BYTES * vertices + EDGE_BYTES * edges)
+    return round((candidate.topology.replication - 1) * found.steps * each)
 
 
 def _exchange(machine: MachineModel, candidate: Candidate, found: Fetched) -> Rate:

@@ -10,6 +10,7 @@ Source: docs/formulas.md 8.4 [A4]; messages by tables `gpu_message` and `host_me
 
 import functools
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
@@ -40,42 +41,53 @@ EXCHANGES = 2
 
 
 def exchange_seconds(
-    machine: MachineModel, candidate: Candidate, num_bytes: float, *, messages: int = 1
+    machine: MachineModel,
+    candidate: Candidate,
+    num_bytes: float,
+    *,
+    messages: int = 1,
+    group: Collection[int] | None = None,
 ) -> float:
     """Return the seconds in which the slowest rank sends bytes to all others, `messages` in turn.
 
     m max((g - 1) t_g, (P - g) t_h) + n / (P - 1) max(k c_peer, f c_host, (f + P - g) c_slot,
-    (P - g) g / B)
+    (P - g) h / B)
 
     with n bytes of a rank, P ranks, g of them on a host and k + 1 in a clique, f = g - 1 - k; t_g
     and t_h seconds of a message inside a host and between hosts, c seconds per byte between GPUs
-    of a clique, from the host while all copy, and over a GPU's own slot; B bytes per second of a
-    host's card. A byte on its way over the host goes up while others go down.
+    of a clique, from the host while all copy, and over a GPU's own slot; B bytes per second of the
+    card of a host and its h ranks. A byte on its way over the host goes up while others go down.
+
+    The P ranks are all, or a `group`, while all others exchange in groups of their own.
     """
-    ranks, hosts = candidate.num_ranks, ranks_by_host(machine, candidate)
+    every, members = ranks_by_host(machine, candidate), set(group or range(candidate.num_ranks))
+    ranks = len(members)
     if ranks == 1:
         return 0.0
-    here = max(len(mine) for mine in hosts.values())
+    hosts = {
+        host: mine for host, all_ in every.items() if (mine := [r for r in all_ if r in members])
+    }
+    here, sharing = (max(len(mine) for mine in each.values()) for each in (hosts, every))
     started = (here - 1) * rate_per_rank(machine, MachineTable.GPU_MESSAGE, candidate)
-    per_byte = _seconds_per_byte(ground_of(machine, candidate))
+    per_byte = _seconds_per_byte(ground_of(machine, candidate), frozenset(members))
     if len(hosts) > 1:
         away = ranks - here
         started = max(started, away * machine.table(MachineTable.HOST_MESSAGE).at(ranks=1.0))
-        per_byte = max(per_byte, away * here / card_bandwidth(machine))
+        per_byte = max(per_byte, away * sharing / card_bandwidth(machine))
     return messages * started + num_bytes / (ranks - 1) * per_byte
 
 
 @functools.lru_cache(maxsize=64)
-def _seconds_per_byte(ground: Ground) -> float:
-    """Return the seconds per byte to each other rank over GPUs' own links, of the slowest rank."""
-    found, ranks = routes_over(ground), len(ground.gpus)
+def _seconds_per_byte(ground: Ground, members: frozenset[int]) -> float:
+    """Return the seconds per byte to each other member over GPUs' own links, of the slowest one."""
+    found, ranks = routes_over(ground), len(members)
     peer, over_host = byte_seconds(found.peer), byte_seconds(found.host)
     host_of = {p.name: p.host for p in ground.processors}
     slowest = 0.0
     for clique in ground.cliques:
-        for rank in clique:
+        for rank in set(clique) & members:
             name = ground.gpus[rank]
-            alike = [r for r in range(ranks) if host_of[ground.gpus[r]] == host_of[name]]
+            alike = [r for r in members if host_of[ground.gpus[r]] == host_of[name]]
             near = len(set(clique) & set(alike)) - 1
             far, away = len(alike) - 1 - near, ranks - len(alike)
             # A clique whose links are not known is crossed by way of the host, too.

@@ -67,7 +67,7 @@ def add_gpu_dependence(work: RankWork, times: RankTimes) -> RankTimes:
         byte_seconds=memory_seconds_per_byte(machine, candidate),
     )
     words = "derived: two normal numbers per neighbour that a list holds"
-    return _slower_sampling(times, words, host=started, memory=computed)
+    return slower_sampling(times, words, host=started, memory=computed)
 
 
 def add_gpu_lists(work: RankWork, times: RankTimes) -> RankTimes:
@@ -83,14 +83,14 @@ def add_gpu_lists(work: RankWork, times: RankTimes) -> RankTimes:
     )
     words = "derived: every list that a hop expands is read whole and laid out"
     memory, links = laid + own * near_read, (1 - own) * far_read
-    return _slower_sampling(times, words, memory=memory, links=links)
+    return slower_sampling(times, words, memory=memory, links=links)
 
 
 def _entries(work: RankWork) -> float:
     return max(work.batch.read_edges, sum(e.mean for e in work.batch.edges))
 
 
-def _slower_sampling(
+def slower_sampling(
     times: RankTimes, words: str, *, host: float = 0.0, memory: float = 0.0, links: float = 0.0
 ) -> RankTimes:
     """Return times whose sampling takes longer on the host, in the GPU's memory and on links."""

@@ -135,7 +135,7 @@ def batch_launches(
     if candidate.threads.capture and candidate.bulk_batches == 1:
         return float(law.graph[0] + law.graph[1] * hops)
     k = candidate.bulk_batches
-    if k == 1:
+    if k == 1 and candidate.topology.policy != "partitioned":
         return float(law.alone[0] + law.alone[1] * hops)
     common = law.stack[0] + law.stack[1] * hops + OWN_TENSORS * min(k, candidate.prefetch_depth + 1)
     return common / k + law.each[0] + law.each[1] * hops

@@ -1,13 +1,17 @@
 """Choose ranks that do more together than sum gradients.
 
 Cooperative batches: ranks sample one batch together, each its own nodes. Grids: the topology is
-partitioned over a 1.5D grid of ranks, none of which has all lists.
+partitioned over a 1.5D grid of ranks, none of which has all lists: of several hosts, or of GPUs.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import replace
 
-from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.candidate import Candidate, columns_of, in_columns
+from gnnplan.planner.cost.backends.grid import replications
+from gnnplan.planner.cost.memory import gpu_stack_bytes
+from gnnplan.planner.cost.request import seeds_per_rank
+from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.placement.owned import OWNED
 from gnnplan.planner.search.dimensions.dimension import (
     Dimension,
@@ -149,7 +153,7 @@ GRID_BULKS = (1, 8)
 
 
 class Grids(Dimension):
-    """Adjacency lists spread over hosts."""
+    """Adjacency lists spread over hosts, or over the memories of GPUs."""
 
     name = "topology in parts"
 
@@ -158,33 +162,74 @@ class Grids(Dimension):
         return candidate.topology.policy == "partitioned"
 
     def describe(self, candidate: Candidate) -> str:
-        """Name the number of copies of the lists."""
-        copies = "copy" if candidate.topology.replication == 1 else "copies"
-        return f"{self.name}, {candidate.topology.replication} {copies}"
+        """Name the number of copies of the lists, or where GPUs' own words do, the grid."""
+        copies = candidate.topology.replication
+        if candidate.gpus:
+            places = f"grid of {candidate.num_ranks // copies} x {copies} ranks"
+            within = candidate.cliques == columns_of(candidate) and candidate.policy != "none"
+            return f"{places}, rows read in its columns" if within else places
+        return f"{self.name}, {copies} {'copy' if copies == 1 else 'copies'}"
 
     def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
-        """Yield every number of copies; one host's shared mapping holds all lists anyway."""
-        if base is None or base.policy != "none":
+        """Yield every number of copies and batches of a stack.
+
+        Processes of one host share a mapping that holds all lists anyway.
+        """
+        gpus = base is not None and base.kind == "cuda"
+        if base is None or (base.policy != "none" and not gpus):
             return
-        if base.kind == "cuda":
-            yield self.omit("not priced where ranks are GPUs")
-        elif not shares_topology(asked.settings, asked.task):
-            yield self.omit("grids draw uniform neighbours of one type alone")
+        if not shares_topology(asked.settings, asked.task, gpus=gpus):
+            drawn = "what stacks can" if gpus else "uniform neighbours"
+            yield self.omit(f"grids draw {drawn} of one type alone")
+        elif asked.settings.topology != "auto":
+            yield self.omit(f"topology {asked.settings.topology} is asked for")
         elif asked.profile is not None and not asked.profile.stacks:
             yield self.omit("the profile did not count the rows that stacks ask for")
-        elif base.hosts > 1:
-            for copies in range(1, base.num_ranks):
-                if base.num_ranks % copies == 0:
-                    for bulk in GRID_BULKS:
-                        topology = TopologyPlacement(policy="partitioned", replication=copies)
-                        yield replace(base, topology=topology, bulk_batches=bulk)
+        elif base.threads.sample == 0 if gpus else base.hosts > 1 or asked.settings.replication:
+            # GPUs exchange lists on the training thread (DEC-120).
+            for copies in _copies(asked.settings, base.num_ranks):
+                topology = TopologyPlacement(policy="partitioned", replication=copies)
+                for bulk in GRID_BULKS:
+                    found = _in_stacks(asked, replace(base, topology=topology), bulk)
+                    yield from (found, in_columns(found)) if base.policy != "none" else (found,)
 
 
-def shares_topology(settings: PlanSettings, task: str) -> bool:
+def _copies(settings: PlanSettings, num_ranks: int) -> list[int]:
+    """Return the numbers of copies to try: the user's where it divides the ranks, or all below."""
+    wanted = settings.replication
+    if wanted is None:
+        return replications(num_ranks, num_ranks - 1)
+    return [wanted] if num_ranks > 1 and num_ranks % wanted == 0 else []
+
+
+def no_grids(settings: PlanSettings, starts: Iterable[Candidate], why: str) -> SettingsError:
+    """Return the refusal of copies that no number of ranks is a multiple of, or for `why`."""
+    counts = sorted({start.num_ranks for start in starts})
+    reason = why or f"found {' or '.join(map(str, counts))} ranks"
+    return SettingsError(
+        f"replication {settings.replication}: expected several ranks, a multiple of it, that hold "
+        f"the topology in parts; {reason}; ask for other --devices, or leave --replication out"
+    )
+
+
+def _in_stacks(asked: ProposalInputs, base: Candidate, bulk: int) -> Candidate:
+    """Return a grid's candidate with so many batches of each rank to a stack; a GPU's have room."""
+    room = 0
+    if base.kind == "cuda" and bulk > 1 and asked.profile is not None:
+        settings = asked.settings
+        batch = asked.profile.batch(seeds_per_rank(settings.workload.batch_size, base.num_ranks))
+        every_hop = settings.dialect == "every_hop"
+        room = gpu_stack_bytes(batch, bulk, base.prefetch_depth, every_hop=every_hop)
+    return replace(base, bulk_batches=bulk, bulk_bytes=room)
+
+
+def shares_topology(settings: PlanSettings, task: str, *, gpus: bool = False) -> bool:
     """Return whether a grid can sample this request: uniform neighbours of one node type.
+
+    GPUs sample layers too.
 
     >>> shares_topology(PlanSettings(), "multiclass"), shares_topology(PlanSettings(), "link")
     (True, False)
     """
-    named = is_able(settings.sampler, settings.sampler_parameters, "grid")
+    named = is_able(settings.sampler, settings.sampler_parameters, "stacks" if gpus else "grid")
     return named and task != "link" and settings.workload.model in SHARED_MODELS

@@ -21,7 +21,12 @@ from gnnplan.planner.search.dimensions.dimension import (
     ProposalInputs,
     RowsDimension,
 )
-from gnnplan.planner.search.dimensions.joined_ranks import CachedLists, Grids, SharedBatch
+from gnnplan.planner.search.dimensions.joined_ranks import (
+    CachedLists,
+    Grids,
+    SharedBatch,
+    no_grids,
+)
 from gnnplan.planner.search.dimensions.locality import LocalNeighbours
 from gnnplan.planner.search.dimensions.ranks import Cores, Gpus
 from gnnplan.planner.search.dimensions.rows import FixedRows, OwnedRows
@@ -53,14 +58,21 @@ def rows_of(candidate: Candidate) -> RowsDimension:
 
 
 def propose_first(asked: ProposalInputs) -> Proposals:
-    """Propose every way to run the workload: the starts, then what joins their ranks."""
+    """Propose every way to run the workload: the starts, then what joins their ranks.
+
+    Where the user asks for copies of a topology in parts, such ways alone.
+    """
     starts = propose_from(STARTS, asked, [None])
     joined = [propose_from([each], asked, starts.candidates) for each in JOINS]
     every = [starts, *joined]
-    return Proposals(
-        candidates=[c for each in every for c in each.candidates],
-        left_out=[reason for each in every for reason in each.left_out],
-    )
+    candidates = [c for each in every for c in each.candidates]
+    left_out = [reason for each in every for reason in each.left_out]
+    if asked.settings.replication is not None:
+        candidates = [c for c in candidates if c.topology.policy == "partitioned"]
+        if not candidates:
+            why = next((each.why for each in left_out if each.name == Grids.name), "")
+            raise no_grids(asked.settings, starts.candidates, why)
+    return Proposals(candidates=candidates, left_out=left_out)
 
 
 def propose_more(asked: ProposalInputs, bases: Iterable[Candidate]) -> Proposals:

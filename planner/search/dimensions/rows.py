@@ -11,7 +11,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.candidate import Candidate, in_columns
 from gnnplan.planner.cost.request import Request
 from gnnplan.planner.placement.downsample import VertexRuns
 from gnnplan.planner.placement.evaluate import SOURCES, evaluate
@@ -86,11 +86,13 @@ class FixedRows(RowsDimension):
         return candidate.cache is None and candidate.batching == "independent"
 
     def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
-        """Yield every policy that auto tries, on the same ranks."""
+        """Yield every policy that auto tries, on the same ranks; on a grid also in its columns."""
         del asked
         if base is not None and base.batching == "independent":
+            in_parts = base.topology.policy == "partitioned" and base.kind == "cuda"
             for policy in list_tried_by_auto():
-                yield base.with_policy(policy)
+                for each in (base, in_columns(base)) if in_parts else (base,):
+                    yield each.with_policy(policy)
 
     def placement_key(self, candidate: Candidate, memories: Memories) -> Hashable:
         """Tell apart where lists lie, which share the memory of rows."""

@@ -17,7 +17,7 @@ but in a stage only one process of the column sends.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import numpy as np
 import torch
@@ -137,7 +137,8 @@ class GridRows:
     """Fetches rows of A; collective over the grid, also for a rank that wants none.
 
     `view` shows them to kernels of the whole graph: an `indptr` (8 bytes per node) that is right
-    for every v fetched last, at v and v + 1, and nowhere else.
+    for every v fetched last, at v and v + 1, and nowhere else. Arrays are the host's here;
+    `sampling.gpu.stack` has those of a device.
     """
 
     shard: Shard
@@ -147,8 +148,8 @@ class GridRows:
     words: Words = field(default_factory=Words)
 
     def __post_init__(self) -> None:
-        self._bounds = self.grid.bounds(self.shard.num_nodes)
-        self._indptr = np.zeros(self.shard.num_nodes + 1, dtype=np.int64)
+        self._bounds: Any = self.grid.bounds(self.shard.num_nodes)
+        self._indptr: Any = np.zeros(self.shard.num_nodes + 1, dtype=np.int64)
         weighted = [True] if self.shard.edge_weight is not None else []
         places = [False] if self.edge_ids else []
         # What is sent of a row: its length, columns, weights, place in the graph.
@@ -159,13 +160,12 @@ class GridRows:
         """Return the bytes held between fetches: the block row and `indptr`."""
         return self.shard.nbytes + self._indptr.nbytes
 
-    def fetch(self, nodes: NDArray[np.int64], ledger: Ledger) -> FetchedRows:
+    def fetch(self, nodes: Any, ledger: Ledger) -> FetchedRows:
         """Fetch the rows of these nodes (they may repeat), the same on all ranks of a process row.
 
         `ledger` counts the bytes of the result, and those of the exchange while it lasts.
         """
-        ids = np.unique(nodes)
-        ends = np.searchsorted(ids, self._bounds)
+        ids, ends = self._distinct(nodes)
         stages = self.grid.stages()
         counts = np.diff(ends)
         rounds = (
@@ -185,7 +185,7 @@ class GridRows:
         part = self._spread(part, [int(ends[s.stop] - ends[s.start]) for s in shares], ledger)
         rows = FetchedRows(
             ids=ids,
-            ptr=_ends(part[0]),
+            ptr=self._running(part[0]),
             cols=part[1],
             weight=None if self.shard.edge_weight is None else part[2],
             edge_start=part[-1] if self.edge_ids else None,
@@ -194,25 +194,25 @@ class GridRows:
         self.words.reduced += rows.cols.shape[0]
         return rows
 
-    def view(self, rows: FetchedRows) -> NDArray[np.int64]:
+    def view(self, rows: FetchedRows) -> Any:
         """Return `indptr` for the kernels, int64 [N + 1], read-only; valid until the next call."""
         self._indptr[rows.ids] = rows.ptr[:-1]
         self._indptr[rows.ids + 1] = rows.ptr[1:]
-        return read_only(self._indptr)
+        return self._indptr if isinstance(self._indptr, torch.Tensor) else read_only(self._indptr)
 
-    def _ask(self, ids: NDArray[np.int64], to: list[int], ledger: Ledger) -> list[NDArray]:
+    def _ask(self, ids: Any, to: list[int], ledger: Ledger) -> list[Any]:
         """Ask process q of the column for to[q] rows, and serve what is asked here."""
         comm, me, words = self.grid.column_comm, self.grid.row, self.words
-        asked, sources = comm.all_to_all_ids(torch.from_numpy(ids), to, stage=Stage.SAMPLE)
-        sent = self._serve(asked.numpy() - self.shard.first)
-        edges = np.diff(_ends(sent[0])[_ends(sources)]).tolist()
+        asked, sources = comm.all_to_all_ids(torch.as_tensor(ids), to, stage=Stage.SAMPLE)
+        sent = self._serve(self._received(asked) - self.shard.first)
+        edges = self._entries(sent[0], sources)
         sent_bytes = sum(values.nbytes for values in sent)
         ledger.note(sent_bytes)
-        received = [_swap(comm, sent[0], sources, to)]
-        from_rank = np.diff(_ends(received[0])[_ends(to)]).tolist()
+        received = [self._swap(comm, sent[0], sources, to)]
+        from_rank = self._entries(received[0], to)
         for values, per_edge in zip(sent[1:], self._per_edge[1:], strict=True):
             counts = (edges, from_rank) if per_edge else (sources, to)
-            received.append(_swap(comm, values, *counts))
+            received.append(self._swap(comm, values, *counts))
         ledger.note(sum(values.nbytes for values in received))
         ledger.live_bytes -= sent_bytes
         words.messages += 2 + len(sent)
@@ -222,7 +222,54 @@ class GridRows:
         words.link_rows += sum(edges) - edges[me]
         return received
 
-    def _serve(self, rows: NDArray[np.int64]) -> list[NDArray]:
+    def _join(self, parts: list[list[Any]]) -> list[Any]:
+        """Join the stages' answers, one after another; a column may have no stage."""
+        if not parts:
+            parts = [self._serve(self._bounds[:0])]
+        return (
+            parts[0]
+            if len(parts) == 1
+            else [self._concatenated(each) for each in zip(*parts, strict=True)]
+        )
+
+    def _spread(self, part: list[Any], rows: list[int], ledger: Ledger) -> list[Any]:
+        """Give the process row this column's rows and take theirs; column j brings rows[j]."""
+        comm = self.grid.row_comm
+        if comm.size == 1:
+            return part
+        # What is sent lies there once per receiver.
+        sent_bytes = comm.size * max(values.nbytes for values in part)
+        ledger.note(sent_bytes)
+        gathered = [self._gather(comm, part[0], rows)]
+        edges = self._entries(gathered[0], rows)
+        for values, per_edge in zip(part[1:], self._per_edge[1:], strict=True):
+            gathered.append(self._gather(comm, values, edges if per_edge else rows))
+        ledger.note(sum(values.nbytes for values in gathered))
+        ledger.live_bytes -= sent_bytes + sum(values.nbytes for values in part)
+        self.words.link_reduced += part[1].shape[0] * (comm.size - 1)
+        return gathered
+
+    def _entries(self, lengths: Any, rows: Sequence[int]) -> list[int]:
+        """Add up the lengths of rows[0] rows, of the next rows[1], and so on."""
+        return np.diff(self._running(lengths)[_ends(rows)].tolist()).tolist()
+
+    def _swap(
+        self, comm: Communicator, values: Any, counts: Sequence[int], received: Sequence[int]
+    ) -> Any:
+        sent = torch.as_tensor(values)
+        return self._received(comm.all_to_all_rows(sent, counts, received, stage=Stage.SAMPLE))
+
+    def _gather(self, comm: Communicator, values: Any, sizes: Sequence[int]) -> Any:
+        repeated = self._concatenated([values] * comm.size)
+        return self._swap(comm, repeated, [values.shape[0]] * comm.size, sizes)
+
+    def _distinct(self, nodes: Any) -> tuple[Any, NDArray[np.int64]]:
+        """Return the nodes once each, ascending, and where those of each block end."""
+        ids = np.unique(nodes)
+        return ids, np.searchsorted(ids, self._bounds)
+
+    def _serve(self, rows: Any) -> list[Any]:
+        """Return what is sent of some rows of the block, as `_per_edge` lists it."""
         shard = self.shard
         lengths = shard.indptr[rows + 1] - shard.indptr[rows]
         ptr = _ends(lengths)
@@ -235,45 +282,17 @@ class GridRows:
             found.append(shard.edge_start + shard.indptr[rows])
         return found
 
-    def _join(self, parts: list[list[NDArray]]) -> list[NDArray]:
-        """Join the stages' answers, one after another; a column may have no stage."""
-        if not parts:
-            parts = [self._serve(np.empty(0, dtype=np.int64))]
-        return (
-            parts[0]
-            if len(parts) == 1
-            else [np.concatenate(each) for each in zip(*parts, strict=True)]
-        )
+    def _running(self, lengths: Any) -> Any:
+        """Return 0 and the running sums of lengths."""
+        return _ends(lengths)
 
-    def _spread(self, part: list[NDArray], rows: list[int], ledger: Ledger) -> list[NDArray]:
-        """Give the process row this column's rows and take theirs; column j brings rows[j]."""
-        comm = self.grid.row_comm
-        if comm.size == 1:
-            return part
-        # What is sent lies there once per receiver.
-        sent_bytes = comm.size * max(values.nbytes for values in part)
-        ledger.note(sent_bytes)
-        gathered = [_gather(comm, part[0], rows)]
-        edges = np.diff(_ends(gathered[0])[_ends(rows)]).tolist()
-        for values, per_edge in zip(part[1:], self._per_edge[1:], strict=True):
-            gathered.append(_gather(comm, values, edges if per_edge else rows))
-        ledger.note(sum(values.nbytes for values in gathered))
-        ledger.live_bytes -= sent_bytes + sum(values.nbytes for values in part)
-        self.words.link_reduced += part[1].shape[0] * (comm.size - 1)
-        return gathered
+    def _concatenated(self, parts: Sequence[Any]) -> Any:
+        return np.concatenate(parts)
+
+    def _received(self, tensor: torch.Tensor) -> Any:
+        """Return what a collective gave as an array of this class's kind."""
+        return tensor.numpy()
 
 
 def _ends(counts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-
-def _swap(
-    comm: Communicator, values: NDArray, counts: Sequence[int], received: Sequence[int]
-) -> NDArray:
-    return comm.all_to_all_rows(
-        torch.from_numpy(values), counts, received, stage=Stage.SAMPLE
-    ).numpy()
-
-
-def _gather(comm: Communicator, values: NDArray, sizes: Sequence[int]) -> NDArray:
-    return _swap(comm, np.tile(values, comm.size), [values.shape[0]] * comm.size, sizes)

@@ -36,7 +36,7 @@ from gnnplan.runtime.sampling.gpu.segments import (
     upper_bounds,
     water_levels,
 )
-from gnnplan.runtime.sampling.gpu.stack import owners
+from gnnplan.runtime.sampling.gpu.stack import EVERY, owners
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 from gnnplan.runtime.sampling.layerwise import make_law, policy_of
 from gnnplan.runtime.sampling.minibatch import Dialect, Request, RequestSampler
@@ -248,34 +248,45 @@ def unstacked(
     layers: Sequence[StackedLayer],
     nodes: Tensor,
     requests: Sequence[Request],
+    own: slice = EVERY,
     *,
     edge_ids: bool,
 ) -> list[DeviceBatch]:
-    """Cut a stack into batches; their blocks are views of its layers. Waits once per layer."""
-    cuts = [
-        torch.stack([layer.dst_ends, layer.ends, layer.row_ptr[layer.dst_ends]]).tolist()
-        for layer in layers
-    ]
+    """Cut the batches `requests[own]` out of a stack, whose last layer has these alone.
+
+    Their blocks are views of its layers. Waits once per layer.
+    """
+    cuts = [_cuts(layer)[own] for layer in layers[:-1]] + [_cuts(layer) for layer in layers[-1:]]
     batches: list[DeviceBatch] = []
-    for b, request in enumerate(requests):
+    for b, request in enumerate(requests[own]):
         blocks: list[DeviceBlock] = []
-        for layer, (dst, ends, edges) in zip(reversed(layers), reversed(cuts), strict=True):
-            part = slice(edges[b], edges[b + 1])
+        for layer, parts in zip(reversed(layers), reversed(cuts), strict=True):
+            dst, src, edges = parts[b]
             blocks.append(
                 DeviceBlock(
-                    num_src=ends[b + 1] - ends[b],
-                    num_dst=dst[b + 1] - dst[b],
-                    indptr=layer.row_ptr[dst[b] : dst[b + 1] + 1] - part.start,
-                    indices=layer.indices[part],
-                    e_id=layer.e_id[part] if edge_ids else None,
-                    weight=None if layer.weight is None else layer.weight[part],
+                    num_src=src.stop - src.start,
+                    num_dst=dst.stop - dst.start,
+                    indptr=layer.row_ptr[dst.start : dst.stop + 1] - edges.start,
+                    indices=layer.indices[edges],
+                    e_id=layer.e_id[edges] if edge_ids else None,
+                    weight=None if layer.weight is None else layer.weight[edges],
                 )
             )
-        _, ends, _ = cuts[-1]
-        drawn = [edges[b + 1] - edges[b] for _, _, edges in cuts]
-        n_id = nodes[ends[b] : ends[b + 1]]
+        drawn = [parts[b][2].stop - parts[b][2].start for parts in cuts]
+        n_id = nodes[cuts[-1][b][1]]
         batches.append(as_device_batch(request, blocks, n_id, drawn, Dialect.EVERY_HOP))
     return batches
+
+
+def _cuts(layer: StackedLayer) -> list[list[slice]]:
+    """Return each batch's part of the destinations, of the sources and of the edges."""
+    ends = [layer.dst_ends, layer.ends, layer.row_ptr[layer.dst_ends]]
+    first, *others = torch.stack(ends).T.tolist()
+    found: list[list[slice]] = []
+    for last in others:
+        found.append([slice(*pair) for pair in zip(first, last, strict=True)])
+        first = last
+    return found
 
 
 class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
@@ -322,30 +333,41 @@ class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
     def _sample(self, request: Request) -> DeviceBatch:
         return self.sample_stack([request])[0]
 
-    def sample_stack(self, requests: Sequence[Request]) -> list[DeviceBatch]:
-        """Sample several batches at once; their blocks are views of the same tensors."""
+    def sample_stack(self, requests: Sequence[Request], own: slice = EVERY) -> list[DeviceBatch]:
+        """Sample the batches `requests[own]` of a stack; their blocks are views of its tensors."""
         nodes, ends = seeds_on_device([r.seeds for r in requests], self.num_nodes, self.device)
         steps = [self.streams.streams(r.epoch, r.step, self.num_hops) for r in requests]
         layers: list[StackedLayer] = []
         for hop in range(self.num_hops):
-            layer, nodes = self._layer(hop, nodes, ends, steps)
+            graph, weight = self.topology.lists_of(nodes, self._weight)
+            if hop == self.num_hops - 1 and own.step > 1:
+                mine = owners(ends) % own.step == own.start
+                nodes, ends, steps = nodes[mine], row_ends(ends.diff()[own]), steps[own]
+            layer, nodes = self._layer(hop, (graph, weight), nodes, ends, steps)
             ends = layer.ends
             layers.append(layer)
-        return unstacked(layers, nodes, requests, edge_ids=self.edge_ids)
+        return unstacked(layers, nodes, requests, own, edge_ids=self.edge_ids)
 
     def _layer(
-        self, hop: int, nodes: Tensor, ends: Tensor, steps: Sequence[HopStreams]
+        self,
+        hop: int,
+        lists: tuple[DeviceTopology, Tensor | None],
+        nodes: Tensor,
+        ends: Tensor,
+        steps: Sequence[HopStreams],
     ) -> tuple[StackedLayer, Tensor]:
         """Draw one layer; return the nodes of the next too, destinations before new ones."""
+        graph, weight = lists
         batch_of = owners(ends)
         stream = torch.zeros(1, dtype=torch.int64, device=self.device)  # whole rows draw nothing
-        whole = whole_rows(self.topology, nodes, stream)
+        whole = whole_rows(graph, nodes, stream)
+        weight = None if weight is None else weight[whole.positions].to(torch.float64)
         edge_batch = batch_of[whole.row_of]
         table, keys = DeviceRelabel(self.device), edge_batch * self.num_nodes + whole.values
         numbers, columns = table.number(keys, [])
         found = self._fixed
         if found is None:
-            found = self._candidates(whole, numbers, columns, len(steps))
+            found = self._candidates(weight, numbers, columns, len(steps))
             found = self._prefer_local(found, hop)
         streams = StackStreams.of(steps, hop, self.device)
         picked = draw_layers(found, self.law, streams, self.sizes[hop])
@@ -368,7 +390,6 @@ class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
         local[dst_numbers] = torch.arange(nodes.numel(), device=self.device) - ends[batch_of]
         rank = torch.arange(new_ids.numel(), device=self.device) - new_ends[new_batch]
         local[drawn_numbers[new]] = num_dst[new_batch] + rank
-        weight = None if self._weight is None else self._weight[whole.positions].to(torch.float64)
         kept = factor[numbers] > 0
         if weight is not None:
             kept &= weight > 0
@@ -378,7 +399,7 @@ class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
             row_ptr=row_ptr,
             indices=local[numbers[kept]].to(torch.int32),
             ends=next_ends,
-            e_id=whole.positions[kept],
+            e_id=graph.edge_ids(whole.positions[kept]),
             weight=self._weights(whole, weight, factor[numbers], kept, row_ptr),
         )
         following = torch.empty(nodes.numel() + new_ids.numel(), dtype=torch.int64).to(self.device)
@@ -387,12 +408,11 @@ class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
         return layer, following
 
     def _candidates(
-        self, whole: WholeRows, numbers: Tensor, columns: Tensor, num_batches: int
+        self, weight: Tensor | None, numbers: Tensor, columns: Tensor, num_batches: int
     ) -> Candidates:
-        entries, count2 = None, self.law.norm is Norm.COUNT2
-        if self._weight is not None:
-            entries = self._weight[whole.positions].to(torch.float64)
-            entries = entries if count2 else entries * entries
+        entries, count2 = weight, self.law.norm is Norm.COUNT2
+        if entries is not None and not count2:
+            entries = entries * entries
         sums = _column_sums(numbers, entries, columns.numel())
         batch = torch.div(columns, self.num_nodes, rounding_mode="floor")
         ptr = row_ends(torch.bincount(batch, minlength=num_batches))
@@ -401,12 +421,16 @@ class DeviceLayerwiseSampler(RequestSampler[DeviceBatch]):
 
     def _whole_graph(self) -> Candidates:
         """Return FastGCN's one row: sum_s A_ts^2 over the whole graph."""
-        squares = None if self._weight is None else self._weight.to(torch.float64) ** 2
-        indices = self.topology.indices.to(self.device, torch.int64)
-        total = _column_sums(indices, squares, self.num_nodes)
+        total = self.topology.sum_columns(self._weight, self._squares)
         ids = torch.nonzero(total).flatten()
         ptr = torch.tensor([0, ids.numel()], device=self.device)
         return Candidates(ptr, torch.zeros_like(ids), ids, total[ids], shared=True).normalised()
+
+    def _squares(self, indices: Tensor, weight: Tensor | None) -> Tensor:
+        """Sum the squared entries of each column of some rows."""
+        squares = None if weight is None else weight.to(torch.float64) ** 2
+        columns = indices.to(self.device, torch.int64)
+        return _column_sums(columns, squares, self.num_nodes)
 
     def _prefer_local(self, found: Candidates, hop: int) -> Candidates:
         if self._boost is None or self._ring is None:

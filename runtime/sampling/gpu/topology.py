@@ -6,7 +6,7 @@ are, and the rest on the host. Then a table holds the address of every row's lis
 reads all alike (DEC-130). Reads are counted by source on the device, without a wait.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -27,7 +27,8 @@ from gnnplan.runtime.features.device_rows import (
 from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.checks import check_graph
 
-_ALL = (1 << 63) - 1
+ALL = (1 << 63) - 1
+"""Address beyond all of a device's memory."""
 
 
 class Source(StrEnum):
@@ -137,7 +138,7 @@ class DeviceTopology:
         offsets, edges = place(indptr, locked=pinned_offsets), place(indices, locked=pinned)
         counts = torch.zeros(2 * len(Source), dtype=torch.int64, device=device)
         if cached is None:
-            own, host = ((0, 0), (0, _ALL)) if pinned else ((0, _ALL), (0, 0))
+            own, host = ((0, 0), (0, ALL)) if pinned else ((0, ALL), (0, 0))
             return DeviceTopology(offsets, edges, None, None, own, host, counts, widest)
         addresses = cached.addresses(indptr, edges)
         return DeviceTopology(
@@ -152,6 +153,26 @@ class DeviceTopology:
         # Kernels in other streams add to the counts again: not before they are zero.
         processor_of(self.counts.device).synchronize()
         return {source: Reads(found[2 * at], found[2 * at + 1]) for at, source in enumerate(Source)}
+
+    def lists_of(
+        self, nodes: Tensor, weight: Tensor | None = None
+    ) -> "tuple[DeviceTopology, Tensor | None]":
+        """Return the topology that has the lists of some nodes, and the weights of its edges.
+
+        It is this one, with `weight`; a grid's fetches the lists of other ranks.
+        """
+        del nodes
+        return self, weight
+
+    def edge_ids(self, positions: Tensor) -> Tensor:
+        """Return the places in the whole graph of positions in `indices`."""
+        return positions
+
+    def sum_columns(
+        self, weight: Tensor | None, add: Callable[[Tensor, Tensor | None], Tensor]
+    ) -> Tensor:
+        """Return what `add` makes of all edges' columns and weights."""
+        return add(self.indices, weight)
 
     @property
     def device_bytes(self) -> int:

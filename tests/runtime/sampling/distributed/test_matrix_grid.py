@@ -2,8 +2,10 @@
 
 import itertools
 import os
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +16,38 @@ from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.comm.mesh import open_grid
 from gnnplan.runtime.errors import BudgetExceeded, SamplerError
 from gnnplan.runtime.sampling.distributed.grid import GridSampler, empty_graph
-from gnnplan.runtime.sampling.distributed.grid_rows import Exchange, GridRows, Words, cut_shard
+from gnnplan.runtime.sampling.distributed.grid_rows import (
+    Exchange,
+    FetchedRows,
+    GridRows,
+    Words,
+    cut_shard,
+)
+from gnnplan.runtime.sampling.gpu.stack import DeviceGridRows, FetchedLists, stack_of
+from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 from gnnplan.runtime.sampling.labor import LaborSampler
 from gnnplan.runtime.sampling.memory import Ledger
-from tests.support.batches import skewed_graph
-from tests.support.grids import CASES, Case, sample_alone, sample_on_grid
+from gnnplan.runtime.sampling.minibatch import MiniBatch
+from tests.support.batches import contents, skewed_graph
+from tests.support.grids import (
+    CASES,
+    Case,
+    device_sampler,
+    edge_weights,
+    request,
+    sample_alone,
+    sample_on_device_grid,
+    sample_on_grid,
+)
 from tests.support.inprocess import run_in_process
 from tests.support.ranks import free_port, run_on_ranks
 
 STEPS = [4, 5, 6]
+
+
+def slow(*values: object) -> object:
+    """What takes Triton's interpreter long."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +73,26 @@ def test_every_rank_gets_the_batches_of_the_single_process(
         assert batches == sample_alone(graph, case, rank, STEPS)
 
 
+@pytest.mark.parametrize(("ranks", "copies"), [(4, 2), slow(3, 1), slow(6, 3), slow(4, 4)])
+@pytest.mark.parametrize("case", [*CASES[:2], *map(slow, CASES[2:])], ids=str)
+def test_devices_draw_what_one_process_draws(
+    case: Case, ranks: int, copies: int, kernel_device: torch.device
+) -> None:
+    graph, steps = skewed_graph(101), [3, 4]
+
+    def body(comm: Communicator) -> list[MiniBatch]:
+        grid = open_grid(comm, copies)
+        return [b.to_host() for b in sample_on_device_grid(grid, graph, case, steps, kernel_device)]
+
+    weight = edge_weights(graph) if case.weighted else None
+    alone = device_sampler(DeviceTopology.load(*graph, kernel_device), case, kernel_device, weight)
+    for rank, batches in enumerate(run_in_process(ranks, body, in_turn=True)):
+        expected = [stack_of(alone).sample_stack([request(101, s, rank)])[0] for s in steps]
+        assert [contents(b) for b in batches] == [contents(b.to_host()) for b in expected]
+        if not case.weighted:  # then factors are those of cores to the last bit too
+            assert [contents(b) for b in batches] == sample_alone(graph, case, rank, steps)
+
+
 @pytest.mark.parametrize(
     ("ranks", "copies"),
     [(1, 1), (4, 1), (4, 2), (8, 2), (9, 3), (6, 2), (16, 4), (6, 1), (12, 2)],
@@ -64,20 +109,37 @@ def test_m7_the_product_is_exact_on_any_grid(ranks: int, copies: int) -> None:
         grid = open_grid(comm, copies)
         shard = cut_shard(indptr, indices, None, grid)
         nodes = columns[10 * grid.row // grid.num_rows : 10 * (grid.row + 1) // grid.num_rows]
-        for exchange in Exchange:
-            rows = GridRows(shard=shard, grid=grid, exchange=exchange, edge_ids=True)
-            found = rows.fetch(nodes, Ledger())
+        held = {k: torch.from_numpy(getattr(shard, k)) for k in ("indptr", "indices")}
+        in_tensors, asked = replace(shard, **held), torch.from_numpy(nodes)
+        for exchange, kind in itertools.product(Exchange, (GridRows, DeviceGridRows)):
+            on_host = kind is GridRows
+            rows = kind(
+                shard=shard if on_host else in_tensors, grid=grid, exchange=exchange, edge_ids=True
+            )
+            found = rows.fetch(nodes if on_host else asked, Ledger())
+            assert isinstance(found.cols, np.ndarray if on_host else torch.Tensor)
             assert found.ids.tolist() == sorted(set(nodes.tolist()))
             for i, node in enumerate(found.ids):
                 columns_of = found.cols[found.ptr[i] : found.ptr[i + 1]]
                 assert columns_of.tolist() == np.flatnonzero(dense[node]).tolist()
-            places = found.global_edges(np.arange(found.cols.shape[0]))
-            assert indices[places].tolist() == found.cols.tolist()
+            places = (
+                found.global_edges(np.arange(found.cols.shape[0]))
+                if on_host
+                else lists_of(rows, found).edge_ids(torch.arange(found.cols.shape[0]))
+            )
+            assert indices[np.asarray(places)].tolist() == found.cols.tolist()
             seen = rows.view(found)
             assert [int(seen[v]) for v in found.ids] == found.ptr[:-1].tolist()
             assert [int(seen[v + 1]) for v in found.ids] == found.ptr[1:].tolist()
 
     run_in_process(ranks, body)
+
+
+def lists_of(rows: DeviceGridRows, found: FetchedRows) -> FetchedLists:
+    """What was fetched as kernels see it; its counters are not looked at."""
+    view, nothing = rows.view(found), torch.zeros(6, dtype=torch.int64)
+    cols: Any = found.cols
+    return FetchedLists(view, cols, None, None, (0, 0), (0, 0), nothing, 0, found=found)
 
 
 @pytest.mark.parametrize("exchange", list(Exchange))

@@ -110,17 +110,17 @@ def test_a_bound_of_bytes_cuts_stacks_down_and_changes_no_batch(
         topology, [3, 2], device=kernel_device, dialect=dialect, edge_ids=True
     )
     requests = [Request(seeds=seeds_of(graph, 6), epoch=0, step=i) for i in range(9)]
-    stack = stack_of(sampler)
-    whole = list(StackedBatches(stack, None, 0).stacks(requests))
+    stack, steps = stack_of(sampler), [[each] for each in requests]
+    whole = list(StackedBatches(stack, None, 0).stacks(steps))
     assert [len(each) for each in whole] == [9]
     # Results of a batch, and three times that while it is drawn.
     room = 4 * 3 * max(batch_bytes(batch) for batch in whole[0])
-    cut = list(StackedBatches(stack, room, 0).stacks(requests))
+    cut = list(StackedBatches(stack, room, 0).stacks(steps))
     sizes = [len(each) for each in cut]
     assert sizes[0] == 1
     assert sum(sizes) == 9
     assert max(sizes) >= 3
-    kept = [len(each) for each in StackedBatches(stack, room, 2).stacks(requests)]
+    kept = [len(each) for each in StackedBatches(stack, room, 2).stacks(steps)]
     assert len(kept) > len(sizes)
     flat = [batch for each in cut for batch in each]
     for found, expected in zip(flat, whole[0], strict=True):
