@@ -87,7 +87,7 @@ def _others(settings: PlanSettings) -> list[SamplerChoice]:
     for name, spec in SAMPLERS.items():
         for parameters in spec.auto_parameters:
             tried = replace(settings, sampler=name, sampler_parameters=parameters)
-            in_grids = settings.replication is None or is_able(name, parameters, "stacks")
+            in_grids = settings.replication is None or is_able(name, parameters, "grid")
             if in_grids and not is_unfit(tried) and allowed.allows(statistics_of(tried)):
                 found.append(SamplerChoice(name=name, parameters=parameters))
                 break

@@ -22,7 +22,8 @@ DEFAULT_SAMPLER = Sampler().name
 
 Ability = Literal["stacks", "captured", "grid"]
 """stacks: a GPU draws several batches at once; captured: a GPU draws a batch by one CUDA graph;
-grid: ranks of a process grid draw it from parts of the graph."""
+grid: ranks of a process grid draw it from parts of the graph, on GPUs (cores plan it for uniform
+neighbours alone)."""
 
 
 class Estimator(StrEnum):
@@ -175,7 +176,7 @@ def _layerwise(name: str, draws: Draws, parameters: dict[str, Value]) -> Sampler
         draws=draws,
         unequal=True,
         layerwise=True,
-        abilities=frozenset(["stacks"]),
+        abilities=frozenset(["stacks", "grid"]),
         lone=lambda _: "a layer's probabilities are sums over the whole batch",
         launches="layers",
     )  # fmt: skip
@@ -187,7 +188,7 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         cpu="gnnplan.runtime.sampling.build:make_full",
         gpu="gnnplan.runtime.sampling.build:make_full",
         takes_all=True,
-        abilities=frozenset(["stacks"]),
+        abilities=frozenset(["stacks", "grid"]),
         lone=lambda _: "",
         reads_chosen=True,
         is_probed=True,

@@ -21,7 +21,7 @@ from gnnplan.planner.search.dimensions.dimension import (
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.plan.schema import Sampler, TopologyPlacement
-from gnnplan.runtime.sampling.registry import is_able, why_alone
+from gnnplan.runtime.sampling.registry import is_able, is_default, why_alone
 
 LEGION = "legion"
 """Placement whose ranks draw the seeds of a hierarchical partition where lists are cached too."""
@@ -179,7 +179,7 @@ class Grids(Dimension):
         if base is None or (base.policy != "none" and not gpus):
             return
         if not shares_topology(asked.settings, asked.task, gpus=gpus):
-            drawn = "what stacks can" if gpus else "uniform neighbours"
+            drawn = "neighbours and layers" if gpus else "uniform neighbours"
             yield self.omit(f"grids draw {drawn} of one type alone")
         elif asked.settings.topology != "auto":
             yield self.omit(f"topology {asked.settings.topology} is asked for")
@@ -231,5 +231,6 @@ def shares_topology(settings: PlanSettings, task: str, *, gpus: bool = False) ->
     >>> shares_topology(PlanSettings(), "multiclass"), shares_topology(PlanSettings(), "link")
     (True, False)
     """
-    named = is_able(settings.sampler, settings.sampler_parameters, "stacks" if gpus else "grid")
+    sampler, parameters = settings.sampler, settings.sampler_parameters
+    named = is_able(sampler, parameters, "grid") and (gpus or is_default(sampler, parameters))
     return named and task != "link" and settings.workload.model in SHARED_MODELS

@@ -96,7 +96,7 @@ def test_copies_that_are_asked_for_are_planned_alone_and_told(graph: Graph, tmp_
     for ranks, copies in ((4, 3), (1, 1)):
         with pytest.raises(SettingsError, match=f"replication {copies}: expected several ranks"):
             explore(graph, "hgx-h100", ranks, replication=copies)
-    with pytest.raises(SettingsError, match=r"replication 2: .* what stacks can of one"):
+    with pytest.raises(SettingsError, match=r"replication 2: .* neighbours and layers of one"):
         explore(graph, "hgx-h100", 4, replication=2, sampler="labor")
 
 
