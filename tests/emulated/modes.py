@@ -281,7 +281,7 @@ MODES = [
     Mode(name="stacks", row="bulk", devices=1, quick=True, wants=_stacked),
     *(
         Mode(
-            name=f"1.5D{words}, c = {copies}", row="bulk", devices=devices, hosts=hosts,
+            name=f"1.5D{words} (c = {copies})", row="bulk", devices=devices, hosts=hosts,
             settings={"replication": copies, **settings}, wants=_grid(bulk), holds=_in_parts,
             quick=(words, devices) == ("", 2),
         )
@@ -289,7 +289,7 @@ MODES = [
     ),
     *(
         Mode(
-            name=f"1.5D, c = {copies}, rows in columns", row="bulk", devices=4, hosts=hosts,
+            name=f"1.5D rows in columns (c = {copies})", row="bulk", devices=4, hosts=hosts,
             settings={"replication": copies, "policy": "legion"}, room_rows=60, host_rows=150,
             evaluation_rows=500, wants=_by_columns, change=_exchanges,
             holds=lambda plan, rows: _in_parts(plan, rows) and rows["peer"] > 0,
