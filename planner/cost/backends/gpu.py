@@ -298,6 +298,7 @@ def _derived_words(reads: _Reads) -> dict[Stage, str]:
 WORDS = {
     "host": "in host memory",
     "replicated": "in GPU memory",
+    "partitioned": "in GPU memory",
     "cached": "in host memory, hot lists in GPUs'",
 }
 """Where topology is read, by its policy."""
