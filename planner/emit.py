@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.units import counted
 from gnnplan.runtime.launch.hosts import ranks_by_host
@@ -127,6 +125,8 @@ def kubernetes_job(job: JobSpec, *, image: str, claim: str) -> str:
     Raises:
         SettingsError: Kubernetes cannot mount a folder.
     """
+    import yaml  # on use: the command line starts without it
+
     document = {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import yaml
-
 from gnnplan.planner.errors import SettingsError
 from gnnplan.runtime import codec
 from gnnplan.runtime.graph.dataset import Graph
@@ -47,6 +45,8 @@ class GraphPreset:
 @functools.cache
 def graph_presets() -> dict[str, GraphPreset]:
     """Return all data sets by name, in lower case."""
+    import yaml  # on use: the command line starts without it
+
     plain = yaml.safe_load(FILE.read_text())
     return {name: codec.decode(GraphPreset, value) for name, value in plain.items()}
 

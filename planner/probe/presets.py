@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
-
 from gnnplan.planner.cache_folder import cache_folder
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import MachineModel, Provenance, load_machine
@@ -120,6 +118,8 @@ def on_hosts(machine: MachineModel, hosts: int | None) -> MachineModel:
 
 def parse_preset(text: str, name: str, *, num_hosts: int = 1) -> MachineModel:
     """Return a preset from its YAML text, or raise MachineError."""
+    import yaml  # on use: the command line starts without it
+
     try:
         plain: Any = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -165,6 +165,8 @@ def dump_preset(machine: MachineModel, *, name: str, notes: list[str]) -> str:
     Its name is also its fingerprint, so that it never equals a real machine's. `notes` are its
     sources.
     """
+    import yaml  # on use: the command line starts without it
+
     tables = {
         key: replace(table, provenance="preset", values=[_rounded(v) for v in table.values])
         for key, table in machine.tables.items()
@@ -243,6 +245,8 @@ def read_number(value: Any, where: str) -> Number:
 
 @functools.cache
 def _file(name: str) -> dict[str, Any]:
+    import yaml  # on use: the command line starts without it
+
     return yaml.safe_load((PARTS_FOLDER / f"{name}.yaml").read_text())
 
 
