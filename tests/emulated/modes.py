@@ -151,7 +151,6 @@ WHOLE: list[tuple[str, int, dict[str, Any], Callable[[Candidate], bool], tuple[s
     ("one clique", 2, {}, _together, ("own", "peer", "host")),
     ("two cliques", 4, {}, _in_line, ("own", "peer", "host")),
     ("two cliques, ahead", 4, {}, _ahead, ("own", "peer", "host")),
-    ("gcn", 4, {"model": "gcn"}, _in_line, ("own", "peer", "host")),
 ]
 """Names, GPUs, workloads and candidates of Legion's modes, and where lists and rows are read."""
 GRIDS: list[tuple[str, dict[str, Any], int, int, int, int]] = [
