@@ -155,18 +155,10 @@ WHOLE: list[tuple[str, int, dict[str, Any], Callable[[Candidate], bool], tuple[s
 """Names, GPUs, workloads and candidates of Legion's modes, and where lists and rows are read."""
 GRIDS: list[tuple[str, dict[str, Any], int, int, int, int]] = [
     ("", {}, 1, 8, 2, 1),
-    ("", {}, 1, 8, 4, 1),
     ("", {}, 2, 8, 4, 1),
-    ("", {}, 2, 8, 2, 1),
-    (" step by step", {}, 2, 1, 4, 1),
-    (" every hop", {"dialect": "every_hop"}, 2, 8, 4, 1),
     (" ladies", {"sampler": "ladies", **SIZES}, 2, 8, 4, 1),
-    (" pladies", {"sampler": "pladies", **SIZES}, 1, 8, 2, 1),
-    (" fastgcn", {"sampler": "fastgcn", **SIZES}, 2, 8, 4, 1),
-    (" gcn", {"workload": {"model": "gcn"}}, 1, 8, 2, 1),
     ("", {}, 1, 8, 4, 2),
     ("", {}, 2, 8, 4, 2),
-    (" ladies", {"sampler": "ladies", **SIZES}, 2, 8, 4, 2),
 ]
 """Words, settings, copies, batches of a stack, GPUs and hosts where lists are in parts."""
 LARGER = {"batch_size": 64, "fanouts": [6, 4]}
@@ -293,7 +285,7 @@ MODES = [
             evaluation_rows=500, wants=_by_columns, change=_exchanges,
             holds=lambda plan, rows: _in_parts(plan, rows) and rows["peer"] > 0,
         )
-        for copies, hosts in ((1, 1), (2, 1), (2, 2))
+        for copies, hosts in ((1, 1), (2, 2))
     ),
 ]  # fmt: skip
 """Every mode that is planned and run; its mark in README's table is E."""
