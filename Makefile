@@ -28,14 +28,19 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 # Names or paths of the interpreters beside $(PYTHON) that test-versions takes.
 INTERPRETERS ?= python3.12 python3.13
 
-.PHONY: help install demo test test-slow test-versions check format bench soak gpu mutants silicon silicon-pack clean
+# Every process that is started reads the bytecode of the first.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: help install demo test unit notebooks test-slow test-versions check format bench soak gpu mutants silicon silicon-pack clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --prefer-binary -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --prefer-binary \
+	  -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # on all cores; a file of torch's is for Python 3.12
 	touch $(STAMP)
 
 install: $(STAMP)  ## make .venv and install gnnplan with its development tools
@@ -43,8 +48,12 @@ install: $(STAMP)  ## make .venv and install gnnplan with its development tools
 demo: $(STAMP)  ## generate a graph, probe this machine, plan, train on 2 ranks, compare
 	$(BIN)/gnnplan demo
 
-test: $(STAMP)  ## unit and property tests, distributed tests, notebooks
+test: unit notebooks  ## unit and property tests, distributed tests, notebooks
+
+unit: $(STAMP)
 	$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --durations=40 -m "not slow" tests
+
+notebooks: $(STAMP)
 	$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --nbmake --nbmake-timeout=240 --timeout=1200 notebooks
 
 test-slow: $(STAMP)  ## tests of more than ten seconds

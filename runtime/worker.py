@@ -6,10 +6,14 @@
 in the calling process: `run(config)`. Everything that decides *how* to train is in the plan.
 """
 
+import gc
 import os
 import signal
 import sys
 from pathlib import Path
+
+if __name__ == "__main__":
+    gc.disable()  # until all is imported (DEC-160)
 
 from gnnplan.runtime import codec
 from gnnplan.runtime.comm.mesh import Mesh, open_mesh, rank_and_size
@@ -31,6 +35,7 @@ from gnnplan.runtime.process import (
     give_back_freed_memory,
     host_state,
     keep_freed_memory,
+    keep_imported,
     leave,
 )
 from gnnplan.runtime.report import RunReport
@@ -159,4 +164,5 @@ def record_end(config: RunConfig, error: BaseException) -> None:
 
 
 if __name__ == "__main__":
+    keep_imported()
     leave(main(sys.argv[1:]))

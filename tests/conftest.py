@@ -1,5 +1,7 @@
 """Fixtures for every test: where the data packs are, and one small learnable graph."""
 
+import gc
+import importlib.util
 import os
 import random
 import re
@@ -11,6 +13,8 @@ import torch
 from beartype import BeartypeConf
 from beartype.claw import beartype_packages
 from hypothesis import settings
+
+gc.disable()  # until all tests are collected: what they import and are made of is no garbage
 
 UNCHECKED = (
     "gnnplan.planner.cli.planning",
@@ -68,10 +72,27 @@ if not torch.cuda.is_available():
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 
+def pytest_collection_finish() -> None:
+    """Collect garbage again, but none among what was collected of tests."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Have what libraries made searched at the end: some say there what was never given back."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def kernel_device() -> torch.device:
     """Where Triton's kernels run: CUDA where there is one, else its interpreter on CPU tensors."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if importlib.util.find_spec("triton") is not None:
+        from gnnplan.runtime.emulation.threads import search_language_once
+
+        search_language_once()
+    return torch.device("cpu")
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from gnnplan.runtime.errors import WorkerFailed
 from gnnplan.runtime.faults.failure import last_error_line
-from gnnplan.runtime.process import with_huge_pages
+from gnnplan.runtime.process import leave, with_huge_pages
 
 LAST_WORDS_SECONDS = 2.0
 START_AHEAD_SECONDS = 0.01
@@ -206,3 +206,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave(0)

@@ -5,6 +5,7 @@ answers "ready" when what the request asks for is built, measures on the next li
 the result.
 """
 
+import gc
 import importlib
 import json
 import resource
@@ -247,7 +248,7 @@ def serve_standard_streams(
     build: Callable[[Any], Measure],
     rehearse: Callable[[], bool] | None = None,
 ) -> None:
-    """Answer requests on standard input until an empty line or its end.
+    """Answer requests on standard input until an empty line or its end, then end this process.
 
     Args:
         libraries: modules that a rank has imported; their bytes are a process's own.
@@ -255,14 +256,16 @@ def serve_standard_streams(
         rehearse: runs a rank's work in small; returns whether something was compiled.
     """
     from gnnplan.runtime.device import flush_denormals
-    from gnnplan.runtime.process import keep_freed_memory
+    from gnnplan.runtime.process import keep_freed_memory, keep_imported, leave
 
     def write(line: str) -> None:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
+    gc.disable()  # until all is imported, as in a rank (DEC-160)
     for library in libraries:
         importlib.import_module(library)
+    keep_imported()
     keep_freed_memory()
     flush_denormals()
     compiled = rehearse is not None and rehearse()
@@ -272,6 +275,7 @@ def serve_standard_streams(
         write("ready")
         sys.stdin.readline()
         write(json.dumps(codec.to_plain(measure())))
+    leave(0)
 
 
 def private_bytes() -> int:

@@ -1,5 +1,6 @@
 """Threads of a process on an emulated GPU: their calls of torch, and their kernels, are watched."""
 
+import inspect
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -102,10 +103,35 @@ def _interpret() -> None:
             "unset; gnnplan train sets it"
         )
     _watch_backward()
+    search_language_once()
     executor: Any = interpreter.GridExecutor
     if not hasattr(executor, "unwatched"):
         executor.unwatched, executor.__call__ = executor.__call__, _launch
         executor.memory = interpreter._interpreter = CheckedMemory(interpreter._interpreter)
+
+
+def search_language_once() -> None:
+    """Have Triton's interpreter list its language's functions once, not at each call of one's own.
+
+    It replaces those of the list that are Triton's at the time, as before (DEC-161).
+    """
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    module: Any = interpreter
+    if hasattr(module, "unlisted"):
+        return
+    names: dict[Any, list[str]] = {}
+
+    def replace(package: Any, *rest: Any) -> None:
+        if package not in names:
+            members = inspect.getmembers(package)
+            names[package] = [name for name, member in members if core.is_builtin(member)]
+        for name in names[package]:
+            if core.is_builtin(member := getattr(package, name)):
+                module._patch_attr(package, name, member, *rest)
+
+    module.unlisted, module._patch_builtin = module._patch_builtin, replace
 
 
 def _watch_backward() -> None:

@@ -26,6 +26,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    gc.disable()  # until all is imported (DEC-160)
+
 import torch.distributed as dist
 
 from gnnplan.runtime import codec
@@ -192,4 +195,5 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    gc.enable()
     main(sys.argv[1:])

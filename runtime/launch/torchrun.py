@@ -5,6 +5,7 @@ watches its ranks (`faults.watch`), ends hung ones and writes to a file what end
 a job on several hosts first calls the roll (`hosts`).
 """
 
+import gc
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ def main(arguments: list[str]) -> int:
     from gnnplan.runtime.errors import WorkerFailed
     from gnnplan.runtime.faults.watch import Supervisor, supervise
     from gnnplan.runtime.launch.hosts import call_roll, place_ranks, read_roll
+    from gnnplan.runtime.process import keep_imported
 
     supervisor = Supervisor(Path(failure_file))
     store, roll = None, read_roll()
@@ -46,6 +48,7 @@ def main(arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    keep_imported()
     try:
         run.main(rest)
     except ChildFailedError:
@@ -58,4 +61,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    gc.disable()  # until torch is imported (DEC-160)
     sys.exit(main(sys.argv[1:]))
