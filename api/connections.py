@@ -157,7 +157,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether nothing goes on until the client sends something."""
+        """Return whether the client has to send something next."""
         return self._deadline is not None and not self._is_held_back()
 
     def end(self) -> None:

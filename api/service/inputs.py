@@ -52,7 +52,7 @@ def list_graphs(service: Service) -> list[GraphSummary]:
 
 
 def get_graph(service: Service, name: str) -> GraphDetail:
-    """Return one dataset."""
+    """Describe a dataset, named by its folder below a graph root, or raise NotFoundError."""
     try:
         folder = graph_folder(service, name)
     except InputError:

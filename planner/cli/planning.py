@@ -83,15 +83,13 @@ def plan_command(
         check_output(output)
         if machine is not None and not remote.is_upload(machine):
             check_machine_name(machine)
-        made = remote.make_plan(
-            server, graph, output, settings, machine=machine, calibrated=calibrated
-        )
+        made = remote.plan(server, graph, output, settings, machine=machine, calibrated=calibrated)
         print_plan(made, output, as_json=as_json)
         return
-    make_plan(graph, output, settings, machine=machine, as_json=as_json, calibrated=calibrated)
+    plan_here(graph, output, settings, machine=machine, as_json=as_json, calibrated=calibrated)
 
 
-def make_plan(
+def plan_here(
     graph: Path,
     output: Path,
     settings: PlanSettings,

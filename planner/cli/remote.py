@@ -72,7 +72,7 @@ def refuse_local(server: str, given: dict[str, bool]) -> None:
             )
 
 
-def make_plan(
+def plan(
     server: str,
     graph: Path,
     output: Path,

@@ -223,7 +223,7 @@ class Graphs:
         return read_pages(self._connection, "/v1/graphs", GraphSummary)
 
     def get(self, graph: str) -> GraphDetail:
-        """Return one dataset, by its folder below a root."""
+        """Describe a dataset, named by its folder below a graph root."""
         return read_resource(GraphDetail, self._connection.get(f"/v1/graphs/{quote(graph)}"))
 
 

@@ -169,7 +169,7 @@ def test_nothing_is_probed_for_a_request_that_is_refused(
         (described(tmp_path / "b", small_graph, num_classes=2**40), SETTINGS, PlanDoesNotFit),
     ):
         with pytest.raises(error):
-            planning.make_plan(graph, tmp_path / "p", settings, machine=None, as_json=False)
+            planning.plan_here(graph, tmp_path / "p", settings, machine=None, as_json=False)
 
 
 HEAVY = ("torch", "scipy", "numba", "networkx", "pulp", "pandas", "pyarrow", "torch_geometric")

@@ -361,7 +361,7 @@ def place_cliques(problem: PlacementProblem, know: Knowledge) -> Placement:
 
 
 def _costs_of_a_miss(problem: PlacementProblem) -> list[RowCosts]:
-    """List what a miss may cost: Song-Jiang knows one place for what no device holds."""
+    """List the costs to try for rows that no device holds, where host and disk share them."""
     costs, rows = problem.row_costs, problem.kinds[0]
     disk = replace(costs, host=costs.disk)
     if problem.host_bytes is None or problem.host_bytes >= rows.total_bytes():

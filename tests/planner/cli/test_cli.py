@@ -25,8 +25,8 @@ def test_a_plan_that_a_server_makes_is_printed_once_and_not_made_here_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     done: list[str] = []
-    monkeypatch.setattr(planning.remote, "make_plan", lambda *_, **__: done.append("there"))
-    monkeypatch.setattr(planning, "make_plan", lambda *_, **__: done.append("here"))
+    monkeypatch.setattr(planning.remote, "plan", lambda *_, **__: done.append("there"))
+    monkeypatch.setattr(planning, "plan_here", lambda *_, **__: done.append("here"))
     monkeypatch.setattr(planning, "print_plan", lambda *_, **__: done.append("printed"))
     words = ["plan", "G", "-o", str(tmp_path / "P"), "--server", "http://127.0.0.1:9"]
     assert main(words) == 0
