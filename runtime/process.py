@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import gc
 import os
 import sys
 import time
@@ -101,12 +100,6 @@ def cores_beside_training(threads: Threads) -> list[int]:
     if threads.sample == 0 or len(cores) < threads.compute + threads.sample:
         return []
     return cores[threads.compute :]
-
-
-def keep_imported() -> None:
-    """Leave what has been imported out of all searches for garbage, also the last (DEC-160)."""
-    gc.freeze()
-    gc.enable()
 
 
 def leave(code: int) -> NoReturn:

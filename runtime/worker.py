@@ -35,7 +35,6 @@ from gnnplan.runtime.process import (
     give_back_freed_memory,
     host_state,
     keep_freed_memory,
-    keep_imported,
     leave,
 )
 from gnnplan.runtime.report import RunReport
@@ -164,5 +163,5 @@ def record_end(config: RunConfig, error: BaseException) -> None:
 
 
 if __name__ == "__main__":
-    keep_imported()
+    gc.enable()
     leave(main(sys.argv[1:]))

@@ -256,7 +256,7 @@ def serve_standard_streams(
         rehearse: runs a rank's work in small; returns whether something was compiled.
     """
     from gnnplan.runtime.device import flush_denormals
-    from gnnplan.runtime.process import keep_freed_memory, keep_imported, leave
+    from gnnplan.runtime.process import keep_freed_memory, leave
 
     def write(line: str) -> None:
         sys.stdout.write(line + "\n")
@@ -265,7 +265,7 @@ def serve_standard_streams(
     gc.disable()  # until all is imported, as in a rank (DEC-160)
     for library in libraries:
         importlib.import_module(library)
-    keep_imported()
+    gc.enable()
     keep_freed_memory()
     flush_denormals()
     compiled = rehearse is not None and rehearse()

@@ -31,7 +31,6 @@ def main(arguments: list[str]) -> int:
     from gnnplan.runtime.errors import WorkerFailed
     from gnnplan.runtime.faults.watch import Supervisor, supervise
     from gnnplan.runtime.launch.hosts import call_roll, place_ranks, read_roll
-    from gnnplan.runtime.process import keep_imported
 
     supervisor = Supervisor(Path(failure_file))
     store, roll = None, read_roll()
@@ -48,7 +47,7 @@ def main(arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    keep_imported()
+    gc.enable()
     try:
         run.main(rest)
     except ChildFailedError:
