@@ -111,9 +111,9 @@ def _interpret() -> None:
 
 
 def search_language_once() -> None:
-    """Have Triton's interpreter list its language's functions once, not at each call of one's own.
+    """Have Triton's interpreter list its language's functions once in a process (DEC-161).
 
-    It replaces those of the list that are Triton's at the time, as before (DEC-161).
+    At each call of a kernel's function it still replaces those that are not replaced yet.
     """
     from triton.language import core
     from triton.runtime import interpreter
