@@ -1,11 +1,15 @@
 """Enumerate candidates that train the whole graph: ranks, partition, p, draws, overlap."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from gnnplan.planner.candidate import Candidate, list_cores, make_candidate
-from gnnplan.planner.search.dimensions.ranks import rank_counts
-from gnnplan.runtime.plan.schema import FullGraph, Sampler, Threads, Workload
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.machine.model import MachineModel, joins_hosts, num_hosts, one_host
+from gnnplan.planner.search.dimensions.ranks import machine_candidates, plans_gpus, rank_counts
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime import codec
+from gnnplan.runtime.plan.schema import Device, FullGraph, Sampler, Threads, Workload
 from gnnplan.runtime.sampling.statistics import StatisticsClass, full_graph_class
 
 PARTITIONERS = ("kaminpar", "random")
@@ -25,22 +29,39 @@ class Cut:
     """Compute threads of each rank."""
     partitioner: str
     """Name of the partitioner; `none` for one rank, which has no boundary."""
+    devices: list[Device] = field(
+        default_factory=list[Device], hash=False, metadata=codec.UNLESS_SET
+    )
+    """Devices of the ranks; empty for cores of one host."""
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether the ranks are GPUs."""
+        return any(each.kind == "cuda" for each in self.devices)
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts that the ranks are spread over."""
+        return len({each.host for each in self.devices}) or 1
 
     @property
     def name(self) -> str:
         """Name that a reader sees, e.g. "2 ranks x 1 threads, kaminpar"."""
-        if self.ranks == 1:
-            return f"1 rank x {self.threads} threads"
-        return f"{self.ranks} ranks x {self.threads} threads, {self.partitioner}"
+        where = f" on {self.hosts} hosts" if self.hosts > 1 else ""
+        ranks = f"{self.ranks} rank{'s' if self.ranks > 1 else ''} x {self.threads} threads"
+        if self.on_gpus:
+            ranks = f"{self.ranks} GPU{'s' if self.ranks > 1 else ''}"
+        return f"{ranks}{where}" + (f", {self.partitioner}" if self.ranks > 1 else "")
 
 
 def whole_graph_candidate(cut: Cut, settings: FullGraph, *, overlap: bool) -> Candidate:
     """Make a candidate that trains the whole graph, before the parts are placed.
 
-    With `overlap` exchanges run on a thread and a process group of their own.
+    With `overlap` exchanges run beside compute: of cores on a thread and a process group of their
+    own.
     """
     plain = make_candidate(
-        list_cores(cut.ranks),
+        cut.devices or list_cores(cut.ranks),
         threads=Threads(compute=cut.threads, comm=int(overlap)),
         policy="partition",
         sampler=Sampler(name="full"),
@@ -51,10 +72,12 @@ def whole_graph_candidate(cut: Cut, settings: FullGraph, *, overlap: bool) -> Ca
 
 def cut_of(candidate: Candidate) -> Cut:
     """Return the cut that a candidate trains on."""
+    plain = candidate.kind == "cpu" and candidate.hosts == 1
     return Cut(
         ranks=candidate.num_ranks,
         threads=candidate.threads.compute,
         partitioner=candidate.partition,
+        devices=[] if plain else candidate.devices,
     )
 
 
@@ -82,8 +105,70 @@ def describe_whole_graph(candidate: Candidate) -> str:
     return ", ".join(words)
 
 
+def cuts_of(settings: PlanSettings, machine: MachineModel) -> list[Cut]:
+    """List the cuts of a machine: over its GPUs, else over cores of one host and of several.
+
+    Raises:
+        SettingsError: more devices or hosts than there are, or hosts cannot share them evenly.
+    """
+    if plans_gpus(machine):
+        return _gpu_cuts(settings, machine)
+    known = num_hosts(machine) if joins_hosts(machine) else 1
+    if (settings.hosts or 1) > known:
+        raise SettingsError(
+            f"expected at most {known} hosts (the machine's, with links between them), found "
+            f"{settings.hosts}; ask for fewer or probe more together (gnnplan probe --hosts)"
+        )
+    cores = [one_host(machine, host).num_cores for host in range(known)]
+    hosts = [settings.hosts] if settings.hosts else [2**i for i in range(known.bit_length())]
+    if known not in hosts and not settings.hosts:
+        hosts.append(known)
+    found = [cut for count in hosts for cut in _core_cuts(settings, count, min(cores[:count]))]
+    if not found:
+        most = max(hosts) * min(cores)
+        raise SettingsError(
+            f"expected at most {most} devices (the cores), shared evenly by {max(hosts)} "
+            f"{'hosts' if max(hosts) > 1 else 'host'}, found {settings.devices}; ask for fewer or "
+            "add --oversubscribe"
+        )
+    return found
+
+
+def _core_cuts(settings: PlanSettings, hosts: int, cores: int) -> Iterator[Cut]:
+    """Yield cuts over equally many cores of each host."""
+    asked = settings.devices
+    here = None if asked is None else asked // hosts
+    if asked is not None and (asked % hosts or asked < hosts):
+        return
+    if here is not None and here > cores and not settings.oversubscribe:
+        return
+    for cut in list_cuts(cores, here):
+        ranks = cut.ranks * hosts
+        if hosts == 1:
+            yield cut
+        elif ranks > cut.ranks and cut.partitioner == "none":
+            for name in PARTITIONERS:
+                yield replace(cut, ranks=ranks, partitioner=name, devices=list_cores(ranks, hosts))
+        else:
+            yield replace(cut, ranks=ranks, devices=list_cores(ranks, hosts))
+
+
+def _gpu_cuts(settings: PlanSettings, machine: MachineModel) -> list[Cut]:
+    """List every number of GPUs in the first choice of the search, with its cliques."""
+    batch = max(settings.workload.batch_size, len(machine.gpus))  # a whole graph has none
+    widened = replace(settings, workload=replace(settings.workload, batch_size=batch))
+    devices: dict[int, list[Device]] = {}
+    for candidate in machine_candidates(widened, machine, ("none",)):
+        devices.setdefault(candidate.num_ranks, candidate.devices)
+    return [
+        Cut(ranks=ranks, threads=1, partitioner=name, devices=chosen)
+        for ranks, chosen in sorted(devices.items())
+        for name in (("none",) if ranks == 1 else PARTITIONERS)
+    ]
+
+
 def list_cuts(num_cores: int, devices: int | None) -> list[Cut]:
-    """List powers of two ranks up to the cores, or the user's number, by every partitioner."""
+    """List powers of two ranks up to a host's cores, or the user's number, by every partitioner."""
     found: list[Cut] = []
     for ranks in rank_counts(num_cores, devices, batch_size=max(num_cores, devices or 1)):
         threads = max(1, num_cores // ranks)
@@ -93,13 +178,22 @@ def list_cuts(num_cores: int, devices: int | None) -> list[Cut]:
 
 
 def exact_candidates(all_cuts: Iterable[Cut]) -> list[Candidate]:
-    """List candidates of p = 1: with and without overlap, the first layer computed once or not."""
+    """List candidates of p = 1: with and without overlap, the first layer computed once or not.
+
+    GPUs exchange beside compute in any case, which takes no thread.
+    """
     return [
         whole_graph_candidate(cut, FullGraph(precompute_first_layer=known), overlap=overlap)
         for cut in all_cuts
-        for overlap in ((False, True) if cut.ranks > 1 else (False,))
+        for overlap in _overlaps_of(cut)
         for known in (False, True)
     ]
+
+
+def _overlaps_of(cut: Cut) -> tuple[bool, ...]:
+    if cut.ranks == 1:
+        return (False,)
+    return (True,) if cut.on_gpus else (False, True)
 
 
 def sampled_candidates(

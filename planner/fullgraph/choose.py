@@ -29,18 +29,17 @@ from gnnplan.planner.fullgraph.candidate import (
     with_keep,
 )
 from gnnplan.planner.fullgraph.formulas import choose_keep, columns_per_row, p_bandwidth, p_memory
-from gnnplan.planner.fullgraph.memory import memory_use, rank_parts
+from gnnplan.planner.fullgraph.memory import memory_use
 from gnnplan.planner.fullgraph.price import (
     ITEM_BYTES,
     FullRequest,
     PricedEpoch,
     busiest_rows,
-    exchange_table,
+    call_times,
     exchanged_widths,
     overlap_share,
     price,
     rank_seconds,
-    table_seconds,
 )
 from gnnplan.planner.fullgraph.profile import CutProfile
 from gnnplan.planner.queries.remedies import Remedy, advice, rank_remedies
@@ -117,9 +116,9 @@ def memory_keep(request: FullRequest, profile: CutProfile, candidate: Candidate)
 def _memory_of(
     request: FullRequest, profile: CutProfile, candidate: Candidate
 ) -> dict[str, MemoryUse]:
-    parts = rank_parts(profile, candidate, request.workload)
-    launcher = profile.process.launcher_bytes
-    return memory_use(parts, request.graph, request.machine, request.budgets, launcher)
+    return memory_use(
+        profile, candidate, request.workload, request.graph, request.machine, request.budgets
+    )
 
 
 def bandwidth_keep(request: FullRequest, profile: CutProfile, candidate: Candidate) -> float:
@@ -140,12 +139,10 @@ def bandwidth_keep(request: FullRequest, profile: CutProfile, candidate: Candida
 
 def _bytes_per_second(request: FullRequest, profile: CutProfile, candidate: Candidate) -> float:
     """Find the rate of the all-to-all at the mean size of an epoch's exchanges."""
-    ranks = candidate.num_ranks
     known = candidate.full_graph.precompute_first_layer
     columns = exchanged_widths(profile.widths, precomputed=known)
-    table = request.machine.table(exchange_table(request.machine, candidate))
     size = busiest_rows(profile.sizes, 1.0) * ITEM_BYTES * sum(columns) / len(columns)
-    return size / table_seconds(table, size * ranks / (ranks - 1), ranks)
+    return size / call_times(request.machine, candidate).seconds(size)
 
 
 def make_refusal(

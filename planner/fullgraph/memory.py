@@ -1,4 +1,4 @@
-"""Memory of one rank that trains the whole graph: as published, and as this runtime takes it.
+"""Memory of one rank that trains the whole graph: as published, and on cores and GPUs as it is.
 
 Symbols as in `fullgraph.formulas`; n = n_in, k = 2 for SAGE (the node's own row stands beside the
 sum), 1 for GCN. For GAT: m rows received, s rows sent, D = heads * width the transformed columns of
@@ -13,12 +13,19 @@ from typing import Literal
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost import memory
-from gnnplan.planner.cost.memory import Budgets, host_memory
-from gnnplan.planner.cost.rates import topology_bytes
+from gnnplan.planner.cost.memory import (
+    RESERVE,
+    Budgets,
+    gpu_capacity,
+    host_bytes,
+    host_memory,
+    ranks_by_host,
+)
+from gnnplan.planner.cost.rates import MachineTable, ranks_here, rate_per_rank, topology_bytes
 from gnnplan.planner.fullgraph.formulas import PartSizes, Real
 from gnnplan.planner.fullgraph.profile import CutProfile
-from gnnplan.planner.machine.model import MachineModel
-from gnnplan.runtime.plan.schema import GraphRef, MemoryUse, Workload
+from gnnplan.planner.machine.model import MachineModel, one_host, prefix_of
+from gnnplan.runtime.plan.schema import FullGraph, GraphRef, MemoryUse, Workload
 
 ROW_MULTIPLE = 512
 """Rows of a dense product are padded to a multiple, as in `runtime.models.functions`."""
@@ -254,8 +261,9 @@ def rank_bytes(
         sums = 4 * (2 if model == "sage" else 1) * pad_rows(sizes.inner) * widths[0]
         known = sums if precomputed else 0
         activations = _activations(
-            sizes, widths, model, received + sent, num_seeds, precomputed, dropout
-        )
+            sizes, widths, model, received + sent, num_seeds, precomputed, dropout,
+            rows=pad_rows(sizes.inner),
+        )  # fmt: skip
     if by_edge:
         topology += 8 * (sizes.inner_edges + sizes.halo_edges)  # an id of each edge
     return {
@@ -313,9 +321,9 @@ def _topology(sizes: PartSizes, keep: Real, drawn: int) -> Real:
 
 def _activations(
     sizes: PartSizes, widths: Sequence[int], model: str, crossing: Real,
-    num_seeds: int, precomputed: bool, dropout: bool,
+    num_seeds: int, precomputed: bool, dropout: bool, *, rows: Real,
 ) -> Real:  # fmt: skip
-    n, rows = sizes.inner, pad_rows(sizes.inner)
+    n = sizes.inner
     k = 2 if model == "sage" else 1
     last = len(widths) - 2
     loss = 4 * 4 * num_seeds * widths[-1]  # chosen logits, log-softmax, and their gradients
@@ -341,6 +349,89 @@ def _activations(
     return peak
 
 
+def device_bytes(
+    sizes: PartSizes, widths: Sequence[int], *, workload: Workload, settings: FullGraph,
+    num_parameters: int, num_seeds: int,
+) -> dict[str, int]:  # fmt: skip
+    """Count the peak bytes of one rank on a GPU with boundary nodes sampled, by part.
+
+    Kernels spread gradients over the lists as they are, so no list is kept by source; rows are not
+    padded. Blocks of the kept edges are cut on the GPU, while no activation is alive.
+
+    topology     the inner and halo edges with their weights (of gat joined once more, without), and
+                 the same of p of the halo edges per sampled layer
+    inputs       n d_0, the precomputed rows, training nodes and labels
+    activations  as of cores (`rank_bytes`), or what cutting a block takes
+    """
+    n, (inner, halo) = sizes.inner, (sizes.inner_edges, sizes.halo_edges)
+    keep, known = settings.keep, settings.precompute_first_layer
+    gat, each = workload.model == "gat", 4 if workload.model == "gat" else 8
+    ends, received, sent = 8 * (n + 1), keep * sizes.halo, keep * sizes.sent
+    joined = ends + 4 * inner if gat else 0
+    topology = 2 * ends + each * (inner + halo) + joined + (4 * halo if gat else 0) + 8 * sizes.sent
+    layers = len(widths) - 1 - int(known)
+    drawn = 0 if keep >= 1 else 1 if settings.draws == "shared" else layers
+    block = ends + (each + (4 if gat else 0)) * keep * halo + joined + 8 * sent
+    topology += drawn * block
+    cutting = (4 + 1 + 8 + 8 * keep) * halo + 4 * sizes.halo if drawn else 0
+    joining = 20 * max(inner, keep * halo) if gat else 0
+    rows = {"gat": sizes.halo, "gcn": n, "sage": 2 * n}[workload.model] if known else 0
+    options = {"precomputed": known, "dropout": workload.dropout > 0}
+    if gat:
+        activations = _device_attention(
+            sizes, widths, heads=workload.heads, keep=keep, num_seeds=num_seeds, **options
+        )
+    else:
+        activations = _activations(
+            sizes, widths, workload.model, received + sent, num_seeds, known,
+            workload.dropout > 0, rows=n,
+        )  # fmt: skip
+    return {
+        "topology": round(topology),
+        "inputs": round(4 * (n + rows) * widths[0] + 16 * num_seeds),
+        "model": ADAM_COPIES * 4 * num_parameters,
+        "activations": round(max(activations, cutting, joining)),
+    }
+
+
+def _device_attention(
+    sizes: PartSizes, widths: Sequence[int], *, heads: int, keep: Real, num_seeds: int,
+    precomputed: bool, dropout: bool,
+) -> Real:  # fmt: skip
+    """Count what is alive at most on a GPU: scores lie by edge and head, rows never by edge.
+
+    kept of a layer   m a (rows received) + (n + m) D (h) + n b (the output), and of each edge two
+                      ids and four numbers a head (five with dropout)
+    forward, besides  2 (n + m) D, or three numbers of each edge and head
+    backward, besides n D + 4 (n + m) D + 4 numbers of each edge and head
+    """
+    n, layers = sizes.inner, len(widths) - 1
+    alive = peak = 0.0
+    backward: list[Real] = []
+    for layer, (a, b) in enumerate(itertools.pairwise(widths)):
+        known = precomputed and layer == 0
+        m = sizes.halo if known else keep * sizes.halo
+        edges = sizes.inner_edges + (sizes.halo_edges if known else keep * sizes.halo_edges)
+        wide = heads * b if layer == layers - 1 else b
+        across = 0 if known else keep * (sizes.halo + sizes.sent) * a
+        rows = 0 if known else m * a
+        alive += 4 * (rows + (n + m) * wide + n * b * (3 if dropout else 1))
+        alive += 16 * edges + (5 if dropout else 4) * 4 * edges * heads
+        peak = max(peak, alive + 4 * max(across - rows, 2 * (n + m) * wide, 3 * edges * heads))
+        backward.append(alive + 4 * (n * wide + 4 * (n + m) * wide + 4 * edges * heads))
+    logits = 4 * n * widths[-1]
+    return max(peak, *backward) + logits + 4 * 4 * num_seeds * widths[-1]
+
+
+def host_part_bytes(sizes: PartSizes, columns: int) -> int:
+    """Count what a GPU's rank keeps of its part on the host, and its rows until they are copied.
+
+    Ids and lists stay, for the draws and the report.
+    """
+    lists = 2 * 8 * (sizes.inner + 1) + 4 * (sizes.inner_edges + sizes.halo_edges)
+    return 8 * (sizes.inner + sizes.halo + sizes.sent) + lists + 4 * sizes.inner * columns
+
+
 def rank_parts(
     profile: CutProfile, candidate: Candidate, workload: Workload
 ) -> list[dict[str, int]]:
@@ -348,6 +439,14 @@ def rank_parts(
     settings = candidate.full_graph
     found: list[dict[str, int]] = []
     for sizes, seeds in zip(profile.sizes, profile.seeds, strict=True):
+        if candidate.gpus:
+            found.append(
+                device_bytes(
+                    sizes, profile.widths, workload=workload, settings=settings,
+                    num_parameters=profile.num_parameters, num_seeds=seeds,
+                )
+            )  # fmt: skip
+            continue
         parts = rank_bytes(
             sizes,
             profile.widths,
@@ -365,25 +464,64 @@ def rank_parts(
 
 
 def memory_use(
-    parts: list[dict[str, int]],
+    profile: CutProfile,
+    candidate: Candidate,
+    workload: Workload,
     graph: GraphRef,
     machine: MachineModel,
     budgets: Budgets,
-    launcher_bytes: int,
 ) -> dict[str, MemoryUse]:
-    """Hold every rank against its limit, and all with the mapped adjacency against the host.
+    """Hold every rank against its limit, and the ranks of each host with the mapped adjacency.
 
     Feature rows are read once into the ranks; the mapping they come from can be dropped again and
     is not counted.
     """
-    host, capacity = host_memory(machine)
-    capacity = capacity if budgets.host_bytes is None else min(capacity, budgets.host_bytes)
-    limit = capacity if budgets.device_bytes is None else budgets.device_bytes
-    found = {f"rank{r}": memory.sum_parts(each, limit) for r, each in enumerate(parts)}
-    shared = {
-        "ranks": sum(sum(each.values()) for each in parts),
-        "topology": topology_bytes(graph),
-        "launcher": launcher_bytes,
-    }
-    found[host] = memory.sum_parts(shared, capacity)
+    parts = rank_parts(profile, candidate, workload)
+    if candidate.gpus:
+        return _gpu_use(parts, profile, candidate, graph, machine, budgets)
+    found, hosts = dict[str, MemoryUse](), dict[str, MemoryUse]()
+    here = ranks_here(candidate)
+    for host in range(candidate.hosts):
+        own = one_host(machine, host)
+        name, capacity = host_memory(own)
+        capacity = capacity if budgets.host_bytes is None else min(capacity, budgets.host_bytes)
+        limit = capacity if budgets.device_bytes is None else budgets.device_bytes
+        mine = parts[host * here : (host + 1) * here]
+        found |= {
+            f"rank{host * here + r}": memory.sum_parts(each, limit) for r, each in enumerate(mine)
+        }
+        shared = {
+            "ranks": sum(sum(each.values()) for each in mine),
+            "topology": topology_bytes(graph),
+            "launcher": profile.process.launcher_bytes,
+        }
+        hosts[prefix_of(host) + name] = memory.sum_parts(shared, capacity)
+    return found | hosts
+
+
+def _gpu_use(
+    parts: list[dict[str, int]],
+    profile: CutProfile,
+    candidate: Candidate,
+    graph: GraphRef,
+    machine: MachineModel,
+    budgets: Budgets,
+) -> dict[str, MemoryUse]:
+    """Hold every GPU's part with its context and reserve, and each host's processes."""
+    found: dict[str, MemoryUse] = {}
+    context = int(rate_per_rank(machine, MachineTable.GPU_CONTEXT, candidate))
+    for rank, each in enumerate(parts):
+        capacity = gpu_capacity(machine, candidate, rank, budgets)
+        taken = {"context": context, "reserve": round(RESERVE * capacity)}
+        found[f"rank{rank}"] = memory.sum_parts(each | taken, capacity)
+    process = int(rate_per_rank(machine, MachineTable.GPU_PROCESS, candidate))
+    for host, ranks in ranks_by_host(machine, candidate).items():
+        name, size = host_bytes(machine, host, budgets)
+        lists = [host_part_bytes(profile.sizes[rank], graph.feature_dim) for rank in ranks]
+        shared = {
+            "ranks": process * len(ranks),
+            "parts": sum(lists),
+            "topology": topology_bytes(graph),
+        }
+        found[name] = memory.sum_parts(shared, size)
     return found

@@ -10,19 +10,27 @@ from typing import Any
 from numpy.typing import NDArray
 
 from gnnplan.planner.assemble import make_plan
+from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.link_use import link_of
 from gnnplan.planner.cost.memory import Budgets
 from gnnplan.planner.cost.request import row_bytes
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.fullgraph.candidate import Cut, cut_of, list_cuts
+from gnnplan.planner.fullgraph.candidate import Cut, cut_of, cuts_of
 from gnnplan.planner.fullgraph.choose import FullGraphChoice, alternatives, choose
 from gnnplan.planner.fullgraph.price import FullRequest, PricedEpoch, price
 from gnnplan.planner.fullgraph.profile import CutProfile, profile_cuts
 from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.profile.roofline import check_model
 from gnnplan.planner.progress import Progress
 from gnnplan.planner.request import check_training_data
 from gnnplan.planner.search.choose import shadow_prices
-from gnnplan.planner.search.dimensions.ranks import LINK_TABLES, faster, plans_gpus
+from gnnplan.planner.search.dimensions.ranks import (
+    LINK_TABLES,
+    LINKS,
+    faster,
+    faster_link,
+    plans_gpus,
+)
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.fullgraph.forward import check_settings
@@ -82,28 +90,6 @@ def check_training(graph: Graph, settings: PlanSettings, *, calibrate: bool = Fa
         )
 
 
-def _check_machine(settings: PlanSettings, machine: MachineModel, num_nodes: int) -> None:
-    """Refuse machines that no full-graph candidate can use."""
-    if plans_gpus(machine):
-        raise SettingsError(
-            f"{WHERE}: expected a machine whose cores train, found GPUs in {machine.name}; parts "
-            "are timed on cores only, use --mode minibatch"
-        )
-    if any(p.host > 0 for p in machine.processors):
-        raise SettingsError(
-            f"{WHERE}: expected a machine of one host, found several in {machine.name}; name "
-            "another --machine"
-        )
-    asked = settings.devices
-    if asked is not None and asked > machine.num_cores and not settings.oversubscribe:
-        raise SettingsError(
-            f"expected at most {machine.num_cores} devices (the cores), found {asked}; ask for "
-            "fewer or add --oversubscribe"
-        )
-    if asked is not None and asked > num_nodes:
-        raise SettingsError(f"expected at most {num_nodes} devices (the nodes), found {asked}")
-
-
 def plan_full_graph(
     graph: Graph,
     reference: GraphRef,
@@ -122,7 +108,13 @@ def plan_full_graph(
         WorkerFailed: the parts could not be timed.
     """
     check_training(graph, settings, calibrate=calibrate)
-    _check_machine(settings, machine, graph.num_nodes)
+    asked = settings.devices
+    if asked is not None and asked > graph.num_nodes:
+        raise SettingsError(
+            f"expected at most {graph.num_nodes} devices (the nodes), found {asked}"
+        )
+    if plans_gpus(machine):
+        check_model(settings.workload, machine)
     request = FullRequest(
         graph=reference,
         workload=settings.workload,
@@ -135,8 +127,8 @@ def plan_full_graph(
     found = {
         p.numbers.cut: p
         for p in profile_cuts(
-            graph, settings, machine, list_cuts(machine.num_cores, settings.devices),
-            draws_of(settings, allowed), progress=progress,
+            graph, settings, machine, cuts_of(settings, machine), draws_of(settings, allowed),
+            progress=progress,
         )
     }  # fmt: skip
     profiles = {cut: p.numbers for cut, p in found.items()}
@@ -220,10 +212,27 @@ def _prices(request: FullRequest, profile: CutProfile, chosen: PricedEpoch) -> d
     """Price what a tenth more bandwidth between the ranks would save."""
     if chosen.candidate.num_ranks == 1:
         return {}
-    quicker = faster(request.machine, LINK_TABLES["exchange"])
-    name = f"{link_of(request.machine, 'all_reduce')} +10%"
+    quicker = _faster_machines(request.machine, chosen.candidate)
 
-    def again(_: str) -> float:
-        return price(replace(request, machine=quicker), profile, chosen.candidate).seconds
+    def again(name: str) -> float:
+        return price(replace(request, machine=quicker[name]), profile, chosen.candidate).seconds
 
-    return shadow_prices(chosen.seconds, again, [name])
+    return shadow_prices(chosen.seconds, again, list(quicker))
+
+
+def _faster_machines(machine: MachineModel, candidate: Candidate) -> dict[str, MachineModel]:
+    """Return machines with a link between the ranks a tenth faster, by what is faster."""
+    if not candidate.gpus:
+        tables = LINK_TABLES["exchange"]
+        if candidate.hosts > 1:
+            tables = (*tables, *(f"hosts_{name}" for name in tables))
+        name = "network" if candidate.hosts > 1 else link_of(machine, "all_reduce")
+        return {f"{name} +10%": faster(machine, tables)}
+    found: dict[str, MachineModel] = {}
+    kinds = {name: LINKS[name] for name in ("NVLink", "PCIe")}
+    kinds["network"] = lambda link: link.name.startswith("nic")
+    for name, is_such in kinds.items():
+        if any(is_such(link) for link in machine.links):
+            links = [faster_link(x) if is_such(x) else x for x in machine.links]
+            found[f"{name} +10%"] = replace(machine, links=links)
+    return found

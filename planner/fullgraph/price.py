@@ -20,6 +20,9 @@ matrix of bytes binds, which is the least of any schedule [A4]. Sent in turns, e
 largest message, it would take longer: the interval is as much wider. Beyond the table's largest
 message seconds grow with the bytes.
 
+On several hosts the ranks of each share its card: hosts_all_to_all(r S_l, H) + all_to_all(S_l / H,
+r) for r ranks on each of H hosts. GPUs exchange over the machine's links (stages.exchange_gpu).
+
 Overlapped, T_l - eta (work between start and need) stays visible (docs/modelling.md 5).
 
 Source: docs/formulas.md 3.4, 8.4 [A4]; docs/modelling.md 4 and 5.
@@ -36,19 +39,22 @@ from gnnplan.planner.cost.backends.backend import startup_seconds
 from gnnplan.planner.cost.link_use import link_of
 from gnnplan.planner.cost.memory import Budgets
 from gnnplan.planner.cost.pipeline_time import straggler_seconds
-from gnnplan.planner.cost.rates import topology_bytes
+from gnnplan.planner.cost.rates import MachineTable, Rate, ranks_here, topology_bytes
 from gnnplan.planner.cost.stages.all_reduce import (
     all_reduce_seconds,
     exposed_seconds,
+    gpu_all_reduce,
     gradient_bytes,
 )
-from gnnplan.planner.cost.stages.exchange import bracket_seconds, hidden_share
+from gnnplan.planner.cost.stages.exchange import bracket_seconds, hidden_share, hosts_all_reduce
+from gnnplan.planner.cost.stages.exchange_gpu import exchange_seconds as links_seconds
+from gnnplan.planner.cost.stages.gather_gpu import copy_seconds_per_byte
 from gnnplan.planner.cost.step import interval_around, relative_half_width
 from gnnplan.planner.fullgraph.candidate import cut_of, overlaps
 from gnnplan.planner.fullgraph.formulas import PartSizes, columns_per_row, epoch_bytes
-from gnnplan.planner.fullgraph.memory import memory_use, rank_parts
+from gnnplan.planner.fullgraph.memory import memory_use
 from gnnplan.planner.fullgraph.profile import ANCHORS, CaseSeconds, CutProfile
-from gnnplan.planner.machine.model import MachineModel, Table
+from gnnplan.planner.machine.model import MachineModel, Table, one_host, prefix_of
 from gnnplan.planner.search.choose import PricedCandidate
 from gnnplan.runtime.plan.schema import FullGraph, GraphRef, Prediction, Workload
 
@@ -112,17 +118,71 @@ def longer_in_turns(sizes: Sequence[PartSizes]) -> float:
     return most / least - 1.0 if least > 0 else 0.0
 
 
-def table_seconds(table: Table, num_bytes: float, ranks: int) -> float:
-    """Read the seconds of one call; beyond the largest message in proportion to the bytes."""
+def table_seconds(table: Table, num_bytes: float, ranks: int, *, axis: str = "ranks") -> float:
+    """Read the seconds of one call; beyond the largest message in proportion to the bytes.
+
+    The other `axis` counts ranks, or hosts.
+    """
     largest = table.points[table.axes.index("bytes")][-1]
-    seconds = table.at(bytes=max(1.0, min(num_bytes, largest)), ranks=float(ranks))
+    seconds = table.at(**{"bytes": max(1.0, min(num_bytes, largest)), axis: float(ranks)})
     return seconds * max(1.0, num_bytes / largest) if len(table.values) > 1 else seconds
 
 
-def exchange_table(machine: MachineModel, candidate: Candidate) -> str:
+def exchange_table(machine: MachineModel, candidate: Candidate, name: str = "all_to_all") -> str:
     """Name the table: of calls beside compute, or of calls that the ranks step into together."""
-    stepped = "all_to_all_stepped"
-    return stepped if not overlaps(candidate) and stepped in machine.tables else "all_to_all"
+    stepped = f"{name}_stepped"
+    return stepped if not overlaps(candidate) and stepped in machine.tables else name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallTimes:
+    """Seconds of an exchange by the bytes of its busiest rank."""
+
+    seconds: Callable[[float], float]
+    spread: float
+    words: str
+    largest_bytes: float = math.inf
+    """Bytes of a rank up to which seconds were measured."""
+
+
+def call_times(machine: MachineModel, candidate: Candidate) -> CallTimes:
+    """Find the seconds of the candidate's exchanges: of its links, its cards or its table."""
+    ranks = candidate.num_ranks
+    if candidate.gpus:
+        message = machine.table(MachineTable.GPU_MESSAGE)
+        return CallTimes(
+            seconds=lambda size: links_seconds(machine, candidate, size),
+            spread=message.spread,
+            words="derived: the busiest part's bytes over the links between the GPUs",
+        )
+    share = ranks / (ranks - 1)
+    inside = machine.table(exchange_table(machine, candidate))
+    words = f"{inside.provenance}: table {exchange_table(machine, candidate)}"
+    largest = inside.points[inside.axes.index("bytes")][-1] / share
+    if candidate.hosts == 1:
+        return CallTimes(
+            seconds=lambda size: table_seconds(inside, size * share, ranks),
+            spread=inside.spread,
+            words=f"{words} at each exchange's bytes",
+            largest_bytes=largest,
+        )
+    here, hosts = ranks_here(candidate), candidate.hosts
+    name = exchange_table(machine, candidate, MachineTable.HOSTS_ALL_TO_ALL)
+    across = machine.table(name)
+
+    def over_cards(size: float) -> float:
+        found = table_seconds(across, here * size * share, hosts, axis="hosts")
+        return found + (table_seconds(inside, size * share / hosts, here) if here > 1 else 0.0)
+
+    most = across.points[across.axes.index("bytes")][-1] / share / here
+    return CallTimes(
+        seconds=over_cards,
+        spread=max(across.spread, inside.spread if here > 1 else 0.0),
+        words=f"{across.provenance}: table {name}"
+        + (f" + {words}" if here > 1 else "")
+        + " at each exchange's bytes",
+        largest_bytes=min(most, largest * hosts) if here > 1 else most,
+    )
 
 
 def overlap_share(machine: MachineModel, candidate: Candidate) -> float:
@@ -145,27 +205,23 @@ def exchange_seconds(
     if ranks == 1 or settings.keep <= 0:
         words = "derived: nothing crosses"
         return Exchanges(seconds=0.0, exposed=0.0, spread=0.0, provenance=words)
-    name = exchange_table(machine, candidate)
-    table, eta = machine.table(name), overlap_share(machine, candidate)
+    call, eta = call_times(machine, candidate), overlap_share(machine, candidate)
     rows = busiest_rows(sizes, settings.keep)
     columns = exchanged_widths(widths, precomputed=settings.precompute_first_layer)
     total = exposed = 0.0
-    beyond = False
     for number, width in enumerate(columns):
-        size = rows * width * ITEM_BYTES * ranks / (ranks - 1)
-        beyond = beyond or size > table.points[table.axes.index("bytes")][-1]
-        seconds = table_seconds(table, size, ranks)
+        seconds = call.seconds(rows * width * ITEM_BYTES)
         window = min(rank[number] for rank in windows)
         total += seconds
         exposed += exposed_seconds(seconds, window, eta)
-    words = f"{table.provenance}: table {name} at each exchange's bytes"
+    words, beyond = call.words, rows * max(columns) * ITEM_BYTES > call.largest_bytes
     words += ", in proportion beyond its largest message" if beyond else ""
     words += (
         f"; overlap {eta:.2f} of the work beside it" if overlaps(candidate) else "; not overlapped"
     )
     longer = longer_in_turns(sizes)
     words += f"; {longer:.0%} longer if sent in {ranks - 1} turns" if longer >= 5e-3 else ""
-    spread = math.hypot(table.spread, longer)
+    spread = math.hypot(call.spread, longer)
     return Exchanges(seconds=total, exposed=exposed, spread=spread, provenance=words)
 
 
@@ -287,7 +343,8 @@ def price(request: FullRequest, profile: CutProfile, candidate: Candidate) -> Pr
     ranks = rank_seconds(profile, settings)
     windows = [r.windows for r in ranks]
     exchange = exchange_seconds(machine, profile.sizes, profile.widths, windows, candidate)
-    stages, bound = _stages(request, profile, ranks, exchange)
+    reduced = _all_reduce(request, profile, candidate)
+    stages, bound = _stages(request, profile, ranks, exchange, reduced.seconds)
     epoch = sum(stages.values())
     half = relative_half_width(
         epoch,
@@ -296,11 +353,11 @@ def price(request: FullRequest, profile: CutProfile, candidate: Candidate) -> Pr
             "sample": max(r.spread for r in ranks),
             "forward_backward": max(r.spread for r in ranks),
             "halo_exchange": exchange.spread,
-            "all_reduce": _all_reduce(request, profile)[1],
+            "all_reduce": reduced.spread,
         },
         noise=machine.noise,
         profile_error=0.0,
-        oversubscribed=cut.ranks * cut.threads > machine.num_cores,
+        oversubscribed=not cut.on_gpus and cut.ranks * cut.threads > machine.num_cores,
     )
     span = interval_around(epoch, half)
     largest = max(stages, key=lambda name: stages[name])
@@ -308,23 +365,26 @@ def price(request: FullRequest, profile: CutProfile, candidate: Candidate) -> Pr
         step_seconds=span,
         epoch_seconds=span,
         steps_per_epoch=1,
-        startup_seconds=_startup(request, profile),
+        startup_seconds=_startup(request, profile, candidate),
         stages=stages,
         stage_core_seconds=_core_seconds(profile, ranks, stages),
         traffic_bytes=_traffic(request, profile, candidate),
         hit_rates={f"rank{r}": _shares(profile, r, settings.keep) for r in range(cut.ranks)},
         memory_bytes=memory_use(
-            rank_parts(profile, candidate, request.workload),
-            request.graph, machine, request.budgets, profile.process.launcher_bytes,
+            profile, candidate, request.workload, request.graph, machine, request.budgets
         ),
         bottleneck=f"{largest} of the largest part" if cut.ranks > 1 else largest,
-        provenance=_provenance(profile, candidate, exchange, request),
+        provenance=_provenance(profile, candidate, exchange, reduced, request),
     )  # fmt: skip
     return PricedEpoch(candidate=candidate, prediction=prediction, bound_seconds=bound)
 
 
 def _stages(
-    request: FullRequest, profile: CutProfile, ranks: Sequence[CaseSeconds], exchange: Exchanges
+    request: FullRequest,
+    profile: CutProfile,
+    ranks: Sequence[CaseSeconds],
+    exchange: Exchanges,
+    reduced: float,
 ) -> tuple[dict[str, float], float]:
     """Split an epoch of a typical rank into stages, and bound it by perfect balance."""
     busy = [r.sample + r.forward_backward + r.packing for r in ranks]
@@ -339,7 +399,6 @@ def _stages(
     if count > 1:
         waited = longest - mean
         waited += straggler_seconds(longest, request.machine.noise * longest, count)
-        reduced = _all_reduce(request, profile)[0]
         packing = float(np.mean([r.packing for r in ranks]))
         crosses = exchange.seconds > 0
         stages["halo_exchange"] = packing + exchange.exposed + (waited if crosses else 0.0)
@@ -348,16 +407,22 @@ def _stages(
     return stages, bound
 
 
-def _all_reduce(request: FullRequest, profile: CutProfile) -> tuple[float, float, str]:
-    """Return seconds, spread and words; the ranks compute before the call and wait in it."""
+def _all_reduce(request: FullRequest, profile: CutProfile, candidate: Candidate) -> Rate:
+    """Price the gradient's sum; the ranks compute before the call and wait in it."""
     count, machine = len(profile.sizes), request.machine
+    size = float(gradient_bytes(profile.num_parameters))
+    if candidate.gpus:
+        return gpu_all_reduce(machine, candidate, size)
+    if candidate.hosts > 1:
+        return hosts_all_reduce(machine, candidate, size)
     if count == 1:
-        return 0.0, 0.0, "derived: one rank has nothing to sum"
+        words = "derived: one rank has nothing to sum"
+        return Rate(seconds=0.0, spread=0.0, provenance=words)
     name = "all_reduce_stepped" if "all_reduce_stepped" in machine.tables else "all_reduce"
     table = machine.table(name)
-    size = float(gradient_bytes(profile.num_parameters))
     words = f"{table.provenance}: table {name} at the gradient's bytes"
-    return all_reduce_seconds(table, size, count), table.spread, words
+    seconds = all_reduce_seconds(table, size, count)
+    return Rate(seconds=seconds, spread=table.spread, provenance=words)
 
 
 def _core_seconds(
@@ -371,17 +436,21 @@ def _core_seconds(
     }
 
 
-def _startup(request: FullRequest, profile: CutProfile) -> float:
-    machine, count = request.machine, float(profile.cut.ranks)
+def _startup(request: FullRequest, profile: CutProfile, candidate: Candidate) -> float:
+    machine, count = request.machine, float(ranks_here(candidate))
     started = profile.process.start_seconds
     if "process_start" in machine.tables:
         started = machine.table("process_start").at(ranks=count)
     rows = max(part.inner for part in profile.sizes) * 4 * request.graph.feature_dim
+    if candidate.gpus:
+        copied = 1 / max(copy_seconds_per_byte(machine, candidate))
+    else:
+        copied = machine.table("copy").at(readers=count)
     return startup_seconds(
         process_seconds=started,
         own_row_bytes=float(rows),
         topology_bytes=float(topology_bytes(request.graph)),
-        copy_bytes_per_second=machine.table("copy").at(readers=count),
+        copy_bytes_per_second=copied,
     )
 
 
@@ -396,12 +465,43 @@ def halo_bytes(profile: CutProfile, candidate: Candidate) -> float:
 
 
 def _traffic(request: FullRequest, profile: CutProfile, candidate: Candidate) -> dict[str, float]:
-    """Count the bytes per epoch over all ranks by link: boundary rows, and the gradient's ring."""
-    count = candidate.num_ranks
+    """Count the bytes per epoch over all ranks by link: boundary rows, and the gradient's ring.
+
+    Of GPUs, rows alone: between peers of a clique, over the host, and what leaves by each card.
+    """
+    count, machine = candidate.num_ranks, request.machine
     if count == 1:
         return {}
     ring = 2.0 * (count - 1) * gradient_bytes(profile.num_parameters)
-    return {link_of(request.machine, "all_reduce"): halo_bytes(profile, candidate) + ring}
+    if not candidate.gpus and candidate.hosts == 1:
+        return {link_of(machine, "all_reduce"): halo_bytes(profile, candidate) + ring}
+    settings, layers = candidate.full_graph, len(profile.widths) - 1
+    columns = exchanged_widths(profile.widths, precomputed=settings.precompute_first_layer)
+    forward = layers - int(settings.precompute_first_layer)
+    size = settings.keep * ITEM_BYTES
+    total: dict[str, float] = {}
+    for receiver, part in enumerate(profile.sizes):
+        for owner, rows in enumerate(part.received):
+            out = _link_between(machine, candidate, owner, receiver)
+            back = _link_between(machine, candidate, receiver, owner)
+            total[out] = total.get(out, 0.0) + size * rows * sum(columns[:forward])
+            total[back] = total.get(back, 0.0) + size * rows * sum(columns[forward:])
+    if not candidate.gpus:
+        for host in range(candidate.hosts):
+            card = f"nic{host}.out"
+            total[card] = total.get(card, 0.0) + ring / count
+    return {link: size for link, size in sorted(total.items()) if size > 0}
+
+
+def _link_between(machine: MachineModel, candidate: Candidate, owner: int, receiver: int) -> str:
+    """Name what a row crosses on its way from one rank to another."""
+    source, target = candidate.devices[owner], candidate.devices[receiver]
+    if source.host != target.host:
+        return f"nic{source.host}.out"
+    if not candidate.gpus:
+        inside = link_of(one_host(machine, source.host), "all_reduce")
+        return f"{prefix_of(source.host)}{inside}"
+    return "peer" if source.clique == target.clique else "host"
 
 
 def _shares(profile: CutProfile, rank: int, keep: float) -> dict[str, float]:
@@ -414,20 +514,22 @@ def _shares(profile: CutProfile, rank: int, keep: float) -> dict[str, float]:
 
 
 def _provenance(
-    profile: CutProfile, candidate: Candidate, exchange: Exchanges, request: FullRequest
-) -> dict[str, str]:
-    measured = "measured: the runtime's own epoch on each part, nothing sent"
-    if 0 < candidate.full_graph.keep < 1:
-        measured = f"derived: linear in p through {measured.removeprefix('measured: ')}"
+    profile: CutProfile, candidate: Candidate, exchange: Exchanges, reduced: Rate,
+    request: FullRequest,
+) -> dict[str, str]:  # fmt: skip
+    sample = measured = _measured_words(candidate)
+    if candidate.gpus:
+        measured = "derived: roofline of each part's shapes, the machine's flops and bandwidth"
+        sample = "derived: the host's draws, kept edges over the GPU's bandwidth"
     cut = cut_of(candidate)
     words = {
-        "sample": measured,
+        "sample": sample,
         "forward_backward": measured,
-        "optimizer": "measured: on the model",
+        "optimizer": measured if candidate.gpus else "measured: on the model",
     }
     if cut.ranks > 1:
         words["halo_exchange"] = f"{exchange.provenance}; wait for the largest part: derived"
-        words["all_reduce"] = _all_reduce(request, profile)[2]
+        words["all_reduce"] = reduced.provenance
         known = candidate.full_graph.precompute_first_layer
         share = profile.volume / max(1, request.graph.num_nodes)
         columns = columns_per_row(profile.widths, precomputed=known)
@@ -436,4 +538,13 @@ def _provenance(
             f"nodes; {columns} numbers per row and epoch"
         )
     words["startup"] = "measured: process start; derived: bytes over copy bandwidth"
+    if candidate.gpus:
+        words["startup"] = "derived: the machine's process start, bytes over the links to the GPUs"
     return words
+
+
+def _measured_words(candidate: Candidate) -> str:
+    measured = "measured: the runtime's own epoch on each part, nothing sent"
+    if 0 < candidate.full_graph.keep < 1:
+        measured = f"derived: linear in p through {measured.removeprefix('measured: ')}"
+    return measured

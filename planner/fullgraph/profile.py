@@ -1,7 +1,8 @@
 """Profile full-graph training, cached: parts, and a rank's own seconds on them.
 
 Every cut (ranks, threads, partitioner) is partitioned once, and its parts are timed at once, one
-process each, as the ranks of a run would compute. What dropping boundary nodes adds to the
+process each, as the ranks of a run would compute; those of several hosts, host after host. Seconds
+of GPUs are derived from the parts' sizes (`derive_part`). What dropping boundary nodes adds to the
 variance is estimated on the input features, since hidden layers are not known before training:
 
     V = mean_u sum_{v in N(u) outside} a_uv^2 |x_v|^2,   eps^2 = 0.1 mean_u |sum_v a_uv x_v|^2
@@ -12,7 +13,7 @@ Source: docs/formulas.md 3.3 and 3.6.
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from numpy.typing import NDArray
 from scipy import sparse  # pyright: ignore[reportMissingTypeStubs]
 
 from gnnplan.planner.cache_folder import cache_folder as root_folder
+from gnnplan.planner.candidate import Candidate, make_candidate
+from gnnplan.planner.cost.stages.gather_gpu import copy_seconds_per_byte, memory_seconds_per_byte
+from gnnplan.planner.cost.stages.host import UPDATE_STARTS, pass_starts, start_seconds
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.fullgraph.candidate import Cut
 from gnnplan.planner.fullgraph.formulas import PartSizes, p_variance
@@ -30,6 +34,18 @@ from gnnplan.planner.partition.partition import partition
 from gnnplan.planner.probe.quiet import disturbance
 from gnnplan.planner.probe.timing import WAITED, Patience
 from gnnplan.planner.profile.cache import cache_folder
+from gnnplan.planner.profile.roofline import (
+    FLOAT_BYTES,
+    OPTIMIZER_PASSES,
+    LayerShape,
+    Operation,
+    aggregation,
+    elementwise,
+    layer_operations,
+    layer_widths,
+    num_parameters,
+    product,
+)
 from gnnplan.planner.profile.team import Team, launcher_bytes
 from gnnplan.planner.progress import Progress, silent
 from gnnplan.planner.settings import PlanSettings
@@ -305,6 +321,12 @@ def profile_cuts(
         kept = _load(_key(graph, settings, machine, cut, draws))
         if kept is not None:
             found[cut] = kept
+    for cut in cuts:
+        if cut.on_gpus and cut not in found:
+            made = _derive(graph, settings, machine, cut, cases_of(cut, draws))
+            key = _key(graph, settings, machine, cut, draws)
+            _save(key, made)
+            found[cut] = _load(key) or made
     missing = [cut for cut in cuts if cut not in found]
     if missing and not measure:
         raise SettingsError(
@@ -312,7 +334,7 @@ def profile_cuts(
             "for these settings and this machine; plan again"
         )
     if missing:
-        size = max(cut.ranks for cut in missing)
+        size = max(cut.ranks // cut.hosts for cut in missing)
         with disturbance(root_folder()) as disturbed, Team(size, MODULE) as team:
             patience = Patience(disturbed.level, share=WAITED)
             for i, cut in enumerate(missing):
@@ -359,7 +381,11 @@ def _make(
                 cases=cases,
             )
             requests.append(json.dumps(codec.to_plain(request)))
-        answers = patience.timed(lambda: team.ask(requests, cut.threads))
+        answers: list[str] = []
+        here = cut.ranks // cut.hosts
+        for first in range(0, cut.ranks, here):
+            mine = requests[first : first + here]
+            answers += patience.timed(lambda mine=mine: team.ask(mine, cut.threads))
     numbers = CutProfile(
         cut=cut,
         sizes=parts.sizes,
@@ -372,6 +398,160 @@ def _make(
     return FullProfile(numbers=numbers, partition=parts.partition)
 
 
+def _derive(
+    graph: Graph, settings: PlanSettings, machine: MachineModel, cut: Cut, cases: list[Case]
+) -> FullProfile:
+    """Partition and count, and derive what GPUs take."""
+    work = settings.workload
+    parts = connect_cut(graph, cut_graph(graph, cut), cut.ranks, work.model)
+    outputs = 1 if str(graph.task) == "binary" else graph.num_classes
+    candidate = make_candidate(cut.devices)
+    numbers = CutProfile(
+        cut=cut,
+        sizes=parts.sizes,
+        seeds=parts.seeds,
+        variance=measure_variance(graph, parts.partition, work.model),
+        cases=cases,
+        ranks=[
+            derive_part(machine, candidate, work, sizes, cases, (graph.feature_dim, outputs))
+            for sizes in parts.sizes
+        ],
+        process=ProcessCost(start_seconds=0.0, resident_bytes=0),
+    )
+    return FullProfile(numbers=numbers, partition=parts.partition)
+
+
+EXCHANGE_STARTS = 4
+"""Starts of an exchange: picking rows, the collective, its wait, adding what crossed back."""
+CUT_STARTS = 14
+"""Copies and kernels that cut a layer's block to the kept rows."""
+DRAW_SECONDS = {"bernoulli": 1.5e-8, "stochastic": 4.5e-8}
+"""Host's seconds of drawing one boundary node and placing it (DEC-125)."""
+CUT_BYTES = 60
+"""GPU memory's traffic of cutting a block, per halo edge."""
+
+
+def derive_part(
+    machine: MachineModel,
+    candidate: Candidate,
+    work: Workload,
+    sizes: PartSizes,
+    cases: Sequence[Case],
+    ends: tuple[int, int],
+) -> PartAnswer:
+    """Derive a part's seconds on a GPU: the roofline of its layers, or the host's launches.
+
+    `ends` are the widths of inputs and outputs. Source: profile.roofline; docs/modelling.md 5.
+    """
+    widths = layer_widths(work, *ends)
+    rate = _GpuRate(
+        flops=machine.table("gpu_flops").at(ranks=1.0),
+        byte_seconds=memory_seconds_per_byte(machine, candidate),
+        copy_seconds=max(copy_seconds_per_byte(machine, candidate)),
+        start_seconds=start_seconds(machine),
+    )
+    parameters = num_parameters(work.model, widths)
+    update = Operation(flops=10.0 * parameters, moved_bytes=4.0 * OPTIMIZER_PASSES * parameters)
+    spread = max(machine.table(name).spread for name in ("gpu_flops", "gpu_kernel"))
+    return PartAnswer(
+        cases=[_derive_case(rate, work, sizes, case, widths, spread) for case in cases],
+        optimizer_seconds=max(rate.of([update]), UPDATE_STARTS * rate.start_seconds),
+        num_parameters=parameters,
+        widths=[a for a, _, _ in widths] + [ends[1]],
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _GpuRate:
+    """Rates of the slowest GPU and its host."""
+
+    flops: float
+    byte_seconds: float
+    copy_seconds: float
+    start_seconds: float
+
+    def of(self, operations: Iterable[Operation]) -> float:
+        """Add up the seconds of operations one after the other."""
+        return sum(
+            max(each.flops / self.flops, each.moved_bytes * self.byte_seconds)
+            for each in operations
+        )
+
+
+def _derive_case(
+    rate: _GpuRate,
+    work: Workload,
+    sizes: PartSizes,
+    case: Case,
+    widths: Sequence[tuple[int, int, int]],
+    spread: float,
+) -> CaseSeconds:
+    """Derive one case: p of the halo is received, and p of its edges are left."""
+    settings, layers = case.settings, len(widths)
+    keep, known = settings.keep, settings.precompute_first_layer
+    drawn = 0 if keep >= 1 else 1 if settings.draws == "shared" else layers - int(known)
+    ids = sizes.halo + sizes.sent
+    sample = drawn * (
+        DRAW_SECONDS[settings.rounding] * ids
+        + rate.copy_seconds * (5 * sizes.halo + 8 * keep * sizes.sent)
+        + rate.byte_seconds * CUT_BYTES * sizes.halo_edges
+        + rate.start_seconds * CUT_STARTS
+    )
+    if case.draws_only:
+        return CaseSeconds(
+            sample=sample, forward_backward=0.0, packing=0.0, windows=[], spread=spread
+        )
+    shapes = [
+        LayerShape(
+            num_src=sizes.inner + keep * sizes.halo,
+            num_dst=sizes.inner,
+            num_edges=sizes.inner_edges + keep * sizes.halo_edges,
+            in_dim=a,
+            out_dim=b * heads,
+            inputs=layer == 0,
+            heads=heads,
+        )
+        for layer, (a, b, heads) in enumerate(widths)
+    ]
+    operations = [
+        each
+        for layer, shape in enumerate(shapes)
+        for each in part_operations(work.model, shape, known=known and layer == 0)
+    ]
+    inner = [replace(shape, num_edges=sizes.inner_edges) for shape in shapes]
+    crossing = [*inner[int(known) :], *inner[:0:-1]]
+    started = pass_starts(work.model, layers) + EXCHANGE_STARTS * len(crossing)
+    moved = 2 * FLOAT_BYTES * keep * sizes.sent * sum(shape.in_dim for shape in crossing)
+    return CaseSeconds(
+        sample=sample,
+        forward_backward=max(rate.of(operations), started * rate.start_seconds),
+        packing=moved * rate.byte_seconds,
+        windows=[rate.of([aggregation(shape, shape.in_dim)]) for shape in crossing],
+        spread=spread,
+    )
+
+
+def part_operations(model: str, shape: LayerShape, *, known: bool) -> Iterator[Operation]:
+    """Yield the kernels of a layer over a part, which sums before the product but in attention.
+
+    `known` sums are not taken again.
+    """
+    if model == "gat":
+        yield from layer_operations(model, shape)
+        return
+    n, a, b = shape.num_dst, shape.in_dim, shape.out_dim
+    wide = 2 * a if model == "sage" else a
+    if not known:
+        yield aggregation(shape, a)
+    yield product(n, wide, b)
+    yield product(n, wide, b)  # gradient of the weights
+    if not shape.inputs:
+        yield product(n, b, wide)  # gradient of the rows
+        yield aggregation(shape, a)
+    yield elementwise(n, b)  # bias and activation
+    yield elementwise(n, b, passes=3)  # their backward
+
+
 def _key(
     graph: Graph, settings: PlanSettings, machine: MachineModel, cut: Cut, draws: Sequence[str]
 ) -> str:
@@ -379,6 +559,7 @@ def _key(
     work = settings.workload
     model = [work.model, work.num_layers, work.hidden, work.heads, work.dropout, work.seed]
     decided = [VERSION, graph.fingerprint, machine.fingerprint, model, cut, cases_of(cut, draws)]
+    decided += [machine.calibration] if cut.on_gpus else []
     return codec.content_hash(decided)[:32]
 
 

@@ -233,7 +233,7 @@ class TimedExchange(Exchange):
     ) -> Pending:
         """Pack the rows as a rank does; the answer is there at once."""
         found = super().start(x, send, counts, received_counts)
-        return TimedPending(self, found.rows, time.perf_counter())
+        return TimedPending(self, found.rows, started=time.perf_counter())
 
 
 if __name__ == "__main__":

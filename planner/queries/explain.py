@@ -18,8 +18,12 @@ WORDS = ("keep", "partition")
 def _full_graph_summary(plan: Plan) -> str:
     """Write ranks, partition, p and overlap of full-graph training in one line."""
     threads, settings = plan.strategy.threads, plan.strategy.full_graph
-    words = [f"the whole graph on {counted(plan.num_ranks, 'rank')}"]
-    words.append(f"{counted(threads.compute, 'compute thread')} each")
+    gpus = bool(plan.strategy.gpus)
+    words = [f"the whole graph on {counted(plan.num_ranks, 'GPU' if gpus else 'rank')}"]
+    if len(hosts := {device.host for device in plan.strategy.devices}) > 1:
+        words[0] += f" of {len(hosts)} hosts"
+    if not gpus:
+        words.append(f"{counted(threads.compute, 'compute thread')} each")
     if plan.num_ranks > 1:
         words.append(f"cut by {plan.strategy.partition}")
         words.append(f"boundary rows kept with p {settings.keep:.3g}")

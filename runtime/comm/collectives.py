@@ -336,6 +336,30 @@ class Communicator:
         self._all_to_all(out, rows, received_counts, counts, stage)
         return out
 
+    def start_all_to_all_rows(
+        self,
+        rows: torch.Tensor,
+        counts: Sequence[int],
+        received_counts: Sequence[int],
+        *,
+        stage: Stage = Stage.EXCHANGE_ROWS,
+    ) -> tuple[torch.Tensor, Pending]:
+        """Begin an `all_to_all_rows` between GPUs; return the rows, which are there after a wait.
+
+        Metered seconds are those of handing it over.
+        """
+        out = rows.new_empty((sum(received_counts), *rows.shape[1:]))
+        splits = list(received_counts), list(counts)
+        with self._metered(stage, _sent_bytes(rows, counts, self.rank)):
+            work = self._issue(
+                "all_to_all",
+                rows,
+                lambda: dist.all_to_all_single(
+                    out, rows, *splits, group=self._group, async_op=True
+                ),
+            )
+        return out, Pending(work)
+
     def all_gather_objects(self, value: Any) -> list[Any]:
         """Return every rank's picklable value, in rank order."""
         if self.size == 1:

@@ -11,6 +11,7 @@ b), which never sends anything where p b < 1 (docs/formulas.md 3.3).
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any, Literal, no_type_check
 
 import numpy as np
@@ -19,9 +20,10 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.fullgraph.exchange import Crossing, block_of, joined_block, kept_block
-from gnnplan.runtime.fullgraph.part import Part
+from gnnplan.runtime.fullgraph.part import Lists, Part
 from gnnplan.runtime.models.adjacency import TorchBlock
 from gnnplan.runtime.plan.schema import FullGraph
+from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.compiled import kernel
 from gnnplan.runtime.sampling.rng import Purpose, draw, key_kernel, stream, value_kernel
 from gnnplan.runtime.stages import Stage
@@ -150,7 +152,7 @@ class EpochDraws:
 
     The part is connected, with edge ids where edges are sampled. `weights` are of its inner and
     halo edges, empty for attention, whose layers compute their own. `masks` None takes
-    `SeededMasks`.
+    `SeededMasks`. What is kept is drawn on the host; blocks lie on the device and are cut there.
     """
 
     def __init__(
@@ -162,14 +164,15 @@ class EpochDraws:
         seed: int,
         num_layers: int,
         comm: Communicator,
+        device: torch.device,
         attention: bool = False,
         masks: AbstractMasks | None = None,
     ) -> None:
-        self._part, self._weights, self._settings = part, weights, settings
+        self._part, self._settings, self._device = part, settings, device
         self._comm, self._num_layers = comm, num_layers
         self._attention = attention
         self._masks = masks or SeededMasks(seed, part.size, settings.keep, settings.rounding)
-        self.whole = self._everything()
+        self.whole = self._everything(weights)
         """Unsampled crossing."""
 
     def layers(self, epoch: int) -> list[Crossing]:
@@ -183,19 +186,15 @@ class EpochDraws:
         drawn = drawn * (self._num_layers - first) if shared else drawn
         return [self.whole] * first + drawn
 
-    def _everything(self) -> Crossing:
+    def _everything(self, weights: Weights) -> Crossing:
         part = self._part
-        inner = block_of(
-            *part.inner_edges[:2], self._weights[0], part.num_inner, weighted=self._weighted
-        )
-        outer = block_of(
-            *part.halo_edges[:2], self._weights[1], part.num_halo, weighted=self._weighted
-        )
+        inner = self._block(part.inner_edges, weights[0], part.num_inner)
+        outer = self._block(part.halo_edges, weights[1], part.num_halo)
         return self._crossing(inner, outer, part.send, part.send_counts, part.halo_counts)
 
-    @property
-    def _weighted(self) -> bool:
-        return not self._attention
+    def _block(self, lists: Lists, weight: NDArray[np.float32], num_src: int) -> TorchBlock:
+        block = block_of(*lists[:2], weight, num_src, weighted=not self._attention)
+        return block.to(self._device) if processor_of(self._device).apart else block
 
     def _draw(self, epoch: int, layer: int) -> Crossing:
         if self._settings.drop == "nodes":
@@ -215,10 +214,7 @@ class EpochDraws:
         slot, num_received = _slots(np.concatenate(received))
         keep = self._settings.keep
         scale = 1.0 if keep <= 0 or self._attention else 1 / keep
-        outer = kept_block(
-            part.halo_edges, self._weights[1], slot, num_received,
-            weighted=self._weighted, scale=scale,
-        )  # fmt: skip
+        outer = kept_block(self.whole.outer, slot, num_received, scale=scale)
         crossing = self._crossing(
             self.whole.inner, outer, part.send[np.concatenate(sent)], _sums(sent), _sums(received)
         )
@@ -235,10 +231,7 @@ class EpochDraws:
         needed = np.zeros(part.num_halo, np.bool_)
         needed[part.halo_edges[1][mask]] = True
         slot, num_received = _slots(needed)
-        outer = kept_block(
-            part.halo_edges, self._weights[1], slot, num_received,
-            weighted=self._weighted, mask=mask, scale=scale,
-        )  # fmt: skip
+        outer = kept_block(self.whole.outer, slot, num_received, mask=mask, scale=scale)
         by_owner = _segments(needed, part.halo_counts)
         if settings.keep <= 0:
             nothing = np.zeros(part.size, np.int64)
@@ -247,7 +240,7 @@ class EpochDraws:
             return crossing
         positions = np.concatenate([np.flatnonzero(kept) for kept in by_owner])
         counts = _sums(by_owner)
-        wanted, wanted_counts = self._comm.all_to_all_ids(
+        wanted, wanted_counts = self._comm.host_lane.all_to_all_ids(
             torch.from_numpy(positions), counts.tolist(), stage=Stage.HALO_EXCHANGE
         )
         starts = np.cumsum(part.send_counts) - part.send_counts
@@ -256,15 +249,14 @@ class EpochDraws:
 
     def _kept_inner(self, epoch: int, layer: int, scale: float) -> TorchBlock:
         """Drop edges inside the part; a layer's own self-loops are never dropped nor scaled."""
-        part = self._part
-        indptr, columns, ids = part.inner_edges
+        whole, ids = self.whole.inner, self._part.inner_edges[2]
         mask = self._masks.edges(epoch, layer, ids)
-        weight = self._weights[0]
-        if self._weighted:
-            weight = np.where(ids < 0, weight, weight * np.float32(scale)).astype(np.float32)
-        slot = np.arange(part.num_inner, dtype=np.int32)
-        lists = (indptr, columns, ids)
-        return kept_block(lists, weight, slot, part.num_inner, weighted=self._weighted, mask=mask)
+        weight = whole.weight
+        if weight is not None:
+            loops = torch.from_numpy(ids < 0).to(self._device)
+            weight = torch.where(loops, weight, weight * scale)
+        slot = np.arange(whole.num_src, dtype=np.int32)
+        return kept_block(replace(whole, weight=weight), slot, whole.num_src, mask=mask)
 
     def _crossing(
         self,
@@ -277,7 +269,7 @@ class EpochDraws:
         return Crossing(
             inner=inner,
             outer=outer,
-            send=torch.from_numpy(np.ascontiguousarray(send)),
+            send=torch.from_numpy(np.ascontiguousarray(send)).to(self._device),
             send_counts=[int(n) for n in send_counts],
             received_counts=[int(n) for n in received_counts],
             joined=joined_block(inner, outer) if self._attention else None,

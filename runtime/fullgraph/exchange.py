@@ -1,14 +1,14 @@
 """Exchange of rows over the boundary, and the blocks that add them up.
 
-With a communication thread an exchange owns a process group: rows travel while the training thread
-aggregates over inner nodes. Without one, rows are sent where they are asked for. Every call is
-metered as `halo_exchange`.
+Overlapped, rows travel while inner nodes are aggregated: between cores on a thread with a process
+group of its own, between GPUs on the collectives' own stream, which the training thread waits for.
+Else rows are sent where they are asked for. Every call is metered as `halo_exchange`.
 """
 
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import no_type_check
 
 import numba
@@ -17,10 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gnnplan.runtime.comm import collectives
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.fullgraph.part import Lists, Part
+from gnnplan.runtime.fullgraph.part import Part
 from gnnplan.runtime.models.adjacency import TorchBlock
 from gnnplan.runtime.models.weights import count_self_loops
+from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.stages import Stage
 
 
@@ -30,13 +32,17 @@ class Pending:
 
     exchange: "Exchange"
     rows: "Tensor | Future[Tensor]"
+    work: collectives.Pending | None = None
+    """Collective that fills the rows; None: they are filled once they are there."""
 
     def wait(self) -> Tensor:
         """Return the rows received, those of rank 0 first."""
-        if isinstance(self.rows, Tensor):
+        if isinstance(self.rows, Tensor) and self.work is None:
             return self.rows
         started = time.perf_counter()
-        rows = self.rows.result()
+        rows = self.rows if isinstance(self.rows, Tensor) else self.rows.result()
+        if self.work is not None:
+            self.work.wait()
         self.exchange.exposed_seconds += time.perf_counter() - started
         return rows
 
@@ -45,11 +51,12 @@ class Exchange:
     """Sender and counter of rows between ranks.
 
     With `overlap` it sends on a thread and a process group of its own: every rank makes its
-    exchange at the same point.
+    exchange at the same point. Between GPUs it needs neither.
     """
 
     def __init__(self, comm: Communicator, *, overlap: bool = False) -> None:
-        self._threaded = overlap and comm.size > 1
+        self._streamed = overlap and comm.between_gpus
+        self._threaded = overlap and comm.size > 1 and not comm.between_gpus
         self.comm = comm.duplicate() if self._threaded else comm
         """Communicator, on which no call may be made while rows are under way."""
         enter = self.comm.enter_thread
@@ -83,7 +90,9 @@ class Exchange:
         rows = rows.contiguous()
         self.rows += rows.shape[0]
         self.bytes += rows.nbytes
-        if self._thread is None:
+        if self._streamed:
+            pending = Pending(self, *self._begin(rows, counts, received_counts))
+        elif self._thread is None:
             pending = Pending(self, self._send(rows, counts, received_counts))
         else:
             pending = Pending(self, self._thread.submit(self._send, rows, counts, received_counts))
@@ -93,6 +102,11 @@ class Exchange:
     def _send(self, rows: Tensor, counts: Sequence[int], received: Sequence[int]) -> Tensor:
         with torch.no_grad():
             return self.comm.all_to_all_rows(rows, counts, received, stage=Stage.HALO_EXCHANGE)
+
+    def _begin(
+        self, rows: Tensor, counts: Sequence[int], received: Sequence[int]
+    ) -> tuple[Tensor, collectives.Pending]:
+        return self.comm.start_all_to_all_rows(rows, counts, received, stage=Stage.HALO_EXCHANGE)
 
     def close(self) -> None:
         """End the thread and leave the process group, if they are its own."""
@@ -124,15 +138,6 @@ class Crossing:
     joined: TorchBlock | None = field(default=None, repr=False)
     """For attention: one block over inner rows, then received rows."""
 
-    def to(self, device: torch.device) -> "Crossing":
-        """Move the blocks and the send list to a device."""
-        if self.inner.indptr.device == device:
-            return self
-        joined = None if self.joined is None else self.joined.to(device)
-        moved = replace(self, inner=self.inner.to(device), outer=self.outer.to(device))
-        moved.send, moved.joined = self.send.to(device), joined
-        return moved
-
 
 @numba.njit(cache=True, nogil=True)
 @no_type_check
@@ -154,29 +159,56 @@ def _filter(indptr, columns, weight, slot, mask, scale, out_ptr, out_columns, ou
 
 
 def kept_block(
-    lists: Lists,
-    weight: NDArray[np.float32],
+    block: TorchBlock,
     slot: NDArray[np.int32],
     num_src: int,
     *,
-    weighted: bool = True,
     mask: NDArray[np.bool_] = _NO_MASK,
     scale: float = 1.0,
 ) -> TorchBlock:
     """Return the block of the edges that remain, their weights times `scale`.
 
     `slot` is the new column of each old one, negative where it is dropped; an empty `mask` keeps
-    all edges of the other columns.
+    all edges of the other columns. The edges are chosen where the block lies.
     """
-    indptr, columns, _ = lists
+    if processor_of(block.indptr.device).apart:
+        return _kept_apart(block, slot, num_src, mask, scale)
+    indptr, columns = block.indptr.numpy(), block.indices.numpy()
+    weight = _NO_WEIGHT if block.weight is None else block.weight.numpy()
     out_ptr = np.zeros_like(indptr)
     no_columns, factor = np.empty(0, np.int32), np.float32(scale)
     _filter(indptr, columns, weight, slot, mask, factor, out_ptr, no_columns, _NO_WEIGHT)
     out_columns = np.empty(int(out_ptr[-1]), np.int32)
+    weighted = block.weight is not None
     out_weight = np.empty(out_columns.shape[0] if weighted else 0, np.float32)
     if out_columns.shape[0]:
         _filter(indptr, columns, weight, slot, mask, factor, out_ptr, out_columns, out_weight)
     return block_of(out_ptr, out_columns, out_weight, num_src, weighted=weighted)
+
+
+def _kept_apart(
+    block: TorchBlock,
+    slot: NDArray[np.int32],
+    num_src: int,
+    mask: NDArray[np.bool_],
+    scale: float,
+) -> TorchBlock:
+    """Compute `kept_block` in torch operations, in the memory of a device."""
+    device = block.indptr.device
+    columns = torch.from_numpy(slot).to(device).index_select(0, block.indices)
+    stays = columns >= 0
+    if mask.shape[0]:
+        stays &= torch.from_numpy(mask).to(device)
+    before = torch.zeros(block.num_edges + 1, dtype=torch.int64, device=device)
+    torch.cumsum(stays, 0, out=before[1:])
+    edges = stays.nonzero().squeeze(1)
+    return TorchBlock(
+        num_src=num_src,
+        num_dst=block.num_dst,
+        indptr=before.index_select(0, block.indptr),
+        indices=columns.index_select(0, edges),
+        weight=None if block.weight is None else block.weight.index_select(0, edges) * scale,
+    )
 
 
 def block_of(
@@ -213,12 +245,32 @@ def _join(first_ptr, first, second_ptr, second, shift, out_ptr, out):
 
 def joined_block(inner: TorchBlock, outer: TorchBlock) -> TorchBlock:
     """Join two blocks into one without weights: inner sources first, then received ones."""
+    if processor_of(inner.indptr.device).apart:
+        return _joined_apart(inner, outer)
     indptr = np.zeros(inner.num_dst + 1, np.int64)
     columns = np.empty(inner.num_edges + outer.num_edges, np.int32)
     first = (inner.indptr.numpy(), inner.indices.numpy())
     second = (outer.indptr.numpy(), outer.indices.numpy())
     _join(*first, *second, np.int32(inner.num_src), indptr, columns)
     return block_of(indptr, columns, _NO_WEIGHT, inner.num_src + outer.num_src, weighted=False)
+
+
+def _joined_apart(inner: TorchBlock, outer: TorchBlock) -> TorchBlock:
+    """Compute `joined_block` in torch operations, in the memory of a device."""
+    indices = inner.indices.new_empty(inner.num_edges + outer.num_edges)
+    for block, before, shift in (
+        (inner, outer.indptr[:-1], 0),
+        (outer, inner.indptr[1:], inner.num_src),
+    ):
+        place = torch.repeat_interleave(before, block.indptr.diff(), output_size=block.num_edges)
+        place += torch.arange(block.num_edges, device=place.device)
+        indices[place] = block.indices + shift
+    return TorchBlock(
+        num_src=inner.num_src + outer.num_src,
+        num_dst=inner.num_dst,
+        indptr=inner.indptr + outer.indptr,
+        indices=indices,
+    )
 
 
 @numba.njit(cache=True, nogil=True)

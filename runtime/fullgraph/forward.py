@@ -28,14 +28,13 @@ from gnnplan.runtime.models.build import BlockModel
 from gnnplan.runtime.models.functions import (
     Sums,
     aggregate_dense,
-    aggregate_plain,
     linear,
+    runs_on_device,
     runs_on_kernels,
 )
 from gnnplan.runtime.models.kernels import aggregate_rows, source_gradient
 from gnnplan.runtime.models.layers import attention
 from gnnplan.runtime.plan.schema import FullGraph
-from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.placed_indices import prefetch_read
 
 _jit: Any = numba.njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
@@ -136,7 +135,11 @@ def add_inner(x: Tensor, block: TorchBlock, out: Tensor, *, with_root: bool) -> 
         edges = (block.indptr.numpy(), block.indices.numpy(), weight_array(block))
         aggregate_rows(*edges, rows, out.numpy(), with_root)
         return
-    out[:num, :width] = aggregate_plain(x, block)
+    if runs_on_device(x):
+        device_kernels().sum_rows(x, block, with_root=with_root, out=out)
+        return
+    out[:num, :width] = 0
+    add_by_slabs(x, block.indices, block.row_of_edge(), block, out[:num, :width])
     if with_root:
         out[:num, width:] = x
 
@@ -146,8 +149,11 @@ def add_outer(received: Tensor, block: TorchBlock, out: Tensor) -> None:
     if runs_on_kernels(received):
         edges = (block.indptr.numpy(), block.indices.numpy(), weight_array(block))
         add_rows(*edges, received.numpy(), out.numpy())
-        return
-    out[: block.num_dst, : received.shape[1]] += aggregate_plain(received, block)
+    elif runs_on_device(received):
+        device_kernels().sum_rows(received, block, out=out, add=True)
+    else:
+        sums = out[: block.num_dst, : received.shape[1]]
+        add_by_slabs(received, block.indices, block.row_of_edge(), block, sums)
 
 
 def inner_gradient(grad: Tensor, block: TorchBlock, width: int, *, with_root: bool) -> Tensor:
@@ -157,10 +163,33 @@ def inner_gradient(grad: Tensor, block: TorchBlock, width: int, *, with_root: bo
         out = torch.empty(block.num_src, width)
         source_gradient(indptr, rows, weight, grad.numpy(), out.numpy(), np.int64(width), with_root)
         return out
+    if runs_on_device(grad):
+        return device_kernels().spread_rows(grad, block, width, with_root=with_root)
+    out = grad.new_zeros(block.num_src, width)
+    add_by_slabs(grad[:, :width], block.row_of_edge(), block.indices, block, out)
+    return out.add_(grad[:, width:]) if with_root else out
+
+
+_SLAB_EDGES = 1 << 18
+"""Edges whose rows lie in memory at once where neither kernel applies."""
+
+
+def add_by_slabs(
+    rows: Tensor, sources: Tensor, targets: Tensor, block: TorchBlock, out: Tensor
+) -> None:
+    """Add w_e rows[sources[e]] to out[targets[e]] in torch operations, on any device."""
     assert block.weight is not None
-    messages = grad[:, :width][block.row_of_edge()] * block.weight.to(grad.dtype).unsqueeze(1)
-    out = grad.new_zeros(block.num_src, width).index_add_(0, block.indices.long(), messages)
-    return out + grad[:, width:] if with_root else out
+    weight = block.weight.to(rows.dtype).unsqueeze(1)
+    for first in range(0, block.num_edges, _SLAB_EDGES):
+        edges = slice(first, first + _SLAB_EDGES)
+        out.index_add_(0, targets[edges], rows.index_select(0, sources[edges]) * weight[edges])
+
+
+def device_kernels() -> Any:
+    """Import the GPU's kernels, which need Triton."""
+    from gnnplan.runtime.models import aggregate_triton
+
+    return aggregate_triton
 
 
 def weights_of(conv: nn.Module) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -232,6 +261,7 @@ def attend(
         crossing.joined,
         slope=conv.negative_slope,
         dropout=conv.dropout if conv.training else 0.0,
+        by_kernels=True,
     )
     if not conv.concat:
         out = out.view(-1, conv.heads, conv.out_channels).mean(dim=1)
@@ -247,13 +277,11 @@ class Slices(AbstractOutside):
         self,
         part: Part,
         partition: NDArray[np.int32],
-        inner: TorchBlock,
-        halo_weight: NDArray[np.float32],
+        whole: Crossing,
         exchange: Exchange,
-        device: torch.device,
     ) -> None:
         self._exchange, self._comm = exchange, exchange.comm
-        self._inner = inner.to(device) if processor_of(device).apart else inner
+        self._inner = whole.inner
         self.num_inner = part.num_inner
         self._sizes = [int(n) for n in np.bincount(partition, minlength=part.size)]
         self._blocks: list[TorchBlock] = []
@@ -263,8 +291,7 @@ class Slices(AbstractOutside):
             slot[owner == q] = np.searchsorted(
                 np.flatnonzero(partition == q), part.halo[owner == q]
             )
-            block = kept_block(part.halo_edges, halo_weight, slot, self._sizes[q])
-            self._blocks.append(block.to(device) if processor_of(device).apart else block)
+            self._blocks.append(kept_block(whole.outer, slot, self._sizes[q]))
 
     def aggregate(self, x: Tensor, out: Tensor, *, with_root: bool) -> None:
         """Add slice after slice."""
@@ -362,23 +389,18 @@ class FullGraphModel:
             indptr, indices, partition, comm.rank, comm.size,
             loops=name != "sage", edge_ids=by_edge,
         )  # fmt: skip
-        self.part: Part = connect(part, comm)
+        self.part: Part = connect(part, comm.host_lane)
         weights = edge_weights(self.part, indptr, indices, name)
         self.exchange = Exchange(comm, overlap=overlap)
-        self._device = device or torch.device("cpu")
         self.draws = EpochDraws(
             self.part, weights, settings,
             seed=seed, num_layers=len(model.convs),
-            comm=self.exchange.comm,
+            comm=self.exchange.comm, device=device or torch.device("cpu"),
             attention=name == "gat", masks=masks,
         )  # fmt: skip
         self._slices: Slices | None = None
         if settings.exchange == "broadcast":
-            whole = self.draws.whole
-            self._slices = Slices(
-                self.part, partition, whole.inner, weights[1], self.exchange, self._device
-            )
-        self._whole = self.draws.whole.to(self._device)
+            self._slices = Slices(self.part, partition, self.draws.whole, self.exchange)
         self._known: Tensor | None = None
 
     def precompute(self, x: Tensor) -> None:
@@ -386,7 +408,7 @@ class FullGraphModel:
 
         SAGE and GCN keep the first layer's sums, GAT the halo's input rows.
         """
-        whole = self._whole
+        whole = self.draws.whole
         if self.name == "gat":
             sent = self.exchange.start(x, whole.send, whole.send_counts, whole.received_counts)
             self._known = sent.wait()
@@ -397,9 +419,7 @@ class FullGraphModel:
 
     def layers(self, epoch: int) -> list[Crossing]:
         """Return the epoch's draws. Collective where edges are sampled."""
-        drawn = self.draws.layers(epoch)
-        whole = self.draws.whole
-        return [self._whole if c is whole else c.to(self._device) for c in drawn]
+        return self.draws.layers(epoch)
 
     def forward(self, x: Tensor, layers: list[Crossing]) -> Tensor:
         """Return logits (n_in, classes) of input rows (n_in, d_0); collective both ways."""

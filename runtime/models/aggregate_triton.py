@@ -3,8 +3,12 @@
 One warp sums one destination's rows, several edges at a time, and reads every row once. Forward
 sums have a fixed order. Gradients are spread by atomic additions in the device's order, so those of
 two runs may differ in their last bits.
+
+A block's weights are one number per edge, or with heads one per edge and head, (num_edges, heads),
+each for its share of the columns.
 """
 
+from dataclasses import replace
 from typing import Any, no_type_check
 
 import torch
@@ -26,7 +30,8 @@ _MOST_EDGES = 32
 def _sum_kernel(
     indptr, indices, weight, x, out,
     WIDTH: tl.constexpr, X_STRIDE: tl.constexpr, OUT_STRIDE: tl.constexpr, WEIGHTED: tl.constexpr,
-    ROOT: tl.constexpr, EDGES: tl.constexpr, COLUMNS: tl.constexpr,
+    HEADS: tl.constexpr, ROOT: tl.constexpr, ADD: tl.constexpr, EDGES: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -40,11 +45,17 @@ def _sum_kernel(
         place = x + source[:, None] * X_STRIDE + column[None, :]
         rows = tl.load(place, mask=live[:, None] & inside[None, :], other=0.0).to(tl.float32)
         if WEIGHTED:
-            rows *= tl.load(weight + edge, mask=live, other=0.0)[:, None]
+            if HEADS == 1:
+                rows *= tl.load(weight + edge, mask=live, other=0.0)[:, None]
+            else:
+                each = edge[:, None] * HEADS + (column // (WIDTH // HEADS))[None, :]
+                rows *= tl.load(weight + each, mask=live[:, None] & inside[None, :], other=0.0)
         total += tl.sum(rows, axis=0)
     if not WEIGHTED:
         total /= tl.maximum(last - first, 1).to(tl.float32)
     target = out + row * OUT_STRIDE + column
+    if ADD:
+        total += tl.load(target, mask=inside, other=0.0).to(tl.float32)
     tl.store(target, total.to(out.dtype.element_ty), mask=inside)
     if ROOT:
         tl.store(target + WIDTH, tl.load(x + row * X_STRIDE + column, mask=inside), mask=inside)
@@ -54,8 +65,8 @@ def _sum_kernel(
 @no_type_check
 def _spread_kernel(
     indptr, indices, weight, grad, out,
-    WIDTH: tl.constexpr, GRAD_STRIDE: tl.constexpr, WEIGHTED: tl.constexpr, ROOT: tl.constexpr,
-    EDGES: tl.constexpr, COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr, GRAD_STRIDE: tl.constexpr, WEIGHTED: tl.constexpr, HEADS: tl.constexpr,
+    ROOT: tl.constexpr, EDGES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -75,26 +86,64 @@ def _spread_kernel(
         # A sum, no view: of one column Triton's interpreter before 3.9 reads a view's neighbours.
         share = tl.zeros((EDGES, COLUMNS), tl.float32) + given[None, :]
         if WEIGHTED:
-            share *= tl.load(weight + edge, mask=live, other=0.0)[:, None]
+            if HEADS == 1:
+                share *= tl.load(weight + edge, mask=live, other=0.0)[:, None]
+            else:
+                each = edge[:, None] * HEADS + (column // (WIDTH // HEADS))[None, :]
+                share *= tl.load(weight + each, mask=live[:, None] & inside[None, :], other=0.0)
         target = out + source[:, None] * WIDTH + column[None, :]
         tl.atomic_add(target, share, mask=live[:, None] & inside[None, :], sem="relaxed")
 
 
-def sum_rows(x: Tensor, block: TorchBlock, *, with_root: bool = False) -> Tensor:
+@triton.jit
+@no_type_check
+def _dot_kernel(
+    indptr, indices, x, grad, out,
+    WIDTH: tl.constexpr, X_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr,
+    EDGES: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    first, last = tl.load(indptr + row), tl.load(indptr + row + 1)
+    for start in range(first, last, EDGES):
+        edge = start + tl.arange(0, EDGES)
+        live = edge < last
+        source = tl.load(indices + edge, mask=live, other=0).to(tl.int64)
+        total = tl.zeros((EDGES,), tl.float32)
+        for begin in range(0, WIDTH, COLUMNS):
+            column = begin + tl.arange(0, COLUMNS)
+            inside = column < WIDTH
+            of_head = head * WIDTH + column
+            given = tl.load(grad + row * GRAD_STRIDE + of_head, mask=inside, other=0.0)
+            place = x + source[:, None] * X_STRIDE + of_head[None, :]
+            rows = tl.load(place, mask=live[:, None] & inside[None, :], other=0.0).to(tl.float32)
+            total += tl.sum(rows * given.to(tl.float32)[None, :], axis=1)
+        tl.store(out + edge * HEADS + head, total, mask=live)
+
+
+def sum_rows(
+    x: Tensor,
+    block: TorchBlock,
+    *,
+    with_root: bool = False,
+    out: Tensor | None = None,
+    add: bool = False,
+) -> Tensor:
     """Compute each destination's sum_j w_j x_j, or the mean where there are no weights.
 
     `x` is (num_src, d) of float32, float16 or bfloat16; sums are taken in float32. Returns x's
-    dtype, (num_dst, d), or (num_dst, 2 d) with each destination's own row behind its sum.
+    dtype, (num_dst, d), or (num_dst, 2 d) with each destination's own row behind its sum. `out`
+    takes them in its first rows and columns; with `add` sums are added to what is there.
     """
     x = x if x.stride(1) == 1 else x.contiguous()
     width = x.shape[1]
-    out = x.new_empty((block.num_dst, 2 * width if with_root else width))
-    if out.numel():
+    if out is None:
+        out = x.new_empty((block.num_dst, 2 * width if with_root else width))
+    if block.num_dst * width:
         grid, tile = _tiles(block.num_dst, width)
         _sum_kernel[grid](
             block.indptr, block.indices, _weights(block), x, out,
             WIDTH=width, X_STRIDE=x.stride(0), OUT_STRIDE=out.stride(0),
-            WEIGHTED=block.weight is not None, ROOT=with_root, **tile,
+            WEIGHTED=block.weight is not None, HEADS=_heads(block), ROOT=with_root, ADD=add, **tile,
         )  # fmt: skip
     return out
 
@@ -111,9 +160,51 @@ def spread_rows(grad: Tensor, block: TorchBlock, width: int, *, with_root: bool 
         _spread_kernel[grid](
             block.indptr, block.indices, _weights(block), grad, out,
             WIDTH=width, GRAD_STRIDE=grad.stride(0), WEIGHTED=block.weight is not None,
-            ROOT=with_root, **tile,
+            HEADS=_heads(block), ROOT=with_root, **tile,
         )  # fmt: skip
     return out
+
+
+def dot_rows(grad: Tensor, x: Tensor, block: TorchBlock, heads: int) -> Tensor:
+    """Return the gradient of `sum_rows` with respect to weights by head, (num_edges, heads).
+
+    `grad` is that of its result, (num_dst, d), and `x` its rows, (num_src, d).
+    """
+    grad, x = grad.contiguous(), x.contiguous()
+    out = torch.empty((block.num_edges, heads), dtype=torch.float32, device=x.device)
+    if out.numel():
+        width = x.shape[1] // heads
+        _, tile = _tiles(block.num_dst, width)
+        _dot_kernel[block.num_dst, heads](
+            block.indptr, block.indices, x, grad, out,
+            WIDTH=width, X_STRIDE=x.stride(0), GRAD_STRIDE=grad.stride(0), HEADS=heads, **tile,
+        )  # fmt: skip
+    return out
+
+
+class _SumByHead(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, block: TorchBlock) -> Tensor:
+        ctx.block = block
+        ctx.save_for_backward(x, weight)
+        return sum_rows(x.detach(), replace(block, weight=weight.detach().contiguous()))
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        (grad,) = grad_outputs
+        x, weight = ctx.saved_tensors
+        weighted = replace(ctx.block, weight=weight.contiguous())
+        grad_weight = dot_rows(grad, x, ctx.block, weight.shape[1])
+        return spread_rows(grad, weighted, x.shape[1]), grad_weight, None
+
+
+def sum_by_head(x: Tensor, weight: Tensor, block: TorchBlock) -> Tensor:
+    """Sum float32 rows with weights by edge and head, which have gradients too: (num_dst, d)."""
+    return _SumByHead.apply(x, weight, block)
+
+
+def _heads(block: TorchBlock) -> int:
+    return 1 if block.weight is None or block.weight.dim() == 1 else block.weight.shape[1]
 
 
 def _weights(block: TorchBlock) -> Tensor:

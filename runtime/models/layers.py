@@ -22,7 +22,13 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.models.adjacency import TorchBlock
-from gnnplan.runtime.models.functions import aggregate_linear, linear, runs_on_kernels, wide
+from gnnplan.runtime.models.functions import (
+    aggregate_linear,
+    linear,
+    runs_on_device,
+    runs_on_kernels,
+    wide,
+)
 
 
 def supports(conv: nn.Module) -> bool:
@@ -240,9 +246,10 @@ class _Attention(torch.autograd.Function):
 
 
 def _attend_plain(
-    h: Tensor, score_src: Tensor, score_dst: Tensor, keep: Tensor, block: TorchBlock, slope: float
-) -> Tensor:
-    """Compute the same in torch operations, for any device and dtype."""
+    h: Tensor, score_src: Tensor, score_dst: Tensor, keep: Tensor, block: TorchBlock, slope: float,
+    *, by_kernels: bool,
+) -> Tensor:  # fmt: skip
+    """Compute the same in torch operations, for any device and dtype, or sum by a GPU's kernels."""
     heads, dtype = score_src.shape[1], h.dtype
     h, score_src, score_dst, keep = (wide(each) for each in (h, score_src, score_dst, keep))
     row, source = block.row_of_edge(), block.indices.long()
@@ -255,6 +262,10 @@ def _attend_plain(
     total = weight.new_zeros(block.num_dst, heads).index_add(0, row, weight)
     alpha = weight / total[row]
     alpha = alpha * keep if keep.shape[0] else alpha
+    if by_kernels and h.dtype == torch.float32 and runs_on_device(h):
+        from gnnplan.runtime.models.aggregate_triton import sum_by_head
+
+        return sum_by_head(h, alpha, block).to(dtype)
     messages = h.view(h.shape[0], heads, h.shape[1] // heads)[source] * alpha.unsqueeze(2)
     out = h.new_zeros(block.num_dst, h.shape[1]).index_add(0, row, messages.flatten(1))
     return out.to(dtype)
@@ -268,6 +279,7 @@ def attention(
     *,
     slope: float,
     dropout: float = 0.0,
+    by_kernels: bool = False,
 ) -> Tensor:
     """Sum over each destination's edges, weighted by attention: (num_dst, heads * width).
 
@@ -278,11 +290,13 @@ def attention(
         block: the adjacency, with self-loops where the model wants them.
         slope: negative slope of the leaky rectifier.
         dropout: probability with which a coefficient is dropped (training only).
+        by_kernels: whether a GPU's kernels sum, without a row of each edge in memory (DEC-127).
     """
     keep = h.new_empty(0, score_src.shape[1])
     if dropout > 0:
         ones = h.new_ones(block.num_edges, score_src.shape[1])
         keep = torch.nn.functional.dropout(ones, dropout)
     if not runs_on_kernels(h):
-        return _attend_plain(h, score_src, score_dst, keep, block, slope)
+        plain = (h, score_src, score_dst, keep, block, slope)
+        return _attend_plain(*plain, by_kernels=by_kernels)
     return _Attention.apply(h, score_src, score_dst, keep, block, slope)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gnnplan.planner.candidate import Candidate, columns_of
-from gnnplan.runtime.plan.schema import Plan, Strategy
+from gnnplan.runtime.plan.schema import FullGraph, Plan, Strategy
 
 ONE, HOST, HOSTS = "1 GPU", "n GPUs, one host", "n GPUs, several hosts"
 COLUMNS = (ONE, HOST, HOSTS)
@@ -127,6 +127,28 @@ def _depends(candidate: Candidate) -> bool:
     return (candidate.kappa or 1) > 1
 
 
+def _whole_graph(**changes: Any) -> Callable[[Strategy], Strategy]:
+    """Change how the whole graph is trained, where plans do not propose it."""
+    return lambda strategy: replace(strategy, full_graph=FullGraph(**changes))
+
+
+def _crosses(plan: Plan, rows: dict[str, int]) -> bool:
+    """Boundary rows are exchanged, where there are several ranks."""
+    return plan.strategy.mode == "full-graph" and (rows["halo"] > 0) == (plan.num_ranks > 1)
+
+
+BOUNDARIES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("whole boundary", {}, {}),
+    ("p", {"keep": 0.5, "rounding": "stochastic"}, {}),
+    ("one draw for all layers", {"keep": 0.5, "draws": "shared"}, {}),
+    ("DropEdge", {"keep": 0.5, "drop": "edges"}, {}),
+    ("BES", {"keep": 0.5, "drop": "boundary-edges"}, {}),
+    ("slices", {"exchange": "broadcast"}, {}),
+    ("first layer once", {"precompute_first_layer": True}, {}),
+    ("gcn", {"keep": 0.5}, {"model": "gcn"}),
+    ("gat", {"keep": 0.5}, {"model": "gat", "heads": 2}),
+]
+"""Names, settings and workloads of full-graph modes."""
 ANY = {"allow": "approximate"}
 SIZES = {"sampler_parameters": {"sizes": "40,30"}, "dialect": "every_hop", "workload": ANY}
 SHARED: list[tuple[str, dict[str, Any], float]] = [
@@ -286,6 +308,16 @@ MODES = [
             holds=lambda plan, rows: _in_parts(plan, rows) and rows["peer"] > 0,
         )
         for copies, hosts in ((1, 1), (2, 2))
+    ),
+    *(
+        Mode(
+            name=name, row="full graph", devices=devices, hosts=hosts, holds=_crosses,
+            settings={"mode": "full-graph", "workload": {"fanouts": [-1, -1], **work}},
+            change=_whole_graph(**changes), quick=name == "p" and devices == 2,
+        )
+        for name, changes, work in BOUNDARIES
+        for devices, hosts in ((1, 1), (2, 1), (4, 2))
+        if devices > 1 or name in ("DropEdge", "first layer once", "gcn", "gat")
     ),
 ]  # fmt: skip
 """Every mode that is planned and run; its mark in README's table is E."""

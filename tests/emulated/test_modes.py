@@ -10,7 +10,13 @@ from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.report import RunReport
 from tests.emulated.modes import MODES, Mode
 from tests.support.emulated import emulated_machine
-from tests.support.emulated_ranks import EPOCHS, make_graph, plan_mode, run_mode
+from tests.support.emulated_ranks import (
+    EPOCHS,
+    hold_boundary,
+    make_graph,
+    plan_mode,
+    run_mode,
+)
 from tests.support.where_table import note_mode
 
 pytest.importorskip("triton")
@@ -67,4 +73,6 @@ def test_emulated_gpus_train_as_cores_do(mode: Mode, nodes: Graph, tmp_path: Pat
     assert mode.holds(plan, total), total
     if mode.keeps_lists:
         hold_lists(mode, tmp_path / "plan", emulated)
+    if plan.strategy.mode == "full-graph":
+        hold_boundary(plan, nodes, tmp_path / "plan", emulated)
     note_mode(mode)

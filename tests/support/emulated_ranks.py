@@ -14,6 +14,8 @@ import torch
 
 from gnnplan.planner import pipeline
 from gnnplan.planner.assemble import assemble
+from gnnplan.planner.fullgraph.plan import plan_full_graph
+from gnnplan.planner.fullgraph.profile import connect_cut
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.search.choose import PlacedCandidate
 from gnnplan.planner.search.search import Search, SearchResult
@@ -25,12 +27,13 @@ from gnnplan.runtime.graph.generate import generate_sbm
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.models.adjacency import torch_blocks
-from gnnplan.runtime.plan.io import load_plan, save_plan
-from gnnplan.runtime.plan.schema import Plan, Workload
+from gnnplan.runtime.plan.io import load_array, load_plan, save_plan
+from gnnplan.runtime.plan.schema import FullGraph, Plan, Workload
 from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.report import RunReport, load_report
 from tests.emulated.modes import Mode
 from tests.support.emulated import emulated_machine
+from tests.support.fullgraph_plans import sent_bytes
 from tests.support.ranks import free_port, run_on_ranks
 
 EPOCHS = 2
@@ -58,7 +61,11 @@ def plan_mode(mode: Mode, graph: Graph, folder: Path) -> Plan:
         free = replace(settings, policy="none")
         use = _cheapest(mode, graph, free, machine)[2].prediction.memory_bytes
         settings = replace(settings, **_budgets(mode, graph, use))
-    made, arrays = assemble(*_cheapest(mode, graph, settings, machine))
+    if settings.mode == "full-graph":
+        reference = pipeline.graph_ref(graph)
+        made, arrays = plan_full_graph(graph, reference, settings, machine, None, calibrate=False)
+    else:
+        made, arrays = assemble(*_cheapest(mode, graph, settings, machine))
     strategy, more = mode.change(made.strategy), mode.evaluation_rows * graph.row_bytes
     uses = made.prediction.memory_bytes
     larger = {
@@ -128,7 +135,8 @@ def _on_rank(rank: int, size: int, ports: list[int], graph_path: Path, folder: P
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "WORLD_SIZE": str(size)}
     os.environ["MASTER_PORT"] = str(ports[0])
-    hold_batches(rank, size, open_graph(graph_path, validate=False), folder)
+    if load_plan(folder / "plan").strategy.mode == "minibatch":
+        hold_batches(rank, size, open_graph(graph_path, validate=False), folder)
     for port, plan, run in zip(ports[1:], ("plan", "cores"), ("emulated", "host"), strict=True):
         os.environ["MASTER_PORT"] = str(port)
         stop()
@@ -138,6 +146,23 @@ def _on_rank(rank: int, size: int, ports: list[int], graph_path: Path, folder: P
                 pin=False, force=True, keep_checkpoints=0, collective_seconds=120.0,
             )
         )  # fmt: skip
+
+
+def hold_boundary(plan: Plan, graph: Graph, folder: Path, report: RunReport) -> None:
+    """Hold the bytes that ranks have exchanged against those that their own draws say."""
+    settings, work = plan.strategy.full_graph, plan.workload
+    counted = [rank.bytes_by_source["halo"] for rank in report.ranks]
+    if settings == FullGraph(precompute_first_layer=True):  # as it was planned
+        assert sum(counted) == EPOCHS * sum(plan.prediction.traffic_bytes.values())
+    if settings.drop == "nodes" and settings.exchange == "boundary":
+        parts = connect_cut(
+            graph, load_array(plan, folder, "partition"), plan.num_ranks, work.model
+        )
+        widths = [graph.feature_dim, *[work.hidden] * (work.num_layers - 1), graph.num_classes]
+        drawn = [
+            sent_bytes(parts, settings, widths, seed=work.seed, epoch=e) for e in range(EPOCHS)
+        ]
+        assert counted == [sum(each) for each in zip(*drawn, strict=True)]
 
 
 def hold_batches(rank: int, size: int, graph: Graph, folder: Path) -> None:

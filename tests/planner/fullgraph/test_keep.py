@@ -22,7 +22,7 @@ from gnnplan.planner.fullgraph.choose import (
     keep_of,
     memory_keep,
 )
-from gnnplan.planner.fullgraph.memory import memory_use, rank_parts
+from gnnplan.planner.fullgraph.memory import memory_use
 from gnnplan.planner.fullgraph.plan import certificate, draws_of
 from gnnplan.planner.fullgraph.profile import Variance, measure_variance
 from gnnplan.planner.settings import PlanSettings
@@ -132,9 +132,11 @@ def test_the_p_of_memory_fits_and_little_more_does_not(small_graph: Graph, share
     profile = hand_profile(small_graph, settings, TWO, ("layer", "shared")).numbers
 
     def needed(keep: float) -> int:
-        parts = rank_parts(profile, with_keep(DRAWN, keep), UNBIASED)
         request = hand_request(small_graph)
-        used = memory_use(parts, request.graph, request.machine, request.budgets, 0)
+        used = memory_use(
+            profile, with_keep(DRAWN, keep), UNBIASED, request.graph, request.machine,
+            request.budgets,
+        )  # fmt: skip
         return max(used["rank0"].total, used["rank1"].total)
 
     limit = round(needed(0.0) + share * (needed(0.999) - needed(0.0)))

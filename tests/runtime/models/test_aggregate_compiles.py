@@ -33,11 +33,17 @@ for rows in ("*fp32", "*bf16"):
         for flags in (False, True):
             shape = a._tiles(10, width)[1] | {"WIDTH": width, "WEIGHTED": flags, "ROOT": flags}
             assert shape.pop("num_warps") == 1
-            found = compiled(
-                a._sum_kernel, rows, shape | {"X_STRIDE": width, "OUT_STRIDE": 2 * width}
-            )
-            assert "ld.global.v4.b32" in found or rows == "*bf16", found
-            compiled(a._spread_kernel, "*fp32", shape | {"GRAD_STRIDE": 2 * width})
+            for heads in (1, 4):
+                shape["HEADS"] = heads
+                sums = {"X_STRIDE": width, "OUT_STRIDE": 2 * width, "ADD": flags}
+                found = compiled(a._sum_kernel, rows, shape | sums)
+                assert "ld.global.v4.b32" in found or rows == "*bf16", found
+                compiled(a._spread_kernel, "*fp32", shape | {"GRAD_STRIDE": 2 * width})
+
+for width in (4, 300):
+    shape = a._tiles(10, width)[1] | {"WIDTH": width, "X_STRIDE": 2 * width, "HEADS": 2}
+    shape.pop("num_warps")
+    compiled(a._dot_kernel, "*fp32", shape | {"GRAD_STRIDE": 2 * width})
 """
 
 

@@ -152,3 +152,42 @@ def test_on_a_gpu_layers_take_the_kernels_unless_one_order_is_asked_for() -> Non
         assert not backends.runs_on_device(x)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("width", [3, 100, 300])
+def test_sums_are_put_in_place_and_added(width: int, kernel_device: torch.device) -> None:
+    from gnnplan.runtime.models.aggregate_triton import sum_rows
+
+    first, second = (block_of(DEGREES, 11, kernel_device, weighted=True) for _ in range(2))
+    x, y = (torch.rand((11, width), device=kernel_device) for _ in range(2))
+    out = torch.full((len(DEGREES) + 2, 2 * width), 7.0, device=kernel_device)
+    sum_rows(x, first, with_root=True, out=out)
+    sum_rows(y, second, out=out, add=True)
+    expected = aggregate_plain(x, first) + aggregate_plain(y, second)
+    torch.testing.assert_close(out[: len(DEGREES), :width], expected)
+    assert torch.equal(out[: len(DEGREES), width:], x[: len(DEGREES)])
+    assert bool((out[len(DEGREES) :] == 7.0).all())
+
+
+@pytest.mark.parametrize(("heads", "width"), [(1, 5), (2, 3), (4, 40), (2, 300)])
+def test_sums_by_head_and_all_their_gradients_are_a_dense_products(
+    heads: int, width: int, kernel_device: torch.device
+) -> None:
+    from gnnplan.runtime.models.aggregate_triton import sum_by_head
+
+    block = block_of(DEGREES, 11, kernel_device)
+    x = torch.rand((11, heads * width), device=kernel_device).requires_grad_()
+    weight = torch.rand((block.num_edges, heads), device=kernel_device).requires_grad_()
+    found = sum_by_head(x, weight, block)
+    grad = torch.rand_like(found)
+    gradients = torch.autograd.grad(found, (x, weight), grad)
+    # Dense: a matrix of each head, whose entries are the sums of its edges' weights.
+    place = block.row_of_edge() * 11 + block.indices.long()
+    zeros = torch.zeros((len(DEGREES) * 11, heads), device=kernel_device)
+    matrices = zeros.index_add(0, place, weight).view(len(DEGREES), 11, heads)
+    expected = torch.einsum("ijk,jkc->ikc", matrices, x.view(11, heads, width)).flatten(1)
+    torch.testing.assert_close(found, expected)
+    for mine, theirs in zip(
+        gradients, torch.autograd.grad(expected, (x, weight), grad), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs)

@@ -1,5 +1,6 @@
 """Plans of mode full-graph through the worker: losses, resumption, report, ranks."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.plan.io import load_plan, save_plan
 from gnnplan.runtime.plan.schema import FullGraph, Workload
-from gnnplan.runtime.report import RunReport
+from gnnplan.runtime.report import RunReport, load_report
 from tests.support.fullgraph_plans import grown_parts, make_full_graph_plan
+from tests.support.ranks import free_port, run_on_ranks
 
 EPOCHS = 4
 
@@ -112,3 +114,48 @@ def test_two_ranks_under_torchrun_have_the_losses_of_one(
     volume = sum(rank.rows_by_source["halo"] for rank in report.ranks)
     assert volume > 0
     assert report.test_score is not None
+
+
+WAYS = {
+    "whole": FullGraph(),
+    "p": FullGraph(keep=0.5, rounding="stochastic"),
+    "DropEdge": FullGraph(keep=0.5, drop="edges"),
+    "BES": FullGraph(keep=0.5, drop="boundary-edges"),
+    "slices": FullGraph(exchange="broadcast"),
+}
+PLACES = {"one": [0, 0, 0, 0], "two": [0, 0, 1, 1]}
+"""Hosts of four ranks."""
+
+
+def _train_everywhere(rank: int, size: int, ports: dict[str, int], folder: Path) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "WORLD_SIZE": str(size)}
+    for run, port in ports.items():
+        os.environ["MASTER_PORT"] = str(port)
+        (folder / f"run {run}").mkdir(exist_ok=True)
+        train(folder / run, folder / f"run {run}", epochs=2, force=True, collective_seconds=120.0)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "ways", [("p", "slices"), pytest.param(("whole", "DropEdge", "BES"), marks=pytest.mark.slow)]
+)
+def test_ranks_on_two_hosts_have_the_losses_and_bytes_of_one(
+    small_graph: Graph, tmp_path: Path, ways: tuple[str, ...]
+) -> None:
+    parts = grown_parts(small_graph.indptr, small_graph.indices, 4)
+    runs = [f"{way} on {place}" for way in ways for place in PLACES]
+    for way in ways:
+        for place, hosts in PLACES.items():
+            make_full_graph_plan(
+                small_graph, tmp_path / f"{way} on {place}", parts, ranks=4, settings=WAYS[way],
+                hosts=hosts,
+            )  # fmt: skip
+    ports = {run: free_port() for run in runs}
+    run_on_ranks(_train_everywhere, (4, ports, tmp_path), 4)
+    for way in ways:
+        one, two = (load_report(tmp_path / f"run {way} on {place}") for place in PLACES)
+        assert len(one.losses) == 2
+        assert two.losses == one.losses, way
+        assert [r.bytes_by_source for r in two.ranks] == [r.bytes_by_source for r in one.ranks]
+        assert sum(rank.rows_by_source["halo"] for rank in two.ranks) > 0
