@@ -361,7 +361,8 @@ def device_bytes(
     topology     the inner and halo edges with their weights (of gat joined once more, without), and
                  the same of p of the halo edges per sampled layer
     inputs       n d_0, the precomputed rows, training nodes and labels
-    activations  as of cores (`rank_bytes`), or what cutting a block takes
+    activations  as of cores (`rank_bytes`) with what a step keeps of the weights, once more their
+                 size (of sage twice: both are joined), or what cutting a block takes
     """
     n, (inner, halo) = sizes.inner, (sizes.inner_edges, sizes.halo_edges)
     keep, known = settings.keep, settings.precompute_first_layer
@@ -386,6 +387,7 @@ def device_bytes(
             sizes, widths, workload.model, received + sent, num_seeds, known,
             workload.dropout > 0, rows=n,
         )  # fmt: skip
+    activations += 4 * num_parameters * (2 if workload.model == "sage" else 1)
     return {
         "topology": round(topology),
         "inputs": round(4 * (n + rows) * widths[0] + 16 * num_seeds),
