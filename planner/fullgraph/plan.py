@@ -70,6 +70,11 @@ def check_training(graph: Graph, settings: PlanSettings, *, calibrate: bool = Fa
             f"{WHERE}: expected policy auto, since each rank holds its part's rows, found "
             f"{settings.policy}; drop --policy"
         )
+    if settings.topology != "auto":
+        raise SettingsError(
+            f"{WHERE}: expected topology auto, since each rank holds its part's lists, found "
+            f"{settings.topology}; drop --topology"
+        )
     if work.precision != "float32":
         raise SettingsError(
             f"{WHERE}: expected precision float32, found {work.precision}; drop --precision"

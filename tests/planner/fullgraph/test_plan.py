@@ -138,6 +138,7 @@ def test_auto_keeps_the_users_mini_batches(small_graph: Graph) -> None:
     [
         ({"sampler": "labor"}, "drop --sampler"),
         ({"policy": "joint"}, "drop --policy"),
+        ({"topology": "cached"}, "drop --topology"),
         ({"devices": 64}, "at most 2 devices"),
         ({"workload": replace(WORK, model="rgcn")}, "use --mode minibatch"),
         ({"workload": replace(WORK, model="gcn", gcn_norm="sampled")}, "drop --gcn-norm"),
