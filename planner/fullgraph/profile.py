@@ -2,8 +2,9 @@
 
 Every cut (ranks, threads, partitioner) is partitioned once, and its parts are timed at once, one
 process each, as the ranks of a run would compute; those of several hosts, host after host. Seconds
-of GPUs are derived from the parts' sizes (`derive_part`, DEC-128). What dropping boundary nodes adds to the
-variance is estimated on the input features, since hidden layers are not known before training:
+of GPUs are derived from the parts' sizes (`derive_part`, DEC-128). What dropping boundary nodes
+adds to the variance is estimated on the input features, since hidden layers are not known before
+training:
 
     V = mean_u sum_{v in N(u) outside} a_uv^2 |x_v|^2,   eps^2 = 0.1 mean_u |sum_v a_uv x_v|^2
 
