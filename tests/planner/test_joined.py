@@ -31,13 +31,13 @@ from gnnplan.planner.search.search import Search, SearchResult
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.features.location import LocationTable
 from gnnplan.runtime.graph.dataset import Graph, open_graph
-from gnnplan.runtime.launch import launch
 from gnnplan.runtime.plan.io import load_array, save_plan
 from gnnplan.runtime.plan.schema import Plan, Workload
 from gnnplan.runtime.report import load_report
 from tests.hosts import Hosts, needs_root
 from tests.support.joined import hosts_machine, joined_profile
 from tests.support.machines import machine
+from tests.support.ranks import train_on_ranks
 
 SETTINGS = PlanSettings(workload=Workload(batch_size=128, hidden=8, fanouts=[5, 3]))
 SHORT: dict[str, Any] = {"epochs": 1, "max_steps": 3, "eval_every": 0}
@@ -205,7 +205,7 @@ def test_ranks_that_share_a_batch_train_as_planned(
     _, plan = written(found, cooperative, tmp_path / "p")
     steps = small_graph.num_train // 128  # whole ones: the epoch's last step is smaller
     options = {**SHORT, "max_steps": steps}
-    report = launch.train(tmp_path / "p", force=True, oversubscribe=True, **options)
+    report = train_on_ranks(tmp_path / "p", force=True, **options)
     assert plan.strategy.batching == "cooperative"
     assert len(report.losses) == steps
     rows = sum(sum(r.rows_by_source.values()) for r in report.ranks) / steps

@@ -11,7 +11,15 @@ import pytest
 from gnnplan.runtime.errors import WorkerFailed
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.report import RunReport
-from tests.support.faults import STEPS, last_saved, plan_to_disturb, processes_of, train
+from tests.support.faults import (
+    EPOCHS,
+    STEPS,
+    last_saved,
+    plan_to_disturb,
+    processes_of,
+    train,
+)
+from tests.support.ranks import train_on_ranks
 
 pytestmark = pytest.mark.distributed
 
@@ -22,8 +30,8 @@ def plan(small_graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> RunReport:
-    report = train(plan, tmp_path_factory.mktemp("undisturbed"))
+def undisturbed(plan: Path) -> RunReport:
+    report = train_on_ranks(plan, epochs=EPOCHS, eval_every=0)
     assert (len(report.losses), report.notes) == (STEPS, [])
     return report
 

@@ -10,10 +10,14 @@ import multiprocessing
 import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.multiprocessing as mp
+
+from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.report import RunReport
 
 IMPORTED = ["numba", "pytest", "torch.distributed", "gnnplan.runtime.worker"]
 """What the server has imported when it forks; it pulls in torch and torch_geometric."""
@@ -39,6 +43,35 @@ def run_on_ranks(body: Callable[..., None], arguments: tuple[Any, ...], ranks: i
     environment = dict(os.environ)  # the server's own is that of its start
     start: Any = mp.start_processes  # type: ignore[attr-defined] # not among its stated exports
     start(_on_rank, (environment, body, arguments), nprocs=ranks, start_method=method)
+
+
+def train_on_ranks(plan_folder: Path, **options: Any) -> RunReport:
+    """Train under a plan as `launch.train` does, but on ranks that are forked, without torchrun.
+
+    Args:
+        plan_folder: the run's folder is `run` in it.
+        **options: fields of `RunConfig`.
+    """
+    from gnnplan.runtime.plan.io import load_plan
+    from gnnplan.runtime.report import load_report
+
+    folder, size = plan_folder / "run", load_plan(plan_folder).num_ranks
+    folder.mkdir()
+    config = RunConfig(
+        plan_folder=str(plan_folder), run_folder=str(folder), pin=False, collective_seconds=120.0,
+        **options,
+    )  # fmt: skip
+    run_on_ranks(_train, (size, free_port(), config), size)
+    return load_report(folder)
+
+
+def _train(rank: int, size: int, port: int, config: RunConfig) -> None:
+    from gnnplan.runtime import worker
+
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
+    worker.run(config)
 
 
 def _on_rank(

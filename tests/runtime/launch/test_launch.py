@@ -19,6 +19,7 @@ from gnnplan.runtime.launch import launch
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.report import RunReport
 from tests.support.plans import make_plan
+from tests.support.ranks import train_on_ranks
 
 
 def processes_of(folder: Path) -> list[int]:
@@ -76,9 +77,13 @@ def test_ranks_and_one_process_have_the_same_losses(
     }
     settings = {"batch_size": 64, "learning_rate": 0.01, "seed": 3} | cases[name]
     make_plan(small_graph, tmp_path / "plan", ranks=ranks, **settings)
+    events: list[dict[str, Any]] = []
     report = launch.train(
-        tmp_path / "plan", epochs=4, eval_every=0, oversubscribe=True, verify=True
-    )
+        tmp_path / "plan", epochs=4, eval_every=0, oversubscribe=True, verify=True,
+        progress=events.append,
+    )  # fmt: skip
+    assert [e["event"] for e in (events[0], events[-1])] == ["start", "end"]
+    assert {"step"} <= {e["event"] for e in events}
     single = one_process(small_graph, tmp_path, **settings)
     assert len(report.losses) == len(single.losses) == 20
     np.testing.assert_allclose(report.losses, single.losses, rtol=1e-4)
@@ -91,13 +96,10 @@ def test_ranks_and_one_process_have_the_same_losses(
 
 @pytest.mark.distributed
 def test_ranks_without_seeds_join_every_collective(small_graph: Graph, tmp_path: Path) -> None:
-    """A global batch of 1 on 3 ranks: two of them never have a seed in a step."""
+    """A global batch of 1 on 3 ranks: two of them have no seed in a step."""
     settings: dict[str, Any] = {"batch_size": 1, "fanouts": [3, 2], "dialect": "every_hop"}
     make_plan(small_graph, tmp_path / "plan", ranks=3, peers=True, own_rows=100, **settings)
-    events: list[dict[str, Any]] = []
-    report = launch.train(
-        tmp_path / "plan", eval_every=0, max_steps=12, oversubscribe=True, progress=events.append
-    )
+    report = train_on_ranks(tmp_path / "plan", eval_every=0, max_steps=12)
     make_plan(small_graph, tmp_path / "one", **settings)
     (tmp_path / "run").mkdir()
     single = worker.run(
@@ -110,8 +112,6 @@ def test_ranks_without_seeds_join_every_collective(small_graph: Graph, tmp_path:
         )
     )
     np.testing.assert_allclose(report.losses, single.losses, rtol=1e-4)
-    assert [e["event"] for e in (events[0], events[-1])] == ["start", "end"]
-    assert {"step"} <= {e["event"] for e in events}
 
 
 @pytest.mark.distributed

@@ -11,7 +11,6 @@ from gnnplan.runtime import worker
 from gnnplan.runtime.errors import GnnplanError, InputError
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_links
-from gnnplan.runtime.launch import launch
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.models.metrics import pair_scores, reciprocal_ranks
@@ -20,6 +19,7 @@ from gnnplan.runtime.report import RunReport
 from gnnplan.runtime.sampling.negative import NegativeSampler
 from gnnplan.runtime.train.evaluate import EVALUATION_EPOCH, evaluate_links
 from tests.support.plans import make_plan
+from tests.support.ranks import train_on_ranks
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_two_ranks_train_and_score_as_one(graph: Graph, tmp_path: Path) -> None:
     single = train_alone(graph, tmp_path, links=links)
     settings = SETTINGS | {"links": links}
     make_plan(graph, tmp_path / "two", ranks=2, **settings)
-    report = launch.train(tmp_path / "two", epochs=3, oversubscribe=True)
+    report = train_on_ranks(tmp_path / "two", epochs=3)
     np.testing.assert_allclose(report.losses, single.losses, rtol=1e-3)
     assert report.test_score == pytest.approx(single.test_score, rel=0.02)
     assert [e.val for e in report.epochs] == pytest.approx([e.val for e in single.epochs], rel=0.02)
