@@ -4,7 +4,7 @@ A look-up of a table that the machine lacks raises. Units, axes and how each tab
 planner/probe/README.md.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -103,6 +103,12 @@ class MachineTable(StrEnum):
     """Slowdown of compute beside such a gather; `GPU_BESIDE_GATHER`: of that gather."""
     GPU_BESIDE_GATHER = "gpu_beside_gather", "ratio", "cuda"
     GPU_OVERLAP_ETA = "gpu_overlap_eta", "ratio", "cuda"
+    NCCL_ALL_REDUCE = "nccl_all_reduce", "seconds", "cuda"
+    """All-reduce of a host's ranks on GPUs, host's start and wait included."""
+    NCCL_ALL_TO_ALL = "nccl_all_to_all", "seconds", "cuda"
+    """Their all-to-all of rows, by the bytes that a rank sends to others."""
+    NCCL_ASKED = "nccl_asked", "seconds", "cuda"
+    """Their all-to-all of counts, then a few ids."""
 
     @property
     def between_hosts(self) -> "MachineTable":
@@ -179,6 +185,26 @@ def lookup(
 def rate_per_rank(machine: MachineModel, name: MachineTable, candidate: Candidate) -> float:
     """Read a table whose only axis is the number of ranks."""
     return machine.table(name).at(ranks=float(candidate.num_ranks))
+
+
+def measured_collective(
+    machine: MachineModel, name: MachineTable, candidate: Candidate, num_bytes: float
+) -> Rate | None:
+    """Look up a collective of a candidate's GPUs; None where such ranks were not measured.
+
+    Ranks of several hosts are not, nor are more ranks than took part. More bytes than were measured
+    go at the largest message's bytes per second.
+    """
+    table, hosts = machine.tables.get(name), {p.name: p.host for p in machine.gpus}
+    if table is None or len({hosts[gpu] for gpu in candidate.gpus}) > 1:
+        return None
+    if candidate.num_ranks > table.points[table.axes.index("ranks")][-1]:
+        return None
+    if "bytes" not in table.axes:
+        return lookup(machine, name, ranks=candidate.num_ranks)
+    most = table.points[table.axes.index("bytes")][-1]
+    found = lookup(machine, name, bytes=num_bytes, ranks=candidate.num_ranks)
+    return replace(found, seconds=found.seconds * max(1.0, num_bytes / most))
 
 
 def edge_rate(machine: MachineModel, graph: GraphRef, candidate: Candidate) -> Rate:

@@ -64,6 +64,11 @@ class Mode:
         """Where it runs."""
         return HOSTS if self.hosts > 1 else (ONE if self.devices == 1 else HOST)
 
+    @property
+    def label(self) -> str:
+        """What tells it from every other mode."""
+        return f"{self.row}: {self.name}, {self.devices} on {self.hosts}"
+
 
 def _topology(policy: str) -> Callable[[Candidate], bool]:
     return lambda candidate: candidate.topology.policy == policy

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from gnnplan.planner.queries.simulate import simulate
@@ -13,9 +12,11 @@ from tests.support.emulated import emulated_machine
 from tests.support.emulated_ranks import (
     EPOCHS,
     hold_boundary,
+    hold_mode,
     make_graph,
     plan_mode,
     run_mode,
+    sum_rows,
 )
 from tests.support.where_table import note_mode
 
@@ -34,8 +35,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
 
 def marked(mode: Mode) -> object:
     marks = [pytest.mark.distributed] + ([] if mode.quick else [pytest.mark.slow])
-    name = f"{mode.row}: {mode.name}, {mode.devices} on {mode.hosts}"
-    return pytest.param(mode, marks=marks, id=name)
+    return pytest.param(mode, marks=marks, id=mode.label)
 
 
 def hold_lists(mode: Mode, folder: Path, report: RunReport) -> None:
@@ -57,19 +57,9 @@ def test_emulated_gpus_train_as_cores_do(mode: Mode, nodes: Graph, tmp_path: Pat
     emulated, cores = run_mode(plan, nodes, tmp_path)
     assert emulated.emulated
     assert not cores.emulated
-    assert len(emulated.losses) == len(cores.losses) == EPOCHS * plan.prediction.steps_per_epoch
-    np.testing.assert_allclose(emulated.losses, cores.losses, rtol=mode.tolerance)
-    assert emulated.losses[-1] != emulated.losses[0]
-    for found, expected in zip(emulated.epochs, cores.epochs, strict=True):
-        assert found.val is not None
-        assert found.val == pytest.approx(expected.val, abs=mode.score_tolerance)
-    assert emulated.test_score == pytest.approx(cores.test_score, abs=mode.score_tolerance)
-    rows = [each.rows_by_source for each in emulated.ranks]
-    assert rows == [each.rows_by_source for each in cores.ranks]
-    total: dict[str, int] = {}
-    for each in rows:
-        for kind, count in each.items():
-            total[kind] = total.get(kind, 0) + count
+    assert len(emulated.losses) == EPOCHS * plan.prediction.steps_per_epoch
+    hold_mode(mode, emulated, cores)
+    total = sum_rows(emulated)
     assert mode.holds(plan, total), total
     if mode.keeps_lists:
         hold_lists(mode, tmp_path / "plan", emulated)

@@ -5,7 +5,10 @@ entry below with its seconds (two minutes at most; split what takes longer) and 
 answer depends on.
 """
 
-from tests.silicon.queue import Experiment
+import re
+
+from tests.emulated.modes import MODES, Mode
+from tests.silicon.queue import LONGEST_SECONDS, Experiment
 
 COLLECTIVES = ("runtime/comm/*.py", "tests/silicon/setting.py", "tests/support/ranks.py")
 WORKER = (
@@ -14,6 +17,11 @@ WORKER = (
     "runtime/plan/*.py", "runtime/launch/*.py",
     "runtime/faults/*.py", "tests/support/plans.py",
 )  # fmt: skip
+MODE_FILES = (
+    "runtime/**/*.py", "tests/emulated/modes.py", "tests/silicon/setting.py",
+    "tests/support/emulated.py", "tests/support/emulated_ranks.py",
+)  # fmt: skip
+"""Of the modes: what they run. That the planner plans them is seen by the tests of every day."""
 TESTED = {
     "gathers": ("features/test_gather_triton.py", "features/test_device_rows.py"),
     "stores": ("features/test_device_store.py", "features/test_device_peers.py"),
@@ -80,6 +88,41 @@ def _hosts() -> list[Experiment]:
             )
             for name, (question, evaluate, resume) in asked.items()
         ),
+    ]
+
+
+def _faults() -> list[Experiment]:
+    asked = {"kill": "killed", "stop": "stopped"}
+    return [
+        Experiment(
+            name=f"nccl_rank_{word}",
+            question=f"a rank is {word} while another waits in a sum: does training go on?",
+            entry="tests.silicon.kills:disturb",
+            seconds=120,
+            files=(*WORKER, "tests/support/models.py"),
+            arguments=(("how", how),),
+        )
+        for how, word in asked.items()
+    ]
+
+
+def mode_name(mode: Mode) -> str:
+    """Name of the experiment that trains a mode."""
+    return "mode_" + re.sub(r"[^a-z0-9]+", "_", mode.label.lower())
+
+
+def _modes() -> list[Experiment]:
+    """Every mode, one of each row first."""
+    return [
+        Experiment(
+            name=mode_name(mode),
+            question=f"{mode.label}: batches, losses and rows of CPU ranks?",
+            entry="tests.silicon.rows:train_mode",
+            seconds=LONGEST_SECONDS if mode.devices > 2 else 90.0,
+            files=MODE_FILES,
+            arguments=(("label", mode.label),),
+        )
+        for mode in sorted(MODES, key=lambda mode: not mode.quick)
     ]
 
 
@@ -196,4 +239,7 @@ def _programs() -> list[Experiment]:
     return [*tests, *sanitized, *benchmarks]
 
 
-EXPERIMENTS = [*_collectives(), *_hosts(), *_peers(), *_steps(), *_probes(), *_programs()]
+EXPERIMENTS = [
+    *_collectives(), *_hosts(), *_faults(), *_peers(), *_probes(), *_modes(), *_steps(),
+    *_programs(),
+]  # fmt: skip

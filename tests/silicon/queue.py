@@ -29,6 +29,8 @@ COMMIT_VARIABLE = "GNNPLAN_COMMIT"
 """Names the commit where the checkout has no history."""
 VERDICT = "verdict"
 """Name of the line that ends the lines of one run."""
+GPUS = "gpus"
+"""Name of the line that says how many GPUs a run's ranks had."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gnnplan.runtime import processor
 from tests.support.ranks import free_port, run_on_ranks
 
 COLLECTIVE_SECONDS = 40.0
@@ -42,6 +43,23 @@ class Setting:
         """Wait for the device."""
         if not self.emulated:
             torch.cuda.synchronize()
+
+
+def as_host(rank: int) -> dict[str, str]:
+    """Variables that make NCCL take a rank for a host of its own."""
+    return {"NCCL_HOSTID": f"gnnplan-{rank}", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+def take_gpu(rank: int, size: int) -> None:
+    """Give this rank a GPU of its own, or the one that is there as if it were its own."""
+    alone = torch.cuda.device_count() >= size
+    number = rank if alone else 0
+    if not alone:
+        os.environ |= as_host(rank)
+        # One GPU stands for all: what the plan lets ranks map, they map.
+        processor.CudaProcessor.can_map = lambda self, index: True
+    processor.find_gpu = lambda plan, rank, shown: number
+    torch.cuda.set_device(number)
 
 
 def run_sharing(
@@ -76,8 +94,8 @@ def _on_rank(
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         "RANK": str(rank), "WORLD_SIZE": str(ranks),
         "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
-        "NCCL_HOSTID": f"gnnplan-{rank}", "NCCL_SOCKET_IFNAME": "lo",
     }  # fmt: skip
+    os.environ |= as_host(rank)
     if not setting.emulated:
         torch.cuda.set_device(0)
     if join:

@@ -1,19 +1,26 @@
 """The queue for a GPU: what is due, in which order, how runs end; its entries run on cores."""
 
+import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from tests.silicon import __main__ as command, nccl, peers, probing, queue, step
-from tests.silicon.experiments import EXPERIMENTS, TESTED
+from gnnplan.runtime.comm.mesh import backend_of
+from gnnplan.runtime.graph.generate import generate_sbm
+from tests.emulated.modes import MODES
+from tests.silicon import __main__ as command, nccl, peers, probing, queue, rows, step
+from tests.silicon.experiments import EXPERIMENTS, TESTED, mode_name
 from tests.silicon.queue import Experiment, Outcome, State
 from tests.silicon.setting import Setting
+from tests.support.plans import make_plan
 
 
 @pytest.fixture
@@ -229,9 +236,105 @@ class TestEntries:
             "two_hosts_resume",
             "peer_expandable_segments",
             "peer_lists_read",
+            "nccl_rank_killed",
+            "nccl_rank_stopped",
         ],
     )
     def test_longer_ones_run_on_cores(self, name: str):
-        program = [sys.executable, "-m", "tests.silicon.one", name, "--emulate"]
-        done = subprocess.run(program, cwd=queue.ROOT, env=dict(os.environ), capture_output=True)
-        assert done.returncode == 0, done.stderr.decode()[-2000:]
+        run_on_cores(name)
+
+    def test_every_mode_is_an_experiment_one_of_each_row_first(self):
+        names = [each.name for each in EXPERIMENTS if each.name.startswith("mode_")]
+        assert sorted(names) == sorted(mode_name(mode) for mode in MODES)
+        quick = {mode_name(mode) for mode in MODES if mode.quick}
+        assert set(names[: len(quick)]) == quick
+
+    def test_a_mode_is_planned_for_real_gpus_with_the_same_rows(self, tmp_path: Path):
+        (tmp_path / "plan").mkdir()
+        graph = generate_sbm(
+            tmp_path / "graph", num_nodes=60, degree=4.0, feature_dim=8, num_classes=2, seed=1
+        )
+        plan = make_plan(graph, tmp_path / "plan", ranks=2, own_rows=20, peers=True)
+        gpus = [
+            replace(each, kind="cuda", emulated=True, index=each.rank)
+            for each in plan.strategy.devices
+        ]
+        made = rows.on_real_gpus(
+            replace(plan, strategy=replace(plan.strategy, devices=gpus)), tmp_path / "plan"
+        )
+        assert [device.needs_gpu for device in made.strategy.devices] == [True, True]
+        assert made.arrays == plan.arrays
+        assert backend_of(made.strategy.devices) == "nccl"
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("label", [m.label for m in MODES if m.quick and m.devices < 3])
+    def test_quick_modes_run_where_only_an_images_packages_are(self, label: str, tmp_path: Path):
+        """As the queue runs them: other processes too refuse what a bare image does not have."""
+        (mode,) = [each for each in MODES if each.label == label]
+        (tmp_path / "sitecustomize.py").write_text(REFUSE.format(allowed=sorted(on_the_image())))
+        path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+        run_on_cores(mode_name(mode), PYTHONPATH=path)
+
+    def test_experiments_import_on_a_bare_image(self):
+        modules = sorted(
+            {each.entry.split(":")[0] for each in EXPERIMENTS} | {"tests.silicon.__main__"}
+        )
+        program = REFUSE.format(allowed=sorted(on_the_image()))
+        program += f"import importlib\nfor name in {modules}: importlib.import_module(name)\n"
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=queue.ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+
+
+REFUSE = """
+import importlib.abc, sys
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        known = top in sys.stdlib_module_names or top.startswith("_sysconfigdata")
+        if not known and top not in {allowed}:
+            raise ModuleNotFoundError(f"a bare image has no {{top}}", name=top)
+sys.meta_path.insert(0, Refuse())
+"""
+IMAGE = ("torch", "triton", "numba", "numpy", "scipy", "torch_geometric", "typer", "PyYAML")
+"""Packages of a CUDA image, with what they need; `make silicon-pack` fetches the others."""
+
+
+def on_the_image() -> set[str]:
+    """Top names that can be imported on a bare image with the packed wheels."""
+    makefile = (queue.ROOT / "Makefile").read_text()
+    packed = re.search(r"^SILICON_WHEELS := (.*?[^\\])$", makefile, re.M | re.S)
+    assert packed is not None
+    wheels = packed[1].replace("\\", " ").split()
+    names = {name for base in IMAGE for name in _closure(base, set())} | {
+        name.lower().replace("_", "-") for name in wheels
+    }
+    tops = {
+        top
+        for top, owners in metadata.packages_distributions().items()
+        if names & {owner.lower().replace("_", "-") for owner in owners}
+    }
+    return tops | {"gnnplan", "tests", "torchgen", "functorch"}
+
+
+def _closure(name: str, known: set[str]) -> set[str]:
+    """A package and all that it needs."""
+    plain = name.lower().replace("_", "-")
+    if plain in known:
+        return known
+    known.add(plain)
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        for line in metadata.requires(name) or []:
+            if "extra ==" not in line:
+                _closure(re.split(r"[^A-Za-z0-9_.-]", line)[0], known)
+    return known
+
+
+def run_on_cores(name: str, **variables: str) -> None:
+    """Run an experiment on emulated GPUs in a process of its own."""
+    program = [sys.executable, "-m", "tests.silicon.one", name, "--emulate"]
+    done = subprocess.run(
+        program, cwd=queue.ROOT, env=os.environ | variables, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -1,10 +1,12 @@
 """A mode of emulated GPUs from its plan to its reports: trained, and trained again by CPU ranks.
 
 Each rank is a process. It first holds its loader's batches against those of the host's loader, bit
-by bit, then trains on its emulated GPU, and then on cores under the same plan.
+by bit, then trains on its GPU, and then on cores under the same plan. GPUs are emulated, unless
+`enter` gives each rank a real one (`tests.silicon.rows`).
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,20 +121,59 @@ def on_cores(plan: Plan, folder: Path, out: Path) -> Plan:
     return save_plan(replace(plan, strategy=strategy), arrays, out)
 
 
-def run_mode(plan: Plan, graph: Graph, folder: Path) -> tuple[RunReport, RunReport]:
-    """Train under `folder`/plan on emulated GPUs and on cores; the two reports."""
+Enter = Callable[[int, int], None]
+"""Called first in each rank, with its number and their number."""
+
+
+def run_mode(
+    plan: Plan, graph: Graph, folder: Path, enter: Enter | None = None
+) -> tuple[RunReport, RunReport]:
+    """Train under `folder`/plan on GPUs and on cores; the two reports."""
     on_cores(plan, folder / "plan", folder / "cores")
     for name in ("emulated", "host"):
         (folder / name).mkdir()
     ports = [free_port() for _ in range(3)]
-    run_on_ranks(_on_rank, (plan.num_ranks, ports, graph.path, folder), plan.num_ranks)
+    run_on_ranks(_on_rank, (plan.num_ranks, ports, graph.path, folder, enter), plan.num_ranks)
     return load_report(folder / "emulated"), load_report(folder / "host")
 
 
-def _on_rank(rank: int, size: int, ports: list[int], graph_path: Path, folder: Path) -> None:
+def hold_mode(mode: Mode, found: RunReport, cores: RunReport, *, tolerance: float = 0.0) -> None:
+    """Hold what GPUs have trained against CPU ranks: losses, scores, and rows by source exactly.
+
+    `tolerance` of a loss, relative, replaces the mode's own where it is larger.
+    """
+    close = max(mode.tolerance, tolerance)
+    assert len(found.losses) == len(cores.losses)
+    np.testing.assert_allclose(found.losses, cores.losses, rtol=close)
+    assert found.losses[-1] != found.losses[0]
+    for here, there in zip(found.epochs, cores.epochs, strict=True):
+        assert here.val is not None
+        assert there.val is not None
+        assert abs(here.val - there.val) <= mode.score_tolerance, (here.val, there.val)
+    assert found.test_score is not None
+    assert cores.test_score is not None
+    assert abs(found.test_score - cores.test_score) <= mode.score_tolerance
+    rows = [each.rows_by_source for each in found.ranks]
+    assert rows == [each.rows_by_source for each in cores.ranks]
+
+
+def sum_rows(report: RunReport) -> dict[str, int]:
+    """Rows that all ranks read, by source."""
+    total: dict[str, int] = {}
+    for each in report.ranks:
+        for kind, count in each.rows_by_source.items():
+            total[kind] = total.get(kind, 0) + count
+    return total
+
+
+def _on_rank(
+    rank: int, size: int, ports: list[int], graph_path: Path, folder: Path, enter: Enter | None
+) -> None:
     from gnnplan.runtime.emulation.threads import stop
 
     torch.set_num_threads(1)
+    if enter is not None:
+        enter(rank, size)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "WORLD_SIZE": str(size)}
     os.environ["MASTER_PORT"] = str(ports[0])
     if load_plan(folder / "plan").strategy.mode == "minibatch":
@@ -166,9 +207,11 @@ def hold_boundary(plan: Plan, graph: Graph, folder: Path, report: RunReport) -> 
 
 
 def hold_batches(rank: int, size: int, graph: Graph, folder: Path) -> None:
-    """Hold the first batches of an emulated GPU against those of the host's loader."""
-    mesh = open_mesh(load_plan(folder / "plan"), timeout_seconds=120.0)
-    assert processor_of(mesh.device).emulated
+    """Hold the first batches of a GPU against those of the host's loader."""
+    plan = load_plan(folder / "plan")
+    mesh = open_mesh(plan, timeout_seconds=120.0)
+    processor = processor_of(mesh.device)
+    assert (processor.is_gpu, processor.emulated) == (True, plan.strategy.emulated)
     places = {"rank": rank, "size": size, "comm": mesh.comm}
     device = PlannedLoader(folder / "plan", graph, device=mesh.device, **places)
     places["comm"] = mesh.comm.host_lane  # GPUs' collectives are the other loader's

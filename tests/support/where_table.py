@@ -5,7 +5,7 @@
 
 Marks: E emulated, S by ranks that share one real GPU, G on that many real GPUs. A mode of
 tests/emulated notes itself when it passes with $GNNPLAN_RECORD_MODES set; marks S and G come from
-the verdicts of tests/golden/silicon.
+the verdicts of tests/golden/silicon, where a mode's lines say how many GPUs its ranks had.
 """
 
 import json
@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.emulated.modes import COLUMNS, HOST, HOSTS, MODES, ONE, ROWS, Mode
+from tests.silicon.experiments import mode_name
+from tests.silicon.queue import GPUS, RECORDS, VERDICT
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "golden" / "where_runs.json"
-SILICON = ROOT / "tests" / "golden" / "silicon"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- what runs where: begin -->", "<!-- what runs where: end -->"
 VARIABLE = "GNNPLAN_RECORD_MODES"
@@ -30,6 +31,8 @@ EXPERIMENTS: dict[str, tuple[str, str, str, str]] = {
     "two_hosts_train": ("S", "independent", HOSTS, "training"),
     "two_hosts_validate": ("S", "independent", HOSTS, "validation, test"),
     "two_hosts_resume": ("S", "independent", HOSTS, "resume"),
+    "nccl_rank_killed": ("S", "independent", HOST, "a rank killed, resume"),
+    "nccl_rank_stopped": ("S", "independent", HOST, "a rank hung, resume"),
     "peer_opened_by_reader": ("S", "rows", HOST, "peers mapped"),
 }
 """Experiment of tests/silicon: mark, row and column of the table, and what it ran."""
@@ -54,25 +57,35 @@ def read_record() -> list[list[str]]:
     return json.loads(RECORD.read_text()) if RECORD.is_file() else []
 
 
-def read_marks() -> dict[tuple[str, str], dict[str, list[str]]]:
+def read_marks(records: Path = RECORDS) -> dict[tuple[str, str], dict[str, list[str]]]:
     """What ran in each cell, by mark."""
     cells: dict[tuple[str, str], dict[str, list[str]]] = {}
+
+    def note(row: str, column: str, mark: str, name: str) -> None:
+        cells.setdefault((row, column), {}).setdefault(mark, []).append(name)
+
     known = {(mode.row, mode.column, mode.name) for mode in MODES}
     for row, column, name in read_record():
         if (row, column, name) in known:
-            cells.setdefault((row, column), {}).setdefault("E", []).append(name)
+            note(row, column, "E", name)
     for experiment, (mark, row, column, name) in EXPERIMENTS.items():
-        if _passed(SILICON / f"{experiment}.jsonl"):
-            cells.setdefault((row, column), {}).setdefault(mark, []).append(name)
+        if _last_run(records / f"{experiment}.jsonl"):
+            note(row, column, mark, name)
+    for mode in MODES:
+        for line in _last_run(records / f"{mode_name(mode)}.jsonl"):
+            if line["name"] == GPUS:
+                note(
+                    mode.row, mode.column, "G" if line["value"] >= mode.devices else "S", mode.name
+                )
     return cells
 
 
-def _passed(path: Path) -> bool:
-    lines: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()] if (
-        path.is_file()
-    ) else []  # fmt: skip
-    verdicts = [line for line in lines if line["name"] == "verdict"]
-    return bool(verdicts) and verdicts[-1]["passed"]
+def _last_run(path: Path) -> list[dict[str, Any]]:
+    """The lines of a record's last run, where it passed; else none."""
+    text = path.read_text() if path.is_file() else ""
+    lines: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
+    ends = [0] + [place + 1 for place, line in enumerate(lines) if line["name"] == VERDICT]
+    return lines[ends[-2] : ends[-1]] if len(ends) > 1 and lines[ends[-1] - 1]["passed"] else []
 
 
 def make_table() -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.memory import ranks_by_host
-from gnnplan.planner.cost.rates import MachineTable, Rate, rate_per_rank
+from gnnplan.planner.cost.rates import MachineTable, Rate, measured_collective, rate_per_rank
 from gnnplan.planner.cost.stages.exchange_gpu import card_bandwidth
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import Link, MachineModel, Memory, Table
@@ -176,6 +176,10 @@ def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: f
     """
     if candidate.num_ranks == 1:
         return Rate(seconds=0.0, spread=0.0, provenance="derived: one rank has nothing to sum")
+    if measured := measured_collective(
+        machine, MachineTable.NCCL_ALL_REDUCE, candidate, message_bytes
+    ):
+        return measured
     fabric = fabric_of(machine, candidate)
     found = algorithm_seconds(message_bytes, fabric)
     name = min(found, key=lambda each: found[each])

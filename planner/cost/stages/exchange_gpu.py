@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
 from gnnplan.planner.cost.memory import ranks_by_host
 from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
-from gnnplan.planner.cost.rates import MachineTable, rate_per_rank
+from gnnplan.planner.cost.rates import MachineTable, measured_collective, rate_per_rank
 from gnnplan.planner.cost.stages.gather_gpu import (
     Ground,
     ground_of,
@@ -58,12 +58,17 @@ def exchange_seconds(
     of a clique, from the host while all copy, and over a GPU's own slot; B bytes per second of the
     card of a host and its h ranks. A byte on its way over the host goes up while others go down.
 
-    The P ranks are all, or a `group`, while all others exchange in groups of their own.
+    The P ranks are all, or a `group`, while all others exchange in groups of their own. Where all
+    ranks' exchanges were measured, their seconds stand for all of it.
     """
     every, members = ranks_by_host(machine, candidate), set(group or range(candidate.num_ranks))
     ranks = len(members)
     if ranks == 1:
         return 0.0
+    measured = measured_collective(machine, MachineTable.NCCL_ALL_TO_ALL, candidate, num_bytes)
+    asked = measured_collective(machine, MachineTable.NCCL_ASKED, candidate, 0.0)
+    if ranks == candidate.num_ranks and measured is not None and asked is not None:
+        return measured.seconds + (messages - 1) * asked.seconds / EXCHANGES
     hosts = {
         host: mine for host, all_ in every.items() if (mine := [r for r in all_ if r in members])
     }

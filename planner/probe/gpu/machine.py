@@ -18,7 +18,14 @@ from statistics import median
 
 import numpy as np
 
-from gnnplan.planner.machine.model import Link, MachineModel, Processor, Table, planned_kind
+from gnnplan.planner.machine.model import (
+    Link,
+    MachineModel,
+    Processor,
+    Table,
+    make_table,
+    planned_kind,
+)
 from gnnplan.planner.machine.routes import moved_bytes
 from gnnplan.planner.probe.gpu.measure import GpuFindings, Points
 from gnnplan.planner.probe.grid import fit_alpha_beta
@@ -307,8 +314,11 @@ def _shared_tables(findings: Sequence[GpuFindings]) -> dict[str, Table]:
             "gpu_uva_gather": _grid(found.uva),
             "gpu_uva_programs": _value("programs", gather_cap(found)),
             "gpu_flops": _rate("flops_per_second", found.flops),
-            "gpu_message": _slowest("seconds", found.peer_message),
-            "gpu_context": _value("bytes", found.context_bytes or None),
+            "gpu_message": _message(found) or _slowest("seconds", found.peer_message),
+            "gpu_context": _context(found),
+            "nccl_all_reduce": _by_ranks(found.sums),
+            "nccl_all_to_all": _by_ranks(found.exchanges),
+            "nccl_asked": _curve("seconds", "ranks", found.asked),
             "gpu_process": _value("bytes", found.process_bytes or None),
         }
         for name, table in new.items():
@@ -353,6 +363,41 @@ def _slowest(unit: str, points: Points) -> Table | None:
 
 def _curve(unit: str, axis: str, points: Points) -> Table | None:
     return _table(unit, {axis: [n for (n,) in points]}, points) if points else None
+
+
+def _by_ranks(points: Points) -> Table | None:
+    """Return bytes by ranks; numbers of ranks that lack a point are left out."""
+    sizes = sorted({size for size, _ in points})
+    ranks = sorted({n for _, n in points if all((size, n) in points for size in sizes)})
+    if not ranks:
+        return None
+    whole = {(size, n): points[(size, n)] for size in sizes for n in ranks}
+    return _table("seconds", {"bytes": sizes, "ranks": ranks}, whole)
+
+
+def _message(found: GpuFindings) -> Table | None:
+    """Return the seconds of one of the messages that ranks exchange at once, each with all others.
+
+    Ranks' own exchange has them; copies within one process lack what a collective adds (DEC-155).
+    """
+    least = min((size for size, _ in found.exchanges), default=0)
+    points = {
+        (n,): replace(measured, value=measured.value / (n - 1))
+        for (size, n), measured in found.exchanges.items()
+        if size == least
+    }
+    return _curve("seconds", "ranks", points)
+
+
+def _context(found: GpuFindings) -> Table | None:
+    """Return a process's bytes; of ranks that exchange, those with their collectives' buffers."""
+    alone, ranks = found.context_bytes, max((n for _, n in found.sums), default=0)
+    if not alone or not found.ranks_context_bytes or not ranks:
+        return _value("bytes", alone or None)
+    together = float(max(alone, found.ranks_context_bytes))
+    counts = sorted({1, 2, ranks})
+    values = [float(alone) if n == 1 else together for n in counts]
+    return make_table("bytes", {"ranks": counts}, values, 0.0)
 
 
 def _grid(points: Points) -> Table | None:

@@ -168,7 +168,16 @@ class GpuFindings:
     """Share of an all-reduce that compute hides, by number of GPUs; the first GPU alone has it."""
     crowded: Points = field(default_factory=dict[tuple[int, ...], Measurement])
     """Slowdown of a large copy from the host while all other GPUs copy too, at ()."""
+    sums: Points = field(default_factory=dict[tuple[int, ...], Measurement])
+    """Seconds of an all-reduce by ranks of their own, by bytes and ranks; the first GPU alone has
+    it, as what follows."""
+    exchanges: Points = field(default_factory=dict[tuple[int, ...], Measurement])
+    """Seconds of an all-to-all of rows, by bytes that a rank sends to others, and ranks."""
+    asked: Points = field(default_factory=dict[tuple[int, ...], Measurement])
+    """Seconds of an all-to-all of counts and a few ids, by ranks."""
     context_bytes: int = 0
+    ranks_context_bytes: int = 0
+    """As `context_bytes`, of a rank whose collectives with all others have run."""
     process_bytes: int = 0
     notes: list[str] = field(default_factory=list[str])
 

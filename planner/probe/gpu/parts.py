@@ -10,7 +10,10 @@ import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Literal, cast
+
+import numpy as np
 
 from gnnplan.planner.machine.model import GPUS_LOST
 from gnnplan.planner.probe.context import AGAIN, FULL, ProbeContext
@@ -20,6 +23,7 @@ from gnnplan.planner.probe.gpu.measure import (
     GpuDevice,
     GpuFindings,
     GpuSizes,
+    Points,
     check_gpu,
     check_pair,
     measure_crowd,
@@ -29,7 +33,7 @@ from gnnplan.planner.probe.gpu.measure import (
 )
 from gnnplan.planner.probe.grid import Budget
 from gnnplan.planner.probe.team import Team
-from gnnplan.planner.probe.timing import Clock, Patience
+from gnnplan.planner.probe.timing import Clock, Patience, summarize
 from gnnplan.runtime.device import available_ram_bytes
 from gnnplan.runtime.errors import WorkerFailed
 
@@ -48,9 +52,9 @@ class Survey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbePart:
-    """One task: points of a GPU, of pairs that are joined alike, or of all GPUs together."""
+    """One task: points of a GPU, of pairs that are joined alike, of all GPUs, or of ranks."""
 
-    kind: Literal["gpu", "pairs", "crowd", "hidden"]
+    kind: Literal["gpu", "pairs", "crowd", "hidden", "ranks"]
     gpus: tuple[int, ...] = ()
     pairs: tuple[Pair, ...] = ()
     mapped: bool = False
@@ -67,6 +71,8 @@ class ProbePart:
             return f"gpu{self.gpus[0]}"
         if self.kind == "pairs":
             return f"GPU pairs like gpu{self.pairs[0][1]} to gpu{self.pairs[0][0]}"
+        if self.kind == "ranks":
+            return "collectives of ranks on GPUs"
         return "GPUs' copies at once" if self.kind == "crowd" else "GPUs' all-reduce beside compute"
 
 
@@ -94,6 +100,7 @@ def plan_parts(survey: Survey, inventory: Inventory | None) -> list[ProbePart]:
         *parts,
         ProbePart(kind="crowd", gpus=every, weight=0.3 * count),
         ProbePart(kind="hidden", gpus=every, weight=1.0),
+        ProbePart(kind="ranks", gpus=every, weight=2.0),
     ]
 
 
@@ -188,7 +195,7 @@ def _measure(benches: Mapping[int, Bench], part: ProbePart) -> None:
             measure_crowd(bench, part.gpus)
     elif part.kind == "hidden":
         measure_hidden(benches[part.gpus[0]], len(part.gpus))
-    else:
+    elif part.kind == "pairs":
         first: tuple[GpuFindings, int] | None = None
         for reader, owner in part.pairs:
             if reader not in benches or owner not in benches:
@@ -270,8 +277,74 @@ SURVEY_SECONDS = 60.0
 """Longest wait for torch, CUDA and the list of GPUs."""
 GRACE_SECONDS = 30.0
 """Longest wait beyond a part's time: for a start, the last point and its memory."""
+RANKS_CALLS = 15
+"""Calls of a collective whose seconds make one point."""
+RANKS_BYTES = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 26)
+QUICK_RANKS_BYTES = (1 << 10, 1 << 18, 1 << 24)
 SURVEY = "gnnplan.planner.probe.gpu.torch_device:survey_task"
 TASK = "gnnplan.planner.probe.gpu.torch_device:part_task"
+JOIN = "gnnplan.planner.probe.gpu.torch_device:join_ranks_task"
+CALL = "gnnplan.planner.probe.gpu.torch_device:call_ranks_task"
+CONTEXT = "gnnplan.planner.probe.gpu.torch_device:ranks_context_task"
+
+
+@dataclass(slots=True)
+class RankProbe:
+    """Measures the collectives of ranks on a GPU each, by the runtime's own communicator."""
+
+    team: Team
+    """One process per GPU."""
+    budget: Budget
+    found: GpuFindings
+    """Of the first GPU: what is measured goes there."""
+    quick: bool
+    late: list[str] = field(default_factory=list[str])
+
+    def measure(self, folder: Path) -> None:
+        """Fill the findings: fewest ranks first, and no point after the budget's end."""
+        size = self.team.size
+        counts = [2, size] if self.quick else [2**i for i in range(1, size.bit_length())]
+        counts = sorted({*counts, size})
+        self.team.run(JOIN, path=folder / "ranks", size=size, groups=counts)
+        for ranks in counts:
+            self._point("asked", self.found.asked, (ranks,), 0, ranks)
+            for num_bytes in QUICK_RANKS_BYTES if self.quick else RANKS_BYTES:
+                for name, points in (("sum", self.found.sums), ("rows", self.found.exchanges)):
+                    self._point(name, points, (num_bytes, ranks), num_bytes, ranks)
+        self.found.ranks_context_bytes = max(self.team.run(CONTEXT))
+        if self.late:
+            words = f"time: ranks on GPUs: not reached in time: {'; '.join(self.late)}; {AGAIN}"
+            self.found.notes.append(words)
+
+    def _point(
+        self, operation: str, points: Points, place: tuple[int, ...], num_bytes: int, ranks: int
+    ) -> None:
+        """Measure the seconds from the last rank's entry to the last one's exit."""
+        if self.budget.left <= 0:
+            self.late.append(f"{operation} at {', '.join(map(str, place))}")
+            return
+        arguments = {"operation": operation, "num_bytes": num_bytes, "calls": RANKS_CALLS}
+        moments = self.team.run(CALL, ranks=ranks, size=ranks, **arguments)
+        entered, left = (np.max([each[way] for each in moments], axis=0) for way in (0, 1))
+        points[place] = summarize([max(LEAST_CALL_SECONDS, float(s)) for s in left - entered])
+
+
+LEAST_CALL_SECONDS = 1e-7
+
+
+def measure_ranks(
+    context: ProbeContext, part: ProbePart, uuid: str, start: Callable[[int], Team]
+) -> list[GpuFindings]:
+    """Measure the collectives of ranks within the budget; what fails leaves a note."""
+    found = GpuFindings(gpu=part.gpus[0], uuid=uuid, processors=1)
+    try:
+        with start(len(part.gpus)) as team:
+            team.timeout_seconds = context.budget.left + GRACE_SECONDS
+            probe = RankProbe(team, context.budget, found, context.sizes.name != FULL.name)
+            probe.measure(context.scratch)
+    except WorkerFailed as error:
+        found.notes.append(f"{part.words}: not measured: {error}")
+    return [found]
 
 
 @dataclass(slots=True)
@@ -307,22 +380,24 @@ class Runner:
 
 
 def measure(
-    context: ProbeContext, gpus: Inventory | None, start: Callable[[], Team] = lambda: Team(1)
+    context: ProbeContext, gpus: Inventory | None, start: Callable[[int], Team] = Team
 ) -> list[GpuFindings]:
     """Measure the GPUs that the driver lists; what fails leaves a note and the rest of the probe.
 
-    `gpus` are from `inventory`, or None; `start` starts the process that measures.
+    `gpus` are from `inventory`, or None; `start` starts so many processes that measure.
     """
     if gpus is None:
         return []
-    runner = Runner(start, context.notes, context.team.until)
+    runner = Runner(lambda: start(1), context.notes, context.team.until)
     try:
-        return _measured_by(runner, context, gpus)
+        return _measured_by(runner, context, gpus, start)
     finally:
         runner.close()
 
 
-def _measured_by(runner: Runner, context: ProbeContext, gpus: Inventory) -> list[GpuFindings]:
+def _measured_by(
+    runner: Runner, context: ProbeContext, gpus: Inventory, start: Callable[[int], Team]
+) -> list[GpuFindings]:
     survey = runner.run(SURVEY, GPUS_LOST.rstrip(": "), SURVEY_SECONDS)
     if not isinstance(survey, Survey):
         context.notes += [survey] if isinstance(survey, str) else []
@@ -330,6 +405,9 @@ def _measured_by(runner: Runner, context: ProbeContext, gpus: Inventory) -> list
     quick, room = context.sizes.name != FULL.name, available_ram_bytes()
 
     def run(part: ProbePart, seconds: float) -> list[GpuFindings]:
+        if part.kind == "ranks":
+            runner.close()  # its contexts would be counted as the ranks' own
+            return measure_ranks(context, part, survey.uuids[part.gpus[0]], start)
         found = runner.run(
             TASK, part.words, seconds + GRACE_SECONDS, part=part, quick=quick, host_bytes=room,
             seconds=seconds,

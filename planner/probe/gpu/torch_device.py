@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +291,91 @@ def part_task(
     sizes = sizes_for(quick, host_bytes=host_bytes, device_bytes=least)
     left = seconds - (time.perf_counter() - begun)
     return measure_part(device, sizes, part, seconds=left)
+
+
+JOIN_SECONDS = 60.0
+"""Longest wait of ranks for each other."""
+
+
+def join_ranks_task(state: State, *, path: Path, size: int, groups: list[int]) -> None:
+    """Task: join the other ranks as those of training do, with a communicator of each number."""
+    from torch import distributed as dist
+
+    from gnnplan.runtime.comm.collectives import Communicator
+    from gnnplan.runtime.comm.mesh import GPU_BACKENDS
+
+    device = _rank_device(state.rank)
+    by_nccl = device.type != "cpu"
+    dist.init_process_group(
+        GPU_BACKENDS if by_nccl else "gloo", init_method=f"file://{path}", rank=state.rank,
+        world_size=size, timeout=timedelta(seconds=JOIN_SECONDS),
+        device_id=device if by_nccl else None,
+    )  # fmt: skip
+    whole = Communicator(device=device)
+    parts = [n for n in groups if n < size]
+    split = {n: whole.split([list(range(n)), list(range(n, size))]) for n in parts}
+    state.kept["ranks"] = {size: whole, **split}
+    state.kept["device"] = device
+
+
+def _rank_device(rank: int) -> Any:
+    """Return the GPU of that number, the emulated one of this process, or cores without either."""
+    import torch
+
+    from gnnplan.runtime.processor import EMULATED, emulated_gpu
+
+    if emulated_gpu() is not None:
+        return EMULATED
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
+
+
+def call_ranks_task(
+    state: State, *, operation: str, size: int, num_bytes: int, calls: int
+) -> tuple[list[float], list[float]]:
+    """Task: moments at which this rank enters each call, and at which its GPU has done it."""
+    from gnnplan.runtime.processor import processor_of
+
+    wait = processor_of(state.kept["device"]).synchronize
+    call = _collective(state.kept["ranks"][size], state.kept["device"], operation, num_bytes)
+    entries, exits = list[float](), list[float]()
+    for number in range(WARM_UPS + calls):
+        entered = time.perf_counter()
+        call()
+        wait()
+        if number >= WARM_UPS:
+            entries.append(entered)
+            exits.append(time.perf_counter())
+    return entries, exits
+
+
+def _collective(comm: Any, device: Any, operation: str, num_bytes: int) -> Callable[[], object]:
+    """Make a call: a sum, rows for all others alike, or counts and one id for each rank."""
+    import torch
+
+    if operation == "asked":
+        ids = torch.zeros(comm.size, dtype=torch.int64, device=device)
+        return lambda: comm.all_to_all_ids(ids, [1] * comm.size)
+    if operation == "sum":
+        flat = torch.zeros(max(1, num_bytes // 4), device=device)
+        return lambda: comm.all_reduce_sum(flat)
+    share = max(1, num_bytes // 4 // (comm.size - 1))
+    counts = [0 if rank == comm.rank else share for rank in range(comm.size)]
+    rows, out = (torch.zeros(sum(counts), device=device) for _ in range(2))
+    return lambda: comm.all_to_all_rows(rows, counts, counts, out=out)
+
+
+def ranks_context_task(state: State) -> int:
+    """Task: the GPU memory that this rank takes beside its tensors; 0 without a GPU."""
+    device = state.kept["device"]
+    if device.type == "cpu":
+        return 0
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, int(total - free - torch.cuda.memory_reserved(device)))
 
 
 def _device_of(state: State) -> CudaDevice:
