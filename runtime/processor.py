@@ -33,6 +33,8 @@ class AbstractProcessor(ABC):
     """Whether its path is a GPU's: kernels of Triton, lanes, memory apart from the host's."""
     emulated: ClassVar[bool] = False
     """Whether it is a GPU that is emulated on cores."""
+    captures: ClassVar[bool] = False
+    """Whether it starts a captured graph of kernels at once."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -71,6 +73,18 @@ class AbstractProcessor(ABC):
     def index(self) -> int:
         """Number of the device on its host."""
         return self.device.index or 0
+
+    @property
+    def random_devices(self) -> list[torch.device]:
+        """Devices beside the host whose draws have a state of their own."""
+        return []
+
+    def seed(self, number: int) -> None:
+        """Seed the host's generator, and the device's own where it has one."""
+        torch.default_generator.manual_seed(number)
+
+    def round_products(self, *, yes: bool) -> None:  # noqa: B027 - cores have nothing faster
+        """Let float32 matrix products round their factors to TF32, or forbid it."""
 
     def adopt(self, tensor: Tensor, *, instead_of: Tensor) -> None:  # noqa: B027
         """Take memory that processes share for the device's own, in the place of a tensor's."""
@@ -121,7 +135,7 @@ class CoresProcessor(AbstractProcessor):
 class CudaProcessor(AbstractProcessor):
     """A GPU, by CUDA."""
 
-    is_gpu = True
+    is_gpu = captures = True
 
     @property
     def multiprocessors(self) -> int:
@@ -150,6 +164,23 @@ class CudaProcessor(AbstractProcessor):
             return True
         seen = index < torch.cuda.device_count()
         return seen and torch.cuda.can_device_access_peer(self.index, index)
+
+    def round_products(self, *, yes: bool) -> None:
+        """See `AbstractProcessor.round_products`."""
+        del self
+        torch.backends.cuda.matmul.allow_tf32 = yes
+
+    @property
+    def random_devices(self) -> list[torch.device]:
+        """See `AbstractProcessor.random_devices`."""
+        return [self.device]
+
+    def seed(self, number: int) -> None:
+        """See `AbstractProcessor.seed`."""
+        super().seed(number)
+        index = self.device.index
+        index = torch.cuda.current_device() if index is None else index
+        torch.cuda.default_generators[index].manual_seed(number)
 
     def enter_thread(self) -> None:
         """See `AbstractProcessor.enter_thread`."""

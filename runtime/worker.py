@@ -38,6 +38,7 @@ from gnnplan.runtime.process import (
     leave,
 )
 from gnnplan.runtime.report import RunReport
+from gnnplan.runtime.train.evaluate import name_sampling
 from gnnplan.runtime.train.fullgraph import FullGraphEpochs, open_full_graph
 from gnnplan.runtime.train.gradients import GradientBuffer, open_overlap
 from gnnplan.runtime.train.job import Events, Job
@@ -68,7 +69,8 @@ def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:
     events = Events(config.run_path / "events.jsonl" if mesh.rank == 0 else None)
     job = Job(config=config, plan=plan, loader=loader, loop=loop, events=events, cores=cores)
     job.notes += notes
-    for line in unused_weights(plan, graph):
+    sampled = name_sampling(plan, config.eval_fanouts) if config.eval_every else ""
+    for line in [*unused_weights(plan, graph), *([sampled] if sampled else [])]:
         job.notes.append(line)
         events.emit("warning", line=line)
     job.before = before
@@ -106,6 +108,8 @@ def make_loop(plan: Plan, graph: Graph, mesh: Mesh, loader: PlannedLoader) -> Tr
         workload, graph.feature_dim, graph.num_classes, str(graph.task), types=types
     )
     model.to(mesh.device)
+    precision = Precision(workload.precision)
+    precision.set_up(mesh.device)
     share_parameters(model, mesh.comm)
     gradients = GradientBuffer(model)
     # Cooperative batches exchange rows inside the backward pass, by the same communicator.
@@ -120,7 +124,7 @@ def make_loop(plan: Plan, graph: Graph, mesh: Mesh, loader: PlannedLoader) -> Tr
         meter=loader.meter,
         task=str(graph.task),
         seed=workload.seed,
-        precision=Precision(workload.precision),
+        precision=precision,
         overlapped=open_overlap(gradients, mesh.comm, asked=beside),
     )
 

@@ -437,6 +437,9 @@ def _tables(build: Build) -> tuple[dict[str, Table], dict[str, str]]:
         "gpu_process": ("bytes", effects["process_bytes"]),
         "process_start": ("seconds", effects["process_seconds"]),
     }
+    if "tf32_flops_per_second" in gpu:
+        rate = gpu["tf32_flops_per_second"].times(effects["matmul_share"])
+        found["gpu_flops_tf32"] = ("flops_per_second", rate)
     if build.box.network is not None:
         found["host_message"] = ("seconds", build.box.network.latency_seconds)
     spread = effects["spread"].value

@@ -40,6 +40,7 @@ from gnnplan.runtime.features.location import encode
 from gnnplan.runtime.graph.dataset import open_graph
 from gnnplan.runtime.loader.device import DeviceBatchStage, DeviceMiniBatch
 from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.build import build_device_sampler
 from gnnplan.runtime.sampling.gpu.neighbor import CapturedNeighborSampler
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
@@ -97,8 +98,8 @@ class GpuTimed:
         """Place adjacency lists on the device, or on the host where they are too long for it."""
         graph, request = self._graph, self._request
         size, room = graph.indptr.nbytes + graph.indices.nbytes, math.inf
-        if self._device.type == "cuda":
-            room = TOPOLOGY_SHARE * torch.cuda.mem_get_info(self._device)[0]
+        if (free := processor_of(self._device).free_bytes()) is not None:
+            room = TOPOLOGY_SHARE * free
         pinned = size > room
         try:
             placed = DeviceTopology.load(graph.indptr, graph.indices, self._device, pinned=pinned)
@@ -167,8 +168,8 @@ class GpuTimed:
         """Make rows of the graph's width on the device, shared by nodes where they must be."""
         nodes, width = self._graph.num_nodes, self._graph.feature_dim
         most = float(MOST_ROWS_BYTES)
-        if self._device.type == "cuda":
-            most = min(most, ROWS_SHARE * torch.cuda.mem_get_info(self._device)[0])
+        if (free := processor_of(self._device).free_bytes()) is not None:
+            most = min(most, ROWS_SHARE * free)
         rows = max(1, min(nodes, int(most) // (FLOAT_BYTES * width)))
         codes = encode(np.zeros(nodes, np.uint8), np.arange(nodes) % rows)
         table = torch.randn(rows, width, device=self._device)
@@ -242,7 +243,7 @@ class GpuTimed:
 
     def _device_seconds(self, drawn: "_Drawn") -> float:
         """Time a step on the device, behind a hold that lasts until all of it is enqueued."""
-        if self._device.type != "cuda":
+        if not processor_of(self._device).captures:
             return float(
                 np.median(self._in_turns([_Task(self._take, self._batch_maker(drawn))])[0])
             )
@@ -260,7 +261,7 @@ class GpuTimed:
         return float(np.median(found))
 
     def _activation_bytes(self, drawn: "_Drawn") -> int:
-        if self._device.type != "cuda":
+        if not processor_of(self._device).captures:
             return 0
         cuda, batch = torch.cuda, self._hand(drawn.next())
         self._wait()
@@ -287,8 +288,7 @@ class GpuTimed:
         return found
 
     def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        processor_of(self._device).synchronize()
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ BATCHES = 3
 
 def make_loop(model: torch.nn.Module, workload: Workload, task: str) -> TrainLoop:
     """Make the runtime's training loop of a model, on all ranks of this process's group."""
+    precision = Precision(workload.precision)
+    precision.set_up(next(model.parameters()).device)
     return TrainLoop(
         model=model,
         optimizer=make_optimizer(
@@ -52,7 +54,7 @@ def make_loop(model: torch.nn.Module, workload: Workload, task: str) -> TrainLoo
         meter=StageMeter(),
         task=task,
         seed=workload.seed,
-        precision=Precision(workload.precision),
+        precision=precision,
     )
 
 

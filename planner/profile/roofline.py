@@ -2,8 +2,9 @@
 
     T = max( sum over operations of max(flops / F, bytes / B), K t_s )
 
-F is the rate of float32 products, B the bandwidth of the GPU's memory, K what the host starts for a
-step and t_s its seconds of one start (cost.stages.host): it starts kernels while the GPU works.
+F is the rate of float32 products, or of TF32's where they are asked for and known, B the bandwidth
+of the GPU's memory, K what the host starts for a step and t_s its seconds of one start
+(cost.stages.host): it starts kernels while the GPU works.
 Nothing is run; the provenance of every number made here is `derived`.
 """
 
@@ -17,7 +18,7 @@ from gnnplan.planner.cost.stages.host import (
     start_seconds,
 )
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.machine.model import MachineModel, make_table
+from gnnplan.planner.machine.model import MachineModel, Table, make_table
 from gnnplan.planner.workload import BatchProfile, ModelTiming
 from gnnplan.runtime.plan.schema import Workload
 
@@ -163,12 +164,13 @@ def roofline_timing(
 ) -> ModelTiming:
     """Return the model's time on the machine's slowest GPU at the profiled shapes.
 
-    The machine has tables gpu_flops and gpu_kernel, and links gpu<g>.hbm. GPUs that compute at once
-    share nothing. The table has points at `scales`, sizes over the mean batch.
+    The machine has tables gpu_flops and gpu_kernel, perhaps gpu_flops_tf32, and links gpu<g>.hbm.
+    GPUs that compute at once share nothing. The table has points at `scales`, sizes over the mean
+    batch.
     """
     check_model(workload, machine)
     widths = layer_widths(workload, in_dim, num_outputs)
-    flops, kernel = machine.table("gpu_flops"), machine.table("gpu_kernel")
+    flops, kernel = _product_rate(machine, workload), machine.table("gpu_kernel")
     start, layers = start_seconds(machine), workload.num_layers
     started = start * pass_starts(workload.model, layers)
     blocks_started = start * block_starts(workload.model, layers)
@@ -205,6 +207,12 @@ def roofline_timing(
         + sum(rate.seconds(elementwise(e.mean, 1, passes=3)) for e in weighted),
         batch_host_seconds=blocks_started,
     )
+
+
+def _product_rate(machine: MachineModel, workload: Workload) -> Table:
+    """Return the table of matrix products; a GPU without TF32 multiplies in float32."""
+    rounded = machine.tables.get("gpu_flops_tf32") if workload.precision == "tf32" else None
+    return rounded or machine.table("gpu_flops")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -192,7 +192,11 @@ class _Opening:
         if staged:
             processor = processor_of(self.device)
             pinned = processor.is_gpu and not processor.emulated
-            others.append(Staged(staged, self.graph.feature_dim, self.device, pinned=pinned))
+            others.append(
+                Staged(
+                    staged, self.graph.feature_dim, self.device, pinned=pinned, dtype=self._dtype()
+                )
+            )
         cache = self._cache(spare + 1)
         if cache is not None:
             rows[cache.number] = DeviceRows("cache", cache.rows)
@@ -283,13 +287,17 @@ class _Opening:
         share = HostShare.of(self.plan, self.rank, self.comm)
         return share_host_rows(np.asarray(self.graph.x), share, self.device, used=used)
 
+    def _dtype(self) -> torch.dtype:
+        """Return the dtype in which the dataset stores rows."""
+        assert self.graph.x is not None
+        return torch.from_numpy(np.empty(0, self.graph.x.dtype)).dtype
+
     def _cache(self, number: int) -> DeviceCache | None:
         """Make the plan's dynamic cache, with as many slots as find room."""
         settings = self.plan.strategy.features.cache
         if settings.policy == "none" or not settings.rows or settings.rows[self.rank] == 0:
             return None
-        assert self.graph.x is not None
-        dtype = torch.from_numpy(np.empty(0, self.graph.x.dtype)).dtype
+        dtype = self._dtype()
         bypass = self.location.own_sources(self.rank)
         planned = min(settings.rows[self.rank], self.graph.num_nodes)
         width = self.graph.feature_dim

@@ -108,6 +108,11 @@ class DeviceCache:
         self.clear()
 
     @property
+    def below(self) -> Tensor:
+        """Location table without the cache, int32 or int64 (num_nodes,)."""
+        return self._below[:-1]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of rows and directory, without the location table that a store has anyway."""
         kept = (self._below, self.rows, self._first, self._touch, self._hit, self._node)
@@ -210,12 +215,21 @@ class Staged:
     """Tiers of some sources, read by the host into page-locked rows for a device.
 
     The host must know which rows those are, so it waits for the ids; the copy to the device runs on
-    the stream.
+    the stream. Rows cross in `dtype`, which is that of all tiers, or float32.
     """
 
-    def __init__(self, tiers: Tiers, width: int, device: torch.device, *, pinned: bool) -> None:
+    def __init__(
+        self,
+        tiers: Tiers,
+        width: int,
+        device: torch.device,
+        *,
+        pinned: bool,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self._tiers = tiers
         self._width, self._device, self._pinned = width, device, pinned
+        self._dtype = dtype
         self._lanes = np.full(MAX_SOURCES, _NO_LANE, np.uint8)
         order = [number for _, numbers in tiers for number in numbers]
         self._lanes[order] = np.arange(len(order))
@@ -243,7 +257,7 @@ class Staged:
         lanes = self._lanes[number]
         order = np.argsort(lanes, kind="stable")
         counts = np.bincount(number, minlength=MAX_SOURCES).astype(np.int64)
-        staging = torch.empty((slot.size, self._width), pin_memory=self._pinned)
+        staging = torch.empty((slot.size, self._width), dtype=self._dtype, pin_memory=self._pinned)
         counters, first = Counters(), 0
         for tier, sources in self._tiers:
             part = order[first : first + int(counts[sources].sum())]
@@ -293,6 +307,8 @@ class DeviceFeatureStore(AbstractFeatureStore):
         self._release = release
         self._in_place = torch.zeros(257, dtype=torch.bool, device=self.device)
         self._in_place[list(table.sources)] = True
+        # What lasts while the loader's gathers change a cache.
+        self._lasting = table if cache is None else table.with_codes(cache.below)
         # Peers and a cache need one gather at a time, from whatever thread.
         self._lock = threading.Lock()
 
@@ -324,6 +340,16 @@ class DeviceFeatureStore(AbstractFeatureStore):
         """
         with self._lock:
             return self._gather(ids, out, counts)
+
+    def look_up(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows of nodes, and the positions of those that it does not read in place.
+
+        Neither counted nor kept in the cache, nor collective: any thread may call it meanwhile.
+        """
+        out, table = self.empty(ids.numel()), self._lasting
+        table.gather(ids, out, table.new_counts(), max_programs=self._max_programs)
+        numbers, _ = split_codes(table.codes[ids])
+        return out, (~self._in_place[numbers]).nonzero().squeeze(1)
 
     def _gather(self, ids: Tensor, out: Tensor, counts: Tensor) -> Counters:
         if self.cache is None and not self._others:

@@ -13,6 +13,7 @@ launch of their own; a row that no source holds keeps what the output held.
 """
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, no_type_check
 
@@ -162,6 +163,12 @@ class DeviceTable:
         ]
         self._sorts = _reads_far(codes, self.sources)
         self._programs = default_programs(device)
+
+    def with_codes(self, codes: Tensor) -> "DeviceTable":
+        """Return this table with other locations of the same nodes, on the device."""
+        other = copy(self)
+        other.codes = codes
+        return other
 
     def new_counts(self) -> Tensor:
         """Return zeroed counters for `gather`, int64 (257,) on the device."""

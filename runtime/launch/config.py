@@ -27,7 +27,10 @@ class TrainOptions:
     force: Annotated[bool, Setting(help="Run although graph or machine changed.")] = False
     eval_fanouts: Annotated[
         list[int] | None,
-        Setting(help="Evaluate by sampling with these fan-outs.", unset="with all neighbours"),
+        Setting(
+            help="Evaluate by sampling with these fan-outs; -1 takes all neighbours.",
+            unset="all neighbours, or the training's above 500,000,000 edges",
+        ),
     ] = None
     eval_every: Annotated[
         int, Setting(help="Epochs between evaluations; 0: none.", range=_EPOCHS)

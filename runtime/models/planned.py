@@ -34,6 +34,7 @@ from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.models.adjacency import TorchBlock, torch_blocks
 from gnnplan.runtime.models.weights import fill_weights
 from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 
 
@@ -340,7 +341,7 @@ def _as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
     ]
     draws = random.getstate(), np.random.get_state()  # noqa: NPY002 - the models' own draws
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with torch.random.fork_rng(processor_of(device).random_devices):
             yield
     finally:
         random.setstate(draws[0])

@@ -150,10 +150,11 @@ class Workload:
         Setting(help="Degrees a GCN normalises by: of the full graph, or of the sample."),
     ] = "full"
     precision: Annotated[
-        Literal["float32", "bfloat16", "float16"],
+        Literal["float32", "tf32", "bfloat16", "float16"],
         Setting(
             help="Of products in training; sums, parameters and gradients stay float32.",
-            more="bfloat16 and float16 are for GPUs: products in half the bytes.",
+            more="tf32 rounds the factors of float32 products on a GPU, and nothing on cores; "
+            "bfloat16 and float16 are for GPUs: products in half the bytes.",
         ),
     ] = "float32"
     seed: Annotated[

@@ -1,5 +1,9 @@
 """Validation and test, of nodes and of links: exact layer-wise inference, or sampling.
 
+On a GPU rows of features come from the device's store as far as that reads them in place, and
+layers' outputs stay in the GPU's memory where it has room for them. Graphs with more than
+`EXACT_EDGES` edges are sampled unless asked otherwise.
+
 Exact inference splits each layer's vertices over the ranks by edges, and the ranks exchange the
 layer's output (`LayerTable`). Between epochs the memory of steps is free: with what the plan leaves
 free, it is an evaluation's room. A plan that fills its budget is evaluated in smaller chunks, with
@@ -25,20 +29,60 @@ from torch import Tensor, nn
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import DatasetError, InputError
+from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.features.gather import gather_rows
 from gnnplan.runtime.features.store import TypedFeatureStore
 from gnnplan.runtime.features.tier import AbstractFeatureStore, SparseHost
 from gnnplan.runtime.graph.dataset import Graph, is_typed
+from gnnplan.runtime.limits import EVALUATION_BYTES
 from gnnplan.runtime.loader.tasks import typed_sampler
 from gnnplan.runtime.models.adjacency import TorchBlock, torch_block, torch_blocks
 from gnnplan.runtime.models.kernels import FullNeighbourhoods, chunks, vertices_per_layer
 from gnnplan.runtime.models.metrics import Metric, metric_of
 from gnnplan.runtime.models.weights import count_self_loops, fill_weights
 from gnnplan.runtime.plan.schema import Plan, Workload
+from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 from gnnplan.runtime.sampling.negative import NegativeSampler
 from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from gnnplan.runtime.sampling.rng import Purpose
+
+EXACT_EDGES = 500_000_000
+"""Most edges of a graph that is evaluated with all neighbours unless fan-outs are given."""
+
+
+def choose_fanouts(plan: Plan, asked: list[int] | None) -> list[int] | None:
+    """Return the fan-outs of an evaluation; None: all neighbours, layer by layer.
+
+    -1 for each hop asks for all neighbours of a graph of any size.
+    """
+    if asked is not None:
+        return None if all(each == -1 for each in asked) else asked
+    return plan.workload.fanouts if plan.graph.num_edges > EXACT_EDGES else None
+
+
+def name_sampling(plan: Plan, asked: list[int] | None) -> str:
+    """Say that evaluations are sampled where nobody asked for it; empty where they are not."""
+    chosen = choose_fanouts(plan, asked)
+    if asked is not None or chosen is None:
+        return ""
+    return (
+        f"validation and test are sampled with fan-outs {','.join(map(str, chosen))}: the graph "
+        f"has more than {EXACT_EDGES:,} edges; --eval-fanouts "
+        f"{','.join(['-1'] * len(chosen))} takes all neighbours"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableRoom:
+    """Where a layer's output may lie."""
+
+    host_bytes: int | None = None
+    """Most bytes in the rank's own memory; larger ones are files. None: any."""
+    device: torch.device | None = None
+    """The rank's GPU; None: cores."""
+    device_bytes: int = 0
+    """Most bytes in the GPU's memory; larger ones lie on the host."""
 
 
 class LayerTable:
@@ -69,6 +113,15 @@ class LayerTable:
         else:
             self.rows = _own_rows(shape, folder, most_bytes)
 
+    def put(self, ids: NDArray[np.int64], out: Tensor) -> None:
+        """Write outputs of nodes."""
+        self.rows[ids] = out.cpu().numpy()
+
+    def take(self, ids: NDArray[np.int64], device: torch.device) -> Tensor:
+        """Return outputs of nodes on a device."""
+        x = np.empty((ids.shape[0], self.rows.shape[1]), np.float32)
+        return torch.from_numpy(gather_rows(self.rows, ids, x)).to(device)
+
     def exchange(self, parts: list[NDArray[np.int64]]) -> None:
         """Show every rank's rows to all; `parts` has the rows that each rank has written."""
         comm = self._comm
@@ -86,6 +139,53 @@ class LayerTable:
         if self._shared and self._comm is not None:
             self._comm.barrier()
         del self.rows
+
+
+class DeviceLayerTable:
+    """`LayerTable` in the memory of each rank's GPU."""
+
+    def __init__(
+        self, num_nodes: int, width: int, comm: Communicator | None, device: torch.device
+    ) -> None:
+        self._comm, self._device = comm, device
+        self.rows = torch.empty((num_nodes, width), device=device)
+
+    def _places(self, ids: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(np.array(ids)).to(self._device)
+
+    def put(self, ids: NDArray[np.int64], out: Tensor) -> None:
+        """See `LayerTable.put`."""
+        self.rows[self._places(ids)] = out
+
+    def take(self, ids: NDArray[np.int64], device: torch.device) -> Tensor:
+        """See `LayerTable.take`."""
+        assert device == self._device
+        return self.rows[self._places(ids)]
+
+    def exchange(self, parts: list[NDArray[np.int64]]) -> None:
+        """See `LayerTable.exchange`."""
+        if self._comm is None or self._comm.size == 1:
+            return
+        for source, ids in enumerate(parts):
+            places = self._places(ids)
+            part = self.rows[places].to(self._comm.device)
+            self.rows[places] = self._comm.broadcast(part, source).to(self._device)
+
+    def close(self) -> None:
+        """Give the rows back."""
+        del self.rows
+
+
+def make_layer_table(
+    num_nodes: int, width: int, comm: Communicator | None, folder: Path | None, room: TableRoom
+) -> LayerTable | DeviceLayerTable:
+    """Make a table on the GPUs where all of them have room for it, else on the host; collective."""
+    roomy = 4 * num_nodes * width <= room.device_bytes
+    if comm is not None and comm.size > 1:
+        roomy = all(comm.all_gather_objects(roomy))
+    if roomy and room.device is not None:
+        return DeviceLayerTable(num_nodes, width, comm, room.device)
+    return LayerTable(num_nodes, width, comm, folder, room.host_bytes)
 
 
 def _own_rows(
@@ -129,10 +229,10 @@ def _shared_rows(
 
 
 MOST_CHUNK_BYTES = 256 << 20
-LEAST_CHUNK_BYTES = 4 << 20
-"""Least input of a chunk: fewer rows are no smaller to hold, only slower to compute."""
 COPIES = 4
 """Memory of a chunk (rows, products, messages, ids), in multiples of its rows' bytes."""
+LEAST_CHUNK_BYTES = EVALUATION_BYTES // COPIES
+"""Least input of a chunk: fewer rows are no smaller to hold, only slower to compute."""
 TABLES = 2
 """Number of layers' outputs at once: one is read while the next is written."""
 
@@ -145,6 +245,8 @@ class EvaluationRoom:
     """Bytes of the input rows of one chunk."""
     table_bytes: int | None = None
     """Most bytes of a layer's output in the rank's own memory; larger ones are files. None: any."""
+    device_table_bytes: int = 0
+    """Most bytes of a layer's output in the memory of the rank's GPU."""
 
 
 def evaluation_room(plan: Plan, rank: int) -> EvaluationRoom:
@@ -156,15 +258,18 @@ def evaluation_room(plan: Plan, rank: int) -> EvaluationRoom:
     hosts = [use for name, use in memories.items() if not name.startswith("rank")]
     ranks = -(-plan.num_ranks // max(1, len(hosts)))
     host = min((use.headroom // ranks for use in hosts), default=own.headroom)
-    given_back = own.parts.get("activations", 0)
+    given_back, left = own.parts.get("activations", 0), 0
     if plan.strategy.devices[rank].kind == "cuda":
-        chunk, tables = min(own.headroom + given_back, host // 2), host // 2
+        left = own.headroom + given_back + own.parts.get("evaluation", 0)
+        chunk, tables = min(left, host // 2), host // 2
     else:
         free = min(own.headroom, host)
         chunk, tables = free // 2 + given_back, free // 2
+    chunk_bytes = min(MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, chunk // COPIES))
     return EvaluationRoom(
-        chunk_bytes=min(MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, chunk // COPIES)),
+        chunk_bytes=chunk_bytes,
         table_bytes=max(0, tables) // TABLES,
+        device_table_bytes=max(0, left - COPIES * chunk_bytes) // TABLES,
     )
 
 
@@ -197,6 +302,7 @@ def evaluate(
     comm: Communicator | None = None,
     chunk_bytes: int = MOST_CHUNK_BYTES,
     table_bytes: int | None = None,
+    device_table_bytes: int = 0,
     epoch: int = 0,
     scratch: Path | None = None,
     where: str = "evaluation",
@@ -210,14 +316,16 @@ def evaluate(
     Args:
         model: forward(x, blocks) -> logits.
         graph: Dataset, from whose mapping ranks read features.
-        store: Reader of features for one rank alone: with several it may be collective, and the
-            loader's threads may be reading through it.
+        store: Reader of features: a GPU's for rows that it reads in place, another one for one rank
+            alone, since with several it may be collective, and the loader's threads may be reading
+            through it.
         ids: Vertices to score.
         workload: The model's weights, layers and seed.
         fanouts: Fan-outs of sampled evaluation, first hop first.
         comm: All ranks; None: this process alone.
         chunk_bytes: Most bytes of one chunk's input; one vertex with more neighbours passes it.
         table_bytes: Most bytes of a layer's output in a rank's own memory; a larger one is a file.
+        device_table_bytes: Most bytes of one in the GPU's memory; a larger one is the host's.
         epoch: Epoch of the stream of sampled draws.
         scratch: Folder of layer outputs in files; None: the system's temporary one.
         where: What is scored, for errors: "epoch 3, validation".
@@ -227,7 +335,8 @@ def evaluate(
         raise DatasetError(f"{graph.name}: expected labels (y.npy) to evaluate with, found none")
     run = Evaluation(
         model=model, graph=graph, store=store, workload=workload, comm=comm, metric=metric,
-        chunk_bytes=chunk_bytes, table_bytes=table_bytes, scratch=scratch,
+        chunk_bytes=chunk_bytes, table_bytes=table_bytes, device_table_bytes=device_table_bytes,
+        scratch=scratch,
     )  # fmt: skip
     run.run(ids, fanouts, epoch)
     value, count = metric.compute(comm, where)
@@ -256,17 +365,26 @@ class Evaluation:
     model: nn.Module
     graph: Graph
     store: AbstractFeatureStore | None = None
-    """Reader of features, for one rank alone: with several it may be collective."""
+    """Reader of features: a GPU's, or for one rank alone any; with several it may be collective."""
     workload: Workload
     comm: Communicator | None
     metric: Metric
     chunk_bytes: int = MOST_CHUNK_BYTES
     table_bytes: int | None = None
+    device_table_bytes: int = 0
     scratch: Path | None = None
 
     def __post_init__(self) -> None:
-        self.read = reader_of(self.graph, self.store if self.size == 1 else None)
         self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        on_gpu = processor_of(self.device).is_gpu
+        self.rows = self.store if isinstance(self.store, DeviceFeatureStore) and on_gpu else None
+        alone = self.size == 1 and self.rows is None
+        self.read = reader_of(self.graph, self.store if alone else None)
+        self.room = TableRoom(
+            host_bytes=self.table_bytes,
+            device=self.device if on_gpu else None,
+            device_bytes=self.device_table_bytes,
+        )
 
     def run(self, ids: NDArray[np.int64], fanouts: list[int] | None, epoch: int = 0) -> bool:
         """Compute the outputs of the vertices; return whether it was done layer by layer."""
@@ -325,19 +443,19 @@ class Evaluation:
         # Over full neighbourhoods the sampled subgraph is the graph: full degrees are the norm.
         fill = self._weights(replace(self.workload, gcn_norm="full"))
         neighbourhoods = FullNeighbourhoods(graph.indptr, graph.indices)
-        table: LayerTable | None = None
+        table: LayerTable | DeviceLayerTable | None = None
         for layer, rows in enumerate(
             vertices_per_layer(graph.indptr, graph.indices, ids, num_layers)
         ):
-            following: LayerTable | None = None
+            following: LayerTable | DeviceLayerTable | None = None
             parts = split_by_edges(rows, graph.indptr, self.size)
             width = graph.feature_dim if table is None else table.rows.shape[1]
             last = layer == num_layers - 1
             # The last layer's outputs are scored and dropped: no table needs their width.
             out_width = width if last else self._width_after(layer, width)
             if not last:
-                following = LayerTable(
-                    graph.num_nodes, out_width, self.comm, self.scratch, self.table_bytes
+                following = make_layer_table(
+                    graph.num_nodes, out_width, self.comm, self.scratch, self.room
                 )
             most_edges = self.chunk_bytes // (4 * max(width, out_width))
             for chunk in chunks(parts[self.rank], graph.indptr, most_edges):
@@ -348,7 +466,7 @@ class Evaluation:
                 if following is None:
                     self.count(out, chunk)
                 else:
-                    following.rows[chunk] = out.cpu().numpy()
+                    following.put(chunk, out)
             if following is not None:
                 following.exchange(parts)
             if table is not None:
@@ -379,16 +497,26 @@ class Evaluation:
         return lambda batch: fill_weights(batch, workload, degree, self_loops=loops)
 
     def _features(self, n_id: NDArray[np.int64]) -> Tensor:
+        if self.rows is not None:
+            return self._looked_up(self.rows, n_id)
         x = np.empty((n_id.shape[0], self.graph.feature_dim), np.float32)
         self.read(n_id, x)
         return torch.from_numpy(x).to(self.device)
 
-    def _inputs(self, n_id: NDArray[np.int64], table: LayerTable | None) -> Tensor:
-        if table is None:
-            return self._features(n_id)
-        x = np.empty((n_id.shape[0], table.rows.shape[1]), np.float32)
-        gather_rows(table.rows, n_id, x)
-        return torch.from_numpy(x).to(self.device)
+    def _looked_up(self, store: DeviceFeatureStore, n_id: NDArray[np.int64]) -> Tensor:
+        """Return rows of the GPU's store; the host reads what that does not read in place."""
+        rows, elsewhere = store.look_up(torch.from_numpy(np.array(n_id)).to(self.device))
+        places = elsewhere.cpu().numpy()
+        if places.size:
+            x = np.empty((places.size, self.graph.feature_dim), np.float32)
+            self.read(n_id[places], x)
+            rows.index_copy_(0, elsewhere, torch.from_numpy(x).to(self.device))
+        return rows
+
+    def _inputs(
+        self, n_id: NDArray[np.int64], table: LayerTable | DeviceLayerTable | None
+    ) -> Tensor:
+        return self._features(n_id) if table is None else table.take(n_id, self.device)
 
     def count(self, logits: Tensor, ids: NDArray[np.int64]) -> None:
         """Score some of this rank's vertices."""
@@ -440,6 +568,7 @@ def evaluate_links(
     comm: Communicator | None = None,
     chunk_bytes: int = MOST_CHUNK_BYTES,
     table_bytes: int | None = None,
+    device_table_bytes: int = 0,
     scratch: Path | None = None,
     where: str = "evaluation",
 ) -> Score:
@@ -459,7 +588,8 @@ def evaluate_links(
     metric = metric_of("link")
     run = _Encoding(
         model=model, graph=graph, store=store, workload=workload, comm=comm, metric=metric,
-        chunk_bytes=chunk_bytes, table_bytes=table_bytes, scratch=scratch,
+        chunk_bytes=chunk_bytes, table_bytes=table_bytes, device_table_bytes=device_table_bytes,
+        scratch=scratch,
         table=LayerTable(graph.num_nodes, workload.hidden, comm, scratch, table_bytes),
     )  # fmt: skip
     layered = run.run(nodes, fanouts)

@@ -40,7 +40,12 @@ from gnnplan.runtime.report import (
 from gnnplan.runtime.sampling.locality import FactorSchedule
 from gnnplan.runtime.sampling.registry import find_sampler, number, parameters_of
 from gnnplan.runtime.stages import Stage
-from gnnplan.runtime.train.evaluate import evaluate, evaluate_links, evaluation_room
+from gnnplan.runtime.train.evaluate import (
+    choose_fanouts,
+    evaluate,
+    evaluate_links,
+    evaluation_room,
+)
 from gnnplan.runtime.train.fullgraph import FullGraphEpochs
 from gnnplan.runtime.train.minibatch import STEP, TrainLoop
 from gnnplan.runtime.train.recovery import Mark, save
@@ -286,10 +291,11 @@ class Job:
             self.loader.store,
             ids,
             workload=self.plan.workload,
-            fanouts=self.config.eval_fanouts,
+            fanouts=choose_fanouts(self.plan, self.config.eval_fanouts),
             comm=self.loop.comm,
             chunk_bytes=room.chunk_bytes,
             table_bytes=room.table_bytes,
+            device_table_bytes=room.device_table_bytes,
             where=where,
         )
         return score.value, score.count

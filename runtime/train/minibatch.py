@@ -233,10 +233,7 @@ def seed_dropout(seed: int, epoch: int, step: int, rank: int, device: torch.devi
     each kind of device that is not there (DEC-73).
     """
     drawn = int(stream(seed, epoch, step, rank, Purpose.DROPOUT)) & 0x7FFF_FFFF_FFFF_FFFF
-    torch.default_generator.manual_seed(drawn)
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        torch.cuda.default_generators[index].manual_seed(drawn)
+    processor_of(device).seed(drawn)
 
 
 def make_optimizer(

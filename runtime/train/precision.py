@@ -1,5 +1,7 @@
 """Mixed precision: products in bfloat16 or float16; parameters, sums and gradients in float32.
 
+tf32 is float32 everywhere but in a GPU's matrix products, whose factors are rounded to 10 bits.
+
 bfloat16 has float32's range. float16 has not: the loss is multiplied by a power of two, so that
 small gradients do not vanish. A step whose gradients overflow is left out and the factor halved
 (Micikevicius et al., ICLR 2018), by the sums over ranks, so the same on every rank.
@@ -13,7 +15,10 @@ import torch
 from torch import Tensor
 
 from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.processor import processor_of
 
+UNCHANGED = ("float32", "tf32")
+"""Precisions whose tensors are all float32."""
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 FIRST_SCALE = 2.0**16
 LARGEST_SCALE = 2.0**24
@@ -34,16 +39,19 @@ class Precision:
 
     def __post_init__(self) -> None:
         """Refuse another precision with PlanError."""
-        if self.name != "float32" and self.name not in DTYPES:
-            raise PlanError(
-                f"expected precision float32, {', '.join(DTYPES)}, found {self.name}; plan again"
-            )
+        if self.name not in (*UNCHANGED, *DTYPES):
+            known = ", ".join((*UNCHANGED, *DTYPES))
+            raise PlanError(f"expected precision {known}, found {self.name}; plan again")
         if self.name == "float16":
             self.scale = FIRST_SCALE
 
+    def set_up(self, device: torch.device) -> None:
+        """Set how a device multiplies, for this process, backward passes included."""
+        processor_of(device).round_products(yes=self.name == "tf32")
+
     def forward(self, device_type: str) -> AbstractContextManager[object]:
         """Return the context of the forward pass; the backward pass computes in the same types."""
-        if self.name == "float32":
+        if self.name in UNCHANGED:
             return nullcontext()
         return torch.autocast(device_type, dtype=DTYPES[self.name])
 

@@ -135,7 +135,7 @@ class CudaStreams(AbstractStreams):
         """Record the current stream on the tensors."""
         stream = torch.cuda.current_stream(self._index)
         for tensor in tensors:
-            if tensor.device.type == "cuda":
+            if processor_of(tensor.device).is_gpu:
                 tensor.record_stream(stream)
 
 

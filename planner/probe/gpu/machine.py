@@ -117,7 +117,7 @@ def _renumbered(pairs: Sequence[tuple[GpuFindings, Processor]]) -> list[GpuFindi
 
 UNITS = (32, 64, 128)
 """Bytes of a transaction that are tried."""
-FASTER_IF_LARGER = ("gpu_flops", "gpu_overlap_eta")
+FASTER_IF_LARGER = ("gpu_flops", "gpu_flops_tf32", "gpu_overlap_eta")
 NEAR_BEST = 0.95
 """Share of the best rate that the gather's cap, the least such grid, reaches."""
 
@@ -314,6 +314,7 @@ def _shared_tables(findings: Sequence[GpuFindings]) -> dict[str, Table]:
             "gpu_uva_gather": _grid(found.uva),
             "gpu_uva_programs": _value("programs", gather_cap(found)),
             "gpu_flops": _rate("flops_per_second", found.flops),
+            "gpu_flops_tf32": _rate("flops_per_second", found.tf32),
             "gpu_message": _message(found) or _slowest("seconds", found.peer_message),
             "gpu_context": _context(found),
             "nccl_all_reduce": _by_ranks(found.sums),

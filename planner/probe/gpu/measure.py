@@ -24,10 +24,10 @@ from gnnplan.planner.probe.timing import Measurement, Patience, summarize
 
 MIB = 2**20
 
-Kind = Literal["copy", "copy_back", "gather", "compute", "launch", "all_reduce"]
+Kind = Literal["copy", "copy_back", "gather", "compute", "compute_tf32", "launch", "all_reduce"]
 """copy: by the copy engine into the GPU; copy_back: out of it to the host; gather: random rows by
-the runtime's kernel; compute: a matrix product; launch: empty kernels; all_reduce: a sum over the
-first GPUs, seconds of `gpu`."""
+the runtime's kernel; compute: a matrix product; compute_tf32: one in TF32; launch: empty kernels;
+all_reduce: a sum over the first GPUs, seconds of `gpu`."""
 Place = Literal["own", "host", "peer"]
 
 
@@ -42,7 +42,7 @@ class Work:
     owner: int = -1
     """Number of the peer that holds them."""
     num_bytes: int = 0
-    """Bytes moved, each once; flops of `compute`, kernels of `launch`, each GPU's part of an
+    """Bytes moved, each once; flops of a product, kernels of `launch`, each GPU's part of an
     `all_reduce`."""
     row_bytes: int = 0
     """Bytes of a gathered row; 4 reads entries like those of adjacency lists."""
@@ -158,6 +158,8 @@ class GpuFindings:
     """Seconds of the smallest copy from another GPU, peer or not, by its index."""
     flops: Points = field(default_factory=dict[tuple[int, ...], Measurement])
     """Seconds per flop of a matrix product in float32, at ()."""
+    tf32: Points = field(default_factory=dict[tuple[int, ...], Measurement])
+    """The same in TF32; a GPU without it takes as long as in float32."""
     launch: Points = field(default_factory=dict[tuple[int, ...], Measurement])
     """Seconds of an empty kernel, at ()."""
     beside: Points = field(default_factory=dict[tuple[int, ...], Measurement])
@@ -319,6 +321,8 @@ def _measure_rest(bench: Bench) -> None:
     """Measure what `_measure_large` does not."""
     device, sizes, gpu, found = bench.device, bench.sizes, bench.gpu, bench.found
     grids, longest = _grids(bench), max(sizes.row_bytes)
+    rounded = Work(kind="compute_tf32", gpu=gpu, num_bytes=sizes.flops)
+    found.tf32 |= _at_origin(bench.point("compute in TF32", rounded, sizes.flops))
     launch = Work(kind="launch", gpu=gpu, num_bytes=sizes.launches)
     found.launch |= _at_origin(bench.point("launch", launch, sizes.launches))
     smaller = sorted(set(sizes.message_bytes) - {max(sizes.message_bytes)})
@@ -367,7 +371,7 @@ def check_gpu(bench: Bench, like: GpuFindings) -> None:
         )
         _measure_rest(bench)
         return
-    for name in (*COMPARED, "launch", "beside", "beside_gather"):
+    for name in (*COMPARED, "launch", "tf32", "beside", "beside_gather"):
         setattr(found, name, {**getattr(like, name), **getattr(found, name)})
     found.context_bytes = bench.device.context_bytes(bench.gpu)
     found.process_bytes = like.process_bytes

@@ -144,14 +144,24 @@ class CudaDevice:
                     empty.zero_()
 
             return launches
-        if work.kind == "compute":
+        if work.kind in ("compute", "compute_tf32"):
             side = max(16, round((work.num_bytes / 2) ** (1 / 3)))
             a = self.torch.randn(side, side, device=f"cuda:{work.gpu}")
             out = self.torch.empty_like(a)
-            return lambda: self.torch.mm(a, a, out=out)
+            return self._make_product(a, out, rounded=work.kind == "compute_tf32")
         if work.kind == "all_reduce":
             return self._make_all_reduce(work)
         return self._make_gather(work) if work.kind == "gather" else self._make_copy(work)
+
+    def _make_product(self, a: Any, out: Any, *, rounded: bool) -> Callable[[], object]:
+        """Make a product; torch reads how to multiply when it is started."""
+        how = self.torch.backends.cuda.matmul
+
+        def multiply() -> None:
+            how.allow_tf32 = rounded
+            self.torch.mm(a, a, out=out)
+
+        return multiply
 
     def _make_all_reduce(self, work: Work) -> Callable[[], object]:
         """Make a sum over this process's GPUs; `gpu` uses its current stream."""

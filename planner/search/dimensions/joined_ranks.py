@@ -138,7 +138,7 @@ def shares_batches(settings: PlanSettings, task: str, *, gpus: bool = False) -> 
     if settings.batching == "independent" or task == "link" or work.model not in SHARED_MODELS:
         return False
     if (work.model == "gcn" and work.gcn_norm == "sampled") or not (
-        gpus or work.precision == "float32"
+        gpus or work.precision in ("float32", "tf32")
     ):
         return False
     sampler = Sampler(name=settings.sampler, parameters=settings.sampler_parameters)

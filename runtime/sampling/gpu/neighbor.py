@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.checks import refuse_bad_seeds
 from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
 from gnnplan.runtime.sampling.gpu.choose import (
@@ -221,11 +222,11 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
         Raises:
             RuntimeError: the device refuses it, or has no room for the buffers.
         """
-        if self.device.type == "cuda" and self._graph is None:
+        if processor_of(self.device).captures and self._graph is None:
             self._graph = self._capture()
 
     def _run(self) -> None:
-        if self.device.type != "cuda":
+        if not processor_of(self.device).captures:
             self._steps()
             return
         self.prepare()

@@ -20,6 +20,7 @@ SIZES = GpuSizes(
 )
 MEMORY, SLOT, SLOT_READS, PEER, PEER_READS = 2e12, 50e9, 40e9, 200e9, 150e9
 LATENCY, LAUNCH, FLOPS = 5e-6, 2e-6, 40e12
+TF32_TIMES = 8
 UNIT = {"own": 32, "host": 64, "peer": 128}
 PROCESSORS = 100
 RING_SLOWED, COMPUTE_SLOWED = 1.2, 1.1
@@ -61,6 +62,8 @@ class FakeGpus:
             gathers = [other.programs for other in beside if other.kind == "gather"]
             rings = COMPUTE_SLOWED if any(other.kind == "all_reduce" for other in beside) else 1.0
             return work.num_bytes / FLOPS * (1 + sum(gathers) / (10 * PROCESSORS)) * rings
+        if work.kind == "compute_tf32":
+            return work.num_bytes / FLOPS / TF32_TIMES
         if work.kind == "all_reduce":
             computes = sorted(other.gpu for other in beside if other.kind == "compute")
             slowed = RING_SLOWED if computes == list(range(work.ranks)) else 1.0

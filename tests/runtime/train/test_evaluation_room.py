@@ -13,13 +13,16 @@ from gnnplan.runtime.graph.generate import generate_links
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.plan.schema import Links, MemoryUse, Plan, Workload
 from gnnplan.runtime.train.evaluate import (
+    EXACT_EDGES,
     LEAST_CHUNK_BYTES,
     MOST_CHUNK_BYTES,
     EvaluationRoom,
     LayerTable,
+    choose_fanouts,
     evaluate,
     evaluate_links,
     evaluation_room,
+    name_sampling,
 )
 from tests.support.plans import make_plan
 
@@ -77,6 +80,33 @@ def test_chunks_of_a_gpu_are_bounded_by_it_and_tables_by_its_host(small_graph, t
     assert evaluation_room(gpu, 0) == EvaluationRoom(
         chunk_bytes=80 * MB // 4, table_bytes=500 * MB // 2
     )
+
+
+def test_what_chunks_leave_of_a_gpu_holds_tables(small_graph, tmp_path):
+    plan = make_plan(small_graph, tmp_path / "one")
+    memories = {
+        "rank0": memory(MB, 4000 * MB, activations=20 * MB, evaluation=10 * MB),
+        "host0": memory(MB, 10**11),
+    }
+    room = evaluation_room(with_memories(plan, kind="cuda", **memories), 0)
+    assert room.chunk_bytes == MOST_CHUNK_BYTES
+    assert room.device_table_bytes == (4030 * MB - 4 * MOST_CHUNK_BYTES) // 2
+    assert evaluation_room(with_memories(plan, **memories), 0).device_table_bytes == 0
+
+
+def test_large_graphs_are_sampled_unless_asked_otherwise_and_it_is_said(small_graph, tmp_path):
+    plan = make_plan(small_graph, tmp_path / "one", fanouts=[4, 3])
+    large = replace(plan, graph=replace(plan.graph, num_edges=EXACT_EDGES + 1))
+    assert choose_fanouts(plan, None) is None
+    assert name_sampling(plan, None) == ""
+    assert choose_fanouts(large, None) == [4, 3]
+    assert name_sampling(large, None) == (
+        "validation and test are sampled with fan-outs 4,3: the graph has more than 500,000,000 "
+        "edges; --eval-fanouts -1,-1 takes all neighbours"
+    )
+    assert choose_fanouts(large, [-1, -1]) is None
+    assert choose_fanouts(large, [9, 9]) == [9, 9]
+    assert name_sampling(large, [9, 9]) == name_sampling(large, [-1, -1]) == ""
 
 
 def test_a_table_that_has_no_room_is_a_file_which_nobody_sees(tmp_path):
