@@ -14,8 +14,6 @@ from gnnplan.runtime.plan.schema import MemoryUse, Plan
 
 SYS = Path("/sys")
 PROC = Path("/proc")
-EVALUATION_BYTES = 16 << 20
-"""Least memory of a GPU in which an evaluation runs; a plan counts it where steps take less."""
 UNLIMITED = 1 << 60
 """Least limit that means none: version 1 writes a number near 2^63."""
 

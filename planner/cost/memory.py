@@ -12,8 +12,7 @@ from gnnplan.planner.cost.rates import INDPTR_BYTES, MachineTable, rate_per_rank
 from gnnplan.planner.errors import MachineError, PlanDoesNotFit
 from gnnplan.planner.machine.model import MachineModel, Memory, prefix_of
 from gnnplan.planner.workload import BatchProfile, ModelTiming, ProcessCost, Spread
-from gnnplan.runtime.limits import EVALUATION_BYTES
-from gnnplan.runtime.plan.schema import GraphRef, MemoryUse
+from gnnplan.runtime.plan.schema import EVALUATION_BYTES, GraphRef, MemoryUse
 from gnnplan.runtime.sampling.memory import HEADROOM, BulkBytes
 
 GIB = 2**30

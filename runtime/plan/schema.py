@@ -416,6 +416,10 @@ class Interval:
     high: float
 
 
+EVALUATION_BYTES = 16 << 20
+"""Least memory of a GPU in which an evaluation runs; a plan counts it where steps take less."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryUse:
     """Predicted peak use of one memory."""

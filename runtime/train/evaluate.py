@@ -34,13 +34,12 @@ from gnnplan.runtime.features.gather import gather_rows
 from gnnplan.runtime.features.store import TypedFeatureStore
 from gnnplan.runtime.features.tier import AbstractFeatureStore, SparseHost
 from gnnplan.runtime.graph.dataset import Graph, is_typed
-from gnnplan.runtime.limits import EVALUATION_BYTES
 from gnnplan.runtime.loader.tasks import typed_sampler
 from gnnplan.runtime.models.adjacency import TorchBlock, torch_block, torch_blocks
 from gnnplan.runtime.models.kernels import FullNeighbourhoods, chunks, vertices_per_layer
 from gnnplan.runtime.models.metrics import Metric, metric_of
 from gnnplan.runtime.models.weights import count_self_loops, fill_weights
-from gnnplan.runtime.plan.schema import Plan, Workload
+from gnnplan.runtime.plan.schema import EVALUATION_BYTES, Plan, Workload
 from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 from gnnplan.runtime.sampling.negative import NegativeSampler

@@ -185,6 +185,21 @@ def _steps() -> list[Experiment]:
 
 
 def _probes() -> list[Experiment]:
+    ranks = [
+        Experiment(
+            name=f"probe_{count}_ranks",
+            question=f"collectives of {count} ranks by the probe's own tasks, and their memory",
+            entry="tests.silicon.probing:time_ranks",
+            seconds=90,
+            files=(*COLLECTIVES, "planner/probe/gpu/*.py"),
+            arguments=(("ranks", count),),
+        )
+        for count in (2, 4)
+    ]
+    return [*ranks, *_gpu_probes()]
+
+
+def _gpu_probes() -> list[Experiment]:
     return [
         Experiment(
             name=f"probe_{name}",

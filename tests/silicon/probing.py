@@ -1,13 +1,19 @@
-"""The GPU part of a full probe, timed by point: what its seconds go to."""
+"""The GPU part of a probe: what its seconds go to by point, and collectives of ranks in seconds."""
 
+import statistics
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from gnnplan.planner.probe.gpu import torch_device
 from gnnplan.planner.probe.gpu.measure import GPU_FULL as FULL, QUICK, GpuDevice, Work
+from gnnplan.planner.probe.gpu.parts import QUICK_RANKS_BYTES, RANKS_CALLS
+from gnnplan.planner.probe.team import State
 from tests.benchmarks.common import record
-from tests.silicon.setting import Setting
+from tests.silicon.setting import Setting, run_sharing
 from tests.support.gpu_parts import measure_gpus
 
 
@@ -58,3 +64,27 @@ def _open(setting: Setting, quick: bool) -> tuple[GpuDevice, Any]:
     sizes = sizes_for(quick, host_bytes=total, device_bytes=total)
     assert sizes.row_bytes == (QUICK if quick else FULL).row_bytes
     return CudaDevice(torch, nvml), sizes
+
+
+def time_ranks(setting: Setting, ranks: int) -> None:
+    """The probe's own tasks of collectives, by ranks that share the GPU; their memory beside."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_sharing(setting, _ranks, ranks, ranks, folder, join=False)
+
+
+def _ranks(setting: Setting, rank: int, ranks: int, folder: str) -> None:
+    torch_device._rank_device = lambda number: setting.device
+    state = State(rank=rank)
+    torch_device.join_ranks_task(state, path=Path(folder) / "ranks", size=ranks, groups=[ranks])
+    alone = torch_device.ranks_context_task(state)
+    for operation in ("sum", "rows", "asked"):
+        for num_bytes in QUICK_RANKS_BYTES if operation != "asked" else (0,):
+            entries, exits = torch_device.call_ranks_task(
+                state, operation=operation, size=ranks, num_bytes=num_bytes, calls=RANKS_CALLS
+            )
+            took = [out - into for into, out in zip(entries, exits, strict=True)]
+            if rank == 0:
+                record(f"{operation}_{num_bytes}_bytes", statistics.median(took), "s", ranks=ranks)
+    if rank == 0:
+        whole = torch_device.ranks_context_task(state)
+        record("ranks_memory", whole / 2**20, "MiB", baseline=alone / 2**20, ranks=ranks)

@@ -226,6 +226,7 @@ class TestEntries:
         nccl.check_collectives(Setting(emulated=True), ranks=2)
         peers.open_on_readers_device(Setting(emulated=True))
         peers.share_host_lists(Setting(emulated=True))
+        probing.time_ranks(Setting(emulated=True), ranks=2)
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
