@@ -44,7 +44,7 @@ class Mode:
     host_rows: int | None = None
     """Rows that the host has room for beside all else; None: its whole memory."""
     evaluation_rows: int = 0
-    """Rows that each GPU has room for beside its plan, which counts none of an evaluation's."""
+    """Rows that each GPU has room for beside its plan, for layers' outputs in an evaluation."""
     wants: Callable[[Candidate], bool] = lambda candidate: True
     change: Callable[[Strategy], Strategy] = lambda strategy: strategy
     """Of the planned strategy, where a choice has no setting."""

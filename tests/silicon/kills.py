@@ -26,6 +26,7 @@ TOLERANCE = 2e-3
 """Relative, of a loss after a restart: a GPU takes sums in any order."""
 RANKS, STEP = 2, 5
 """The rank that is ended, the last, ends within this step, counted from 1."""
+HANG_SECONDS = 12.0
 CUSTOMIZE = """import os
 if "LOCAL_RANK" in os.environ:
     from tests.silicon.setting import take_gpu
@@ -87,7 +88,7 @@ def _train(
 
     report = launch.train(
         folder / "plan", run_folder=folder / run, epochs=2, eval_every=0, pin=False, force=True,
-        checkpoint_every_steps=1, hang_seconds=8.0, max_restarts=1, progress=progress,
+        checkpoint_every_steps=1, hang_seconds=HANG_SECONDS, max_restarts=1, progress=progress,
         environment={"GNNPLAN_TEST_FAULT": fault, "PYTHONPATH": f"{folder}:{ROOT}"},
     )  # fmt: skip
     assert load_plan(folder / "plan").strategy.emulated == report.emulated == setting.emulated

@@ -28,6 +28,8 @@ EXPERIMENTS: dict[str, tuple[str, str, str, str]] = {
     "probe_full": ("G", "probe", ONE, "full probe"),
     "tests_loaders": ("G", "independent", ONE, "batches and losses of cores"),
     "tests_sampling_layers": ("G", "samplers", ONE, "draws of cores"),
+    "probe_2_ranks": ("S", "probe", HOST, "collectives of ranks"),
+    "two_hosts_exchange_ahead": ("S", "rows", HOSTS, "peers exchanged ahead"),
     "two_hosts_train": ("S", "independent", HOSTS, "training"),
     "two_hosts_validate": ("S", "independent", HOSTS, "validation, test"),
     "two_hosts_resume": ("S", "independent", HOSTS, "resume"),

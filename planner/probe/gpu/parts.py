@@ -380,23 +380,27 @@ class Runner:
 
 
 def measure(
-    context: ProbeContext, gpus: Inventory | None, start: Callable[[int], Team] = Team
+    context: ProbeContext,
+    gpus: Inventory | None,
+    start: Callable[[], Team] = lambda: Team(1),
+    start_ranks: Callable[[int], Team] = Team,
 ) -> list[GpuFindings]:
     """Measure the GPUs that the driver lists; what fails leaves a note and the rest of the probe.
 
-    `gpus` are from `inventory`, or None; `start` starts so many processes that measure.
+    `gpus` are from `inventory`, or None; `start` starts the process that measures, `start_ranks` so
+    many that measure together.
     """
     if gpus is None:
         return []
-    runner = Runner(lambda: start(1), context.notes, context.team.until)
+    runner = Runner(start, context.notes, context.team.until)
     try:
-        return _measured_by(runner, context, gpus, start)
+        return _measured_by(runner, context, gpus, start_ranks)
     finally:
         runner.close()
 
 
 def _measured_by(
-    runner: Runner, context: ProbeContext, gpus: Inventory, start: Callable[[int], Team]
+    runner: Runner, context: ProbeContext, gpus: Inventory, start_ranks: Callable[[int], Team]
 ) -> list[GpuFindings]:
     survey = runner.run(SURVEY, GPUS_LOST.rstrip(": "), SURVEY_SECONDS)
     if not isinstance(survey, Survey):
@@ -407,7 +411,7 @@ def _measured_by(
     def run(part: ProbePart, seconds: float) -> list[GpuFindings]:
         if part.kind == "ranks":
             runner.close()  # its contexts would be counted as the ranks' own
-            return measure_ranks(context, part, survey.uuids[part.gpus[0]], start)
+            return measure_ranks(context, part, survey.uuids[part.gpus[0]], start_ranks)
         found = runner.run(
             TASK, part.words, seconds + GRACE_SECONDS, part=part, quick=quick, host_bytes=room,
             seconds=seconds,

@@ -287,6 +287,13 @@ class Answering(Team):
         return [found]
 
 
+class Failing(Team):
+    """Has no room for its processes."""
+
+    def __enter__(self) -> Team:
+        raise WorkerFailed("probe process 1: out of memory")
+
+
 LISTED = Inventory(driver_version="", cuda_driver_version=None, gpus=[], pairs=[])
 
 
@@ -320,9 +327,11 @@ def test_a_part_that_fails_is_alone_in_that_and_the_next_has_a_new_process(tmp_p
         return teams[-1]
 
     within = context(tmp_path)
-    found = subject.measure(within, LISTED, start)
+    found = subject.measure(within, LISTED, start, Failing)
     assert within.notes == ["gpu1: not measured: part_task: no answer in 40 s"]
     assert len(teams) == 2
+    failed = "collectives of ranks on GPUs: not measured: probe process 1: out of memory"
+    assert failed in found[0].notes
     assert [bool(each.copy) for each in found] == [True, False, True]
     assert found[1].peer_copy  # pairs with it were measured
     # Each part has its own limit: its share of the time, and a grace.
@@ -341,6 +350,7 @@ def test_parts_left_when_time_is_over_are_named(tmp_path: Path) -> None:
     assert [note.split(": not reached")[0] for note in late.notes] == [
         "time: gpu0", "time: gpu1", "time: GPU pairs like gpu1 to gpu0",
         "time: GPUs' copies at once", "time: GPUs' all-reduce beside compute",
+        "time: collectives of ranks on GPUs",
     ]  # fmt: skip
 
 

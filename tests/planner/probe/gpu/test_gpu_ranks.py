@@ -10,6 +10,7 @@ from gnnplan.planner.cost.rates import MachineTable, measured_collective
 from gnnplan.planner.cost.stages.all_reduce import gpu_all_reduce
 from gnnplan.planner.cost.stages.exchange_gpu import exchange_seconds
 from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.probe.context import QUICK as PROBE, ProbeContext
 from gnnplan.planner.probe.gpu import parts, torch_device
 from gnnplan.planner.probe.gpu.machine import with_gpus
 from gnnplan.planner.probe.gpu.measure import GpuFindings, Points
@@ -120,13 +121,16 @@ def test_ranks_measure_by_their_own_communicator_and_stop_in_time(tmp_path: Path
         assert (late.sums, tardy.late) == ({}, ["sum at 1024, 2"])
 
 
-def test_ranks_that_fail_leave_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Failing(Team):
-        def __enter__(self) -> Team:
-            raise WorkerFailed("probe process 1: out of memory")
+class Failing(Team):
+    """Has no room for its processes."""
 
+    def __enter__(self) -> Team:
+        raise WorkerFailed("probe process 1: out of memory")
+
+
+def test_ranks_that_fail_leave_a_note(tmp_path: Path) -> None:
     part = parts.ProbePart(kind="ranks", gpus=(0, 1))
-    context = type("Context", (), {"budget": Budget(), "scratch": Path(), "sizes": None})()
+    context = ProbeContext(team=Team(1), sizes=PROBE, cores=1, scratch=tmp_path)
     (found,) = parts.measure_ranks(context, part, "GPU-0", Failing)
     assert found.notes == [
         "collectives of ranks on GPUs: not measured: probe process 1: out of memory"
