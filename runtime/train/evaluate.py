@@ -179,11 +179,10 @@ def make_layer_table(
     num_nodes: int, width: int, comm: Communicator | None, folder: Path | None, room: TableRoom
 ) -> LayerTable | DeviceLayerTable:
     """Make a table on the GPUs where all of them have room for it, else on the host; collective."""
-    roomy = 4 * num_nodes * width <= room.device_bytes
-    if comm is not None and comm.size > 1:
-        roomy = all(comm.all_gather_objects(roomy))
-    if roomy and room.device is not None:
-        return DeviceLayerTable(num_nodes, width, comm, room.device)
+    if room.device is not None:
+        roomy = 4 * num_nodes * width <= room.device_bytes
+        if all([roomy] if comm is None else comm.all_gather_objects(roomy)):
+            return DeviceLayerTable(num_nodes, width, comm, room.device)
     return LayerTable(num_nodes, width, comm, folder, room.host_bytes)
 
 

@@ -119,12 +119,11 @@ def test_float32_changes_nothing_and_other_names_are_refused() -> None:
 
 
 def test_tf32_is_float32_on_cores_and_set_for_a_gpus_products(
-    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_graph: Graph, tmp_path: Path
 ) -> None:
     exact, _ = losses(small_graph, tmp_path / "exact", "sage", "float32")
     rounded, _ = losses(small_graph, tmp_path / "rounded", "sage", "tf32")
     assert rounded == exact
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     Precision("tf32").set_up(torch.device("cpu"))
     assert not torch.backends.cuda.matmul.allow_tf32
     Precision("tf32").set_up(torch.device("cuda", 0))
