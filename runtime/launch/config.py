@@ -80,7 +80,7 @@ class RunConfig:
     eval_every: int = 1
     """Epochs between validations, with a test after the last one; 0 does neither."""
     eval_fanouts: list[int] | None = None
-    """Fan-outs of sampled evaluation; None: full neighbourhoods, layer by layer."""
+    """Fan-outs of sampled evaluation; None: all neighbours, or those of `choose_fanouts`."""
     resume: bool = False
     """Whether to continue from the newest whole checkpoint of the run folder."""
     verify: bool = False

@@ -5,6 +5,7 @@ index in its place the reader's kernels may address it, and no context is made o
 On one GPU both must return the same rows; on more this is what reading peers rests on.
 """
 
+import importlib
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -71,11 +72,24 @@ def _peers(setting: Setting, rank: int) -> None:
         taken = free_before - torch.cuda.mem_get_info()[0]
         if rank == 0:
             record("memory_taken_by_opening", taken / 2**20, "MiB")
+            _record_contexts()
         comm.barrier()
         del peer
     _product_way(comm, rows, rank)
     comm.barrier()
     dist.destroy_process_group()
+
+
+def _record_contexts() -> None:
+    """Count the processes on all GPUs: two ranks make two contexts, wherever rows are opened."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError:  # an image without it says nothing of this
+        return
+    nvml.nvmlInit()
+    gpus = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    found = [len(nvml.nvmlDeviceGetComputeRunningProcesses(gpu)) for gpu in gpus]
+    record("contexts", float(sum(found)), "contexts", baseline=2.0, by_gpu=found)
 
 
 def _expandable(setting: Setting, rank: int) -> None:

@@ -18,6 +18,7 @@ pytest.importorskip("triton")
 
 from gnnplan.runtime.features import device_open
 from gnnplan.runtime.features.device_open import open_device_store
+from gnnplan.runtime.features.device_store import Staged
 
 OWN_AND_HOST = [Source(kind="own"), Source(kind="host")]
 
@@ -38,6 +39,32 @@ def test_rows_and_counters_equal_the_host_stores(
         mine, theirs = store.read(ids[:count], found), host.read(ids[:count], expected)
         np.testing.assert_array_equal(found, expected)
         assert (mine.rows, mine.bytes) == (theirs.rows, theirs.bytes)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_rows_of_a_disk_cross_in_the_width_that_they_are_stored_in(
+    make_graph: Any, make_plan: Any, tmp_path: Path, dtype: Any, kernel_device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    graph = make_graph(num_nodes=60, dim=8, dtype=dtype)
+    plan = make_plan(graph, [Source(kind="own"), Source(kind="disk")])
+    store = open_device_store(graph, plan, tmp_path / "plan", 0, kernel_device)
+    (staged,) = store._others
+    assert isinstance(staged, Staged)
+    ((tier, _),) = staged._tiers
+    seen: list[Any] = []
+    read = tier.read
+
+    def watch(slots: Any, positions: Any, counts: Any, out: Any, counters: Any) -> None:
+        seen.append(out.dtype)
+        read(slots, positions, counts, out, counters)
+
+    monkeypatch.setattr(tier, "read", watch)
+    found = np.empty((60, 8), np.float32)
+    store.read(np.arange(60), found)
+    np.testing.assert_array_equal(found, graph.x)
+    assert seen == [dtype]
+    store.close()
 
 
 def test_gathers_count_on_the_device_until_asked(
