@@ -159,7 +159,7 @@ def train(
         plan_folder: Plan; report.json is written into it (and into the run folder).
         epochs: Epochs in all.
         eval_every: Epochs between validations; 0 evaluates nothing.
-        eval_fanouts: Fan-outs of sampled evaluation; None: all neighbours, of a large graph training's.
+        eval_fanouts: Fan-outs of sampled evaluation; None: as `evaluate.choose_fanouts` says.
         resume: Whether to continue from the run folder's newest whole checkpoint.
         verify: Whether to hash the plan's arrays first.
         force: Whether to go on although graph or machine is not the plan's.
