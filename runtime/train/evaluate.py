@@ -57,7 +57,9 @@ def choose_fanouts(plan: Plan, asked: list[int] | None) -> list[int] | None:
     """
     if asked is not None:
         return None if all(each == -1 for each in asked) else asked
-    return plan.workload.fanouts if plan.graph.num_edges > EXACT_EDGES else None
+    workload = plan.workload
+    known = len(workload.fanouts) == workload.num_layers
+    return workload.fanouts if known and plan.graph.num_edges > EXACT_EDGES else None
 
 
 def name_sampling(plan: Plan, asked: list[int] | None) -> str:
