@@ -1,8 +1,8 @@
 """Validation and test, of nodes and of links: exact layer-wise inference, or sampling.
 
 On a GPU rows of features come from the device's store as far as that reads them in place, and
-layers' outputs stay in the GPU's memory where it has room for them. Graphs with more than
-`EXACT_EDGES` edges are sampled unless asked otherwise.
+layers' outputs of one rank alone stay in its GPU's memory where that has room. Graphs with more
+than `EXACT_EDGES` edges are sampled unless asked otherwise.
 
 Exact inference splits each layer's vertices over the ranks by edges, and the ranks exchange the
 layer's output (`LayerTable`). Between epochs the memory of steps is free: with what the plan leaves
@@ -143,12 +143,10 @@ class LayerTable:
 
 
 class DeviceLayerTable:
-    """`LayerTable` in the memory of each rank's GPU."""
+    """`LayerTable` in the memory of the GPU of a rank that evaluates alone."""
 
-    def __init__(
-        self, num_nodes: int, width: int, comm: Communicator | None, device: torch.device
-    ) -> None:
-        self._comm, self._device = comm, device
+    def __init__(self, num_nodes: int, width: int, device: torch.device) -> None:
+        self._device = device
         self.rows = torch.empty((num_nodes, width), device=device)
 
     def _places(self, ids: NDArray[np.int64]) -> Tensor:
@@ -164,13 +162,7 @@ class DeviceLayerTable:
         return self.rows[self._places(ids)]
 
     def exchange(self, parts: list[NDArray[np.int64]]) -> None:
-        """See `LayerTable.exchange`."""
-        if self._comm is None or self._comm.size == 1:
-            return
-        for source, ids in enumerate(parts):
-            places = self._places(ids)
-            part = self.rows[places].to(self._comm.device)
-            self.rows[places] = self._comm.broadcast(part, source).to(self._device)
+        """See `LayerTable.exchange`: there is one rank."""
 
     def close(self) -> None:
         """Give the rows back."""
@@ -180,11 +172,10 @@ class DeviceLayerTable:
 def make_layer_table(
     num_nodes: int, width: int, comm: Communicator | None, folder: Path | None, room: TableRoom
 ) -> LayerTable | DeviceLayerTable:
-    """Make a table on the GPUs where all of them have room for it, else on the host; collective."""
-    if room.device is not None:
-        roomy = 4 * num_nodes * width <= room.device_bytes
-        if all([roomy] if comm is None else comm.all_gather_objects(roomy)):
-            return DeviceLayerTable(num_nodes, width, comm, room.device)
+    """Make a table on the GPU of one rank alone where it has room, else on the host; collective."""
+    alone = comm is None or comm.size == 1
+    if alone and room.device is not None and 4 * num_nodes * width <= room.device_bytes:
+        return DeviceLayerTable(num_nodes, width, room.device)
     return LayerTable(num_nodes, width, comm, folder, room.host_bytes)
 
 
