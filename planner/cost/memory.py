@@ -12,7 +12,7 @@ from gnnplan.planner.cost.rates import INDPTR_BYTES, MachineTable, rate_per_rank
 from gnnplan.planner.errors import MachineError, PlanDoesNotFit
 from gnnplan.planner.machine.model import MachineModel, Memory, prefix_of
 from gnnplan.planner.workload import BatchProfile, ModelTiming, ProcessCost, Spread
-from gnnplan.runtime.plan.schema import EVALUATION_BYTES, GraphRef, MemoryUse
+from gnnplan.runtime.plan.schema import GraphRef, MemoryUse
 from gnnplan.runtime.sampling.memory import HEADROOM, BulkBytes
 
 GIB = 2**30
@@ -246,12 +246,6 @@ def core_parts(
         staged = round(STAGING * largest.vertices * 4 * graph.feature_dim)
         parts["cache directory"] = DIRECTORY_BYTES * nodes + staged
     return parts
-
-
-def evaluation_bytes(batch: BatchProfile, timing: ModelTiming) -> int:
-    """Return the bytes that an evaluation takes of a GPU beyond what a step's activations do."""
-    given_back = round(timing.activation_bytes * BatchTail.of(batch).scale)
-    return max(0, EVALUATION_BYTES - given_back)
 
 
 def gpu_parts(

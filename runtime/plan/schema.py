@@ -417,7 +417,7 @@ class Interval:
 
 
 EVALUATION_BYTES = 16 << 20
-"""Least memory of a GPU in which an evaluation runs; a plan counts it where steps take less."""
+"""Least memory of a GPU in which an evaluation runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

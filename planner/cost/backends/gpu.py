@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from gnnplan.planner.candidate import Candidate, PlacedRows
 from gnnplan.planner.cost.backends.backend import Backend, Parts, time_to_start
 from gnnplan.planner.cost.backends.gpu_lanes import captured_bytes, has_lanes
-from gnnplan.planner.cost.memory import evaluation_bytes, gpu_memory_use, gpu_parts
+from gnnplan.planner.cost.memory import gpu_memory_use, gpu_parts
 from gnnplan.planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
 from gnnplan.planner.cost.rates import MachineTable, Rate
 from gnnplan.planner.cost.request import Request, row_bytes
@@ -79,9 +79,9 @@ class GpusBackend(Backend):
         *,
         reads_peers: bool,
     ) -> Parts:
-        """Return the bytes of a GPU's context, reserve, sampler, topology and evaluation."""
+        """Return the bytes of a GPU's context, reserve, sampler and topology."""
         del reads_peers
-        parts = gpu_parts(
+        return gpu_parts(
             candidate,
             request.graph,
             batch,
@@ -90,8 +90,6 @@ class GpusBackend(Backend):
             request.budgets,
             captured_bytes=captured_bytes(request, candidate),
         )
-        more = evaluation_bytes(batch, self.batch_and_timing(request, candidate)[1])
-        return parts | ({"evaluation": more} if more else {})
 
     def memory_use(
         self, request: Request, candidate: Candidate, placed: PlacedRows, parts: list[Parts]
