@@ -195,9 +195,10 @@ def searches_for(
 ) -> list[Search]:
     """Return a search for each of several requests, which are profiled together."""
     machine = machine_of_ranks(machine, requests[0])
+    gpus = plans_gpus(machine)
     for settings in requests:
-        check_settings(graph, settings)
-    settled_requests = [fix_placement(graph, settings) for settings in requests]
+        check_settings(graph, settings, gpus=gpus)
+    settled_requests = [fix_placement(graph, settings, gpus=gpus) for settings in requests]
     say = onward(progress or silent)
     profiling = portion(say, 0.0, PROFILED)
     profiled = _profiles(graph, settled_requests, machine, profiling, measure=measure)

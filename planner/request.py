@@ -103,11 +103,11 @@ def check_graph(graph: Graph, settings: PlanSettings, *, calibrate: bool = False
         check_training(graph, settings, calibrate=calibrate)
         return
     for each in settings.by_sampler():
-        check_settings(graph, each)
+        check_settings(graph, each, gpus=not settings.cores)
 
 
-def check_settings(graph: Graph, settings: PlanSettings) -> None:
-    """Refuse mini-batches of one sampler that no candidate can do.
+def check_settings(graph: Graph, settings: PlanSettings, *, gpus: bool = False) -> None:
+    """Refuse mini-batches of one sampler that no candidate can do; `gpus` says ranks may be GPUs.
 
     Raises:
         SettingsError: no candidate can.
@@ -117,7 +117,7 @@ def check_settings(graph: Graph, settings: PlanSettings) -> None:
             "expected mode auto or minibatch, found full-graph, whose candidates only `gnnplan "
             "plan` prices; plan again with other settings"
         )
-    check_kind(graph, settings)
+    check_kind(graph, settings, gpus=gpus)
     if is_unfit(settings):
         raise SettingsError(
             "model gat: expected a sampler without edge weights (attention has no unbiased "
@@ -150,8 +150,8 @@ def check_lists(graph: Graph, settings: PlanSettings) -> None:
         return
     if is_link(graph) or is_typed(settings.workload):
         raise SettingsError(
-            f"--topology {settings.topology}: expected nodes of one type to predict (links and "
-            "typed graphs are sampled by the host), found another task; leave it out"
+            f"--topology {settings.topology}: expected nodes of one type to predict (hot lists are "
+            "not built for links and typed graphs), found another task; leave it out"
         )
     if is_dynamic(settings.policy):
         raise SettingsError(
@@ -160,7 +160,7 @@ def check_lists(graph: Graph, settings: PlanSettings) -> None:
         )
 
 
-def check_kind(graph: Graph, settings: PlanSettings) -> None:
+def check_kind(graph: Graph, settings: PlanSettings, *, gpus: bool = False) -> None:
     """Refuse what the runtime cannot do with this dataset's task and types.
 
     Raises:
@@ -193,20 +193,20 @@ def check_kind(graph: Graph, settings: PlanSettings) -> None:
             "drop --sampler"
         )
     if is_typed(work):
-        _check_types(graph, settings)
+        _check_types(graph, settings, gpus=gpus)
 
 
-def _check_types(graph: Graph, settings: PlanSettings) -> None:
+def _check_types(graph: Graph, settings: PlanSettings, *, gpus: bool) -> None:
     names = types_of(graph).edge_types
     unknown = sorted(set(settings.workload.type_fanouts) - set(names))
     if unknown:
         raise SettingsError(
             f"--type-fanouts: expected edge types among {', '.join(names)}, found {unknown[0]!r}"
         )
-    if graph.x_by_type and settings.policy not in ("auto", "none"):
+    if graph.x_by_type and not gpus and settings.policy not in ("auto", "none"):
         raise SettingsError(
-            f"{graph.name}: expected policy auto or none for features by node type, which stay on "
-            f"the host, found {settings.policy}"
+            f"{graph.name}: expected policy auto or none for features by node type, which cores "
+            f"read where they are, found {settings.policy}"
         )
     if graph.x_by_type and not settings.shared_host:
         raise SettingsError(

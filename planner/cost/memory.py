@@ -275,18 +275,20 @@ def gpu_parts(
         "context": int(rate_per_rank(machine, MachineTable.GPU_CONTEXT, candidate)),
         "reserve": round(RESERVE * gpu_capacity(machine, candidate, rank, budgets)),
         "sampling": captured_bytes + drawn,
-        "topology": _topology_parts(candidate, graph),
+        "topology": _topology_parts(candidate, graph, batch),
     }
 
 
-def _topology_parts(candidate: Candidate, graph: GraphRef) -> int:
+def _topology_parts(candidate: Candidate, graph: GraphRef, batch: BatchProfile) -> int:
     """Return a GPU's bytes of the topology beside the lists that it keeps of its own.
 
-    Of lists in several memories it has every one's begin and address.
+    Of lists in several memories it has every one's begin and address; of typed graphs the sources'
+    types and more offsets.
     """
     policy = candidate.topology.policy
     if policy == "replicated":
-        return topology_bytes(graph)
+        more = ID_BYTES * max(0, len(batch.edge_types) - 1) + 4 * bool(batch.node_types)
+        return topology_bytes(graph) + more * graph.num_nodes
     return (INDPTR_BYTES + ADDRESS_BYTES) * (graph.num_nodes + 1) if policy == "cached" else 0
 
 

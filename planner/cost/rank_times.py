@@ -8,7 +8,7 @@ from gnnplan.planner.cost.rates import Rate
 from gnnplan.planner.cost.stages.exchange import Exchanges
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.workload import BatchProfile, Interference, ModelTiming
-from gnnplan.runtime.plan.schema import GraphRef
+from gnnplan.runtime.plan.schema import GraphRef, Workload
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER
 from gnnplan.runtime.stages import Stage
 
@@ -34,6 +34,8 @@ class RankWork:
     """Whether a hop expands every vertex again, not only new ones."""
     captured_bytes: int = 0
     """Bytes of the buffers of a CUDA graph that samples; 0 where there is none."""
+    workload: Workload = field(default_factory=Workload)
+    """What is trained: its links, and its global batch."""
     exchanges: Exchanges | None = None
     """Exchanges of a shared batch, beside those for the placement's rows."""
 

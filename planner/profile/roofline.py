@@ -24,7 +24,7 @@ from gnnplan.runtime.plan.schema import Workload
 
 FLOAT_BYTES = 4
 INDEX_BYTES = 4
-KNOWN_MODELS = ("sage", "gcn", "gat")
+KNOWN_MODELS = ("sage", "gcn", "gat", "rgcn")
 OPTIMIZER_PASSES = 7
 """Reads of parameter, gradient and two moments; writes of all but the gradient."""
 
@@ -50,6 +50,8 @@ class LayerShape:
     inputs: bool
     """Whether it reads the batch's features, which have no gradient."""
     heads: int
+    relations: int = 1
+    """Edge types, each with a product of its own (rgcn)."""
 
 
 def product(rows: float, a: int, b: int) -> Operation:
@@ -80,13 +82,14 @@ def elementwise(rows: float, columns: int, passes: int = 2) -> Operation:
 def layer_operations(model: str, shape: LayerShape) -> Iterator[Operation]:
     """Yield the kernels of one layer, forward and backward.
 
-    sage aggregates its inputs and multiplies twice (neighbours, self); gcn and gat multiply all
-    sources and aggregate the products; gat also scores each edge for every head.
+    sage aggregates its inputs and multiplies twice (neighbours, self), rgcn once for each relation
+    and once for self; gcn and gat multiply all sources and aggregate the products; gat also scores
+    each edge for every head.
     """
     a, b = shape.in_dim, shape.out_dim
-    if model == "sage":
+    if model in ("sage", "rgcn"):
         yield aggregation(shape, a)
-        for _ in ("neighbours", "self"):
+        for _ in range(shape.relations + 1):
             yield product(shape.num_dst, a, b)
             yield product(shape.num_dst, a, b)  # gradient of the weights
             if not shape.inputs:
@@ -108,18 +111,19 @@ def layer_operations(model: str, shape: LayerShape) -> Iterator[Operation]:
     yield elementwise(shape.num_dst, b, passes=3)  # their backward
 
 
-def num_parameters(model: str, widths: Sequence[tuple[int, int, int]]) -> int:
+def num_parameters(model: str, widths: Sequence[tuple[int, int, int]], relations: int = 1) -> int:
     """Count parameters of a model whose layers have (a inputs, b columns a head, h heads).
 
-    sage: 2 a b + b;  gcn: a b + b;  gat: a h b + 2 h b, and a bias of h b (the last layer: b)
+    sage: 2 a b + b;  rgcn: (1 + R) a b + b;  gcn: a b + b;
+    gat: a h b + 2 h b, and a bias of h b (the last layer: b)
 
     >>> num_parameters("sage", [(100, 16, 1), (16, 7, 1)])
     3447
     """
     total = 0
     for i, (a, b, heads) in enumerate(widths):
-        if model == "sage":
-            total += 2 * a * b + b
+        if model in ("sage", "rgcn"):
+            total += (1 + relations) * a * b + b
         elif model == "gcn":
             total += a * b + b
         else:
@@ -135,6 +139,8 @@ def layer_widths(workload: Workload, in_dim: int, num_outputs: int) -> list[tupl
     [(5, 4, 2), (8, 3, 2)]
     """
     inner = [workload.hidden] * (workload.num_layers - 1)
+    if workload.model == "rgcn":  # a map per node type comes before the layers
+        in_dim = workload.hidden
     heads = workload.heads if workload.model == "gat" else 1
     found: list[tuple[int, int, int]] = []
     for a, b in zip([in_dim, *inner], [*inner, num_outputs], strict=True):
@@ -172,7 +178,8 @@ def roofline_timing(
     widths = layer_widths(workload, in_dim, num_outputs)
     flops, kernel = _product_rate(machine, workload), machine.table("gpu_kernel")
     start, layers = start_seconds(machine), workload.num_layers
-    started = start * pass_starts(workload.model, layers)
+    relations = len(batch.edge_types)
+    started = start * pass_starts(workload.model, layers, relations)
     blocks_started = start * block_starts(workload.model, layers)
     rate = _Rate(
         flops=flops.at(ranks=1.0),
@@ -184,11 +191,13 @@ def roofline_timing(
     )
 
     def worked(scale: float) -> float:
-        shapes = _shapes(batch, widths, scale)
-        return sum(rate.seconds(op) for s in shapes for op in layer_operations(workload.model, s))
+        operations = _operations(workload, batch, widths, in_dim, scale)
+        return sum(rate.seconds(each) for each in operations)
 
     seconds = [max(started, worked(scale)) for scale in scales]
-    parameters = num_parameters(workload.model, widths)
+    parameters = num_parameters(workload.model, widths, max(1, relations))
+    if workload.model == "rgcn":
+        parameters += max(1, len(batch.node_types)) * (in_dim + 1) * workload.hidden
     update = Operation(flops=10.0 * parameters, moved_bytes=4.0 * OPTIMIZER_PASSES * parameters)
     one = {"ranks": [ranks], "threads": [1]}
     weighted = batch.block_edges if blocks_started else []
@@ -202,7 +211,9 @@ def roofline_timing(
         num_parameters=parameters,
         host_seconds=started + UPDATE_STARTS * start,
         device_seconds=worked(1.0) + rate.seconds(update),
-        activation_bytes=_activation_bytes(workload.model, _shapes(batch, widths, 1.0)),
+        activation_bytes=_activation_bytes(
+            workload.model, _shapes(workload.model, batch, widths, 1.0)
+        ),
         batch_seconds=blocks_started
         + sum(rate.seconds(elementwise(e.mean, 1, passes=3)) for e in weighted),
         batch_host_seconds=blocks_started,
@@ -224,8 +235,25 @@ class _Rate:
         return max(operation.flops / self.flops, operation.moved_bytes / self.bytes)
 
 
+def _operations(
+    workload: Workload,
+    batch: BatchProfile,
+    widths: Sequence[tuple[int, int, int]],
+    in_dim: int,
+    scale: float,
+) -> Iterator[Operation]:
+    """Yield the kernels of a step; rgcn's maps of its inputs come first, forward and backward."""
+    if workload.model == "rgcn":
+        rows = batch.vertices[-1].mean * scale
+        yield product(rows, in_dim, workload.hidden)
+        yield product(rows, in_dim, workload.hidden)
+        yield elementwise(rows, workload.hidden, passes=5)
+    for shape in _shapes(workload.model, batch, widths, scale):
+        yield from layer_operations(workload.model, shape)
+
+
 def _shapes(
-    batch: BatchProfile, widths: Sequence[tuple[int, int, int]], scale: float
+    model: str, batch: BatchProfile, widths: Sequence[tuple[int, int, int]], scale: float
 ) -> list[LayerShape]:
     """Return layer sizes of the scaled mean batch; the first consumes the outermost block."""
     vertices = [v.mean * scale for v in reversed(batch.vertices)]
@@ -236,8 +264,9 @@ def _shapes(
             num_edges=batch.block_edges[layer].mean * scale,
             in_dim=a,
             out_dim=b * heads,
-            inputs=layer == 0,
+            inputs=layer == 0 and model != "rgcn",
             heads=heads,
+            relations=max(1, len(batch.edge_types)),
         )
         for layer, (a, b, heads) in enumerate(widths)
     ]
@@ -248,6 +277,9 @@ def _activation_bytes(model: str, shapes: Sequence[LayerShape]) -> int:
     kept = 0.0
     for s in shapes:
         kept += s.num_dst * s.out_dim
-        kept += s.num_dst * s.in_dim if model == "sage" else s.num_src * s.out_dim
+        if model == "rgcn":
+            kept += s.num_src * s.in_dim  # what the layer before it, or the map, gave
+        of_inputs = model in ("sage", "rgcn")
+        kept += s.relations * s.num_dst * s.in_dim if of_inputs else s.num_src * s.out_dim
         kept += 2 * s.num_edges * s.heads if model == "gat" else 0.0
     return round(2 * FLOAT_BYTES * kept)

@@ -6,8 +6,15 @@ from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.settings import AUTO_SAMPLER, PlanSettings, SamplerChoice
 from gnnplan.runtime.graph.dataset import Graph, is_typed
-from gnnplan.runtime.plan.schema import Sampler
-from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, SAMPLERS, find_sampler, is_able
+from gnnplan.runtime.plan.schema import Sampler, Workload
+from gnnplan.runtime.sampling.registry import (
+    BY_TYPE,
+    DEFAULT_SAMPLER,
+    SAMPLERS,
+    WITHOUT_LINKS,
+    find_sampler,
+    is_able,
+)
 from gnnplan.runtime.sampling.statistics import (
     StatisticsClass,
     class_of,
@@ -21,6 +28,11 @@ LINK_TASK = "link"
 def is_link(graph: Graph) -> bool:
     """Return whether the dataset's task is link prediction."""
     return str(graph.task) == LINK_TASK
+
+
+def of_links_or_types(task: str, workload: Workload) -> bool:
+    """Return whether batches are of links, or of a typed graph."""
+    return task == LINK_TASK or is_typed(workload)
 
 
 def plan_sampler(settings: PlanSettings, candidate: Candidate | None = None) -> Sampler:
@@ -94,15 +106,15 @@ def _others(settings: PlanSettings) -> list[SamplerChoice]:
     return found
 
 
-def fix_placement(graph: Graph, settings: PlanSettings) -> PlanSettings:
-    """Return the settings with the only placement that features by node type can have."""
-    return replace(settings, policy="none") if graph.x_by_type else settings
+def fix_placement(graph: Graph, settings: PlanSettings, *, gpus: bool = False) -> PlanSettings:
+    """Return the settings with the only placement that cores have for features by node type."""
+    return replace(settings, policy="none") if graph.x_by_type and not gpus else settings
 
 
 def sampler_words(graph: Graph, settings: PlanSettings) -> str:
     """Return the sampler's name, and what its rates differ by from plain neighbour sampling."""
     if is_typed(settings.workload):
-        return "neighbor by edge type"
+        return BY_TYPE
     if is_link(graph) and settings.workload.links.exclude != "none":
-        return "neighbor without the step's links"
+        return WITHOUT_LINKS
     return settings.sampler

@@ -41,6 +41,7 @@ from gnnplan.planner.search.dimensions.registry import (
     propose_more,
     rows_of,
 )
+from gnnplan.planner.search.samplers import of_links_or_types
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import Hotness
 from gnnplan.runtime.plan.schema import Alternative, Prediction
@@ -54,7 +55,8 @@ def with_capture(settings: PlanSettings, request: Request, candidate: Candidate)
     """Return the candidate, sampling by a CUDA graph where its GPUs gain from that."""
     threads = replace(candidate.threads, capture=0, comm=0)
     plain = is_able(settings.sampler, settings.sampler_parameters, "captured")
-    node = request.graph.task != "link" and candidate.las is None and candidate.bulk_batches == 1
+    node = not of_links_or_types(request.graph.task, request.workload)
+    node = node and candidate.las is None and candidate.bulk_batches == 1
     node = node and candidate.batching == "independent"
     node = node and candidate.topology.policy != "partitioned"
     if candidate.kind == "cuda" and plain and node:

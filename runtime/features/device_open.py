@@ -23,6 +23,7 @@ from gnnplan.runtime.features.device_rows import (
     copy_to_device,
     share_host_rows,
     share_rows,
+    torch_dtype,
     word_multiple,
 )
 from gnnplan.runtime.features.device_store import (
@@ -35,7 +36,7 @@ from gnnplan.runtime.features.gather_triton import DeviceTable
 from gnnplan.runtime.features.location import LocationTable, encode
 from gnnplan.runtime.features.peer import DeviceExchange, Peer
 from gnnplan.runtime.features.store import build_tiers, read_location
-from gnnplan.runtime.features.tier import Dense
+from gnnplan.runtime.features.tier import Dense, TypedHost
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.limits import planned_sum, sum_text
 from gnnplan.runtime.plan.schema import Plan, Source
@@ -131,7 +132,7 @@ def open_device_store(
     plan's, or four per multiprocessor. Raises PinError where the host's rows cannot be page-locked,
     BudgetExceeded where own rows do not fit and are nowhere else.
     """
-    if graph.x is None:
+    if graph.x is None and not graph.x_by_type:
         raise PlanError(
             f"{graph.path}: expected dense features for a gather by the GPU, found sparse ones; "
             "import the graph with --features dense, or gather on the host"
@@ -156,6 +157,11 @@ class _Opening:
         self.dense, self.tiers = build_tiers(
             graph, plan, folder, rank, self.location, self.own_ids, comm, threads
         )
+        self.on_host = [n for n, each in self.dense.items() if each.kind == "host"]
+        by_type = [(t, numbers) for t, numbers in self.tiers if isinstance(t, TypedHost)]
+        self.on_host += [number for _, numbers in by_type for number in numbers]
+        self.tiers = [each for each in self.tiers if not isinstance(each[0], TypedHost)]
+        self.host_rows = np.asarray(graph.x) if graph.x is not None else TypedHost.of(graph)
         self.whole_dataset = f"host_rows_{plan.strategy.devices[rank].host}" not in plan.arrays
         self.comm = Communicator(device=device) if comm is None else comm
         hosts = [each.host for each in plan.strategy.devices]
@@ -180,8 +186,8 @@ class _Opening:
         for number, each in self.dense.items():
             if each.kind == "own":
                 rows[number] = DeviceRows("own", own)
-            elif host is not None:
-                rows[number] = DeviceRows("host", host)
+        if host is not None:
+            rows |= dict.fromkeys(self.on_host, DeviceRows("host", host))
         spare = len(self.location.sources)
         if not rows:  # the kernel needs a source, even an empty one
             rows[spare] = DeviceRows("own", own[:0])
@@ -226,9 +232,8 @@ class _Opening:
         )  # fmt: skip
         if moved is not None:
             self.location, instead = moved
-            if self.location.sources[instead].kind == "host" and instead not in self.dense:
-                assert self.graph.x is not None
-                self.dense[instead] = Dense("host", self.graph.x, private=False)
+            if self.location.sources[instead].kind == "host" and instead not in self.on_host:
+                self.on_host.append(instead)
         return table
 
     def _own_rows(self) -> NDArray[np.float32] | NDArray[np.float16]:
@@ -282,15 +287,14 @@ class _Opening:
 
     def _host(self) -> Tensor | None:
         """Lock the host's rows where the table reads them: one copy per host where it can be."""
-        numbers = [n for n, each in self.dense.items() if each.kind == "host"]
+        numbers = self.on_host
         used = bool(self.location.count()[numbers].any()) if numbers else False
         share = HostShare.of(self.plan, self.rank, self.comm)
-        return share_host_rows(np.asarray(self.graph.x), share, self.device, used=used)
+        return share_host_rows(self.host_rows, share, self.device, used=used)
 
     def _dtype(self) -> torch.dtype:
         """Return the dtype in which the dataset stores rows."""
-        assert self.graph.x is not None
-        return torch.from_numpy(np.empty(0, self.graph.x.dtype)).dtype
+        return torch_dtype(self.host_rows)
 
     def _cache(self, number: int) -> DeviceCache | None:
         """Make the plan's dynamic cache, with as many slots as find room."""

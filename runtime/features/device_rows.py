@@ -27,6 +27,7 @@ from torch import Tensor
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import GnnplanError, warn_once
+from gnnplan.runtime.features.tier import TypedHost
 from gnnplan.runtime.folders import Segment
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.processor import EmulatedProcessor, processor_of
@@ -173,7 +174,7 @@ def copy_to_device(rows: NDArray[Any], device: torch.device) -> Tensor:
     return table
 
 
-def copy_to_host(rows: NDArray[Any], device: torch.device) -> Tensor:
+def copy_to_host(rows: NDArray[Any] | TypedHost, device: torch.device) -> Tensor:
     """Copy rows into padded rows of page-locked memory, which the device reads in place."""
     dtype = torch_dtype(rows)
     room = HostMemory.anonymous(rows.shape[0] * _stride_bytes(rows.shape[1], dtype))
@@ -190,12 +191,12 @@ def copy_list(values: NDArray[Any], device: torch.device) -> Tensor:
     return table
 
 
-def torch_dtype(values: NDArray[Any]) -> torch.dtype:
+def torch_dtype(values: NDArray[Any] | TypedHost) -> torch.dtype:
     """Return torch's name of an array's type."""
     return torch.from_numpy(np.empty(0, values.dtype)).dtype
 
 
-def _fill(table: Tensor, rows: NDArray[Any]) -> None:
+def _fill(table: Tensor, rows: NDArray[Any] | TypedHost) -> None:
     most = max(1, _COPY_BYTES // max(1, rows[:1].nbytes))
     for first in range(0, rows.shape[0], most):
         part = np.array(rows[first : first + most])
@@ -395,7 +396,7 @@ def _warn_of_copies(num_bytes: int, ranks: int, why: str) -> None:
 
 
 def share_host_rows(
-    rows: NDArray[Any], share: HostShare | None, device: torch.device, *, used: bool
+    rows: NDArray[Any] | TypedHost, share: HostShare | None, device: torch.device, *, used: bool
 ) -> Tensor | None:
     """Hold padded, page-locked rows once per host where its ranks share, else once per rank.
 

@@ -8,9 +8,8 @@ store over another one (`cache`); a dataset with a table per node type has a sto
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, no_type_check
+from typing import Any, Literal
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,8 +41,9 @@ from gnnplan.runtime.features.tier import (
     Served,
     SparseHost,
     Tiers,
+    TypedHost,
 )
-from gnnplan.runtime.graph.dataset import Graph, rows_within_types
+from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan
 
@@ -238,7 +238,7 @@ def build_tiers(
 
     The call is collective where the plan reads from other ranks or hosts hold different rows.
     """
-    if graph.x is None and graph.x_csr is None:
+    if graph.x is None and graph.x_csr is None and not graph.x_by_type:
         raise DatasetError(f"{graph.path}: expected features, found a topology-only dataset")
     hosts = HostRows(plan, plan_folder, graph.num_nodes)
     hosts.check(location, rank)
@@ -258,10 +258,11 @@ def build_tiers(
         elif source.kind == "disk":
             tiers.append((_disk(graph, plan), [number]))
         elif source.kind == "host" or (source.kind == "remote" and source.rank in here):
-            if graph.x is not None:
-                dense[number] = Dense("host", graph.x, private=False)
+            served = _host_rows(graph, threads)
+            if isinstance(served, Dense):
+                dense[number] = served
             else:
-                tiers.append((_sparse(graph, threads), [number]))
+                tiers.append((served, [number]))
     return dense, tiers
 
 
@@ -297,11 +298,6 @@ def load_own_rows(
     return converted
 
 
-def _sparse(graph: Graph, threads: int) -> SparseHost:
-    csr: Any = graph.x_csr
-    return SparseHost(csr.indptr, csr.indices, csr.data, graph.feature_dim, threads=threads)
-
-
 def _disk(graph: Graph, plan: Plan) -> Disk:
     if graph.x is None:
         raise PlanError(
@@ -318,7 +314,10 @@ def _disk(graph: Graph, plan: Plan) -> Disk:
 def _host_rows(graph: Graph, threads: int) -> Served:
     if graph.x is not None:
         return Dense("host", graph.x, private=False)
-    return _sparse(graph, threads)
+    if graph.x_by_type:
+        return TypedHost.of(graph)
+    csr: Any = graph.x_csr
+    return SparseHost(csr.indptr, csr.indices, csr.data, graph.feature_dim, threads=threads)
 
 
 def _others(
@@ -352,59 +351,23 @@ def _all_ranks(comm: Communicator | None, plan: Plan) -> Communicator:
     return found
 
 
-@numba.njit(cache=True, nogil=True)
-@no_type_check
-def _copy_type(table, number, node_type, row_of, ids, out):
-    """Copy the rows of the ids of one type; return how many there are."""
-    width = table.shape[1]
-    count = 0
-    for i in range(ids.shape[0]):
-        if node_type[ids[i]] == number:
-            source = table[row_of[ids[i]]]
-            for c in range(width):
-                out[i, c] = source[c]
-            out[i, width:] = 0
-            count += 1
-    return count
-
-
 class TypedFeatureStore(AbstractFeatureStore):
-    """Rows of a dataset with a feature table per node type, padded to the widest one.
+    """Rows of a dataset with a feature table per node type, all read from the host."""
 
-    A plan is refused where it places rows elsewhere than on the host.
-    """
-
-    def __init__(self, graph: Graph, plan: Plan | None = None) -> None:
-        if not graph.x_by_type or graph.node_type is None:
-            raise DatasetError(f"{graph.name}: expected a feature table per node type, found none")
-        placed = None if plan is None else plan.strategy.features
-        cached = placed is not None and placed.cache.policy != "none"
-        if placed is not None and (any(placed.own_rows) or placed.disk_budget_bytes or cached):
-            raise PlanError(
-                "expected typed features to be placed on the host, found a plan with rows in ranks "
-                "or on disk, or with a cache; plan again"
-            )
-        self._tables: list[Any] = [
-            np.asarray(graph.x_by_type[name]) for name in graph.meta.node_types
-        ]
-        self.feature_dim = max(int(table.shape[1]) for table in self._tables)
-        self._node_type = np.ascontiguousarray(graph.node_type)
-        self._row_of = rows_within_types(self._node_type, len(self._tables))
+    def __init__(self, graph: Graph) -> None:
+        self._rows = TypedHost.of(graph)
+        self.feature_dim = self._rows.width
 
     @property
     def resident_bytes(self) -> int:
         """Bytes of the index from node to row."""
-        return self._row_of.nbytes
+        return self._rows.resident_bytes
 
     def read(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> Counters:
         """Read rows as `AbstractFeatureStore.read` says; columns beyond a type's own are zero."""
         check_output(ids, out, self.feature_dim)
-        if len(ids) and (ids.min() < 0 or ids.max() >= len(self._node_type)):
-            raise IndexError(f"expected node ids from 0 to {len(self._node_type) - 1}")
         counters = Counters()
-        for number, table in enumerate(self._tables):
-            rows = int(_copy_type(table, number, self._node_type, self._row_of, ids, out))
-            counters.add_rows("host", rows, rows * table.shape[1] * table.dtype.itemsize)
+        self._rows.read(ids, np.arange(ids.size), np.array([ids.size]), out, counters)
         return counters
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ its tiers.
 
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.features.gather import addresses_of, copy_from_addresses, in_ranges
+from gnnplan.runtime.graph.dataset import Graph, rows_within_types
 
 Ids = NDArray[np.int64]
 Rows = NDArray[np.float32]
@@ -180,6 +181,75 @@ class SparseHost(AbstractTier):
         self._arrays = tuple(np.empty(1, a.dtype) for a in self._arrays)
 
 
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _copy_type(table, number, node_type, row_of, slots, positions, out):
+    """Copy the rows of the nodes of one type; return how many there are."""
+    width = table.shape[1]
+    count = 0
+    for i in range(slots.shape[0]):
+        if node_type[slots[i]] == number:
+            source, row = table[row_of[slots[i]]], out[positions[i]]
+            for c in range(width):
+                row[c] = source[c]
+            row[width:] = 0
+            count += 1
+    return count
+
+
+class TypedHost(AbstractTier):
+    """Rows of the host's table per node type, by node, padded with zeros to the widest one."""
+
+    kind = "host"
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, tables: Sequence[NDArray[Any]], node_type: NDArray[Any]) -> None:
+        """Index the rows of tables by type, each in order of node id."""
+        self._tables = [np.asarray(table).view(np.ndarray) for table in tables]
+        self._node_type = np.ascontiguousarray(node_type).view(np.ndarray)
+        self._row_of = rows_within_types(self._node_type, len(self._tables))
+        self.width = max(int(table.shape[1]) for table in self._tables)
+        self.shape = (len(self._node_type), self.width)
+
+    @classmethod
+    def of(cls, graph: Graph) -> "TypedHost":
+        """Take a dataset's tables; DatasetError says that it has none."""
+        if not graph.x_by_type or graph.node_type is None:
+            raise DatasetError(f"{graph.name}: expected a feature table per node type, found none")
+        return cls([graph.x_by_type[name] for name in graph.meta.node_types], graph.node_type)
+
+    def __getitem__(self, part: slice) -> Rows:
+        """Return the rows of a range of nodes, as an array of all rows would."""
+        ids = np.arange(self.shape[0])[part]
+        rows = np.empty((ids.size, self.width), self.dtype)
+        self.take(ids, rows)
+        return rows
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the index from node to row."""
+        return self._row_of.nbytes
+
+    def read(self, slots: Ids, positions: Ids, counts: Ids, out: Rows, counters: Counters) -> None:
+        """Read rows as `AbstractTier.read` says; a type's bytes are those of its own columns."""
+        del counts
+        if slots.size and not (slots.min() >= 0 and slots.max() < self.shape[0]):
+            raise IndexError(f"expected node ids from 0 to {self.shape[0] - 1}")
+        for number, table in enumerate(self._tables):
+            where = (self._node_type, self._row_of, slots, positions, out)
+            rows = int(_copy_type(table, number, *where))
+            counters.add_rows(self.kind, rows, rows * table.shape[1] * table.dtype.itemsize)
+
+    def take(self, slots: Ids, rows: Rows, *, threads: int = 1) -> None:
+        """Fill the row of node `slots[i]` into `rows[i]`."""
+        del threads
+        self.read(slots, np.arange(slots.size), np.array([slots.size]), rows, Counters())
+
+    def close(self) -> None:
+        """Drop the mappings."""
+        self._tables = []
+
+
 class AbstractFeatureStore(ABC):
     """Feature rows by global node id. Implementations are final and wrap one another."""
 
@@ -212,5 +282,5 @@ class AbstractFeatureStore(ABC):
 Tiers = list[tuple[AbstractTier, list[int]]]
 """Tiers, each with the numbers of its sources in the tier's order."""
 
-Served = Dense | SparseHost
+Served = Dense | SparseHost | TypedHost
 """Rows that a rank serves to the others by slot, of one dtype and width on all ranks."""

@@ -35,7 +35,7 @@ from gnnplan.runtime.plan.schema import Plan, Workload
 from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.gpu.hops import DeviceBatch
 from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
-from gnnplan.runtime.sampling.seeds import SeedSchedule
+from gnnplan.runtime.sampling.seeds import LinkSchedule, SeedSchedule
 from gnnplan.runtime.stages import Stage
 from gnnplan.runtime.train.streams import AbstractMark, AbstractStreams
 
@@ -82,6 +82,16 @@ class DeviceMiniBatch(MiniBatch):
             raise AttributeError("ids that the device drew are not replaced")
 
     @property
+    def links(self) -> NDArray[np.int64] | None:
+        """Pairs to score, as `MiniBatch.links`."""
+        return None if self.drawn.links is None else self._host().links
+
+    @links.setter
+    def links(self, value: NDArray[np.int64] | None) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        if value is not None:
+            raise AttributeError("links that the device drew are not replaced")
+
+    @property
     def blocks(self) -> list[Block]:
         """Blocks as they were drawn, without a model's weights."""
         return self._host().blocks
@@ -101,6 +111,8 @@ def drawn_blocks(drawn: DeviceBatch) -> list[TorchBlock]:
             indptr=block.indptr,
             indices=block.indices,
             weight=block.weight,
+            relation_ptr=block.relation_ptr,
+            src_type=block.src_type,
         )
         for block in drawn.blocks
     ]
@@ -121,9 +133,9 @@ def tensors_of(batch: MiniBatch) -> Iterator[Tensor]:
     for exchange in batch.exchanges:
         found += [exchange.ids, exchange.send_rows]
     if isinstance(batch, DeviceMiniBatch):
-        found.append(batch.drawn.n_id)
+        found += [batch.drawn.n_id, batch.drawn.links]
         for drawn in batch.drawn.blocks:
-            found += [drawn.indptr, drawn.indices, drawn.e_id, drawn.weight]
+            found += drawn.tensors().values()
     return (each for each in found if isinstance(each, Tensor))
 
 
@@ -241,7 +253,10 @@ class DeviceBatchStage(AbstractStage):
             batch = self._fill_on_host(batch)
             if processor_of(self._device).apart:
                 batch.device_blocks = device_blocks(batch, self._device)
-        if self._labels is not None:
+        links = batch.drawn.links if isinstance(batch, DeviceMiniBatch) else batch.links
+        if links is not None:
+            batch.y = on_device(links, self._device)
+        elif self._labels is not None:
             labels = torch.from_numpy(take_labels(self._labels, batch.seeds))
             batch.y = labels.to(self._device, non_blocking=True)
         return batch
@@ -291,13 +306,17 @@ class DeviceSampleStage(AbstractStage):
         self.reach(index)
         with self._launching():
             drawn = self.sampler.sample(
-                batch.seeds,
+                *self._asked(batch),
                 epoch=batch.epoch,
                 step=batch.step,
                 input_id=batch.input_id,
                 global_num_seeds=batch.global_num_seeds,
             )
         return DeviceMiniBatch(drawn)
+
+    def _asked(self, batch: MiniBatch) -> tuple[NDArray[np.int64], ...]:
+        """Return what the sampler draws a batch of."""
+        return (batch.seeds,)
 
     def _launching(self) -> AbstractContextManager[object]:
         return lock_launches(self.device)
@@ -319,6 +338,20 @@ class DeviceSampleStage(AbstractStage):
         # The offsets of every list lie on the device.
         sizes["own"] = sizes.get("own", 0) + OFFSET_BYTES * sum(lists.values())
         self._meter.count_lists(self._last, lists, sizes)
+
+
+class LinkDeviceSampleStage(DeviceSampleStage):
+    """Stage that draws links' negatives and neighbours on the device."""
+
+    def __init__(
+        self, sampler: Any, device: torch.device, meter: StageMeter, schedule: LinkSchedule
+    ) -> None:
+        super().__init__(sampler, device, meter, counted=False)
+        self._schedule = schedule
+
+    def _asked(self, batch: MiniBatch) -> tuple[NDArray[np.int64], ...]:
+        assert batch.links is not None
+        return batch.links, self._schedule.step_pairs(batch.epoch, batch.step)
 
 
 class DeviceBulkStage(BulkSampleStage):

@@ -1,8 +1,8 @@
 """Choice of the stages that the device carries out, and fallback to the host where it cannot.
 
-It follows from the plan: the rank's device, its sampler, the places of topology and rows. Link
-prediction, typed graphs and sparse features stay with the host's stages, as does all where Triton
-or page-locked memory is missing, with one warning. Batches and losses are the same either way.
+It follows from the plan: the rank's device, its sampler, the places of topology and rows. Sparse
+features stay with the host's stages, as does all where Triton or page-locked memory is missing,
+with one warning. Batches and losses are the same either way.
 """
 
 import threading
@@ -22,20 +22,21 @@ from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.features.tier import AbstractFeatureStore
 from gnnplan.runtime.graph.dataset import Graph, is_typed
 from gnnplan.runtime.loader.bulk import open_shard
+from gnnplan.runtime.loader.tasks import device_link_sampler, device_typed_sampler, sort_lists
 from gnnplan.runtime.loader.topology import FIRST_PEER, LocatedLists, read_lists
 from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.processor import processor_of
-from gnnplan.runtime.sampling.registry import find_sampler, parameters_of
+from gnnplan.runtime.sampling.minibatch import Dialect
+from gnnplan.runtime.sampling.registry import find_sampler, is_able, parameters_of
 
 
 def refusal(plan: Plan, graph: Graph) -> str:
     """Return why the device does not draw this plan's batches; empty where it does."""
     sampler = plan.strategy.sampler
-    if graph.task == "link":
-        return "link prediction is sampled by the host"
-    if is_typed(plan.workload):
-        return "typed graphs are sampled by the host"
+    ability = "links" if graph.task == "link" else "types" if is_typed(plan.workload) else None
+    if ability is not None and not is_able(sampler.name, sampler.parameters, ability):
+        return f"{ability} are drawn by the host with sampler {sampler.name}"
     if parameters_of(sampler).get("schedule", "fixed") != "fixed":
         return "a locality factor that changes while training is the host's"
     return ""
@@ -64,6 +65,7 @@ def open_device_sampler(
     from gnnplan.runtime.sampling.build import build_device_sampler
     from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 
+    indptr, indices, order = sort_lists(graph, plan.workload)
     policy, named = plan.strategy.topology.policy, plan.strategy.sampler
     if policy == "partitioned":
         topology = _open_in_parts(plan, graph, device, comm, edge_ids=edge_ids)
@@ -78,9 +80,17 @@ def open_device_sampler(
     if find_sampler(named.name).prefers_local:
         local = np.asarray(load_array(plan, folder, f"feature_own_ids_{rank}"), np.int64)
     topology = DeviceTopology.load(
-        graph.indptr, graph.indices, device, pinned=policy != "replicated", hot=hot,
+        indptr, indices, device, pinned=policy != "replicated", hot=hot,
         share=HostShare.of(plan, rank, comm), peers=peers,
     )  # fmt: skip
+    if is_typed(plan.workload) or graph.task == "link":
+        settings = {
+            "device": device, "dialect": Dialect(named.dialect), "seed": plan.workload.seed,
+            "edge_ids": edge_ids,
+        }  # fmt: skip
+        if graph.task == "link":
+            return device_link_sampler(plan.workload, topology, settings)
+        return device_typed_sampler(graph, plan.workload, topology, order, settings)
     made = build_device_sampler(
         named,
         topology,
@@ -165,7 +175,7 @@ def device_place(
             "installed; pip install 'gnnplan[gpu]' (gnnplan doctor says more)",
         )
         return DevicePlace(device=device)
-    gathers = graph.x is not None and not graph.x_by_type
+    gathers = graph.x is not None or bool(graph.x_by_type)
     samples = gathers and not refusal(plan, graph) and _has_form(plan.strategy.sampler.name)
     return DevicePlace(device=device, gathers=gathers, samples=samples)
 

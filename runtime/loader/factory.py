@@ -33,6 +33,7 @@ from gnnplan.runtime.loader.device import (
     DeviceBulkStage,
     DeviceGatherStage,
     DeviceSampleStage,
+    LinkDeviceSampleStage,
 )
 from gnnplan.runtime.loader.device_place import (
     device_place,
@@ -51,7 +52,7 @@ from gnnplan.runtime.loader.stages import (
     SampleStage,
     SeedsStage,
 )
-from gnnplan.runtime.loader.tasks import link_stages, typed_sampler
+from gnnplan.runtime.loader.tasks import LinkShareStage, link_stages, typed_sampler
 from gnnplan.runtime.loader.topology import Topology
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.weights import count_self_loops, fill_weights
@@ -210,15 +211,19 @@ class LoaderParts:
         workload, edge_ids = self.plan.workload, not self._as_blocks
         if isinstance(self.schedule, LinkSchedule):
             self._refuse_variants("task link")
+            if drawing := self._draw_on_device(self.schedule):
+                return LinkShareStage(self.schedule), drawing
             settings = {"dialect": self.dialect, "seed": workload.seed, "edge_ids": edge_ids}
             return link_stages(self._host_topology.graph, workload, self.schedule, settings)
         if is_typed(workload):
             self._refuse_variants("model rgcn")
-            if self._host_topology.policy not in ("host", "replicated"):
+            if self.plan.strategy.topology.policy not in ("host", "replicated"):
                 raise PlanError(
                     f"model rgcn: expected topology host or replicated, found "
-                    f"{self._host_topology.policy}; plan again"
+                    f"{self.plan.strategy.topology.policy}; plan again"
                 )
+            if drawing := self._draw_on_device(self.schedule):
+                return SeedsStage(self.schedule, self.dialect), drawing
             graph = self._host_topology.graph
             typed = typed_sampler(graph, workload, dialect=self.dialect, edge_ids=edge_ids)
             return SeedsStage(self.schedule, self.dialect), SampleStage(typed)
@@ -238,17 +243,10 @@ class LoaderParts:
         """Build the stage that draws step by step, in bulk, or over the ranks' grid."""
         strategy, in_flight = self.plan.strategy, self.plan.strategy.prefetch_depth + 1
         in_parts = strategy.topology.policy == "partitioned"
-        if self.place.samples:
-            try:
-                self._drawing = self._device_stage(schedule)
-            except (RuntimeError, PinError) as error:  # the topology does not let itself be locked
-                if in_parts:  # other ranks wait for this one
-                    raise
-                say_host_samples(error)
-        if self._drawing is not None and (strategy.bulk_batches > 1 or in_parts):
-            return DeviceBulkStage(self._drawing, self.plan, schedule, in_flight)
-        if self._drawing is not None:
-            return self._drawing
+        if drawing := self._draw_on_device(schedule):
+            if strategy.bulk_batches > 1 or in_parts:
+                return DeviceBulkStage(drawing, self.plan, schedule, in_flight)
+            return drawing
         if in_parts:
             return grid_stage(
                 self.plan, self.graph, schedule, self._comm, edge_ids=not self._as_blocks,
@@ -259,20 +257,26 @@ class LoaderParts:
             return SampleStage(sampler)
         return bulk_stage(self.plan, schedule, sampler, in_flight=in_flight)
 
+    def _draw_on_device(self, schedule: SeedSchedule | LinkSchedule) -> DeviceSampleStage | None:
+        """Build the stage that draws on the device, where it can; say why where it cannot."""
+        if self.place.samples:
+            try:
+                self._drawing = self._device_stage(schedule)
+            except (RuntimeError, PinError) as error:  # the topology does not let itself be locked
+                if self.plan.strategy.topology.policy == "partitioned":  # other ranks wait for it
+                    raise
+                say_host_samples(error)
+        return self._drawing
+
     def _shared_stage(self, cooperation: Cooperation) -> AbstractStage:
         """Build the stage that draws this rank's part of a batch, with the other ranks."""
-        if self.place.samples:
-            assert isinstance(self.schedule, SeedSchedule)
-            try:
-                self._drawing = self._device_stage(self.schedule)
-                return self._drawing
-            except (RuntimeError, PinError) as error:
-                say_host_samples(error)
+        if drawing := self._draw_on_device(self.schedule):
+            return drawing
         shared = cooperation.sampler(self._host_topology.graph, self.schedule.num_steps)
         counted = self._host_topology.counted(shared, self.plan.strategy.sampler.name)
         return CooperativeSampleStage(counted, cooperation.ids, self.meter)
 
-    def _device_stage(self, schedule: SeedSchedule) -> DeviceSampleStage:
+    def _device_stage(self, schedule: SeedSchedule | LinkSchedule) -> DeviceSampleStage:
         """Build the stage that draws on the device, over the topology where the plan places it.
 
         A host that refuses to page-lock it raises RuntimeError.
@@ -282,6 +286,8 @@ class LoaderParts:
             self.plan, self._folder, self.graph, self.rank, device, edge_ids=not self._as_blocks,
             num_steps=schedule.num_steps, share=schedule.largest_share(), comm=self._comm,
         )  # fmt: skip
+        if isinstance(schedule, LinkSchedule):
+            return LinkDeviceSampleStage(sampler, device, self.meter, schedule)
         counted = self.plan.strategy.topology.policy in ("replicated", "cached")
         if self.cooperation is not None:
             shared = self.cooperation.device_sampler(sampler)
@@ -359,7 +365,9 @@ class LoaderParts:
                     f"{self.graph.path}: expected model rgcn for features by node type, found "
                     f"{self.plan.workload.model}; choose rgcn"
                 )
-            return TypedFeatureStore(self.graph, self.plan)
+            # The whole host store reads in one pass what no plan places elsewhere.
+            if not (self.place.gathers or _places_rows(self.plan)):
+                return TypedFeatureStore(self.graph)
         if self.place.gathers:
             found = try_device_store(
                 self.place, self.graph, self.plan, self._folder, self.rank, comm
@@ -370,3 +378,10 @@ class LoaderParts:
         return open_store(
             self.graph, self.plan, self._folder, self.rank, comm=comm, threads=threads
         )
+
+
+def _places_rows(plan: Plan) -> bool:
+    """Tell whether a plan has rows elsewhere than on the host."""
+    features = plan.strategy.features
+    on_disk = any(source.kind == "disk" for source in features.sources)
+    return any(features.own_rows) or on_disk or features.cache.policy != "none"

@@ -7,15 +7,22 @@ nor a vertex's neighbours.
 
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gnnplan.runtime.errors import InputError
-from gnnplan.runtime.graph.dataset import Graph, types_of
+from gnnplan.runtime.graph.dataset import Graph, is_typed, types_of
 from gnnplan.runtime.loader.stages import AbstractStage
 from gnnplan.runtime.plan.schema import Workload
-from gnnplan.runtime.sampling.exclusion import Exclude, ExcludingSampler
+from gnnplan.runtime.sampling.exclusion import (
+    Candidates,
+    Exclude,
+    ExcludingSampler,
+    NegativeSampler,
+)
 from gnnplan.runtime.sampling.minibatch import MiniBatch
-from gnnplan.runtime.sampling.negative import Candidates, NegativeSampler
 from gnnplan.runtime.sampling.seeds import LinkSchedule, link_seeds
-from gnnplan.runtime.sampling.typed import TypedSampler
+from gnnplan.runtime.sampling.typed import SortedByType, TypedSampler, check_type_fanouts
 from gnnplan.runtime.stages import Stage
 
 
@@ -34,6 +41,22 @@ def link_stages(
     sampler = ExcludingSampler(graph.indptr, graph.indices, workload.fanouts, **settings)
     sample = LinkSampleStage(sampler, schedule, Exclude(links.exclude))
     return LinkSeedsStage(schedule, negatives), sample
+
+
+class LinkShareStage(AbstractStage):
+    """Stage that chooses this rank's share of the step's links, for a GPU that draws the rest."""
+
+    name = Stage.SEEDS
+
+    def __init__(self, schedule: LinkSchedule) -> None:
+        self._schedule = schedule
+
+    def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
+        """Fill `links` with pairs of nodes, and their global ids; a share may be empty."""
+        del index
+        share = self._schedule.share(batch.epoch, batch.step)
+        batch.links, batch.input_id, batch.global_num_seeds = share
+        return batch
 
 
 class LinkSeedsStage(AbstractStage):
@@ -87,6 +110,22 @@ class LinkSampleStage(AbstractStage):
         return sampled
 
 
+def type_fanouts(
+    graph: Graph, workload: Workload, fanouts: list[int] | None = None
+) -> list[list[int]]:
+    """Return the fan-outs of every edge type, by its number; arguments as in `typed_sampler`."""
+    names = types_of(graph).edge_types
+    unknown = sorted(set(workload.type_fanouts) - set(names))
+    if unknown:
+        raise InputError(
+            f"type_fanouts: expected edge types among {', '.join(names)}, found {unknown[0]!r}"
+        )
+    return [
+        fanouts if fanouts is not None else workload.type_fanouts.get(name, workload.fanouts)
+        for name in names
+    ]
+
+
 def typed_sampler(
     graph: Graph, workload: Workload, fanouts: list[int] | None = None, **settings: Any
 ) -> TypedSampler:
@@ -95,16 +134,7 @@ def typed_sampler(
     `fanouts` replaces the workload's for all types, in evaluation. InputError names an edge type
     that the dataset does not have.
     """
-    names = types_of(graph).edge_types
-    unknown = sorted(set(workload.type_fanouts) - set(names))
-    if unknown:
-        raise InputError(
-            f"type_fanouts: expected edge types among {', '.join(names)}, found {unknown[0]!r}"
-        )
-    by_type = [
-        fanouts if fanouts is not None else workload.type_fanouts.get(name, workload.fanouts)
-        for name in names
-    ]
+    by_type = type_fanouts(graph, workload, fanouts)
     assert graph.edge_type is not None
     return TypedSampler(
         graph.indptr,
@@ -115,3 +145,57 @@ def typed_sampler(
         seed=workload.seed,
         **settings,
     )
+
+
+def sort_lists(graph: Graph, workload: Workload) -> tuple[Any, Any, NDArray[np.int64] | None]:
+    """Return lists as samplers read them, a typed graph's sorted by type; and the sorted's order.
+
+    The order has each sorted edge's position in the graph; None where nothing is sorted.
+    """
+    if not is_typed(workload):
+        return graph.indptr, graph.indices, None
+    num_types = len(types_of(graph).edge_types)
+    assert graph.edge_type is not None
+    found = SortedByType.of(graph.indptr, graph.indices, graph.edge_type, num_types)
+    return found.ends, found.indices, found.order
+
+
+def device_typed_sampler(
+    graph: Graph,
+    workload: Workload,
+    topology: Any,
+    order: NDArray[np.int64] | None,
+    settings: dict[str, Any],
+) -> Any:
+    """Make `typed_sampler`'s form on a GPU, over a topology of `sort_lists`.
+
+    `settings` are those of `AbstractDeviceHops`, and the seed.
+    """
+    from gnnplan.runtime.sampling.gpu.tasks import DeviceTypedSampler
+
+    return DeviceTypedSampler(
+        topology,
+        check_type_fanouts(type_fanouts(graph, workload)),
+        order=order if settings["edge_ids"] else None,
+        node_type=graph.node_type if graph.x_by_type else None,
+        **settings,
+    )
+
+
+def device_link_sampler(workload: Workload, topology: Any, settings: dict[str, Any]) -> Any:
+    """Make the sampler of links on a GPU; `settings` as in `device_typed_sampler`."""
+    from gnnplan.runtime.sampling.gpu.tasks import (
+        DeviceExcludingSampler,
+        DeviceLinkSampler,
+        DeviceNegatives,
+    )
+
+    links = workload.links
+    return DeviceLinkSampler(
+        DeviceExcludingSampler(topology, workload.fanouts, **settings),
+        DeviceNegatives(
+            topology, links.num_negatives, candidates=Candidates(links.negatives),
+            seed=workload.seed,
+        ),
+        Exclude(links.exclude),
+    )  # fmt: skip

@@ -29,6 +29,7 @@ from gnnplan.runtime.models.functions import (
     runs_on_kernels,
     wide,
 )
+from gnnplan.runtime.processor import processor_of
 
 
 def supports(conv: nn.Module) -> bool:
@@ -115,8 +116,9 @@ def relation_blocks(block: TorchBlock, num_relations: int) -> list[TorchBlock]:
             f"model rgcn: expected blocks with edges of {num_relations} types, found others; "
             "sample with TypedSampler"
         )
-    device = block.indptr.device
-    ends, indices = block.relation_ptr.cpu().numpy(), block.indices.cpu().numpy()
+    if processor_of(block.indptr.device).apart:
+        return _relation_blocks_apart(block, block.relation_ptr, num_relations)
+    ends, indices = block.relation_ptr.numpy(), block.indices.numpy()
     counts = np.diff(ends).reshape(-1, num_relations).sum(0)
     blocks = []
     for relation in range(num_relations):
@@ -127,18 +129,34 @@ def relation_blocks(block: TorchBlock, num_relations: int) -> list[TorchBlock]:
             TorchBlock(
                 num_src=block.num_src,
                 num_dst=block.num_dst,
-                indptr=torch.from_numpy(indptr).to(device),
-                indices=torch.from_numpy(own).to(device),
+                indptr=torch.from_numpy(indptr),
+                indices=torch.from_numpy(own),
             )
         )
     return blocks
 
 
+def _relation_blocks_apart(block: TorchBlock, ends: Tensor, num_relations: int) -> list[TorchBlock]:
+    """Split a typed block in torch operations, for a GPU; waits once, for the relations' edges."""
+    counts = ends.diff().view(-1, num_relations)
+    numbers = torch.arange(num_relations, device=ends.device).repeat(block.num_dst)
+    relation = numbers.repeat_interleave(counts.flatten(), output_size=block.num_edges)
+    indices = block.indices[relation.argsort(stable=True)]
+    indptrs = torch.nn.functional.pad(counts.t().cumsum(1), (1, 0))
+    parts = indices.split(counts.sum(0).tolist())
+    return [
+        TorchBlock(num_src=block.num_src, num_dst=block.num_dst, indptr=indptr, indices=part)
+        for indptr, part in zip(indptrs, parts, strict=True)
+    ]
+
+
 def apply_rgcn(conv: Any, x: Tensor, block: TorchBlock) -> Tensor:
     """Compute an RGCNConv (mean, no bases or blocks) on one typed block: (num_dst, out)."""
     out = linear(x[: block.num_dst], conv.root.t(), conv.bias)
+    # A GPU starts as many kernels whatever was drawn; cores have nothing to do without edges.
+    apart = processor_of(block.indptr.device).apart
     for weight, part in zip(conv.weight, relation_blocks(block, conv.num_relations), strict=True):
-        if part.num_edges:
+        if part.num_edges or apart:
             out = out + aggregate_linear(x, weight.t().contiguous(), None, None, part)
     return out
 

@@ -20,10 +20,11 @@ E = TypeVar("E", bound=StrEnum)
 DEFAULT_SAMPLER = Sampler().name
 """Sampler of users who ask for none."""
 
-Ability = Literal["stacks", "captured", "grid"]
+Ability = Literal["stacks", "captured", "grid", "links", "types"]
 """stacks: a GPU draws several batches at once; captured: a GPU draws a batch by one CUDA graph;
 grid: ranks of a process grid draw it from parts of the graph, on GPUs (cores plan it for uniform
-neighbours alone)."""
+neighbours alone); links, types: a GPU draws batches of links, without the step's own, and of typed
+graphs, by edge type."""
 
 
 class Estimator(StrEnum):
@@ -109,7 +110,7 @@ class SamplerSpec:
     """Whether it reads the chosen neighbours of a list and no others."""
     is_probed: bool = False
     """Whether the probe measures this sampler's rates."""
-    launches: Literal["", "hops", "local", "layers"] = ""
+    launches: Literal["", "hops", "local", "layers", "types"] = ""
     """Count of a GPU's kernels that holds for it; empty: that of hops is borrowed."""
     one_draw_per_vertex: bool = False
     """Whether a vertex is drawn, or not, for all lists that hold it."""
@@ -202,7 +203,7 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
         law=_neighbor_law,
         is_baseline=True,
         exact_weights=True,
-        default_abilities=frozenset(["stacks", "captured", "grid"]),
+        default_abilities=frozenset(["stacks", "captured", "grid", "links", "types"]),
         lone=lambda _: "",
         local_form="las",
         reads_chosen=True,
@@ -253,6 +254,14 @@ SAMPLERS: dict[str, SamplerSpec] = {spec.name: spec for spec in (
 """All samplers by name, in the order in which names are listed."""
 
 
+BY_TYPE, WITHOUT_LINKS = "neighbor by edge type", "neighbor without the step's links"
+TASK_FORMS: dict[str, SamplerSpec] = {
+    BY_TYPE: SamplerSpec(name=BY_TYPE, cpu="", reads_chosen=True, launches="types"),
+    WITHOUT_LINKS: SamplerSpec(name=WITHOUT_LINKS, cpu="", reads_chosen=True, launches="hops"),
+}
+"""What is known of neighbour sampling in typed graphs and without links, which no plan names."""
+
+
 def find_sampler(name: str) -> SamplerSpec:
     """Return the entry of a sampler; an unknown name is refused.
 
@@ -270,10 +279,10 @@ def find_sampler(name: str) -> SamplerSpec:
 def sampler_or_unknown(name: str) -> SamplerSpec:
     """Return the entry of a name; for what else draws batches, one that says nothing of it.
 
-    >>> sampler_or_unknown("neighbor of each type").is_probed
+    >>> sampler_or_unknown("neighbor by edge type").is_probed
     False
     """
-    return SAMPLERS.get(name) or SamplerSpec(name=name, cpu="")
+    return SAMPLERS.get(name) or TASK_FORMS.get(name) or SamplerSpec(name=name, cpu="")
 
 
 def is_default(name: str, parameters: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.sampling.negative import check_pairs
+from gnnplan.runtime.sampling.exclusion import check_pairs
 from gnnplan.runtime.sampling.rng import Purpose, draw, stream
 
 
@@ -220,6 +220,10 @@ class LinkSchedule:
     def num_steps(self) -> int:
         """Return the optimiser steps per epoch, the same on every rank."""
         return self._ids.num_steps
+
+    def largest_share(self) -> int:
+        """Return the most links of a batch of this rank."""
+        return self._ids.largest_share()
 
     def share(self, epoch: int, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
         """Return this rank's part of a batch: pairs [m, 2], global ids, links over all ranks."""

@@ -7,13 +7,14 @@ with `relation_ptr` telling them apart.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.sampling.checks import check_fanouts
+from gnnplan.runtime.sampling.checks import check_fanouts, check_graph
 from gnnplan.runtime.sampling.choose.uniform import AHEAD, choose_row
 from gnnplan.runtime.sampling.compiled import form_for, kernel
 from gnnplan.runtime.sampling.frontier import (
@@ -105,6 +106,61 @@ def _choose_rows(rows, hop, stream, node_ids, i, last, row, edge, enough, row_pt
 form_for(expand_hop, TypedRows)(expand_chunks.py_func)
 
 
+@dataclass(frozen=True, slots=True)
+class SortedByType:
+    """A graph's lists sorted by type, stably: vertex v has the rows v * R .. v * R + R - 1."""
+
+    ends: NDArray[np.int64]
+    """Shape (N * R + 1,)."""
+    indices: NDArray[np.integer]
+    order: NDArray[np.int64]
+    """Position in the graph of each sorted edge."""
+
+    @staticmethod
+    def of(
+        indptr: NDArray[np.integer],
+        indices: NDArray[np.integer],
+        edge_type: NDArray[np.integer],
+        num_types: int,
+    ) -> "SortedByType":
+        """Sort a graph's edges.
+
+        Raises:
+            SamplerError: there are not as many types as edges, or one is out of range.
+        """
+        indptr, indices = check_graph(indptr, indices)
+        if edge_type.shape != indices.shape:
+            raise SamplerError(
+                f"expected one edge type per edge ({len(indices)}), found {list(edge_type.shape)}"
+            )
+        made = SortedByType(
+            np.zeros((len(indptr) - 1) * num_types + 1, np.int64),
+            np.empty(len(indices), indices.dtype),
+            np.empty(len(indices), np.int64),
+        )
+        types = np.ascontiguousarray(edge_type, dtype=np.int32)
+        bad = int(
+            sort_by_type(indptr, indices, types, num_types, made.ends, made.indices, made.order)
+        )
+        if bad >= 0:
+            raise SamplerError(
+                f"expected edge types from 0 to {num_types - 1}, one fan-out list each, found "
+                f"type {int(edge_type[bad])} at edge {bad}; give it fan-outs"
+            )
+        return made
+
+
+def check_type_fanouts(fanouts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """Return the fan-outs of every edge type as integers; all types have one per layer."""
+    by_type = [check_fanouts(each) for each in fanouts]
+    if not by_type or len({len(each) for each in by_type}) > 1:
+        raise SamplerError(
+            "expected fan-outs of one length for every edge type, found "
+            f"{[list(each) for each in by_type]}; give each type one per layer"
+        )
+    return by_type
+
+
 class TypedSampler(NeighborSampler):
     """Samples as `NeighborSampler`, with fan-outs by edge type.
 
@@ -127,21 +183,12 @@ class TypedSampler(NeighborSampler):
         node_type: NDArray[np.integer] | None = None,
         **settings: Any,
     ) -> None:
-        by_type = [check_fanouts(each) for each in fanouts]
-        if not by_type or len({len(each) for each in by_type}) > 1:
-            raise SamplerError(
-                "expected fan-outs of one length for every edge type, found "
-                f"{[list(each) for each in by_type]}; give each type one per layer"
-            )
-        if edge_type.shape != indices.shape:
-            raise SamplerError(
-                f"expected one edge type per edge ({len(indices)}), found {list(edge_type.shape)}"
-            )
+        by_type = check_type_fanouts(fanouts)
         super().__init__(indptr, indices, [-1] * len(by_type[0]), **settings)
         self.num_types = len(by_type)
         self.type_fanouts = np.array(by_type, dtype=np.int64).T.copy()
         self.node_type = node_type
-        self._sort(np.ascontiguousarray(edge_type, dtype=np.int32))
+        self._sorted = SortedByType.of(self.indptr, self.indices, edge_type, self.num_types)
 
     def _sample(self, request: Request) -> MiniBatch:
         batch = super()._sample(request)
@@ -149,25 +196,8 @@ class TypedSampler(NeighborSampler):
             batch.blocks[0].src_type = np.asarray(self.node_type[batch.n_id], dtype=np.int32)
         return batch
 
-    def _sort(self, edge_type: NDArray[np.int32]) -> None:
-        self._ends = np.zeros(self.num_nodes * self.num_types + 1, np.int64)
-        sorted_indices = np.empty_like(self.indices)
-        self._order = np.empty(len(self.indices), np.int64)
-        bad = int(
-            sort_by_type(
-                self.indptr, self.indices, edge_type, self.num_types, self._ends, sorted_indices,
-                self._order,
-            )
-        )  # fmt: skip
-        if bad >= 0:
-            raise SamplerError(
-                f"expected edge types from 0 to {self.num_types - 1}, one fan-out list each, found "
-                f"type {int(edge_type[bad])} at edge {bad}; give it fan-outs"
-            )
-        self._sorted = sorted_indices
-
     def _rows_now(self) -> TypedRows:
-        return TypedRows(self._ends, self._sorted, self.type_fanouts)
+        return TypedRows(self._sorted.ends, self._sorted.indices, self.type_fanouts)
 
     def _blocks(self, w: Workspace, weight: Weights | None) -> list[Block]:
         blocks = super()._blocks(w, weight)
@@ -176,5 +206,5 @@ class TypedSampler(NeighborSampler):
             block.relation_ptr = block.indptr
             block.indptr = block.indptr[:: self.num_types].copy()
             if block.e_id is not None:
-                block.e_id = self._order[block.e_id]
+                block.e_id = self._sorted.order[block.e_id]
         return blocks

@@ -41,8 +41,8 @@ from gnnplan.runtime.models.metrics import Metric, metric_of
 from gnnplan.runtime.models.weights import count_self_loops, fill_weights
 from gnnplan.runtime.plan.schema import EVALUATION_BYTES, Plan, Workload
 from gnnplan.runtime.processor import processor_of
+from gnnplan.runtime.sampling.exclusion import NegativeSampler
 from gnnplan.runtime.sampling.minibatch import MiniBatch
-from gnnplan.runtime.sampling.negative import NegativeSampler
 from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from gnnplan.runtime.sampling.rng import Purpose
 

@@ -6,10 +6,10 @@ of the plan. `test_modes.py` trains under it, beside CPU ranks.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from gnnplan.planner.candidate import Candidate, columns_of
-from gnnplan.runtime.plan.schema import FullGraph, Plan, Strategy
+from gnnplan.runtime.plan.schema import FullGraph, Links, Plan, Strategy
 
 ONE, HOST, HOSTS = "1 GPU", "n GPUs, one host", "n GPUs, several hosts"
 COLUMNS = (ONE, HOST, HOSTS)
@@ -37,6 +37,8 @@ class Mode:
     """Of `ROWS`."""
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     """Fields of `PlanSettings`; `workload` holds changes of the workload's."""
+    graph: Literal["nodes", "links", "typed"] = "nodes"
+    """What is trained on: nodes of one type, links, or nodes of a graph with tables by type."""
     devices: int = 2
     hosts: int = 1
     room_rows: int | None = None
@@ -190,6 +192,11 @@ GRIDS: list[tuple[str, dict[str, Any], int, int, int, int]] = [
 """Words, settings, copies, batches of a stack, GPUs and hosts where lists are in parts."""
 LARGER = {"batch_size": 64, "fanouts": [6, 4]}
 """Batches that take more memory than an evaluation does."""
+TASKS: dict[Any, dict[str, Any]] = {
+    "links": {"workload": {"links": Links(eval_negatives=10)}},
+    "typed": {"workload": {"model": "rgcn", "type_fanouts": {"author__writes__paper": [-1, 1]}}},
+}
+"""Settings of graphs that are not of nodes of one type."""
 MODES = [
     Mode(name="in line", row="independent", devices=1, wants=_in_line),
     Mode(name="ahead", row="independent", devices=1, wants=_ahead, quick=True),
@@ -323,6 +330,35 @@ MODES = [
         for name, changes, work in BOUNDARIES
         for devices, hosts in ((1, 1), (2, 1), (4, 2))
         if devices > 1 or name in ("DropEdge", "first layer once", "gcn", "gat")
+    ),
+    *(
+        Mode(
+            name=f"{graph}{more}", row="links and types", graph=graph, devices=devices, hosts=hosts,
+            settings=settings | {"policy": policy}, room_rows=rows, evaluation_rows=500,
+            holds=_reads(*kinds), quick=(graph, devices, policy) == ("typed", 1, "degree"),
+        )
+        for graph, settings in TASKS.items()
+        for devices, hosts, policy, rows, kinds, more in (
+            (1, 1, "degree", 60, ("own", "host"), ""),
+            (2, 1, "none", None, ("host",), " on the host"),
+            (2, 1, "legion", 60, ("own", "peer", "host"), " and peers"),
+            (4, 2, "degree", 60, ("own", "host"), ""),
+        )
+    ),
+    Mode(
+        name="negatives of the batch", row="links and types", graph="links", wants=_ahead,
+        settings={
+            "workload": {
+                "links": Links(negatives="in-batch", num_negatives=3, exclude="forward",
+                               eval_negatives=10),
+            },
+            "dialect": "every_hop",
+        },
+    ),
+    Mode(
+        name="typed and lru", row="links and types", graph="typed", room_rows=150,
+        settings=TASKS["typed"] | {"policy": "lru", "dialect": "every_hop"}, evaluation_rows=500,
+        holds=_reads("cache", "host"),
     ),
 ]  # fmt: skip
 """Every mode that is planned and run; its mark in README's table is E."""

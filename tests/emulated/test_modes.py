@@ -1,5 +1,7 @@
 """Emulated GPUs train in every mode that is planned for them, with what CPU ranks get."""
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,8 +26,9 @@ pytest.importorskip("triton")
 
 
 @pytest.fixture(scope="session")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Graph:
-    return make_graph(tmp_path_factory.mktemp("emulated") / "graph")
+def graph_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Graph]:
+    folder = tmp_path_factory.mktemp("emulated")
+    return functools.cache(lambda kind: make_graph(folder / kind, kind))
 
 
 @pytest.fixture(autouse=True)
@@ -50,11 +53,14 @@ def hold_lists(mode: Mode, folder: Path, report: RunReport) -> None:
 
 
 @pytest.mark.parametrize("mode", [marked(mode) for mode in MODES])
-def test_emulated_gpus_train_as_cores_do(mode: Mode, nodes: Graph, tmp_path: Path) -> None:
-    plan = plan_mode(mode, nodes, tmp_path / "plan")
+def test_emulated_gpus_train_as_cores_do(
+    mode: Mode, graph_of: Callable[[str], Graph], tmp_path: Path
+) -> None:
+    graph = graph_of(mode.graph)
+    plan = plan_mode(mode, graph, tmp_path / "plan")
     assert [device.kind for device in plan.strategy.devices] == ["cuda"] * mode.devices
     assert plan.strategy.emulated
-    emulated, cores = run_mode(plan, nodes, tmp_path)
+    emulated, cores = run_mode(plan, graph, tmp_path)
     assert emulated.emulated
     assert not cores.emulated
     assert len(emulated.losses) == EPOCHS * plan.prediction.steps_per_epoch
@@ -64,5 +70,5 @@ def test_emulated_gpus_train_as_cores_do(mode: Mode, nodes: Graph, tmp_path: Pat
     if mode.keeps_lists:
         hold_lists(mode, tmp_path / "plan", emulated)
     if plan.strategy.mode == "full-graph":
-        hold_boundary(plan, nodes, tmp_path / "plan", emulated)
+        hold_boundary(plan, graph, tmp_path / "plan", emulated)
     note_mode(mode)

@@ -6,7 +6,7 @@ Taking edges out of a graph is done before sampling: what is drawn is what the r
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.runtime.sampling.negative import TRIES
+from gnnplan.runtime.sampling.exclusion import TRIES
 from gnnplan.runtime.sampling.rng import bounded, draw
 
 

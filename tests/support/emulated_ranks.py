@@ -25,7 +25,7 @@ from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime import worker
 from gnnplan.runtime.comm.mesh import open_mesh
 from gnnplan.runtime.graph.dataset import Graph, open_graph
-from gnnplan.runtime.graph.generate import generate_sbm
+from gnnplan.runtime.graph.generate import generate_links, generate_sbm, generate_typed
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.models.adjacency import torch_blocks
@@ -44,8 +44,19 @@ STEPS = 3
 WORKLOAD = {"batch_size": 32, "hidden": 8, "fanouts": [3, 2], "learning_rate": 0.01}
 
 
-def make_graph(folder: Path) -> Graph:
+def make_graph(folder: Path, kind: str = "nodes") -> Graph:
     """240 nodes with rows of 1 KiB: few programs of every kernel, and rows that fill memories."""
+    if kind == "links":
+        return generate_links(
+            folder, num_nodes=240, degree=6.0, feature_dim=256, num_communities=3, seed=5,
+            train_fraction=0.12, val_fraction=0.05, test_fraction=0.05,
+        )  # fmt: skip
+    if kind == "typed":
+        return generate_typed(
+            folder, num_papers=160, num_authors=80, cites=4.0, authors_per_paper=2, paper_dim=256,
+            author_dim=128, num_classes=3, seed=5, train_fraction=0.5, val_fraction=0.1,
+            test_fraction=0.1,
+        )  # fmt: skip
     return generate_sbm(
         folder, num_nodes=240, degree=6.0, feature_dim=256, num_classes=3, seed=5,
         train_fraction=0.4, val_fraction=0.06, test_fraction=0.06,
@@ -233,7 +244,7 @@ def assert_same(found: Any, expected: Any) -> None:
     for mine, theirs in zip(blocks, torch_blocks(expected), strict=True):
         for name in ("num_src", "num_dst"):
             assert getattr(mine, name) == getattr(theirs, name)
-        for name in ("indptr", "indices", "weight"):
+        for name in ("indptr", "indices", "weight", "relation_ptr", "src_type"):
             a, b = getattr(mine, name), getattr(theirs, name)
             assert (a is None) == (b is None), name
             assert a is None or torch.equal(a.cpu(), b), name

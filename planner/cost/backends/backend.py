@@ -116,6 +116,7 @@ class Backend(ABC):
             sampler=request.sampler,
             every_hop=request.every_hop,
             captured_bytes=captured_bytes(request, candidate),
+            workload=request.workload,
         )
         return self.times(request, work)
 

@@ -40,10 +40,12 @@ from gnnplan.planner.cost.stages.host import (
     start_seconds,
 )
 from gnnplan.planner.cost.stages.sample import (
+    FANOUT_STARTS,
     NEIGHBOUR_BYTES,
     OFFSETS_BYTES,
     gpu_sample_seconds,
     launch_words,
+    more_fanouts,
     scan_seconds,
 )
 from gnnplan.planner.machine.model import MachineModel
@@ -175,6 +177,7 @@ class _Reads:
         batch = self.work.batch
         reached = [v.mean for v in batch.vertices[:-1]]
         expanded = sum(reached) if self.work.every_hop else reached[-1]
+        expanded *= max(1, len(batch.edge_types))  # a vertex has a list of each type
         return gpu_sample_seconds(
             sum(e.mean for e in batch.edges),
             expanded,
@@ -223,9 +226,11 @@ class _Reads:
 
 
 def _starts(work: RankWork, candidate: Candidate) -> Starts:
-    return loader_starts(
+    found = loader_starts(
         candidate, len(work.batch.edges), sampler=work.sampler, every_hop=work.every_hop
     )
+    more = FANOUT_STARTS * more_fanouts(work.workload, len(work.batch.edge_types))
+    return replace(found, draw=found.draw + more)
 
 
 def _derived_times(work: RankWork) -> RankTimes:

@@ -34,10 +34,12 @@ COPY_STARTS = 2
 """Copies per batch: seeds and labels."""
 UPDATE_STARTS = 2
 """Starts of an update by Adam in torch's fused form."""
-TRAINING_STARTS = {"sage": (8, 17), "gcn": (8, 14), "gat": (13, 96)}
+TRAINING_STARTS = {"sage": (8, 17), "gcn": (8, 14), "gat": (13, 96), "rgcn": (47, 31)}
 """a, b of a pass forward and back, by model."""
 REDUCE_STARTS = 1
 """Starts of summing one part of the gradients over ranks."""
+RELATION_STARTS = 13.5
+"""Starts more per layer for each relation of R-GCN."""
 BLOCK_STARTS = {"gcn": 36}
 """Starts per layer of adding a model's edge weights."""
 MIX_STARTS = 461
@@ -134,14 +136,14 @@ def mix_starts(candidate: Candidate, hops: int, sampler: str) -> float:
     return float((MIX_STARTS + laid) * hops)
 
 
-def pass_starts(model: str, layers: int) -> float:
+def pass_starts(model: str, layers: int, relations: int = 0) -> float:
     """Return what the host starts for a pass forward and back, the loss included.
 
     >>> pass_starts("sage", 3), pass_starts("gcn", 2)
     (59.0, 36.0)
     """
     constant, per_layer = TRAINING_STARTS[model]
-    return float(constant + per_layer * layers)
+    return float(constant + (per_layer + RELATION_STARTS * relations) * layers)
 
 
 def hidden_starts(layers: int) -> float:

@@ -86,6 +86,48 @@ def add_gpu_lists(work: RankWork, times: RankTimes) -> RankTimes:
     return slower_sampling(times, words, memory=memory, links=links)
 
 
+LINK_STARTS = (28, 14)
+"""Starts of looking links up and drawing their negatives: once, and per hop of passing them over.
+"""
+
+
+def add_gpu_links(work: RankWork, times: RankTimes) -> RankTimes:
+    """Add the lists in which a GPU looks up links to leave out and edges that are no negatives.
+
+    D d entries are laid out, and n q d_c read, of lists of d entries: D links of the step, twice
+    where both directions are left out; n links of the rank, q negatives each, whose candidates have
+    d_c entries, the graph's mean or the destinations' own.
+    """
+    machine, candidate, links = work.machine, work.candidate, work.workload.links
+    if not candidate.gpus or work.graph.task != "link":
+        return times
+    near, on_host = memory_seconds_per_byte(machine, candidate), candidate.topology.policy == "host"
+    far = copy_seconds_per_byte(machine, candidate)[work.rank] if on_host else near
+    batch_size, hops = work.workload.batch_size, len(work.batch.edges)
+    mean = work.graph.num_edges / max(1, work.graph.num_nodes)
+    directions = {"none": 0, "forward": 1, "both": 2}[links.exclude]
+    looked_up = directions * batch_size * _list_length(work)
+    drawn = batch_size / candidate.num_ranks * links.num_negatives
+    drawn *= mean if links.negatives == "uniform" else _list_length(work)
+    read, laid = listed_seconds(looked_up, read_seconds_per_byte=far, byte_seconds=near)
+    read += INDEX_BYTES * drawn * far
+    near_seconds, link_seconds = (laid, read) if on_host else (laid + read, 0.0)
+    started = start_seconds(machine) * (LINK_STARTS[0] + LINK_STARTS[1] * hops)
+    words = (
+        "derived: the step's links are looked up in their destinations' lists, and negatives too"
+    )
+    return slower_sampling(times, words, host=started, memory=near_seconds, links=link_seconds)
+
+
+def _list_length(work: RankWork) -> float:
+    """Return the mean length of the lists that a batch expands, or else of all lists."""
+    reached = [v.mean for v in work.batch.vertices[:-1]]
+    expanded = sum(reached) if work.every_hop else reached[-1]
+    if work.batch.list_entries > 0:
+        return work.batch.list_entries / max(1.0, expanded)
+    return work.graph.num_edges / max(1, work.graph.num_nodes)
+
+
 def _entries(work: RankWork) -> float:
     return max(work.batch.read_edges, sum(e.mean for e in work.batch.edges))
 

@@ -14,6 +14,7 @@ counts them again. That a stack waits for the GPU at every hop is not priced.
 from dataclasses import dataclass
 
 from gnnplan.planner.candidate import Candidate
+from gnnplan.runtime.plan.schema import Workload
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, sampler_or_unknown
 
 
@@ -111,6 +112,9 @@ FIRST_SEEN = LaunchLaw(alone=(12, 13), stack=(30, 46.7), each=(3.3, 2.3), graph=
 EVERY_HOP = LaunchLaw(alone=(6, 17), stack=(27, 56), each=(1.8, 1.0), graph=(3, 2))
 LOCAL = LaunchLaw(alone=(11, 71), stack=(11, 71), each=(0, 0))
 """Neighbours preferred by place, in draws with replacement; they are not drawn in stacks."""
+BY_TYPE_FIRST_SEEN = LaunchLaw(alone=(13, 22), stack=(13, 22), each=(0, 0))
+BY_TYPE_EVERY_HOP = LaunchLaw(alone=(7, 26), stack=(7, 26), each=(0, 0))
+"""Neighbours by edge type, all types of one fan-out; they are not drawn in stacks."""
 LAYERS = LaunchLaw(alone=(0, 214), stack=(0, 213), each=(0, 1))
 
 
@@ -119,7 +123,24 @@ def launch_law(sampler: str, *, every_hop: bool) -> LaunchLaw:
     launches = sampler_or_unknown(sampler).launches
     if launches in ("layers", "local"):
         return LAYERS if launches == "layers" else LOCAL
+    if launches == "types":
+        return BY_TYPE_EVERY_HOP if every_hop else BY_TYPE_FIRST_SEEN
     return EVERY_HOP if every_hop else FIRST_SEEN
+
+
+FANOUT_STARTS = 7
+"""Launches of a hop for each fan-out more that its edge types have."""
+
+
+def more_fanouts(workload: Workload, relations: int) -> int:
+    """Return how many fan-outs beyond one the hops of a typed graph have, in sum.
+
+    >>> more_fanouts(Workload(fanouts=[5, 3], type_fanouts={"a": [2, 3], "b": [1, 3]}), 3)
+    2
+    """
+    named = list(workload.type_fanouts.values())
+    every = [*named, workload.fanouts] if len(named) < relations else named
+    return sum(len(set(hop)) - 1 for hop in zip(*every, strict=True))
 
 
 def batch_launches(

@@ -17,7 +17,7 @@ from gnnplan.planner.search.dimensions.dimension import (
     Proposal,
     ProposalInputs,
 )
-from gnnplan.planner.search.samplers import explain_refusal
+from gnnplan.planner.search.samplers import explain_refusal, of_links_or_types
 from gnnplan.runtime.plan.schema import DYNAMIC
 from gnnplan.runtime.sampling.registry import find_sampler, is_able
 
@@ -138,8 +138,8 @@ def _on_gpus(asked: ProposalInputs, base: Candidate) -> Room | str:
     """Return bytes of stacks by the profiled sizes, or why a GPU cannot stack such batches."""
     settings = asked.settings
     sampler, parameters = settings.sampler, settings.sampler_parameters
-    if asked.task == "link" or settings.workload.model == "rgcn":
-        return "links and typed graphs are sampled by the host where ranks are GPUs"
+    if of_links_or_types(asked.task, settings.workload):
+        return "a GPU draws links and typed graphs batch by batch"
     if not is_able(sampler, parameters, "stacks"):
         return f"sampler {sampler} with these parameters has no stacks on a GPU"
     if asked.profile is None:

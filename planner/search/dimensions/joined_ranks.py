@@ -58,7 +58,7 @@ class CachedLists(Dimension):
         if base.batching != "independent" or base.cache is not None:
             return
         if asked.task == "link" or asked.settings.workload.model == "rgcn":
-            yield self.omit("links and typed graphs are sampled by the host where ranks are GPUs")
+            yield self.omit("hot lists are not built for links and typed graphs")
         elif base.num_ranks in asked.whole_lists:
             yield self.omit("every GPU has room for the whole topology")
         else:

@@ -213,7 +213,7 @@ def choose_some(
     tile = min(max(_TILE // wide, 1), 128)
     _floyd_kernel[(triton.cdiv(nodes.numel(), tile),)](
         stream, stream if words is None else words, nodes, rows.starts, rows.degrees,
-        rows.addresses, row_ptr, *edges, nodes.numel(), fanout, **_unit(graph),
+        rows.addresses, row_ptr, *edges, nodes.numel(), fanout, **kernel_unit(graph),
         GIVEN=words is not None, EACH=int(stream.numel() > 1), ROWS=tile, WIDE=wide,
     )  # fmt: skip
 
@@ -236,7 +236,7 @@ def scan_below(
     for above, most, (tile, columns) in tiles(graph.widest):
         _scan_kernel[(triton.cdiv(num_rows, tile),)](
             stream, rows.starts, rows.degrees, rows.addresses, row_ptr, row_ptr,
-            *(edges or (row_ptr, row_ptr)), num_rows, fanout, above, most, **_unit(graph),
+            *(edges or (row_ptr, row_ptr)), num_rows, fanout, above, most, **kernel_unit(graph),
             ROWS=tile, COLUMNS=columns, WRITE=edges is not None,
         )  # fmt: skip
 
@@ -247,7 +247,8 @@ def tiles(widest: int) -> list[tuple[int, int, tuple[int, int]]]:
     return [*found, (SHORT, LONGEST, LONG_TILE)] if widest > SHORT else found
 
 
-def _unit(graph: DeviceTopology) -> dict[str, Any]:
+def kernel_unit(graph: DeviceTopology) -> dict[str, Any]:
+    """Return the constants of a kernel that reads neighbours at addresses."""
     return {"UNIT": _UNITS[graph.indices.dtype], "BYTES": graph.indices.element_size()}
 
 

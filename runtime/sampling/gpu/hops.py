@@ -39,6 +39,8 @@ class DeviceBlock:
     indices: Tensor
     e_id: Tensor | None = None
     weight: Tensor | None = None
+    relation_ptr: Tensor | None = None
+    src_type: Tensor | None = None
 
     def to_host(self) -> Block:
         """Copy the block to arrays; waits for the device."""
@@ -47,7 +49,8 @@ class DeviceBlock:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors that the block has, by field."""
-        named = {name: getattr(self, name) for name in ("indptr", "indices", "e_id", "weight")}
+        names = ("indptr", "indices", "e_id", "weight", "relation_ptr", "src_type")
+        named = {name: getattr(self, name) for name in names}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
@@ -65,12 +68,15 @@ class DeviceBatch:
     global_num_seeds: int
     epoch: int
     step: int
+    links: Tensor | None = None
 
     def to_host(self) -> MiniBatch:
         """Copy the batch to the CPU samplers' form; waits for the device."""
         alike = {field.name: getattr(self, field.name) for field in fields(self)}
         blocks = [block.to_host() for block in self.blocks]
-        return MiniBatch(**alike | {"blocks": blocks, "n_id": self.n_id.cpu().numpy()})
+        links = None if self.links is None else self.links.cpu().numpy()
+        n_id = self.n_id.cpu().numpy()
+        return MiniBatch(**alike | {"blocks": blocks, "n_id": n_id, "links": links})
 
 
 def as_device_batch(
@@ -129,6 +135,9 @@ class Hop:
 
 class AbstractDeviceHops(RequestSampler[DeviceBatch]):
     """Draws batches of device tensors hop by hop; arguments as in `HopSampler`."""
+
+    rows_per_node: int = 1
+    """Rows of the topology that a node has."""
 
     def __init__(
         self,
@@ -218,6 +227,7 @@ class AbstractDeviceHops(RequestSampler[DeviceBatch]):
         parts = [hop.row_ptr[1:] + first for hop, first in zip(hops, edge_ends, strict=False)]
         local = torch.cat([hop.local for hop in hops])
         weights = [hop.weight for hop in hops if hop.weight is not None]
+        each = self.rows_per_node
         whole = Hop(
             row_ptr=torch.cat([hops[0].row_ptr[:1], *parts]),
             positions=torch.cat([hop.positions for hop in hops]) if self.edge_ids else local,
@@ -226,7 +236,7 @@ class AbstractDeviceHops(RequestSampler[DeviceBatch]):
             num_edges=edge_ends[-1],
         )
         return [
-            self._block(ends[h + 1], whole.row_ptr[: ends[h] + 1], edge_ends[h + 1], whole)
+            self._block(ends[h + 1], whole.row_ptr[: each * ends[h] + 1], edge_ends[h + 1], whole)
             for h in reversed(range(len(hops)))
         ]
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gnnplan.planner.cost.stages.host import start_seconds
+from gnnplan.planner.cost.stages.host import RELATION_STARTS, start_seconds
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.profile.model_seconds import SCALES
@@ -96,7 +96,24 @@ def test_a_machine_whose_starts_were_not_measured_has_those_of_its_empty_kernels
     assert start_seconds(replace(known, tables=tables)) == pytest.approx(2.35 * 20e-6)
 
 
+def test_a_relation_more_is_a_product_more_and_its_parameters():
+    work = Workload(model="rgcn", num_layers=2, fanouts=[5, 3], hidden=32)
+
+    def made(relations: int) -> ModelTiming:
+        batch = replace(batch_profile(1000), edge_types=[1 / relations] * relations)
+        return roofline_timing(
+            work, load_preset("h200x1"), batch, ranks=1, in_dim=128, num_outputs=10, scales=SCALES
+        )
+
+    two, three = made(2), made(3)
+    assert three.num_parameters - two.num_parameters == 32 * 32 + 32 * 10
+    assert two.num_parameters == 129 * 32 + 3 * 32 * 32 + 32 + 3 * 32 * 10 + 10
+    # A start of the host takes 47 us.
+    assert three.host_seconds - two.host_seconds == pytest.approx(2 * RELATION_STARTS * 47e-6)
+    assert three.activation_bytes > two.activation_bytes
+
+
 def test_a_model_of_unknown_work_is_refused_in_one_line():
     with pytest.raises(SettingsError, match="expected model sage, gcn, gat") as caught:
-        timing("siton", model="rgcn")
+        timing("siton", model="mine:make")
     assert "\n" not in str(caught.value)

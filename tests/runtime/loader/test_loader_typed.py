@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch_geometric.nn import HeteroConv, SAGEConv
 
-from gnnplan.runtime.errors import DatasetError, InputError, PlanError
+from gnnplan.runtime.errors import DatasetError, InputError
 from gnnplan.runtime.features.store import TypedFeatureStore
 from gnnplan.runtime.graph.dataset import Graph, rows_within_types, types_of
 from gnnplan.runtime.graph.generate import EDGE_TYPES, NODE_TYPES, generate_typed
 from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.plan.schema import DynamicCache
 from gnnplan.runtime.sampling.pyg import HeteroView
 from gnnplan.runtime.sampling.typed import TypedSampler
 from tests.support.plans import make_plan
@@ -46,6 +47,19 @@ def test_rows_are_each_types_own_and_counted_so(graph: Graph, tmp_path: Path) ->
         assert batch.rows_by_source == {"host": len(batch.n_id)}
         assert batch.bytes_by_source == {"host": read}
         assert np.array_equal(batch.y.numpy(), np.asarray(graph.y)[batch.seeds])
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_rows_may_lie_in_a_ranks_memory(graph: Graph, tmp_path: Path, cache: bool) -> None:
+    placed = {"cache": DynamicCache(policy="lru", rows=[50])} if cache else {"own_rows": 300}
+    plain = loader_of(graph, tmp_path / "plain").batches(3)
+    kinds = set[str]()
+    for found, expected in zip(
+        loader_of(graph, tmp_path / "placed", **placed).batches(3), plain, strict=True
+    ):
+        assert torch.equal(found.x, expected.x)
+        kinds |= {kind for kind, count in found.rows_by_source.items() if count}
+    assert kinds == {"cache" if cache else "own", "host"}
 
 
 def test_edge_types_may_have_fan_outs_of_their_own(graph: Graph, tmp_path: Path) -> None:
@@ -102,8 +116,6 @@ def test_what_cannot_be_loaded_is_refused(graph: Graph, small_graph: Graph, tmp_
         loader_of(graph, tmp_path / "a", model="sage")
     with pytest.raises(DatasetError, match="expected edge types"):
         loader_of(small_graph, tmp_path / "b")
-    with pytest.raises(PlanError, match="placed on the host"):
-        loader_of(graph, tmp_path / "c", own_rows=10)
     store = TypedFeatureStore(graph)
     with pytest.raises(IndexError, match="from 0 to 1199"):
         store.read(np.array([1200]), np.zeros((1, 32), np.float32))

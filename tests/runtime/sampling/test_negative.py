@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.sampling.negative import Candidates, NegativeSampler
+from gnnplan.runtime.sampling.exclusion import Candidates, NegativeSampler
 from gnnplan.runtime.sampling.rng import Purpose, stream
 from tests.reference.links import negatives_of_link
 

@@ -15,8 +15,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from gnnplan.runtime.sampling.gpu import choose as c, rng as d, segments as s, segments as t
+from gnnplan.runtime.sampling.gpu import tasks as k
 
-NUMBERS = "num_rows fanout above most base low high bound count".split()
+NUMBERS = "num_rows fanout above most base low high bound count num_candidates each".split()
 DOUBLES = "inverse squares excess scale values_f levels sums goals".split()
 
 
@@ -44,6 +45,9 @@ for places, unit in ((False, tl.int32), (True, tl.int64)):
         compiled(s._scale_kernel, tile | {"WEIGHTED": places})
         compiled(s._level_kernel, tile, wide)
         compiled(t._prefix_kernel, tile, wide)
+    tile = size | {"ROWS": 8, "COLUMNS": 128}
+    compiled(k._negatives_kernel, tile | {"POOLED": places, "PLACES": places, "TRIES": 16})
+    compiled(k._pass_over_kernel, tile)
 compiled(t._upper_kernel, {"BLOCK": 256})
 """
 
@@ -54,4 +58,4 @@ def test_the_kernels_of_sampling_compile_for_hopper() -> None:
         [sys.executable, "-c", CODE], capture_output=True, text=True, env=environment, check=False
     )
     assert found.returncode == 0, found.stderr[-4000:]
-    assert len(set(found.stdout.split())) == 9
+    assert len(set(found.stdout.split())) == 11

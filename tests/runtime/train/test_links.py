@@ -16,7 +16,7 @@ from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.models.metrics import pair_scores, reciprocal_ranks
 from gnnplan.runtime.plan.schema import Links, Workload
 from gnnplan.runtime.report import RunReport
-from gnnplan.runtime.sampling.negative import NegativeSampler
+from gnnplan.runtime.sampling.exclusion import NegativeSampler
 from gnnplan.runtime.train.evaluate import EVALUATION_EPOCH, evaluate_links
 from tests.support.plans import make_plan
 from tests.support.ranks import train_on_ranks

@@ -4,21 +4,31 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnnplan.planner.cost.memory import HELD, gpu_batch_bytes, gpu_stack_bytes
 from gnnplan.planner.cost.stages.host import UPDATE_STARTS, block_starts, pass_starts
+from gnnplan.planner.cost.stages.lists_gpu import LINK_STARTS
 from gnnplan.planner.cost.stages.sample import OWN_TENSORS, batch_launches, launch_words
+from gnnplan.planner.profile.loop import make_loop
 from gnnplan.planner.profile.protocol import GpuTimingRequest
 from gnnplan.planner.workload import BatchProfile, Spread
+from gnnplan.runtime.graph.dataset import GraphTypes
 from gnnplan.runtime.graph.generate import generate_rmat
 from gnnplan.runtime.models import functions, layers as convolutions
+from gnnplan.runtime.models.adjacency import torch_blocks
+from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.plan.schema import Sampler, Threads, Workload
+from gnnplan.runtime.sampling.exclusion import Candidates, Exclude
 from gnnplan.runtime.sampling.minibatch import Dialect, Request
+from gnnplan.runtime.sampling.registry import BY_TYPE, WITHOUT_LINKS
+from gnnplan.runtime.sampling.typed import SortedByType, TypedSampler
 from tests.runtime.sampling.device_cases import random_graph, seeds_of, topology_of
 
 pytest.importorskip("triton")
@@ -28,6 +38,12 @@ from gnnplan.runtime.sampling.gpu import stack as device_stack
 from gnnplan.runtime.sampling.gpu.layerwise import DeviceLayerwiseSampler
 from gnnplan.runtime.sampling.gpu.neighbor import CapturedNeighborSampler, DeviceNeighborSampler
 from gnnplan.runtime.sampling.gpu.stack import batch_bytes, stack_of, with_own_tensors
+from gnnplan.runtime.sampling.gpu.tasks import (
+    DeviceExcludingSampler,
+    DeviceLinkSampler,
+    DeviceNegatives,
+    DeviceTypedSampler,
+)
 from tests.support.candidates import candidate_of_ranks
 
 ONE = candidate_of_ranks(
@@ -112,6 +128,46 @@ def test_neighbours_start_as_many_kernels_as_the_law_says(
         stacked = replace(ONE, bulk_batches=k, prefetch_depth=0)
         law = batch_launches(stacked, hops, every_hop=every_hop) - OWN_TENSORS / k
         assert law * k == pytest.approx(together, rel=0.1)
+
+
+@pytest.mark.parametrize(("dialect", "hops"), [(Dialect.FIRST_SEEN, 2), (Dialect.EVERY_HOP, 1)])
+def test_neighbours_by_type_start_as_many_kernels_as_the_law_says(
+    dialect: Dialect, hops: int, count: Callable[..., int], kernel_device: torch.device
+) -> None:
+    indptr, indices = random_graph(1)
+    rows = SortedByType.of(indptr, indices, np.arange(len(indices)) % 3, 3)
+    sampler = DeviceTypedSampler(
+        topology_of((rows.ends, rows.indices), kernel_device), [[2] * hops] * 3,
+        device=kernel_device, dialect=dialect, node_type=np.zeros(len(indptr) - 1, np.int32),
+    )  # fmt: skip
+    seeds = seeds_of((indptr, indices), 6)
+    alone = count(lambda: sampler.sample(seeds, epoch=0, step=0))
+    every_hop = dialect is Dialect.EVERY_HOP
+    assert batch_launches(ONE, hops, sampler=BY_TYPE, every_hop=every_hop) == pytest.approx(
+        alone, rel=0.1
+    )
+
+
+@pytest.mark.parametrize("hops", [1, 3])
+def test_links_start_as_many_kernels_more_as_the_law_says(
+    hops: int, count: Callable[..., int], kernel_device: torch.device
+) -> None:
+    graph = random_graph(1)
+    topology = topology_of(graph, kernel_device)
+    sampler = DeviceLinkSampler(
+        DeviceExcludingSampler(topology, [2] * hops, device=kernel_device),
+        DeviceNegatives(topology, 2, candidates=Candidates.UNIFORM, seed=0),
+        Exclude.BOTH,
+    )
+    stored = np.flatnonzero(np.diff(graph[0]))[:6]
+    pairs = np.stack([np.asarray(graph[1])[graph[0][stored]], stored], axis=1).astype(np.int64)
+    ids, constant_per_hop = np.arange(6), LINK_STARTS
+    alone = count(
+        lambda: sampler.sample(pairs, pairs, epoch=0, step=0, input_id=ids, global_num_seeds=6)
+    )
+    law = batch_launches(ONE, hops, sampler=WITHOUT_LINKS)
+    law += constant_per_hop[0] + constant_per_hop[1] * hops
+    assert law == pytest.approx(alone, rel=0.1)
 
 
 def test_layers_start_as_many_kernels_as_the_law_says(
@@ -217,6 +273,41 @@ def test_a_step_and_its_blocks_start_what_the_host_is_charged_for(
     assert kernels + nodes[-1] == pass_starts(model, layers) + UPDATE_STARTS
     # One kernel gathers; its counters and the copy of labels are no kernels on a processor.
     assert count(lambda: timed._hand(drawn.next())) == 1 + block_starts(model, layers)
+
+
+@pytest.mark.parametrize(("relations", "layers"), [(2, 1), (3, 1), (3, 2), (2, 2)])
+def test_a_step_of_rgcn_starts_what_the_host_is_charged_for(
+    relations: int, layers: int, loop: Callable[..., GpuTimed], count: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    del loop  # its processor is a GPU's
+    monkeypatch.setattr(convolutions, "processor_of", lambda device: SimpleNamespace(apart=True))
+    indptr, indices = random_graph(1)
+    fanouts = [[2] * layers] * relations
+    node_type = (np.arange(len(indptr) - 1) % 2).astype(np.int32)
+    edge_type = np.arange(len(indices)) % relations
+    sampler = TypedSampler(indptr, indices, edge_type, fanouts, node_type=node_type)
+    batch = sampler.sample(seeds_of((indptr, indices), 9), epoch=0, step=0)
+    batch.x, batch.y = torch.ones(len(batch.n_id), 8), torch.zeros(9, dtype=torch.int64)
+    batch.device_blocks = torch_blocks(batch)
+    work = Workload(model="rgcn", fanouts=[2] * layers, num_layers=layers, hidden=8)
+    types = GraphTypes(
+        edge_types=[str(n) for n in range(relations)], node_types=["a", "b"], widths=[8, 4]
+    )
+    step, nodes, backward = (
+        make_loop(build_model(work, 8, 3, "multiclass", types=types), work, "multiclass"),
+        list[int](),
+        torch.Tensor.backward,
+    )
+
+    def counted(self: torch.Tensor, *args: Any, **named: Any) -> None:
+        nodes.append(nodes_of(self))
+        backward(self, *args, **named)
+
+    monkeypatch.setattr(torch.Tensor, "backward", counted)
+    kernels = count(lambda: step.step(batch, 0))
+    law = pass_starts("rgcn", layers, relations) + UPDATE_STARTS
+    assert law == pytest.approx(kernels + nodes[-1], rel=0.1)
 
 
 @pytest.mark.parametrize("dialect", list(Dialect))
