@@ -162,8 +162,10 @@ def test_a_presets_gpus_get_step_seconds_marked_as_derived(
     ]
     slow = simulate(folder, replace(preset, links=halved))
     assert slow.ranks == found.ranks
-    # Kernels' starts stay, the reads over the halved links take longer.
-    assert slow.times.stages["gather"] > times.stages["gather"]
+    # Kernels' starts stay, in which the gather hides; reads over the halved links take longer.
+    assert slow.times.movement_seconds > times.movement_seconds
+    assert slow.times.stages["sample"] > times.stages["sample"]
+    assert slow.times.stages["gather"] == times.stages["gather"]
     assert slow.times.stages["forward_backward"] == times.stages["forward_backward"]
 
 
@@ -173,7 +175,9 @@ def test_batches_made_ahead_on_lanes_are_modelled_so(small_graph: Graph, tmp_pat
     ahead = replace(plan.strategy, threads=Threads(compute=1, sample=1))
     save_plan(replace(plan, strategy=ahead), arrays, tmp_path / "ahead")
     line, lanes = (simulate(tmp_path / n, load_preset("siton")).times for n in ("plan", "ahead"))
-    assert lanes.stages == line.stages
+    # In line the gather hides behind the starts of the model's kernels.
+    assert lanes.stages["gather"] > line.stages["gather"]
+    assert lanes.stages | {"gather": 0.0} == line.stages | {"gather": 0.0}
     assert line.step_seconds is not None
     assert lanes.step_seconds is not None
     assert max(line.stages.values()) < lanes.step_seconds < line.step_seconds
