@@ -102,7 +102,7 @@ def columns_of(candidate: Candidate) -> tuple[tuple[int, ...], ...]:
 
 
 def in_columns(candidate: Candidate) -> Candidate:
-    """Return a grid of GPUs whose ranks read feature rows of their process column (DEC-122).
+    """Return a grid of GPUs whose ranks read feature rows of their process column (DEC-118).
 
     Source: docs/formulas.md 4.8.
     """

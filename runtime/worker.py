@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    gc.disable()  # until all is imported (DEC-160)
+    gc.disable()  # until all is imported (DEC-135)
 
 from gnnplan.runtime import codec
 from gnnplan.runtime.comm.mesh import Mesh, open_mesh, rank_and_size

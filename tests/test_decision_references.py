@@ -11,8 +11,6 @@ ENTRY = re.compile(
     r'^- <a id="dec-(\d+)"></a>\*\*DEC-(\d+)\*\* \(\d{4}-\d\d-\d\d\) \*\*.+', re.MULTILINE
 )
 NUMBERS = [int(number) for _, number in ENTRY.findall(PAGE)]
-DEALT = range(115, 165)
-"""Numbers dealt out in blocks before their decisions were taken; some stay free."""
 CITED = re.compile(r"\bDEC-?(\d+)\b")
 
 
@@ -21,9 +19,8 @@ def unresolved(text: str) -> list[int]:
     return [number for number in map(int, CITED.findall(text)) if number not in NUMBERS]
 
 
-def test_decisions_are_numbered_once_each_and_without_gaps_but_for_dealt_numbers():
-    free = [number for number in DEALT if number not in NUMBERS and number < max(NUMBERS)]
-    assert sorted([*NUMBERS, *free]) == list(range(1, max(NUMBERS) + 1))
+def test_decisions_are_numbered_once_each_and_without_gaps():
+    assert sorted(NUMBERS) == list(range(1, len(NUMBERS) + 1))
     assert all(anchor == number for anchor, number in ENTRY.findall(PAGE))
     assert len(NUMBERS) == len(re.findall("^- ", PAGE, re.MULTILINE))
 

@@ -2,7 +2,7 @@
 
 Every cut (ranks, threads, partitioner) is partitioned once, and its parts are timed at once, one
 process each, as the ranks of a run would compute; those of several hosts, host after host. Seconds
-of GPUs are derived from the parts' sizes (`derive_part`, DEC-128). What dropping boundary nodes
+of GPUs are derived from the parts' sizes (`derive_part`, DEC-122). What dropping boundary nodes
 adds to the variance is estimated on the input features, since hidden layers are not known before
 training:
 
@@ -427,7 +427,7 @@ EXCHANGE_STARTS = 4
 CUT_STARTS = 14
 """Copies and kernels that cut a layer's block to the kept rows."""
 DRAW_SECONDS = {"bernoulli": 1.5e-8, "stochastic": 4.5e-8}
-"""Host's seconds of drawing one boundary node and placing it (DEC-125)."""
+"""Host's seconds of drawing one boundary node and placing it (DEC-119)."""
 CUT_BYTES = 60
 """GPU memory's traffic of cutting a block, per halo edge."""
 

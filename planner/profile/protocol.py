@@ -262,7 +262,7 @@ def serve_standard_streams(
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
-    gc.disable()  # until all is imported, as in a rank (DEC-160)
+    gc.disable()  # until all is imported, as in a rank (DEC-135)
     for library in libraries:
         importlib.import_module(library)
     gc.enable()

@@ -111,7 +111,7 @@ def _interpret() -> None:
 
 
 def search_language_once() -> None:
-    """Have Triton's interpreter list its language's functions once in a process (DEC-161).
+    """Have Triton's interpreter list its language's functions once in a process (DEC-136).
 
     At each call of a kernel's function it still replaces those that are not replaced yet.
     """

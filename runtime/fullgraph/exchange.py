@@ -1,7 +1,7 @@
 """Exchange of rows over the boundary, and the blocks that add them up.
 
 Overlapped, rows travel while inner nodes are aggregated: between cores on a thread with a process
-group of its own, between GPUs on the collectives' own stream, which training waits for (DEC-126).
+group of its own, between GPUs on the collectives' own stream, which training waits for (DEC-120).
 Else rows are sent where they are asked for. Every call is metered as `halo_exchange`.
 """
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    gc.disable()  # until all is imported (DEC-160)
+    gc.disable()  # until all is imported (DEC-135)
 
 import torch.distributed as dist
 

@@ -60,5 +60,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    gc.disable()  # until torch is imported (DEC-160)
+    gc.disable()  # until torch is imported (DEC-135)
     sys.exit(main(sys.argv[1:]))

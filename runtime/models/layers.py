@@ -308,7 +308,7 @@ def attention(
         block: the adjacency, with self-loops where the model wants them.
         slope: negative slope of the leaky rectifier.
         dropout: probability with which a coefficient is dropped (training only).
-        by_kernels: whether a GPU's kernels sum, without a row of each edge in memory (DEC-127).
+        by_kernels: whether a GPU's kernels sum, without a row of each edge in memory (DEC-121).
     """
     keep = h.new_empty(0, score_src.shape[1])
     if dropout > 0:

@@ -130,7 +130,7 @@ class ShardSchedule(SeedSchedule):
 
     The epoch's order interleaves the parts in proportion to their sizes, each in the order of the
     global shuffle: seed k of n in its part comes at (k + 1/2) / n of the epoch. So a batch is as
-    large as ever and has its share of every part, and each seed comes once per epoch (DEC-131).
+    large as ever and has its share of every part, and each seed comes once per epoch (DEC-124).
 
     Args (others as in `SeedSchedule`):
         parts: Rank that draws each node, int32 [N].

@@ -5,7 +5,7 @@ model's roofline (planner.profile.roofline). On a GPU that is here the runtime's
 (`profile.gpu_loop`) in each way of making batches, with all rows on the GPU. Adjacency lists and
 rows elsewhere are added by the machine's rates; in a stack the host launches fewer kernels per
 batch. A gather takes the longer of the host's and the device's part. Without prefetching, the
-device gathers while the host launches the model's kernels (DEC-141).
+device gathers while the host launches the model's kernels (DEC-128).
 """
 
 from collections.abc import Mapping

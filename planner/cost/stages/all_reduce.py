@@ -2,7 +2,7 @@
 
 The probe's curve, measured while all ranks compute, is used where there is one. Between GPUs the
 quickest of the algorithms is taken that NCCL has on the machine: a ring, a tree, and where GPUs
-hang on a switch that adds (an NVSwitch of the third generation, NVLS), the switch (DEC-142). A ring
+hang on a switch that adds (an NVSwitch of the third generation, NVLS), the switch (DEC-129). A ring
 visits cliques one after the other, and is as fast as its slowest link with all who cross it.
 
 In parts, the gradient is sent while the backward pass runs. Two thirds of forward_backward are the

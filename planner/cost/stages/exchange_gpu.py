@@ -3,7 +3,7 @@
 What goes to a rank of the same clique crosses the links between the GPUs, to another of the host
 the way over the host's memory, to another host the card that the ranks of a host share. All of
 these carry at once, so the slowest one governs: a port of a switch of NVLinks, the upstream port
-of a PCIe switch, a GPU's own slot, a card (DEC-143).
+of a PCIe switch, a GPU's own slot, a card (DEC-130).
 
 Source: docs/formulas.md 8.4 [A4]; messages by tables `gpu_message` and `host_message`.
 """

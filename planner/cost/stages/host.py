@@ -17,7 +17,7 @@ one, Python included. Over L layers or hops:
                  gradients that ranks sum; 8 (L - 1) for hidden rows of a shared batch
 
 tests/planner/cost/stages/test_gpu_launches.py, test_gpu_caches.py and test_shared_launches.py count
-all of them again (DEC-114, DEC-140).
+all of them again (DEC-114, DEC-127).
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Legion's unified cache (ATC 2023; formulas 2.3 to 2.5): one memory for lists and feature rows.
 
-Whatever policy places the rows, lists that GPUs cache get their memory by it (DEC-132).
+Whatever policy places the rows, lists that GPUs cache get their memory by it (DEC-125).
 
 Per clique c of K_g GPUs, from pre-sampled counts summed over its GPUs: A_F[v], batches that read
 v's row, and A_T[v], neighbours drawn from v's list. Of the clique's M_c = K_g m bytes the share

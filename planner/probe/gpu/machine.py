@@ -379,7 +379,7 @@ def _by_ranks(points: Points) -> Table | None:
 def _message(found: GpuFindings) -> Table | None:
     """Return the seconds of one of the messages that ranks exchange at once, each with all others.
 
-    Ranks' own exchange has them; copies within one process lack what a collective adds (DEC-155).
+    Ranks' own exchange has them; copies within one process lack what a collective adds (DEC-131).
     """
     least = min((size for size, _ in found.exchanges), default=0)
     points = {

@@ -30,7 +30,7 @@ HIERARCHICAL = "hierarchical"
 
 
 class CachedLists(Dimension):
-    """Hot adjacency lists that GPUs keep in the memory that feature rows share (DEC-133)."""
+    """Hot adjacency lists that GPUs keep in the memory that feature rows share (DEC-126)."""
 
     name = "hot lists on GPUs"
     bounded = False
@@ -186,7 +186,7 @@ class Grids(Dimension):
         elif asked.profile is not None and not asked.profile.stacks:
             yield self.omit("the profile did not count the rows that stacks ask for")
         elif base.threads.sample == 0 if gpus else base.hosts > 1 or asked.settings.replication:
-            # GPUs exchange lists on the training thread (DEC-120).
+            # GPUs exchange lists on the training thread (DEC-116).
             for copies in _copies(asked.settings, base.num_ranks):
                 topology = TopologyPlacement(policy="partitioned", replication=copies)
                 for bulk in GRID_BULKS:

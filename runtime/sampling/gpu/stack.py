@@ -6,7 +6,7 @@ numbers the keys of all batches in order of first appearance, so new ones stand 
 
 Where ranks hold the graph in parts (`GridTopology`), the c ranks of a process row draw their c k
 batches as one stack, as `distributed.grid` does on cores, from lists that they fetch hop by hop
-(DEC-121); all draw the same inner hops, and each the last hop of its own batches alone.
+(DEC-117); all draw the same inner hops, and each the last hop of its own batches alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -3,7 +3,7 @@
 Whole in the device's memory, whole in page-locked host memory that is read in place, or Legion's
 way: hot lists on the device, others in the memory of GPUs of its clique, mapped as feature rows
 are, and the rest on the host. Then a table holds the address of every row's list, so that a kernel
-reads all alike (DEC-130). Reads are counted by source on the device, without a wait.
+reads all alike (DEC-123). Reads are counted by source on the device, without a wait.
 """
 
 from collections.abc import Callable, Mapping
