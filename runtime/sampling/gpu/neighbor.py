@@ -160,8 +160,9 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
         self.batch_size = batch_size
         bounds = self._bounds()
         self._seeds = torch.zeros(batch_size, dtype=torch.int64, device=device)
-        self._count = torch.zeros(1, dtype=torch.int64, device=device)
-        self._streams = torch.zeros(self.num_hops, dtype=torch.int64, device=device)
+        # The hops' streams, and behind them the number of seeds: one upload a batch.
+        self._uploaded = torch.zeros(self.num_hops + 1, dtype=torch.int64, device=device)
+        self._streams, self._count = self._uploaded.split([self.num_hops, 1])
         self._table = RelabelTable.empty(slots_for(bounds[-1]), device)
         # One entry more takes what lies beyond a hop's new nodes.
         self._nodes = torch.zeros(bounds[-1] + 1, dtype=torch.int64, device=device)
@@ -208,8 +209,7 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
             return super()._hops(seeds, streams)
         refuse_bad_seeds(seeds, self.num_nodes)
         self._seeds[:count].copy_(torch.from_numpy(np.array(seeds)))
-        self._count.fill_(count)
-        self._streams.copy_(torch.tensor([signed(s) for s in streams.first]))
+        self._uploaded.copy_(torch.tensor([*(signed(s) for s in streams.first), count]))
         self._run()
         return self._results(count)
 
