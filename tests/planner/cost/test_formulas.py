@@ -187,7 +187,7 @@ class TestAllReduce:
         )
         many = replace(box, hosts=8, host_hop_seconds=30e-6, card_bytes_per_second=2e11)
         found = algorithm_seconds(4e6, many)
-        assert [round(1e6 * found[x]) for x in ("ring", "tree", "switch")] == [917, 290, 248]
+        assert [round(1e6 * found[x]) for x in ("ring", "tree", "switch")] == [917, 289, 248]
         assert "switch" not in algorithm_seconds(4e6, replace(many, adds=False))
 
     @pytest.mark.parametrize("hosts", [1, 2, 64])

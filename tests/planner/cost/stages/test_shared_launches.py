@@ -12,6 +12,7 @@ from gnnplan.planner.cost.stages.host import (
     PACK_STARTS,
     SHARED_STARTS,
 )
+from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.distributed.owner import Owners
@@ -35,7 +36,7 @@ __all__ = ["count"]
 WIDTH = 8
 
 
-class Half:
+class Half(Communicator):
     """One of two ranks; the other asks for some rows always, and answers with anything."""
 
     rank, size = 0, 2
@@ -111,8 +112,9 @@ def test_a_shared_batchs_rows_start_what_is_charged(
     stage = CooperativeDeviceGatherStage(*args, half)  # pyright: ignore[reportArgumentType]
     ids = torch.arange(10, device=kernel_device)
     drawn = DeviceBatch(
-        blocks=[], n_id=ids, seeds=ids[:2].cpu().numpy(), input_id=None, dialect=Dialect.FIRST_SEEN,
-        num_sampled_nodes=[2, 8], num_sampled_edges=[8], global_num_seeds=4, epoch=0, step=0,
+        blocks=[], n_id=ids, seeds=ids[:2].cpu().numpy(), input_id=ids[:2].cpu().numpy(),
+        dialect=Dialect.FIRST_SEEN, num_sampled_nodes=[2, 8], num_sampled_edges=[8],
+        global_num_seeds=4, epoch=0, step=0,
     )  # fmt: skip
 
     def gathered() -> None:
