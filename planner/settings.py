@@ -194,10 +194,10 @@ class PlanSettings:
         ),
     ] = "first_seen"
     batching: Annotated[
-        Literal["auto", "independent"],
+        Literal["auto", "independent", "cooperative"],
         Setting(
             help="independent: ranks never share a batch, as PlannedLoader(blocks=False) and "
-            "models with forward(x, edge_index) need.",
+            "models with forward(x, edge_index) need; cooperative: they always do.",
             label="Batches",
         ),
     ] = "auto"

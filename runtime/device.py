@@ -11,11 +11,13 @@ machine is described by what CUDA shows.
 
 import hashlib
 import importlib.util
+import itertools
 import json
 import math
 import os
 import platform
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -159,8 +161,7 @@ def find_gpu(plan: Plan, rank: int, shown: Sequence[str]) -> int:
         for device, uuid in zip(devices, plan.gpu_uuids, strict=False)
         if device.host == planned.host
     ]
-    text = os.environ.get(VARIABLE)
-    shows = "" if text is None else f" (those that {VARIABLE}={text} shows)"
+    shows = shown_text()
     if set(mine) & set(here):
         uuid = plan.gpu_uuids[rank]
         if bare_uuid(uuid) in here:
@@ -171,6 +172,12 @@ def find_gpu(plan: Plan, rank: int, shown: Sequence[str]) -> int:
     else:
         what = f"GPU {planned.index}, found {len(shown)} on this host{shows}; show more"
     raise InputError(f"rank {rank}: expected {what}, or plan again on this machine")
+
+
+def shown_text() -> str:
+    """Say which variable decides what CUDA shows; empty where it is not set."""
+    text = os.environ.get(VARIABLE)
+    return "" if text is None else f" (those that {VARIABLE}={text} shows)"
 
 
 def other_gpus(plan: Plan, facts: Mapping[str, Any]) -> str:
@@ -237,6 +244,27 @@ def machine_fingerprint(facts: dict[str, Any] | None = None) -> str:
     versions = facts["versions"]
     kept["versions"] = {name: versions.get(name, "") for name in FINGERPRINT_VERSIONS}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def is_planned_machine(plan: Plan, facts: dict[str, Any]) -> bool:
+    """Tell whether facts are of the machine that a plan was made for, or of one of its hosts.
+
+    Where the plan's GPUs are among those here, it does not matter how many others CUDA shows, or
+    showed when the machine was probed (DEC-151).
+    """
+    known = plan.machine.fingerprint.split("+")
+    if machine_fingerprint(facts) in known:
+        return True
+    planned = {bare_uuid(uuid) for uuid in plan.gpu_uuids}
+    if not planned & {bare_uuid(gpu["uuid"]) for gpu in facts["gpus"]}:
+        return False
+    names = Counter(gpu["name"] for gpu in _gpus({})[0])
+    for counts in itertools.product(*(range(most + 1) for most in names.values())):
+        some = Counter(dict(zip(names, counts, strict=True)))
+        gpus = [{"name": name} for name in some.elements()]
+        if machine_fingerprint(facts | {"gpus": gpus}) in known:
+            return True
+    return False
 
 
 def usable_cores() -> int:
@@ -370,7 +398,9 @@ def _versions() -> dict[str, str]:
     return out
 
 
-def _gpus() -> tuple[list[dict[str, Any]], dict[str, str]]:
+def _gpus(
+    environment: Mapping[str, str] | None = None,
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Return CUDA's GPUs, by NVML, and the driver's version; ([], {}) without NVML or GPUs."""
     try:
         import pynvml
@@ -381,14 +411,17 @@ def _gpus() -> tuple[list[dict[str, Any]], dict[str, str]]:
     except pynvml.NVMLError:
         return [], {}
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        numbers = range(pynvml.nvmlDeviceGetCount())
+        opened = [_asked(pynvml, "nvmlDeviceGetHandleByIndex", number) for number in numbers]
+        handles = [handle for handle in opened if handle is not None]
         gpus = [
             {
                 "uuid": _text(pynvml.nvmlDeviceGetUUID(handle)),
                 "name": _text(pynvml.nvmlDeviceGetName(handle)),
-                "memory_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                "memory_bytes": 0 if memory is None else int(memory.total),
             }
-            for handle in _shown_handles(pynvml, handles)
+            for handle in _shown_handles(pynvml, handles, environment)
+            for memory in [_asked(pynvml, "nvmlDeviceGetMemoryInfo", handle)]
         ]
         return gpus, {"nvidia_driver": _text(pynvml.nvmlSystemGetDriverVersion())}
     except pynvml.NVMLError:
@@ -397,7 +430,17 @@ def _gpus() -> tuple[list[dict[str, Any]], dict[str, str]]:
         pynvml.nvmlShutdown()
 
 
-def _shown_handles(nvml: Any, handles: list[Any]) -> list[Any]:
+def _asked(nvml: Any, name: str, argument: Any) -> Any:
+    """Return the answer of a function of NVML; None where it is refused."""
+    try:
+        return getattr(nvml, name)(argument)
+    except nvml.NVMLError:
+        return None
+
+
+def _shown_handles(
+    nvml: Any, handles: list[Any], environment: Mapping[str, str] | None
+) -> list[Any]:
     slices = [read_slices(nvml, each) if _is_divided(nvml, each) else None for each in handles]
     listed = [
         Listed(
@@ -406,17 +449,16 @@ def _shown_handles(nvml: Any, handles: list[Any]) -> list[Any]:
         )
         for handle, parts in zip(handles, slices, strict=True)
     ]
-    shown = [(handles[each.gpu], slices[each.gpu], each.slice) for each in shown_gpus(listed)]
+    devices = shown_gpus(listed, environment)
+    shown = [(handles[each.gpu], slices[each.gpu], each.slice) for each in devices]
     return [
         gpu if parts is None or number is None else parts[number] for gpu, parts, number in shown
     ]
 
 
 def _is_divided(nvml: Any, handle: Any) -> bool:
-    try:
-        return int(nvml.nvmlDeviceGetMigMode(handle)[0]) == 1
-    except nvml.NVMLError:
-        return False
+    mode = _asked(nvml, "nvmlDeviceGetMigMode", handle)
+    return mode is not None and int(mode[0]) == 1
 
 
 def _text(value: Any) -> str:

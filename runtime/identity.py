@@ -3,7 +3,13 @@
 import os
 from pathlib import Path
 
-from gnnplan.runtime.device import VARIABLE, machine_facts, machine_fingerprint, other_gpus
+from gnnplan.runtime.device import (
+    VARIABLE,
+    is_planned_machine,
+    machine_facts,
+    machine_fingerprint,
+    other_gpus,
+)
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.plan.schema import Plan
@@ -34,13 +40,12 @@ def check_identity(plan: Plan, *, force: bool = False) -> list[str]:
     if why := _other_graph(plan, found_graph):
         notes.append(why)
     facts = machine_facts()
-    found_machine = machine_fingerprint(facts)
     anywhere = plan.strategy.emulated  # by any machine's cores
-    if not anywhere and found_machine not in plan.machine.fingerprint.split("+"):
+    if not anywhere and not is_planned_machine(plan, facts):
         notes.append(
             f"expected the machine the plan was made for ({plan.machine.name}, fingerprint "
-            f"{plan.machine.fingerprint[:12]}), found {found_machine[:12]}{_visible()}; probe and "
-            "plan again or use --force"
+            f"{plan.machine.fingerprint[:12]}), found {machine_fingerprint(facts)[:12]}{_visible()}"
+            "; probe and plan again or use --force"
         )
     if notes and not force:
         raise PlanError(notes[0])

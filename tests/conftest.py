@@ -17,6 +17,7 @@ from hypothesis import settings
 gc.disable()  # until all tests are collected: what they import and are made of is no garbage
 
 UNCHECKED = (
+    "gnnplan.planner.cli.common",
     "gnnplan.planner.cli.planning",
     "gnnplan.planner.cli.machines",
     "gnnplan.planner.cli.remote",

@@ -15,7 +15,7 @@ from gnnplan.planner.queries.compare import Comparison, compare
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import BudgetExceeded, InputError
 from gnnplan.runtime.identity import check_identity
-from gnnplan.runtime.launch.hosts import Place, own_devices
+from gnnplan.runtime.launch.hosts import Place
 from gnnplan.runtime.launch.launch import LOG_FILE, check_startable
 from gnnplan.runtime.limits import check_limit, memory_group
 from gnnplan.runtime.plan.schema import Plan
@@ -55,7 +55,7 @@ def check_can_begin(plan: Plan, *, force: bool) -> None:
             may not be taken here.
     """
     try:
-        check_startable(own_devices(plan, Place()))
+        check_startable(plan, Place())
         check_identity(plan, force=force)
         if not force:
             check_limit(plan, memory_group())

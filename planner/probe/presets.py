@@ -8,16 +8,17 @@ joined by their network, where the preset allows several.
 
 import difflib
 import functools
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from gnnplan.planner.cache_folder import cache_folder
 from gnnplan.planner.errors import MachineError
-from gnnplan.planner.machine.model import MachineModel, Provenance, load_machine
+from gnnplan.planner.machine.model import MachineModel, Provenance, load_machine, num_hosts
 from gnnplan.planner.progress import Progress
 from gnnplan.runtime import codec
-from gnnplan.runtime.device import machine_fingerprint
+from gnnplan.runtime.device import VARIABLE, machine_fingerprint
 from gnnplan.runtime.graph.dataset import open_graph
 
 PRESETS_FOLDER = Path(__file__).with_name("presets")
@@ -66,6 +67,7 @@ def choose_machine(
             open_graph(graph)
         machine = load_or_probe(quick=False, progress=progress)
     if machine.gpus and machine.provenance == "measured":
+        from gnnplan.planner.probe.gpu.machine import with_visible_gpus
         from gnnplan.planner.probe.gpu.nvml import inventory
         from gnnplan.planner.probe.topology import (
             refuse_changed,
@@ -75,7 +77,15 @@ def choose_machine(
 
         found = inventory()
         machine = with_gpus_of_here(machine, found, machine_fingerprint())
-        refuse_changed(machine, found)
+        shown, probed = machine, found
+        if VARIABLE in os.environ and num_hosts(machine) == 1:
+            uuids = [gpu.uuid for gpu in machine.gpus]
+            probed = inventory(environment={VARIABLE: ",".join(uuids)}) or found
+            if found is not None and probed is not None and len(probed.gpus) == len(uuids):
+                shown = with_visible_gpus(machine, found)
+        # The whole box is as it was probed, of which CUDA may show less now.
+        refuse_changed(machine, found if shown == machine else probed)
+        machine = shown
         machine = with_free_memory(machine, found)
     return machine
 

@@ -10,7 +10,13 @@ from dataclasses import dataclass, replace
 
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import Link, MachineModel, Memory
-from gnnplan.planner.probe.gpu.inventory import Gpu, Inventory, busy_text, unknown_slice_text
+from gnnplan.planner.probe.gpu.inventory import (
+    CUDA_DENIES,
+    Gpu,
+    Inventory,
+    busy_text,
+    unknown_slice_text,
+)
 from gnnplan.planner.probe.links import (
     gpu_links,
     gpu_parts,
@@ -135,6 +141,8 @@ def changes(machine: MachineModel, inventory: Inventory) -> list[Fault]:
     if groups != sorted(sorted(clique) for clique in machine.cliques):
         words = f"cliques {_clique_text(machine.cliques)} before, {_clique_text(groups)} now"
         found.append(Fault("nvlink", words, advice))
+    if any(CUDA_DENIES in note for note in machine.notes):  # what the driver sees stands for less
+        found = [each for each in found if each.check != "nvlink"]
     return found
 
 

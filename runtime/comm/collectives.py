@@ -18,8 +18,9 @@ messages begin with the send: nothing then arrives meanwhile, which would busy a
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
@@ -197,7 +198,9 @@ class Communicator:
         ranks = dist.get_process_group_ranks(self._group or dist.group.WORLD)
         with batch_threads() if self._give_way else nullcontext():
             # Only its own ranks call it, perhaps while others make other groups.
-            return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+            return dist.new_group(
+                ranks, backend="gloo", use_local_synchronization=True, timeout=job_timeout()
+            )
 
     @property
     def traffic(self) -> dict[Stage, Traffic]:
@@ -255,7 +258,8 @@ class Communicator:
         gloo = "gloo" in dist.get_backend_config(self._group)
         backend = None if self._group is None else dist.get_backend_config(self._group)
         with batch_threads() if gloo and self._give_way else nullcontext():
-            return [dist.new_group(list(ranks), backend=backend) for ranks in groups]
+            limit = job_timeout()
+            return [dist.new_group(list(ranks), backend=backend, timeout=limit) for ranks in groups]
 
     def close(self) -> None:
         """Destroy the process groups that this object, `duplicate` or `split` made."""
@@ -440,6 +444,15 @@ class Communicator:
             each.seconds += seconds
         if self._meter is not None:
             self._meter(stage, seconds, sent_bytes)
+
+
+def job_timeout() -> timedelta | None:
+    """Return the longest wait of the job's own group, which torch hands down to no other group."""
+    world: Any = dist.group.WORLD
+    for place in ("cpu", "cuda"):
+        with suppress(RuntimeError, AttributeError):
+            return world._get_backend(torch.device(place)).options._timeout
+    return None
 
 
 def devices_served(group: Any = None) -> set[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gnnplan.runtime.comm.collectives import job_timeout
 from gnnplan.runtime.errors import CollectiveError
 
 
@@ -64,6 +65,6 @@ class CollectiveRules:
         """Return the group by which these ranks compare, whichever group they call in."""
         if ranks not in self._sides:
             self._sides[ranks] = dist.new_group(
-                list(ranks), backend="gloo", use_local_synchronization=True
+                list(ranks), backend="gloo", use_local_synchronization=True, timeout=job_timeout()
             )
         return self._sides[ranks]

@@ -20,6 +20,8 @@ MOST_BYTES = 1 << 16
 """Bytes at the end of an output in which an error is looked for."""
 MOST_LETTERS = 300
 _ERROR = re.compile(r"^(?:\[?rank\d+\]?:\s*)?(?:E\s+)?((?:\w+\.)*\w*(?:Error|Exception)\b.*)$")
+_WATCHDOG = re.compile(r"Watchdog caught collective operation timeout: .*?timing out")
+"""What NCCL's watchdog prints before it ends a rank that waited for another one too long."""
 _OF_TORCHRUN = ("ChildFailedError", "SignalException", "Error:", "Exception:")
 """torchrun's own words on ranks that ended, and lines that name no kind of error."""
 
@@ -34,8 +36,12 @@ def last_error_line(text: str) -> str:
     for line in text.splitlines():
         match = _ERROR.match(line.strip())
         name = match[1].partition(":")[0].rpartition(".")[2] if match else ""
+        if line.startswith("Exception raised from"):  # a place in C++, of an error named above
+            continue
         if match and not any(each.rstrip(":") == name for each in _OF_TORCHRUN):
             found = match[1]
+        if late := _WATCHDOG.search(line):
+            found = f"NCCL: {late[0]}"
     return found[:MOST_LETTERS]
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from gnnplan.runtime import codec
 from gnnplan.runtime.comm.route import check_loopback
-from gnnplan.runtime.device import machine_facts, usable_cores
+from gnnplan.runtime.device import find_gpu, machine_facts, shown_text, usable_cores
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.faults.failure import ERRORS_FOLDER, LAUNCH_FAILURE, clear_failures, failure_of
 from gnnplan.runtime.folders import sweep_segments
@@ -37,7 +37,7 @@ from gnnplan.runtime.launch.hosts import (
 )
 from gnnplan.runtime.limits import check_limit, memory_group
 from gnnplan.runtime.plan.io import load_plan
-from gnnplan.runtime.plan.schema import Device, Plan
+from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.process import with_huge_pages
 from gnnplan.runtime.report import RunReport, load_report
 from gnnplan.runtime.train.recovery import CHECKPOINTS, set_aside
@@ -217,23 +217,25 @@ def train(
 def load_startable(plan_folder: Path, place: Place, *, force: bool, oversubscribe: bool) -> Plan:
     """Load a plan that this host can start, for its own graph, machine and memory unless forced."""
     plan = load_plan(plan_folder)
-    check_startable(own_devices(plan, place), oversubscribe=oversubscribe)
+    check_startable(plan, place, oversubscribe=oversubscribe)
     if not force:
         check_limit(plan, memory_group())
     check_identity(plan, force=force)
     return plan
 
 
-def check_startable(devices: list[Device], *, oversubscribe: bool = False) -> None:
-    """Refuse ranks that this host cannot start, for want of cores or GPUs."""
-    needed = max((device.index + 1 for device in devices if device.needs_gpu), default=0)
-    if needed:
-        there = len(machine_facts()["gpus"])
-        if needed > there:
-            raise InputError(
-                f"expected {needed} GPUs, which the plan's ranks use, found {there} on this host; "
-                "train on such a host, or plan again for this one"
-            )
+def check_startable(plan: Plan, place: Place, *, oversubscribe: bool = False) -> None:
+    """Refuse ranks that this host cannot start, for want of cores or of their GPUs."""
+    devices = own_devices(plan, place)
+    on_gpus = [device for device in devices if device.needs_gpu]
+    shown = [gpu["uuid"] for gpu in machine_facts()["gpus"]] if on_gpus else []
+    if len(on_gpus) > len(shown):
+        raise InputError(
+            f"expected {len(on_gpus)} GPUs, which the plan's ranks use, found {len(shown)} on this "
+            f"host{shown_text()}; train on such a host, or plan again for this one"
+        )
+    for device in on_gpus:
+        find_gpu(plan, device.rank, shown)
     on_cpu = sum(device.kind == "cpu" for device in devices)
     cores = usable_cores()
     if on_cpu > cores and not oversubscribe:

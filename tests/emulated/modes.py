@@ -8,7 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from gnnplan.planner.candidate import Candidate, columns_of
+from gnnplan.planner.placement.owned import OWNED
+from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import FullGraph, Links, Plan, Strategy
 
 ONE, HOST, HOSTS = "1 GPU", "n GPUs, one host", "n GPUs, several hosts"
@@ -50,6 +54,8 @@ class Mode:
     wants: Callable[[Candidate], bool] = lambda candidate: True
     change: Callable[[Strategy], Strategy] = lambda strategy: strategy
     """Of the planned strategy, where a choice has no setting."""
+    arrays: Callable[[Graph, int], dict[str, Any]] = lambda graph, ranks: {}
+    """Arrays that the changed strategy needs, of the graph and the number of ranks."""
     holds: Callable[[Plan, dict[str, int]], bool] = lambda plan, rows: True
     """What must be so of the plan, and of the rows that were read by source."""
     keeps_lists: tuple[str, ...] = ()
@@ -81,12 +87,32 @@ def _reads(*kinds: str) -> Callable[[Plan, dict[str, int]], bool]:
     return lambda plan, rows: {kind for kind, count in rows.items() if count} == set(kinds)
 
 
+def _shares(*kinds: str) -> Callable[[Plan, dict[str, int]], bool]:
+    """Ranks share a batch, as asked for, and read these sources and no others."""
+    reads = _reads(*kinds)
+    return lambda plan, rows: plan.strategy.batching == "cooperative" and reads(plan, rows)
+
+
 def _exchanges(strategy: Strategy) -> Strategy:
     return replace(strategy, features=replace(strategy.features, peer_way="exchange"))
 
 
-def _shares(candidate: Candidate) -> bool:
-    return candidate.batching == "cooperative"
+def _owns_parts(strategy: Strategy) -> Strategy:
+    """Deal nodes to ranks by parts, which the planner never does: it prices owners by hash."""
+    return replace(strategy, owner="partition", partition="contiguous")
+
+
+def _in_parts(graph: Graph, ranks: int) -> dict[str, Any]:
+    nodes = np.arange(graph.num_nodes, dtype=np.int64)
+    return {"partition": (nodes * ranks // graph.num_nodes).astype(np.int32)}
+
+
+def _keeps_none(candidate: Candidate) -> bool:
+    return candidate.policy == "none"
+
+
+def _keeps_owned(candidate: Candidate) -> bool:
+    return candidate.policy == OWNED
 
 
 def _exchanges_ahead(strategy: Strategy) -> Strategy:
@@ -166,7 +192,7 @@ SHARED: list[tuple[str, dict[str, Any], float]] = [
     ("labor", {"sampler": "labor", "workload": ANY}, 1e-5),
     ("bfloat16", {"workload": {"precision": "bfloat16"}}, 1e-2),
 ]
-"""Names, settings and tolerances of cooperative modes."""
+"""Names, settings and tolerances of modes that `--batching cooperative` asks for."""
 LISTS = [
     ("hot lists cached", "cached", 1, 1, ("own", "host")),
     ("hot lists cached", "cached", 2, 1, ("own", "host")),
@@ -292,11 +318,24 @@ MODES = [
     ),
     *(
         Mode(
-            name=name, row="cooperative", devices=devices, hosts=hosts, settings=settings,
-            wants=_shares, holds=_reads("host"), quick=name == "first seen" and devices == 2,
+            name=name, row="cooperative", devices=devices, hosts=hosts,
+            settings={"batching": "cooperative", **settings}, wants=_keeps_none,
+            holds=_shares("host"), quick=name == "first seen" and devices == 2,
             tolerance=tolerance,
         )
         for name, settings, tolerance in SHARED
+        for devices, hosts in ((2, 1), (4, 2))
+    ),
+    Mode(
+        name="own rows", row="cooperative", settings={"batching": "cooperative"}, room_rows=60,
+        wants=_keeps_owned, holds=_shares("own", "host"),
+    ),
+    *(
+        Mode(
+            name="owners by parts", row="cooperative", devices=devices, hosts=hosts,
+            settings={"batching": "cooperative"}, wants=_keeps_none, change=_owns_parts,
+            arrays=_in_parts, holds=_shares("host"),
+        )
         for devices, hosts in ((2, 1), (4, 2))
     ),
     Mode(

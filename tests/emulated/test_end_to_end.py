@@ -15,6 +15,7 @@ from gnnplan.planner.machine.model import load_machine, save_machine
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.launch import launch
 from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import EMULATED_NOTE, RunReport, load_report
 from tests.emulated.modes import MODES, Mode
 from tests.support.emulated import NAME, emulated_machine
@@ -70,6 +71,19 @@ def train(plan: Path, run: Path, **settings: Any) -> RunReport:
     )
 
 
+def play_hosts(patch: pytest.MonkeyPatch) -> None:
+    """Start the ranks of all hosts here, under one torchrun."""
+
+    def arguments(plan: Plan, place: launch.Place) -> list[str]:
+        assert place.node_rank == 0
+        meet = ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", "--rdzv-backend=c10d"]
+        return ["--nnodes=1", f"--nproc-per-node={plan.num_ranks}", *meet]
+
+    patch.setattr(launch, "torchrun_arguments", arguments)
+    patch.setattr(launch, "own_devices", lambda plan, place: plan.strategy.devices)
+    patch.setattr(launch, "roll_environment", lambda plan, place, config: {})
+
+
 def assert_resumed(report: RunReport, whole: RunReport) -> None:
     assert any(note.startswith("restart 1") for note in report.notes), report.notes
     done = report.first_step
@@ -121,14 +135,15 @@ def test_a_plan_is_trained_killed_resumed_and_compared(
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    "mode", [m for m in MODES if m.hosts == 1], ids=lambda m: f"{m.row}: {m.name}, {m.devices}"
+    "mode", MODES, ids=lambda m: f"{m.row}: {m.name}, {m.devices} on {m.hosts}"
 )
 def test_every_mode_goes_on_after_a_rank_is_killed(
-    mode: Mode, nodes: Graph, tmp_path: Path
+    mode: Mode, nodes: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = tmp_path / "plan"
     made = plan_mode(mode, nodes, plan)
     assert load_plan(plan) == made
+    play_hosts(monkeypatch)
     whole = train(plan, tmp_path / "whole")
     last = mode.devices - 1
     found = train(plan, tmp_path / "run", progress=killer(tmp_path / "run", last))

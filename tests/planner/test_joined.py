@@ -25,6 +25,7 @@ from gnnplan.planner.machine.model import (
 )
 from gnnplan.planner.pipeline import combinations_of, joined_candidates
 from gnnplan.planner.placement.owned import OWNED, owners_of
+from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.search.choose import PlacedCandidate
 from gnnplan.planner.search.dimensions.joined_ranks import shares_batches, shares_topology
 from gnnplan.planner.search.search import Search, SearchResult
@@ -113,6 +114,32 @@ def test_ranks_share_no_batch_where_independent_ones_are_asked_for() -> None:
     tried = joined_candidates(settings, machine(), ("none",), task="multiclass")
     assert {c.batching for c in tried} == {"independent"}
     assert not any(c.shared for c in combinations_of(tried))
+
+
+def test_ranks_share_every_batch_where_cooperative_ones_are_asked_for() -> None:
+    settings = replace(SETTINGS, batching="cooperative", devices=2)
+    tried = joined_candidates(settings, machine(), ("none",), task="multiclass")
+    assert {c.batching for c in tried} == {"cooperative"}
+    box = replace(settings, devices=4)
+    on_gpus = joined_candidates(box, load_preset("hgx-h100"), ("none",), task="multiclass")
+    assert {(c.kind, c.batching, c.threads.sample) for c in on_gpus} == {("cuda", "cooperative", 0)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "policies", "why"),
+    [
+        ({"devices": 1}, ("none",), "one device"),
+        ({"devices": 2}, ("degree",), "policy degree, but ranks that share a batch keep rows"),
+        ({"devices": 2, "sampler": "ladies"}, ("none",), "this model and sampler cannot be split"),
+    ],
+)
+def test_a_batch_that_cannot_be_shared_is_refused_in_one_line(
+    changes: dict[str, Any], policies: tuple[str, ...], why: str
+) -> None:
+    settings = replace(SETTINGS, batching="cooperative", **changes)
+    with pytest.raises(SettingsError, match=f"expected ranks that can share .*found {why}") as said:
+        joined_candidates(settings, machine(), policies, task="multiclass")
+    assert "\n" not in str(said.value)
 
 
 def test_devices_are_dealt_evenly_over_hosts_or_refused() -> None:

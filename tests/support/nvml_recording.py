@@ -239,7 +239,7 @@ class Replay:
         return functools.partial(self._answer, name)
 
     def _answer(self, name: str, *arguments: Any) -> Any:
-        if name in NOTHING:
+        if name in NOTHING and call_key(name, ()) not in self.calls:
             return None
         answer: Any = self.calls.get(call_key(name, arguments), {"error": NOT_FOUND})
         code = _error_code(answer)
@@ -261,10 +261,10 @@ def is_answer(name: str, answer: Any) -> bool:
     >>> is_answer("nvmlDeviceGetCount", 8), is_answer("nvmlDeviceGetCount", "many")
     (True, False)
     """
-    if name in NOTHING:
-        return answer is None
     if isinstance(answer, dict) and "error" in answer:
         return _is_whole(cast("dict[str, Any]", answer)["error"])
+    if name in NOTHING:
+        return answer is None
     if name in FIELDS:
         return _is_structure(answer, FIELDS[name], OPTIONAL.get(name, ()))
     if name == "nvmlDeviceGetFieldValues":

@@ -152,6 +152,33 @@ def differences(gpus: list[Gpu]) -> list[str]:
     ]
 
 
+def is_denied(p2p: Mapping[str, bool | None]) -> bool:
+    """Tell whether the driver denies two GPUs to read each other's memory, over NVLink too."""
+    return p2p["read"] is False and p2p["nvlink"] is not True
+
+
+def denied_notes(gpus: list[Gpu], pairs: list[GpuPair]) -> list[str]:
+    """Say which GPUs with NVLinks the driver does not let read each other's memory."""
+    joined = {gpu.index for gpu in gpus if any(link.up for link in gpu.nvlinks or [])}
+    found = [
+        f"gpu{pair.first} and gpu{pair.second}"
+        for pair in pairs
+        if {pair.first, pair.second} <= joined and is_denied(pair.p2p)
+    ]
+    return [peers_text(found, "the driver denies peer access")] if found else []
+
+
+CUDA_DENIES = "CUDA denies peer access"
+
+
+def peers_text(pairs: Sequence[str], whose: str) -> str:
+    """Say that pairs of GPUs cannot read each other's memory, and how plans take it."""
+    return (
+        f"GPUs {', '.join(pairs)}: {whose}: planned without, their rows go over "
+        "the host; see nvidia-smi topo -p2p r, and turn off ACS or the IOMMU, which forbid it"
+    )
+
+
 def busy_text(gpu: Gpu) -> str:
     """Say that others use a GPU; empty where nobody does."""
     whose = f"{gpu.compute_processes} other processes use it"
@@ -172,7 +199,7 @@ def gpu_notes(notes: Sequence[str]) -> list[str]:
     return [note for note in notes if _OF_GPUS.match(note) and " refused: spread " not in note]
 
 
-_OF_GPUS = re.compile(rf"gpu\d+: |{GPUS_LOST}|GPUs |torch shows |{VARIABLE}=")
+_OF_GPUS = re.compile(rf"gpu\d+: |{GPUS_LOST}|GPUs[ ']|GPU pairs |torch shows |{VARIABLE}=")
 
 
 SMALLEST_SLICE = 8
@@ -270,10 +297,19 @@ def _shown_gpu(gpu: Gpu, slices: list[Slice] | None, shown: Shown) -> Gpu:
     return gpu
 
 
+_NONE = ("", "-1", "NoDevFiles")
+"""Values of the variable by which users hide all GPUs."""
+
+
 def _hidden_notes(gpus: list[Gpu], found: list[Gpu], variables: Mapping[str, str]) -> list[str]:
     text = variables.get(VARIABLE)
     if text is None or [gpu.uuid for gpu in gpus] == [gpu.uuid for gpu in found]:
         return []
+    if not found and text.strip() not in _NONE:
+        return [
+            f"{GPUS_LOST}{VARIABLE}={text}: 0 of {len(gpus)} GPUs are visible, it names none of "
+            "them (nvidia-smi -L lists their numbers and UUIDs)"
+        ]
     names = ", ".join(f"gpu{gpu.index} {gpu.uuid}" for gpu in found) or "none"
     note = (
         f"{VARIABLE}={text}: {len(found)} of {len(gpus)} GPUs are visible, in this order, and "

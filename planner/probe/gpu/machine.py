@@ -11,8 +11,9 @@ torch and the driver number GPUs each in its own order, and torch shows only wha
 are placed by torch's numbers, so the machine's GPUs, matched by UUID, are put into its order.
 """
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -27,9 +28,10 @@ from gnnplan.planner.machine.model import (
     planned_kind,
 )
 from gnnplan.planner.machine.routes import moved_bytes
+from gnnplan.planner.probe.gpu.inventory import CUDA_DENIES, Inventory, peers_text
 from gnnplan.planner.probe.gpu.measure import GpuFindings, Points
 from gnnplan.planner.probe.grid import fit_alpha_beta
-from gnnplan.runtime.device import bare_uuid
+from gnnplan.runtime.device import VARIABLE, bare_uuid
 
 
 def matched(
@@ -74,6 +76,20 @@ def is_divided(gpu: Processor) -> bool:
     return gpu.uuid.startswith("MIG-") or " MIG" in gpu.model
 
 
+def with_visible_gpus(machine: MachineModel, found: Inventory) -> MachineModel:
+    """Return a probed host's machine with those of its GPUs that CUDA shows now, in its order.
+
+    It stays as it is where others are shown too.
+    """
+    known = {bare_uuid(gpu.uuid): gpu for gpu in machine.gpus}
+    shown = [known[bare] for gpu in found.gpus if (bare := bare_uuid(gpu.uuid)) in known]
+    if len(shown) < len(found.gpus) or shown == machine.gpus:
+        return machine
+    notes = [note for note in machine.notes if VARIABLE not in note] + found.notes
+    hidden = [gpu for gpu in machine.gpus if gpu not in shown]
+    return replace(_with_gpus(machine, shown, hidden), notes=list(dict.fromkeys(notes)))
+
+
 def _with_gpus(
     machine: MachineModel, shown: list[Processor], hidden: list[Processor]
 ) -> MachineModel:
@@ -110,9 +126,58 @@ def _renumbered(pairs: Sequence[tuple[GpuFindings, Processor]]) -> list[GpuFindi
             peer_copy=of(found.peer_copy),
             peer_message=of(found.peer_message),
             peer_gather=of(found.peer_gather),
+            reads=found.reads and [joined[o] for o in found.reads if o in joined],
         )
         for found, _ in pairs
     ]
+
+
+def _without_denied(machine: MachineModel, findings: Sequence[GpuFindings]) -> MachineModel:
+    """Return the machine without cliques and NVLinks of GPUs that read not each other (DEC-150)."""
+    reads = {f"gpu{f.gpu}": [f"gpu{o}" for o in f.reads] for f in findings if f.reads is not None}
+
+    def can(one: str, other: str) -> bool:
+        known = {one, other} <= reads.keys()
+        return not known or (other in reads[one] and one in reads[other])
+
+    def is_denied(link: Link) -> bool:
+        ends = [end.partition(".")[0] for end in (link.source, link.target)]
+        if not link.name.startswith("nvlink."):
+            return False
+        if "nvswitch0" in ends:
+            return not any(reads.get(end, ["any"]) for end in ends if end != "nvswitch0")
+        return not can(*ends)
+
+    denied = [
+        f"{one} and {other}"
+        for clique in machine.cliques
+        for one, other in itertools.combinations(clique, 2)
+        if not can(one, other)
+    ]
+    if not denied:
+        return machine
+    return replace(
+        machine,
+        links=[link for link in machine.links if not is_denied(link)],
+        cliques=_split(machine.cliques, can),
+        other_covers=[_split(cover, can) for cover in machine.other_covers],
+        notes=[*machine.notes, peers_text(denied, CUDA_DENIES)],
+    )
+
+
+def _split(cliques: Sequence[Sequence[str]], can: Callable[[str, str], bool]) -> list[list[str]]:
+    """Return cliques all of whose members read each other."""
+    found: list[list[str]] = []
+    for clique in cliques:
+        groups: list[list[str]] = []
+        for name in clique:
+            group = next((g for g in groups if all(can(name, other) for other in g)), None)
+            if group is None:
+                groups.append([name])
+            else:
+                group.append(name)
+        found += groups
+    return found
 
 
 UNITS = (32, 64, 128)
@@ -155,6 +220,7 @@ def with_gpus(machine: MachineModel, findings: Sequence[GpuFindings]) -> Machine
     """Put findings, one per GPU in the driver's order, onto links and tables of the machine."""
     notes = [note for found in findings for note in found.notes]
     machine, findings = matched(machine, findings)
+    machine = _without_denied(machine, findings)
     links = {link.name: link for link in machine.links}
     used: list[str] = []
     tables: dict[str, Table] = {}

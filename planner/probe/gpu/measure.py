@@ -177,6 +177,8 @@ class GpuFindings:
     """Seconds of an all-to-all of rows, by bytes that a rank sends to others, and ranks."""
     asked: Points = field(default_factory=dict[tuple[int, ...], Measurement])
     """Seconds of an all-to-all of counts and a few ids, by ranks."""
+    reads: list[int] | None = None
+    """GPUs whose memory CUDA lets it read in place; None: not asked."""
     context_bytes: int = 0
     ranks_context_bytes: int = 0
     """As `context_bytes`, of a rank whose collectives with all others have run."""

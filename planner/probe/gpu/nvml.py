@@ -23,7 +23,9 @@ from gnnplan.planner.probe.gpu.inventory import (
     Inventory,
     NvLink,
     busy_text,
+    denied_notes,
     differences,
+    is_denied,
     slices_of,
     used_bytes,
     visible_gpus,
@@ -114,7 +116,7 @@ def _read_inventory(
         _read_pair(asker, one, other, usable[a][1], usable[b][1])
         for (a, one), (b, other) in itertools.combinations(by_place, 2)
     ]
-    notes = visible.notes + differences(gpus)
+    notes = visible.notes + differences(gpus) + denied_notes(gpus, pairs)
     notes += [f"nvml: {name} refused, left unknown" for name in sorted(asker.refused)]
     notes += [note for gpu in gpus if (note := busy_text(gpu))]
     if len(usable) < count:
@@ -196,6 +198,8 @@ def _read_pair(asker: Asker, a: Gpu, b: Gpu, handle_a: Any, handle_b: Any) -> Gp
     links, via_switch = pair_links(
         a.nvlinks, a.bus_id, b.nvlinks, b.bus_id, nvlink_peer=p2p["nvlink"]
     )
+    if links and is_denied(p2p):  # what they join does not serve
+        links, via_switch = 0, None
     return GpuPair(
         first=a.index,
         second=b.index,

@@ -249,6 +249,7 @@ def measure_parts(
 ) -> list[GpuFindings]:
     """Measure all parts in turn, each within its share of the budget; `late` gets the others."""
     parts, found = plan_parts(survey, inventory), list[GpuFindings]()
+    count = len(survey.uuids)
     whole: dict[Hashable, GpuFindings] = {}
     for number, part in enumerate(parts):
         if budget.left <= 0:
@@ -263,7 +264,8 @@ def measure_parts(
         if kind is not None and mine and mine[0].copy and mine[0].flops:
             whole.setdefault(kind, mine[0])
         found += mine
-    return merge_findings(found)
+    reads = {g: [owner for reader, owner in survey.mapped if reader == g] for g in range(count)}
+    return [replace(each, reads=reads[each.gpu]) for each in merge_findings(found)]
 
 
 def survey_of(device: GpuDevice) -> Survey:

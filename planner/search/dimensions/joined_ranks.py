@@ -4,7 +4,7 @@ Cooperative batches: ranks sample one batch together, each its own nodes. Grids:
 partitioned over a 1.5D grid of ranks, none of which has all lists: of several hosts, or of GPUs.
 """
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from gnnplan.planner.candidate import Candidate, columns_of, in_columns
@@ -15,6 +15,7 @@ from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.placement.owned import OWNED
 from gnnplan.planner.search.dimensions.dimension import (
     Dimension,
+    Omission,
     Proposal,
     ProposalInputs,
 )
@@ -126,6 +127,30 @@ class SharedBatch(Dimension):
         if candidate.policy in ("none", OWNED):
             return candidate
         return replace(candidate, batching="independent")
+
+
+def keep_shared(
+    found: Sequence[Candidate], left_out: Sequence[Omission], asked: ProposalInputs
+) -> list[Candidate]:
+    """Return the candidates whose ranks share a batch, which are asked for.
+
+    Raises:
+        SettingsError: there are none; the line says why.
+    """
+    shared = [each for each in found if each.batching == "cooperative"]
+    if shared:
+        return shared
+    if "none" not in asked.policies:
+        why = f"policy {asked.policies[0]}, but ranks that share a batch keep rows that they own"
+    elif found and max(each.num_ranks for each in found) < 2:
+        why = "one device, and a batch is shared by several"
+    else:
+        known = [each.why for each in left_out if each.name == SharedBatch.name]
+        why = known[0] if known else "no candidate that shares a batch"
+    raise SettingsError(
+        f"batching cooperative: expected ranks that can share a batch, found {why}; change that, "
+        "or leave --batching out"
+    )
 
 
 def shares_batches(settings: PlanSettings, task: str, *, gpus: bool = False) -> bool:

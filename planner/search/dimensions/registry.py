@@ -25,6 +25,7 @@ from gnnplan.planner.search.dimensions.joined_ranks import (
     CachedLists,
     Grids,
     SharedBatch,
+    keep_shared,
     no_grids,
 )
 from gnnplan.planner.search.dimensions.locality import LocalNeighbours
@@ -72,6 +73,8 @@ def propose_first(asked: ProposalInputs) -> Proposals:
         if not candidates:
             why = next((each.why for each in left_out if each.name == Grids.name), "")
             raise no_grids(asked.settings, starts.candidates, why)
+    if asked.settings.batching == "cooperative":
+        candidates = keep_shared(candidates, left_out, asked)
     return Proposals(candidates=candidates, left_out=left_out)
 
 

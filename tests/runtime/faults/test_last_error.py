@@ -28,6 +28,15 @@ Traceback (most recent call last):
   File "torchrun.py", line 57, in <module>
 {RENDEZVOUS}
 """
+NCCL = """[rank0]:[E1128 14:02:11.520 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught \
+collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=33, NumelOut=33, \
+Timeout(ms)=600000) ran for 600014 milliseconds before timing out.
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [Rank 0] Process group watchdog thread terminated with exception: [Rank 0] Watchdog \
+caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=33, \
+NumelOut=33, Timeout(ms)=600000) ran for 600014 milliseconds before timing out.
+Exception raised from checkTimeout at ProcessGroupNCCL.cpp:618 (most recent call first):
+"""
 
 
 @pytest.mark.parametrize(
@@ -40,6 +49,12 @@ Traceback (most recent call last):
         ("ValueError: a\nKeyError: 'b'\nwarning: end\n", "KeyError: 'b'"),
         ("[rank1]: ValueError: expected rows\n", "ValueError: expected rows"),
         ("MemoryError\n", "MemoryError"),
+        (
+            NCCL,
+            "NCCL: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType="
+            "ALLREDUCE, NumelIn=33, NumelOut=33, Timeout(ms)=600000) ran for 600014 milliseconds "
+            "before timing out",
+        ),
         (
             "OSError: [Errno 28] No space left\n"
             "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n",

@@ -1,0 +1,143 @@
+"""A box of GPUs that is not here: a recording answers for the driver, a law for torch's seconds.
+
+`gnnplan probe` and `gnnplan plan` run on it in this process as on a box of its kind. What cores and
+memory of the host take is a preset's. The machine file can be marked as of emulated GPUs: its plans
+are then trained under by ranks that emulate them.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnnplan.planner.cli.main import main
+from gnnplan.planner.machine.model import MachineModel, load_machine, save_machine
+from gnnplan.planner.probe import probe as probe_module
+from gnnplan.planner.probe.gpu import nvml as nvml_module, parts
+from gnnplan.planner.probe.gpu.nvml import Inventory
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.probe.team import Team
+from gnnplan.runtime.device import VARIABLE
+from tests.planner.probe.fake_gpu import SIZES, FakeGpus
+from tests.support.nvml_recording import Replay
+from tests.support.recordings import Recording, look
+
+
+@dataclass(kw_only=True)
+class Box:
+    """A box of GPUs in the place of this machine's."""
+
+    recording: Recording
+    patch: pytest.MonkeyPatch
+    folder: Path
+    unmapped: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    """Pairs of the driver's numbers whose memory CUDA does not let each other read."""
+    slower: Mapping[int, float] = field(default_factory=dict[int, float])
+    """Factor on the seconds of a GPU's own work, by the driver's number."""
+    fails: Callable[[str, Any], Exception | None] = lambda task, part: None
+    """The error with which a task of the probe ends."""
+
+    def __post_init__(self) -> None:
+        patch = self.patch
+        patch.setenv("GNNPLAN_CACHE", str(self.folder / "cache"))
+        patch.delenv(VARIABLE, raising=False)
+        patch.setitem(sys.modules, "pynvml", Replay(self.recording))
+        replay = Replay(self.recording)
+        patch.setattr(nvml_module, "SysfsDevices", lambda _: replay.devices)
+        tables = load_preset("cpu-2core").tables
+        patch.setattr(probe_module, "SUBJECTS", (("memory", 1.0, lambda context: tables),))
+        patch.setattr(probe_module, "Team", lambda *sizes, **limits: _Idle(1))
+        patch.setattr(probe_module.collectives, "join", lambda context: None)
+        patch.setattr(parts, "Team", lambda size: _Measuring(self))
+        links = load_preset("cpu-2core").links
+        patch.setattr(probe_module.links, "host_links", lambda tables: (links, []))
+
+    def show(self, gpus: str) -> None:
+        """Set $CUDA_VISIBLE_DEVICES."""
+        self.patch.setenv(VARIABLE, gpus)
+
+    @property
+    def shown(self) -> Inventory:
+        """What CUDA shows."""
+        return look(self.recording)
+
+    def law(self) -> FakeGpus:
+        """The GPUs that CUDA shows, by torch's numbers, which follow the law."""
+        gpus, pairs = self.shown.gpus, self.shown.pairs
+        place = {gpu.index: number for number, gpu in enumerate(gpus)}
+        mapped = {
+            (place[p.first], place[p.second])
+            for p in pairs
+            if (p.num_nvlinks or p.p2p.get("read")) and p.p2p.get("read") is not False
+            and not {(p.first, p.second), (p.second, p.first)} & self.unmapped
+        }  # fmt: skip
+        return _Law(
+            num_gpus=len(gpus),
+            uuids=[gpu.uuid for gpu in gpus],
+            mapped_pairs=mapped,
+            slower={(place[g], place[g]): f for g, f in self.slower.items() if g in place},
+        )
+
+    def probe(self, *flags: str) -> int:
+        """`gnnplan probe`."""
+        return main(["probe", "-o", str(self.folder / "machine.json"), *flags])
+
+    @property
+    def machine(self) -> MachineModel:
+        """What was probed."""
+        return load_machine(self.folder / "machine.json")
+
+    def plan(self, graph: Path, *flags: str, emulated: bool = False) -> int:
+        """`gnnplan plan` for the machine file, its GPUs marked as emulated or not."""
+        path = self.folder / "machine.json"
+        if emulated:
+            made = self.machine
+            path = self.folder / "emulated.json"
+            gpus = [replace(p, emulated=p.kind == "cuda") for p in made.processors]
+            save_machine(replace(made, processors=gpus), path)
+        words = ["--batch-size", "32", "--hidden", "8", "--fanouts", "3,2", *flags]
+        out = ["-o", str(self.folder / "plan"), "--machine", str(path)]
+        return main(["plan", str(graph), *out, *words])
+
+
+class _Law(FakeGpus):
+    """The law, whose processes take little of the host's memory."""
+
+    def process_bytes(self) -> int:
+        """256 MiB."""
+        return 1 << 28
+
+
+class _Idle(Team):
+    """A team without processes, whose noise is none."""
+
+    def __enter__(self) -> "_Idle":
+        return self
+
+    def run(self, task: str, *, ranks: int | None = None, **arguments: Any) -> list[Any]:
+        del task, ranks, arguments
+        return [0.01]
+
+
+class _Measuring(Team):
+    """Does the tasks of the probe of GPUs in this process, by the law."""
+
+    def __init__(self, box: Box) -> None:
+        super().__init__(1)
+        self.box = box
+
+    def __enter__(self) -> "_Measuring":
+        return self
+
+    def run(self, task: str, *, ranks: int | None = None, **arguments: Any) -> list[Any]:
+        assert ranks == 1
+        name, device = task.rpartition(":")[2], self.box.law()
+        error = self.box.fails(name, arguments.get("part"))
+        if error is not None:
+            raise error
+        if name == "survey_task":
+            return [parts.survey_of(device)]
+        return [parts.measure_part(device, SIZES, arguments["part"], clock=device.clock)]
