@@ -250,7 +250,7 @@ def is_planned_machine(plan: Plan, facts: dict[str, Any]) -> bool:
     """Tell whether facts are of the machine that a plan was made for, or of one of its hosts.
 
     Where the plan's GPUs are among those here, it does not matter how many others CUDA shows, or
-    showed when the machine was probed (DEC-151).
+    showed when the machine was probed (DEC-139).
     """
     known = plan.machine.fingerprint.split("+")
     if machine_fingerprint(facts) in known:

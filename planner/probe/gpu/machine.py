@@ -133,7 +133,7 @@ def _renumbered(pairs: Sequence[tuple[GpuFindings, Processor]]) -> list[GpuFindi
 
 
 def _without_denied(machine: MachineModel, findings: Sequence[GpuFindings]) -> MachineModel:
-    """Return the machine without cliques and NVLinks of GPUs that read not each other (DEC-150)."""
+    """Return the machine without cliques and NVLinks of GPUs that read not each other (DEC-138)."""
     reads = {f"gpu{f.gpu}": [f"gpu{o}" for o in f.reads] for f in findings if f.reads is not None}
 
     def can(one: str, other: str) -> bool:
