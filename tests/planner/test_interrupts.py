@@ -46,7 +46,7 @@ def test_a_signal_ends_a_command_in_one_line_with_its_code(
             if becomes == "nothing":
                 raise
 
-    monkeypatch.setattr(planning, "make_plan", work)
+    monkeypatch.setattr(planning, "plan_here", work)
     handlers = [signal.getsignal(each) for each, _, _ in STOPS]
     assert cli.main(["plan", "G", "-o", "P"]) == code
     said = capsys.readouterr().err
@@ -57,7 +57,7 @@ def test_a_signal_ends_a_command_in_one_line_with_its_code(
 def test_a_signal_that_was_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch):
     seen: list[object] = []
     monkeypatch.setattr(
-        planning, "make_plan", lambda *_, **__: seen.append(signal.getsignal(signal.SIGTERM))
+        planning, "plan_here", lambda *_, **__: seen.append(signal.getsignal(signal.SIGTERM))
     )
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:

@@ -34,6 +34,9 @@ TESTED = {
         "sampling/gpu/test_labor_device.py", "sampling/gpu/test_locality_device.py",
         "sampling/test_build_device.py", "sampling/gpu/test_device_topology.py",
     ),
+    "sampling_tasks": (
+        "sampling/gpu/test_tasks_device.py", "sampling/distributed/test_matrix_grid.py",
+    ),
     "models": (
         "models/test_device_blocks.py", "models/test_aggregate_triton.py",
         "fullgraph/test_forward.py", "test_rounding.py",

@@ -15,9 +15,8 @@ from gnnplan.planner.profile.protocol import GpuTimingAnswer, GpuTimingRequest
 from gnnplan.runtime import codec, meter
 from gnnplan.runtime.graph.dataset import open_graph
 from gnnplan.runtime.graph.generate import generate_rmat
-from gnnplan.runtime.loader import loader as loader_pass
 from gnnplan.runtime.plan.schema import Sampler, Workload
-from gnnplan.runtime.train import minibatch
+from gnnplan.runtime.train import minibatch, overlap
 from tests.support.clock import FakeClock, TickingClock
 
 
@@ -51,7 +50,7 @@ def test_every_part_of_a_step_is_timed(
     folder: Path, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = TickingClock()
-    for reads in (gpu_timing, loader_pass, meter, minibatch):
+    for reads in (gpu_timing, overlap, meter, minibatch):
         monkeypatch.setattr(reads, "time", clock)
     found = GpuTimed(asked(folder, captures=True), kernel_device).run()
     assert len(found.sizes) == len(found.step_seconds) == 3
@@ -85,7 +84,7 @@ def test_a_loops_step_is_its_parts_and_what_lies_between_none_of_them_twice(
     folder: Path, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, parts = FakeClock(), GpuTimed(asked(folder), kernel_device).loop_parts(None)
-    for reads in (loader_pass, meter, minibatch):
+    for reads in (overlap, meter, minibatch):
         monkeypatch.setattr(reads, "time", clock)
     for owner, name, seconds in (
         (gpu_loop.SeedsStage, "submit", 0.001),

@@ -13,10 +13,9 @@ from gnnplan.planner.profile.protocol import BatchShape, TimingRequest
 from gnnplan.runtime import meter
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_links
-from gnnplan.runtime.loader import loader as loader_pass
 from gnnplan.runtime.plan.schema import Workload
 from gnnplan.runtime.stages import Stage
-from gnnplan.runtime.train import minibatch
+from gnnplan.runtime.train import minibatch, overlap
 from gnnplan.runtime.train.minibatch import STEP
 from tests.support.clock import FakeClock
 
@@ -43,7 +42,7 @@ def bench(graph: Graph, *, num_links: int = 0) -> Bench:
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     """Time of the loop and its stages: a batch's seeds take 2 ms, its labels 3, its step 5."""
     made = FakeClock()
-    for reads in (loader_pass, meter, minibatch):
+    for reads in (overlap, meter, minibatch):
         monkeypatch.setattr(reads, "time", made)
 
     made.lasts(monkeypatch, module.SeedsStage, "submit", 0.002)

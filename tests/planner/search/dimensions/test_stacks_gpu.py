@@ -69,7 +69,7 @@ def test_one_cuda_graph_beats_stacks_of_neighbours_which_are_listed(
     ("changes", "task", "words"),
     [
         ({"sampler": "labor"}, "multiclass", "sampler labor with these parameters has no stacks"),
-        ({}, "link", "sampled by the host where ranks are GPUs"),
+        ({}, "link", "a GPU draws links and typed graphs batch by batch"),
         ({"sampler_parameters": {"draws": "with"}}, "multiclass", "has no stacks on a GPU"),
     ],
 )
