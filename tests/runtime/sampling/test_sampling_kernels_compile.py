@@ -17,7 +17,8 @@ from triton.compiler import ASTSource
 from gnnplan.runtime.sampling.gpu import choose as c, rng as d, segments as s, segments as t
 from gnnplan.runtime.sampling.gpu import tasks as k
 
-NUMBERS = "num_rows fanout above most base low high host_low host_high bound count num_candidates each".split()
+NUMBERS = "num_rows fanout above most base low high bound count num_candidates each".split()
+NUMBERS += ["host_low", "host_high"]
 DOUBLES = "inverse squares excess scale values_f levels sums goals".split()
 
 
