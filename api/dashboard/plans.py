@@ -36,7 +36,7 @@ from gnnplan.planner.settings import (
     read_texts,
 )
 from gnnplan.runtime import codec
-from gnnplan.runtime.device import machine_fingerprint
+from gnnplan.runtime.device import is_planned_machine, machine_facts
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.plan.setting import SettingField, setting_fields
@@ -161,7 +161,7 @@ def show_plan(request: Request, service: ServiceIn, _who: Reader, plan: Id) -> R
         "plan_page.html",
         **sections(found, drawn_machine(found), measured_report(service, plan), tried=bool(made)),
         runs=made,
-        elsewhere=machine_fingerprint() not in found.machine.fingerprint.split("+"),
+        elsewhere=not is_planned_machine(found, machine_facts()),
         others=[other for other in others if other.id != plan],
     )
 

@@ -102,7 +102,7 @@ def _owns_parts(strategy: Strategy) -> Strategy:
     return replace(strategy, owner="partition", partition="contiguous")
 
 
-def _in_parts(graph: Graph, ranks: int) -> dict[str, Any]:
+def _parts_of(graph: Graph, ranks: int) -> dict[str, Any]:
     nodes = np.arange(graph.num_nodes, dtype=np.int64)
     return {"partition": (nodes * ranks // graph.num_nodes).astype(np.int32)}
 
@@ -235,8 +235,18 @@ MODES = [
     Mode(name="dropout", row="independent", settings={"workload": {"dropout": 0.3}}),
     Mode(name="bfloat16", row="independent", settings={"workload": {"precision": "bfloat16"}},
          tolerance=1e-2, score_tolerance=0.1),
-    Mode(name="host", row="rows", settings={"policy": "none"}, holds=_reads("host")),
-    Mode(name="own", row="rows", settings={"policy": "degree"}, holds=_reads("own")),
+    *(
+        Mode(
+            name=name, row="rows", devices=devices, settings=settings, room_rows=rows,
+            holds=_reads(*kinds),
+        )
+        for name, settings, rows, kinds in (
+            ("host", {"policy": "none"}, None, ("host",)),
+            ("own", {"policy": "degree"}, None, ("own",)),
+            ("disk", {"policy": "degree", "shared_host": False}, 60, ("own", "disk")),
+        )
+        for devices in (1, 2)
+    ),
     Mode(
         name="peers mapped", row="rows", quick=True, settings={"policy": "legion"}, room_rows=60,
         wants=_together, holds=_reads("own", "peer", "host"),
@@ -255,15 +265,17 @@ MODES = [
         quick=True,
     ),
     Mode(
-        name="disk", row="rows", settings={"policy": "degree", "shared_host": False}, room_rows=60,
-        holds=_reads("own", "disk"),
-    ),
-    Mode(
         name="two hosts", row="rows", devices=4, hosts=2, settings={"policy": "song-jiang"},
         room_rows=60,
     ),
-    Mode(name="host", row="topology", wants=_topology("host")),
-    Mode(name="replicated", row="topology", wants=_topology("replicated"), quick=True),
+    *(
+        Mode(
+            name=lists, row="topology", devices=devices, hosts=hosts, wants=_topology(lists),
+            quick=(lists, devices) == ("replicated", 2),
+        )
+        for lists in ("host", "replicated")
+        for devices, hosts in ((1, 1), (2, 1), (4, 2))
+    ),
     *(
         Mode(
             name=name, row="topology", devices=devices, hosts=hosts,
@@ -281,10 +293,17 @@ MODES = [
         )
         for name, devices, changes, wants, kinds in WHOLE
     ),
-    Mode(name="labor", row="samplers", settings={"sampler": "labor", "workload": ANY}),
-    Mode(name="ladies", row="samplers", settings={"sampler": "ladies", **SIZES}),
-    Mode(name="pladies", row="samplers", settings={"sampler": "pladies", **SIZES}),
-    Mode(name="fastgcn", row="samplers", settings={"sampler": "fastgcn", **SIZES}),
+    *(
+        Mode(
+            name=name, row="samplers", devices=devices, hosts=hosts,
+            settings={"sampler": name, **settings},
+        )
+        for name, settings in (
+            ("labor", {"workload": ANY}), ("ladies", SIZES), ("pladies", SIZES),
+            ("fastgcn", SIZES),
+        )
+        for devices, hosts in ((1, 1), (2, 1), (4, 2))
+    ),
     Mode(
         name="las", row="samplers", settings={"policy": "degree", "workload": ANY}, room_rows=150,
         evaluation_rows=500, wants=_prefers_local, holds=_reads("own", "host"),
@@ -334,15 +353,17 @@ MODES = [
         Mode(
             name="owners by parts", row="cooperative", devices=devices, hosts=hosts,
             settings={"batching": "cooperative"}, wants=_keeps_none, change=_owns_parts,
-            arrays=_in_parts, holds=_shares("host"),
+            arrays=_parts_of, holds=_shares("host"),
         )
         for devices, hosts in ((2, 1), (4, 2))
     ),
-    Mode(
-        name="stacks", row="bulk", wants=_stacked,
-        holds=lambda plan, rows: plan.strategy.bulk_batches > 1,
+    *(
+        Mode(
+            name="stacks", row="bulk", devices=devices, hosts=hosts, wants=_stacked,
+            holds=lambda plan, rows: plan.strategy.bulk_batches > 1, quick=devices == 1,
+        )
+        for devices, hosts in ((1, 1), (2, 1), (4, 2))
     ),
-    Mode(name="stacks", row="bulk", devices=1, quick=True, wants=_stacked),
     *(
         Mode(
             name=f"1.5D{words} (c = {copies})", row="bulk", devices=devices, hosts=hosts,

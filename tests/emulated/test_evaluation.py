@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ def graph(tmp_path: Path) -> Graph:
 
 def open_store(graph: Graph, folder: Path, place: str) -> DeviceFeatureStore:
     cache = DynamicCache(policy="lru", rows=[40]) if place == "cache" else None
-    budget = {"disk_budget_bytes": 1 << 20} if place == "disk" else {}
+    budget: dict[str, Any] = {"disk_budget_bytes": 1 << 20} if place == "disk" else {}
     plan = make_plan(graph, folder, own_rows=50, cache=cache, **budget)
     return open_device_store(graph, plan, folder, 0, EMULATED)
 

@@ -105,7 +105,8 @@ def test_what_is_drawn_and_kept_is_the_hosts(name: str, drop: Any) -> None:
             for field in ("indptr", "indices", "weight"):
                 a, b = (getattr(block, field, None) for block in (mine, theirs))
                 assert (a is None) == (b is None), field
-                assert a is None or torch.equal(a.cpu(), b), field
+                if a is not None and b is not None:
+                    assert torch.equal(a.cpu(), b), field
 
 
 SLOW = pytest.mark.slow

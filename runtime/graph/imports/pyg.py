@@ -260,8 +260,10 @@ class _TypedReader:
                 self.inventory.meet(fields or {})
                 continue
             known = {str(k): v for k, v in fields.items() if v is not None}
-            kept = self.edges if isinstance(key, tuple) else self.nodes
-            kept[key] = known
+            if isinstance(key, tuple):
+                self.edges[key] = known
+            else:
+                self.nodes[str(key)] = known
             self.inventory.meet(known, _place(key))
         for source_type, _, target in self.edges:
             self.nodes.setdefault(source_type, {})

@@ -290,7 +290,7 @@ def test_a_plan_of_another_machine_is_trained_only_where_the_form_says_so(
     plan = keep_plan(service, small_graph, tmp_path / "a")
     assert "not this machine" not in read(client, f"/plans/{plan}")
     for module in ("gnnplan.runtime.identity", "gnnplan.api.dashboard.plans"):
-        monkeypatch.setattr(f"{module}.machine_fingerprint", lambda *_: "another")
+        monkeypatch.setattr(f"{module}.is_planned_machine", lambda *_: False)
     assert "not this machine" in read(client, f"/plans/{plan}")
     refused = client.post(f"/plans/{plan}/train", data={"epochs": "1"})
     assert refused.status_code == 422

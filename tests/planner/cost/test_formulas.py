@@ -199,7 +199,7 @@ class TestAllReduce:
         )  # fmt: skip
 
         def seconds(size: float = 1e6, **changes: float) -> float:
-            changed = replace(fabric, **changes)  # pyright: ignore[reportArgumentType]
+            changed = replace(fabric, **changes)
             return min(algorithm_seconds(size, changed).values())
 
         usual = seconds()

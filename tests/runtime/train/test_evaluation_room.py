@@ -4,6 +4,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,7 +85,7 @@ def test_chunks_of_a_gpu_are_bounded_by_it_and_tables_by_its_host(small_graph, t
 
 def test_what_chunks_leave_of_a_gpu_holds_tables(small_graph, tmp_path):
     plan = make_plan(small_graph, tmp_path / "one")
-    memories = {
+    memories: dict[str, Any] = {
         "rank0": memory(MB, 4000 * MB, activations=20 * MB, evaluation=10 * MB),
         "host0": memory(MB, 10**11),
     }

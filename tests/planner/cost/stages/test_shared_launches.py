@@ -45,19 +45,20 @@ class Half(Communicator):
         self._asked = asked
 
     def all_to_all_ids(
-        self, ids: torch.Tensor, counts: Sequence[int]
+        self, ids: torch.Tensor, counts: Sequence[int], *, stage: Stage = Stage.EXCHANGE_IDS
     ) -> tuple[torch.Tensor, list[int]]:
+        assert stage == Stage.EXCHANGE_IDS
         assert len(counts) == self.size
         assert sum(counts) == ids.shape[0]
         return self._asked, [0, self._asked.shape[0]]
 
     def all_to_all_rows(
-        self, rows: torch.Tensor, counts: Sequence[int], received: Sequence[int],
+        self, rows: torch.Tensor, counts: Sequence[int], received_counts: Sequence[int],
         *, out: torch.Tensor | None = None, stage: Stage = Stage.EXCHANGE_ROWS,
     ) -> torch.Tensor:  # fmt: skip
         assert stage in (Stage.EXCHANGE_ROWS, Stage.HALO_EXCHANGE)
         assert sum(counts) == len(rows)
-        return rows.new_empty((sum(received), *rows.shape[1:])) if out is None else out
+        return rows.new_empty((sum(received_counts), *rows.shape[1:])) if out is None else out
 
     def stage_seconds(self, stage: Stage) -> float:
         return 0.0 * len(stage.value)
@@ -81,7 +82,7 @@ def test_a_hop_that_two_ranks_share_starts_as_many_more_kernels_as_is_charged(
 
 
 def test_rows_of_peers_that_are_exchanged_start_what_is_charged(
-    count: Callable[..., int], kernel_device: torch.device
+    count: Callable[..., int], kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half: Any = Half(torch.arange(3, device=kernel_device))
     store = store_of(kernel_device, None)
@@ -93,7 +94,7 @@ def test_rows_of_peers_that_are_exchanged_start_what_is_charged(
 
     plain = kernels()
     own = torch.zeros(4, WIDTH, device=kernel_device)
-    store._others = [DeviceExchange(own, {0: 1}, half)]
+    monkeypatch.setattr(store, "_others", [DeviceExchange(own, {0: 1}, half)])
     assert kernels() - plain == FETCH_STARTS
 
 
@@ -109,7 +110,7 @@ def test_a_shared_batchs_rows_start_what_is_charged(
 ) -> None:
     store, half = store_of(kernel_device, None), Half(torch.arange(3))
     args = (store, StageMeter(), streams_of(kernel_device))
-    stage = CooperativeDeviceGatherStage(*args, half)  # pyright: ignore[reportArgumentType]
+    stage = CooperativeDeviceGatherStage(*args, half)
     ids = torch.arange(10, device=kernel_device)
     drawn = DeviceBatch(
         blocks=[], n_id=ids, seeds=ids[:2].cpu().numpy(), input_id=ids[:2].cpu().numpy(),

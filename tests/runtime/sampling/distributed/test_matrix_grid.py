@@ -135,7 +135,7 @@ def test_m7_the_product_is_exact_on_any_grid(ranks: int, copies: int) -> None:
     run_in_process(ranks, body)
 
 
-def lists_of(rows: DeviceGridRows, found: FetchedRows) -> FetchedLists:
+def lists_of(rows: Any, found: FetchedRows) -> FetchedLists:
     """What was fetched as kernels see it; its counters are not looked at."""
     view, nothing = rows.view(found), torch.zeros(6, dtype=torch.int64)
     cols: Any = found.cols
