@@ -41,10 +41,11 @@ def plan(
     """
     from gnnplan.planner.pipeline import plan as make_plan
     from gnnplan.planner.probe.presets import choose_machine
-    from gnnplan.planner.request import check_request
+    from gnnplan.planner.request import check_request, refuse_unused
 
     graph, out = Path(graph), Path(out)
     wanted = change_settings(settings or PlanSettings(), choices)
+    refuse_unused(wanted)
     if not isinstance(machine, MachineModel):
         name = None if machine is None else str(machine)
         check_request(graph, wanted, out=out, machine=name)

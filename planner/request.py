@@ -25,7 +25,7 @@ from gnnplan.planner.search.samplers import (
     statistics_of,
     with_samplers,
 )
-from gnnplan.planner.settings import MODELS, PlanSettings
+from gnnplan.planner.settings import MODELS, PlanSettings, refuse_changed
 from gnnplan.runtime.device import usable_ram_bytes
 from gnnplan.runtime.errors import DatasetError, InputError
 from gnnplan.runtime.graph.dataset import Graph, is_typed, open_graph, types_of
@@ -79,12 +79,29 @@ def check_request(
     graph = open_graph(folder, validate=False)
     if machine is not None:
         check_machine_name(machine)
+    refuse_unused(settings)
     check_graph(graph, settings, calibrate=calibrate)
     if out is not None:
         _check_free_disk(out, graph)
     if machine is None:
         check_outputs(graph, settings, None)
     return graph
+
+
+def refuse_unused(settings: PlanSettings) -> None:
+    """Refuse what a user says of batches where the whole graph is trained.
+
+    Plans that hold such a workload are read and made again all the same.
+
+    Raises:
+        SettingsError: the line names the flag.
+    """
+    if settings.mode != "full-graph":
+        return
+    expected = "the default in mode full-graph, whose step is an epoch over all neighbours"
+    refuse_changed(settings, ("batch_size",), expected)
+    if any(fanout != -1 for fanout in settings.workload.fanouts):
+        refuse_changed(settings, ("fanouts",), expected)
 
 
 def check_graph(graph: Graph, settings: PlanSettings, *, calibrate: bool = False) -> None:

@@ -1,18 +1,18 @@
-"""Declare what a user may ask of the planner, check it, and read it from texts of flags and forms.
+"""Declare what a user may ask of the planner, and check it.
 
 What no training can use is refused before anything is probed or profiled. Plans that were written
 earlier are read without these checks.
 """
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Annotated, Any, Literal, Self, TypeVar, cast
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.placement.policies.registry import PLACEMENT_POLICIES
-from gnnplan.planner.units import parse_bytes
 from gnnplan.runtime.plan.schema import MOST_FANOUT, Workload
-from gnnplan.runtime.plan.setting import Range, Setting, SettingField, own_fields, setting_fields
+from gnnplan.runtime.plan.setting import Range, Setting, own_fields, setting_fields
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, SAMPLERS, is_layerwise
 
 Settings = TypeVar("Settings", bound="PlanSettings")
@@ -101,6 +101,23 @@ class SamplerChoice:
 
 
 _COUNT, _BYTES = Range(least=1, most=4096), Range(least=1, most=2**60)
+
+
+FULL_GRAPH = ("keep", "drop", "draws", "rounding", "exchange", "first_layer")
+"""Settings of full-graph training alone."""
+
+
+def refuse_changed(settings: object, names: Collection[str], expected: str) -> None:
+    """Refuse a setting among `names` that is not at its default, which nothing would use.
+
+    Raises:
+        SettingsError: the line names its flag and what was expected.
+    """
+    for each in setting_fields(type(settings)):
+        found = getattr(functools.reduce(getattr, each.path, settings), each.name)
+        if each.name in names and found != each.default:
+            flag = each.flag.replace("--", "--no-") if each.default is True else each.flag
+            raise SettingsError(f"{flag}: expected {expected}, found {found}; drop {flag}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,6 +218,15 @@ class PlanSettings:
             label="Batches",
         ),
     ] = "auto"
+    owner: Annotated[
+        Literal["hash", "partition", "auto"],
+        Setting(
+            help="Which rank owns a node of cooperative batches: by a hash, or by parts of the "
+            "graph with few edges between them; auto prices both.",
+            more="Parts exchange less and are less even. They are cut when the plan is made.",
+            label="Owners of a shared batch",
+        ),
+    ] = "hash"
     replication: Annotated[
         int | None,
         Setting(
@@ -233,6 +259,46 @@ class PlanSettings:
             label="Adjacency lists",
         ),
     ] = "auto"
+    keep: Annotated[
+        float | None,
+        Setting(
+            help="Share p of what full-graph training draws from, by --drop, that is kept.",
+            unset="of boundary nodes, what compute hides or accuracy needs",
+            more="Below 1 it changes training statistics: see --allow.",
+            range=Range(least=0, most=1, whole=False),
+            label="Kept share p",
+        ),
+    ] = None
+    drop: Annotated[
+        Literal["nodes", "edges", "boundary-edges"],
+        Setting(
+            help="What full-graph training drops: boundary nodes (BNS), any edges (DropEdge) or "
+            "edges over the boundary (BES). Edges need --keep.",
+        ),
+    ] = "nodes"
+    draws: Annotated[
+        Literal["auto", "layer", "shared"],
+        Setting(help="Draws of full-graph training: anew for each layer, or one for all of them."),
+    ] = "auto"
+    rounding: Annotated[
+        Literal["auto", "stochastic", "bernoulli"],
+        Setting(
+            help="Boundary nodes kept of each pair of parts: p of them, rounded at random, or each "
+            "by itself."
+        ),
+    ] = "auto"
+    exchange: Annotated[
+        Literal["boundary", "broadcast"],
+        Setting(
+            help="What ranks send each other in full-graph training: rows that others need, or "
+            "whole slices (CAGNET 1D).",
+            label="Rows sent",
+        ),
+    ] = "boundary"
+    first_layer: Annotated[
+        Literal["auto", "once", "each-epoch"],
+        Setting(help="When full-graph training sums the first layer's inputs, which never change."),
+    ] = "auto"
     shared_host: Annotated[
         bool, Setting(help="Use the host's shared mapping of features; else ranks or the disk.")
     ] = True
@@ -251,6 +317,13 @@ class PlanSettings:
         if self.policy not in POLICIES:
             raise SettingsError(
                 f"expected a policy among {', '.join(POLICIES)}, found {self.policy!r}"
+            )
+        if self.mode != "full-graph":
+            refuse_changed(self, FULL_GRAPH, "--mode full-graph, whose choice it is")
+        if self.owner != "hash" and self.batching == "independent":
+            raise SettingsError(
+                f"--owner {self.owner}: expected batches that ranks share, found --batching "
+                "independent; drop one of the two"
             )
         if self.mode == "full-graph" and self.other_samplers:
             raise SettingsError(
@@ -308,149 +381,3 @@ def _changed(owner: Any, values: Mapping[str, Any]) -> Any:
     return replace(
         owner, **{k: _changed(v, values) if is_dataclass(v) else v for k, v in found.items()}
     )
-
-
-SAMPLER = "sampler"
-"""Setting whose text has parameters too, and whose flag may be repeated."""
-AUTO = "auto"
-"""Text of a setting that is unset."""
-YES_NO = ("yes", "no")
-"""Texts of true and false in a form."""
-
-
-def is_repeated(field: SettingField) -> bool:
-    """Return whether a flag may be given several times."""
-    return field.name == SAMPLER or field.hint == dict[str, list[int]]
-
-
-def is_text(field: SettingField) -> bool:
-    """Return whether a flag is read as text here, and not by the command line itself."""
-    return is_repeated(field) or field.optional or field.hint == list[int]
-
-
-def _flag_of(field: SettingField) -> str:
-    return field.flag
-
-
-def flag_help(field: SettingField) -> str:
-    """Return the help of a flag."""
-    said, unset = field.setting, field.setting.unset
-    parts = [said.help.rstrip("."), said.how, f"{AUTO}: {unset}" if unset else ""]
-    return f"{'; '.join(part for part in parts if part)}."
-
-
-def default_text(field: SettingField) -> str:
-    """Return the text of the default; empty where there is none."""
-    default = field.default
-    if isinstance(default, bool):
-        return YES_NO[not default]
-    if isinstance(default, list | dict):
-        return ",".join(map(str, cast("list[Any]", default)))
-    return "" if default is None else str(default)
-
-
-def read_texts(
-    kind: type, texts: Mapping[str, Any], *, name_of: Callable[[SettingField], str] = _flag_of
-) -> dict[str, Any]:
-    """Return values of settings by name, from the texts of those that were given.
-
-    Args:
-        kind: the dataclass that declares them.
-        texts: by name; None and values that are no text are left as they are.
-        name_of: returns a field's name in errors; by default its flag.
-
-    Raises:
-        SettingsError: a text is no number, size or list of such; the line names the field.
-    """
-    found: dict[str, Any] = {}
-    for each in setting_fields(kind):
-        if each.name not in texts:
-            continue
-        text = texts[each.name]
-        if is_repeated(each) and isinstance(text, str):
-            text = text.split()  # a form has one field for all of them
-        if each.name == SAMPLER:
-            found |= _read_samplers(text or [AUTO], name_of(each))
-        elif is_repeated(each):
-            found[each.name] = _read_named(text or [], name_of(each))
-        else:
-            found[each.name] = _read(each, text, name_of(each)) if isinstance(text, str) else text
-    return found
-
-
-def _read(field: SettingField, text: str, name: str) -> Any:
-    if field.optional and text.strip() == AUTO:
-        return None
-    if field.name.endswith("_bytes"):
-        return parse_bytes(text, name)
-    if field.hint in (list[int], list[int] | None):
-        return parse_integers(text, name)
-    if field.hint is bool and text in YES_NO:
-        return text == YES_NO[0]
-    kind = {int: int, int | None: int, float: float}.get(field.hint)
-    if kind is None:
-        return text
-    try:
-        return kind(text.strip())
-    except ValueError:
-        number = "a whole number" if kind is int else "a number"
-        wanted = f"{number} or {AUTO}" if field.optional else number
-        raise SettingsError(f"{name}: expected {wanted}, found {text[:40]!r}") from None
-
-
-def parse_integers(text: str, name: str) -> list[int]:
-    """Read comma-separated integers, such as fan-outs 15,10,5.
-
-    Raises:
-        SettingsError: the text is something else.
-    """
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise SettingsError(
-            f"{name}: expected whole numbers separated by commas, such as 15,10, found {text!r}"
-        ) from None
-
-
-def _read_named(texts: list[str], name: str) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for text in texts:
-        key, equals, numbers = text.partition("=")
-        if not equals or not key or key in found:
-            raise SettingsError(f"{name}: expected NAME=5,3 once per edge type, found {text!r}")
-        found[key] = parse_integers(numbers, name)
-    return found
-
-
-def _read_samplers(texts: list[str], name: str) -> dict[str, Any]:
-    first, *others = [parse_sampler(text, name) for text in texts]
-    return {
-        SAMPLER: first.name,
-        "sampler_parameters": first.parameters,
-        "other_samplers": others,
-    }
-
-
-def parse_sampler(text: str, name: str) -> SamplerChoice:
-    """Read a sampler's name and parameters from NAME or NAME:key=value,key=value.
-
-    Raises:
-        SettingsError: a parameter is not key=value.
-    """
-    sampler, _, rest = text.partition(":")
-    parameters: dict[str, float | str] = {}
-    for part in rest.split(",") if rest else []:
-        key, equals, value = part.partition("=")
-        if not equals or not key or not value:
-            raise SettingsError(
-                f"{name}: expected NAME or NAME:key=value,key=value, found {text!r}"
-            )
-        parameters[key.strip()] = _number_or_text(value.strip())
-    return SamplerChoice(name=sampler, parameters=parameters)
-
-
-def _number_or_text(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text

@@ -1,10 +1,12 @@
-"""Read and write sizes, counts and orders as people do."""
+"""Read and write sizes, counts and orders as people do, and settings as flags and forms do."""
 
 import re
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.settings import SamplerChoice
+from gnnplan.runtime.plan.setting import SettingField, setting_fields
 
 T = TypeVar("T")
 DECIMAL_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -48,3 +50,149 @@ def by_number(name: str) -> list[tuple[int, str]]:
 def in_order(values: Mapping[str, T]) -> list[tuple[str, T]]:
     """Return items sorted by their names, as `by_number` sorts."""
     return sorted(values.items(), key=lambda item: by_number(item[0]))
+
+
+SAMPLER = "sampler"
+"""Setting whose text has parameters too, and whose flag may be repeated."""
+AUTO = "auto"
+"""Text of a setting that is unset."""
+YES_NO = ("yes", "no")
+"""Texts of true and false in a form."""
+
+
+def is_repeated(field: SettingField) -> bool:
+    """Return whether a flag may be given several times."""
+    return field.name == SAMPLER or field.hint == dict[str, list[int]]
+
+
+def is_text(field: SettingField) -> bool:
+    """Return whether a flag is read as text here, and not by the command line itself."""
+    return is_repeated(field) or field.optional or field.hint == list[int]
+
+
+def _flag_of(field: SettingField) -> str:
+    return field.flag
+
+
+def flag_help(field: SettingField) -> str:
+    """Return the help of a flag."""
+    said, unset = field.setting, field.setting.unset
+    parts = [said.help.rstrip("."), said.how, f"{AUTO}: {unset}" if unset else ""]
+    return f"{'; '.join(part for part in parts if part)}."
+
+
+def default_text(field: SettingField) -> str:
+    """Return the text of the default; empty where there is none."""
+    default = field.default
+    if isinstance(default, bool):
+        return YES_NO[not default]
+    if isinstance(default, list | dict):
+        return ",".join(map(str, cast("list[Any]", default)))
+    return "" if default is None else str(default)
+
+
+def read_texts(
+    kind: type, texts: Mapping[str, Any], *, name_of: Callable[[SettingField], str] = _flag_of
+) -> dict[str, Any]:
+    """Return values of settings by name, from the texts of those that were given.
+
+    Args:
+        kind: the dataclass that declares them.
+        texts: by name; None and values that are no text are left as they are.
+        name_of: returns a field's name in errors; by default its flag.
+
+    Raises:
+        SettingsError: a text is no number, size or list of such; the line names the field.
+    """
+    found: dict[str, Any] = {}
+    for each in setting_fields(kind):
+        if each.name not in texts:
+            continue
+        text = texts[each.name]
+        if is_repeated(each) and isinstance(text, str):
+            text = text.split()  # a form has one field for all of them
+        if each.name == SAMPLER:
+            found |= _read_samplers(text or [AUTO], name_of(each))
+        elif is_repeated(each):
+            found[each.name] = _read_named(text or [], name_of(each))
+        else:
+            found[each.name] = _read(each, text, name_of(each)) if isinstance(text, str) else text
+    return found
+
+
+def _read(field: SettingField, text: str, name: str) -> Any:
+    if field.optional and text.strip() == AUTO:
+        return None
+    if field.name.endswith("_bytes"):
+        return parse_bytes(text, name)
+    if field.hint in (list[int], list[int] | None):
+        return parse_integers(text, name)
+    if field.hint is bool and text in YES_NO:
+        return text == YES_NO[0]
+    kind = {int: int, int | None: int, float: float, float | None: float}.get(field.hint)
+    if kind is None:
+        return text
+    try:
+        return kind(text.strip())
+    except ValueError:
+        number = "a whole number" if kind is int else "a number"
+        wanted = f"{number} or {AUTO}" if field.optional else number
+        raise SettingsError(f"{name}: expected {wanted}, found {text[:40]!r}") from None
+
+
+def parse_integers(text: str, name: str) -> list[int]:
+    """Read comma-separated integers, such as fan-outs 15,10,5.
+
+    Raises:
+        SettingsError: the text is something else.
+    """
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise SettingsError(
+            f"{name}: expected whole numbers separated by commas, such as 15,10, found {text!r}"
+        ) from None
+
+
+def _read_named(texts: list[str], name: str) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for text in texts:
+        key, equals, numbers = text.partition("=")
+        if not equals or not key or key in found:
+            raise SettingsError(f"{name}: expected NAME=5,3 once per edge type, found {text!r}")
+        found[key] = parse_integers(numbers, name)
+    return found
+
+
+def _read_samplers(texts: list[str], name: str) -> dict[str, Any]:
+    first, *others = [parse_sampler(text, name) for text in texts]
+    return {
+        SAMPLER: first.name,
+        "sampler_parameters": first.parameters,
+        "other_samplers": others,
+    }
+
+
+def parse_sampler(text: str, name: str) -> SamplerChoice:
+    """Read a sampler's name and parameters from NAME or NAME:key=value,key=value.
+
+    Raises:
+        SettingsError: a parameter is not key=value.
+    """
+    sampler, _, rest = text.partition(":")
+    parameters: dict[str, float | str] = {}
+    for part in rest.split(",") if rest else []:
+        key, equals, value = part.partition("=")
+        if not equals or not key or not value:
+            raise SettingsError(
+                f"{name}: expected NAME or NAME:key=value,key=value, found {text!r}"
+            )
+        parameters[key.strip()] = _number_or_text(value.strip())
+    return SamplerChoice(name=sampler, parameters=parameters)
+
+
+def _number_or_text(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text

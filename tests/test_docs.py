@@ -11,7 +11,8 @@ from gnnplan.api.app import create_app
 from gnnplan.planner.cli.common import option_fields
 from gnnplan.planner.cli.main import app
 from gnnplan.planner.probe.presets import load_preset
-from gnnplan.planner.settings import POLICIES, PlanSettings, flag_help
+from gnnplan.planner.settings import POLICIES, PlanSettings
+from gnnplan.planner.units import flag_help
 from gnnplan.runtime.sampling.registry import SAMPLERS
 from gnnplan.runtime.stages import Stage
 from tests.support import flag_table

@@ -27,14 +27,8 @@ from gnnplan.planner.report.links import link_rows
 from gnnplan.planner.report.measured import differences, verdict
 from gnnplan.planner.report.page import machine_line, sections, swatch
 from gnnplan.planner.report.topology import draw_topology
-from gnnplan.planner.settings import (
-    MODELS,
-    POLICIES,
-    YES_NO,
-    PlanSettings,
-    default_text,
-    read_texts,
-)
+from gnnplan.planner.settings import MODELS, POLICIES, PlanSettings
+from gnnplan.planner.units import YES_NO, default_text, read_texts
 from gnnplan.runtime import codec
 from gnnplan.runtime.device import is_planned_machine, machine_facts
 from gnnplan.runtime.errors import InputError

@@ -28,7 +28,7 @@ from gnnplan.planner.probe.probe import cached_machine
 from gnnplan.planner.queries.calibrate import load_calibration
 from gnnplan.planner.queries.diff import PlanDiff, diff
 from gnnplan.planner.queries.explain import explain
-from gnnplan.planner.request import check_graph
+from gnnplan.planner.request import check_graph, refuse_unused
 from gnnplan.planner.settings import POLICIES
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import DatasetError, InputError
@@ -204,6 +204,7 @@ def _check_request(
     settings = request.settings()
     check_model(settings.workload.model, service.settings.allowed_models)
     machine = machine_reference(service, request.machine)
+    refuse_unused(settings)
     graph = _open_named_graph(service, request.graph)
     check_graph(graph, settings, calibrate=calibrated)
     return {

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from gnnplan.planner.cost.memory import GIB
-from gnnplan.planner.settings import AUTO, default_text, flag_help, is_repeated, is_text, read_texts
+from gnnplan.planner.units import AUTO, default_text, flag_help, is_repeated, is_text, read_texts
 from gnnplan.runtime import codec
 from gnnplan.runtime.plan.setting import SettingField, make_from, setting_fields
 

@@ -31,7 +31,7 @@ from gnnplan.planner.settings import PlanSettings, change_settings
 from gnnplan.runtime.codec import write_text_atomically
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.plan.io import load_plan
-from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.plan.schema import Plan, Workload
 from gnnplan.runtime.report import REPORT_FILE, RunReport, load_report
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def register(parent: typer.Typer) -> None:
 def _make_request(values: Mapping[str, Any]) -> PlanSettings:
     """Make the request of the flags' values; full-graph training needs all neighbours."""
     asked = dict(values)
-    if asked["mode"] == "full-graph":
+    if asked["mode"] == "full-graph" and asked["fanouts"] == Workload().fanouts:
         hops = asked.get("num_layers", len(asked["fanouts"]))
         asked["fanouts"] = [-1] * hops
     return change_settings(PlanSettings(), asked)

@@ -10,8 +10,8 @@ from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.memory import DIRECTORY_BYTES, SLOT_BYTES
 from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
 from gnnplan.planner.cost.rates import MachineTable, lookup, readers
-from gnnplan.planner.cost.stages.cache_gpu import add_gpu_cache, gpu_look_up_seconds
 from gnnplan.planner.cost.stages.exchange_gpu import add_peer_exchange
+from gnnplan.planner.cost.stages.gather_gpu import add_gpu_cache, gpu_look_up_seconds
 from gnnplan.planner.cost.stages.lists_gpu import add_gpu_dependence, add_gpu_links, add_gpu_lists
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.runtime.stages import Stage

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from gnnplan.planner.candidate import Candidate, list_cores, make_candidate
 from gnnplan.planner.errors import SettingsError
@@ -15,8 +16,10 @@ from gnnplan.runtime.sampling.statistics import StatisticsClass, full_graph_clas
 PARTITIONERS = ("kaminpar", "random")
 """Partitioners: kaminpar, refined for volume, is planned; random is priced beside it."""
 PLANNED = PARTITIONERS[0]
-DRAWS = ("layer", "shared")
-ROUNDINGS = ("stochastic", "bernoulli")
+DROPPED = {"nodes": "boundary nodes", "edges": "edges", "boundary-edges": "edges over the boundary"}
+"""What p keeps a share of, in words."""
+DRAWS: tuple[Literal["layer", "shared"], ...] = ("layer", "shared")
+ROUNDINGS: tuple[Literal["stochastic", "bernoulli"], ...] = ("stochastic", "bernoulli")
 """Roundings; the first has the lower variance (docs/formulas.md 3.3) and is kept at equal times."""
 
 
@@ -95,10 +98,15 @@ def describe_whole_graph(candidate: Candidate) -> str:
     """Name a candidate as readers see it."""
     settings = candidate.full_graph
     words = [cut_of(candidate).name]
-    if candidate.num_ranks > 1:
-        words.append(f"p {settings.keep:.3g}")
+    if settings.exchange == "broadcast" and candidate.num_ranks > 1:
+        words.append("whole slices")
+    elif candidate.num_ranks > 1 or settings.drop == "edges":
+        what = "" if settings.drop == "nodes" else f" of {DROPPED[settings.drop]}"
+        words.append(f"p {settings.keep:.3g}{what}")
         if settings.keep < 1:
-            words.append(f"{settings.draws} draws, {settings.rounding}")
+            rounded = f", {settings.rounding}" if settings.drop == "nodes" else ""
+            words.append(f"{settings.draws} draws{rounded}")
+    if candidate.num_ranks > 1:
         words.append("overlapped" if overlaps(candidate) else "in line")
     if settings.precompute_first_layer:
         words.append("first layer precomputed")
@@ -177,16 +185,22 @@ def list_cuts(num_cores: int, devices: int | None) -> list[Cut]:
     return found
 
 
-def exact_candidates(all_cuts: Iterable[Cut]) -> list[Candidate]:
+def exact_candidates(all_cuts: Iterable[Cut], asked: PlanSettings | None = None) -> list[Candidate]:
     """List candidates of p = 1: with and without overlap, the first layer computed once or not.
 
-    GPUs exchange beside compute in any case, which takes no thread.
+    GPUs exchange beside compute in any case, which takes no thread. `asked` may fix the first layer
+    and what is sent.
     """
+    asked = asked or PlanSettings()
     return [
-        whole_graph_candidate(cut, FullGraph(precompute_first_layer=known), overlap=overlap)
+        whole_graph_candidate(
+            cut,
+            FullGraph(exchange=asked.exchange, precompute_first_layer=known),
+            overlap=overlap,
+        )
         for cut in all_cuts
         for overlap in _overlaps_of(cut)
-        for known in (False, True)
+        for known in first_layers(asked)
     ]
 
 
@@ -196,21 +210,48 @@ def _overlaps_of(cut: Cut) -> tuple[bool, ...]:
     return (True,) if cut.on_gpus else (False, True)
 
 
-def sampled_candidates(
-    all_cuts: Iterable[Cut], workload: Workload, allowed: StatisticsClass
-) -> list[Candidate]:
-    """List candidates of p < 1, by every way of drawing that the user's class permits.
+def first_layers(asked: PlanSettings) -> tuple[bool, ...]:
+    """Return whether the first layer may be computed each epoch, once, or both."""
+    if asked.first_layer != "auto":
+        return (asked.first_layer == "once",)
+    return (False,) if asked.drop == "edges" else (False, True)
 
-    Their settings hold a p of 0.5 in the place of the one to come.
+
+def settings_of(asked: PlanSettings) -> list[FullGraph]:
+    """List every way of sampling that a request leaves open; a p to be found stands as 0.5."""
+    roundings = ROUNDINGS if asked.drop == "nodes" else ("bernoulli",)
+    return [
+        FullGraph(
+            keep=0.5 if asked.keep is None else asked.keep,
+            drop=asked.drop,
+            draws=draws,
+            rounding=rounding,
+            precompute_first_layer=known,
+        )
+        for known in first_layers(asked)
+        for draws in DRAWS
+        if asked.draws in ("auto", draws)
+        for rounding in roundings
+        if asked.rounding in ("auto", rounding)
+    ]
+
+
+def sampled_candidates(
+    all_cuts: Iterable[Cut],
+    workload: Workload,
+    allowed: StatisticsClass,
+    asked: PlanSettings | None = None,
+) -> list[Candidate]:
+    """List candidates of p < 1, by every way of drawing that request and class permit.
+
+    One rank has no boundary; only DropEdge drops anything there.
     """
-    found: list[Candidate] = []
-    for exact in exact_candidates(all_cuts):
-        if exact.num_ranks == 1:
-            continue
-        for draws in DRAWS:
-            for rounding in ROUNDINGS:
-                settings = replace(exact.full_graph, keep=0.5, draws=draws, rounding=rounding)
-                made = full_graph_class(settings, workload.model, workload.num_layers)
-                if allowed.allows(made):
-                    found.append(replace(exact, full_graph=settings))
-    return found
+    asked = asked or PlanSettings()
+    return [
+        whole_graph_candidate(cut, settings, overlap=overlap)
+        for cut in all_cuts
+        if cut.ranks > 1 or asked.drop == "edges"
+        for overlap in _overlaps_of(cut)
+        for settings in settings_of(asked)
+        if allowed.allows(full_graph_class(settings, workload.model, workload.num_layers))
+    ]

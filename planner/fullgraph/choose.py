@@ -20,6 +20,7 @@ from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.memory import sum_text
 from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.fullgraph.candidate import (
+    DROPPED,
     PLANNED,
     Cut,
     cut_of,
@@ -28,22 +29,20 @@ from gnnplan.planner.fullgraph.candidate import (
     sampled_candidates,
     with_keep,
 )
-from gnnplan.planner.fullgraph.formulas import choose_keep, columns_per_row, p_bandwidth, p_memory
-from gnnplan.planner.fullgraph.memory import memory_use
-from gnnplan.planner.fullgraph.price import (
+from gnnplan.planner.fullgraph.exchange import (
     ITEM_BYTES,
-    FullRequest,
-    PricedEpoch,
     busiest_rows,
     call_times,
     exchanged_widths,
     overlap_share,
-    price,
-    rank_seconds,
 )
+from gnnplan.planner.fullgraph.formulas import choose_keep, columns_per_row, p_bandwidth, p_memory
+from gnnplan.planner.fullgraph.memory import memory_use
+from gnnplan.planner.fullgraph.price import FullRequest, PricedEpoch, price, rank_seconds
 from gnnplan.planner.fullgraph.profile import CutProfile
 from gnnplan.planner.queries.remedies import Remedy, advice, rank_remedies
 from gnnplan.planner.search.choose import find_slower_stage, nearest_to_fit
+from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.plan.schema import Alternative, MemoryUse
 from gnnplan.runtime.sampling.statistics import StatisticsClass, full_graph_class
 
@@ -247,9 +246,14 @@ def choose(
     Raises:
         PlanDoesNotFit: none fits; the text is the sum of the one that lacks least.
     """
-    exact = [price(request, profiles[cut_of(c)], c) for c in exact_candidates(profiles)]
+    asked = request.settings
+    if asked.keep is not None and asked.keep < 1:
+        return _choose_at(request, profiles, allowed, asked.keep)
+    exact = [price(request, profiles[cut_of(c)], c) for c in exact_candidates(profiles, asked)]
     best_exact = _fastest(exact)
-    sampled, best = _best_sampled(request, profiles, allowed)
+    sampled, best = list[PricedEpoch](), None
+    if asked.keep is None and asked.exchange == "boundary":
+        sampled, best = _best_sampled(request, profiles, allowed)
     if best is not None:
         priced, keep = best
         if best_exact is None or priced.seconds < best_exact.seconds:
@@ -258,10 +262,34 @@ def choose(
         raise make_refusal(request, profiles, [*exact, *sampled])
     return FullGraphChoice(
         chosen=best_exact,
-        why_keep=_why_exact(best_exact, best, allowed),
+        why_keep=_why_asked(asked) or _why_exact(best_exact, best, allowed),
         exact=exact,
         sampled=sampled,
     )
+
+
+def _choose_at(
+    request: FullRequest, profiles: Mapping[Cut, CutProfile], allowed: StatisticsClass, keep: float
+) -> FullGraphChoice:
+    """Choose among all candidates at the user's p; one rank drops nothing but by DropEdge."""
+    asked = request.settings
+    alone = [cut for cut in profiles if cut.ranks == 1 and asked.drop != "edges"]
+    exact = [price(request, profiles[cut_of(c)], c) for c in exact_candidates(alone, asked)]
+    tried = sampled_candidates(profiles, request.workload, allowed, asked)
+    sampled = [price(request, profiles[cut_of(c)], c) for c in tried]
+    best = _fastest([*exact, *sampled])
+    if best is None:
+        raise make_refusal(request, profiles, [*exact, *sampled])
+    why = f"p = {keep:.3g} of {DROPPED[asked.drop]}, as asked for"
+    if best.candidate.full_graph.keep >= 1:
+        why = f"p = 1: one rank has no boundary, whose p was asked for as {keep:.3g}"
+    return FullGraphChoice(chosen=best, why_keep=why, exact=exact, sampled=sampled)
+
+
+def _why_asked(asked: PlanSettings) -> str:
+    if asked.exchange == "broadcast":
+        return "p = 1: whole slices are sent, as asked for"
+    return "" if asked.keep is None else "p = 1, as asked for"
 
 
 def _best_sampled(
@@ -269,7 +297,10 @@ def _best_sampled(
 ) -> tuple[list[PricedEpoch], tuple[PricedEpoch, Keep] | None]:
     """Price every sampled candidate at one p, and the best of them at its own."""
     tried = sampled_candidates(
-        [cut for cut in profiles if profiles[cut].volume > 0], request.workload, allowed
+        [cut for cut in profiles if profiles[cut].volume > 0],
+        request.workload,
+        allowed,
+        request.settings,
     )
     p_var = least_keep([profiles[cut_of(c)] for c in tried])
     found: list[tuple[PricedEpoch, bool]] = []

@@ -7,6 +7,7 @@ full-graph weights, h_v the rows of the boundary nodes.
 Source: BNS-GCN (Wan et al., MLSys 2022); CAGNET 1D (Tripathy et al., SC 2020); docs/formulas.md 3.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -93,6 +94,21 @@ def drawn_epoch_bytes(
     for layer, (out, back) in enumerate(zip(sent, received, strict=True)):
         total += item_bytes * widths[layer] * (out + (back if layer > 0 else 0))
     return total + sum(ID_BYTES * (rows + ranks - 1) for rows in id_rows)
+
+
+def published_bytes(
+    inner: int, halo: Real, widths: Sequence[int], keep: Real, item_bytes: int = 4
+) -> Real:
+    """Count published activations: elt sum_l [(n_in + p n_bd) d_{l-1} + n_in d_{l-1} + n_in d_l].
+
+    For equal widths d this is elt d (3 n_in + p n_bd) per layer. Source: BNS-GCN; docs/formulas.md
+    3.2 [B1].
+
+    >>> published_bytes(3, 2, [7, 7], 1.0), published_bytes(3, 2, [7, 7], 0.5)
+    (308.0, 280.0)
+    """
+    pairs = itertools.pairwise(widths)
+    return item_bytes * sum((inner + keep * halo) * a + inner * a + inner * b for a, b in pairs)
 
 
 def broadcast_bytes(
@@ -248,3 +264,64 @@ def choose_keep(p_var: Real, p_mem: Real, p_bw: Real) -> Real | None:
     (0.5, 0.4, None)
     """
     return None if p_mem < 0 else min(min(1.0, p_mem), max(p_var, min(1.0, p_bw)))
+
+
+ROW_MULTIPLE = 512
+"""Rows of a dense product are padded to a multiple, as in `runtime.models.functions`."""
+SLAB_ROWS = 4096
+"""Rows whose share of a weight's gradient is made at once, as there."""
+
+
+def pad_rows(rows: Real) -> int:
+    """Round rows up for a dense product, R(x).
+
+    >>> pad_rows(1), pad_rows(512), pad_rows(513.0)
+    (512, 512, 1024)
+    """
+    return int(-(-rows // ROW_MULTIPLE)) * ROW_MULTIPLE
+
+
+KERNEL_BYTES = 530_000
+"""Bytes of one shape's code: of 20 shapes all but three take these."""
+LEAST_MULTIPLY_ADDS = 1 << 24
+"""Size from which products are oneDNN's, as in `runtime.models.functions`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Product:
+    """Rows [rows, inputs] by a weight [inputs, outputs], and back."""
+
+    rows: Real
+    inputs: int
+    outputs: int
+    passes_back: bool
+    """Whether rows have gradients, too: not those of the dataset."""
+
+
+def kernel_bytes(products: Sequence[Product]) -> int:
+    """Count the bytes of all different shapes.
+
+    >>> layer = Product(rows=20_000, inputs=128, outputs=128, passes_back=True)
+    >>> kernel_bytes([layer]) // KERNEL_BYTES, kernel_bytes([layer, layer]) // KERNEL_BYTES
+    (3, 3)
+    """
+    shapes = {shape for each in products for shape in _shapes(each)}
+    return KERNEL_BYTES * len(shapes)
+
+
+def _shapes(p: Product) -> set[tuple[str, int, int, int]]:
+    """List shapes of the product, of the gradient of its rows, and of slabs of the weight's."""
+    if p.rows * p.inputs * p.outputs < LEAST_MULTIPLY_ADDS:
+        return set()
+    rows, whole = pad_rows(p.rows), int(p.rows) // ROW_MULTIPLE * ROW_MULTIPLE
+    # Where the result is narrower than the rows, full multiples and the rest go apart.
+    apart = p.inputs > p.outputs and whole < p.rows
+    found = {
+        ("rows", each, p.inputs, p.outputs)
+        for each in ((whole, ROW_MULTIPLE) if apart else (rows,))
+    }
+    if p.passes_back:
+        found.add(("back", rows, p.outputs, p.inputs))
+    rest = pad_rows(p.rows % SLAB_ROWS)
+    slabs = ([SLAB_ROWS] if p.rows >= SLAB_ROWS else []) + ([rest] if rest else [])
+    return found | {("weight", slab, p.inputs, p.outputs) for slab in slabs}

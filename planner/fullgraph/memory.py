@@ -2,13 +2,11 @@
 
 Symbols as in `fullgraph.formulas`; n = n_in, k = 2 for SAGE (the node's own row stands beside the
 sum), 1 for GCN. For GAT: m rows received, s rows sent, D = heads * width the transformed columns of
-a layer, E its edges, k heads, R(x) rows padded for the dense products. oneDNN makes code for each
-shape of a dense product and its gradients, and keeps it for as long as the process lives.
+a layer, E its edges, k heads, R(x) rows padded for the dense products (`formulas.pad_rows`).
 """
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from gnnplan.planner.candidate import Candidate
@@ -22,24 +20,18 @@ from gnnplan.planner.cost.memory import (
     ranks_by_host,
 )
 from gnnplan.planner.cost.rates import MachineTable, ranks_here, rate_per_rank, topology_bytes
-from gnnplan.planner.fullgraph.formulas import PartSizes, Real
+from gnnplan.planner.fullgraph.exchange import crossing_sizes, drops_edges, num_draws
+from gnnplan.planner.fullgraph.formulas import (
+    SLAB_ROWS,
+    PartSizes,
+    Product,
+    Real,
+    kernel_bytes,
+    pad_rows,
+)
 from gnnplan.planner.fullgraph.profile import CutProfile
 from gnnplan.planner.machine.model import MachineModel, one_host, prefix_of
 from gnnplan.runtime.plan.schema import FullGraph, GraphRef, MemoryUse, Workload
-
-ROW_MULTIPLE = 512
-"""Rows of a dense product are padded to a multiple, as in `runtime.models.functions`."""
-SLAB_ROWS = 4096
-"""Rows whose share of a weight's gradient is made at once, as there."""
-
-
-def pad_rows(rows: Real) -> int:
-    """Round rows up for a dense product, R(x).
-
-    >>> pad_rows(1), pad_rows(512), pad_rows(513.0)
-    (512, 512, 1024)
-    """
-    return int(-(-rows // ROW_MULTIPLE)) * ROW_MULTIPLE
 
 
 def attention_topology(
@@ -116,70 +108,9 @@ def attention_activations(
     return peak
 
 
-KERNEL_BYTES = 530_000
-"""Bytes of one shape's code: of 20 shapes all but three take these."""
-LEAST_MULTIPLY_ADDS = 1 << 24
-"""Size from which products are oneDNN's, as in `runtime.models.functions`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Product:
-    """Rows [rows, inputs] by a weight [inputs, outputs], and back."""
-
-    rows: Real
-    inputs: int
-    outputs: int
-    passes_back: bool
-    """Whether rows have gradients, too: not those of the dataset."""
-
-
-def kernel_bytes(products: Sequence[Product]) -> int:
-    """Count the bytes of all different shapes.
-
-    >>> layer = Product(rows=20_000, inputs=128, outputs=128, passes_back=True)
-    >>> kernel_bytes([layer]) // KERNEL_BYTES, kernel_bytes([layer, layer]) // KERNEL_BYTES
-    (3, 3)
-    """
-    shapes = {shape for each in products for shape in _shapes(each)}
-    return KERNEL_BYTES * len(shapes)
-
-
-def _shapes(p: Product) -> set[tuple[str, int, int, int]]:
-    """List shapes of the product, of the gradient of its rows, and of slabs of the weight's."""
-    if p.rows * p.inputs * p.outputs < LEAST_MULTIPLY_ADDS:
-        return set()
-    rows, whole = pad_rows(p.rows), int(p.rows) // ROW_MULTIPLE * ROW_MULTIPLE
-    # Where the result is narrower than the rows, full multiples and the rest go apart.
-    apart = p.inputs > p.outputs and whole < p.rows
-    found = {
-        ("rows", each, p.inputs, p.outputs)
-        for each in ((whole, ROW_MULTIPLE) if apart else (rows,))
-    }
-    if p.passes_back:
-        found.add(("back", rows, p.outputs, p.inputs))
-    rest = pad_rows(p.rows % SLAB_ROWS)
-    slabs = ([SLAB_ROWS] if p.rows >= SLAB_ROWS else []) + ([rest] if rest else [])
-    return found | {("weight", slab, p.inputs, p.outputs) for slab in slabs}
-
-
 ADAM_COPIES = 4
 MODELS = ("sage", "gcn", "gat")
 Drop = Literal["nodes", "edges", "boundary-edges"]
-
-
-def published_bytes(
-    inner: int, halo: Real, widths: Sequence[int], keep: Real, item_bytes: int = 4
-) -> Real:
-    """Count published activations: elt sum_l [(n_in + p n_bd) d_{l-1} + n_in d_{l-1} + n_in d_l].
-
-    For equal widths d this is elt d (3 n_in + p n_bd) per layer. Source: BNS-GCN; docs/formulas.md
-    3.2 [B1].
-
-    >>> published_bytes(3, 2, [7, 7], 1.0), published_bytes(3, 2, [7, 7], 0.5)
-    (308.0, 280.0)
-    """
-    pairs = itertools.pairwise(widths)
-    return item_bytes * sum((inner + keep * halo) * a + inner * a + inner * b for a, b in pairs)
 
 
 def csr_bytes(rows: int, columns: Real, edges: Real) -> Real:
@@ -205,6 +136,7 @@ def rank_bytes(
     heads: int = 1,
     drop: Drop = "nodes",
     crossing: tuple[Real, Real] | None = None,
+    slices: Sequence[int] = (),
 ) -> dict[str, int]:
     """Count the peak bytes of one rank with boundary nodes or edges sampled, by part.
 
@@ -218,7 +150,6 @@ def rank_bytes(
                  while it runs forward, those before it + k n d_{l-1} + p (n_bd + sent) d_{l-1}
     kernels      what oneDNN keeps for each shape of a dense product
     The weighted sum is linear: received rows are added and given back, not kept.
-        The weighted sum is linear: received rows are added and given back, not kept.
 
     With edges sampled, each edge has its id (8 bytes), the rows that cross are those with a kept
     edge (`crossing_rows`, more than p n_bd), and DropEdge also draws the inner edges of each layer.
@@ -237,6 +168,7 @@ def rank_bytes(
         heads: of gat.
         drop: what p keeps.
         crossing: rows (received, sent) per layer with edges sampled; None: p of halo and sent.
+        slices: nodes of the other parts, where whole slices are sent; two are held at once.
     """
     if model not in MODELS:
         raise ValueError(f"expected model sage, gcn or gat, found {model!r}")
@@ -264,6 +196,10 @@ def rank_bytes(
             sizes, widths, model, received + sent, num_seeds, precomputed, dropout,
             rows=pad_rows(sizes.inner),
         )  # fmt: skip
+    if slices:
+        ends = 8 * (sizes.inner + 1) * (len(slices) + 1)
+        topology += ends + 8 * (sum(slices) + len(slices)) + 16 * sizes.halo_edges
+        topology -= 8 * (sizes.halo + 1) + 8 * sizes.halo_edges  # sources of the halo are not asked
     if by_edge:
         topology += 8 * (sizes.inner_edges + sizes.halo_edges)  # an id of each edge
     return {
@@ -351,37 +287,47 @@ def _activations(
 
 def device_bytes(
     sizes: PartSizes, widths: Sequence[int], *, workload: Workload, settings: FullGraph,
-    num_parameters: int, num_seeds: int,
+    num_parameters: int, num_seeds: int, crossing: PartSizes | None = None,
 ) -> dict[str, int]:  # fmt: skip
-    """Count the peak bytes of one rank on a GPU with boundary nodes sampled, by part.
+    """Count the peak bytes of one rank on a GPU with boundary nodes or edges sampled, by part.
 
     Kernels spread gradients over the lists as they are, so no list is kept by source; rows are not
     padded. Blocks of the kept edges are cut on the GPU, while no activation is alive.
 
     topology     the inner and halo edges with their weights (of gat joined once more, without), and
-                 the same of p of the halo edges per sampled layer
+                 the same of p of the halo edges per sampled layer, with DropEdge of p of the inner
+                 ones too; of slices the halo edges once more
     inputs       n d_0, the precomputed rows, training nodes and labels
     activations  as of cores (`rank_bytes`) with what a step keeps of the weights, once more their
                  size (of sage twice: both are joined), or what cutting a block takes
+
+    `crossing` is what the part receives and sends where that is not p of its halo.
     """
     n, (inner, halo) = sizes.inner, (sizes.inner_edges, sizes.halo_edges)
     keep, known = settings.keep, settings.precompute_first_layer
     gat, each = workload.model == "gat", 4 if workload.model == "gat" else 8
-    ends, received, sent = 8 * (n + 1), keep * sizes.halo, keep * sizes.sent
+    received, sent = rows_held(sizes, settings, crossing)
+    ends, drops_inner = 8 * (n + 1), settings.drop == "edges" and keep < 1
     joined = ends + 4 * inner if gat else 0
     topology = 2 * ends + each * (inner + halo) + joined + (4 * halo if gat else 0) + 8 * sizes.sent
-    layers = len(widths) - 1 - int(known)
-    drawn = 0 if keep >= 1 else 1 if settings.draws == "shared" else layers
-    block = ends + (each + (4 if gat else 0)) * keep * halo + joined + 8 * sent
+    if settings.exchange == "broadcast" and crossing is not None:
+        topology += ends * len(crossing.received) + each * halo
+    kept_inner = keep * inner if drops_inner else inner
+    block = ends + (each + (4 if gat else 0)) * keep * halo + 8 * sent
+    block += (ends + 4 * kept_inner if gat else 0) + (ends + each * kept_inner) * drops_inner
+    drawn = num_draws(settings, len(widths) - 1)
     topology += drawn * block
-    cutting = (4 + 1 + 8 + 8 * keep) * halo + 4 * sizes.halo if drawn else 0
+    cutting = _cutting_bytes(halo, sizes.halo, keep) if drawn else 0
+    if drops_inner:
+        cutting = max(cutting, _cutting_bytes(inner, n, keep) + (0 if gat else 5 * inner))
     joining = 20 * max(inner, keep * halo) if gat else 0
     rows = {"gat": sizes.halo, "gcn": n, "sage": 2 * n}[workload.model] if known else 0
     options = {"precomputed": known, "dropout": workload.dropout > 0}
     if gat:
         activations = _device_attention(
-            sizes, widths, heads=workload.heads, keep=keep, num_seeds=num_seeds, **options
-        )
+            sizes, widths, heads=workload.heads, keep=keep, num_seeds=num_seeds,
+            received=received, sent=sent, kept_inner=kept_inner, **options,
+        )  # fmt: skip
     else:
         activations = _activations(
             sizes, widths, workload.model, received + sent, num_seeds, known,
@@ -396,9 +342,25 @@ def device_bytes(
     }
 
 
+def _cutting_bytes(edges: int, sources: int, keep: Real) -> Real:
+    """Count what choosing the kept ones of some edges takes on a GPU."""
+    return (4 + 1 + 8 + 8 * keep) * edges + 4 * sources
+
+
+def rows_held(
+    sizes: PartSizes, settings: FullGraph, crossing: PartSizes | None
+) -> tuple[Real, Real]:
+    """Return the rows of a layer that a part receives and sends, as they lie in memory at once."""
+    if settings.exchange == "broadcast" and crossing is not None:
+        return 2 * max(crossing.received, default=0), sizes.inner
+    if drops_edges(settings) and crossing is not None:
+        return crossing.halo, crossing.sent
+    return settings.keep * sizes.halo, settings.keep * sizes.sent
+
+
 def _device_attention(
     sizes: PartSizes, widths: Sequence[int], *, heads: int, keep: Real, num_seeds: int,
-    precomputed: bool, dropout: bool,
+    precomputed: bool, dropout: bool, received: Real, sent: Real, kept_inner: Real,
 ) -> Real:  # fmt: skip
     """Count what is alive at most on a GPU: scores lie by edge and head, rows never by edge.
 
@@ -412,10 +374,10 @@ def _device_attention(
     backward: list[Real] = []
     for layer, (a, b) in enumerate(itertools.pairwise(widths)):
         known = precomputed and layer == 0
-        m = sizes.halo if known else keep * sizes.halo
-        edges = sizes.inner_edges + (sizes.halo_edges if known else keep * sizes.halo_edges)
+        m = sizes.halo if known else received
+        edges = kept_inner + (sizes.halo_edges if known else keep * sizes.halo_edges)
         wide = heads * b if layer == layers - 1 else b
-        across = 0 if known else keep * (sizes.halo + sizes.sent) * a
+        across = 0 if known else (received + sent) * a
         rows = 0 if known else m * a
         alive += 4 * (rows + (n + m) * wide + n * b * (3 if dropout else 1))
         alive += 16 * edges + (5 if dropout else 4) * 4 * edges * heads
@@ -425,12 +387,13 @@ def _device_attention(
     return max(peak, *backward) + logits + 4 * 4 * num_seeds * widths[-1]
 
 
-def host_part_bytes(sizes: PartSizes, columns: int) -> int:
+def host_part_bytes(sizes: PartSizes, columns: int, *, edge_ids: bool = False) -> int:
     """Count what a GPU's rank keeps of its part on the host, and its rows until they are copied.
 
     Ids and lists stay, for the draws and the report.
     """
-    lists = 2 * 8 * (sizes.inner + 1) + 4 * (sizes.inner_edges + sizes.halo_edges)
+    each = 12 if edge_ids else 4
+    lists = 2 * 8 * (sizes.inner + 1) + each * (sizes.inner_edges + sizes.halo_edges)
     return 8 * (sizes.inner + sizes.halo + sizes.sent) + lists + 4 * sizes.inner * columns
 
 
@@ -440,15 +403,17 @@ def rank_parts(
     """Count the private bytes of every rank by part, the largest part of the graph included."""
     settings = candidate.full_graph
     found: list[dict[str, int]] = []
-    for sizes, seeds in zip(profile.sizes, profile.seeds, strict=True):
+    moved = crossing_sizes(profile, settings)
+    for sizes, seeds, crossing in zip(profile.sizes, profile.seeds, moved, strict=True):
         if candidate.gpus:
             found.append(
                 device_bytes(
                     sizes, profile.widths, workload=workload, settings=settings,
-                    num_parameters=profile.num_parameters, num_seeds=seeds,
+                    num_parameters=profile.num_parameters, num_seeds=seeds, crossing=crossing,
                 )
             )  # fmt: skip
             continue
+        slices = settings.exchange == "broadcast"
         parts = rank_bytes(
             sizes,
             profile.widths,
@@ -460,6 +425,9 @@ def rank_parts(
             shared_draw=settings.draws == "shared",
             dropout=workload.dropout > 0,
             heads=workload.heads,
+            drop=settings.drop,
+            crossing=rows_held(sizes, settings, crossing),
+            slices=[rows for rows in crossing.received if rows] if slices else (),
         )
         found.append({"context": profile.process.resident_bytes, **parts})
     return found
@@ -519,7 +487,11 @@ def _gpu_use(
     process = int(rate_per_rank(machine, MachineTable.GPU_PROCESS, candidate))
     for host, ranks in ranks_by_host(machine, candidate).items():
         name, size = host_bytes(machine, host, budgets)
-        lists = [host_part_bytes(profile.sizes[rank], graph.feature_dim) for rank in ranks]
+        by_edge = drops_edges(candidate.full_graph)
+        lists = [
+            host_part_bytes(profile.sizes[rank], graph.feature_dim, edge_ids=by_edge)
+            for rank in ranks
+        ]
         shared = {
             "ranks": process * len(ranks),
             "parts": sum(lists),

@@ -15,7 +15,7 @@ from gnnplan.planner.cost.link_use import link_of
 from gnnplan.planner.cost.memory import Budgets
 from gnnplan.planner.cost.request import row_bytes
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.fullgraph.candidate import Cut, cut_of, cuts_of
+from gnnplan.planner.fullgraph.candidate import DRAWS, Cut, cut_of, cuts_of, settings_of
 from gnnplan.planner.fullgraph.choose import FullGraphChoice, alternatives, choose
 from gnnplan.planner.fullgraph.price import FullRequest, PricedEpoch, price
 from gnnplan.planner.fullgraph.profile import CutProfile, profile_cuts
@@ -31,7 +31,7 @@ from gnnplan.planner.search.dimensions.ranks import (
     faster_link,
     plans_gpus,
 )
-from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.settings import PlanSettings, refuse_changed
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.fullgraph.forward import check_settings
 from gnnplan.runtime.graph.dataset import Graph
@@ -44,13 +44,51 @@ from gnnplan.runtime.plan.schema import (
     Strategy,
 )
 from gnnplan.runtime.sampling.registry import is_default
-from gnnplan.runtime.sampling.statistics import (
-    SAFE_SHARED_LAYERS,
-    StatisticsClass,
-    full_graph_class,
-)
+from gnnplan.runtime.sampling.statistics import StatisticsClass, full_graph_class
 
 WHERE = "mode full-graph"
+UNUSED = {
+    ("policy", "topology", "replication", "shared_host"): "where each rank holds its own part",
+    ("dialect", "batching", "owner", "type_fanouts"): "which draws no batches",
+    ("negatives", "num_negatives", "exclude", "eval_negatives"): "which trains no links",
+    ("precision",): "which computes in float32",
+    ("gcn_norm",): "whose degrees are the graph's",
+}
+"""Settings that nothing here uses, and why."""
+
+
+def check_choices(settings: PlanSettings) -> None:
+    """Refuse choices of full-graph training that contradict each other (SettingsError)."""
+    work, keep = settings.workload, settings.keep
+    sampled = keep is None or keep < 1
+    if settings.drop != "nodes" and (keep is None or keep >= 1):
+        raise SettingsError(
+            f"--drop {settings.drop}: expected --keep below 1, the share of the edges to keep (the "
+            f"planner finds that of boundary nodes alone), found {keep}; add it, such as --keep 0.5"
+        )
+    if settings.drop == "edges" and settings.first_layer == "once":
+        raise SettingsError(
+            "--first-layer once: expected inputs that stay the same, found --drop edges, which "
+            "drops others each epoch; drop one of the two"
+        )
+    if settings.exchange == "broadcast" and (work.model == "gat" or (keep is not None and sampled)):
+        found = "--model gat" if work.model == "gat" else f"--keep {keep:g}"
+        raise SettingsError(
+            "--exchange broadcast: expected model sage or gcn and nothing dropped, since whole "
+            f"slices are sent, found {found}; drop one of the two"
+        )
+    if settings.drop != "nodes":
+        refuse_changed(settings, ("rounding",), "--drop nodes, whose numbers it rounds")
+    if not sampled or settings.exchange == "broadcast":
+        refuse_changed(settings, ("draws", "rounding"), "draws, of which there are none")
+    allowed = StatisticsClass(work.allow)
+    drawn = any(value != "auto" for value in (settings.draws, settings.rounding))
+    if (drawn or (keep is not None and sampled)) and not draws_of(settings, allowed):
+        found = min(classes_of(settings), key=list(StatisticsClass).index)
+        raise SettingsError(
+            f"--allow {allowed.value}: expected {found.value} or looser, since --keep, --draws and "
+            f"--rounding drop some of each layer's sums; add --allow {found.value}"
+        )
 
 
 def check_training(graph: Graph, settings: PlanSettings, *, calibrate: bool = False) -> None:
@@ -65,24 +103,9 @@ def check_training(graph: Graph, settings: PlanSettings, *, calibrate: bool = Fa
             f"{WHERE}: expected no sampler, since every neighbour is aggregated, found "
             f"{settings.sampler}; drop --sampler"
         )
-    if settings.policy != "auto":
-        raise SettingsError(
-            f"{WHERE}: expected policy auto, since each rank holds its part's rows, found "
-            f"{settings.policy}; drop --policy"
-        )
-    if settings.topology != "auto":
-        raise SettingsError(
-            f"{WHERE}: expected topology auto, since each rank holds its part's lists, found "
-            f"{settings.topology}; drop --topology"
-        )
-    if work.precision != "float32":
-        raise SettingsError(
-            f"{WHERE}: expected precision float32, found {work.precision}; drop --precision"
-        )
-    if work.model == "gcn" and work.gcn_norm != "full":
-        raise SettingsError(
-            f"{WHERE}: expected gcn_norm full, found {work.gcn_norm}; drop --gcn-norm"
-        )
+    for names, why in UNUSED.items():
+        refuse_changed(settings, names, f"the default in {WHERE}, {why}")
+    check_choices(settings)
     if calibrate:
         raise SettingsError(
             f"{WHERE}: expected no --calibrated, whose factors are those of mini-batches; drop it"
@@ -127,6 +150,7 @@ def plan_full_graph(
         budgets=Budgets(
             device_bytes=settings.device_memory_bytes, host_bytes=settings.host_memory_bytes
         ),
+        settings=settings,
     )
     allowed = StatisticsClass(settings.workload.allow)
     found = {
@@ -144,15 +168,23 @@ def plan_full_graph(
 
 def draws_of(settings: PlanSettings, allowed: StatisticsClass) -> tuple[str, ...]:
     """List ways of drawing that some candidate may use, and that are therefore timed."""
-    work = settings.workload
-    if allowed is StatisticsClass.EXACT or (
-        work.model == "gat" and allowed is StatisticsClass.UNBIASED
-    ):
+    if (settings.keep is not None and settings.keep >= 1) or settings.exchange == "broadcast":
         return ()
-    exchanging = work.num_layers - 1  # with the first layer computed once
-    if allowed is StatisticsClass.UNBIASED and exchanging > SAFE_SHARED_LAYERS:
-        return ("layer",)
-    return ("layer", "shared")
+    return tuple(
+        name
+        for name in DRAWS
+        if settings.draws in ("auto", name)
+        and any(map(allowed.allows, classes_of(replace(settings, draws=name))))
+    )
+
+
+def classes_of(settings: PlanSettings) -> list[StatisticsClass]:
+    """List the statistics of every way of drawing that the user leaves open."""
+    work, keep = settings.workload, 0.5 if settings.keep is None else settings.keep
+    return [
+        full_graph_class(replace(each, keep=keep), work.model, work.num_layers)
+        for each in settings_of(settings)
+    ]
 
 
 def assemble(

@@ -12,25 +12,11 @@ quantity q is linear in p through its two anchors a < b:
 A first layer that is computed once takes away what it took away at p = 1, by the edges that are
 left: (E_in + p E_halo) / (E_in + E_halo), and its draw.
 
-An exchange takes its bytes by the formulas, over the machine's measured all-to-all. Layer l sends
-rows of d_l columns forward and, but for the inputs, receives as many gradients back:
-    S_l = elt d_l max_i max(p n_bd(i), p sent(i)),  T_l = all_to_all(S_l P / (P - 1), P)
-The table's bytes count a rank's own share too, hence P / (P - 1); the fullest row or column of the
-matrix of bytes binds, which is the least of any schedule [A4]. Sent in turns, each as long as its
-largest message, it would take longer: the interval is as much wider. Beyond the table's largest
-message seconds grow with the bytes.
-
-On several hosts the ranks of each share its card: hosts_all_to_all(r S_l, H) + all_to_all(S_l / H,
-r) for r ranks on each of H hosts. GPUs exchange over the machine's links (stages.exchange_gpu).
-
-Overlapped, T_l - eta (work between start and need) stays visible (docs/modelling.md 5).
-
 Source: docs/formulas.md 3.4, 8.4 [A4]; docs/modelling.md 4 and 5.
 """
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -39,194 +25,42 @@ from gnnplan.planner.cost.backends.backend import startup_seconds
 from gnnplan.planner.cost.link_use import link_of
 from gnnplan.planner.cost.memory import Budgets
 from gnnplan.planner.cost.pipeline_time import straggler_seconds
-from gnnplan.planner.cost.rates import MachineTable, Rate, ranks_here, topology_bytes
+from gnnplan.planner.cost.rates import Rate, ranks_here, topology_bytes
 from gnnplan.planner.cost.stages.all_reduce import (
     all_reduce_seconds,
-    exposed_seconds,
     gpu_all_reduce,
     gradient_bytes,
 )
-from gnnplan.planner.cost.stages.exchange import bracket_seconds, hidden_share, hosts_all_reduce
-from gnnplan.planner.cost.stages.exchange_gpu import exchange_seconds as links_seconds
+from gnnplan.planner.cost.stages.exchange import hosts_all_reduce
 from gnnplan.planner.cost.stages.gather_gpu import copy_seconds_per_byte
 from gnnplan.planner.cost.step import interval_around, relative_half_width
-from gnnplan.planner.fullgraph.candidate import cut_of, overlaps
-from gnnplan.planner.fullgraph.formulas import PartSizes, columns_per_row, epoch_bytes
+from gnnplan.planner.fullgraph.candidate import cut_of
+from gnnplan.planner.fullgraph.exchange import (
+    ITEM_BYTES,
+    Exchanges,
+    asked_bytes,
+    asking_seconds,
+    crossing_share,
+    crossing_sizes,
+    drops_edges,
+    exchange_seconds,
+    exchanged_widths,
+    num_draws,
+)
+from gnnplan.planner.fullgraph.formulas import ID_BYTES, PartSizes, columns_per_row, epoch_bytes
 from gnnplan.planner.fullgraph.memory import memory_use
-from gnnplan.planner.fullgraph.profile import ANCHORS, CaseSeconds, CutProfile
-from gnnplan.planner.machine.model import MachineModel, Table, one_host, prefix_of
+from gnnplan.planner.fullgraph.parts import ANCHORS, CaseSeconds
+from gnnplan.planner.fullgraph.profile import CutProfile
+from gnnplan.planner.machine.model import MachineModel, one_host, prefix_of
 from gnnplan.planner.search.choose import PricedCandidate
+from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.plan.schema import FullGraph, GraphRef, Prediction, Workload
-
-ITEM_BYTES = 4
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Exchanges:
-    """All exchanges of one epoch."""
-
-    seconds: float
-    """Seconds under way, all together."""
-    exposed: float
-    """Seconds that compute does not hide."""
-    spread: float
-    """Relative spread of the table, and of sending in turns."""
-    provenance: str
-
-
-def exchanged_widths(widths: Sequence[int], *, precomputed: bool) -> list[int]:
-    """List the columns of each exchange: forward layer by layer, then backward from the last.
-
-    >>> exchanged_widths([10, 4, 6, 7], precomputed=False)
-    [10, 4, 6, 6, 4]
-    >>> exchanged_widths([10, 4, 6, 7], precomputed=True)
-    [4, 6, 6, 4]
-    """
-    layers = len(widths) - 1
-    forward = [widths[layer] for layer in range(1 if precomputed else 0, layers)]
-    return forward + [widths[layer] for layer in range(layers - 1, 0, -1)]
-
-
-def busiest_rows(sizes: Sequence[PartSizes], keep: float) -> float:
-    """Count the rows of the rank that sends or receives most in one exchange.
-
-    >>> hub = PartSizes(inner=9, halo=10, sent=1000, inner_edges=0, halo_edges=0)
-    >>> busiest_rows([hub], 0.5)
-    500.0
-    """
-    return keep * max(max(part.halo, part.sent) for part in sizes)
-
-
-def longer_in_turns(sizes: Sequence[PartSizes]) -> float:
-    """Compute what P - 1 turns take over the fullest rank's bytes, less one.
-
-    Backward the matrix is transposed, whose turns are as long. 0 for two ranks, and where parts
-    were not told apart. Source: docs/formulas.md 8.4 [A4].
-
-    >>> by_owner = [(0, 10, 40), (60, 0, 0), (0, 20, 0)]
-    >>> parts = [
-    ...     PartSizes(inner=9, halo=sum(r), sent=s, inner_edges=0, halo_edges=0, received=r)
-    ...     for r, s in zip(by_owner, [60, 30, 40], strict=True)
-    ... ]
-    >>> round(longer_in_turns(parts), 6)  # 70 over 60
-    0.166667
-    """
-    received = [part.received for part in sizes]
-    if not all(received):
-        return 0.0
-    least, most = bracket_seconds(received, latency_seconds=0.0, bytes_per_second=1.0)
-    return most / least - 1.0 if least > 0 else 0.0
-
-
-def table_seconds(table: Table, num_bytes: float, ranks: int, *, axis: str = "ranks") -> float:
-    """Read the seconds of one call; beyond the largest message in proportion to the bytes.
-
-    The other `axis` counts ranks, or hosts.
-    """
-    largest = table.points[table.axes.index("bytes")][-1]
-    seconds = table.at(**{"bytes": max(1.0, min(num_bytes, largest)), axis: float(ranks)})
-    return seconds * max(1.0, num_bytes / largest) if len(table.values) > 1 else seconds
-
-
-def exchange_table(machine: MachineModel, candidate: Candidate, name: str = "all_to_all") -> str:
-    """Name the table: of calls beside compute, or of calls that the ranks step into together."""
-    stepped = f"{name}_stepped"
-    return stepped if not overlaps(candidate) and stepped in machine.tables else name
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CallTimes:
-    """Seconds of an exchange by the bytes of its busiest rank."""
-
-    seconds: Callable[[float], float]
-    spread: float
-    words: str
-    largest_bytes: float = math.inf
-    """Bytes of a rank up to which seconds were measured."""
-
-
-def call_times(machine: MachineModel, candidate: Candidate) -> CallTimes:
-    """Find the seconds of the candidate's exchanges: of its links, its cards or its table."""
-    ranks = candidate.num_ranks
-    if candidate.gpus:
-        message = machine.table(MachineTable.GPU_MESSAGE)
-        return CallTimes(
-            seconds=lambda size: links_seconds(machine, candidate, size),
-            spread=message.spread,
-            words="derived: the busiest part's bytes over the links between the GPUs",
-        )
-    share = ranks / (ranks - 1)
-    inside = machine.table(exchange_table(machine, candidate))
-    words = f"{inside.provenance}: table {exchange_table(machine, candidate)}"
-    largest = inside.points[inside.axes.index("bytes")][-1] / share
-    if candidate.hosts == 1:
-        return CallTimes(
-            seconds=lambda size: table_seconds(inside, size * share, ranks),
-            spread=inside.spread,
-            words=f"{words} at each exchange's bytes",
-            largest_bytes=largest,
-        )
-    here, hosts = ranks_here(candidate), candidate.hosts
-    name = exchange_table(machine, candidate, MachineTable.HOSTS_ALL_TO_ALL)
-    across = machine.table(name)
-
-    def over_cards(size: float) -> float:
-        found = table_seconds(across, here * size * share, hosts, axis="hosts")
-        return found + (table_seconds(inside, size * share / hosts, here) if here > 1 else 0.0)
-
-    most = across.points[across.axes.index("bytes")][-1] / share / here
-    return CallTimes(
-        seconds=over_cards,
-        spread=max(across.spread, inside.spread if here > 1 else 0.0),
-        words=f"{across.provenance}: table {name}"
-        + (f" + {words}" if here > 1 else "")
-        + " at each exchange's bytes",
-        largest_bytes=min(most, largest * hosts) if here > 1 else most,
-    )
-
-
-def overlap_share(machine: MachineModel, candidate: Candidate) -> float:
-    """Read eta, the measured share of an exchange that compute hides; 0 where not measured."""
-    return hidden_share(machine, candidate) if overlaps(candidate) else 0.0
-
-
-def exchange_seconds(
-    machine: MachineModel,
-    sizes: Sequence[PartSizes],
-    widths: Sequence[int],
-    windows: Sequence[Sequence[float]],
-    candidate: Candidate,
-) -> Exchanges:
-    """Add up the seconds of an epoch's exchanges.
-
-    `windows` are, by rank, the work beside each exchange, in the order of `exchanged_widths`.
-    """
-    ranks, settings = len(sizes), candidate.full_graph
-    if ranks == 1 or settings.keep <= 0:
-        words = "derived: nothing crosses"
-        return Exchanges(seconds=0.0, exposed=0.0, spread=0.0, provenance=words)
-    call, eta = call_times(machine, candidate), overlap_share(machine, candidate)
-    rows = busiest_rows(sizes, settings.keep)
-    columns = exchanged_widths(widths, precomputed=settings.precompute_first_layer)
-    total = exposed = 0.0
-    for number, width in enumerate(columns):
-        seconds = call.seconds(rows * width * ITEM_BYTES)
-        window = min(rank[number] for rank in windows)
-        total += seconds
-        exposed += exposed_seconds(seconds, window, eta)
-    words, beyond = call.words, rows * max(columns) * ITEM_BYTES > call.largest_bytes
-    words += ", in proportion beyond its largest message" if beyond else ""
-    words += (
-        f"; overlap {eta:.2f} of the work beside it" if overlaps(candidate) else "; not overlapped"
-    )
-    longer = longer_in_turns(sizes)
-    words += f"; {longer:.0%} longer if sent in {ranks - 1} turns" if longer >= 5e-3 else ""
-    spread = math.hypot(call.spread, longer)
-    return Exchanges(seconds=total, exposed=exposed, spread=spread, provenance=words)
 
 
 def rank_seconds(profile: CutProfile, settings: FullGraph) -> list[CaseSeconds]:
     """Find the seconds of every rank of a cut; KeyError: such draws were not timed."""
+    if settings.exchange == "broadcast" or drops_edges(settings):
+        return _timed(profile, settings)
     if settings.keep >= 1:
         whole = FullGraph(precompute_first_layer=settings.precompute_first_layer)
         return _timed(profile, whole)
@@ -322,6 +156,8 @@ class FullRequest:
     workload: Workload
     machine: MachineModel
     budgets: Budgets
+    settings: PlanSettings = field(default_factory=PlanSettings)
+    """What the user asks for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -340,9 +176,12 @@ def price(request: FullRequest, profile: CutProfile, candidate: Candidate) -> Pr
         MachineError: the machine has no all-to-all or all-reduce table.
     """
     machine, settings, cut = request.machine, candidate.full_graph, cut_of(candidate)
+    crossing, layers = crossing_sizes(profile, settings), len(profile.widths) - 1
     ranks = rank_seconds(profile, settings)
+    if asking := asking_seconds(machine, candidate, crossing, layers):
+        ranks = [replace(r, sample=r.sample + asking) for r in ranks]
     windows = [r.windows for r in ranks]
-    exchange = exchange_seconds(machine, profile.sizes, profile.widths, windows, candidate)
+    exchange = exchange_seconds(machine, crossing, profile.widths, windows, candidate)
     reduced = _all_reduce(request, profile, candidate)
     stages, bound = _stages(request, profile, ranks, exchange, reduced.seconds)
     epoch = sum(stages.values())
@@ -369,7 +208,7 @@ def price(request: FullRequest, profile: CutProfile, candidate: Candidate) -> Pr
         stages=stages,
         stage_core_seconds=_core_seconds(profile, ranks, stages),
         traffic_bytes=_traffic(request, profile, candidate),
-        hit_rates={f"rank{r}": _shares(profile, r, settings.keep) for r in range(cut.ranks)},
+        hit_rates={f"rank{r}": _shares(part, settings) for r, part in enumerate(crossing)},
         memory_bytes=memory_use(
             profile, candidate, request.workload, request.graph, machine, request.budgets
         ),
@@ -457,11 +296,14 @@ def _startup(request: FullRequest, profile: CutProfile, candidate: Candidate) ->
 def halo_bytes(profile: CutProfile, candidate: Candidate) -> float:
     """Count the bytes of boundary rows over all ranks and one epoch, on average over draws.
 
-    p Vol elt (d_0 + 2 sum of the hidden widths), docs/formulas.md 3.4; no ids are sent.
+    p Vol elt (d_0 + 2 sum of the hidden widths), docs/formulas.md 3.4; where edges are dropped, ids
+    of the rows that are asked for too.
     """
-    known = candidate.full_graph.precompute_first_layer
-    rows = candidate.full_graph.keep * profile.volume
-    return float(epoch_bytes(rows, profile.widths, precomputed=known))
+    settings, layers = candidate.full_graph, len(profile.widths) - 1
+    sizes = crossing_sizes(profile, settings)
+    rows = crossing_share(settings) * sum(part.halo for part in sizes)
+    found = epoch_bytes(rows, profile.widths, precomputed=settings.precompute_first_layer)
+    return float(found) + asked_bytes(settings, sizes, layers)
 
 
 def _traffic(request: FullRequest, profile: CutProfile, candidate: Candidate) -> dict[str, float]:
@@ -478,14 +320,17 @@ def _traffic(request: FullRequest, profile: CutProfile, candidate: Candidate) ->
     settings, layers = candidate.full_graph, len(profile.widths) - 1
     columns = exchanged_widths(profile.widths, precomputed=settings.precompute_first_layer)
     forward = layers - int(settings.precompute_first_layer)
-    size = settings.keep * ITEM_BYTES
+    size, sizes = crossing_share(settings) * ITEM_BYTES, crossing_sizes(profile, settings)
+    asks, draws = asked_bytes(settings, sizes, layers) > 0, num_draws(settings, layers)
     total: dict[str, float] = {}
-    for receiver, part in enumerate(profile.sizes):
+    for receiver, part in enumerate(sizes):
         for owner, rows in enumerate(part.received):
             out = _link_between(machine, candidate, owner, receiver)
             back = _link_between(machine, candidate, receiver, owner)
             total[out] = total.get(out, 0.0) + size * rows * sum(columns[:forward])
             total[back] = total.get(back, 0.0) + size * rows * sum(columns[forward:])
+            if asks and owner != receiver:
+                total[back] += ID_BYTES * (rows + 1) * draws
     if not candidate.gpus:
         for host in range(candidate.hosts):
             card = f"nic{host}.out"
@@ -504,9 +349,9 @@ def _link_between(machine: MachineModel, candidate: Candidate, owner: int, recei
     return "peer" if source.clique == target.clique else "host"
 
 
-def _shares(profile: CutProfile, rank: int, keep: float) -> dict[str, float]:
+def _shares(sizes: PartSizes, settings: FullGraph) -> dict[str, float]:
     """Share the rows of one layer out to a rank's own and received ones."""
-    sizes = profile.sizes[rank]
+    keep = crossing_share(settings)
     rows = sizes.inner + keep * sizes.halo
     if rows == 0 or sizes.halo == 0:
         return {"own": 1.0}
@@ -521,6 +366,8 @@ def _provenance(
     if candidate.gpus:
         measured = "derived: roofline of each part's shapes, the machine's flops and bandwidth"
         sample = "derived: the host's draws, kept edges over the GPU's bandwidth"
+    if drops_edges(candidate.full_graph) and candidate.num_ranks > 1:
+        sample += "; rows of kept edges are asked for"
     cut = cut_of(candidate)
     words = {
         "sample": sample,
@@ -531,10 +378,11 @@ def _provenance(
         words["halo_exchange"] = f"{exchange.provenance}; wait for the largest part: derived"
         words["all_reduce"] = reduced.provenance
         known = candidate.full_graph.precompute_first_layer
-        share = profile.volume / max(1, request.graph.num_nodes)
+        volume = sum(part.halo for part in crossing_sizes(profile, candidate.full_graph))
+        share = volume / max(1, request.graph.num_nodes)
         columns = columns_per_row(profile.widths, precomputed=known)
         words["partition"] = (
-            f"{cut.partitioner}: volume {profile.volume} rows per exchange, {share:.2f} of the "
+            f"{cut.partitioner}: volume {volume} rows per exchange, {share:.2f} of the "
             f"nodes; {columns} numbers per row and epoch"
         )
     words["startup"] = "measured: process start; derived: bytes over copy bandwidth"
@@ -545,6 +393,6 @@ def _provenance(
 
 def _measured_words(candidate: Candidate) -> str:
     measured = "measured: the runtime's own epoch on each part, nothing sent"
-    if 0 < candidate.full_graph.keep < 1:
+    if 0 < candidate.full_graph.keep < 1 and not drops_edges(candidate.full_graph):
         measured = f"derived: linear in p through {measured.removeprefix('measured: ')}"
     return measured

@@ -2,9 +2,8 @@
 
 Every cut (ranks, threads, partitioner) is partitioned once, and its parts are timed at once, one
 process each, as the ranks of a run would compute; those of several hosts, host after host. Seconds
-of GPUs are derived from the parts' sizes (`derive_part`, DEC-122). What dropping boundary nodes
-adds to the variance is estimated on the input features, since hidden layers are not known before
-training:
+of GPUs are derived (`parts.derive_part`). What dropping boundary nodes adds to the variance is
+estimated on the input features, since hidden layers are not known before training:
 
     V = mean_u sum_{v in N(u) outside} a_uv^2 |x_v|^2,   eps^2 = 0.1 mean_u |sum_v a_uv x_v|^2
 
@@ -14,7 +13,7 @@ Source: docs/formulas.md 3.3 and 3.6.
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,29 +23,25 @@ from numpy.typing import NDArray
 from scipy import sparse  # pyright: ignore[reportMissingTypeStubs]
 
 from gnnplan.planner.cache_folder import cache_folder as root_folder
-from gnnplan.planner.candidate import Candidate, make_candidate
-from gnnplan.planner.cost.stages.gather_gpu import copy_seconds_per_byte, memory_seconds_per_byte
-from gnnplan.planner.cost.stages.host import UPDATE_STARTS, pass_starts, start_seconds
+from gnnplan.planner.candidate import make_candidate
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.fullgraph.candidate import Cut
 from gnnplan.planner.fullgraph.formulas import PartSizes, p_variance
+from gnnplan.planner.fullgraph.parts import (
+    Case,
+    PartAnswer,
+    PartRequest,
+    Parts,
+    cases_of,
+    connect_cut,
+    crossing_of,
+    cut_graph,
+    derive_part,
+)
 from gnnplan.planner.machine.model import MachineModel
-from gnnplan.planner.partition.partition import partition
 from gnnplan.planner.probe.quiet import disturbance
 from gnnplan.planner.probe.timing import WAITED, Patience
 from gnnplan.planner.profile.cache import cache_folder
-from gnnplan.planner.profile.roofline import (
-    FLOAT_BYTES,
-    OPTIMIZER_PASSES,
-    LayerShape,
-    Operation,
-    aggregation,
-    elementwise,
-    layer_operations,
-    layer_widths,
-    num_parameters,
-    product,
-)
 from gnnplan.planner.profile.team import Team, launcher_bytes
 from gnnplan.planner.progress import Progress, silent
 from gnnplan.planner.settings import PlanSettings
@@ -54,122 +49,9 @@ from gnnplan.planner.workload import ProcessCost
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.folders import take_name
-from gnnplan.runtime.fullgraph.part import Part, build_part, connect_parts
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.npy import map_npy
-from gnnplan.runtime.plan.schema import FullGraph, Workload
 from gnnplan.runtime.train.evaluate import reader_of
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
-    """All parts of a graph, connected."""
-
-    partition: NDArray[np.int32]
-    parts: list[Part]
-    seeds: list[int]
-    """Training nodes of each part."""
-
-    @property
-    def sizes(self) -> list[PartSizes]:
-        """Sizes that the formulas take of each part."""
-        return [sizes_of(part) for part in self.parts]
-
-
-def sizes_of(part: Part) -> PartSizes:
-    """Count what the formulas take of a connected part."""
-    return PartSizes(
-        inner=part.num_inner,
-        halo=part.num_halo,
-        sent=part.send.shape[0],
-        inner_edges=part.inner_edges[1].shape[0],
-        halo_edges=part.halo_edges[1].shape[0],
-        received=tuple(part.halo_counts.tolist()),
-    )
-
-
-def cut_graph(graph: Graph, cut: Cut) -> NDArray[np.int32]:
-    """Partition for the volume objective, or at random to compare with; int32 [N]."""
-    if cut.ranks == 1:
-        return np.zeros(graph.num_nodes, np.int32)
-    return partition(
-        graph.indptr,
-        graph.indices,
-        parts=cut.ranks,
-        name=cut.partitioner,
-        training=graph.train_idx,
-        objective="cut" if cut.partitioner == "random" else "volume",
-    )
-
-
-def connect_cut(graph: Graph, found: NDArray[np.int32], ranks: int, model: str) -> Parts:
-    """Build every part with its send lists, as the ranks will."""
-    parts = connect_parts([
-        build_part(graph.indptr, graph.indices, found, r, ranks, loops=model != "sage")
-        for r in range(ranks)
-    ])  # fmt: skip
-    training = np.zeros(graph.num_nodes, np.bool_)
-    training[graph.train_idx] = True
-    seeds = [int(training[part.inner].sum()) for part in parts]
-    return Parts(partition=found, parts=parts, seeds=seeds)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
-    """Settings to time."""
-
-    settings: FullGraph
-    draws_only: bool = False
-    """Whether the epoch's draws alone are timed."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PartRequest:
-    """One part of a graph under one model."""
-
-    workload: Workload
-    graph_path: str
-    fingerprint: str = ""
-    """Fingerprint of the graph that must lie there; empty: any."""
-    partition_path: str
-    """File of the part of each node, int32 .npy."""
-    wanted_path: str
-    """File of the nodes that other parts need of this one, by receiver, int64 .npy."""
-    wanted_counts: list[int]
-    rank: int
-    size: int
-    in_dim: int
-    num_classes: int
-    task: str
-    threads: int
-    cases: list[Case]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CaseSeconds:
-    """One rank's seconds per epoch under one case; nothing is waited for."""
-
-    sample: float
-    """Seconds of drawing boundary nodes and cutting the blocks to them."""
-    forward_backward: float
-    packing: float
-    """Seconds of copying the rows to send, on the training thread."""
-    windows: list[float]
-    """Seconds between the start of each exchange and the need for its rows, in order."""
-    spread: float
-    """Relative half-width of the median."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PartAnswer:
-    """What one process measured on its part."""
-
-    cases: list[CaseSeconds]
-    optimizer_seconds: float
-    num_parameters: int
-    widths: list[int] = field(default_factory=list[int])
-    """d_0 .. d_L: columns of what each layer exchanges, then of the outputs."""
-
 
 SAMPLED_NODES = 2000
 MOST_EDGES = 200_000
@@ -238,8 +120,6 @@ def measure_variance(graph: Graph, found: NDArray[np.int32], model: str) -> Vari
 
 VERSION = 3
 """Number that rises when a profile means something else than before."""
-ANCHORS = (0.1, 0.5)
-"""Probabilities at which sampled epochs are timed; their seconds are linear in p."""
 MODULE = "gnnplan.planner.fullgraph.timing"
 PROFILE_FILE = "profile.json"
 PARTITION_FILE = "partition.npy"
@@ -258,6 +138,8 @@ class CutProfile:
     cases: list[Case]
     ranks: list[PartAnswer]
     process: ProcessCost
+    crossing: list[PartSizes] = field(default_factory=list[PartSizes], metadata=codec.UNLESS_SET)
+    """Parts with the rows that cross on average where edges are dropped; empty where nodes are."""
 
     @property
     def volume(self) -> int:
@@ -281,20 +163,6 @@ class FullProfile:
 
     numbers: CutProfile
     partition: NDArray[np.int32]
-
-
-def cases_of(cut: Cut, draws: Sequence[str]) -> list[Case]:
-    """List what is timed of a cut: p = 1 with and without the first layer, and anchors of p < 1.
-
-    `draws` are `layer`, `shared`, both, or nothing where only p = 1 is allowed.
-    """
-    found = [Case(settings=FullGraph(precompute_first_layer=known)) for known in (False, True)]
-    for each in draws if cut.ranks > 1 else ():
-        for keep in ANCHORS:
-            settings = FullGraph(keep=keep, draws="shared" if each == "shared" else "layer")
-            rounded = replace(settings, rounding="stochastic")
-            found += [Case(settings=settings), Case(settings=rounded, draws_only=True)]
-    return found
 
 
 def profile_cuts(
@@ -324,7 +192,7 @@ def profile_cuts(
             found[cut] = kept
     for cut in cuts:
         if cut.on_gpus and cut not in found:
-            made = _derive(graph, settings, machine, cut, cases_of(cut, draws))
+            made = _derive(graph, settings, machine, cut, cases_of(cut, draws, settings))
             key = _key(graph, settings, machine, cut, draws)
             _save(key, made)
             found[cut] = _load(key) or made
@@ -340,7 +208,7 @@ def profile_cuts(
             patience = Patience(disturbed.level, share=WAITED)
             for i, cut in enumerate(missing):
                 say(f"timing {cut.name}", i / len(missing))
-                made = _make(graph, settings, cut, cases_of(cut, draws), team, patience)
+                made = _make(graph, settings, cut, cases_of(cut, draws, settings), team, patience)
                 key = _key(graph, settings, machine, cut, draws)
                 _save(key, made)
                 # Read back: the first plan and a repeated one then see the very same numbers.
@@ -359,6 +227,7 @@ def _make(
     """Partition, count and time, without looking at the cache."""
     model = settings.workload.model
     parts = connect_cut(graph, cut_graph(graph, cut), cut.ranks, model)
+    crossing = _crossing(parts, settings)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         np.save(place / PARTITION_FILE, parts.partition)
@@ -380,6 +249,7 @@ def _make(
                 task=str(graph.task),
                 threads=cut.threads,
                 cases=cases,
+                asked_counts=[each.received[part.rank] for each in crossing],
             )
             requests.append(json.dumps(codec.to_plain(request)))
         answers: list[str] = []
@@ -395,8 +265,15 @@ def _make(
         cases=cases,
         ranks=[codec.decode(PartAnswer, json.loads(answer)) for answer in answers],
         process=replace(team.process, launcher_bytes=launcher_bytes()),
+        crossing=crossing,
     )
     return FullProfile(numbers=numbers, partition=parts.partition)
+
+
+def _crossing(parts: Parts, settings: PlanSettings) -> list[PartSizes]:
+    if settings.drop == "nodes" or settings.keep is None:
+        return []
+    return crossing_of(parts, settings.keep)
 
 
 def _derive(
@@ -406,7 +283,7 @@ def _derive(
     work = settings.workload
     parts = connect_cut(graph, cut_graph(graph, cut), cut.ranks, work.model)
     outputs = 1 if str(graph.task) == "binary" else graph.num_classes
-    candidate = make_candidate(cut.devices)
+    candidate, crossing = make_candidate(cut.devices), _crossing(parts, settings)
     numbers = CutProfile(
         cut=cut,
         sizes=parts.sizes,
@@ -414,143 +291,13 @@ def _derive(
         variance=measure_variance(graph, parts.partition, work.model),
         cases=cases,
         ranks=[
-            derive_part(machine, candidate, work, sizes, cases, (graph.feature_dim, outputs))
-            for sizes in parts.sizes
+            derive_part(machine, candidate, work, sizes, cases, (graph.feature_dim, outputs), moved)
+            for sizes, moved in zip(parts.sizes, crossing or parts.sizes, strict=True)
         ],
         process=ProcessCost(start_seconds=0.0, resident_bytes=0),
+        crossing=crossing,
     )
     return FullProfile(numbers=numbers, partition=parts.partition)
-
-
-EXCHANGE_STARTS = 4
-"""Starts of an exchange: picking rows, the collective, its wait, adding what crossed back."""
-CUT_STARTS = 14
-"""Copies and kernels that cut a layer's block to the kept rows."""
-DRAW_SECONDS = {"bernoulli": 1.5e-8, "stochastic": 4.5e-8}
-"""Host's seconds of drawing one boundary node and placing it (DEC-119)."""
-CUT_BYTES = 60
-"""GPU memory's traffic of cutting a block, per halo edge."""
-
-
-def derive_part(
-    machine: MachineModel,
-    candidate: Candidate,
-    work: Workload,
-    sizes: PartSizes,
-    cases: Sequence[Case],
-    ends: tuple[int, int],
-) -> PartAnswer:
-    """Derive a part's seconds on a GPU: the roofline of its layers, or the host's launches.
-
-    `ends` are the widths of inputs and outputs. Source: profile.roofline; docs/modelling.md 5.
-    """
-    widths = layer_widths(work, *ends)
-    rate = _GpuRate(
-        flops=machine.table("gpu_flops").at(ranks=1.0),
-        byte_seconds=memory_seconds_per_byte(machine, candidate),
-        copy_seconds=max(copy_seconds_per_byte(machine, candidate)),
-        start_seconds=start_seconds(machine),
-    )
-    parameters = num_parameters(work.model, widths)
-    update = Operation(flops=10.0 * parameters, moved_bytes=4.0 * OPTIMIZER_PASSES * parameters)
-    spread = max(machine.table(name).spread for name in ("gpu_flops", "gpu_kernel"))
-    return PartAnswer(
-        cases=[_derive_case(rate, work, sizes, case, widths, spread) for case in cases],
-        optimizer_seconds=max(rate.of([update]), UPDATE_STARTS * rate.start_seconds),
-        num_parameters=parameters,
-        widths=[a for a, _, _ in widths] + [ends[1]],
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _GpuRate:
-    """Rates of the slowest GPU and its host."""
-
-    flops: float
-    byte_seconds: float
-    copy_seconds: float
-    start_seconds: float
-
-    def of(self, operations: Iterable[Operation]) -> float:
-        """Add up the seconds of operations one after the other."""
-        return sum(
-            max(each.flops / self.flops, each.moved_bytes * self.byte_seconds)
-            for each in operations
-        )
-
-
-def _derive_case(
-    rate: _GpuRate,
-    work: Workload,
-    sizes: PartSizes,
-    case: Case,
-    widths: Sequence[tuple[int, int, int]],
-    spread: float,
-) -> CaseSeconds:
-    """Derive one case: p of the halo is received, and p of its edges are left."""
-    settings, layers = case.settings, len(widths)
-    keep, known = settings.keep, settings.precompute_first_layer
-    drawn = 0 if keep >= 1 else 1 if settings.draws == "shared" else layers - int(known)
-    ids = sizes.halo + sizes.sent
-    sample = drawn * (
-        DRAW_SECONDS[settings.rounding] * ids
-        + rate.copy_seconds * (5 * sizes.halo + 8 * keep * sizes.sent)
-        + rate.byte_seconds * CUT_BYTES * sizes.halo_edges
-        + rate.start_seconds * CUT_STARTS
-    )
-    if case.draws_only:
-        return CaseSeconds(
-            sample=sample, forward_backward=0.0, packing=0.0, windows=[], spread=spread
-        )
-    shapes = [
-        LayerShape(
-            num_src=sizes.inner + keep * sizes.halo,
-            num_dst=sizes.inner,
-            num_edges=sizes.inner_edges + keep * sizes.halo_edges,
-            in_dim=a,
-            out_dim=b * heads,
-            inputs=layer == 0,
-            heads=heads,
-        )
-        for layer, (a, b, heads) in enumerate(widths)
-    ]
-    operations = [
-        each
-        for layer, shape in enumerate(shapes)
-        for each in part_operations(work.model, shape, known=known and layer == 0)
-    ]
-    inner = [replace(shape, num_edges=sizes.inner_edges) for shape in shapes]
-    crossing = [*inner[int(known) :], *inner[:0:-1]]
-    started = pass_starts(work.model, layers) + EXCHANGE_STARTS * len(crossing)
-    moved = 2 * FLOAT_BYTES * keep * sizes.sent * sum(shape.in_dim for shape in crossing)
-    return CaseSeconds(
-        sample=sample,
-        forward_backward=max(rate.of(operations), started * rate.start_seconds),
-        packing=moved * rate.byte_seconds,
-        windows=[rate.of([aggregation(shape, shape.in_dim)]) for shape in crossing],
-        spread=spread,
-    )
-
-
-def part_operations(model: str, shape: LayerShape, *, known: bool) -> Iterator[Operation]:
-    """Yield the kernels of a layer over a part, which sums before the product but in attention.
-
-    `known` sums are not taken again.
-    """
-    if model == "gat":
-        yield from layer_operations(model, shape)
-        return
-    n, a, b = shape.num_dst, shape.in_dim, shape.out_dim
-    wide = 2 * a if model == "sage" else a
-    if not known:
-        yield aggregation(shape, a)
-    yield product(n, wide, b)
-    yield product(n, wide, b)  # gradient of the weights
-    if not shape.inputs:
-        yield product(n, b, wide)  # gradient of the rows
-        yield aggregation(shape, a)
-    yield elementwise(n, b)  # bias and activation
-    yield elementwise(n, b, passes=3)  # their backward
 
 
 def _key(
@@ -559,7 +306,14 @@ def _key(
     """Hash everything that decides a profile."""
     work = settings.workload
     model = [work.model, work.num_layers, work.hidden, work.heads, work.dropout, work.seed]
-    decided = [VERSION, graph.fingerprint, machine.fingerprint, model, cut, cases_of(cut, draws)]
+    decided = [
+        VERSION,
+        graph.fingerprint,
+        machine.fingerprint,
+        model,
+        cut,
+        cases_of(cut, draws, settings),
+    ]
     decided += [machine.calibration] if cut.on_gpus else []
     return codec.content_hash(decided)[:32]
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gnnplan.planner.fullgraph.profile import Case, CaseSeconds, PartAnswer, PartRequest
+from gnnplan.planner.fullgraph.parts import Case, CaseSeconds, PartAnswer, PartRequest
 from gnnplan.planner.profile.protocol import half_width, serve_standard_streams
 from gnnplan.runtime import codec
 from gnnplan.runtime.comm.collectives import Communicator
@@ -70,7 +70,10 @@ def _loop(request: PartRequest, case: Case) -> Any:
 
     graph = open_graph(Path(request.graph_path), validate=False, fingerprint=request.fingerprint)
     work = request.workload
-    comm = StandIn(request.rank, request.size, np.load(request.wanted_path), request.wanted_counts)
+    comm = StandIn(
+        request.rank, request.size, np.load(request.wanted_path), request.wanted_counts,
+        asked_counts=request.asked_counts,
+    )  # fmt: skip
     model: Any = build_model(work, request.in_dim, request.num_classes, request.task)
     full = FullGraphModel(
         model, work.model, graph.indptr, graph.indices, np.load(request.partition_path),
@@ -158,26 +161,40 @@ def build(plain: Any) -> Callable[[], PartAnswer]:
     return functools.partial(time_part, codec.decode(PartRequest, plain))
 
 
+def _spread_places(counts: Sequence[int], asked: Sequence[int]) -> Tensor:
+    """Return so many places, evenly spread, of each receiver's list."""
+    found = [np.arange(k) * n // max(1, k) for n, k in zip(counts, asked, strict=False)]
+    return torch.as_tensor(np.concatenate([np.empty(0, np.int64), *found]).astype(np.int64))
+
+
 class StandIn(Communicator):
     """A communicator of one rank that answers for all other ranks.
 
-    `wanted` are the nodes that the others need of this rank, by receiver, `wanted_counts` how many.
+    `wanted` are the nodes that the others need of this rank, by receiver, `wanted_counts` how many,
+    and `asked_counts` how many of them each asks for where edges are dropped.
     """
 
     def __init__(
-        self, rank: int, size: int, wanted: NDArray[np.int64], wanted_counts: list[int]
+        self,
+        rank: int,
+        size: int,
+        wanted: NDArray[np.int64],
+        wanted_counts: list[int],
+        *,
+        asked_counts: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.rank, self.size = rank, size
         self._wanted = (torch.as_tensor(wanted), wanted_counts)
+        self._asked = (_spread_places(wanted_counts, asked_counts), list(asked_counts))
         self._rows: dict[int, Tensor] = {}
 
     def all_to_all_ids(
         self, ids: Tensor, counts: Sequence[int], *, stage: Stage = Stage.EXCHANGE_IDS
     ) -> tuple[Tensor, list[int]]:
-        """Return what the others ask for when the parts are made."""
-        del ids, counts, stage
-        return self._wanted
+        """Return what the others ask for when the parts are made, later what a draw leaves."""
+        del ids, counts
+        return self._asked if stage is Stage.HALO_EXCHANGE else self._wanted
 
     def all_to_all_rows(
         self,

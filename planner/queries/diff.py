@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from gnnplan.planner.candidate import topology_words
 from gnnplan.planner.cost.memory import size_text
-from gnnplan.planner.queries.explain import PLACES, seconds_text
+from gnnplan.planner.queries.explain import KEPT, PLACES, seconds_text
 from gnnplan.planner.units import by_number, counted
 from gnnplan.runtime import codec
 from gnnplan.runtime.plan.schema import Plan
@@ -148,7 +148,11 @@ def _full_graph(plan: Plan) -> str:
     if plan.strategy.mode != "full-graph":
         return "mini-batches"
     settings = plan.strategy.full_graph
-    return f"the whole graph in {plan.strategy.partition} parts, boundary p {settings.keep:.3g}"
+    parts = f"the whole graph in {plan.strategy.partition} parts"
+    if settings.exchange == "broadcast":
+        return f"{parts}, whole slices"
+    what = "boundary" if settings.drop == "nodes" else KEPT[settings.drop]
+    return f"{parts}, {what} p {settings.keep:.3g}"
 
 
 def _numbers(a: Plan, b: Plan) -> list[NumberPair]:

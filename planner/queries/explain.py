@@ -13,6 +13,12 @@ from gnnplan.runtime.stages import TRAINING_STAGES
 
 WORDS = ("keep", "partition")
 """Entries of a prediction's provenance that are sentences of their own."""
+KEPT = {
+    "nodes": "boundary rows",
+    "edges": "edges (DropEdge)",
+    "boundary-edges": "edges over the boundary (BES)",
+}
+"""What full-graph training keeps a share of."""
 
 
 def _full_graph_summary(plan: Plan) -> str:
@@ -26,10 +32,14 @@ def _full_graph_summary(plan: Plan) -> str:
         words.append(f"{counted(threads.compute, 'compute thread')} each")
     if plan.num_ranks > 1:
         words.append(f"cut by {plan.strategy.partition}")
-        words.append(f"boundary rows kept with p {settings.keep:.3g}")
+    if settings.exchange == "broadcast" and plan.num_ranks > 1:
+        words.append("whole slices sent to every rank")
+    elif plan.num_ranks > 1 or settings.drop == "edges":
+        words.append(f"{KEPT[settings.drop]} kept with p {settings.keep:.3g}")
         if settings.keep < 1:
             drawn = "for each layer" if settings.draws == "layer" else "once for all layers"
             words.append(f"drawn {drawn} ({settings.rounding})")
+    if plan.num_ranks > 1:
         words.append("exchanged beside compute" if threads.comm else "exchanged in line")
     if settings.precompute_first_layer:
         words.append("first layer aggregated once")

@@ -150,14 +150,15 @@ def full_graph_class(settings: FullGraph, model: str, num_layers: int) -> Statis
     """Return the class of the aggregations of a model's layers in full-graph training.
 
     exact: nothing is dropped. unbiased: 1/p with draws of each layer's own, or a shared one over at
-    most two exchanging layers. approximate: all else, also p = 0 and attention, whose softmax
-    renormalises what is left.
+    most two exchanging layers, of DropEdge over one: a path may pass a self-loop twice.
+    approximate: all else, also p = 0 and attention, whose softmax renormalises what is left.
     """
     if settings.keep >= 1:
         return StatisticsClass.EXACT
     if settings.keep <= 0 or model not in ("sage", "gcn"):
         return StatisticsClass.APPROXIMATE
     exchanging = num_layers - (1 if settings.precompute_first_layer else 0)
-    if settings.draws == "shared" and exchanging > SAFE_SHARED_LAYERS:
+    safe = 1 if settings.drop == "edges" else SAFE_SHARED_LAYERS
+    if settings.draws == "shared" and exchanging > safe:
         return StatisticsClass.APPROXIMATE
     return StatisticsClass.UNBIASED

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gnnplan.planner.cli.planning import machine_for_planning
-from gnnplan.planner.fullgraph.profile import connect_cut
+from gnnplan.planner.fullgraph.parts import connect_cut
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.pipeline import plan
 from gnnplan.planner.queries.compare import compare

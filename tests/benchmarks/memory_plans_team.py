@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from gnnplan.planner.fullgraph import profile as whole_profile
-from gnnplan.planner.fullgraph.profile import CaseSeconds, PartAnswer, PartRequest
+from gnnplan.planner.fullgraph.parts import CaseSeconds, PartAnswer, PartRequest
 from gnnplan.planner.profile import loop as bench, profile, timing_process as timed_model
 from gnnplan.planner.profile.model_seconds import SCALES
 from gnnplan.planner.profile.protocol import InLine, LoadingAnswer, TimingAnswer, TimingRequest

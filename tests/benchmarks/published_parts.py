@@ -9,8 +9,7 @@ import numpy as np
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.stages.all_reduce import gpu_all_reduce
 from gnnplan.planner.cost.stages.gather_gpu import find_routes
-from gnnplan.planner.fullgraph.formulas import epoch_bytes
-from gnnplan.planner.fullgraph.memory import published_bytes
+from gnnplan.planner.fullgraph.formulas import epoch_bytes, published_bytes
 from gnnplan.planner.graph_presets import graph_preset
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.machine.routes import byte_seconds

@@ -13,7 +13,7 @@ import numpy as np
 from gnnplan.planner.candidate import Candidate, columns_of
 from gnnplan.planner.placement.owned import OWNED
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.plan.schema import FullGraph, Links, Plan, Strategy
+from gnnplan.runtime.plan.schema import Links, Plan, Strategy
 
 ONE, HOST, HOSTS = "1 GPU", "n GPUs, one host", "n GPUs, several hosts"
 COLUMNS = (ONE, HOST, HOSTS)
@@ -160,26 +160,24 @@ def _depends(candidate: Candidate) -> bool:
     return (candidate.kappa or 1) > 1
 
 
-def _whole_graph(**changes: Any) -> Callable[[Strategy], Strategy]:
-    """Change how the whole graph is trained, where plans do not propose it."""
-    return lambda strategy: replace(strategy, full_graph=FullGraph(**changes))
-
-
 def _crosses(plan: Plan, rows: dict[str, int]) -> bool:
     """Boundary rows are exchanged, where there are several ranks."""
     return plan.strategy.mode == "full-graph" and (rows["halo"] > 0) == (plan.num_ranks > 1)
 
 
+EACH_EPOCH = {"first_layer": "each-epoch"}
+HALF = {**EACH_EPOCH, "keep": 0.5}
+UNBIASED = {"allow": "unbiased"}
 BOUNDARIES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("whole boundary", {}, {}),
-    ("p", {"keep": 0.5, "rounding": "stochastic"}, {}),
-    ("one draw for all layers", {"keep": 0.5, "draws": "shared"}, {}),
-    ("DropEdge", {"keep": 0.5, "drop": "edges"}, {}),
-    ("BES", {"keep": 0.5, "drop": "boundary-edges"}, {}),
-    ("slices", {"exchange": "broadcast"}, {}),
-    ("first layer once", {"precompute_first_layer": True}, {}),
-    ("gcn", {"keep": 0.5}, {"model": "gcn"}),
-    ("gat", {"keep": 0.5}, {"model": "gat", "heads": 2}),
+    ("whole boundary", EACH_EPOCH, {}),
+    ("p", {**HALF, "rounding": "stochastic"}, UNBIASED),
+    ("one draw for all layers", {**HALF, "draws": "shared"}, UNBIASED),
+    ("DropEdge", {"keep": 0.5, "drop": "edges"}, UNBIASED),
+    ("BES", {**HALF, "drop": "boundary-edges"}, UNBIASED),
+    ("slices", {**EACH_EPOCH, "exchange": "broadcast"}, {}),
+    ("first layer once", {"first_layer": "once"}, {}),
+    ("gcn", HALF, {"model": "gcn", **UNBIASED}),
+    ("gat", HALF, {"model": "gat", "heads": 2, "allow": "approximate"}),
 ]
 """Names, settings and workloads of full-graph modes."""
 ANY = {"allow": "approximate"}
@@ -384,10 +382,12 @@ MODES = [
     *(
         Mode(
             name=name, row="full graph", devices=devices, hosts=hosts, holds=_crosses,
-            settings={"mode": "full-graph", "workload": {"fanouts": [-1, -1], **work}},
-            change=_whole_graph(**changes), quick=name == "p" and devices == 2,
+            settings={
+                "mode": "full-graph", "workload": {"fanouts": [-1, -1], **work}, **choices,
+            },
+            quick=name == "p" and devices == 2,
         )
-        for name, changes, work in BOUNDARIES
+        for name, choices, work in BOUNDARIES
         for devices, hosts in ((1, 1), (2, 1), (4, 2))
         if devices > 1 or name in ("DropEdge", "first layer once", "gcn", "gat")
     ),

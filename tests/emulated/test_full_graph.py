@@ -1,6 +1,7 @@
 """The whole graph on an emulated GPU: what is drawn, the gradients, and the memory it takes."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,16 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from gnnplan.planner.fullgraph.formulas import crossing_rows
 from gnnplan.planner.fullgraph.memory import device_bytes
-from gnnplan.planner.fullgraph.profile import sizes_of
+from gnnplan.planner.fullgraph.parts import sizes_of
 from gnnplan.planner.fullgraph.timing import StandIn
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.emulation.gpu import EmulatedGpu
 from gnnplan.runtime.emulation.memory import BLOCK_BYTES
 from gnnplan.runtime.emulation.threads import start, stop
 from gnnplan.runtime.fullgraph.forward import FullGraphModel
-from gnnplan.runtime.fullgraph.part import build_part, connect_parts
+from gnnplan.runtime.fullgraph.part import Part, build_part, connect_parts
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.plan.schema import FullGraph, Workload
 from gnnplan.runtime.processor import EMULATED
@@ -109,6 +111,11 @@ def test_what_is_drawn_and_kept_is_the_hosts(name: str, drop: Any) -> None:
                     assert torch.equal(a.cpu(), b), field
 
 
+def crossing_rows_of(part: Part, keep: float) -> int:
+    """Rows that arrive on average where edges are dropped."""
+    return round(crossing_rows(np.bincount(part.halo_edges[1]).tolist(), keep))
+
+
 SLOW = pytest.mark.slow
 
 
@@ -151,6 +158,10 @@ def test_gradients_are_those_of_the_whole_graph(
         ("gcn", FullGraph(keep=0.3)),
         ("gat", FullGraph()),
         ("gat", FullGraph(keep=0.3)),
+        ("sage", FullGraph(keep=0.3, drop="edges")),
+        ("gat", FullGraph(keep=0.3, drop="edges")),
+        ("gcn", FullGraph(keep=0.3, drop="boundary-edges")),
+        ("sage", FullGraph(exchange="broadcast")),
     ],
 )
 @pytest.mark.slow
@@ -174,8 +185,12 @@ def test_a_gpus_peak_is_the_predicted_one_or_little_less(
     for epoch in range(2):
         loop.step(WholeEpoch(epoch=epoch), epoch)
     work = Workload(model=name, num_layers=3, fanouts=[-1] * 3, hidden=32, heads=2)
+    crossing = replace(sizes_of(part), halo=crossing_rows_of(part, settings.keep), sent=3)
+    if settings.exchange == "broadcast":
+        others = 600 - part.num_inner
+        crossing = replace(crossing, received=(0, others), halo=others, sent=part.num_inner)
     predicted = device_bytes(
-        sizes_of(part), [32, 32, 32, 4], workload=work, settings=settings,
+        sizes_of(part), [32, 32, 32, 4], workload=work, settings=settings, crossing=crossing,
         num_parameters=sum(p.numel() for p in full.model.parameters()), num_seeds=len(seeds),
     )  # fmt: skip
     total, peak = sum(predicted.values()), gpu.memory.peak_bytes

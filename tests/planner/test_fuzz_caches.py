@@ -13,7 +13,8 @@ from hypothesis import given, strategies as st
 from gnnplan.planner.fullgraph import profile as full_graph
 from gnnplan.planner.fullgraph.candidate import Cut
 from gnnplan.planner.fullgraph.formulas import PartSizes
-from gnnplan.planner.fullgraph.profile import PartAnswer, Variance
+from gnnplan.planner.fullgraph.parts import PartAnswer
+from gnnplan.planner.fullgraph.profile import Variance
 from gnnplan.planner.profile import cache
 from gnnplan.planner.profile.cache import PlanRecord, load_record, record_path, save_record
 from gnnplan.planner.profile.draws import _read, _write

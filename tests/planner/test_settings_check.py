@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from gnnplan.api.requests import WorkloadRequest
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.settings import PlanSettings, change_settings, check_workload
+from gnnplan.planner.settings import FULL_GRAPH, PlanSettings, change_settings, check_workload
 from gnnplan.runtime import codec
 from gnnplan.runtime.plan.schema import MOST_FANOUT, Links, Workload
 from gnnplan.runtime.plan.setting import Range, setting_fields
@@ -26,7 +26,9 @@ RANGES = {
 def changed(name: str, value: Any) -> PlanSettings:
     """A request with that one setting."""
     hops = value if name == "num_layers" and isinstance(value, int) and value > 0 else 2
-    return change_settings(PlanSettings(), {"fanouts": [5] * min(hops, 99), name: value})
+    mode = "full-graph" if name in FULL_GRAPH else "auto"
+    fanouts = [5] * min(hops, 99)
+    return change_settings(PlanSettings(), {"mode": mode, "fanouts": fanouts, name: value})
 
 
 def outside(wanted: Range) -> list[Any]:

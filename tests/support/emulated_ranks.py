@@ -16,8 +16,8 @@ import torch
 
 from gnnplan.planner import pipeline
 from gnnplan.planner.assemble import assemble
+from gnnplan.planner.fullgraph.parts import connect_cut
 from gnnplan.planner.fullgraph.plan import plan_full_graph
-from gnnplan.planner.fullgraph.profile import connect_cut
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.search.choose import PlacedCandidate
 from gnnplan.planner.search.search import Search, SearchResult
@@ -30,7 +30,7 @@ from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.models.adjacency import torch_blocks
 from gnnplan.runtime.plan.io import load_array, load_plan, save_plan
-from gnnplan.runtime.plan.schema import FullGraph, Plan, Workload
+from gnnplan.runtime.plan.schema import Plan, Workload
 from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.report import RunReport, load_report
 from tests.emulated.modes import Mode
@@ -205,8 +205,11 @@ def hold_boundary(plan: Plan, graph: Graph, folder: Path, report: RunReport) -> 
     """Hold the bytes that ranks have exchanged against those that their own draws say."""
     settings, work = plan.strategy.full_graph, plan.workload
     counted = [rank.bytes_by_source["halo"] for rank in report.ranks]
-    if settings == FullGraph(precompute_first_layer=True):  # as it was planned
-        assert sum(counted) == EPOCHS * sum(plan.prediction.traffic_bytes.values())
+    predicted = EPOCHS * sum(plan.prediction.traffic_bytes.values())
+    if settings.keep >= 1:
+        assert sum(counted) == predicted
+    elif settings.drop != "nodes" and plan.num_ranks > 1:  # on average over draws
+        assert abs(sum(counted) / predicted - 1) < 0.1, (counted, predicted)
     if settings.drop == "nodes" and settings.exchange == "boundary":
         parts = connect_cut(
             graph, load_array(plan, folder, "partition"), plan.num_ranks, work.model

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from gnnplan.planner.cli.common import option_fields
 from gnnplan.planner.placement.policies.registry import PLACEMENT_POLICIES
-from gnnplan.planner.settings import AUTO, PlanSettings, default_text, flag_help
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.units import AUTO, default_text, flag_help
 from gnnplan.runtime.plan.setting import SettingField
 from gnnplan.runtime.sampling.registry import SAMPLERS
 

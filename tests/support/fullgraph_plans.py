@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.fullgraph.formulas import drawn_epoch_bytes
-from gnnplan.planner.fullgraph.profile import Parts
+from gnnplan.planner.fullgraph.parts import Parts
 from gnnplan.runtime.fullgraph.draws import kept_nodes
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.io import save_plan

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from gnnplan.planner.candidate import Candidate, plain_words
 from gnnplan.planner.search.dimensions.batches import Dependence, Stacks
-from gnnplan.planner.search.dimensions.caches import Caches
 from gnnplan.planner.search.dimensions.dimension import (
     Dimension,
     Omission,
@@ -30,7 +29,7 @@ from gnnplan.planner.search.dimensions.joined_ranks import (
 )
 from gnnplan.planner.search.dimensions.locality import LocalNeighbours
 from gnnplan.planner.search.dimensions.ranks import Cores, Gpus
-from gnnplan.planner.search.dimensions.rows import FixedRows, OwnedRows
+from gnnplan.planner.search.dimensions.rows import Caches, FixedRows, OwnedRows
 
 STARTS: tuple[Dimension, ...] = (Gpus(), Cores())
 JOINS: tuple[Dimension, ...] = (SharedBatch(), Grids())

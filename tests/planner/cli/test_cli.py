@@ -13,8 +13,8 @@ from gnnplan.planner.cli import main as cli, planning
 from gnnplan.planner.cli.common import print_text
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.settings import SamplerChoice, parse_integers, parse_sampler
-from gnnplan.planner.units import parse_bytes
+from gnnplan.planner.settings import SamplerChoice
+from gnnplan.planner.units import parse_bytes, parse_integers, parse_sampler
 from gnnplan.runtime.graph.dataset import Graph
 
 PRESET = ["--machine", "cpu-2core"]

@@ -5,18 +5,17 @@ from dataclasses import replace
 
 from gnnplan.planner.cost.memory import Budgets
 from gnnplan.planner.fullgraph.candidate import Cut
-from gnnplan.planner.fullgraph.price import FullRequest
-from gnnplan.planner.fullgraph.profile import (
+from gnnplan.planner.fullgraph.parts import (
     Case,
     CaseSeconds,
-    CutProfile,
-    FullProfile,
     PartAnswer,
-    Variance,
     cases_of,
     connect_cut,
+    crossing_of,
     cut_graph,
 )
+from gnnplan.planner.fullgraph.price import FullRequest
+from gnnplan.planner.fullgraph.profile import CutProfile, FullProfile, Variance
 from gnnplan.planner.machine.model import MachineModel, Table
 from gnnplan.planner.pipeline import graph_ref
 from gnnplan.planner.settings import PlanSettings
@@ -73,13 +72,15 @@ def hand_profile(
     parts = connect_cut(graph, cut_graph(graph, cut), cut.ranks, work.model)
     model = build_model(work, graph.feature_dim, graph.num_classes, str(graph.task))
     widths = [graph.feature_dim, *[work.hidden] * (work.num_layers - 1), graph.num_classes]
-    cases = cases_of(cut, draws)
+    cases = cases_of(cut, draws, settings)
     answers: list[PartAnswer] = []
     for sizes in parts.sizes:
         found: list[CaseSeconds] = []
         for case in cases:
             known = case.settings.precompute_first_layer
             exchanges = 2 * work.num_layers - (2 if known else 1)
+            if case.settings.exchange == "broadcast":
+                exchanges *= max(1, cut.ranks - 1)
             found.append(case_seconds(case, sizes.inner_edges, sizes.halo_edges, exchanges))
         answers.append(
             PartAnswer(
@@ -91,6 +92,7 @@ def hand_profile(
         cut=cut, sizes=parts.sizes, seeds=parts.seeds, cases=cases, ranks=answers,
         variance=variance or Variance(boundary=1.0, signal=10.0, nodes=100),
         process=ProcessCost(start_seconds=1.0, resident_bytes=100_000_000),
+        crossing=crossing_of(parts, settings.keep or 0) if settings.drop != "nodes" else [],
     )  # fmt: skip
     return FullProfile(numbers=numbers, partition=parts.partition)
 

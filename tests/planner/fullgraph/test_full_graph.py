@@ -21,10 +21,11 @@ from gnnplan.planner.fullgraph.formulas import (
     p_memory,
     p_variance,
     path_factor,
+    published_bytes,
     rounded_variance,
     variance_bound,
 )
-from gnnplan.planner.fullgraph.memory import csr_bytes, published_bytes, rank_bytes
+from gnnplan.planner.fullgraph.memory import csr_bytes, rank_bytes
 
 
 def test_equal_widths_cost_three_inner_and_one_boundary_row() -> None:

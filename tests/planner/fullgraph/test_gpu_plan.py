@@ -12,7 +12,7 @@ from gnnplan.planner.cost.stages.all_reduce import gradient_bytes
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
 from gnnplan.planner.fullgraph.candidate import cuts_of
 from gnnplan.planner.fullgraph.formulas import PartSizes, epoch_bytes
-from gnnplan.planner.fullgraph.profile import Case, connect_cut, derive_part
+from gnnplan.planner.fullgraph.parts import Case, connect_cut, derive_part
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.pipeline import plan
 from gnnplan.planner.probe.presets import find_machine

@@ -16,9 +16,10 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from gnnplan.planner.fullgraph.exchange import slice_sizes
 from gnnplan.planner.fullgraph.formulas import crossing_rows
-from gnnplan.planner.fullgraph.memory import rank_bytes
-from gnnplan.planner.fullgraph.profile import Parts, connect_cut, sizes_of
+from gnnplan.planner.fullgraph.memory import rank_bytes, rows_held
+from gnnplan.planner.fullgraph.parts import Parts, connect_cut, sizes_of
 from gnnplan.planner.fullgraph.timing import StandIn
 from gnnplan.runtime.fullgraph.forward import FullGraphModel
 from gnnplan.runtime.fullgraph.part import Part
@@ -43,6 +44,7 @@ CASES = [
     ("sage", FullGraph(drop="edges", keep=0.3)),
     ("sage", FullGraph(drop="boundary-edges", keep=0.3)),
     ("gcn", FullGraph(drop="edges", keep=0.7)),
+    ("sage", FullGraph(exchange="broadcast")),
 ]
 
 
@@ -100,6 +102,9 @@ def predicted(loop: FullGraphLoop, parts: Parts, model: str, settings: FullGraph
     """The planner's sum for rank 0."""
     by_edge = settings.drop != "nodes"
     crossed = (crossing(parts.parts[0], settings.keep), crossing(parts.parts[1], settings.keep))
+    slices = settings.exchange == "broadcast"
+    if slices:
+        crossed = rows_held(parts.sizes[0], settings, slice_sizes(parts.sizes)[0])
     return rank_bytes(
         sizes_of(parts.parts[0]),
         [FEATURES, HIDDEN, HIDDEN, CLASSES],
@@ -110,7 +115,8 @@ def predicted(loop: FullGraphLoop, parts: Parts, model: str, settings: FullGraph
         precomputed=settings.precompute_first_layer,
         heads=HEADS,
         drop=settings.drop,
-        crossing=crossed if by_edge else None,
+        crossing=crossed if by_edge or slices else None,
+        slices=[parts.sizes[1].inner] if slices else (),
     )
 
 

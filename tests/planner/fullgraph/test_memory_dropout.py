@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from gnnplan.planner.fullgraph.memory import rank_bytes
-from gnnplan.planner.fullgraph.profile import connect_cut, sizes_of
+from gnnplan.planner.fullgraph.parts import connect_cut, sizes_of
 from gnnplan.planner.profile.timing_process import MEMORY_EVENT, held_bytes
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.fullgraph.forward import FullGraphModel

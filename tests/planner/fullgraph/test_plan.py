@@ -11,7 +11,7 @@ import pytest
 import gnnplan.planner.fullgraph.plan as module
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.fullgraph.profile import connect_cut
+from gnnplan.planner.fullgraph.parts import connect_cut
 from gnnplan.planner.machine.model import MachineModel, save_machine
 from gnnplan.planner.pipeline import plan, search_for
 from gnnplan.planner.queries.compare import compare

@@ -7,18 +7,15 @@ import pytest
 
 from gnnplan.planner.cost.stages.exchange import bound_bytes, shift_bytes
 from gnnplan.planner.fullgraph.candidate import Cut, list_cuts, whole_graph_candidate, with_keep
-from gnnplan.planner.fullgraph.formulas import columns_per_row
-from gnnplan.planner.fullgraph.price import (
+from gnnplan.planner.fullgraph.exchange import (
     busiest_rows,
-    edges_left,
     exchange_seconds,
-    halo_bytes,
     longer_in_turns,
-    price,
-    rank_seconds,
     table_seconds,
 )
-from gnnplan.planner.fullgraph.profile import connect_cut, cut_graph
+from gnnplan.planner.fullgraph.formulas import columns_per_row
+from gnnplan.planner.fullgraph.parts import connect_cut, cut_graph
+from gnnplan.planner.fullgraph.price import edges_left, halo_bytes, price, rank_seconds
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import FullGraph
