@@ -5,6 +5,7 @@ is one atomic `list.append`. It reads two clocks: elapsed seconds, and core-seco
 that ran the stage, without what a torch or numba pool spends beside it.
 """
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gnnplan.runtime.report import Quantiles, StageReport, quantiles
+from gnnplan.runtime.report import (
+    TRACED_STEPS,
+    WARMUP_STEPS,
+    Quantiles,
+    Span,
+    StageReport,
+    quantiles,
+)
+from gnnplan.runtime.stages import LOADER_STAGES
+
+STEP = "step"
+"""Name in the meter of the whole step: the training stages and the Python between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +38,23 @@ class Sample:
     core_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A record of the first steps: when it was made, and by which thread."""
+
+    stage: str
+    step: int
+    thread: int
+    end: float
+    seconds: float
+
+    @property
+    def row(self) -> tuple[int, str]:
+        """What cannot overlap: stages of one thread and kind (loading is inside its wait)."""
+        loads = self.stage in set(LOADER_STAGES)
+        return self.thread, STEP if self.stage == STEP else "load" if loads else "train"
+
+
 class StageMeter:
     """Records of one rank: `with meter.measure(Stage.SAMPLE, step): ...`."""
 
@@ -33,6 +62,7 @@ class StageMeter:
         self._samples: dict[str, list[Sample]] = {}
         self._counts: list[tuple[int, dict[str, int], dict[str, int]]] = []
         self._lists: list[tuple[int, dict[str, int], dict[str, int]]] = []
+        self._ended: list[_Ended] = []
         self.on_enter: Callable[[str, int, bool], None] | None = None
         """Watcher that is told each stage and step that a thread enters."""
 
@@ -51,16 +81,53 @@ class StageMeter:
         self.add(stage, step, seconds, time.thread_time() - core)
 
     def add(self, stage: str, step: int, seconds: float, core_seconds: float = 0.0) -> None:
-        """Record a stage that was timed elsewhere."""
+        """Record a stage that was timed elsewhere, and has just ended."""
+        self._place(stage, step, seconds)
         self._samples.setdefault(str(stage), []).append(Sample(step, seconds, core_seconds))
 
     def prolong(self, stage: str, step: int, seconds: float, core_seconds: float = 0.0) -> None:
         """Add to the stage's last record if it is of this step, else record it."""
+        self._place(stage, step, seconds)
         samples = self._samples.setdefault(str(stage), [])
         if samples and samples[-1].step == step:
             last = samples.pop()
             seconds, core_seconds = last.seconds + seconds, last.core_seconds + core_seconds
         samples.append(Sample(step, seconds, core_seconds))
+
+    def _place(self, stage: str, step: int, seconds: float) -> None:
+        if step < WARMUP_STEPS + TRACED_STEPS:
+            thread, now = threading.get_ident(), time.perf_counter()
+            self._ended.append(_Ended(str(stage), step, thread, now, seconds))
+
+    def spans(self, *, skip_steps: int = 0) -> list[Span]:
+        """Return when each stage ran, for the first steps after `skip_steps`, in order of start.
+
+        A record says when its stage ended. What a thread did inside a stage and metered apart, such
+        as an exchange inside a read, is placed before the rest of that stage.
+        """
+        last = skip_steps + TRACED_STEPS
+        kept = [each for each in list(self._ended) if skip_steps <= each.step < last]
+        trains = {each.thread for each in kept if each.stage == STEP}
+        seen = dict.fromkeys(each.thread for each in kept)
+        threads = sorted(seen, key=lambda name: name not in trains)
+        number = {name: i + (not trains) for i, name in enumerate(threads)}
+        free: dict[tuple[int, str], float] = {}
+        placed: list[tuple[float, _Ended]] = []
+        for each in sorted(kept, key=lambda each: each.end, reverse=True):
+            start = min(each.end, free.get(each.row, each.end)) - each.seconds
+            free[each.row] = start
+            placed.append((start, each))
+        zero = min((start for start, _ in placed), default=0.0)
+        return [
+            Span(
+                stage=each.stage,
+                step=each.step,
+                thread=number[each.thread],
+                start_seconds=round(start - zero, 9),
+                seconds=round(each.seconds, 9),
+            )
+            for start, each in sorted(placed, key=lambda item: item[0])
+        ]
 
     def count(self, step: int, rows: Mapping[str, int], num_bytes: Mapping[str, int]) -> None:
         """Record the feature rows and bytes that a step took from each source."""

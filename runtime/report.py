@@ -21,6 +21,8 @@ WARMUP_STEPS = 10
 MIN_MEASURED_STEPS = 30
 """Least number of steps behind a step time that is compared with a prediction."""
 MAX_STEP_SAMPLES = 2000
+TRACED_STEPS = 16
+"""Steps after the warm-up of which it is kept when each stage ran."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +49,21 @@ class StageReport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """When one stage of one step ran."""
+
+    stage: str
+    """A stage of `Stage`, or `step` for the whole step."""
+    step: int
+    """Number of the step within its process, from 0."""
+    thread: int
+    """0 for the training thread, 1 and more for loader threads."""
+    start_seconds: float
+    """Seconds since this rank's first span began; clocks of ranks are not compared."""
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankReport:
     """Measurements of one rank; warm-up steps count in counts but not in times."""
 
@@ -69,6 +86,8 @@ class RankReport:
     """Bytes of feature rows that the rank holds itself."""
     cores: list[int] = field(default_factory=list[int])
     """Cores that the rank was allowed to run on."""
+    spans: list[Span] = field(default_factory=list[Span], metadata=codec.UNLESS_SET)
+    """When each stage ran, for the first `TRACED_STEPS` steps after the warm-up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,40 +1,51 @@
-"""Pages of jobs and runs: the list, and one of each with its progress, losses and log."""
+"""Pages of jobs and runs: the lists, and one of each with its progress, curves and log."""
 
-from dataclasses import dataclass
-from itertools import pairwise
+import json
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from markupsafe import Markup
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from gnnplan.api.dashboard.pages import PageRoute, form, page, part_status, redirect_to
+from gnnplan.api.dashboard.pages import (
+    ENDED,
+    PageRoute,
+    download,
+    form,
+    lasting,
+    page,
+    part_status,
+    redirect_to,
+)
 from gnnplan.api.errors import ConflictError
 from gnnplan.api.jobs.process import EVENTS_FILE, event_of
 from gnnplan.api.requests import RunRequest
 from gnnplan.api.resources import job_of
 from gnnplan.api.routes.common import CallerIn, Cursor, Id, ServiceIn
 from gnnplan.api.security import Maker, Reader, Runner
-from gnnplan.api.service import jobs, runs
+from gnnplan.api.service import artefacts, jobs, runs
 from gnnplan.api.service.context import Service
 from gnnplan.api.service.jobs import read_end
-from gnnplan.api.storage.tables import JobRow
+from gnnplan.api.storage.tables import JobRow, PlanRow
+from gnnplan.planner.client.resources import Job
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.report.links import measured_links
 from gnnplan.planner.report.measured import Measured, compare_run, draw_measured
 from gnnplan.planner.report.page import machine_of, swatch
-from gnnplan.planner.report.svg import element, figure, percent
+from gnnplan.planner.report.svg import CurvePoint, draw_curve
+from gnnplan.planner.report.words import time_text
 from gnnplan.runtime.errors import GnnplanError
 from gnnplan.runtime.plan.schema import Plan
 
-HEIGHT = 220
-TOP = 18
 MOST_POINTS = 400
-MOST_DOTS = 40
 MOST_LOSS = 1e300
 """Loss beyond which a run has diverged; differences of such numbers mean nothing."""
+LEAST_SHARE = 0.02
+"""Share of a job that is done before it is said how long the rest takes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +56,8 @@ class Loss:
     step: int | None
     """Number of the step; None for an epoch's mean."""
     loss: float
+    share: float = 0.0
+    """Share of the epoch that is done."""
 
     @property
     def place(self) -> str:
@@ -52,76 +65,134 @@ class Loss:
         return f"epoch {self.epoch}, {'mean' if self.step is None else f'step {self.step}'}"
 
 
-def read_losses(folder: Path) -> list[Loss]:
-    """Read the losses that a job reported last, thinned to what a picture can show.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Epoch:
+    """What a run told of an epoch."""
+
+    epoch: int
+    loss: float | None
+    val: float | None
+    """Validation score; None: not evaluated."""
+    seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Told:
+    """What a run has told so far."""
+
+    losses: list[Loss] = field(default_factory=list[Loss])
+    epochs: list[Epoch] = field(default_factory=list[Epoch])
+
+    @property
+    def best(self) -> Epoch | None:
+        """Return the epoch with the highest validation score, if any was evaluated."""
+        scored = [each for each in self.epochs if each.val is not None]
+        return max(scored, key=lambda each: each.val or 0.0, default=None)
+
+    @property
+    def epoch_seconds(self) -> float | None:
+        """Return the median of the epochs' seconds; None before the first has ended."""
+        seconds = [each.seconds for each in self.epochs if each.seconds]
+        return median(seconds) if seconds else None
+
+
+def read_told(folder: Path) -> Told:
+    """Read what a job reported last, its losses thinned to what a picture can show.
 
     Of step losses and epoch means the longer list is taken: short runs report few steps, since step
-    events come at most twice a second.
+    events come at most twice a second. An epoch that was trained again after a restart is told of
+    once.
     """
     told: dict[str, list[Loss]] = {"step": [], "epoch": []}
+    epochs: dict[int, Epoch] = {}
     for line in read_end(folder / EVENTS_FILE).splitlines():
         event = event_of(line) or {}
         kind, data = event.get("event"), event.get("data", {})
         if kind in told and (loss := _loss(data, mean=kind == "epoch")) is not None:
             told[kind].append(loss)
+        if kind == "epoch" and isinstance(number := data.get("epoch"), int):
+            values = {name: _finite(data.get(name)) for name in ("loss", "val", "seconds")}
+            epochs[number] = Epoch(epoch=number, **values)
     found = max(told["step"], told["epoch"], key=len)
     every = 1 + len(found) // MOST_POINTS
-    return found[::-1][::every][::-1]
+    return Told(losses=found[::-1][::every][::-1], epochs=[epochs[n] for n in sorted(epochs)])
+
+
+def _finite(value: object) -> float | None:
+    return value if isinstance(value, float) and abs(value) < MOST_LOSS else None
 
 
 def _loss(data: dict[str, Any], *, mean: bool) -> Loss | None:
-    loss, epoch, step = data.get("loss"), data.get("epoch", 0), data.get("step", 0)
-    if not isinstance(loss, float) or not abs(loss) < MOST_LOSS:
+    loss, epoch, step = _finite(data.get("loss")), data.get("epoch", 0), data.get("step", 0)
+    if loss is None or not isinstance(epoch, int) or not isinstance(step, int):
         return None
-    if not isinstance(epoch, int) or not isinstance(step, int):
-        return None
-    return Loss(epoch=epoch, step=None if mean else step, loss=loss)
+    share = 1.0 if mean else _finite(data.get("share")) or 0.0
+    return Loss(epoch=epoch, step=None if mean else step, loss=loss, share=share)
 
 
-def draw_losses(found: list[Loss]) -> Markup:
-    """Draw losses in their order over the width of the picture."""
+def draw_losses(found: list[Loss], weight: float = 0.0) -> Markup:
+    """Draw losses over epochs, smoothed by a weight (`svg.smooth`)."""
     high, low = max(x.loss for x in found), min(x.loss for x in found)
-    span, bottom = (high - low) or 1.0, HEIGHT - 26
-    places = [
-        (i / max(1, len(found) - 1), TOP + (high - x.loss) / span * (bottom - TOP))
-        for i, x in enumerate(found)
-    ]
-    lines = [
-        element("line", class_="loss", x1=percent(xa), y1=ya, x2=percent(xb), y2=yb)
-        for (xa, ya), (xb, yb) in pairwise(places)
-    ]
-    dots = [
-        element("circle", class_="point", cx=percent(x), cy=y, r=3)
-        for x, y in (places if len(places) <= MOST_DOTS else [])
-    ]
     first, last = found[0], found[-1]
-    end = f"{last.place}: {last.loss:.3f}"
     words = (
         f"Loss {first.loss:.3f} at {first.place}; {last.loss:.3f} at {last.place}; "
         f"between {low:.3f} and {high:.3f}."
     )
-    return figure(
-        "losses",
-        "Loss per seed, as measured",
-        words,
-        *(element("line", class_="grid", x1=0, x2="100%", y1=y, y2=y) for y in (TOP, bottom)),
-        *lines,
-        *dots,
-        *(
-            element("text", text, class_="axis", x=0, y=y)
-            for text, y in (
-                (f"{high:.3f}", TOP - 5),
-                (f"{low:.3f}", bottom - 5),
-                (first.place, HEIGHT - 8),
-            )
-        ),
-        element("text", end, class_="axis", x="100%", y=HEIGHT - 8, text_anchor="end"),
-        height=HEIGHT,
-    )
+    points = [
+        CurvePoint(x=each.epoch + each.share, y=each.loss, words=f"{each.place}: {each.loss:.4f}")
+        for each in found
+    ]
+    title = "Loss per seed, as measured" + (f"; smoothed, weight {weight:g}" if weight else "")
+    return draw_curve(points, name="losses", title=title, words=words, weight=weight)
+
+
+def draw_epochs(epochs: list[Epoch], value: str, title: str) -> Markup | None:
+    """Draw one value of the epochs, `val` or `seconds`; None where no epoch has it."""
+    known = [(each.epoch, y) for each in epochs if (y := getattr(each, value)) is not None]
+    known = known[:: 1 + len(known) // MOST_POINTS]
+    if not known:
+        return None
+
+    def text(y: float) -> str:
+        return time_text(y) if value == "seconds" else f"{y:.4f}"
+
+    (first, begun), (last, ended) = known[0], known[-1]
+    words = f"{text(begun)} in epoch {first}; {text(ended)} in epoch {last}."
+    points = [CurvePoint(x=x, y=y, words=f"epoch {x}: {text(y)}") for x, y in known]
+    return draw_curve(points, name=value, title=title, words=words)
 
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 LOG_LINES = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobLine:
+    """One row of the list of jobs or runs."""
+
+    job: Job
+    graph: str
+    machine: str
+    lasted: str
+    """How long it ran, or has been running."""
+    reason: str
+    """Why it failed; empty where it did not."""
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def _line(service: Service, row: JobRow) -> JobLine:
+    asked: dict[str, Any] = json.loads(row.request)
+    plan = service.storage.database.get(PlanRow, row.subject) if row.subject else None
+    job = job_of(row)
+    problem = job.problem or {}
+    return JobLine(
+        job=job,
+        graph=Path(str(asked.get("graph") or "")).name if plan is None else plan.graph,
+        machine=str(asked.get("machine") or "") if plan is None else plan.machine,
+        lasted=lasting(row.started_seconds, row.finished_seconds),
+        reason=": ".join(str(problem[name]) for name in ("title", "detail") if problem.get(name)),
+        options=asked.get("options") or {},
+    )
 
 
 @router.get("/jobs")
@@ -130,9 +201,21 @@ def list_jobs(
 ) -> Response:
     """List jobs, newest first; htmx asks again for the rows."""
     found = service.storage.database.page(JobRow, cursor=cursor)
-    rows = [job_of(row) for row in found.items]
+    rows = [_line(service, row) for row in found.items]
     template = "job_rows.html" if "hx-request" in request.headers else "jobs.html"
-    return page(request, template, jobs=rows, next_cursor=found.next_cursor, cursor=cursor)
+    return page(request, template, lines=rows, next_cursor=found.next_cursor, cursor=cursor)
+
+
+@router.get("/runs")
+def list_runs(
+    request: Request, service: ServiceIn, _who: Reader, cursor: Cursor = None
+) -> Response:
+    """List runs, newest first, with what they have told so far."""
+    found = runs.list_runs(service, cursor=cursor, limit=25)
+    rows = [
+        (_line(service, row), read_told(service.storage.job_folder(row.id))) for row in found.items
+    ]
+    return page(request, "runs.html", rows=rows, next_cursor=found.next_cursor)
 
 
 @router.get("/jobs/{job}")
@@ -177,28 +260,90 @@ async def start_run(
     return redirect_to(f"/runs/{row.id}")
 
 
+RunFile = Literal["told.json", "trace.json"]
+Weight = Annotated[float, Query(ge=0.0, le=0.99)]
+WEIGHTS = (0.0, 0.6, 0.9, 0.98)
+"""Weights of smoothing that the page offers."""
+
+
 @router.get("/runs/{run}")
-def show_run(request: Request, service: ServiceIn, who: Reader, run: Id) -> Response:
+def show_run(
+    request: Request, service: ServiceIn, who: Reader, run: Id, smoothing: Weight = 0.6
+) -> Response:
     """Show one run; htmx asks again for what changes."""
     row = runs.get_run(service, run)
     plan = runs.plan_of_run(service, row)
     found = _measured(service, run, plan)
-    told = read_losses(service.storage.job_folder(run))
+    told = read_told(service.storage.job_folder(run))
     template = "run_state.html" if "hx-request" in request.headers else "run_page.html"
     return page(
         request,
         template,
         status=part_status(request, row.state),
+        line=_line(service, row),
         job=job_of(row),
         may_cancel=jobs.may_cancel(who, row),
         plan=plan,
         run=found,
         run_picture=draw_measured(found) if found and found.stages else None,
-        losses=told,
-        loss_picture=draw_losses(told) if told else None,
+        told=told,
+        tiles=_tiles(row, told, found, plan),
+        loss_picture=draw_losses(told.losses, smoothing) if told.losses else None,
+        val_picture=draw_epochs(told.epochs, "val", "Validation score by epoch, as measured"),
+        seconds_picture=draw_epochs(told.epochs, "seconds", "Seconds by epoch, as measured"),
+        smoothing=smoothing,
+        weights=WEIGHTS,
+        left=_left(row),
+        log=runs.run_log(service, run).decode(errors="replace").splitlines()[-LOG_LINES:],
         links=_links(plan, found),
         swatch=swatch,
     )
+
+
+def _left(row: JobRow) -> str:
+    """Estimate the time that a running job still takes, from its share; empty where unknown."""
+    if row.state != "running" or row.started_seconds is None or row.share < LEAST_SHARE:
+        return ""
+    return lasting(row.started_seconds, None, scale=(1.0 - row.share) / row.share)
+
+
+def _tiles(
+    row: JobRow, told: Told, found: Measured | None, plan: Plan
+) -> list[tuple[str, str, str]]:
+    """Return name, value and a small line of what a run's reader looks for first."""
+    asked, best, took = json.loads(row.request)["options"], told.best, told.epoch_seconds
+    report = None if found is None else found.report
+    score = "score" if report is None else report.metric.replace("_", " ")
+    tiles: list[tuple[str, str, str]] = []
+    if report is not None and report.test_score is not None:
+        tiles.append((f"Test {score}", f"{report.test_score:.4f}", "after the last epoch"))
+    if best is not None and best.val is not None:
+        tiles.append((f"Best validation {score}", f"{best.val:.4f}", f"in epoch {best.epoch}"))
+    epochs = f"{len(told.epochs)} of {asked.get('epochs', '?')}"
+    tiles.append(("Epochs", epochs, _left(row) and f"about {_left(row)} left, an estimate"))
+    if found is not None and found.comparison is not None:
+        step = found.comparison.step_seconds
+        told_of = f"{time_text(step.predicted)} predicted"
+        tiles.append(("Step, measured", time_text(step.measured), told_of))
+    if took:
+        tiles.append(("Epoch, measured", time_text(took), "median"))
+        tiles.append(
+            ("Throughput", f"{plan.graph.num_train / took:,.0f}/s", "seeds trained, measured")
+        )
+    ran = lasting(row.started_seconds, row.finished_seconds)
+    tiles.append(("Ran" if row.state in ENDED else "Running for", ran or "not yet", ""))
+    return tiles
+
+
+@router.get("/runs/{run}/{name}")
+def take_run_file(service: ServiceIn, _who: Reader, run: Id, name: RunFile) -> Response:
+    """Download what a run's page shows: `told.json` or `trace.json`."""
+    row = runs.get_run(service, run)
+    if name == "trace.json":
+        text = artefacts.run_trace(service, row.id)
+    else:
+        text = json.dumps(asdict(read_told(service.storage.job_folder(run))))
+    return download(text, f"run-{run[:12]}-{name}")
 
 
 def _measured(service: Service, run: str, plan: Plan) -> Measured | None:

@@ -65,6 +65,22 @@ def time_words(seconds: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
+def lasting(begun: float | None, ended: float | None, *, scale: float = 1.0) -> str:
+    """Write the time between two Unix times, or until now, for people; empty before the first.
+
+    >>> lasting(0.0, 75.0), lasting(0.0, 3.2), lasting(0.0, 7300.0), lasting(None, None)
+    ('1 min 15 s', '3 s', '2 h 2 min', '')
+    """
+    if begun is None:
+        return ""
+    seconds = round(max(0.0, (time.time() if ended is None else ended) - begun) * scale)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60} s"
+    return f"{seconds // 3600} h {seconds % 3600 // 60} min"
+
+
 def page(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
     """Render a page, or the part of one that htmx asked for."""
     who: Principal | None = request.scope.get("principal")
@@ -90,6 +106,12 @@ def part_status(request: Request, state: str) -> int:
 def headers() -> dict[str, str]:
     """Return headers of every page: no foreign content, and no shared caches."""
     return {"Content-Security-Policy": POLICY, "Cache-Control": "private, no-store"}
+
+
+def download(text: str, name: str, media_type: str = "application/json") -> Response:
+    """Answer a text as a file to keep."""
+    kept = {**headers(), "Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(text, media_type=media_type, headers=kept)
 
 
 def redirect_to(address: str) -> Response:
@@ -145,6 +167,7 @@ router = APIRouter(include_in_schema=False)
 FILES = {
     "htmx.min.js": "text/javascript",
     "live.js": "text/javascript",
+    "tables.js": "text/javascript",
     "dashboard.css": "text/css",
     "report.css": "text/css",
 }

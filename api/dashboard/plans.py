@@ -6,18 +6,23 @@ The form has the settings of a REST request and is checked by its schema.
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from fastapi.responses import HTMLResponse
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from gnnplan.api.dashboard.pages import PageRoute, form, headers, page, redirect_to
+from gnnplan.api.dashboard.pages import PageRoute, download, form, page, redirect_to
 from gnnplan.api.errors import ServiceError
 from gnnplan.api.requests import PlanRequest
 from gnnplan.api.resources import resource_of
 from gnnplan.api.routes.common import CallerIn, Cursor, Id, ServiceIn
 from gnnplan.api.security import Planner, Reader
 from gnnplan.api.service import inputs, plans, runs
-from gnnplan.api.service.artefacts import drawn_machine, measured_report, plan_page
+from gnnplan.api.service.artefacts import (
+    HTML,
+    drawn_machine,
+    measured_report,
+    plan_page,
+    plan_trace,
+)
 from gnnplan.api.service.context import Service
 from gnnplan.api.storage.tables import PlanRow
 from gnnplan.planner.client.resources import PlanSummary
@@ -164,10 +169,21 @@ def show_plan(request: Request, service: ServiceIn, _who: Reader, plan: Id) -> R
 def take_report(service: ServiceIn, _who: Reader, plan: Id) -> Response:
     """Download the plan's self-contained page, with a run's measurements, if any."""
     found = plans.get_plan(service, plan)
-    name = f'attachment; filename="plan-{found.plan_id[:12]}.html"'
-    return HTMLResponse(
-        plan_page(service, found), headers={**headers(), "Content-Disposition": name}
-    )
+    return download(plan_page(service, found), f"plan-{found.plan_id[:12]}.html", HTML)
+
+
+@router.get("/plans/{plan}/topology")
+def show_topology(request: Request, service: ServiceIn, _who: Reader, plan: Id) -> Response:
+    """Show the plan's load on its machine's links, large."""
+    found = plans.get_plan(service, plan)
+    return page(request, "topology_page.html", **sections(found, drawn_machine(found), None))
+
+
+@router.get("/plans/{plan}/trace.json")
+def take_trace(service: ServiceIn, _who: Reader, plan: Id) -> Response:
+    """Download the plan's steps for Perfetto, with a run's measured ones, if any."""
+    found = plans.get_plan(service, plan)
+    return download(plan_trace(service, found), f"plan-{found.plan_id[:12]}-trace.json")
 
 
 @router.get("/compare")

@@ -172,6 +172,12 @@ def get_page(request: Request, service: ServiceIn, _who: Reader, run: Id) -> Res
     )
 
 
+@runs_router.get("/{run}/trace.json", response_model=Document)
+def get_trace(request: Request, service: ServiceIn, _who: Reader, run: Id) -> Response:
+    """Predicted and measured stages of single steps as Chrome trace events, for Perfetto."""
+    return answer_tagged(request, artefacts.run_trace(service, run).encode())
+
+
 @runs_router.get("/{run}/log", name="get_log", response_class=Response, responses=TEXT)
 def get_run_log(service: ServiceIn, _who: Reader, run: Id) -> Response:
     """The last mebibyte of what the ranks printed."""

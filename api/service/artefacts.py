@@ -1,5 +1,6 @@
 """Files of a plan: those in its folder, and those made from it, such as its page."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from gnnplan.api.service.plans import get_plan
 from gnnplan.planner.client.resources import ArtefactSummary
 from gnnplan.planner.emit import JobSpec, kubernetes_job, slurm_script
 from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.report.measured import chrome_trace
 from gnnplan.planner.report.page import machine_of, report_html
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.plan.io import PLAN_FILE
@@ -42,6 +44,18 @@ def run_page(service: Service, run_id: str) -> str:
     report = runs.run_report(service, run_id)
     plan = runs.plan_of_run(service, row)
     return report_html(plan, drawn_machine(plan), report)
+
+
+def plan_trace(service: Service, plan: Plan) -> str:
+    """Return the trace of a plan, with the steps of its newest finished run, if any."""
+    return json.dumps(chrome_trace(plan, measured_report(service, plan.plan_id)))
+
+
+def run_trace(service: Service, run_id: str) -> str:
+    """Return the trace of a run's plan, with the steps of that run."""
+    report = runs.run_report(service, run_id)
+    plan = runs.plan_of_run(service, runs.get_run(service, run_id))
+    return json.dumps(chrome_trace(plan, report))
 
 
 def drawn_machine(plan: Plan) -> MachineModel | None:
@@ -123,4 +137,5 @@ MADE: dict[str, tuple[str, Callable[[Service, Plan], str]]] = {
     "slurm.sh": ("text/x-shellscript", _slurm),
     "kubernetes.yaml": ("application/yaml", _kubernetes),
     "report.html": (HTML, plan_page),
+    "trace.json": ("application/json", plan_trace),
 }

@@ -22,6 +22,7 @@ from gnnplan.planner.cli.common import (
     with_options,
 )
 from gnnplan.planner.cli.remote import ServerOption
+from gnnplan.planner.cli.training import check_trace_file, write_trace
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.gpu.inventory import gpu_notes
@@ -359,10 +360,17 @@ def report_command(
             "plan's own, if any."
         ),
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write a timeline for ui.perfetto.dev: predicted and measured stages by rank."
+        ),
+    ] = None,
     server: ServerOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Write a plan as one self-contained page: pictures, tables, reasons."""
+    check_trace_file(trace)
     if out.is_dir():
         raise InputError(f"{out}: expected a file to write the page to, found a folder")
     if not out.parent.is_dir():
@@ -371,11 +379,15 @@ def report_command(
         made = load_plan(plan)
         from gnnplan.planner.report.page import report_html
 
-        plan_id = made.plan_id
-        html = report_html(made, _machine(made, machine), _run_report(plan, run))
+        plan_id, measured_run = made.plan_id, _run_report(plan, run)
+        html = report_html(made, _machine(made, machine), measured_run)
+        if trace is not None:
+            write_trace(trace, made, measured_run)
     else:
         remote.refuse_local(server, {"--machine": machine is not None})
         plan_id, html = remote.report_page(server, plan, run)
+        if trace is not None:
+            write_text_atomically(trace, remote.trace(server, plan, run))
     write_text_atomically(out, html)
     drawn, measured = TOPOLOGY in html, MEASURED in html
     if as_json:

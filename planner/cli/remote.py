@@ -119,6 +119,14 @@ def report_page(server: str, plan: Path, run: Path | None) -> tuple[str, str]:
         return wanted, client.runs.page(str(run)).decode()
 
 
+def trace(server: str, plan: Path, run: Path | None) -> str:
+    """Return the trace of a plan with the steps of a run; None: its newest."""
+    with service(server) as client:
+        if run is None:
+            return client.plans.artefact(plan_id(plan), "trace.json").decode()
+        return client.runs.trace(str(run)).decode()
+
+
 def comparison(server: str, plan: Path, run: Path | None) -> "Comparison":
     """Compare predicted with measured seconds of a run; None: the newest successful one."""
     with service(server) as client:

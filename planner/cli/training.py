@@ -1,5 +1,6 @@
 """`gnnplan train`, `launch` (for a user's own script), `compare` and `tune`."""
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,10 +26,12 @@ from gnnplan.planner.cli.common import (
 )
 from gnnplan.planner.cli.remote import ServerOption
 from gnnplan.planner.emit import JobSpec, kubernetes_job, slurm_script
+from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.queries.compare import Comparison, compare
 from gnnplan.planner.queries.tuned import TuneRequest, TuneResult
 from gnnplan.planner.request import check_output
 from gnnplan.runtime.codec import write_text_atomically
+from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.launch.config import TrainOptions
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
@@ -117,6 +120,12 @@ def train_command(
     address: Annotated[
         str | None, typer.Option(help="Ray cluster for --executor ray; default: a local one.")
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write a timeline for ui.perfetto.dev: predicted and measured stages by rank."
+        ),
+    ] = None,
     job: EmitOptions,
     server: ServerOption = None,
     as_json: JsonFlag = False,
@@ -125,6 +134,7 @@ def train_command(
 
     For a plan of several hosts, run the same command on each with its own --node-rank.
     """
+    check_trace_file(trace)
     if server is not None:
         of_this_machine = {
             "--resume": options.resume,
@@ -136,6 +146,11 @@ def train_command(
         }
         remote.refuse_local(server, of_this_machine)
     elif job.emit is not None:
+        if trace is not None:
+            raise SettingsError(
+                "--trace: expected a run here, found --emit; after the job, write it with "
+                "`gnnplan report PLAN --trace FILE`"
+            )
         before = [*flag_words(options), f"--rdzv-timeout={hosts.rdzv_timeout:g}"]
         job.write(load_plan(plan), plan, verb="train", before=before, script=[])
         return
@@ -162,12 +177,29 @@ def train_command(
             from gnnplan.runtime.launch.launch import train
 
             report = train(plan, place=hosts.place(), progress=on_event, **asdict(options))
+    if trace is not None and server is not None:
+        write_text_atomically(trace, remote.trace(server, plan, None))
+    elif trace is not None:
+        write_trace(trace, load_plan(plan), report)
     if as_json:
         emit_json(report)
         return
     place = f"report in {plan}" if (plan / REPORT_FILE).is_file() else f"run of plan {plan}"
     how = "emulated step, no GPU's," if report.emulated else "measured step"
     screen.print(f"{how} {seconds_text(report.step_seconds.median)}; {place}")
+
+
+def check_trace_file(file: Path | None) -> None:
+    """Refuse a trace's file that is a folder, or whose folder is not there."""
+    if file is not None and (file.is_dir() or not file.parent.is_dir()):
+        raise InputError(f"--trace {file}: expected a file in a folder that is there, found none")
+
+
+def write_trace(file: Path, plan: Plan, report: RunReport | None) -> None:
+    """Write a plan's predicted steps, and a run's measured ones, for ui.perfetto.dev."""
+    from gnnplan.planner.report.measured import chrome_trace
+
+    write_text_atomically(file, json.dumps(chrome_trace(plan, report)) + "\n")
 
 
 def event_line(event: dict[str, object]) -> str:

@@ -357,6 +357,10 @@ class Runs:
         """Return the plan's HTML page, with what the run measured."""
         return self._connection.get_bytes(f"{_run_at(run)}/report.html")
 
+    def trace(self, run: str) -> bytes:
+        """Return predicted and measured steps as Chrome trace events, JSON."""
+        return self._connection.get_bytes(f"{_run_at(run)}/trace.json")
+
     def log(self, run: str) -> str:
         """Return the end of what the ranks printed."""
         return self._connection.get_bytes(f"{_run_at(run)}/log").decode(errors="replace")

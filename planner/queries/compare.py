@@ -132,17 +132,22 @@ def absolute_percentage_error(predicted: float, measured: float) -> float:
     return abs(predicted - measured) / abs(measured)
 
 
+def check_run_of(plan: Plan, report: RunReport) -> None:
+    """Refuse a report of another plan."""
+    if report.plan_id != plan.plan_id:
+        raise SettingsError(
+            f"expected a report of plan {plan.plan_id[:12]}, found one of "
+            f"{report.plan_id[:12]}; train this plan again"
+        )
+
+
 def compare(plan: Plan, report: RunReport) -> Comparison:
     """Compare a plan's prediction with a run's report.
 
     Raises:
         SettingsError: the run was made under another plan, or measured no step at all.
     """
-    if report.plan_id != plan.plan_id:
-        raise SettingsError(
-            f"expected a report of plan {plan.plan_id[:12]}, found one of "
-            f"{report.plan_id[:12]}; train this plan again"
-        )
+    check_run_of(plan, report)
     if report.step_seconds.count == 0:
         raise SettingsError(
             f"expected at least {MIN_MEASURED_STEPS} measured steps, found none after the warm-up; "

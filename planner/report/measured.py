@@ -1,19 +1,27 @@
-"""What is shown beside a plan: its run, or the differences of another plan."""
+"""What is shown beside a plan: its run, also as a trace, or the differences of another plan."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from markupsafe import Markup
 
-from gnnplan.planner.queries.compare import Comparison, StageComparison, compare
+from gnnplan.planner.queries.compare import (
+    Comparison,
+    StageComparison,
+    Total,
+    check_run_of,
+    compare,
+)
 from gnnplan.planner.queries.diff import NumberPair, diff
-from gnnplan.planner.report.svg import element, figure, labelled_row, percent
+from gnnplan.planner.report.charts import timeline
+from gnnplan.planner.report.svg import element, figure, labelled_row, percent, plain
 from gnnplan.planner.report.words import SOURCE_ORDER, share_text, time_text
 from gnnplan.planner.units import counted
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.plan.schema import Plan
-from gnnplan.runtime.report import RunReport
+from gnnplan.runtime.report import EMULATED_NOTE, RunReport, Span
+from gnnplan.runtime.stages import LOADER_STAGES
 
 ROW = 48
 BAR = 9
@@ -92,8 +100,37 @@ def draw_measured(found: Measured) -> Markup:
     )
 
 
+def off_text(row: StageComparison | Total) -> str:
+    """Say by how much a prediction is too long or too short.
+
+    >>> off_text(StageComparison(predicted=12.0, measured=10.0, ape=0.2))
+    '20.0% too long'
+    """
+    if row.measured == 0.0:
+        return "none measured" if row.predicted else ""
+    off = row.predicted / row.measured - 1.0
+    if abs(off) < 0.0005:
+        return "as measured"
+    return f"{share_text(abs(off))} too {'long' if off > 0 else 'short'}"
+
+
+def ratio_text(row: "NumberRow") -> str:
+    """Say how many times the first number the second is; empty where either is none.
+
+    >>> ratio_text(NumberRow(name="step", unit="seconds", a=8.7, b=0.1))
+    '1/87'
+    """
+    if not row.a or not row.b:
+        return ""
+    ratio = row.b / row.a
+    if ratio <= 0.1:
+        return f"1/{row.a / row.b:,.0f}"
+    return f"{ratio:,.0f} times" if ratio >= 10 else f"{ratio:.2f}"
+
+
 def _row(stage: str, row: StageComparison, whole: float, top: int) -> Markup:
-    value = f"{time_text(row.predicted)} / {time_text(row.measured)}, off by {share_text(row.ape)}"
+    value = f"{time_text(row.predicted)} / {time_text(row.measured)}"
+    value += f", {off_text(row)}" if off_text(row) else ""
     bars = [
         element(
             "rect", class_=kind, x=0, y=top + y, width=percent(seconds / whole), height=BAR, rx=2
@@ -107,6 +144,147 @@ def _row(stage: str, row: StageComparison, whole: float, top: int) -> Markup:
     return labelled_row(stage, value, *bars, top=top, title=title)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TraceBar:
+    """One stage of one step in a trace."""
+
+    lane: str
+    stage: str
+    step: int
+    start_seconds: float
+    seconds: float
+    told: str
+    """Where the seconds are from."""
+
+
+def chrome_trace(plan: Plan, report: RunReport | None) -> dict[str, Any]:
+    """Return predicted and measured steps as Chrome trace events, which Perfetto reads.
+
+    Every rank is a process. Its predicted steps follow each other as the plan lays them out; the
+    measured ones begin where they did, from the rank's first step that is shown.
+
+    Raises:
+        SettingsError: the run was made under another plan.
+    """
+    if report is not None:
+        check_run_of(plan, report)
+    events: list[dict[str, Any]] = []
+    for device in plan.strategy.devices:
+        spans = [] if report is None else [x for r in report.ranks if r.rank == device.rank
+                                           for x in r.spans]  # fmt: skip
+        bars = [*_predicted_bars(plan, spans), *_measured_bars(plan, spans)]
+        events += _trace_events(device.rank, f"rank {device.rank} at {device.memory}", bars)
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "plan_id": plan.plan_id,
+            "predicted_step_seconds": plan.prediction.step_seconds.value,
+            "notes": _trace_notes(plan, report),
+        },
+        "traceEvents": events,
+    }
+
+
+def _trace_notes(plan: Plan, report: RunReport | None) -> list[str]:
+    notes = ["clocks of ranks are not compared: each begins at its own first step that is shown"]
+    if report is None:
+        notes.append("nothing was measured: all bars are predicted")
+    elif not any(rank.spans for rank in report.ranks):
+        notes.append("the run's report does not say when stages ran: all bars are predicted")
+    if plan.strategy.emulated:
+        notes.append(EMULATED_NOTE)
+    return notes
+
+
+def _predicted_bars(plan: Plan, spans: list[Span]) -> list[TraceBar]:
+    """Return one predicted step for each measured one, or a single one, end to end."""
+    laid = timeline(plan)
+    bars: list[TraceBar] = []
+    for place, step in enumerate(sorted({span.step for span in spans}) or [0]):
+        begun = place * laid.step_seconds
+        bars.append(
+            TraceBar(
+                lane="predicted: step",
+                stage="step",
+                step=step,
+                start_seconds=begun,
+                seconds=laid.step_seconds,
+                told="predicted",
+            )
+        )
+        bars += [
+            TraceBar(
+                lane=f"predicted: {'loader' if bar.lane == 'loader' else 'training thread'}",
+                stage=bar.stage,
+                step=step,
+                start_seconds=begun + bar.start_seconds,
+                seconds=bar.seconds,
+                told=bar.provenance,
+            )
+            for bar in laid.bars
+        ]
+    return bars
+
+
+def _measured_bars(plan: Plan, spans: list[Span]) -> list[TraceBar]:
+    told = "emulated" if plan.strategy.emulated else "measured"
+    return [
+        TraceBar(
+            lane=f"{told}: {_measured_lane(span)}",
+            stage=span.stage,
+            step=span.step,
+            start_seconds=span.start_seconds,
+            seconds=span.seconds,
+            told=told,
+        )
+        for span in spans
+    ]
+
+
+def _measured_lane(span: Span) -> str:
+    if span.stage == "step":
+        return "step"
+    if span.stage in set(LOADER_STAGES):
+        return f"loader thread {span.thread}" if span.thread else "loading on the training thread"
+    return "training thread"
+
+
+def _trace_events(rank: int, name: str, bars: list[TraceBar]) -> list[dict[str, Any]]:
+    """Write a rank's bars on lines on which none overlaps another."""
+    numbers: dict[tuple[str, int], int] = {}
+    events: list[dict[str, Any]] = [_named("process_name", rank, 0, plain(name))]
+    ends: dict[tuple[str, int], float] = {}
+    for bar in sorted(bars, key=lambda bar: (bar.lane, bar.start_seconds)):
+        line = 0
+        while ends.get((bar.lane, line), 0.0) > bar.start_seconds + INSTANT_SECONDS:
+            line += 1
+        lane = bar.lane, line
+        if lane not in numbers:
+            numbers[lane] = len(numbers) + 1
+            title = bar.lane + (f" ({line + 1})" if line else "")
+            events.append(_named("thread_name", rank, numbers[lane], title))
+        ends[lane] = bar.start_seconds + bar.seconds
+        events.append(
+            {
+                "ph": "X",
+                "name": plain(bar.stage),
+                "cat": bar.lane.split(":")[0],
+                "pid": rank,
+                "tid": numbers[lane],
+                "ts": round(bar.start_seconds * 1e6, 3),
+                "dur": round(bar.seconds * 1e6, 3),
+                "args": {"step": bar.step, "seconds from": plain(bar.told)},
+            }
+        )
+    return events
+
+
+def _named(what: str, rank: int, number: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": rank, "tid": number, "args": {"name": name}}
+
+
+INSTANT_SECONDS = 1e-9
+"""Time that is none: rounding of a trace's microseconds to thousandths."""
 CLOSE = 0.005
 """Relative difference below which numbers are counted, not listed."""
 
@@ -140,6 +318,8 @@ class Differences:
     """How many numbers differ by less than `CLOSE`, relatively."""
     decisions: list[DecisionRow]
     arrays: list[str]
+    sentences: list[str] = field(default_factory=list[str])
+    """What the second plan does otherwise, in words."""
 
 
 def differences(a: Plan, b: Plan) -> Differences:
@@ -159,6 +339,7 @@ def differences(a: Plan, b: Plan) -> Differences:
         close=len(found.numbers) - len(far),
         decisions=decisions,
         arrays=shorten_names(found.arrays),
+        sentences=found.sentences,
     )
 
 

@@ -29,7 +29,7 @@ from gnnplan.planner.report.charts import (
     timeline,
 )
 from gnnplan.planner.report.links import busiest, link_rows
-from gnnplan.planner.report.measured import compare_run, draw_measured
+from gnnplan.planner.report.measured import compare_run, draw_measured, off_text, ratio_text
 from gnnplan.planner.report.svg import element, plain
 from gnnplan.planner.report.topology import draw_topology
 from gnnplan.planner.report.words import (
@@ -89,6 +89,12 @@ def _without_numbers(text: str) -> str:
     return re.sub(r"[0-9]+(\.[0-9]+)?", "#", text)
 
 
+STATISTICS = {
+    "exact": "as one process would learn it",
+    "unbiased": "the same on average, with other draws",
+    "approximate": "not quite what one process learns",
+}
+"""What the classes of a plan's statistics mean for training."""
 TEMPLATES = Path(__file__).parent / "templates"
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
@@ -101,11 +107,23 @@ def filters() -> dict[str, Any]:
         "capacity": size_text,
         "rate": rate_text,
         "share": share_text,
+        "off": off_text,
+        "ratio": ratio_text,
         "plain": plain,
+        "copies": copies_text,
         "stage_words": stage_words,
         "breakable": breakable,
         "sentence": sentence,
     }
+
+
+def copies_text(policy: str) -> str:
+    """Write a placement policy for people.
+
+    >>> copies_text("none"), copies_text("hot")
+    ('no copies', 'hot')
+    """
+    return "no copies" if policy == "none" else policy
 
 
 def breakable(name: str) -> Markup:
@@ -162,6 +180,7 @@ def sections(
     links = None if machine is None else link_rows(machine, plan)
     return {
         "plan": plan,
+        "statistics": STATISTICS.get(plan.statistics_class, ""),
         "told": explain(plan),
         "timeline": laid,
         "timeline_picture": draw_timeline(laid),

@@ -6,6 +6,7 @@ nodes; PCIe switches by their distance from the host; GPUs, each with its memory
 
 import math
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,6 +26,10 @@ BOX = (92, 44)
 MARGIN = 64
 GAP = 40
 LOOSE_PITCH = 150
+LARGE = 1.3
+"""Scale of the picture where there is room for it."""
+TIP_LINE, TIP_LINES, TIP_WIDTH = 17, 4, 120
+"""Height of a line under the picture, how many there are, and characters in each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,7 +229,10 @@ def draw_topology(
         line, label = _line(where, edge)
         lines.append(line)
         labels.append(label)
-    boxes = [_box(machine, node, inner.get(node.name, []), used) for node in where.nodes.values()]
+    boxes = [
+        _box(machine, where, node, inner.get(node.name, []), used) for node in where.nodes.values()
+    ]
+    hint = "Point at a part or a link: what it is, its rate, its load."
     return figure(
         "topology",
         f"Topology of {machine.name}",
@@ -233,9 +241,24 @@ def draw_topology(
         *lines,
         *boxes,
         *labels,
-        height=where.height,
+        element("text", hint, class_="size hint", x=MARGIN / 4, y=where.height),
+        height=where.height + TIP_LINE * TIP_LINES,
         width=where.width,
+        scale=LARGE,
     )
+
+
+def _tip(where: Layout, words: Sequence[str]) -> Markup:
+    """Write lines under the picture, to be seen while their part is pointed at."""
+    most = max(20, round(where.width / 7))
+    cut = [line for text in words for line in textwrap.wrap(text, most)]
+    if len(cut) > TIP_LINES:
+        cut = [*cut[: TIP_LINES - 1], f"and {len(cut) - TIP_LINES + 1} lines more in the table"]
+    lines = [
+        element("tspan", line, x=MARGIN / 4, y=where.height + i * TIP_LINE)
+        for i, line in enumerate(cut)
+    ]
+    return element("text", *lines, class_="tip")
 
 
 def _edges(where: Layout, rows: Sequence[LinkRow]) -> tuple[list[Edge], dict[str, list[LinkRow]]]:
@@ -266,22 +289,22 @@ def _line(where: Layout, edge: Edge) -> tuple[Markup, Markup]:
         middle_y = (low + deep) / 2
     else:
         way = f"M {a.x:.1f} {a.y:.1f} L {b.x:.1f} {b.y:.1f}"
+    stroke = _stroke(edge.bytes_per_second)
     line = element(
-        "path",
-        element("title", _link_words(edge)),
-        class_=f"link load{load_level(edge.load)}",
-        d=way,
-        stroke_width=_stroke(edge.bytes_per_second),
+        "g",
+        element("path", class_="reach", d=way, stroke_width=max(14.0, stroke)),
+        element("path", class_=f"link load{load_level(edge.load)}", d=way, stroke_width=stroke),
+        _tip(where, [f"{row.source} to {row.target}: {row_words(row)}" for row in edge.rows]),
+        class_="hover",
     )
     lift = -6 if a.y == b.y and a.kind != "gpu" else 4
-    label = element(
-        "text",
-        f"{edge.bytes_per_second / 1e9:.3g}",
-        class_="rate",
-        x=middle_x,
-        y=middle_y + lift,
-        text_anchor="middle",
-    )
+    shown = edge.load >= LEAST_SHOWN
+    place = {"x": middle_x, "text_anchor": "middle"}
+    rate = f"{edge.bytes_per_second / 1e9:.3g}"
+    label = element("text", rate, class_="rate", y=middle_y + lift - 5 * shown, **place)
+    if shown:
+        busy = f"{edge.load:.0%} busy"
+        label += element("text", busy, class_="rate busy", y=middle_y + lift + 8, **place)
     return line, label
 
 
@@ -294,9 +317,8 @@ def _stroke(bytes_per_second: float) -> float:
     return min(9.0, max(1.5, 2.0 + 2.0 * math.log10(max(bytes_per_second, 1.0) / 1e9)))
 
 
-def _link_words(edge: Edge) -> str:
-    words = [f"{row.source} to {row.target}: {row_words(row)}" for row in edge.rows]
-    return "; ".join(words)
+LEAST_SHOWN = 0.01
+"""Load from which a link's load is written beside its rate."""
 
 
 def row_words(row: LinkRow) -> str:
@@ -306,7 +328,11 @@ def row_words(row: LinkRow) -> str:
 
 
 def _box(
-    machine: MachineModel, node: Node, inner: Sequence[LinkRow], used: set[str] | None
+    machine: MachineModel,
+    where: Layout,
+    node: Node,
+    inner: Sequence[LinkRow],
+    used: set[str] | None,
 ) -> Markup:
     idle = used is not None and node.kind == "gpu" and node.name not in used
     level = load_level(max((row.load for row in inner), default=0.0))
@@ -316,9 +342,9 @@ def _box(
     if idle:
         words.append("not used by the plan")
     classes = f"part {node.kind} load{level}" + (" idle" if idle else "")
+    name = _short(node.name)
     return element(
         "g",
-        element("title", "; ".join(words)),
         element(
             "rect",
             class_=classes,
@@ -329,7 +355,12 @@ def _box(
             rx=5,
         ),
         element(
-            "text", _short(node.name), class_="name", x=node.x, y=node.y - 3, text_anchor="middle"
+            "text",
+            name,
+            class_="name" if len(name) <= SHORT_NAME else "name long",
+            x=node.x,
+            y=node.y - 3,
+            text_anchor="middle",
         ),
         element(
             "text",
@@ -339,7 +370,13 @@ def _box(
             y=node.y + 13,
             text_anchor="middle",
         ),
+        _tip(where, words),
+        class_="hover",
     )
+
+
+SHORT_NAME = 7
+"""Characters of a name that is drawn larger where the picture is small."""
 
 
 def _short(name: str) -> str:

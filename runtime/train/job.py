@@ -23,7 +23,7 @@ from gnnplan.runtime.errors import GnnplanError, SamplerError
 from gnnplan.runtime.faults.heartbeat import Heartbeat, Phase
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.loader.loader import PlannedLoader
-from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.meter import STEP, StageMeter
 from gnnplan.runtime.models.metrics import metric_of
 from gnnplan.runtime.plan.schema import Plan, Sampler
 from gnnplan.runtime.process import HostState, age_seconds, host_state, memory_bytes, noise_between
@@ -47,7 +47,7 @@ from gnnplan.runtime.train.evaluate import (
     evaluation_room,
 )
 from gnnplan.runtime.train.fullgraph import FullGraphEpochs
-from gnnplan.runtime.train.minibatch import STEP, TrainLoop
+from gnnplan.runtime.train.minibatch import TrainLoop
 from gnnplan.runtime.train.recovery import Mark, save
 
 SECONDS_BETWEEN_STEPS = 0.1
@@ -368,4 +368,5 @@ class Job:
             resident_topology_bytes=self.loader.topology.resident_bytes,
             resident_feature_bytes=self.loader.store.resident_bytes,
             cores=self.cores,
+            spans=self.loop.meter.spans(skip_steps=skip),
         )

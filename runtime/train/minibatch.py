@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import GnnplanError, InputError
-from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.meter import STEP, StageMeter
 from gnnplan.runtime.models.adjacency import torch_blocks
 from gnnplan.runtime.models.functions import wide
 from gnnplan.runtime.models.metrics import loss_sum
@@ -111,10 +111,6 @@ def metered_apart(meter: StageMeter, comm: Communicator, index: int) -> Iterator
     elapsed = time.perf_counter() - start - exchanged
     meter.add(Stage.FORWARD_BACKWARD, index, elapsed, time.thread_time() - core)
     meter.add(Stage.HALO_EXCHANGE, index, exchanged)
-
-
-STEP = "step"
-"""Name in the meter of the whole step: the training stages and the Python between them."""
 
 
 def share_parameters(model: nn.Module, comm: Communicator) -> None:

@@ -73,6 +73,7 @@ NEEDS = {
     "GET /v1/runs/{run}/log": READ,
     "GET /v1/runs/{run}/report": READ,
     "GET /v1/runs/{run}/report.html": READ,
+    "GET /v1/runs/{run}/trace.json": READ,
     # The dashboard, which the document leaves out.
     "GET /": READ,
     "GET /compare": READ,
@@ -89,8 +90,12 @@ NEEDS = {
     "POST /plans/new": PLAN,
     "GET /plans/{plan}": READ,
     "GET /plans/{plan}/report.html": READ,
+    "GET /plans/{plan}/topology": READ,
+    "GET /plans/{plan}/trace.json": READ,
     "POST /plans/{plan}/train": RUN,
+    "GET /runs": READ,
     "GET /runs/{run}": READ,
+    "GET /runs/{run}/{name}": READ,
     "GET /static/{name}": OPEN,
 }
 SCOPES = ("nobody", "read", "plan", "run", "admin")
@@ -264,6 +269,7 @@ READ_OF_A_RUN = (
     "/v1/runs/{}/report",
     "/v1/runs/{}/comparison",
     "/v1/runs/{}/report.html",
+    "/v1/runs/{}/trace.json",
     "/runs/{}",
 )
 

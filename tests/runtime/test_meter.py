@@ -1,12 +1,13 @@
 """The meter records what was spent where, from any thread."""
 
 import threading
+from itertools import pairwise
 
 import pytest
 
 from gnnplan.runtime import meter as module
-from gnnplan.runtime.meter import StageMeter
-from gnnplan.runtime.report import measured_steps
+from gnnplan.runtime.meter import STEP, StageMeter
+from gnnplan.runtime.report import TRACED_STEPS, measured_steps
 from gnnplan.runtime.stages import Stage
 from tests.support.clock import FakeClock
 
@@ -91,3 +92,58 @@ def test_a_run_too_short_to_discard_ten_discards_half() -> None:
     assert (measured.median, measured.count, measured.discarded) == (1.0, 3, 2)
     assert not measured.enough
     assert measured_steps([]).count == 0
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_spans_have_every_second_of_the_first_steps_and_overlap_nowhere(
+    monkeypatch: pytest.MonkeyPatch, inline: bool
+) -> None:
+    clock, meter = FakeClock(), StageMeter()
+    monkeypatch.setattr(module, "time", clock)
+
+    def load(step: int) -> None:
+        with meter.measure(Stage.SAMPLE, step):
+            clock.sleep(0.25)
+        clock.sleep(0.5)  # a read, of which an exchange took a fifth of a second
+        meter.add(Stage.EXCHANGE_ROWS, step, 0.2)
+        meter.add(Stage.GATHER, step, 0.3)
+
+    if not inline:  # a thread's clock is its own
+        loader = threading.Thread(target=lambda: [load(step) for step in range(40)])
+        loader.start()
+        loader.join()
+    for step in range(40):
+        begun = clock.perf_counter()
+        if inline:
+            load(step)
+        clock.sleep(0.125)
+        meter.add(Stage.WAIT, step, clock.perf_counter() - begun)
+        with meter.measure(Stage.FORWARD_BACKWARD, step):
+            clock.sleep(1.0)
+        with meter.measure(Stage.OPTIMIZER, step):
+            clock.sleep(0.125)
+        clock.sleep(0.0625)
+        meter.prolong(Stage.FORWARD_BACKWARD, step, 0.0625)
+        meter.add(STEP, step, clock.perf_counter() - begun)
+    found = meter.spans(skip_steps=10)
+    assert {each.step for each in found} == set(range(10, 10 + TRACED_STEPS))
+    assert min(each.start_seconds for each in found) == 0.0
+    for stage in (*meter.stages(), STEP):
+        kept = sum(each.seconds for each in found if each.stage == stage)
+        metered = meter.seconds(stage, skip_steps=10)[:TRACED_STEPS]
+        assert kept == pytest.approx(sum(metered), abs=1e-6)
+    loads = {Stage.SAMPLE, Stage.EXCHANGE_ROWS, Stage.GATHER}
+    for rows in (loads, {STEP}, set(Stage) - loads):
+        laid = [each for each in found if each.stage in rows]
+        for before, after in pairwise(laid):
+            assert before.start_seconds + before.seconds <= after.start_seconds + 1e-8
+    assert {each.thread > 0 for each in found if each.stage in loads} == {not inline}
+    assert {each.thread for each in found if each.stage not in loads} == {0}
+    # A batch that is loaded by the training thread is loaded inside its wait.
+    waits = {each.step: each for each in found if each.stage == Stage.WAIT}
+    for each in found:
+        if inline and each.stage in loads:
+            wait = waits[each.step]
+            assert each.start_seconds >= wait.start_seconds - 1e-8
+            end = each.start_seconds + each.seconds
+            assert end <= wait.start_seconds + wait.seconds + 1e-8

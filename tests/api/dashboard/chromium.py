@@ -170,6 +170,11 @@ class Browser:
             "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
         )
 
+    def beyond(self, css: str) -> float:
+        """Pixels by which an element reaches beyond the window's right edge."""
+        asked = "return arguments[0].getBoundingClientRect().right - window.innerWidth"
+        return self.web.execute_script(asked, self.find(css))
+
     def violations(self) -> list[Any]:
         """What axe-core calls serious or critical."""
         self.web.execute_cdp_cmd("Runtime.evaluate", {"expression": axe_script()})
@@ -177,12 +182,11 @@ class Browser:
         return [each for each in found if each[0] in ("serious", "critical")]
 
     def shoot(self, name: str) -> None:
-        """The whole page as a picture, where $GNNPLAN_SCREENSHOTS names a folder."""
-        folder = os.environ.get("GNNPLAN_SCREENSHOTS")
-        if not folder:
-            return
+        """The whole page as a picture in $GNNPLAN_SCREENSHOTS, else in .screens."""
+        folder = Path(os.environ.get("GNNPLAN_SCREENSHOTS") or ".screens")
+        folder.mkdir(parents=True, exist_ok=True)
         size = self._cdp("Page.getLayoutMetrics", {})["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
         values = {"format": "png", "captureBeyondViewport": True, "clip": clip}
         picture = self._cdp("Page.captureScreenshot", values)
-        (Path(folder) / f"{name}.png").write_bytes(base64.b64decode(picture["data"]))
+        (folder / f"{name}.png").write_bytes(base64.b64decode(picture["data"]))

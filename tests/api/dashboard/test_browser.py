@@ -1,5 +1,6 @@
 """The dashboard in a real browser: made, watched, opened, compared, cancelled, by the keyboard."""
 
+import csv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,11 +8,14 @@ import pytest
 
 pytest.importorskip("selenium", reason="selenium is not installed: pip install selenium")
 
+from selenium.webdriver.common.action_chains import ActionChains
+
 from gnnplan.api.app import create_app
 from gnnplan.api.requests import NoopRequest
 from gnnplan.api.service.context import Caller, Service
 from gnnplan.api.service.jobs import get_job, submit_noop
 from gnnplan.api.settings import ServiceSettings
+from gnnplan.planner.probe.presets import load_preset
 from gnnplan.runtime.graph.dataset import Graph
 from tests.api.dashboard.chromium import SIZES, Browser, chromium, served
 from tests.support.probed import keep_as_probed
@@ -66,6 +70,12 @@ def test_a_plan_is_made_watched_opened_and_compared(running: tuple[Service, str,
     look_at(browser, "form")
     make_plan(browser, address, "siton", 8)
     look_at(browser, "plan")
+    browser.press("The same in large, with all links")
+    browser.wait_for("Everything here is predicted")
+    look_at(browser, "topology")
+    browser.look(390, dark=False)
+    assert browser.beyond(".picture") <= 0
+    browser.look(1440, dark=False)
     make_plan(browser, address, "siton", 4)
     browser.press("Compare")
     browser.wait_for("Predicted differently")
@@ -114,7 +124,7 @@ def test_a_run_is_watched(running: tuple[Service, str, Browser]):
     browser.find("#epochs").clear()
     browser.find("#epochs").send_keys("6")
     browser.press("Train")
-    browser.wait_for("Measured loss per seed, the last told of")
+    browser.wait_for("smoothed, weight 0.6")
     look_at(browser, "live")
     browser.wait_for("succeeded")
     browser.wait_for("Seconds per step by stage")
@@ -129,3 +139,61 @@ def test_the_first_tab_skips_to_the_content(running: tuple[Service, str, Browser
     assert focused.text == "Skip to the content"
     focused.send_keys("\n")
     assert browser.web.current_url.endswith("#main")
+
+
+def names(browser: Browser, table: str) -> list[str]:
+    """The first cells of a table's rows that are seen."""
+    rows = browser.web.find_elements("css selector", f"{table} tbody tr")
+    return [row.find_element("css selector", "th").text for row in rows if row.is_displayed()]
+
+
+def test_a_long_table_is_searched_sorted_and_saved(
+    running: tuple[Service, str, Browser], tmp_path: Path
+):
+    _, address, browser = running
+    browser.web.get(f"{address}/machines/hgx-h100")
+    table = "section[aria-labelledby=links] table"
+    browser.find("section[aria-labelledby=links] input[type=search]").send_keys("GPU3 ")
+    wanted = names(browser, table)
+    links = [link for link in load_preset("hgx-h100").links
+             if "gpu3" in f"{link.name} {link.source} {link.target}"]  # fmt: skip
+    assert sorted(wanted) == sorted(link.name for link in links)
+    kept = tmp_path / "kept"
+    browser.web.execute_cdp_cmd(
+        "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(kept)}
+    )
+    browser.find("section[aria-labelledby=links] button[aria-label^='Save as CSV']").click()
+    (file,) = browser.until(lambda: list(kept.glob("*.csv")), "a file")
+    lines = list(csv.reader(file.read_text().splitlines()))
+    assert lines[0] == ["Link", "Rate", "Rate is", "From", "To"]
+    assert [line[0] for line in lines[1:]] == wanted
+    browser.find("section[aria-labelledby=links] input[type=search]").clear()
+    browser.find("section[aria-labelledby=links] input[type=search]").send_keys(" ")
+    browser.find(f"{table} th:nth-child(2) button").click()
+    rates = {link.name: link.bandwidth_bytes_per_second for link in load_preset("hgx-h100").links}
+    assert [rates[name] for name in names(browser, table)] == sorted(rates.values())
+    browser.find(f"{table} th:nth-child(2) button").click()
+    assert [rates[name] for name in names(browser, table)] == sorted(rates.values())[::-1]
+    assert browser.complaints() == []
+
+
+def test_a_table_without_scripts_is_whole(running: tuple[Service, str, Browser]):
+    _, address, browser = running
+    browser.web.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    browser.web.get(f"{address}/machines/hgx-h100")
+    found = names(browser, "section[aria-labelledby=links] table")
+    assert sorted(found) == sorted(link.name for link in load_preset("hgx-h100").links)
+    assert browser.web.find_elements("css selector", "input[type=search]") == []
+
+
+def test_what_is_pointed_at_says_what_it_is(running: tuple[Service, str, Browser]):
+    _, address, browser = running
+    browser.web.get(f"{address}/machines/dgx-v100")
+    box = browser.find(".picture .part.gpu")
+    tip = box.find_element("xpath", "../*[@class='tip']")
+    seen = "return getComputedStyle(arguments[0]).visibility"
+    assert browser.web.execute_script(seen, tip) == "hidden"
+    ActionChains(browser.web).move_to_element(box).perform()
+    assert browser.web.execute_script(seen, tip) == "visible"
+    assert "GPU" in tip.text
+    assert browser.web.execute_script(seen, browser.find(".picture .hint")) == "hidden"

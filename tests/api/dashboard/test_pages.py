@@ -233,6 +233,73 @@ def test_a_run_shows_its_losses_as_they_come(
     assert "Loss per seed, as measured" in part
 
 
+def test_a_run_shows_what_users_train_for_and_gives_it_away(
+    service_client: tuple[Service, TestClient], small_graph: Graph, tmp_path: Path
+):
+    service, client = service_client
+    plan = keep_plan(service, small_graph, tmp_path / "a")
+    row = submit(service, CALLER, "train", {"options": {"epochs": 4}}, subject=plan)
+    assert "No run yet" not in read(client, "/runs")
+    folder = service.storage.job_folder(row.id)
+    folder.mkdir(parents=True, exist_ok=True)
+    vals = (0.25, 0.75, 0.5, None)
+    for epoch, val in enumerate((0.1, *vals[1:])):
+        data = {"epoch": epoch, "loss": 3.0 - epoch / 2, "val": val, "seconds": 2.0}
+        append_line(folder / EVENTS_FILE, json.dumps({"event": "epoch", "data": data}))
+    again = {"epoch": 0, "loss": 2.75, "val": vals[0], "seconds": 4.0}  # after a restart
+    append_line(folder / EVENTS_FILE, json.dumps({"event": "epoch", "data": again}))
+    told = client.get(f"/runs/{row.id}/told.json")
+    assert "attachment" in told.headers["content-disposition"]
+    assert [each["val"] for each in told.json()["epochs"]] == list(vals)
+    text = read(client, f"/runs/{row.id}")
+    assert "0.7500" in text
+    assert "4 of 4" in text
+    assert (
+        f"{get_plan(service, plan).graph.num_train / 2.0:,.0f}/s" in text
+    )  # the median epoch took 2 s
+    for smoothing in (0.0, 0.9):
+        words = "smoothed, weight 0.9" if smoothing else "told of"
+        assert words in read(client, f"/runs/{row.id}?smoothing={smoothing}")
+    assert client.get(f"/runs/{row.id}?smoothing=1").status_code == 422
+    assert client.get(f"/runs/{row.id}/other.json").status_code == 422
+    assert client.get(f"/runs/{row.id}/trace.json").status_code == 409  # nothing measured yet
+    text = read(client, "/runs")
+    assert "0.7500" in text
+    assert "4 of 4" in text
+
+
+def test_lists_tell_of_what_each_job_is_and_why_it_failed(
+    service_client: tuple[Service, TestClient], small_graph: Graph, tmp_path: Path
+):
+    service, client = service_client
+    plan = keep_plan(service, small_graph, tmp_path / "a")
+    submit(service, CALLER, "train", {"options": {"epochs": 4}}, subject=plan)
+    claimed = service.storage.jobs.claim("exclusive", "me")
+    assert claimed is not None
+    problem = {"type": "x", "title": "Ended", "status": 500, "detail": "<b>no memory</b>"}
+    service.storage.jobs.finish(claimed, Ending(state="failed", problem=problem))
+    machine = get_plan(service, plan).machine.name
+    for address in ("/jobs", "/runs"):
+        text = read(client, address)
+        for words in (small_graph.path.name, machine, "Ended: <b>no memory</b>", "local"):
+            assert words in text
+
+
+def test_a_plan_is_taken_away_as_json_and_as_a_timeline(
+    service_client: tuple[Service, TestClient], small_graph: Graph, tmp_path: Path
+):
+    service, client = service_client
+    plan = keep_plan(service, small_graph, tmp_path / "a")
+    page = client.get(f"/plans/{plan}").text
+    for address in (f"/plans/{plan}/trace.json", f"/v1/plans/{plan}"):
+        assert f'href="{address}"' in page
+        assert client.get(address).status_code == 200
+    trace = client.get(f"/plans/{plan}/trace.json").json()
+    assert trace == client.get(f"/v1/plans/{plan}/artefacts/trace.json").json()
+    assert trace["otherData"]["plan_id"] == plan
+    assert "Everything here is predicted" in read(client, f"/plans/{plan}/topology")
+
+
 def test_pages_are_guarded_as_their_routes_are(
     service_client: tuple[Service, TestClient], small_graph: Graph, tmp_path: Path
 ):

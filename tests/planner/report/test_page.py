@@ -10,11 +10,14 @@ import pytest
 
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.queries.compare import StageComparison
 from gnnplan.planner.report.charts import device_rows, memory_bars, timeline
 from gnnplan.planner.report.links import link_rows
+from gnnplan.planner.report.measured import off_text
 from gnnplan.planner.report.page import choices, report_html, sections
-from gnnplan.planner.report.topology import draw_topology
-from gnnplan.planner.report.words import STAGE_WORDS
+from gnnplan.planner.report.svg import CurvePoint, draw_curve, smooth
+from gnnplan.planner.report.topology import draw_topology, layout
+from gnnplan.planner.report.words import STAGE_WORDS, rate_text
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import (
     Alternative,
@@ -293,3 +296,58 @@ def test_a_memory_is_told_in_the_units_that_it_is_sold_in():
 def sections_of(preset: str) -> object:
     machine = load_preset(preset)
     return draw_topology(machine, link_rows(machine, None))
+
+
+@pytest.mark.parametrize("preset", ["dgx-v100", "hgx-h100"])
+def test_every_part_and_link_says_what_it_is_where_it_is_pointed_at(cpu_plan: Plan, preset: str):
+    machine = load_preset(preset)
+    plan = gpu_plan(cpu_plan, machine)
+    link = next(x for x in machine.links if x.target == machine.gpus[0].memory)
+    carried = 0.5 * link.bandwidth_bytes_per_second * plan.prediction.step_seconds.value
+    traffic = replace(plan.prediction, traffic_bytes={link.name: carried})
+    rows = link_rows(machine, replace(plan, prediction=traffic))
+    root = ET.fromstring(str(draw_topology(machine, rows)))
+    svg = "{http://www.w3.org/2000/svg}"
+    groups = [g for g in root.iter(f"{svg}g") if g.get("class") == "hover"]
+    boxes = [g for g in groups if g.find(f"{svg}rect") is not None]
+    lines = [g for g in groups if g.find(f"{svg}path") is not None]
+    assert len(boxes) == len(layout(machine).nodes)
+    assert boxes + lines != []
+    assert len(groups) == len(boxes) + len(lines)
+    told = ["".join(g.findall(f"{svg}text")[-1].itertext()) for g in groups]
+    assert all(told)
+    assert all("/s" in text for text in told if " to " in text)
+    (busy,) = [text for text in told if "load 50.0%" in text]
+    assert rate_text(link.bandwidth_bytes_per_second) in busy
+    assert "50% busy" in "".join(root.itertext())
+
+
+def test_a_curve_has_every_value_and_its_mean_and_stays_text():
+    points = [CurvePoint(x=i / 10, y=float(i % 7), words=f"{HOSTILE} {i}") for i in range(60)]
+    root = ET.fromstring(
+        str(draw_curve(points, name="c", title=HOSTILE, words=HOSTILE, weight=0.5))
+    )
+    svg = "{http://www.w3.org/2000/svg}"
+    raw, mean = list(root.iter(f"{svg}polyline"))
+    assert [len(line.attrib["points"].split()) for line in (raw, mean)] == [60, 60]
+    for place in (raw.attrib["points"] + " " + mean.attrib["points"]).split():
+        assert all(0 <= float(value) <= 1000 for value in place.split(","))
+    tips = ["".join(text.itertext()) for text in root.iter(f"{svg}text") if
+            text.get("class") == "tip"]  # fmt: skip
+    means = smooth([point.y for point in points], 0.5)
+    assert [float(tip.split("smoothed ")[1]) for tip in tips] == pytest.approx(means, rel=1e-3)
+    assert not list(root.iter(f"{svg}script"))
+    strips = [x for x in root.iter(f"{svg}rect") if x.get("class") == "strip"]
+    assert sum(float(x.attrib["width"][:-1]) for x in strips) == pytest.approx(100, abs=0.1)
+
+
+def test_a_curve_of_one_value_or_of_equal_ones_is_drawn():
+    for count in (1, 2):
+        same = [CurvePoint(x=3.0, y=5.0, words="it")] * count
+        ET.fromstring(str(draw_curve(same, name="c", title="t", words="w")))
+
+
+def test_a_prediction_that_is_off_is_told_with_its_sign():
+    for predicted, words in ((12.0, "20.0% too long"), (8.0, "20.0% too short"),
+                             (10.0, "as measured")):  # fmt: skip
+        assert off_text(StageComparison(predicted=predicted, measured=10.0, ape=0.2)) == words
