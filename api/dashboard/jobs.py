@@ -130,7 +130,7 @@ def _loss(data: dict[str, Any], *, mean: bool) -> Loss | None:
     return Loss(epoch=epoch, step=None if mean else step, loss=loss, share=share)
 
 
-def draw_losses(found: list[Loss], weight: float = 0.0) -> Markup:
+def draw_losses(found: list[Loss], weight: float = 0.0, *, name: str = "losses") -> Markup:
     """Draw losses over epochs, smoothed by a weight (`svg.smooth`)."""
     high, low = max(x.loss for x in found), min(x.loss for x in found)
     first, last = found[0], found[-1]
@@ -143,10 +143,12 @@ def draw_losses(found: list[Loss], weight: float = 0.0) -> Markup:
         for each in found
     ]
     title = "Loss per seed, as measured" + (f"; smoothed, weight {weight:g}" if weight else "")
-    return draw_curve(points, name="losses", title=title, words=words, weight=weight)
+    return draw_curve(points, name=name, title=title, words=words, weight=weight)
 
 
-def draw_epochs(epochs: list[Epoch], value: str, title: str) -> Markup | None:
+def draw_epochs(
+    epochs: list[Epoch], value: str, title: str, *, name: str | None = None
+) -> Markup | None:
     """Draw one value of the epochs, `val` or `seconds`; None where no epoch has it."""
     known = [(each.epoch, y) for each in epochs if (y := getattr(each, value)) is not None]
     known = known[:: 1 + len(known) // MOST_POINTS]
@@ -159,7 +161,7 @@ def draw_epochs(epochs: list[Epoch], value: str, title: str) -> Markup | None:
     (first, begun), (last, ended) = known[0], known[-1]
     words = f"{text(begun)} in epoch {first}; {text(ended)} in epoch {last}."
     points = [CurvePoint(x=x, y=y, words=f"epoch {x}: {text(y)}") for x, y in known]
-    return draw_curve(points, name=value, title=title, words=words)
+    return draw_curve(points, name=name or value, title=title, words=words)
 
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -261,6 +263,36 @@ async def start_run(
 
 
 RunFile = Literal["told.json", "trace.json"]
+Which = Annotated[str, Query(max_length=64)]
+
+
+@router.get("/runs/compare")
+def compare_runs(
+    request: Request, service: ServiceIn, _who: Reader, a: Which = "", b: Which = ""
+) -> Response:
+    """Show two runs side by side."""
+    known = [_line(service, row) for row in runs.list_runs(service, limit=200).items]
+    sides = [_side(service, name, run) for name, run in (("a", a), ("b", b)) if a and b]
+    rows: dict[str, list[str]] = {}
+    for place, side in enumerate(sides):
+        for name, value, _ in side["tiles"]:
+            rows.setdefault(name, ["", ""])[place] = value
+    return page(request, "run_compare.html", lines=known, a=a, b=b, sides=sides, rows=rows)
+
+
+def _side(service: Service, name: str, run: str) -> dict[str, Any]:
+    row = runs.get_run(service, run)
+    plan, told = runs.plan_of_run(service, row), read_told(service.storage.job_folder(run))
+    losses = draw_losses(told.losses, WEIGHTS[1], name=f"losses-{name}") if told.losses else None
+    return {
+        "name": name.upper(),
+        "line": _line(service, row),
+        "tiles": _tiles(row, told, _measured(service, run, plan), plan),
+        "losses": losses,
+        "vals": draw_epochs(told.epochs, "val", "Validation score by epoch", name=f"val-{name}"),
+    }
+
+
 Weight = Annotated[float, Query(ge=0.0, le=0.99)]
 WEIGHTS = (0.0, 0.6, 0.9, 0.98)
 """Weights of smoothing that the page offers."""

@@ -94,6 +94,7 @@ NEEDS = {
     "GET /plans/{plan}/trace.json": READ,
     "POST /plans/{plan}/train": RUN,
     "GET /runs": READ,
+    "GET /runs/compare": READ,
     "GET /runs/{run}": READ,
     "GET /runs/{run}/{name}": READ,
     "GET /static/{name}": OPEN,

@@ -268,6 +268,26 @@ def test_a_run_shows_what_users_train_for_and_gives_it_away(
     assert "4 of 4" in text
 
 
+def test_two_runs_stand_side_by_side(
+    service_client: tuple[Service, TestClient], small_graph: Graph, tmp_path: Path
+):
+    service, client = service_client
+    plan = keep_plan(service, small_graph, tmp_path / "a")
+    assert "there is none" in read(client, "/runs/compare")
+    made = [submit(service, CALLER, "train", {"options": {"epochs": 2}}, subject=plan)
+            for _ in range(2)]  # fmt: skip
+    for place, row in enumerate(made):
+        folder = service.storage.job_folder(row.id)
+        folder.mkdir(parents=True, exist_ok=True)
+        data = {"epoch": 0, "loss": 1.0, "val": 0.5 + place / 4, "seconds": 1.0 + place}
+        append_line(folder / EVENTS_FILE, json.dumps({"event": "epoch", "data": data}))
+    a, b = (row.id for row in made)
+    text = " ".join(read(client, f"/runs/compare?a={a}&b={b}").split())
+    assert "Best validation score 0.5000 0.7500" in text
+    assert "Epoch, measured 1.0 s 2.0 s" in text
+    assert "Not found" in read(client, f"/runs/compare?a={a}&b=nothing", 404)
+
+
 def test_lists_tell_of_what_each_job_is_and_why_it_failed(
     service_client: tuple[Service, TestClient], small_graph: Graph, tmp_path: Path
 ):
@@ -278,10 +298,10 @@ def test_lists_tell_of_what_each_job_is_and_why_it_failed(
     assert claimed is not None
     problem = {"type": "x", "title": "Ended", "status": 500, "detail": "<b>no memory</b>"}
     service.storage.jobs.finish(claimed, Ending(state="failed", problem=problem))
-    machine = get_plan(service, plan).machine.name
+    graph, machine = (get_plan(service, plan).graph.name, get_plan(service, plan).machine.name)
     for address in ("/jobs", "/runs"):
         text = read(client, address)
-        for words in (small_graph.path.name, machine, "Ended: <b>no memory</b>", "local"):
+        for words in (graph, machine, "Ended: <b>no memory</b>", "local"):
             assert words in text
 
 
