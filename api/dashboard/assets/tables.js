@@ -137,7 +137,9 @@
     take.className = "quiet small";
     take.setAttribute("aria-label", "Save as CSV: " + name);
     tools.append(take);
-    (table.closest(".scroll") || table).before(tools);
+    const shown = table.closest(".scroll") || table, box = document.createElement("div");
+    shown.before(box); // one box, so that columns of a page keep their number
+    box.append(tools, shown);
   }
 
   const equipAll = (part) => part.querySelectorAll("main table").forEach(equip);
