@@ -84,9 +84,17 @@ def test_typed_graphs_are_planned_and_trained_on_two_ranks(
     assert (plan.num_ranks, plan.strategy.features.policy) == (2, "none")
     assert not any(plan.strategy.features.own_rows)
     capsys.readouterr()
-    assert main(["train", str(out), "--epochs", "1", "--force", "--json"]) == 0
+    trace = ["--trace", str(tmp_path / "steps.json")]
+    assert main(["train", str(out), "--epochs", "1", "--force", "--json", *trace]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["num_ranks"] == 2
+    events = json.loads((tmp_path / "steps.json").read_text())["traceEvents"]
+    for rank in report["ranks"]:
+        measured = [each for each in events if each.get("cat") == "measured"
+                    and each["pid"] == rank["rank"]]  # fmt: skip
+        assert len(measured) == len(rank["spans"]) > 0
+        seconds = sum(each["seconds"] for each in rank["spans"])
+        assert sum(each["dur"] for each in measured) / 1e6 == pytest.approx(seconds, rel=1e-3)
     assert main(["compare", str(out), "--json"]) == 0
 
 

@@ -15,7 +15,7 @@ from gnnplan.runtime.errors import GnnplanError, InputError, PlanError
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.plan.io import load_plan, save_plan
-from gnnplan.runtime.report import RunReport, load_report
+from gnnplan.runtime.report import TRACED_STEPS, RunReport, load_report
 from gnnplan.runtime.train.recovery import list_checkpoints
 from tests.support.plans import make_plan
 
@@ -142,6 +142,8 @@ def test_the_report_holds_what_the_run_did(
     assert report.stages == pytest.approx({n: each.median for n, each in rank.stages.items()})
     training = sum(rank.stages[name].mean for name in ("wait", "forward_backward", "optimizer"))
     assert training <= rank.stages["step"].mean
+    assert {each.step for each in rank.spans} == set(range(10, 10 + TRACED_STEPS))
+    assert {each.stage for each in rank.spans} == set(rank.stages)
     assert rank.rows_by_source.keys() == {"own", "host"}
     assert math.isclose(sum(rank.hit_rates.values()), 1.0)
     for source, rows in rank.rows_by_source.items():
