@@ -31,7 +31,7 @@ INTERPRETERS ?= python3.12 python3.13
 # Every process that is started reads the bytecode of the first.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install demo test unit notebooks test-slow test-versions check format bench soak gpu mutants silicon silicon-pack clean
+.PHONY: help install demo test unit notebooks test-slow test-versions check format bench bench-peers soak gpu mutants silicon silicon-pack clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -96,6 +96,9 @@ format: $(STAMP)  ## format and fix what can be fixed
 bench: $(STAMP)  ## the benchmarks that take minutes, one JSON object per line; BENCH="NAME ..." for others
 	for name in $(BENCH); do $(BIN)/python -m tests.benchmarks.$$name --json || exit 1; done
 	$(BIN)/python -m tests.benchmarks.service --json --only cached_plan
+
+bench-peers: $(STAMP)  ## gnnplan beside GraphBolt and PyG, in turns on one graph: table and picture in build/bench-peers (PEERS="--cores 2 ...")
+	$(BIN)/python -m tests.benchmarks.peers --install .venv-peers --out build/bench-peers $(PEERS)
 
 soak: $(STAMP)  ## long runs: 50 injected faults; learning on real graphs; the service loaded, killed and fuzzed
 	$(TEST_ENV) $(BIN)/python -m tests.benchmarks.soak_failures --json

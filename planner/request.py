@@ -246,12 +246,12 @@ def check_training_data(graph: Graph) -> None:
     if graph.feature_dim < 1:
         raise SettingsError(
             f"{graph.path}: expected features or a declared feature_dim, found neither; import it "
-            "with features, or with feature_dim for rows that a loader supplies"
+            "with features, or with --feature-dim for noise in their place"
         )
     if graph.num_classes < 1 and str(graph.task) != "link":
         raise SettingsError(
             f"{graph.path}: expected at least one class of task {graph.task}, found none; import "
-            "it with labels"
+            "it with labels, or with --task link for its edges to be learnt"
         )
 
 

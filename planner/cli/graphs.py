@@ -34,6 +34,11 @@ from gnnplan.runtime.graph.generate import (
 )
 
 EDGE_DATA = ("edge_weight", "edge_type", "edge_id")
+SPLIT_NAMES = ("train", "val", "test")
+APART = ("findings", "degrees", "splits", "arrays")
+"""Facts that have a table of their own."""
+BAR_WIDTH = 40
+"""Columns of the longest bar of the picture of degrees."""
 
 
 def graph_facts(graph: Graph) -> dict[str, object]:
@@ -67,6 +72,9 @@ def all_facts(graph: Graph, findings: list[Finding]) -> dict[str, object]:
     leaks = {f.array: f.count for f in findings if f.kind == "held_out_links"}
     return {
         **graph_facts(graph),
+        "degrees": _degrees(graph),
+        "splits": {name: _split_facts(graph, name) for name in SPLIT_NAMES},
+        "arrays": _arrays(graph.path),
         "feature_tables": _feature_tables(graph),
         "projection": codec.to_plain(graph.meta.projection),
         "num_labelled": _num_labelled(graph.y),
@@ -92,10 +100,105 @@ def facts_table(values: dict[str, Any]) -> Table:
     texts = {
         key: _text(key, [v for v in value if v not in found] if key == "notes" else value)
         for key, value in values.items()
-        if key != "findings"
+        if key not in APART
     }
     rows = [(key.replace("_", " "), text) for key, text in texts.items() if text]
     return table_of(("", ""), rows, show_header=False)
+
+
+def _degrees(graph: Graph) -> dict[str, Any]:
+    """Return how many edges end at a node and leave it, and the histogram of the former."""
+    inward = np.diff(graph.indptr)
+    outward = np.zeros(graph.num_nodes, np.int64)
+    for part in chunks(graph.indices):
+        np.add.at(outward, part, 1)
+    levels = np.bincount(np.frexp(inward.astype(np.float64))[1])  # 0, 1, 2-3, 4-7, ...
+    return {
+        "in": _spread(inward),
+        "out": _spread(outward),
+        "isolated": int(((inward == 0) & (outward == 0)).sum()),
+        "histogram": [
+            {"least": 1 << level >> 1, "most": (1 << level) - 1, "nodes": count}
+            for level, count in enumerate(levels.tolist())
+        ],
+    }
+
+
+def _spread(degrees: NDArray[np.int64]) -> dict[str, float]:
+    median, p90, p99 = (float(value) for value in np.percentile(degrees, [50, 90, 99]))
+    return {
+        "zero": int((degrees == 0).sum()),
+        "least": int(degrees.min()),
+        "median": median,
+        "mean": float(degrees.mean()),
+        "p90": p90,
+        "p99": p99,
+        "most": int(degrees.max()),
+    }
+
+
+def _split_facts(graph: Graph, name: str) -> dict[str, float]:
+    """Return the size of a part of the split, its share, and what is known of its nodes."""
+    ids: NDArray[np.int64] = getattr(graph, f"{name}_idx")
+    if ids.ndim == 2:
+        total = sum(len(getattr(graph, f"{each}_idx")) for each in SPLIT_NAMES)
+        return {"links": len(ids), "share_of_links": len(ids) / max(total, 1)}
+    degrees = graph.indptr[ids + 1] - graph.indptr[ids]
+    out: dict[str, float] = {
+        "nodes": len(ids),
+        "share_of_nodes": len(ids) / graph.num_nodes,
+        "mean_in_degree": float(degrees.mean()) if len(ids) else 0.0,
+        "without_in_edge": int((degrees == 0).sum()),
+    }
+    if graph.y is not None:
+        own = np.asarray(graph.y[ids])
+        out["labelled"] = _num_labelled(own)
+        out["classes"] = count_classes(own) if own.ndim == 1 else int((own > 0).any(axis=0).sum())
+    return out
+
+
+def _arrays(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return type, shape and bytes of every array file of a dataset."""
+    found = {path.name: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
+    return {
+        name: {"dtype": str(array.dtype), "shape": list(array.shape), "bytes": array.nbytes}
+        for name, array in found.items()
+    }
+
+
+def _show_all(values: dict[str, Any]) -> None:
+    """Print facts, the tables of what is stored, of degrees and splits, and a picture."""
+    screen = console()
+    screen.print(facts_table(values))
+    arrays = [
+        (name, each["dtype"], " x ".join(map(str, each["shape"])), bytes_text(each["bytes"]))
+        for name, each in values["arrays"].items()
+    ]
+    screen.print("", table_of(("array", "type", "shape", "bytes"), arrays))
+    splits = values["splits"]
+    columns = [key.replace("_", " ") for key in splits["train"]]
+    rows = [
+        (name, *(_text(key, value) for key, value in row.items())) for name, row in splits.items()
+    ]
+    screen.print("", table_of(("split", *columns), rows))
+    degrees = values["degrees"]
+    ends = [
+        (end, *(_text("degree", each) for each in degrees[end].values())) for end in ("in", "out")
+    ]
+    screen.print("", table_of(("edges of a node", *degrees["in"]), ends))
+    screen.print("", _picture(degrees["histogram"], unicode=screen.encoding.startswith("utf")))
+
+
+def _picture(histogram: list[dict[str, int]], *, unicode: bool) -> Table:
+    """Draw the number of nodes by in-degree as bars of text."""
+    most = max(each["nodes"] for each in histogram)
+    bar = "\N{FULL BLOCK}" if unicode else "#"
+    rows: list[tuple[str, str, str]] = []
+    for each in histogram:
+        low, high, count = each["least"], each["most"], each["nodes"]
+        size = -(-BAR_WIDTH * count // most)
+        rows.append((f"{low:,}" if low >= high else f"{low:,}-{high:,}", f"{count:,}", bar * size))
+    return table_of(("in-degree", "nodes", ""), rows)
 
 
 def _text(key: str, value: Any) -> str:
@@ -271,7 +374,8 @@ def import_command(
         typer.Option(help="auto recognises the format."),
     ] = "auto",
     features: Annotated[
-        str, typer.Option(help="dense | sparse | project:D (seeded random projection) | auto.")
+        str,
+        typer.Option(help="auto | dense | sparse | project:D (seeded random projection) | none."),
     ] = "auto",
     symmetrise: Annotated[bool, typer.Option(help="Store both directions of each edge.")] = False,
     self_loops: Annotated[str, typer.Option(help="keep | add | remove.")] = "keep",
@@ -280,10 +384,19 @@ def import_command(
         str, typer.Option(help="Which of several published splits: its number from 0, or its name.")
     ] = "",
     task: Annotated[
-        str, typer.Option(help="auto | multiclass | multilabel | binary | link.")
+        str,
+        typer.Option(
+            help="auto | multiclass | multilabel | binary | link (of some edges, where the source "
+            "has no links)."
+        ),
     ] = "auto",
     feature_dim: Annotated[
-        int, typer.Option(min=0, help="Width to plan with where the source has no features.")
+        int,
+        typer.Option(
+            min=0,
+            help="Columns of noise to draw where the source has no features, with --features none "
+            "to declare alone; labels are drawn too where it has none.",
+        ),
     ] = 0,
     overwrite: Overwrite = False,
     as_json: JsonFlag = False,
@@ -332,7 +445,7 @@ def info(
             _show(codec.to_plain(client.graphs.get(str(folder))), as_json)
         return
     graph, findings = inspect_graph(folder)
-    _show(all_facts(graph, findings), as_json)
+    print_answer(all_facts(graph, findings), _show_all, as_json=as_json)
     for finding in findings:
         text = f"{folder / finding.array}.npy: {finding.text}"
         if finding.fault:

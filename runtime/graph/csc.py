@@ -65,6 +65,17 @@ def number_edges(edges: EdgeSource) -> EdgeSource:
     return EdgeSource(num_edges=edges.num_edges, chunks=chunks, attributes=attributes)
 
 
+def filter_edges(edges: EdgeSource, keep: Callable[[Chunk], NDArray[np.bool_]]) -> EdgeSource:
+    """Read the edges that `keep` says of each chunk."""
+
+    def chunks() -> Iterator[Chunk]:
+        for chunk in edges.chunks():
+            kept = keep(chunk)
+            yield {name: array[kept] for name, array in chunk.items()}
+
+    return EdgeSource(num_edges=edges.num_edges, chunks=chunks, attributes=edges.attributes)
+
+
 def csc_edges(indptr: NDArray[Any], indices: NDArray[Any], **values: NDArray[Any]) -> EdgeSource:
     """Read edges from CSC arrays, whose pointers must not fall."""
     return _compressed_edges(indptr, indices, ("dst", "src"), values)

@@ -219,7 +219,10 @@ class PlannedLoader:
         _check_ranks(made, self.rank, self.size)
         self.graph = open_planned_graph(made) if graph is None else graph
         if self.graph.topology_only:
-            raise DatasetError(f"{self.graph.path}: expected features to train on, found none")
+            raise DatasetError(
+                f"{self.graph.path}: expected features to train on, found none; import it with "
+                "--feature-dim for noise in their place"
+            )
         if comm is None and self.size > 1 and made.strategy.threads.comm == 0:
             make_batch(GLOO_THREADS)  # of the group that a user's script has made
         self.meter = StageMeter() if meter is None else meter

@@ -7,10 +7,15 @@ fractions is the weight.
 
 Without a table of nodes, ids are node numbers; where they are text, negative or have gaps, nodes
 are renumbered and `source_id.npy` keeps the source's ids.
+
+Communities, as SNAP publishes them, are lines of node ids. They are the classes of nodes: of a node
+in several, the first; with task multilabel, all.
 """
 
+import io
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +24,7 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.csc import CHUNK_EDGES, array_edges
+from gnnplan.runtime.graph.format import refuse_unreadable
 from gnnplan.runtime.graph.imports.inventory import (
     DST,
     EDGE_DATA,
@@ -32,8 +38,16 @@ from gnnplan.runtime.graph.imports.inventory import (
     plain_name,
 )
 from gnnplan.runtime.graph.imports.node_table import IdIndex, NodeTable, find_tables, read_tables
-from gnnplan.runtime.graph.imports.source import ImportOptions, RawGraph
-from gnnplan.runtime.graph.imports.tables import Chunk, as_numbers, as_text, table_chunks
+from gnnplan.runtime.graph.imports.source import ImportOptions, RawGraph, memory_bytes
+from gnnplan.runtime.graph.imports.tables import (
+    BLOCK_BYTES,
+    Chunk,
+    PlainLines,
+    TextLayout,
+    as_numbers,
+    as_text,
+    table_chunks,
+)
 from gnnplan.runtime.graph.staging import ArrayWriter
 from gnnplan.runtime.npy import map_npy
 
@@ -46,9 +60,8 @@ ROLES = {"src": Role.EDGES, "dst": Role.EDGES, "weight": Role.WEIGHTS, "type": R
 
 def read_edgelist(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
     """Read a table of edges, or a folder of tables."""
-    del options
     inventory = Inventory()
-    nodes, edges = None, source
+    nodes, edges, tables = None, source, dict[str, Path]()
     if source.is_dir():
         tables = find_tables(source, inventory)
         if "edges" not in tables:
@@ -76,7 +89,75 @@ def read_edgelist(source: Path, scratch: Path, options: ImportOptions) -> RawGra
         graph.features, graph.y, graph.split = nodes.features, nodes.y, nodes.split
         graph.source_id = nodes.ids
         graph.notes += nodes.notes
+    if "communities" in tables:
+        _add_communities(tables["communities"], graph, multilabel=options.task == "multilabel")
     return graph
+
+
+def _add_communities(path: Path, graph: RawGraph, *, multilabel: bool) -> None:
+    """Make communities the labels of a graph that has no others."""
+    if graph.y is not None:
+        graph.inventory.leave("labels are taken from another table", path.name)
+        return
+    graph.inventory.use(Role.LABELS, path.name)
+    ids, number = _read_communities(path)
+    if graph.source_id is not None:
+        words = graph.source_id.dtype.kind == "U"
+        rows = IdIndex(graph.source_id).find(path, ids.astype(np.str_) if words else ids)
+    else:
+        rows = np.where((ids >= 0) & (ids < graph.num_nodes), ids, -1)
+    known = rows >= 0
+    lost = int((~known).sum())
+    if lost:
+        graph.notes.append(f"{path.name}: {lost} of {len(ids)} members name no node: left out")
+    rows, number = rows[known], number[known]
+    nodes, first = np.unique(rows, return_index=True)
+    classes = int(number.max(initial=-1)) + 1
+    if multilabel:
+        _check_table(path, graph.num_nodes, classes)
+        graph.y = np.full((graph.num_nodes, classes), -1, np.int64)
+        graph.y[nodes] = 0
+        graph.y[rows, number] = 1
+        return
+    graph.y = np.full(graph.num_nodes, -1, np.int64)
+    graph.y[nodes] = number[first]
+    several = len(np.unique(rows[np.bincount(rows, minlength=graph.num_nodes)[rows] > 1]))
+    if several:
+        graph.notes.append(
+            f"{path.name}: {several} of {len(nodes)} nodes are in several communities: the first "
+            "is their class (--task multilabel keeps all)"
+        )
+
+
+def _check_table(path: Path, nodes: int, classes: int) -> None:
+    need, usable = 8 * nodes * classes, memory_bytes() // 4
+    if need > usable:
+        raise DatasetError(
+            f"{path}: expected communities whose table of labels fits in memory, found {nodes} "
+            f"nodes * {classes} communities * 8 bytes = {need / 1e9:.1f} GB > "
+            f"{usable / 1e9:.1f} GB; leave --task multilabel out"
+        )
+
+
+def _read_communities(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the node ids of all lines, and the number of the line of each."""
+    members: list[NDArray[np.int64]] = []
+    sizes: list[NDArray[np.int64]] = []
+    layout = TextLayout(delimiter=" ", columns=["c0", "c1"], has_header=False, numbers=[True] * 2)
+    with (
+        refuse_unreadable(path, "a line of whole node numbers for each community"),
+        PlainLines(path, layout) as raw,
+        io.BufferedReader(raw) as lines,
+    ):
+        while block := lines.readlines(BLOCK_BYTES):
+            words = [line.split() for line in block]
+            counts = np.array([len(each) for each in words], np.int64)
+            sizes.append(counts[counts > 0])
+            members.append(np.array(list(chain.from_iterable(words)), "S").astype(np.int64))
+    if not members or not sum(map(len, members)):
+        raise DatasetError(f"{path}: expected a line of node ids for each community, found none")
+    counts = np.concatenate(sizes)
+    return np.concatenate(members), np.repeat(np.arange(len(counts)), counts)
 
 
 def _describe_ids(source_id: NDArray[Any]) -> str:

@@ -40,6 +40,8 @@ def write_features(
     choice, width = parse_feature_choice(options.features)
     if raw.tables:
         return _write_tables(raw, choice, staging, options)
+    if source is None and options.draws:
+        return _draw(raw, staging, options, memory_bytes() if ram_bytes is None else ram_bytes)
     if source is None or choice == "none":
         return {"feature_dim": options.feature_dim, "feature_storage": "none"}
     if source.num_rows != raw.num_nodes:
@@ -53,6 +55,30 @@ def write_features(
     if choice == "project":
         return _project(source, width, staging, options.seed)
     return _store(source, choice, staging, _stored_type(source, options))
+
+
+def _draw(raw: RawGraph, staging: Staging, options: ImportOptions, ram: int) -> dict[str, Any]:
+    """Draw features that mean nothing, or declare them alone where they are many."""
+    width, size = options.feature_dim, 4 * raw.num_nodes * options.feature_dim
+    if options.features == "auto" and 4 * size > ram:
+        raw.notes.append(
+            f"features: none in the source: {width} columns are declared, to plan with, and not "
+            f"drawn: {size / 1e9:.1f} GB are more than a quarter of {ram / 1e9:.1f} GB of memory "
+            "(--features dense draws them)"
+        )
+        return {"feature_dim": width, "feature_storage": "none"}
+    rng = np.random.default_rng([options.seed, 5])
+    table = staging.create("x", np.float32, (width,))
+    step = max(1, CHUNK_BYTES // (4 * width))
+    for start in range(0, raw.num_nodes, step):
+        rows = min(step, raw.num_nodes - start)
+        table.append(rng.standard_normal((rows, width), np.float32))
+    table.close()
+    raw.notes.append(
+        f"features: none in the source: {width} columns of normal noise (seed {options.seed}) "
+        "stand for them, to plan and to time; --features none declares the width alone"
+    )
+    return {"feature_dim": width, "feature_storage": "dense", "feature_dtype": "float32"}
 
 
 def _check_numeric(source: RawFeatures) -> None:

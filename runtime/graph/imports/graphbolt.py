@@ -1,15 +1,18 @@
-"""Import of DGL GraphBolt's on-disk layout: a folder with `metadata.yaml`, one node and edge type.
+"""Import of DGL GraphBolt's on-disk layout: a folder with `metadata.yaml`.
 
-    dataset_name, graph.nodes[0].num
-    graph.edges[0]   csv, or numpy of shape [2, E]
+    dataset_name, graph.nodes[].num
+    graph.edges[]    csv, or numpy of shape [2, E]
     feature_data     the first table of domain node (numpy, torch or csv) whose name does not look
                      like labels, ids or masks
     tasks[0]         num_classes; train_set, validation_set and test_set with data seeds (or
                      seed_nodes, node_pairs) and labels
 
-Seeds of two columns make it a link task, without the pairs labelled 0. PyYAML is imported on use.
+Where entries have a `type` (of edges source:relation:target), each type is read by itself and keeps
+its name. Seeds of two columns make it a link task, without the pairs labelled 0. PyYAML is imported
+on use.
 """
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +25,11 @@ from gnnplan.runtime.graph.format import map_array, refuse_unreadable
 from gnnplan.runtime.graph.imports.inventory import EDGE_DATA, LOOKS, Inventory, Role, looks_like
 from gnnplan.runtime.graph.imports.serialized import load_torch, to_numpy
 from gnnplan.runtime.graph.imports.source import (
+    EdgeKey,
     ImportOptions,
     RawFeatures,
     RawGraph,
+    TypedParts,
     check_num_nodes,
     check_pairs,
     make_features,
@@ -38,34 +43,95 @@ SEED_NAMES = ("seeds", "seed_nodes", "node_pairs")
 
 def read_graphbolt(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
     """Read a folder, or its metadata.yaml."""
-    del options
     path = source / "metadata.yaml" if source.is_dir() else source
     meta = _load_yaml(path)
     inventory = Inventory()
     files = _Files(path, scratch)
-    with refuse_unreadable(path, "GraphBolt metadata with graph.nodes and graph.edges of one type"):
-        nodes, edges = meta["graph"]["nodes"], meta["graph"]["edges"]
-        kinds = [bool(entry.get("type")) for entry in (*nodes, *edges)]
-        num_nodes = int(nodes[0]["num"])
-        spec = dict(edges[0])
-    if len(nodes) != 1 or len(edges) != 1 or any(kinds):
-        raise DatasetError(f"{path}: expected one node and edge type, found a heterogeneous set")
+    with refuse_unreadable(path, "GraphBolt metadata with graph.nodes and graph.edges"):
+        nodes = [dict(entry) for entry in meta["graph"]["nodes"]]
+        edges = [dict(entry) for entry in meta["graph"]["edges"]]
+        counts = {_word(entry.get("type") or ""): int(entry["num"]) for entry in nodes}
+        keys = [_word(entry.get("type") or "") for entry in edges]
+        title = _word(meta.get("dataset_name") or path.parent.name)
+    typed = len(nodes) != 1 or len(edges) != 1 or any((*counts, *keys))
+    if typed:
+        _check_types(path, counts, len(nodes), keys)
+    pairs = [_pairs(path, files, entry) for entry in edges]
+    inventory.use(Role.EDGES, "graph.edges")
+    tables = _features(path, meta, files, inventory, counts)
+    sets = _read_task(path, meta, files, inventory)
+    for name in sets.by_type:
+        if name not in counts:
+            raise DatasetError(
+                f"{path}: expected sets of a type of graph.nodes, found those of {name!r:.120}; "
+                "links between typed nodes are not built"
+            )
+    if typed:
+        parts = TypedParts(source=path, counts=counts, tables=tables)
+        parts.pairs = {_edge_key(key): found for key, found in zip(keys, pairs, strict=True)}
+        graph = _join_types(parts, sets, options, title, inventory)
+    else:
+        found, features = pairs[0], tables.get("")
+        graph = RawGraph(
+            name=title,
+            num_nodes=counts[""],
+            edges=array_edges(found[0], found[1]),
+            features=features,
+            inventory=inventory,
+        )
+        own = sets.by_type.get("", _Seeds())
+        graph.split = own.ids or None
+        graph.y = _scatter(path, list(own.labels.values()), graph.num_nodes)
+    graph.num_classes = sets.num_classes
+    note_negatives(graph.notes, sets.negatives)
+    inventory.meet(_unread(path, meta, files))
+    return graph
+
+
+def _check_types(path: Path, counts: dict[str, int], num_nodes: int, keys: list[str]) -> None:
+    """Refuse types of a heterogeneous set that are missing, repeated, or not of its form."""
+    if "" in counts or len(counts) != num_nodes:
+        raise DatasetError(
+            f"{path}: expected a type of its own for each entry of graph.nodes of a heterogeneous "
+            f"set, found {', '.join(repr(name) for name in counts)!s:.120}"
+        )
+    for key in keys:
+        ends = key.split(":")
+        if len(ends) != 3 or not {ends[0], ends[2]} <= counts.keys() or keys.count(key) > 1:
+            raise DatasetError(
+                f"{path}: expected a type source:relation:target, once, for each entry of "
+                f"graph.edges of a heterogeneous set, found {key!r:.120}"
+            )
+
+
+def _edge_key(name: str) -> EdgeKey:
+    source, relation, target = name.split(":")
+    return source, relation, target
+
+
+def _pairs(path: Path, files: "_Files", spec: dict[str, Any]) -> NDArray[Any]:
     pairs = files.load(spec, np.int64)
     pairs = pairs.T if spec.get("format") == "csv" else pairs
     check_pairs(path, "edges", pairs)
-    with refuse_unreadable(path, "a dataset_name in words"):
-        title = _word(meta.get("dataset_name") or path.parent.name)
-    inventory.use(Role.EDGES, "graph.edges")
-    graph = RawGraph(
-        name=title,
-        num_nodes=num_nodes,
-        edges=array_edges(pairs[0], pairs[1]),
-        features=_features(path, meta, files, inventory),
-        inventory=inventory,
-    )
-    _read_task(path, meta, files, graph)
-    inventory.meet(_unread(path, meta, files))
-    return graph
+    return pairs
+
+
+def _join_types(
+    parts: TypedParts, sets: "_Sets", options: ImportOptions, title: str, inventory: Inventory
+) -> RawGraph:
+    """Return one graph of all types, with the labels and the split of the type to learn."""
+    path = parts.source
+    for name, own in sets.by_type.items():
+        if any(ids.ndim == 2 for ids in own.ids.values()):
+            raise DatasetError(
+                f"{path}: expected seeds of one column for a heterogeneous set, found pairs: links "
+                "between typed nodes are not built"
+            )
+        y = _scatter(path, list(own.labels.values()), parts.counts[name])
+        if y is not None:
+            parts.y[name] = y
+        parts.split[name] = own.ids
+    return parts.join(options, name=title, inventory=inventory)
 
 
 class _Files:
@@ -125,30 +191,36 @@ def _load_yaml(path: Path) -> dict[str, Any]:
 
 
 def _features(
-    path: Path, meta: dict[str, Any], files: _Files, inventory: Inventory
-) -> RawFeatures | None:
-    """Read the first table of node features, and name all others as left."""
+    path: Path,
+    meta: dict[str, Any],
+    files: _Files,
+    inventory: Inventory,
+    counts: dict[str, int],
+) -> dict[str, RawFeatures]:
+    """Read the first table of features of each node type, and name all others as left."""
     with refuse_unreadable(path, "feature_data as a list of tables"):
         entries = [dict(entry) for entry in meta.get("feature_data") or []]
         within = [dict(entry) for entry in dict(meta["graph"]).get("feature_data") or []]
         names = [_word(entry.get("name") or f"table {i}") for i, entry in enumerate(entries)]
-    chosen: dict[str, Any] | None = None
-    for name, entry in zip(names, entries, strict=True):
+        types = [_word(entry.get("type") or "") for entry in entries]
+    out: dict[str, RawFeatures] = {}
+    for name, kind, entry in zip(names, types, entries, strict=True):
         part, look = f"feature_data {name}", looks_like(name)
         if entry.get("domain") != "node":
-            inventory.leave(EDGE_DATA, part)
+            inventory.leave(EDGE_DATA, part, place=kind)
         elif look is not None:
-            inventory.leave(LOOKS.format(look), part)
-        elif chosen is not None:
-            inventory.leave("one table of node features is taken: join them in one file", part)
+            inventory.leave(LOOKS.format(look), part, place=kind)
+        elif kind not in counts:
+            inventory.leave("graph.nodes has no nodes of this type", part, place=kind)
+        elif kind in out:
+            reason = "one table of node features is taken: join them in one file"
+            inventory.leave(reason, part, place=kind)
         else:
-            chosen = entry
-            inventory.use(Role.FEATURES, part)
+            out[kind] = make_features(path, "node features", files.load(entry, np.float32))
+            inventory.use(Role.FEATURES, part, place=kind)
     if within:
         inventory.leave(EDGE_DATA, "graph.feature_data")
-    if chosen is None:
-        return None
-    return make_features(path, "node features", files.load(chosen, np.float32))
+    return out
 
 
 def _unread(path: Path, meta: dict[str, Any], files: _Files) -> list[str]:
@@ -175,59 +247,99 @@ def _paths(value: Any, depth: int = 8) -> list[str]:
     return []
 
 
-def _read_task(path: Path, meta: dict[str, Any], files: _Files, graph: RawGraph) -> None:
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Seeds:
+    """What the sets of a task say of one type."""
+
+    ids: dict[str, NDArray[Any]] = field(default_factory=dict[str, Any])
+    labels: dict[str, tuple[NDArray[Any], NDArray[Any]]] = field(default_factory=dict[str, Any])
+    """Seeds with their labels."""
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Sets:
+    """The first task: its seeds by type, the type without a name being that of one-type graphs."""
+
+    by_type: dict[str, _Seeds] = field(default_factory=dict[str, _Seeds])
+    num_classes: int = 0
+    negatives: int = 0
+    """Pairs labelled 0 that were left out."""
+
+
+def _read_task(path: Path, meta: dict[str, Any], files: _Files, inventory: Inventory) -> _Sets:
     with refuse_unreadable(path, "tasks as a list"):
         tasks = [dict(task) for task in meta.get("tasks") or []]
+    out = _Sets()
     if not tasks:
-        return
-    inventory = graph.inventory
+        return out
     inventory.leave("the first task is taken", *(f"task {i}" for i in range(1, len(tasks))))
-    split: dict[str, NDArray[Any]] = {}
-    negatives = 0
-    labels: list[tuple[NDArray[Any], NDArray[Any]]] = []
     with refuse_unreadable(path, "num_classes as an integer"):
-        graph.num_classes = int(tasks[0].get("num_classes") or 0)
+        out.num_classes = int(tasks[0].get("num_classes") or 0)
     for key, name in SET_NAMES.items():
-        data = _set_data(path, tasks[0], name)
-        inventory.meet(f"{name} {part}" for part in data)
-        word = next((n for n in SEED_NAMES if n in data), None)
-        if word is None:
-            continue
-        seeds = data[word]
-        inventory.use(Role.SPLIT, f"{name} {word}")
-        ids = files.load(seeds, np.int64)
-        if ids.ndim not in (1, 2) or ids.dtype.kind not in "iu":
-            raise DatasetError(
-                f"{path}: expected seeds of {name} as integers in one or two columns, found "
-                f"{ids.dtype} of shape {list(ids.shape)}"
-            )
-        ids = ids.reshape(-1) if ids.ndim == 2 and ids.shape[1] == 1 else ids
-        known = files.load(data["labels"], np.float64) if "labels" in data else None
-        if known is not None and (known.ndim < 1 or len(known) != len(ids)):
-            raise DatasetError(
-                f"{path}: expected one label per seed of {name} ({len(ids)}), found labels of "
-                f"shape {list(known.shape)}"
-            )
+        for kind, data in _set_data(path, tasks[0], name):
+            inventory.meet((f"{name} {part}" for part in data), kind)
+            word = next((n for n in SEED_NAMES if n in data), None)
+            if word is not None:
+                inventory.use(Role.SPLIT, f"{name} {word}", place=kind)
+                seeds = out.by_type.setdefault(kind, _Seeds())
+                if key in seeds.ids:
+                    raise DatasetError(
+                        f"{path}: expected one entry of {name} for each type, found several of "
+                        f"{kind or 'no type'!s:.80}"
+                    )
+                _read_set(path, files, (name, word, key), data, seeds, out)
+                if "labels" in data:
+                    role = Role.SPLIT if seeds.ids[key].ndim == 2 else Role.LABELS
+                    inventory.use(role, f"{name} labels", place=kind)
+    return out
+
+
+def _read_set(
+    path: Path,
+    files: _Files,
+    names: tuple[str, str, str],
+    data: dict[str, dict[str, Any]],
+    seeds: _Seeds,
+    sets: _Sets,
+) -> None:
+    """Read the seeds and labels of one set into those of its type."""
+    name, word, key = names
+    ids = files.load(data[word], np.int64)
+    if ids.ndim not in (1, 2) or ids.dtype.kind not in "iu":
+        raise DatasetError(
+            f"{path}: expected seeds of {name} as integers in one or two columns, found "
+            f"{ids.dtype} of shape {list(ids.shape)}"
+        )
+    ids = ids.reshape(-1) if ids.ndim == 2 and ids.shape[1] == 1 else ids
+    known = files.load(data["labels"], np.float64) if "labels" in data else None
+    if known is not None and (known.ndim < 1 or len(known) != len(ids)):
+        raise DatasetError(
+            f"{path}: expected one label per seed of {name} ({len(ids)}), found labels of "
+            f"shape {list(known.shape)}"
+        )
+    if ids.ndim == 2:
+        sets.num_classes = 0
         if known is not None:
-            inventory.use(Role.SPLIT if ids.ndim == 2 else Role.LABELS, f"{name} labels")
-        if ids.ndim == 2:
-            graph.num_classes = 0
-            if known is not None:
-                positive = np.asarray(known).reshape(len(ids), -1)[:, 0] > 0
-                negatives += int((~positive).sum())
-                ids = ids[positive]
-        elif known is not None:
-            labels.append((ids, known))
-        split[key] = ids
-    note_negatives(graph.notes, negatives)
-    graph.split = split or None
-    graph.y = _scatter(path, labels, graph.num_nodes)
+            positive = np.asarray(known).reshape(len(ids), -1)[:, 0] > 0
+            sets.negatives += int((~positive).sum())
+            ids = ids[positive]
+    elif known is not None:
+        seeds.labels[key] = ids, known
+    seeds.ids[key] = ids
 
 
-def _set_data(path: Path, task: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
-    with refuse_unreadable(path, f"{name} as a list with one entry of data"):
-        sets = task.get(name) or []
-        return {_word(d["name"]): dict(d) for d in (sets[0]["data"] if sets else [])}
+def _set_data(
+    path: Path, task: dict[str, Any], name: str
+) -> list[tuple[str, dict[str, dict[str, Any]]]]:
+    """Return a set's entries: type, and data by name."""
+    with refuse_unreadable(path, f"{name} as a list of entries with data"):
+        return [
+            (
+                _word(entry.get("type") or ""),
+                {_word(d["name"]): dict(d) for d in entry["data"]},
+            )
+            for entry in (dict(each) for each in task.get(name) or [])
+        ]
 
 
 def _scatter(

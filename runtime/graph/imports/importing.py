@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.csc import CHUNK_EDGES, build_csc, number_edges
+from gnnplan.runtime.graph.csc import CHUNK_EDGES, EdgeOptions, build_csc, number_edges
 from gnnplan.runtime.graph.dataset import Graph, commit_dataset
 from gnnplan.runtime.graph.imports.features import write_features
 from gnnplan.runtime.graph.imports.inventory import Role
@@ -98,8 +98,8 @@ def detect_format(source: Path) -> str:
     if source.is_dir():
         if (source / "metadata.yaml").is_file() or (source / "preprocessed").is_dir():
             return "graphbolt"
-        ogb = ("edge.csv.gz", "raw/edge.csv.gz", "data.npz", "raw/data.npz")
-        if any((source / part).is_file() for part in ogb):
+        ogb = ("edge.csv.gz", "data.npz", "triplet-type-list.csv.gz")
+        if any((at / part).is_file() for at in (source, source / "raw") for part in ogb):
             return "ogb"
         if "edges" in find_tables(source):
             return "edgelist"
@@ -161,7 +161,7 @@ def _convert(
         raw.edges if numbered else number_edges(raw.edges),
         raw.num_nodes,
         staging,
-        options=options.edges,
+        options=EdgeOptions() if raw.tables else options.edges,  # types are mirrored apart
         memory_limit_bytes=options.memory_limit_bytes,
         report=report,
     )
@@ -228,12 +228,16 @@ def _summarise(
         widths = ", ".join(f"{table.dim} columns of {name}" for name, table in raw.tables.items())
         lines.append(f"features: {widths}, from {origin(Role.FEATURES)}")
         lines.append(f"edge types: {', '.join(raw.edge_types)}")
+    elif raw.features is None and features["feature_storage"] != "none":
+        lines.append(f"features: {features['feature_dim']} columns, drawn")
     elif raw.features is not None and features["feature_storage"] != "none":
         lines.append(f"features: {features['feature_dim']} columns from {origin(Role.FEATURES)}")
     else:
         lines.append("features: none")
     known = 0 if y is None else int((y.reshape(len(y), -1).max(axis=1) >= 0).sum())
-    if y is not None:
+    if y is not None and raw.y is None:
+        lines.append(f"labels: {num_classes} classes, drawn")
+    elif y is not None:
         lines.append(
             f"labels: {num_classes} classes, {known} of {raw.num_nodes} nodes have one, from "
             f"{origin(Role.LABELS)}"

@@ -70,10 +70,11 @@ class Inventory:
             if self._roles.get((name, place)) is None and (name, place) not in self._reasons:
                 self.leave(reason, name, place=place)
 
-    def leave_role(self, role: Role, reason: str, place: str) -> None:
-        """Note why a table's parts with a role are not used after all."""
-        names = [name for (name, at), have in self._roles.items() if have is role and at == place]
-        self.leave(reason, *names, place=place)
+    def leave_role(self, role: Role, reason: str, place: str | None = None) -> None:
+        """Note why parts with a role, of one table or of all, are not used after all."""
+        for (name, at), have in list(self._roles.items()):
+            if have is role and place in (None, at):
+                self.leave(reason, name, place=at)
 
     def left_at(self, place: str) -> list[str]:
         """List the names of a table's parts that are left for a reason."""
@@ -113,13 +114,17 @@ def _shorten(name: str) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-NODE_ID = ("id", "nodeid", "node", "ids", "nodeids", "nodes", "vertex", "vertexid")
+NODE_ID = (
+    "newid", "id", "nodeid", "node", "ids", "nodeids", "nodes", "vertex", "vertexid", "numericid",
+)  # fmt: skip
 ROW_NAMES = ("", "index", "unnamed0", "indexlevel0")
 """Names that saved data frames give to the column of their rows' names."""
 LABEL = (
     "label", "y", "class", "labels", "target", "targets", "classes", "category", "categories",
     "nodelabel", "nodelabels", "groundtruth", "truelabel", "mltarget", "ytrue",
 )  # fmt: skip
+TARGET = ("pagetype", "mature")
+"""Labels in published tables of labels, where no column has a usual name."""
 SPLIT = ("split", "set", "subset", "partition", "fold")
 MASKS = {
     "train": ("trainmask", "istrain", "train", "trainingmask"),

@@ -16,11 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.csc import Chunk, filter_edges, number_edges
 from gnnplan.runtime.graph.findings import is_sparse
 from gnnplan.runtime.graph.format import TASKS, Task
-from gnnplan.runtime.graph.imports.source import SPLIT_KEYS, ImportOptions, RawGraph
+from gnnplan.runtime.graph.imports.inventory import Role
+from gnnplan.runtime.graph.imports.source import SPLIT_KEYS, ImportOptions, RawGraph, memory_bytes
 
 UNKNOWN = -1
+GENERATED_CLASSES = 10
+HELD_OUT = (0.1, 0.1)
+"""Shares of the edges that become validation and test links, where the source has no links."""
+BYTES_PER_LINK = 64
+"""Memory for an edge while links are drawn: ends, keys, their order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -93,6 +100,8 @@ def normalise_labels(
     labels, and multiclass.
     """
     task = _task(raw, options)
+    if raw.y is None and raw.features is None and options.draws and not raw.tables:
+        return _draw_labels(raw, task, options.seed)
     if raw.y is None:
         return None, task, raw.num_classes
     y = np.asarray(raw.y)
@@ -124,6 +133,13 @@ def normalise_split(
     raw: RawGraph, y: NDArray[np.int64] | None, task: Task, options: ImportOptions
 ) -> dict[str, NDArray[np.int64]]:
     """Return node ids (or pairs) of train, val and test; draw them where the source has none."""
+    if task == "link" and raw.tables:
+        raise DatasetError(
+            "task: expected one of nodes, found link: links of typed graphs are not built"
+        )
+    if task == "link" and raw.split and all(ids.ndim == 1 for ids in raw.split.values()):
+        raw.inventory.leave_role(Role.SPLIT, "a split of nodes; --task link draws one of edges")
+        raw.split = None
     if raw.split is not None:
         if "train" not in raw.split:
             raise DatasetError(
@@ -132,7 +148,7 @@ def normalise_split(
             )
         return {key: _check_ids(key, raw.split.get(key), task) for key in SPLIT_KEYS}
     if task == "link":
-        raise DatasetError("split: expected training pairs for task link, found no split")
+        return hold_out_links(raw, options.seed)
     known = np.arange(raw.num_nodes)
     if y is not None:
         known = np.flatnonzero((y if y.ndim == 1 else y.max(axis=1)) >= 0)
@@ -142,6 +158,80 @@ def normalise_split(
     shares = "/".join(f"{100 * share:g}" for share in options.random_split)
     raw.notes.append(f"no split in the source: drew {shares} % at random, seed {options.seed}")
     return {key: np.sort(ids) for key, ids in zip(SPLIT_KEYS, parts, strict=True)}
+
+
+def _draw_labels(
+    raw: RawGraph, task: Task, seed: int
+) -> tuple[NDArray[np.int64] | None, Task, int]:
+    """Draw labels that mean nothing, so that a topology alone can be planned for and trained on."""
+    if task == "link":
+        return None, task, 0
+    classes = raw.num_classes or (2 if task == "binary" else GENERATED_CLASSES)
+    rng = np.random.default_rng([seed, 4])
+    if task == "multilabel":
+        y = rng.integers(0, 2, (raw.num_nodes, classes))
+    else:
+        y = rng.integers(0, classes, raw.num_nodes)
+    raw.notes.append(
+        f"labels: none in the source: {classes} classes drawn at random (seed {seed}) stand for "
+        "them, to plan and to time: there is nothing to learn; --task link has the edges learnt"
+    )
+    return y, task, classes
+
+
+def hold_out_links(raw: RawGraph, seed: int) -> dict[str, NDArray[np.int64]]:
+    """Take shares of the edges out of the graph as links to predict; the others are learnt.
+
+    All edges between two nodes share one fate, whatever their direction; which, the seed and the
+    two nodes decide. Each pair is one link, and self-loops are none.
+    """
+    need, usable = raw.edges.num_edges * BYTES_PER_LINK, memory_bytes() // 2
+    if need > usable:
+        raise DatasetError(
+            f"split: expected pairs of a split, or edges few enough to draw it, found "
+            f"{raw.edges.num_edges} edges * {BYTES_PER_LINK} bytes = {need / 1e9:.1f} GB > "
+            f"{usable / 1e9:.1f} GB usable; save a split of links with the source"
+        )
+    raw.edges = number_edges(raw.edges)
+    found: dict[str, list[NDArray[np.int64]]] = {key: [] for key in SPLIT_KEYS}
+    for chunk in raw.edges.chunks():
+        ends = np.sort(np.stack([chunk["src"], chunk["dst"]], axis=1).astype(np.int64), axis=1)
+        _check_ends(ends, raw.num_nodes)
+        fate, loop = _fate(chunk, seed), ends[:, 0] == ends[:, 1]
+        pairs = np.stack([chunk["src"], chunk["dst"]], axis=1).astype(np.int64)
+        for number, key in enumerate(SPLIT_KEYS):
+            found[key].append(pairs[(fate == number) & ~loop])
+    raw.edges = filter_edges(raw.edges, lambda chunk: _fate(chunk, seed) == 0)
+    val, test = HELD_OUT
+    raw.notes.append(
+        f"no links in the source: {100 * val:g} % of the edges became validation links and "
+        f"{100 * test:g} % test links, drawn by seed {seed}; they are no edges any more, and the "
+        "others are the training links"
+    )
+    return {key: _distinct(np.concatenate(parts), raw.num_nodes) for key, parts in found.items()}
+
+
+def _check_ends(ends: NDArray[np.int64], num_nodes: int) -> None:
+    if ends.size and (ends.min() < 0 or ends.max() >= num_nodes):
+        raise DatasetError(f"expected node ids from 0 to {num_nodes - 1} in the edges")
+
+
+def _fate(chunk: Chunk, seed: int) -> NDArray[np.int64]:
+    """Return the place among `SPLIT_KEYS` of the part of a split that each edge falls to."""
+    from gnnplan.runtime.sampling.rng import Purpose, draw, stream
+
+    src, dst = chunk["src"].astype(np.int64), chunk["dst"].astype(np.int64)
+    bits = draw(stream(seed, 0, 0, 0, Purpose.SHUFFLE), np.minimum(src, dst), np.maximum(src, dst))
+    share = (bits >> np.uint64(11)) * 2.0**-53
+    val, test = HELD_OUT
+    return np.where((share >= val + test) | (src == dst), 0, np.where(share < val, 1, 2))
+
+
+def _distinct(pairs: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:
+    """Keep the first of pairs with equal ends, in either direction."""
+    ends = np.sort(pairs, axis=1)
+    _, first = np.unique(ends[:, 0] * num_nodes + ends[:, 1], return_index=True)
+    return pairs[np.sort(first)]
 
 
 def _task(raw: RawGraph, options: ImportOptions) -> Task:

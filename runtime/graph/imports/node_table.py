@@ -4,13 +4,16 @@
     nodes.csv     NAME_nodes.*                 anything of nodes
     features.csv  NAME_features.*              feature columns, or a row per entry: node, feature,
                                                value
+    features.json                              lists of feature numbers by node id
     target.csv    labels.*, NAME_target.* ...  labels
+    NAME.cmty.txt                              communities: a line of node ids each (`edgelist.py`)
 
 Each is .csv, .tsv, .txt, .edges (perhaps with .gz) or .parquet. A table without a column of ids has
 one row per node, in order.
 """
 
 import itertools
+import json
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +25,7 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.dataset import SparseFeatures
-from gnnplan.runtime.graph.format import check_range
+from gnnplan.runtime.graph.format import check_range, refuse_unreadable
 from gnnplan.runtime.graph.imports.inventory import (
     FEATURE_ID,
     FEATURE_VALUE,
@@ -32,6 +35,7 @@ from gnnplan.runtime.graph.imports.inventory import (
     NODE_ID,
     ROW_NAMES,
     SPLIT,
+    TARGET,
     Inventory,
     Role,
     column_named,
@@ -175,9 +179,11 @@ def _assign(path: Path, chunk: Chunk, inventory: Inventory, labels_only: bool) -
     if out.label is not None and plain_name(out.label) == "y" and "x" in map(plain_name, chunk):
         inventory.leave("a label or, beside x, a coordinate: rename it", out.label, place=place)
         out.label = None
+    if labels_only and list(chunk) == list(single) == ["c0", "c1"]:
+        out.id, out.label = "c0", "c1"
     if labels_only and out.label is None:
         others = [n for n in plain if n != out.id and looks_like(n) is None]
-        out.label = others[0] if len(others) == 1 else None
+        out.label = others[0] if len(others) == 1 else column_named(single, TARGET)
     if out.split is not None and chunk[out.split].dtype.kind != "O":
         if plain_name(out.split) == "split":
             raise DatasetError(f"{path}: expected the words train, val or test in column split")
@@ -267,25 +273,36 @@ def _split_words(
     return out
 
 
-SUFFIXES = (".csv", ".tsv", ".txt", ".edges", ".parquet", ".csv.gz", ".tsv.gz", ".txt.gz")
+SUFFIXES = (
+    ".csv", ".tsv", ".txt", ".edges", ".parquet", ".csv.gz", ".tsv.gz", ".txt.gz", ".edges.gz",
+)  # fmt: skip
 WORDS = {
-    "edges": ("edges", "edge", "edgelist"),
+    "edges": ("edges", "edge", "edgelist", "ungraph"),
     "nodes": ("nodes", "node"),
     "features": ("features", "feature", "feats"),
     "labels": ("labels", "label", "target", "targets"),
+    "communities": ("cmty", "communities"),
 }
 MOST_FEATURES = 1 << 31
 
 
 def find_tables(folder: Path, inventory: Inventory | None = None) -> dict[str, Path]:
     """Recognise a folder's tables by their names; the inventory gets all other files."""
+    inventory = Inventory() if inventory is None else inventory
     found: dict[str, list[Path]] = {key: [] for key in WORDS}
+    others: list[Path] = []
     for path in sorted(folder.iterdir()):
         key = _kind(path)
-        if key is not None:
-            found[key].append(path)
-        elif inventory is not None:
+        (others if key is None else found[key]).append(path)
+    if not found["edges"]:
+        found["edges"] = _named_as(others, [path for paths in found.values() for path in paths])
+    for path in others:
+        if path not in found["edges"]:
             inventory.leave("no table of edges, nodes, features or labels by its name", path.name)
+    for path in found["communities"][1:]:
+        first = found["communities"][0].name
+        inventory.leave(f"communities are taken from {first}: move it away", path.name)
+    found["communities"] = found["communities"][:1]
     for key, paths in found.items():
         if len(paths) > 1:
             raise DatasetError(
@@ -295,13 +312,23 @@ def find_tables(folder: Path, inventory: Inventory | None = None) -> dict[str, P
     return {key: paths[0] for key, paths in found.items() if paths}
 
 
+def _named_as(others: list[Path], known: list[Path]) -> list[Path]:
+    """Find the table by whose name those of the known tables begin, as SNAP names the edges."""
+    stems = [(path, _stem(path)) for path in others]
+    return [
+        path
+        for path, stem in stems
+        if stem and any(table.name.lower().startswith(f"{stem}-") for table in known)
+    ]
+
+
 def read_tables(tables: dict[str, Path], scratch: Path, inventory: Inventory) -> NodeTable | None:
     """Read the tables of nodes and join them; None where the folder has none."""
     read: list[NodeTable] = []
     for key in ("nodes", "labels", "features"):
         if key in tables:
             path = tables[key]
-            entries = _read_entries(path, scratch, inventory) if key == "features" else None
+            entries = _read_entries(path, inventory) if key == "features" else None
             labels_only = key == "labels"
             read.append(entries or read_nodes(path, scratch, inventory, labels_only=labels_only))
     if not read:
@@ -312,12 +339,20 @@ def read_tables(tables: dict[str, Path], scratch: Path, inventory: Inventory) ->
     return base
 
 
-def _kind(path: Path) -> str | None:
+def _stem(path: Path) -> str | None:
+    """Return a table's name in lower case without its suffix; None for other files."""
     name = path.name.lower()
     suffix = next((s for s in sorted(SUFFIXES, key=len)[::-1] if name.endswith(s)), None)
-    if suffix is None or not path.is_file():
+    return None if suffix is None or not path.is_file() else name.removesuffix(suffix)
+
+
+def _kind(path: Path) -> str | None:
+    stem = _stem(path)
+    if stem is None and path.is_file() and path.name.lower().endswith("features.json"):
+        return "features"
+    if stem is None:
         return None
-    stem = name.removesuffix(suffix).replace("edge_list", "edgelist")
+    stem = stem.replace("edge_list", "edgelist")
     last = stem.replace("-", "_").replace(".", "_").split("_")[-1]
     return next((key for key, words in WORDS.items() if last in words), None)
 
@@ -402,8 +437,33 @@ def _reorder_rows(csr: SparseFeatures, dim: int, order: NDArray[np.int64]) -> Ra
     return sparse_features(table[np.where(order < 0, rows, order)])
 
 
-def _read_entries(path: Path, scratch: Path, inventory: Inventory) -> NodeTable | None:
-    """Read a table of one row per entry (node, feature, value); None where it is another table."""
+def _read_entries(path: Path, inventory: Inventory) -> NodeTable | None:
+    """Read features given by entry: of JSON, or a row each; None where it is another table."""
+    if path.name.lower().endswith(".json"):
+        known, node, feature, value = _json_entries(path)
+        names = ["lists by node id"]
+    else:
+        rows = _entry_rows(path)
+        if rows is None:
+            return None
+        names, (node, feature, value) = list(rows), rows.values()
+        known = node
+        inventory.use(Role.IDS, names[0], place=path.name)
+    inventory.use(Role.FEATURES, *names[1:], *names[:1] * (len(names) == 1), place=path.name)
+    ids = np.unique(known)
+    check_range(path, feature, 0, MOST_FEATURES, "feature numbers")
+    dim = int(feature.max()) + 1
+    table = sp.csr_matrix((value, (np.searchsorted(ids, node), feature)), (len(ids), dim))
+    notes: list[str] = []
+    if table.nnz < len(value):
+        notes.append(f"{path.name}: values of {len(value) - table.nnz} repeated entries added")
+    return NodeTable(
+        path=path, num_nodes=len(ids), ids=ids, features=sparse_features(table), notes=notes
+    )
+
+
+def _entry_rows(path: Path) -> dict[str, NDArray[Any]] | None:
+    """Read a table of node, feature and value, in this order; None where it is another table."""
     chunks = table_chunks(path)
     first = next(chunks, None)
     names = list(first or {})
@@ -411,23 +471,27 @@ def _read_entries(path: Path, scratch: Path, inventory: Inventory) -> NodeTable 
     if first is None or len(names) != 3 or None in found:
         return None
     node, feature, value = (str(name) for name in found)
-    kept: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
+    kept: dict[str, list[NDArray[Any]]] = {name: [] for name in (node, feature, value)}
     for chunk in itertools.chain([first], chunks):
         kept[node].append(as_text(chunk[node]))
         kept[feature].append(as_numbers(path, chunk[feature], np.int64))
         kept[value].append(as_numbers(path, chunk[value], np.float32))
-    whole = {name: np.concatenate(parts) for name, parts in kept.items()}
-    inventory.use(Role.IDS, node, place=path.name)
-    inventory.use(Role.FEATURES, feature, value, place=path.name)
-    ids, rows = np.unique(whole[node], return_inverse=True)
-    check_range(path, whole[feature], 0, MOST_FEATURES, "feature numbers")
-    dim = int(whole[feature].max()) + 1
-    table = sp.csr_matrix((whole[value], (rows, whole[feature])), (len(ids), dim))
-    notes = []
-    if table.nnz < len(whole[value]):
-        notes.append(
-            f"{path.name}: values of {len(whole[value]) - table.nnz} repeated entries added"
-        )
-    return NodeTable(
-        path=path, num_nodes=len(ids), ids=ids, features=sparse_features(table), notes=notes
-    )
+    return {name: np.concatenate(parts) for name, parts in kept.items()}
+
+
+def _json_entries(
+    path: Path,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64], NDArray[np.float32]]:
+    """Read lists of feature numbers by node id, as Karate Club has them; each is a 1.
+
+    Returns all ids, and node, feature and value of each entry.
+    """
+    with refuse_unreadable(path, "JSON with a list of feature numbers for each node id"):
+        lists = {str(key): list(value) for key, value in json.loads(path.read_bytes()).items()}
+        ids = np.array(list(lists))
+        ids = ids.astype(np.int64) if all(key.isdecimal() for key in lists) else ids
+        flat = np.array(list(itertools.chain.from_iterable(lists.values())))
+    if not flat.size:
+        raise DatasetError(f"{path}: expected feature numbers, found none")
+    node = np.repeat(ids, [len(value) for value in lists.values()])
+    return ids, node, as_numbers(path, flat, np.int64), np.ones(len(flat), np.float32)

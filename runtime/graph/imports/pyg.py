@@ -34,22 +34,30 @@ from gnnplan.runtime.graph.imports.serialized import (
 )
 from gnnplan.runtime.graph.imports.source import (
     SPLIT_KEYS,
+    EdgeKey,
     ImportOptions,
     RawFeatures,
     RawGraph,
+    TypedParts,
     check_num_nodes,
     check_pairs,
+    edge_type_name,
     make_features,
     note_negatives,
     sparse_features,
 )
 from gnnplan.runtime.graph.imports.tables import as_numbers
 
-LINKS = ("edge_label_index", "edge_label")
+LINKS = ("edge_label_index", "pos_edge_label_index")
+"""Pairs to predict, also where RandomLinkSplit parts them by label."""
 REASONS = {
     "edge_attr": EDGE_DATA,
     "edge_label_index": "pairs to predict; --task link takes the positive ones for training",
     "edge_label": "labels of edge_label_index",
+    "pos_edge_label_index": "pairs to predict; --task link takes them for training",
+    "pos_edge_label": "labels of pos_edge_label_index, all of which are links",
+    "neg_edge_label_index": "a link task draws its own negatives",
+    "neg_edge_label": "a link task draws its own negatives",
     "pos": "positions are no features: concatenate them to x to have them so",
     "node_time": "a dataset has no times",
     "edge_time": EDGE_DATA,
@@ -85,8 +93,11 @@ class _Reader:
         num_nodes = self._num_nodes(features, y, implied)
         split, num_splits = self._split(num_nodes)
         task = "auto"
-        if len(parts) > 1 or (self.options.task == "link" and split is None):
-            split, task = self._links(parts) or split, "link" if len(parts) > 1 else "auto"
+        if len(parts) > 1 or self.options.task == "link":
+            links = self._links(parts)
+            if links is not None:
+                self.inventory.leave("a split of nodes; that of links is taken", *self._masks())
+                split, task, num_splits = links, "link", 1
         node_type = self._take(Role.NODE_TYPES, "node_type")
         _leave_known(self.inventory, self.fields)
         if y is not None and y.ndim == 2 and y.shape[1] > 1 and _one_hot(y):
@@ -205,17 +216,25 @@ class _Reader:
             self.inventory.use(Role.SPLIT, names[0])
         return out or None, count
 
+    def _masks(self) -> list[str]:
+        """Name the fields that hold a split of nodes."""
+        found = split_fields(self.fields, "mask", "idx", "index").values()
+        return [name for names in found for name in names]
+
     def _links(self, parts: list[dict[str, Any]]) -> dict[str, NDArray[Any]] | None:
         """Return the positive pairs of each part of a split of links."""
         out: dict[str, NDArray[Any]] = {}
         negatives = 0
         for key, fields in zip(SPLIT_KEYS, parts, strict=False):
-            if fields.get("edge_label_index") is None:
+            name = _pairs_field(fields)
+            if name is None:
                 continue
-            pairs = to_numpy(self.source, "edge_label_index", fields["edge_label_index"])
-            check_pairs(self.source, "edge_label_index", pairs)
+            pairs = to_numpy(self.source, name, fields[name])
+            check_pairs(self.source, name, pairs)
             pairs = pairs.T
-            if fields.get("edge_label") is not None:
+            others = fields.get("neg_edge_label_index")
+            negatives += 0 if others is None else int(others.shape[-1])
+            if name == LINKS[0] and fields.get("edge_label") is not None:
                 label = to_numpy(self.source, "edge_label", fields["edge_label"])
                 if label.shape != (len(pairs),):
                     raise DatasetError(
@@ -226,9 +245,14 @@ class _Reader:
                 pairs = pairs[label > 0]
                 self.inventory.use(Role.SPLIT, "edge_label")
             out[key] = pairs
-            self.inventory.use(Role.SPLIT, "edge_label_index")
+            self.inventory.use(Role.SPLIT, name)
         note_negatives(self.notes, negatives)
         return out or None
+
+
+def _pairs_field(fields: dict[str, Any]) -> str | None:
+    """Name the field that holds a part's pairs to predict, if it has one."""
+    return next((name for name in LINKS if fields.get(name) is not None), None)
 
 
 def _leave_known(inventory: Inventory, names: Iterable[str], place: str = "") -> None:
@@ -240,20 +264,13 @@ def _leave_known(inventory: Inventory, names: Iterable[str], place: str = "") ->
             inventory.leave_unused(reason, name, place=place)
 
 
-TYPED_EDGES = (
-    "a typed graph keeps its edges as they are: change them before saving, with T.ToUndirected() "
-    "or T.RemoveDuplicatedEdges()"
-)
-
-
 class _TypedReader:
     """Reader of the stores of a HeteroData, whose nodes are numbered type by type."""
 
     def __init__(self, source: Path, stores: dict[Any, Any], options: ImportOptions) -> None:
         self.source, self.options = source, options
         self.inventory = Inventory()
-        self.notes: list[str] = []
-        self.edges: dict[tuple[str, str, str], dict[str, Any]] = {}
+        self.edges: dict[EdgeKey, dict[str, Any]] = {}
         self.nodes: dict[str, dict[str, Any]] = {}
         for key, fields in stores.items():
             if key == "_global_store":
@@ -271,58 +288,35 @@ class _TypedReader:
 
     def read(self) -> RawGraph:
         """Return one graph of all types."""
-        asked = self.options
-        if asked.symmetrise or asked.deduplicate or asked.self_loops != "keep":
-            raise DatasetError(f"{self.source}: expected no change of edges; {TYPED_EDGES}")
-        for name in (*self.nodes, *(part for key in self.edges for part in key)):
-            if "__" in name or "/" in name:
-                raise DatasetError(
-                    f"{self.source}: expected type names without __ and /, found {name!r:.80}; "
-                    "rename it before saving"
-                )
-        edges, counts, first = self._number_nodes()
-        total = sum(counts.values())
-        y, split = self._target(counts, first, total)
-        tables = {name: self._table(name, count) for name, count in counts.items()}
-        return RawGraph(
+        pairs = {key: self._pairs(key) for key in self.edges}
+        parts = TypedParts(
+            source=self.source,
+            counts={name: self._count(name, pairs) for name in self.nodes},
+            pairs=pairs,
+        )
+        for key in self.edges:
+            weight = self._weight(key, pairs[key].shape[1])
+            if weight is not None:
+                parts.weights[key] = weight
+        num_splits = 1
+        for name, fields in self.nodes.items():
+            _leave_known(self.inventory, fields.keys() - {"x", "y"}, name)
+            if "x" in fields:
+                parts.tables[name] = _features(self.source, fields["x"])
+                self.inventory.use(Role.FEATURES, "x", place=name)
+            if "y" in fields:
+                parts.y[name] = to_numpy(self.source, f"y of {name}", fields["y"])
+                self.inventory.use(Role.LABELS, "y", place=name)
+                parts.split[name], count = self._split(name, parts.counts[name])
+                num_splits = max(num_splits, count)
+        return parts.join(
+            self.options,
             name=self.source.stem,
-            num_nodes=total,
-            edges=edges,
-            y=y,
-            split=split,
-            node_type=np.repeat(np.arange(len(counts), dtype=np.int32), list(counts.values())),
-            tables=tables,
-            edge_types=["__".join(key) for key in self.edges],
-            notes=self.notes,
+            num_splits=num_splits,
             inventory=self.inventory,
         )
 
-    def _number_nodes(self) -> tuple[EdgeSource, dict[str, int], dict[str, int]]:
-        """Return all edges, the number of nodes of each type, and each type's first node."""
-        pairs = {key: self._pairs(key) for key in self.edges}
-        counts = {name: self._count(name, pairs) for name in self.nodes}
-        check_num_nodes(sum(counts.values()))
-        starts = np.concatenate([[0], np.cumsum(list(counts.values()))])[:-1].tolist()
-        first = dict(zip(counts, starts, strict=True))
-        for (source_type, relation, target), found in pairs.items():
-            for row, name in enumerate((source_type, target)):
-                path = self.source / f"{source_type}__{relation}__{target}"
-                check_range(path, found[row], 0, counts[name], f"nodes of type {name}")
-        ends = [
-            np.concatenate([found[row] + first[key[2 * row]] for key, found in pairs.items()])
-            for row in (0, 1)
-        ]
-        lengths = [found.shape[1] for found in pairs.values()]
-        values = {
-            "edge_type": np.repeat(np.arange(len(pairs), dtype=np.int32), lengths),
-            "edge_id": np.concatenate([np.arange(n, dtype=np.int64) for n in lengths]),
-        }
-        weight = self._weights(lengths)
-        if weight is not None:
-            values["edge_weight"] = weight
-        return array_edges(ends[0], ends[1], **values), counts, first
-
-    def _pairs(self, key: tuple[str, str, str]) -> NDArray[np.int64]:
+    def _pairs(self, key: EdgeKey) -> NDArray[np.int64]:
         fields = self.edges[key]
         name = f"edge_index of {_place(key)}"
         if "edge_index" not in fields:
@@ -333,31 +327,20 @@ class _TypedReader:
         _leave_known(self.inventory, fields.keys() - {"edge_weight", "edge_attr"}, _place(key))
         return pairs.astype(np.int64)
 
-    def _weights(self, lengths: list[int]) -> NDArray[np.float32] | None:
-        """Return one weight per edge, 1 for types without; None where no type has them."""
-        found: list[NDArray[np.float32] | None] = []
-        for (key, fields), length in zip(self.edges.items(), lengths, strict=True):
-            name = "edge_weight" if "edge_weight" in fields else "edge_attr"
-            found.append(None)
-            if name not in fields:
-                continue
-            array = to_numpy(self.source, name, fields[name])
-            if array.size != length:
-                self.inventory.leave(
-                    f"several values per edge: {EDGE_DATA}", name, place=_place(key)
-                )
-                continue
-            found[-1] = as_numbers(self.source / name, array.reshape(-1), np.float32)
-            self.inventory.use(Role.WEIGHTS, name, place=_place(key))
-        without = ["__".join(k) for k, w in zip(self.edges, found, strict=True) if w is None]
-        if len(without) == len(found):
+    def _weight(self, key: EdgeKey, length: int) -> NDArray[np.float32] | None:
+        """Return the weights of a type's edges; None where it has no single value per edge."""
+        fields, place = self.edges[key], _place(key)
+        name = "edge_weight" if "edge_weight" in fields else "edge_attr"
+        if name not in fields:
             return None
-        if without:
-            self.notes.append(f"edge weights: 1 for edges of {', '.join(without)}, which have none")
-        parts = zip(found, lengths, strict=True)
-        return np.concatenate([np.ones(n, np.float32) if w is None else w for w, n in parts])
+        array = to_numpy(self.source, name, fields[name])
+        if array.size != length:
+            self.inventory.leave(f"several values per edge: {EDGE_DATA}", name, place=place)
+            return None
+        self.inventory.use(Role.WEIGHTS, name, place=place)
+        return as_numbers(self.source / name, array.reshape(-1), np.float32)
 
-    def _count(self, name: str, pairs: dict[tuple[str, str, str], NDArray[np.int64]]) -> int:
+    def _count(self, name: str, pairs: dict[EdgeKey, NDArray[np.int64]]) -> int:
         """Return how many nodes of a type there are: as said, by rows, or by the edges' ends."""
         fields = self.nodes[name]
         if "num_nodes" in fields:
@@ -375,62 +358,21 @@ class _TypedReader:
         ]
         return max(ends, default=0)
 
-    def _table(self, name: str, count: int) -> RawFeatures:
-        """Return a type's features; one column of ones where it has none, which is said."""
-        fields = self.nodes[name]
-        _leave_known(self.inventory, fields, name)
-        if "x" not in fields:
-            self.notes.append(f"features: {name} has none, so one column of ones stands for them")
-            return RawFeatures(dim=1, dense=np.ones((count, 1), np.float32))
-        self.inventory.use(Role.FEATURES, "x", place=name)
-        table = _features(self.source, fields["x"])
-        if table.num_rows != count:
-            raise DatasetError(
-                f"{self.source}: expected x of {name} with one row per node ({count}), found "
-                f"{table.num_rows}"
-            )
-        return table
-
-    def _target(
-        self, counts: dict[str, int], first: dict[str, int], total: int
-    ) -> tuple[NDArray[Any] | None, dict[str, NDArray[Any]] | None]:
-        """Return labels of all nodes, known for one type alone, and its split."""
-        labelled = [name for name, fields in self.nodes.items() if "y" in fields]
-        with_split = [n for n in labelled if split_fields(self.nodes[n], "mask", "idx", "index")]
-        named = with_split if len(labelled) > 1 else labelled
-        if not labelled:
-            return None, None
-        if len(named) != 1:
-            raise DatasetError(
-                f"{self.source}: expected labels of one node type, found those of "
-                f"{', '.join(labelled)}; leave train_mask to the one to learn, or drop y of others"
-            )
-        name = named[0]
-        for other in labelled:
-            if other != name:
-                self.inventory.leave(f"labels are those of {name}", "y", place=other)
-        own = to_numpy(self.source, f"y of {name}", self.nodes[name]["y"])
-        self.inventory.use(Role.LABELS, "y", place=name)
-        if own.ndim == 2 and own.shape[1] == 1:
-            own = own[:, 0]
-        if own.ndim not in (1, 2) or len(own) != counts[name]:
-            raise DatasetError(
-                f"{self.source}: expected y of {name} with one row per node ({counts[name]}), "
-                f"found shape {list(own.shape)}"
-            )
-        y = np.full((total, *own.shape[1:]), -1, own.dtype if own.dtype.kind in "if" else np.int64)
-        y[first[name] : first[name] + counts[name]] = own
-        split: dict[str, NDArray[Any]] = {}
-        for key, fields in split_fields(self.nodes[name], "mask", "idx", "index").items():
-            array = to_numpy(self.source, fields[0], self.nodes[name][fields[0]])
-            ids, _ = split_ids(fields[0], array, counts[name], index=self.options.split_index)
-            split[key] = ids + first[name]
-            self.inventory.use(Role.SPLIT, fields[0], place=name)
-        return y, split or None
+    def _split(self, name: str, count: int) -> tuple[dict[str, NDArray[Any]], int]:
+        """Return the ids of the chosen split of a type's nodes, and how many splits there are."""
+        out: dict[str, NDArray[Any]] = {}
+        most = 1
+        for key, names in split_fields(self.nodes[name], "mask", "idx", "index").items():
+            array = to_numpy(self.source, names[0], self.nodes[name][names[0]])
+            out[key], splits = split_ids(names[0], array, count, index=self.options.split_index)
+            most = max(most, splits)
+            self.inventory.use(Role.SPLIT, names[0], place=name)
+            self.inventory.leave(f"the split is taken from {names[0]}", *names[1:], place=name)
+        return out, most
 
 
 def _place(key: Any) -> str:
-    return "__".join(key) if isinstance(key, tuple) else str(key)
+    return edge_type_name(key) if isinstance(key, tuple) else str(key)
 
 
 def _safe_classes() -> list[Any]:
@@ -445,6 +387,11 @@ def _safe_classes() -> list[Any]:
 def _parts(source: Path, saved: Any) -> list[dict[str, Any]]:
     """Return the fields of the one graph, or of the three parts of a split of its links."""
     value = saved
+    if isinstance(saved, list | tuple) and [v for v in saved[1:] if hasattr(v, "edge_types")]:
+        raise DatasetError(
+            f"{source}: expected one HeteroData, found {len(saved)}: links between typed nodes are "
+            "not built; save one of them, or the three Data of RandomLinkSplit"
+        )
     several = isinstance(saved, list | tuple) and all(hasattr(v, "edge_index") for v in saved)
     if several and len(saved) > 1:
         return _link_parts(source, list(saved))
@@ -459,7 +406,7 @@ def _parts(source: Path, saved: Any) -> list[dict[str, Any]]:
 
 def _link_parts(source: Path, saved: list[Any]) -> list[dict[str, Any]]:
     parts = [_fields(source, value) for value in saved]
-    if len(parts) != 3 or any(part.get("edge_label_index") is None for part in parts):
+    if len(parts) != 3 or any(_pairs_field(part) is None for part in parts):
         raise DatasetError(
             f"{source}: expected one Data, or the three of RandomLinkSplit with edge_label_index, "
             f"found {len(parts)}; save each graph in a file of its own"

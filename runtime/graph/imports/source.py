@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.device import usable_ram_bytes
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.csc import EdgeOptions, EdgeSource, SelfLoops
+from gnnplan.runtime.graph.csc import EdgeOptions, EdgeSource, SelfLoops, array_edges
 from gnnplan.runtime.graph.dataset import SparseFeatures
-from gnnplan.runtime.graph.format import TASKS
+from gnnplan.runtime.graph.format import TASKS, check_range
 from gnnplan.runtime.graph.imports.inventory import Inventory
 
 SPLIT_KEYS = ("train", "val", "test")
@@ -44,7 +44,8 @@ class ImportOptions:
     seed: int = 0
     """Seed of the random split and of the random projection."""
     feature_dim: int = 0
-    """Declared number of feature columns, where the source has no features."""
+    """Number of feature columns to draw at random, where the source has no features; with features
+    none it is declared alone."""
     memory_limit_bytes: int = 1 << 30
     name: str = ""
     """Name of the dataset; empty takes the source's own."""
@@ -63,6 +64,11 @@ class ImportOptions:
             raise DatasetError(
                 f"random_split: expected shares that add up to at most 1, found {self.random_split}"
             )
+
+    @property
+    def draws(self) -> bool:
+        """Whether features are drawn where the source has none."""
+        return self.feature_dim > 0 and self.features != "none"
 
     @property
     def edges(self) -> EdgeOptions:
@@ -142,6 +148,160 @@ class RawGraph:
     class_id: NDArray[Any] | None = None
     """The source's own class numbers, where classes were renumbered."""
     notes: list[str] = field(default_factory=list)
+
+
+EdgeKey = tuple[str, str, str]
+"""Source node type, relation and target node type of an edge type."""
+
+
+def edge_type_name(key: EdgeKey) -> str:
+    """Return the name of an edge type in a dataset."""
+    return "__".join(key)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class TypedParts:
+    """A graph of several types as a reader finds it, the nodes of each type numbered from 0."""
+
+    source: Path
+    counts: dict[str, int]
+    """Number of nodes of each type, in the order in which all are numbered."""
+    pairs: dict[EdgeKey, NDArray[Any]] = field(default_factory=dict[EdgeKey, Any])
+    """Ends of each type's edges, [2, edges]."""
+    weights: dict[EdgeKey, NDArray[np.float32]] = field(default_factory=dict[EdgeKey, Any])
+    tables: dict[str, RawFeatures] = field(default_factory=dict[str, RawFeatures])
+    y: dict[str, NDArray[Any]] = field(default_factory=dict[str, Any])
+    """Labels of the nodes of each type that has them."""
+    split: dict[str, dict[str, NDArray[Any]]] = field(default_factory=dict[str, Any])
+    """Node ids within their type by `train`, `val`, `test`, for each type that has a split."""
+
+    def join(self, options: ImportOptions, **rest: Any) -> RawGraph:
+        """Return one graph of all types; `rest` are further fields of it."""
+        self._check(options)
+        check_num_nodes(sum(self.counts.values()))
+        raw = RawGraph(num_nodes=sum(self.counts.values()), edges=array_edges(*_NO_EDGES), **rest)
+        starts = np.cumsum([0, *self.counts.values()])[:-1].tolist()
+        first = dict(zip(self.counts, starts, strict=True))
+        raw.edges = self._edges(first, raw.notes, symmetrise=options.symmetrise)
+        raw.edge_types = [edge_type_name(key) for key in self.pairs]
+        raw.tables = {name: self._table(name, raw.notes) for name in self.counts}
+        numbers = np.arange(len(self.counts), dtype=np.int32)
+        raw.node_type = np.repeat(numbers, list(self.counts.values()))
+        target = self._target(raw.inventory)
+        if target:
+            raw.y = self._labels(target, first[target], raw.num_nodes)
+            own = self.split.get(target, {})
+            raw.split = {key: ids + first[target] for key, ids in own.items()} or None
+        return raw
+
+    def _check(self, options: ImportOptions) -> None:
+        if options.deduplicate or options.self_loops != "keep":
+            raise DatasetError(
+                f"{self.source}: expected no change of edges but --symmetrise: a typed graph keeps "
+                "them as they are; change them before saving, as T.RemoveDuplicatedEdges() does"
+            )
+        if not self.pairs:
+            raise DatasetError(f"{self.source}: expected at least one edge type, found none")
+        for name in (*self.counts, *(part for key in self.pairs for part in key)):
+            if "__" in name or "/" in name:
+                raise DatasetError(
+                    f"{self.source}: expected type names without __ and /, found {name!r:.80}; "
+                    "rename it before saving"
+                )
+
+    def _edges(self, first: dict[str, int], notes: list[str], *, symmetrise: bool) -> EdgeSource:
+        """Number all edges' ends over all types, each edge by its place within its type."""
+        for key, found in self.pairs.items():
+            for row, name in enumerate((key[0], key[2])):
+                path = self.source / edge_type_name(key)
+                check_range(path, found[row], 0, self.counts.get(name, 0), f"nodes of type {name}")
+        places = {key: np.arange(found.shape[1]) for key, found in self.pairs.items()}
+        if symmetrise:
+            self._mirror(places, notes)
+        ends = [
+            np.concatenate([found[row] + first[key[2 * row]] for key, found in self.pairs.items()])
+            for row in (0, 1)
+        ]
+        lengths = [found.shape[1] for found in self.pairs.values()]
+        values: dict[str, NDArray[Any]] = {
+            "edge_type": np.repeat(np.arange(len(lengths), dtype=np.int32), lengths),
+            "edge_id": np.concatenate(list(places.values())),
+        }
+        if self.weights:
+            without = [edge_type_name(key) for key in self.pairs if key not in self.weights]
+            if without:
+                notes.append(f"edge weights: 1 for edges of {', '.join(without)}, which have none")
+            values["edge_weight"] = np.concatenate(
+                [
+                    self.weights.get(key, np.ones(found.shape[1], np.float32))
+                    for key, found in self.pairs.items()
+                ]
+            )
+        return array_edges(ends[0], ends[1], **values)
+
+    def _mirror(self, places: dict[EdgeKey, NDArray[Any]], notes: list[str]) -> None:
+        """Add each edge's reverse: to its own type within a node type, else to a type rev_..."""
+        for key, found in list(self.pairs.items()):
+            source, relation, target = key
+            back, at, weight = found[::-1], places[key], self.weights.get(key)
+            if source == target:
+                other = found[0] != found[1]
+                self.pairs[key] = np.concatenate([found, back[:, other]], axis=1)
+                places[key] = np.concatenate([at, at[other]])
+                if weight is not None:
+                    self.weights[key] = np.concatenate([weight, weight[other]])
+                continue
+            reverse = (target, f"rev_{relation}", source)
+            if reverse in self.pairs:
+                raise DatasetError(
+                    f"{self.source}: expected no edge type {edge_type_name(reverse)} for "
+                    "--symmetrise, which would make it, found one: leave --symmetrise out"
+                )
+            self.pairs[reverse], places[reverse] = back, at
+            if weight is not None:
+                self.weights[reverse] = weight
+            notes.append(f"edge types: {edge_type_name(reverse)} added, the edges of {relation}")
+
+    def _table(self, name: str, notes: list[str]) -> RawFeatures:
+        """Return a type's features; one column of ones where it has none, which is said."""
+        table, count = self.tables.get(name), self.counts[name]
+        if table is None:
+            notes.append(f"features: {name} has none, so one column of ones stands for them")
+            return RawFeatures(dim=1, dense=np.ones((count, 1), np.float32))
+        if table.num_rows != count:
+            raise DatasetError(
+                f"{self.source}: expected features x of {name} with one row per node ({count}), "
+                f"found {table.num_rows}"
+            )
+        return table
+
+    def _target(self, inventory: Inventory) -> str:
+        """Return the one node type whose labels are learnt; empty where none has labels."""
+        named = [n for n in self.y if self.split.get(n)] if len(self.y) > 1 else list(self.y)
+        if self.y and len(named) != 1:
+            raise DatasetError(
+                f"{self.source}: expected labels of one node type, found those of "
+                f"{', '.join(self.y)}; leave the split to the one to learn, or drop y of others"
+            )
+        for other in self.y:
+            if other != named[0]:
+                inventory.leave(f"labels are those of {named[0]}", "y", place=other)
+        return named[0] if named else ""
+
+    def _labels(self, name: str, first: int, total: int) -> NDArray[Any]:
+        own = self.y[name]
+        own = own[:, 0] if own.ndim == 2 and own.shape[1] == 1 else own
+        if own.ndim not in (1, 2) or len(own) != self.counts[name]:
+            raise DatasetError(
+                f"{self.source}: expected y of {name} with one row per node "
+                f"({self.counts[name]}), found shape {list(own.shape)}"
+            )
+        y = np.full((total, *own.shape[1:]), -1, own.dtype if own.dtype.kind in "if" else np.int64)
+        y[first : first + len(own)] = own
+        return y
+
+
+_NO_EDGES = (np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def check_pairs(path: Path, name: str, pairs: NDArray[Any], *, by_row: bool = False) -> None:

@@ -15,7 +15,7 @@ from gnnplan.planner.cli.main import main
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.settings import SamplerChoice
 from gnnplan.planner.units import parse_bytes, parse_integers, parse_sampler
-from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.dataset import Graph, GraphWarning, write_graph
 
 PRESET = ["--machine", "cpu-2core"]
 FAST = ["--machine", "cpu-2core", "--devices", "1", "--fanouts", "3,3", "--hidden", "8"]
@@ -152,6 +152,55 @@ def test_generate_info_and_plan_print_one_json_document(
     text = capsys.readouterr().out
     assert "sample" in text
     assert "predicted" in text
+
+
+def test_info_shows_arrays_degrees_splits_and_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    indices = np.array([1, 2, 3, 0, 0, 0])  # in-degrees 3, 2, 1, 0; node 4 is in no edge
+    indptr = np.array([0, 3, 5, 6, 6, 6])
+    with pytest.warns(GraphWarning, match="no known label"):
+        write_graph(
+            tmp_path / "g",
+            name="small",
+            indptr=indptr,
+            indices=indices,
+            train_idx=np.array([0, 1]),
+            val_idx=np.array([2]),
+            test_idx=np.array([], np.int64),
+            task="multiclass",
+            num_classes=2,
+            x=np.ones((5, 3), np.float32),
+            y=np.array([0, 1, -1, 0, 1]),
+        )
+    assert main(["graph", "info", str(tmp_path / "g"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    degrees = found["degrees"]
+    assert (degrees["in"]["zero"], degrees["in"]["median"], degrees["in"]["most"]) == (2, 1, 3)
+    assert (degrees["out"]["zero"], degrees["out"]["most"], degrees["isolated"]) == (1, 3, 1)
+    assert [(b["least"], b["most"], b["nodes"]) for b in degrees["histogram"]] == [
+        (0, 0, 2),
+        (1, 1, 1),
+        (2, 3, 2),
+    ]
+    assert found["splits"]["train"] == {
+        "nodes": 2,
+        "share_of_nodes": 0.4,
+        "mean_in_degree": 2.5,
+        "without_in_edge": 0,
+        "labelled": 2,
+        "classes": 2,
+    }
+    assert found["splits"]["val"]["labelled"] == 0
+    assert found["splits"]["test"]["nodes"] == 0
+    assert found["arrays"]["x.npy"] == {"dtype": "float32", "shape": [5, 3], "bytes": 60}
+    assert {path.name for path in (tmp_path / "g").glob("*.npy")} == set(found["arrays"])
+    assert main(["graph", "info", str(tmp_path / "g")]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["x.npy", "float32", "5", "x", "3", "60", "B"] in lines
+    assert ["val", "1", "0.20", "1.00", "0", "0", "0"] in lines
+    assert ["2-3", "2", "\N{FULL BLOCK}" * 40] in lines
+    assert ["1", "1", "\N{FULL BLOCK}" * 20] in lines
 
 
 def test_a_damaged_dataset_is_refused_by_info(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

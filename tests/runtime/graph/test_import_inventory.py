@@ -1,5 +1,7 @@
 """Nothing that an import meets is lost without a word: the table of IMPORTS.md, row by row."""
 
+import gzip
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,17 +13,21 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.transforms import RandomLinkSplit
 
+from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.imports import importing
-from gnnplan.runtime.graph.imports.importing import import_graph
+from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
 from gnnplan.runtime.graph.imports.inventory import DST, SRC, Inventory, Role, plain_name
 from tests.runtime.graph.conftest import write_graphbolt, write_gz, write_ogb
+from tests.runtime.graph.typed_sources import known_typed, write_graphbolt_typed, write_ogb_typed
 
 PAGE = Path(importing.__file__).parents[1] / "IMPORTS.md"
 N = 6
 EDGES = np.array([[0, 1, 2, 3, 4, 5, 1], [1, 2, 3, 4, 5, 0, 4]])
 E = EDGES.shape[1]
 FLAGS = np.arange(N) < 3
+OUTCOMES = {*Role, "not used"}
 
 
 def rows() -> list[tuple[str, str, str]]:
@@ -29,7 +35,7 @@ def rows() -> list[tuple[str, str, str]]:
     out: list[tuple[str, str, str]] = []
     for line in PAGE.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("| ") and len(cells) == 3 and "`" in cells[1]:
+        if line.startswith("| ") and len(cells) == 4 and cells[2] in OUTCOMES:
             out += [(cells[0], name, cells[2]) for name in re.findall(r"`([^`-][^`]*)`", cells[1])]
     return out
 
@@ -188,6 +194,51 @@ def ogb(known: Any) -> Callable[[Path, str], Path]:
     return make
 
 
+def ogb_typed(folder: Path, name: str) -> Path:
+    del name
+    return write_ogb_typed(known_typed(), folder, splits=("time",))
+
+
+def graphbolt_typed(folder: Path, name: str) -> Path:
+    del name
+    return write_graphbolt_typed(known_typed(), folder)
+
+
+def snap(folder: Path, name: str) -> Path:
+    """A folder as SNAP publishes networks with communities."""
+    del name
+    lines = [f"{10 * u}\t{10 * v}" for u, v in EDGES.T]
+    head = ["# Undirected graph", "# FromNodeId\tToNodeId"]
+    text = "\n".join([*head, *lines]) + "\n"
+    (folder / "com-known.ungraph.txt.gz").write_bytes(gzip.compress(text.encode()))
+    (folder / "com-known.all.cmty.txt").write_text("0\t10\t20\n20\t30\t70\n40\n")
+    (folder / "com-known.top5000.cmty.txt").write_text("0\t10\t20\n")
+    return folder
+
+
+def karate_club(folder: Path, name: str) -> Path:
+    """A folder as the data sets of MUSAE are published."""
+    del name
+    pairs = "".join(f"{u},{v}\n" for u, v in EDGES.T)
+    (folder / "known_edges.csv").write_text(f"id_1,id_2\n{pairs}")
+    features = {str(node): [node, 7][node % 2 :] for node in range(N)} | {"3": []}
+    (folder / "known_features.json").write_text(json.dumps(features))
+    rows = "".join(f"{n},{100 + n},page {n},{'ab'[n % 2]}\n" for n in range(N))
+    (folder / "known_target.csv").write_text(f"id,facebook_id,page_name,page_type\n{rows}")
+    (folder / "README.txt").write_text("words\n")
+    return folder
+
+
+def link_split(folder: Path, name: str) -> Path:
+    parted = name in ("pos_edge_label_index", "neg_edge_label_index")
+    ring = torch.arange(40)
+    data = Data(edge_index=torch.stack([ring, ring.roll(1)]), x=torch.eye(40))
+    data.train_mask = ring < 20
+    parts = RandomLinkSplit(0.1, 0.2, split_labels=parted, add_negative_train_samples=True)(data)
+    torch.save(parts, folder / "parts.pt")
+    return folder / "parts.pt"
+
+
 def graphbolt(known: Any) -> Callable[[Path, str], Path]:
     def make(folder: Path, name: str) -> Path:
         root = write_graphbolt(known, folder)
@@ -215,10 +266,18 @@ def makers(known) -> dict[str, Callable[[Path, str], Path]]:
         "HeteroData": hetero,
         "OGB": ogb(known),
         "GraphBolt": graphbolt(known),
+        "OGB typed": ogb_typed,
+        "GraphBolt typed": graphbolt_typed,
+        "SNAP": snap,
+        "Karate Club": karate_club,
+        "RandomLinkSplit": link_split,
     }
 
 
-WHOLE = ("HeteroData", "GNN-benchmark", "heterophilous", "OGB", "GraphBolt")
+WHOLE = (
+    "HeteroData", "GNN-benchmark", "heterophilous", "OGB", "GraphBolt", "OGB typed",
+    "GraphBolt typed", "SNAP", "Karate Club",
+)  # fmt: skip
 """Formats whose one source holds all that the table names."""
 
 
@@ -242,7 +301,66 @@ def test_each_row_of_the_pages_table_is_what_happens(where: str, makers, tmp_pat
 
 def test_the_table_has_all_formats_and_outcomes(makers):
     assert {where for where, _, _ in rows()} == set(makers)
-    assert {outcome for _, _, outcome in rows()} == {*Role, "not used"} - {Role.DESCRIPTION}
+    assert {outcome for _, _, outcome in rows()} == OUTCOMES - {Role.DESCRIPTION}
+
+
+def test_every_row_of_the_page_names_a_test():
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    shown = [row[3] for row in cells if row[3] != "shown by"]
+    tests = "".join(path.read_text() for path in Path(__file__).parent.rglob("test_*.py"))
+    known = set(re.findall(r"^def (test_\w+)", tests, re.MULTILINE))
+    assert len(shown) > 60
+    assert [name for name in shown if name not in known] == []
+
+
+def test_a_folder_of_snap_has_its_communities_as_classes(tmp_path: Path):
+    said: list[str] = []
+    graph = import_graph(snap(tmp_path, ""), tmp_path / "g", report=said.append)
+    assert graph.y is not None
+    assert graph.y.tolist() == [0, 0, 0, 1, 2, -1]
+    assert np.load(graph.path / "source_id.npy").tolist() == [0, 10, 20, 30, 40, 50]
+    text = " ".join(said)
+    assert "1 of 5 nodes are in several communities: the first is their class" in text
+    assert "1 of 7 members name no node" in text
+    assert "2 comment lines" in text
+    options = ImportOptions(task="multilabel")
+    both = import_graph(tmp_path, tmp_path / "h", options=options)
+    assert both.y is not None
+    assert both.y[[2, 4, 5]].tolist() == [[1, 1, 0], [0, 0, 1], [-1, -1, -1]]
+
+
+@pytest.mark.parametrize("text", ["a b\n", "", "1.5 2\n", "\n\n"])
+def test_communities_that_are_none_are_refused(text: str, tmp_path: Path):
+    folder = snap(tmp_path, "")
+    (folder / "com-known.all.cmty.txt").write_text(text)
+    with pytest.raises(DatasetError, match=r"a line of .*node .* each community"):
+        import_graph(folder, tmp_path / "g")
+    assert not (tmp_path / "g").exists()
+
+
+def test_labels_named_after_the_table_of_edges_belong_to_it(tmp_path: Path):
+    lines = [f"{u} {v}" for u, v in EDGES.T]
+    (tmp_path / "email-Eu-core.txt").write_text("\n".join(lines) + "\n")
+    labels = "".join(f"{node} {node % 3}\n" for node in range(N))
+    (tmp_path / "email-Eu-core-department-labels.txt").write_text(labels)
+    graph = import_graph(tmp_path, tmp_path / "g")
+    assert graph.y is not None
+    assert graph.y.tolist() == [node % 3 for node in range(N)]
+    assert graph.num_edges == E
+
+
+def test_a_folder_of_karate_club_is_read_whole(tmp_path: Path):
+    graph = import_graph(karate_club(tmp_path, ""), tmp_path / "g")
+    expected = np.zeros((N, 8))
+    for node, features in {0: [0, 7], 1: [7], 2: [2, 7], 4: [4, 7], 5: [7]}.items():
+        expected[node, features] = 1
+    np.testing.assert_array_equal(graph.x, expected)
+    assert graph.y is not None
+    assert graph.y.tolist() == [0, 1] * 3
+    (tmp_path / "known_features.json").write_text('{"0": 3}')
+    with pytest.raises(DatasetError, match="JSON with a list of feature numbers"):
+        import_graph(tmp_path, tmp_path / "h")
 
 
 def test_what_a_reader_says_nothing_of_is_left_all_the_same():

@@ -256,7 +256,7 @@ def test_batches_of_a_hetero_graph_index_the_users_own_stores(tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "options", "words"),
     [
-        (lambda d: None, {"symmetrise": True}, r"T.ToUndirected\(\)"),
+        (lambda d: None, {"deduplicate": True}, r"T.RemoveDuplicatedEdges\(\)"),
         (lambda d: None, {"features": "sparse"}, "auto or dense"),
         (
             lambda d: d["author"].update({"y": torch.ones(80), "train_mask": torch.ones(80) > 0}),

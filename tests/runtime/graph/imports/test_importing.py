@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.graph.dataset import Graph, inspect_graph, open_graph
+from gnnplan.runtime.graph.imports import features
 from gnnplan.runtime.graph.imports.importing import ImportOptions, detect_format, import_graph
+from gnnplan.runtime.loader.loader import PlannedLoader
+from tests.runtime.graph.conftest import write_pyg
+from tests.support.plans import make_plan
 
 
 def same_as_known(graph: Graph, known) -> None:
@@ -146,7 +150,87 @@ def test_a_numbered_split_of_a_pack_can_be_chosen(data_folder: Path, tmp_path: P
 
 
 def test_a_declared_width_makes_a_topology_plannable(data_folder: Path, tmp_path: Path):
-    options = ImportOptions(feature_dim=128)
+    options = ImportOptions(feature_dim=128, features="none")
     graph = import_graph(data_folder / "ca-astroph.npz", tmp_path / "g", options=options)
     assert graph.topology_only
     assert graph.row_bytes == 512
+
+
+def ring_with_chords(folder: Path, num_nodes: int = 400) -> Path:
+    """A list of edges in both directions, with some twice and a self-loop."""
+    nodes = np.arange(num_nodes)
+    ends = [(nodes, np.roll(nodes, step)) for step in (1, 7, 30)]
+    src = np.concatenate([*(s for s, _ in ends), *(d for _, d in ends), [5, 5, 9]])
+    dst = np.concatenate([*(d for _, d in ends), *(s for s, _ in ends), [4, 4, 9]])
+    np.savetxt(folder / "ring.txt", np.stack([src, dst], axis=1), fmt="%d")
+    return folder / "ring.txt"
+
+
+def test_a_topology_alone_gets_features_and_labels_and_trains(tmp_path: Path):
+    source = ring_with_chords(tmp_path)
+    options = ImportOptions(feature_dim=6)
+    graph = import_graph(source, tmp_path / "g", options=options)
+    again = import_graph(source, tmp_path / "h", options=options)
+    assert graph.fingerprint == again.fingerprint
+    assert graph.x is not None
+    assert graph.y is not None
+    assert graph.x.shape == (400, 6)
+    assert abs(float(graph.x.mean())) < 0.1
+    assert abs(float(graph.x.std()) - 1) < 0.1
+    assert set(graph.y.tolist()) == set(range(10))
+    text = " ".join(graph.meta.notes)
+    assert "6 columns of normal noise (seed 0) stand for them" in text
+    assert "there is nothing to learn" in text
+    make_plan(graph, tmp_path / "plan", batch_size=64, fanouts=[3, 2])
+    batch = next(iter(PlannedLoader(tmp_path / "plan", graph, blocks=False)))
+    np.testing.assert_array_equal(batch.x, graph.x[batch.n_id])
+
+
+def test_noise_beyond_a_quarter_of_memory_is_declared_alone_unless_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(features, "memory_bytes", lambda: 4 * 400 * 6 * 4 - 1)
+    source = ring_with_chords(tmp_path)
+    graph = import_graph(source, tmp_path / "g", options=ImportOptions(feature_dim=6))
+    assert graph.topology_only
+    assert graph.feature_dim == 6
+    assert any("are declared, to plan with, and not drawn" in note for note in graph.meta.notes)
+    options = ImportOptions(feature_dim=6, features="dense")
+    assert import_graph(source, tmp_path / "h", options=options).x is not None
+
+
+def test_without_links_a_fifth_of_the_edges_is_held_out(tmp_path: Path):
+    source = ring_with_chords(tmp_path)
+    options = ImportOptions(task="link", feature_dim=4)
+    graph = import_graph(source, tmp_path / "g", options=options)
+    assert (graph.task, graph.num_classes, graph.y) == ("link", 0, None)
+    parts = [
+        {tuple(sorted(pair)) for pair in ids.tolist()}
+        for ids in (graph.train_idx, graph.val_idx, graph.test_idx)
+    ]
+    sizes = [len(part) for part in parts]
+    assert sizes == [len(ids) for ids in (graph.train_idx, graph.val_idx, graph.test_idx)]
+    assert sum(sizes) == 1200
+    assert sizes == pytest.approx([960, 120, 120], abs=45)
+    target = np.repeat(np.arange(400), np.diff(graph.indptr))
+    stored = {
+        tuple(sorted(pair)) for pair in zip(graph.indices.tolist(), target.tolist(), strict=True)
+    }
+    assert stored == parts[0] | {(9, 9)}
+    assert inspect_graph(graph.path)[1] == []
+    rows = np.loadtxt(source, dtype=np.int64)
+    edges = np.stack([graph.indices, target], axis=1)
+    assert graph.edge_id is not None
+    np.testing.assert_array_equal(rows[graph.edge_id], edges)
+
+
+def test_a_split_of_nodes_is_no_split_of_links(known, tmp_path: Path):
+    said: list[str] = []
+    graph = import_graph(
+        write_pyg(known, tmp_path),
+        tmp_path / "g",
+        options=ImportOptions(task="link"),
+        report=said.append,
+    )
+    assert graph.train_idx.shape[1] == 2
+    assert any(line.startswith("not used: train_mask, val_mask, test_mask") for line in said), said
