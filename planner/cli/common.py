@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from gnnplan.planner.cost.memory import GIB
 from gnnplan.planner.units import AUTO, default_text, flag_help, is_repeated, is_text, read_texts
 from gnnplan.runtime import codec
 from gnnplan.runtime.plan.setting import SettingField, make_from, setting_fields
@@ -227,8 +226,8 @@ def progress_bar(title: str) -> Generator[ProgressCallback, None, None]:
 
 def bytes_text(value: float) -> str:
     """Write bytes for people: 1.50 GB; whole GiB, in which memories are sold: 80 GiB."""
-    if value >= GIB and value % GIB == 0:
-        return f"{value // GIB:.0f} GiB"
+    if value >= 2**30 and value % 2**30 == 0:
+        return f"{value // 2**30:.0f} GiB"
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(value) >= size:
             return f"{value / size:.2f} {unit}"

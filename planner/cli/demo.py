@@ -8,7 +8,7 @@ output marks their numbers as predicted.
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,13 +16,15 @@ from gnnplan.planner.cli.common import JsonFlag, console, emit_json, print_text,
 from gnnplan.planner.cli.planning import print_explanation
 from gnnplan.planner.cli.training import event_line, print_comparison
 from gnnplan.planner.machine.model import save_machine
-from gnnplan.planner.queries.compare import Comparison, compare
-from gnnplan.planner.queries.other_machines import PresetPlan, plan_elsewhere, render_elsewhere
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.errors import InputError
-from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Workload
+
+if TYPE_CHECKING:
+    from gnnplan.planner.queries.compare import Comparison
+    from gnnplan.planner.queries.other_machines import PresetPlan
+    from gnnplan.runtime.graph.dataset import Graph
 
 FOLDERS = ("graph", "plan", "elsewhere")
 MACHINE_FILE = "machine.json"
@@ -37,11 +39,11 @@ class DemoResult:
     num_nodes: int
     num_edges: int
     plan_id: str
-    comparison: Comparison
+    comparison: "Comparison"
     losses: list[float]
     test_accuracy: float | None
     logistic_regression_accuracy: float
-    elsewhere: list[PresetPlan]
+    elsewhere: "list[PresetPlan]"
     """Plans for presets; predicted, not run."""
     seconds: float
 
@@ -99,6 +101,8 @@ def demo_command(
     report = train(place, epochs=epochs, eval_every=epochs, progress=on_event)
 
     say("5/6 predicted against measured")
+    from gnnplan.planner.queries.compare import compare
+    from gnnplan.planner.queries.other_machines import plan_elsewhere, render_elsewhere
     from gnnplan.runtime.train.baseline import logistic_regression_accuracy
 
     comparison = compare(load_plan(place), report)
@@ -144,7 +148,7 @@ def refuse_other_content(folder: Path) -> None:
         )
 
 
-def demo_graph(folder: Path, nodes: int, degree: float) -> Graph:
+def demo_graph(folder: Path, nodes: int, degree: float) -> "Graph":
     """Generate the demo's graph, or open the same graph of an earlier demo."""
     from gnnplan.runtime.graph.dataset import open_graph
     from gnnplan.runtime.graph.generate import generate_sbm

@@ -2,7 +2,7 @@
 
 import warnings
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 
 import numpy as np
 import typer
@@ -20,18 +20,12 @@ from gnnplan.planner.cli.common import (
 )
 from gnnplan.planner.cli.remote import ServerOption
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.graph_presets import generate_like
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.dataset import Graph, GraphWarning, inspect_graph
-from gnnplan.runtime.graph.findings import Finding, count_classes
-from gnnplan.runtime.graph.format import chunks
-from gnnplan.runtime.graph.generate import (
-    generate_links,
-    generate_rmat,
-    generate_sbm,
-    generate_typed,
-)
+
+if TYPE_CHECKING:
+    from gnnplan.runtime.graph.dataset import Graph
+    from gnnplan.runtime.graph.findings import Finding
 
 EDGE_DATA = ("edge_weight", "edge_type", "edge_id")
 SPLIT_NAMES = ("train", "val", "test")
@@ -41,7 +35,7 @@ BAR_WIDTH = 40
 """Columns of the longest bar of the picture of degrees."""
 
 
-def graph_facts(graph: Graph) -> dict[str, object]:
+def graph_facts(graph: "Graph") -> dict[str, object]:
     """Return what is known of a dataset without reading its arrays."""
     return {
         "name": graph.name,
@@ -67,8 +61,10 @@ def graph_facts(graph: Graph) -> dict[str, object]:
     }
 
 
-def all_facts(graph: Graph, findings: list[Finding]) -> dict[str, object]:
+def all_facts(graph: "Graph", findings: "list[Finding]") -> dict[str, object]:
     """Return `graph_facts` and facts of the arrays, as `graph info --json` prints them."""
+    from gnnplan.runtime.graph.findings import count_classes
+
     leaks = {f.array: f.count for f in findings if f.kind == "held_out_links"}
     return {
         **graph_facts(graph),
@@ -106,8 +102,10 @@ def facts_table(values: dict[str, Any]) -> Table:
     return table_of(("", ""), rows, show_header=False)
 
 
-def _degrees(graph: Graph) -> dict[str, Any]:
+def _degrees(graph: "Graph") -> dict[str, Any]:
     """Return how many edges end at a node and leave it, and the histogram of the former."""
+    from gnnplan.runtime.graph.format import chunks
+
     inward = np.diff(graph.indptr)
     outward = np.zeros(graph.num_nodes, np.int64)
     for part in chunks(graph.indices):
@@ -137,8 +135,10 @@ def _spread(degrees: NDArray[np.int64]) -> dict[str, float]:
     }
 
 
-def _split_facts(graph: Graph, name: str) -> dict[str, float]:
+def _split_facts(graph: "Graph", name: str) -> dict[str, float]:
     """Return the size of a part of the split, its share, and what is known of its nodes."""
+    from gnnplan.runtime.graph.findings import count_classes
+
     ids: NDArray[np.int64] = getattr(graph, f"{name}_idx")
     if ids.ndim == 2:
         total = sum(len(getattr(graph, f"{each}_idx")) for each in SPLIT_NAMES)
@@ -219,7 +219,7 @@ def _text(key: str, value: Any) -> str:
     return str(value)
 
 
-def _feature_storage(graph: Graph) -> str:
+def _feature_storage(graph: "Graph") -> str:
     if graph.topology_only:
         return "none"
     if graph.x_by_type:
@@ -227,7 +227,7 @@ def _feature_storage(graph: Graph) -> str:
     return "sparse" if graph.x is None else "dense"
 
 
-def _feature_tables(graph: Graph) -> dict[str, str]:
+def _feature_tables(graph: "Graph") -> dict[str, str]:
     tables = {f"x_{name}": table for name, table in graph.x_by_type.items()}
     if graph.x is not None:
         tables["x"] = graph.x
@@ -237,6 +237,8 @@ def _feature_tables(graph: Graph) -> dict[str, str]:
 
 
 def _num_labelled(y: NDArray[np.int64] | None) -> int:
+    from gnnplan.runtime.graph.format import chunks
+
     if y is None:
         return 0
     return sum(int((p >= 0).reshape(len(p), -1).any(axis=1).sum()) for p in chunks(y))
@@ -244,6 +246,8 @@ def _num_labelled(y: NDArray[np.int64] | None) -> int:
 
 def _range_of(weights: NDArray[np.float32] | None) -> dict[str, float] | None:
     """Return least, most and mean of the usable weights, and the number of zeros."""
+    from gnnplan.runtime.graph.format import chunks
+
     if weights is None:
         return None
     low, high, total, zeros, count = np.inf, 0.0, 0.0, 0, 0
@@ -260,6 +264,8 @@ def _range_of(weights: NDArray[np.float32] | None) -> dict[str, float] | None:
 
 
 def _by_type(types: NDArray[np.int32] | None, names: list[str]) -> dict[str, int] | None:
+    from gnnplan.runtime.graph.format import chunks
+
     if types is None:
         return None
     counts = np.zeros(max(len(names), int(types.max()) + 1), np.int64)
@@ -307,6 +313,8 @@ def generate(
     as_json: JsonFlag = False,
 ) -> None:
     """Generate a seeded synthetic graph."""
+    from gnnplan.planner.graph_presets import generate_like
+
     like, _, name = kind.partition(":")
     with progress_bar("generate"):
         if like == "like":
@@ -326,12 +334,14 @@ class Sizes(NamedTuple):
     classes: int
 
 
-def _generate(kind: str, folder: Path, sizes: Sizes, *, seed: int, overwrite: bool) -> Graph:
+def _generate(kind: str, folder: Path, sizes: Sizes, *, seed: int, overwrite: bool) -> "Graph":
+    from gnnplan.runtime.graph import generate
+
     if kind not in KINDS:
         names = ", ".join(KINDS)
         raise SettingsError(f"expected a kind among {names} or like:NAME, found {kind!r}")
     if kind == "links":
-        return generate_links(
+        return generate.generate_links(
             folder,
             num_nodes=sizes.nodes,
             degree=sizes.degree,
@@ -342,7 +352,7 @@ def _generate(kind: str, folder: Path, sizes: Sizes, *, seed: int, overwrite: bo
         )
     if kind == "typed":
         papers = max(1, round(sizes.nodes * PAPER_SHARE))
-        return generate_typed(
+        return generate.generate_typed(
             folder,
             num_papers=papers,
             num_authors=sizes.nodes - papers,
@@ -353,7 +363,7 @@ def _generate(kind: str, folder: Path, sizes: Sizes, *, seed: int, overwrite: bo
             seed=seed,
             overwrite=overwrite,
         )
-    make = generate_rmat if kind == "rmat" else generate_sbm
+    make = generate.generate_rmat if kind == "rmat" else generate.generate_sbm
     return make(
         folder,
         num_nodes=sizes.nodes,
@@ -402,6 +412,7 @@ def import_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Import a graph from another format; what of it is not used is said."""
+    from gnnplan.runtime.graph.findings import GraphWarning
     from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
 
     options = ImportOptions(
@@ -444,6 +455,8 @@ def info(
         with remote.service(server) as client:
             _show(codec.to_plain(client.graphs.get(str(folder))), as_json)
         return
+    from gnnplan.runtime.graph.dataset import inspect_graph
+
     graph, findings = inspect_graph(folder)
     print_answer(all_facts(graph, findings), _show_all, as_json=as_json)
     for finding in findings:

@@ -25,19 +25,17 @@ from gnnplan.planner.cli.remote import ServerOption
 from gnnplan.planner.cli.training import check_trace_file, write_trace
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel
-from gnnplan.planner.probe.gpu.inventory import gpu_notes
 from gnnplan.planner.probe.presets import choose_machine, find_machine
-from gnnplan.planner.request import check_machine_name, check_output, check_request
 from gnnplan.planner.settings import PlanSettings, change_settings
 from gnnplan.runtime.codec import write_text_atomically
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan, Workload
-from gnnplan.runtime.report import REPORT_FILE, RunReport, load_report
 
 if TYPE_CHECKING:
     from gnnplan.planner.client.client import Plans
     from gnnplan.planner.queries.simulate import Simulation
+    from gnnplan.runtime.report import RunReport
 
 PlanArgument = Annotated[Path, typer.Argument(help="Plan folder (with --server also an id).")]
 
@@ -81,6 +79,8 @@ def plan_command(
 ) -> None:
     """Find the plan with the lowest predicted time per step."""
     if server is not None:
+        from gnnplan.planner.request import check_machine_name, check_output
+
         check_output(output)
         if machine is not None and not remote.is_upload(machine):
             check_machine_name(machine)
@@ -100,6 +100,8 @@ def plan_here(
     calibrated: bool = False,
 ) -> None:
     """Plan, write the folder and print the explanation."""
+    from gnnplan.planner.request import check_request
+
     check_request(graph, settings, out=output, machine=machine, calibrate=calibrated)
     from gnnplan.planner.pipeline import plan
 
@@ -126,6 +128,8 @@ def machine_for_planning(name: str | None, graph: Path | None = None) -> Machine
     Those are notes of its GPUs, and what its probe had no time for. Arguments and errors are those
     of `choose_machine`.
     """
+    from gnnplan.planner.probe.gpu.inventory import gpu_notes
+
     with progress_bar("probe") as progress:
         machine = choose_machine(name, graph, progress=progress)
     late = [note for note in machine.notes if note.startswith("time: ")]
@@ -412,7 +416,9 @@ def _machine(plan: Plan, named: str | None) -> MachineModel | None:
     return found
 
 
-def _run_report(plan: Path, run: Path | None) -> RunReport | None:
+def _run_report(plan: Path, run: Path | None) -> "RunReport | None":
+    from gnnplan.runtime.report import REPORT_FILE, load_report
+
     if run is not None:
         return load_report(run)
     return load_report(plan) if (plan / REPORT_FILE).is_file() else None

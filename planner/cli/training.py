@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -25,18 +25,18 @@ from gnnplan.planner.cli.common import (
     with_options,
 )
 from gnnplan.planner.cli.remote import ServerOption
-from gnnplan.planner.emit import JobSpec, kubernetes_job, slurm_script
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.queries.compare import Comparison, compare
 from gnnplan.planner.queries.tuned import TuneRequest, TuneResult
-from gnnplan.planner.request import check_output
 from gnnplan.runtime.codec import write_text_atomically
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.launch.config import TrainOptions
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.plan.setting import Setting
-from gnnplan.runtime.report import REPORT_FILE, RunReport, load_report
+
+if TYPE_CHECKING:
+    from gnnplan.planner.queries.compare import Comparison
+    from gnnplan.runtime.report import RunReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +61,8 @@ class EmitOptions:
         self, plan: Plan, folder: Path, *, verb: str, before: list[str], script: list[str]
     ) -> None:
         """Write the job that runs `gnnplan VERB [before] PLAN [script]` on the plan's hosts."""
+        from gnnplan.planner.emit import JobSpec, kubernetes_job, slurm_script
+
         folder = folder.resolve()
         folders = [folder, Path(plan.graph.path)]
         if script:
@@ -184,6 +186,8 @@ def train_command(
     if as_json:
         emit_json(report)
         return
+    from gnnplan.runtime.report import REPORT_FILE
+
     place = f"report in {plan}" if (plan / REPORT_FILE).is_file() else f"run of plan {plan}"
     how = "emulated step, no GPU's," if report.emulated else "measured step"
     screen.print(f"{how} {seconds_text(report.step_seconds.median)}; {place}")
@@ -195,7 +199,7 @@ def check_trace_file(file: Path | None) -> None:
         raise InputError(f"--trace {file}: expected a file in a folder that is there, found none")
 
 
-def write_trace(file: Path, plan: Plan, report: RunReport | None) -> None:
+def write_trace(file: Path, plan: Plan, report: "RunReport | None") -> None:
     """Write a plan's predicted steps, and a run's measured ones, for ui.perfetto.dev."""
     from gnnplan.planner.report.measured import chrome_trace
 
@@ -284,12 +288,15 @@ def compare_command(
     if server is not None:  # that machine's factors are learnt there, not here
         result = remote.comparison(server, plan, run)
     else:
+        from gnnplan.planner.queries.compare import compare
+        from gnnplan.runtime.report import load_report
+
         found, report = load_plan(plan), load_report(plan if run is None else run)
         result = _add_factors(found, report, compare(found, report))
     print_answer(result, print_comparison, as_json=as_json)
 
 
-def _add_factors(plan: Plan, report: RunReport, result: Comparison) -> Comparison:
+def _add_factors(plan: Plan, report: "RunReport", result: "Comparison") -> "Comparison":
     """Add the machine's updated calibration factors, and alarms as notes."""
     if plan.strategy.mode == "full-graph" or plan.strategy.emulated:
         return result  # factors are those of mini-batches on this machine's own processors
@@ -304,7 +311,7 @@ def _add_factors(plan: Plan, report: RunReport, result: Comparison) -> Compariso
     return replace(result, factors=factors, notes=[*result.notes, *alarms])
 
 
-def print_comparison(result: Comparison) -> None:
+def print_comparison(result: "Comparison") -> None:
     """Print predicted and measured seconds per stage, step and epoch."""
     found = "emulated" if result.emulated else "measured"
     rows = [
@@ -350,6 +357,8 @@ def tune_command(
     asked = TuneRequest(
         top=top, steps=steps, rounds=rounds, seed=seed, target=to_accuracy, epochs=epochs
     )
+    from gnnplan.planner.request import check_output
+
     load_plan(plan)
     output = output or plan
     check_output(output)

@@ -19,7 +19,6 @@ from gnnplan.planner.machine.model import MachineModel, Provenance, load_machine
 from gnnplan.planner.progress import Progress
 from gnnplan.runtime import codec
 from gnnplan.runtime.device import VARIABLE, machine_fingerprint
-from gnnplan.runtime.graph.dataset import open_graph
 
 PRESETS_FOLDER = Path(__file__).with_name("presets")
 
@@ -62,6 +61,7 @@ def choose_machine(
         machine = find_machine(name)
     else:
         from gnnplan.planner.probe.probe import cached_machine, load_or_probe
+        from gnnplan.runtime.graph.dataset import open_graph
 
         if graph is not None and cached_machine() is None:
             open_graph(graph)

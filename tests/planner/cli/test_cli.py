@@ -282,6 +282,22 @@ def test_memories_are_shown_as_they_are_sold(capsys: pytest.CaptureFixture[str])
     assert "85.9" not in shown
 
 
-def test_help_is_quick_to_import():
-    code = "import sys; from gnnplan.planner.cli.main import main; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+MOST_MODULES = 48
+"""Most modules of gnnplan that a start imports; each takes some milliseconds."""
+LATER = ("torch", "scipy", "numba", "pulp", "pyarrow", "networkx", "gnnplan.planner.cost")
+LATER += ("gnnplan.planner.search", "gnnplan.planner.workload", "gnnplan.runtime.graph")
+
+
+def test_help_imports_few_modules_and_nothing_heavy():
+    code = f"""
+import sys
+from gnnplan.planner.cli.main import main
+for words in (["--help"], ["machine", "list"]):
+    assert main(words) == 0
+    ours = [name for name in sys.modules if name.split(".")[0] == "gnnplan"]
+    assert len(ours) <= {MOST_MODULES}, (words, len(ours), ours)
+    early = [name for name in {LATER} if name in sys.modules]
+    assert not early, (words, early)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-1500:]
