@@ -335,13 +335,18 @@ class Sizes(NamedTuple):
 
 
 def _generate(kind: str, folder: Path, sizes: Sizes, *, seed: int, overwrite: bool) -> "Graph":
-    from gnnplan.runtime.graph import generate
+    from gnnplan.runtime.graph.generate import (
+        generate_links,
+        generate_rmat,
+        generate_sbm,
+        generate_typed,
+    )
 
     if kind not in KINDS:
         names = ", ".join(KINDS)
         raise SettingsError(f"expected a kind among {names} or like:NAME, found {kind!r}")
     if kind == "links":
-        return generate.generate_links(
+        return generate_links(
             folder,
             num_nodes=sizes.nodes,
             degree=sizes.degree,
@@ -352,7 +357,7 @@ def _generate(kind: str, folder: Path, sizes: Sizes, *, seed: int, overwrite: bo
         )
     if kind == "typed":
         papers = max(1, round(sizes.nodes * PAPER_SHARE))
-        return generate.generate_typed(
+        return generate_typed(
             folder,
             num_papers=papers,
             num_authors=sizes.nodes - papers,
@@ -363,7 +368,7 @@ def _generate(kind: str, folder: Path, sizes: Sizes, *, seed: int, overwrite: bo
             seed=seed,
             overwrite=overwrite,
         )
-    make = generate.generate_rmat if kind == "rmat" else generate.generate_sbm
+    make = generate_rmat if kind == "rmat" else generate_sbm
     return make(
         folder,
         num_nodes=sizes.nodes,

@@ -49,6 +49,9 @@ TITLES = {
     "pyg": "PyG's NeighborLoader (pyg-lib)",
     "graphbolt": "DGL's GraphBolt",
 }
+HEADER = "| system | versions | seeds/s | range | core ms | edges | gnnplan | in core seconds |"
+WAITED = 1.2
+"""Seconds over core seconds of a turn in which something else kept the cores busy."""
 NEEDS = {"pyg": "pyg_lib", "graphbolt": "dgl"}
 SAME_HOPS = {"pyg_over_gnnplan": "gnnplan", "pyg": "gnnplan", "graphbolt": "gnnplan_every_hop"}
 """The form of gnnplan that draws by the same rule."""
@@ -201,14 +204,21 @@ def summarise(
     for (name, act), turns in found.items():
         rates = [num_seeds / turn["seconds"] for turn in turns]
         ours = found.get((SAME_HOPS.get(name, ""), act), [])
-        ratios = [b["seconds"] / a["seconds"] for a, b in zip(ours, turns, strict=False)]
+        ratio, core_ratio = (
+            Spread.of([b[key] / a[key] for a, b in zip(ours, turns, strict=True)]).median
+            if ours
+            else None
+            for key in ("seconds", "core_seconds")
+        )
         lines.append(
             record(
                 f"{act}_{name}",
                 Spread.of(rates),
                 "seeds/s",
                 baseline=SAME_HOPS.get(name),
-                ratio=Spread.of(ratios).median if ratios else None,
+                ratio=ratio,
+                core_ratio=core_ratio,
+                waited=sum(turn["seconds"] > WAITED * turn["core_seconds"] for turn in turns),
                 system=TITLES[name],
                 act=act,
                 core_seconds=float(np.median([turn["core_seconds"] for turn in turns])),
@@ -219,6 +229,10 @@ def summarise(
     for name, why in missing.items():
         lines.append(record(name, None, "seeds/s", system=TITLES[name], missing=why))
     return lines
+
+
+def times_text(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f} times"
 
 
 def write_table(path: Path, lines: list[dict[str, Any]], facts: dict[str, Any]) -> None:
@@ -233,15 +247,15 @@ def write_table(path: Path, lines: list[dict[str, Any]], facts: dict[str, Any]) 
         "many times as fast as the peer, in neighbouring turns, with hops drawn by the same rule."
     ]
     for act in ACTS:
-        text += ["", f"## {act}", "", "| system | versions | seeds/s | range | edges | gnnplan |"]
-        text += ["|---|---|---|---|---|---|"]
+        text += ["", f"## {act}", "", HEADER, "|---" * 8 + "|"]
         for line in lines:
             if line.get("act") == act:
                 versions = ", ".join(f"{k} {v}" for k, v in line["versions"].items())
-                ratio = "" if line["ratio"] is None else f"{line['ratio']:.2f} times"
+                ratios = (times_text(line["ratio"]), times_text(line["core_ratio"]))
                 spread = f"{line['p10']:,.0f} to {line['p90']:,.0f}"
-                counts = (f"{line['value']:,.0f}", spread, f"{line['edges']:,.0f}")
-                text.append(f"| {' | '.join([line['system'], versions, *counts, ratio])} |")
+                core = f"{1e3 * line['core_seconds']:,.1f}"
+                counts = (f"{line['value']:,.0f}", spread, core, f"{line['edges']:,.0f}")
+                text.append(f"| {' | '.join([line['system'], versions, *counts, *ratios])} |")
     left = [f"- {line['system']}: {line['missing']}" for line in lines if "missing" in line]
     if left:
         text += ["", "## Not measured", "", *left]
@@ -289,7 +303,7 @@ def main() -> None:
     facts = {
         "graph": f"{options.graph}, generated, {FEATURES} columns, {num_seeds:,} seeds",
         "model": f"2 layers of GraphSAGE of {HIDDEN}, fan-outs {FANOUTS}, batch {BATCH_SIZE}",
-        "cores": f"{len(cores)} cores",
+        "cores": "1 core" if len(cores) == 1 else f"{len(cores)} cores",
         "machine": f"{platform.machine()}, {platform.system()} {platform.release()}",
         "rounds": options.rounds,
     }

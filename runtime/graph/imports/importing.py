@@ -101,6 +101,8 @@ def detect_format(source: Path) -> str:
         ogb = ("edge.csv.gz", "data.npz", "triplet-type-list.csv.gz")
         if any((at / part).is_file() for at in (source, source / "raw") for part in ogb):
             return "ogb"
+        if any((source / "processed").glob("*.pt")):
+            return "pyg"
         if "edges" in find_tables(source):
             return "edgelist"
     elif name in ("metadata.yaml", "metadata.yml"):

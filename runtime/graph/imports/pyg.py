@@ -68,12 +68,32 @@ REASONS = {
 
 
 def read_pyg(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
-    """Read a file of torch.save."""
+    """Read a file of torch.save, or the folder of a PyG dataset, which has one in processed/."""
     del scratch
-    parts = _parts(source, load_torch(source, _safe_classes()))
+    path = _processed_file(source) if source.is_dir() else source
+    parts = _parts(path, load_torch(path, _safe_classes()))
     if any(isinstance(key, tuple) for key in parts[0]):
-        return _TypedReader(source, parts[0], options).read()
-    return _Reader(source, parts[0], options).read(parts)
+        graph = _TypedReader(path, parts[0], options).read()
+    else:
+        graph = _Reader(path, parts[0], options).read(parts)
+    if source.is_dir():
+        graph.name = source.name
+        files = sorted(p for p in source.rglob("*") if p.is_file() and p != path)
+        graph.inventory.leave(
+            f"the graph is that of {path.relative_to(source).as_posix()}",
+            *(p.relative_to(source).as_posix() for p in files),
+        )
+    return graph
+
+
+def _processed_file(source: Path) -> Path:
+    found = [p for p in sorted((source / "processed").glob("*.pt")) if "pre_" not in p.name]
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "none"
+        raise DatasetError(
+            f"{source}: expected one saved graph processed/*.pt, found {names!s:.200}; name it"
+        )
+    return found[0]
 
 
 class _Reader:

@@ -35,6 +35,24 @@ def test_a_data_a_dict_and_a_dataset_of_one_graph_are_the_same(tmp_path: Path):
     assert len(prints) == 1
 
 
+def test_the_folder_of_a_pyg_dataset_is_taken_by_its_processed_graph(tmp_path: Path):
+    root = tmp_path / "Mine"
+    (root / "processed").mkdir(parents=True)
+    (root / "raw").mkdir()
+    (root / "raw" / "ind.mine.x").write_text("")
+    data = Data(edge_index=PAIRS, x=torch.eye(3), y=torch.tensor([0, 1, 1]))
+    torch.save((data.to_dict(), None, Data), root / "processed" / "data.pt")
+    torch.save("none", root / "processed" / "pre_filter.pt")
+    graph = import_graph(root, tmp_path / "g")
+    assert (graph.name, graph.num_nodes) == ("Mine", 3)
+    left = [note for note in graph.meta.notes if note.startswith("not used")]
+    assert len(left) == 1
+    assert "processed/pre_filter.pt, raw/ind.mine.x (the graph is that of processed/" in left[0]
+    torch.save(data, root / "processed" / "other.pt")
+    with pytest.raises(DatasetError, match="one saved graph .*found data.pt, other"):
+        import_graph(root, tmp_path / "h")
+
+
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
 def test_sparse_features_are_read(tmp_path: Path, layout: torch.layout):
     dense = torch.tensor([[0.0, 2.0], [0.0, 0.0], [3.0, 4.0]])
