@@ -43,6 +43,8 @@ COUNTS = ("num_nodes_list", "num_edges_list")
 
 def read_ogb(source: Path, scratch: Path, options: ImportOptions) -> RawGraph:
     """Read an OGB folder."""
+    if not source.is_dir():
+        raise DatasetError(f"{source}: expected the folder of an OGB dataset, found a file")
     raw = source / "raw" if (source / "raw").is_dir() else source
     root = raw.parent if raw.name == "raw" else source
     tables = _Tables(root, raw, scratch)

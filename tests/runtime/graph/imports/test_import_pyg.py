@@ -49,7 +49,7 @@ def test_the_folder_of_a_pyg_dataset_is_taken_by_its_processed_graph(tmp_path: P
     assert len(left) == 1
     assert "processed/pre_filter.pt, raw/ind.mine.x (the graph is that of processed/" in left[0]
     torch.save(data, root / "processed" / "other.pt")
-    with pytest.raises(DatasetError, match="one saved graph .*found data.pt, other"):
+    with pytest.raises(DatasetError, match=r"one saved graph .*found data.pt, other"):
         import_graph(root, tmp_path / "h")
 
 
