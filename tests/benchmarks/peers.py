@@ -239,13 +239,12 @@ def write_table(path: Path, lines: list[dict[str, Any]], facts: dict[str, Any]) 
     """Write the records as a page."""
     text = ["# gnnplan and its peers, measured in one run", ""]
     text += [f"- {name}: {value}" for name, value in facts.items()]
-    text += [
-        "",
-        "Seeds per second: median, and the range that holds the middle 80%. gnnplan is that",
-    ]
-    text += [
-        "many times as fast as the peer, in neighbouring turns, with hops drawn by the same rule."
-    ]
+    text += ["", "Seeds per second: median, and the middle 80%; core ms of an epoch."]
+    text += ["The last columns: how many times as fast gnnplan is where it draws hops by the same"]
+    text += ["rule, by the clock and by core seconds; medians over neighbouring turns."]
+    waited = sum(line.get("waited", 0) for line in lines)
+    if waited:
+        text += [f"In {waited} turns a system waited for its cores: trust the core seconds more."]
     for act in ACTS:
         text += ["", f"## {act}", "", HEADER, "|---" * 8 + "|"]
         for line in lines:
