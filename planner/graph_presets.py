@@ -12,6 +12,7 @@ from typing import Literal
 
 from gnnplan.planner.errors import SettingsError
 from gnnplan.runtime import codec
+from gnnplan.runtime.errors import did_you_mean
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_links, generate_rmat
 
@@ -59,7 +60,10 @@ def graph_preset(name: str) -> GraphPreset:
     """
     known = graph_presets()
     if name.lower() not in known:
-        raise SettingsError(f"expected a data set among {', '.join(known)}, found {name!r}")
+        raise SettingsError(
+            f"expected a data set among {', '.join(known)}, found {name!r}"
+            f"{did_you_mean(name, known)}"
+        )
     return known[name.lower()]
 
 

@@ -32,9 +32,10 @@ from gnnplan.planner.profile.draws import GraphDraws
 from gnnplan.planner.profile.profile import Wanted, gpu_profile, profiles
 from gnnplan.planner.progress import Progress, onward, portion, silent
 from gnnplan.planner.queries.calibrate import calibrate_search, load_calibration
-from gnnplan.planner.queries.remedies import advice, find_remedies
+from gnnplan.planner.queries.explain import save_runners_up
+from gnnplan.planner.queries.remedies import advice, find_remedies, find_runners_up
 from gnnplan.planner.request import check_graph, check_output, check_outputs, check_settings
-from gnnplan.planner.search.choose import PlacedCandidate, choose
+from gnnplan.planner.search.choose import PlacedCandidate, choose, why_it_lost
 from gnnplan.planner.search.dimensions.dimension import ProposalInputs
 from gnnplan.planner.search.dimensions.ranks import machine_of_ranks, plans_gpus
 from gnnplan.planner.search.dimensions.registry import propose_first
@@ -129,7 +130,7 @@ def plan(
     if settings.mode == "full-graph":
         from gnnplan.planner.fullgraph.plan import plan_full_graph
 
-        made = plan_full_graph(
+        found, arrays, runners = plan_full_graph(
             graph, graph_ref(graph), settings, machine, portion(say, 0.0, PROFILED),
             calibrate=calibrate,
         )  # fmt: skip
@@ -143,11 +144,15 @@ def plan(
         found, arrays = assemble(
             best.search, best.explored, best.chosen, elsewhere=outcome.elsewhere
         )
-        made = replace(found, alternatives=[*outcome.lost, *found.alternatives]), arrays
+        found = replace(found, alternatives=[*outcome.lost, *found.alternatives])
+        runners = find_runners_up(
+            best.explored.priced, best.chosen, asked=settings.devices is not None,
+            name_of=lambda p: p.name, why=why_it_lost,
+        )  # fmt: skip
     say("writing the plan", 0.95)
-    found, arrays = made
     written = save_plan(replace(found, gpu_uuids=uuids_of(machine, found)), arrays, out)
     save_record(PlanRecord(settings=settings, machine=machine, factors=factors), written.plan_id)
+    save_runners_up(runners, written.plan_id)
     say("done", 1.0)
     return written
 

@@ -27,7 +27,7 @@ from gnnplan.planner.search.samplers import (
 )
 from gnnplan.planner.settings import MODELS, PlanSettings, refuse_changed
 from gnnplan.runtime.device import usable_ram_bytes
-from gnnplan.runtime.errors import DatasetError, InputError
+from gnnplan.runtime.errors import DatasetError, InputError, did_you_mean
 from gnnplan.runtime.graph.dataset import Graph, is_typed, open_graph, types_of
 from gnnplan.runtime.graph.format import META_FILE
 from gnnplan.runtime.plan.io import refuse_foreign_folder
@@ -219,6 +219,7 @@ def _check_types(graph: Graph, settings: PlanSettings, *, gpus: bool) -> None:
     if unknown:
         raise SettingsError(
             f"--type-fanouts: expected edge types among {', '.join(names)}, found {unknown[0]!r}"
+            f"{did_you_mean(unknown[0], names)}"
         )
     if graph.x_by_type and not gpus and settings.policy not in ("auto", "none"):
         raise SettingsError(

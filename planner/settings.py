@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.placement.policies.registry import PLACEMENT_POLICIES
+from gnnplan.runtime.errors import did_you_mean
 from gnnplan.runtime.plan.schema import MOST_FANOUT, Workload
 from gnnplan.runtime.plan.setting import Range, Setting, own_fields, setting_fields
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, SAMPLERS, is_layerwise
@@ -37,8 +38,8 @@ def check_values(owner: object) -> None:
         else:
             expected = str(wanted)
         raise SettingsError(
-            f"{each.name.replace('_', ' ')}: expected {expected}, found {found!r}; correct "
-            f"{each.flag}"
+            f"{each.name.replace('_', ' ')}: expected {expected}, found {found!r}"
+            f"{did_you_mean(str(found), each.choices)}; correct {each.flag}"
         )
 
 
@@ -313,10 +314,12 @@ class PlanSettings:
         if model not in MODELS and ":" not in model:
             raise SettingsError(
                 f"expected a model among {', '.join(MODELS)} or module:factory, found {model!r}"
+                f"{did_you_mean(model, MODELS)}"
             )
         if self.policy not in POLICIES:
             raise SettingsError(
                 f"expected a policy among {', '.join(POLICIES)}, found {self.policy!r}"
+                f"{did_you_mean(self.policy, POLICIES)}"
             )
         if self.mode != "full-graph":
             refuse_changed(self, FULL_GRAPH, "--mode full-graph, whose choice it is")
@@ -364,7 +367,8 @@ def change_settings(settings: Settings, values: Mapping[str, Any]) -> Settings:
     for name in values:
         if name not in known:
             expected = ", ".join(sorted(known - {"workload"}))
-            raise SettingsError(f"expected settings among {expected}, found {name!r}")
+            guess = did_you_mean(name, known)
+            raise SettingsError(f"expected settings among {expected}, found {name!r}{guess}")
     layers = {"num_layers": len(values["fanouts"])} if "fanouts" in values else {}
     return _changed(settings, layers | dict(values))
 

@@ -196,3 +196,17 @@ def _number_or_text(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
+
+
+def seconds_text(seconds: float) -> str:
+    """Write seconds in s, ms or us.
+
+    >>> seconds_text(0.0), seconds_text(4.2e-6), seconds_text(0.0123), seconds_text(75.0)
+    ('0 s', '4.2 us', '12.3 ms', '75.0 s')
+    """
+    if seconds == 0:
+        return "0 s"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.1f} {unit}"
+    return f"{seconds / 1e-6:.1f} us"

@@ -13,8 +13,10 @@ Where a GPU lacks what its fast path needs (Triton, page-locked memory), the sam
 host's gather and samplers, with the same batches and losses and one `SlowerPathWarning`.
 """
 
+import difflib
 import threading
 import warnings
+from collections.abc import Iterable
 
 _warned: set[str] = set()
 _lock = threading.Lock()
@@ -41,6 +43,19 @@ class InputError(GnnplanError):
 
 def _printable(character: str) -> str:
     return character if character.isprintable() else repr(character)[1:-1]
+
+
+def did_you_mean(found: str, known: Iterable[str]) -> str:
+    """Return a question that names what a wrong name is like; empty where it is like nothing.
+
+    >>> did_you_mean("Nieghbor", ["neighbor", "labor", "ladies"])
+    ' (did you mean neighbor?)'
+    >>> did_you_mean("zoo", ["neighbor", "labor"])
+    ''
+    """
+    names = {name.lower(): name for name in known}
+    alike = difflib.get_close_matches(found.lower(), names, n=2, cutoff=0.6)
+    return f" (did you mean {' or '.join(names[name] for name in alike)}?)" if alike else ""
 
 
 class DatasetError(InputError):

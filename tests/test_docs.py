@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from xml.etree.ElementTree import fromstring
 
 import pytest
 import typer.main
@@ -15,7 +16,7 @@ from gnnplan.planner.settings import POLICIES, PlanSettings
 from gnnplan.planner.units import flag_help
 from gnnplan.runtime.sampling.registry import SAMPLERS
 from gnnplan.runtime.stages import Stage
-from tests.support import flag_table
+from tests.support import flag_table, plan_picture
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -35,7 +36,8 @@ def verbs() -> dict[str, set[str]]:
                 walk(child, f"{path} {name}".strip())
             return
         options = [p for p in command.params if p.param_type_name == "option"]
-        found[path] = {o for p in options for o in p.opts if o.startswith("--")}
+        names = (o for p in options for o in (*p.opts, *p.secondary_opts))
+        found[path] = {name for name in names if name.startswith("--")}
 
     walk(typer.main.get_command(app), "")
     return found
@@ -59,7 +61,7 @@ def test_every_flag_is_in_the_page_of_commands():
 def test_every_flag_a_page_names_exists(name: str):
     flags = set().union(*verbs().values()) | {"--debug", "--port", "--data-dir", "--host"}
     named = set(re.findall(r"`(--[a-z-]+)", page(name)))
-    assert named <= flags | {"--no-shared-host", "--json", "--help"}
+    assert named <= flags | {"--json", "--help"}
 
 
 def test_every_route_is_in_the_api_page(tmp_path: Path):
@@ -71,8 +73,9 @@ def test_every_stage_is_in_the_runtime_page():
     assert [s for s in Stage if f"`{s}`" not in page("runtime/README.md")] == []
 
 
-def test_the_table_of_flags_is_made_of_the_settings():
+def test_the_page_of_commands_is_made_of_the_commands():
     found = flag_table.committed()
+    assert [path for path in verbs() if f"### `gnnplan {path}" not in found] == []
     assert found == flag_table.made(), "write it anew: python -m tests.support.flag_table"
     assert all(link in found for link in flag_table.REGISTRIES.values())
 
@@ -88,7 +91,8 @@ def test_every_table_of_a_machine_is_in_the_probe_page():
     assert [name for name in load_preset("cpu-2core").tables if f"`{name}`" not in text] == []
 
 
-PAGES = ["README.md", "DESIGN.md", "docs/decisions.md", "CONTRIBUTING.md", "planner/README.md"]
+MAP = "docs/README.md"
+PAGES = ["README.md", MAP, "DESIGN.md", "docs/decisions.md", "CONTRIBUTING.md", "planner/README.md"]
 PAGES += [f"docs/{name}.md" for name in ("formulas", "modelling", "papers", "benchmarks", "cli")]
 PAGES += ["runtime/README.md", "CHANGELOG.md"]
 
@@ -117,7 +121,37 @@ def test_every_file_and_folder_that_a_packages_page_names_exists(package: str):
 
 
 def test_the_readme_is_a_first_page():
-    assert len(page("README.md").splitlines()) <= 160
+    assert len(page("README.md").splitlines()) <= 120
+
+
+def test_the_readmes_picture_and_answer_are_of_one_plan():
+    picture = plan_picture.PICTURE.read_text()
+    label = fromstring(picture).attrib["aria-label"]
+    answer = " ".join(plan_picture.committed().split())
+    assert answer.startswith(f"{label} predicted step ")
+    assert f"<!-- {plan_picture.COMMAND} -->" in picture
+    assert "](docs/plan.svg)" in page("README.md")
+
+
+@pytest.mark.slow
+def test_the_readmes_picture_and_answer_are_what_a_plan_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path))
+    assert plan_picture.make() == (plan_picture.PICTURE.read_text(), plan_picture.committed()), (
+        f"write them anew: {plan_picture.COMMAND}"
+    )
+
+
+def test_every_page_is_one_click_from_the_page_map():
+    folders = ("docs", "planner", "runtime", "api", "notebooks", "tests")
+    pages = {*ROOT.glob("*.md"), *(p for name in folders for p in (ROOT / name).rglob("*.md"))}
+    pages -= {ROOT / MAP}
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page(MAP))
+    found = {(ROOT / MAP).parent.joinpath(link).resolve() for link in links}
+    assert len(pages) >= 30
+    assert sorted(pages - found) == []
+    assert f"]({MAP})" in page("README.md")
 
 
 def test_notebooks_are_listed_and_hold_no_outputs():

@@ -144,9 +144,9 @@ def test_the_readmes_scripts_run(place: tuple[Path, dict[str, str]]):
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl (apt-get install curl)")
-def test_three_commands_of_the_readme_make_a_first_plan(place: tuple[Path, dict[str, str]]):
+def test_three_commands_of_the_services_page_make_a_first_plan(place: tuple[Path, dict[str, str]]):
     folder, environment = place
-    commands = re.findall(r"^curl .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    commands = re.findall(r"^curl .*$", (ROOT / "api" / "README.md").read_text(), re.MULTILINE)
     assert 1 <= len(commands) <= 3
     made = ["gnnplan", "graph", "generate", "sbm", "demo/graph", "--nodes", "3000"]
     subprocess.run(made, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)

@@ -21,7 +21,7 @@ from gnnplan.planner.cli.common import (
 from gnnplan.planner.cli.remote import ServerOption
 from gnnplan.planner.errors import SettingsError
 from gnnplan.runtime import codec
-from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.errors import DatasetError, did_you_mean
 
 if TYPE_CHECKING:
     from gnnplan.runtime.graph.dataset import Graph
@@ -344,7 +344,9 @@ def _generate(kind: str, folder: Path, sizes: Sizes, *, seed: int, overwrite: bo
 
     if kind not in KINDS:
         names = ", ".join(KINDS)
-        raise SettingsError(f"expected a kind among {names} or like:NAME, found {kind!r}")
+        raise SettingsError(
+            f"expected a kind among {names} or like:NAME, found {kind!r}{did_you_mean(kind, KINDS)}"
+        )
     if kind == "links":
         return generate_links(
             folder,

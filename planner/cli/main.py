@@ -7,6 +7,7 @@ stderr.
 
 import errno
 import os
+import re
 import signal
 import sys
 import time
@@ -20,7 +21,7 @@ import typer
 
 from gnnplan.planner.cli import demo, graphs, machines, planning, training
 from gnnplan.planner.errors import PlanDoesNotFit
-from gnnplan.runtime.errors import GnnplanError, InputError
+from gnnplan.runtime.errors import GnnplanError, InputError, did_you_mean
 from gnnplan.runtime.process import age_seconds
 
 HELP = "Plans and runs multi-GPU training of graph neural networks."
@@ -110,7 +111,7 @@ def _report(error: Exception) -> int:
         text = " ".join(str(usage()).split())
         if not text:  # `gnnplan` alone: the help was printed already
             return 2
-        _say(f"{text} (see gnnplan --help)")
+        _say(f"{text}{_guess(text)} (see gnnplan --help)")
         return 2
     for kind, code in ((PlanDoesNotFit, 3), (InputError, 2), (GnnplanError, 1)):
         if isinstance(error, kind):
@@ -123,6 +124,12 @@ def _report(error: Exception) -> int:
         return 2 if full or isinstance(error, PermissionError) else 1
     _say(f"{type(error).__name__}: {error} (run again with --debug for the traceback)")
     return 1
+
+
+def _guess(text: str) -> str:
+    """Return what a flag's word that is not among its choices may have meant."""
+    found = re.search(r"'([^']*)' is not one of (.*)", text)
+    return did_you_mean(found[1], re.findall(r"'([^']*)'", found[2])) if found else ""
 
 
 def _say(text: str) -> None:

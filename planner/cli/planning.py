@@ -141,7 +141,7 @@ def machine_for_planning(name: str | None, graph: Path | None = None) -> Machine
 def explain_command(
     plan: PlanArgument, server: ServerOption = None, as_json: JsonFlag = False
 ) -> None:
-    """Where the time goes, where rows live, and why the runner-up lost."""
+    """Why this many ranks, what fills memory, what would be faster; where the time goes."""
     from gnnplan.planner.queries.explain import explain, render
 
     if server is None:

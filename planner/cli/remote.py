@@ -82,6 +82,8 @@ def plan(
     calibrated: bool,
 ) -> Plan:
     """Let the service plan, and write the plan's folder here."""
+    from gnnplan.planner.queries.explain import save_runners_up
+
     with service(server) as client, progress_bar("plan") as progress:
         made = client.plans.make(
             str(graph),
@@ -91,6 +93,7 @@ def plan(
             progress=progress,
         )
         progress("writing the plan", 0.95)
+        save_runners_up(client.plans.explain(made.plan_id).runners_up, made.plan_id)
         return client.plans.download(made.plan_id, output)
 
 

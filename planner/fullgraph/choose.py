@@ -40,7 +40,8 @@ from gnnplan.planner.fullgraph.formulas import choose_keep, columns_per_row, p_b
 from gnnplan.planner.fullgraph.memory import memory_use
 from gnnplan.planner.fullgraph.price import FullRequest, PricedEpoch, price, rank_seconds
 from gnnplan.planner.fullgraph.profile import CutProfile
-from gnnplan.planner.queries.remedies import Remedy, advice, rank_remedies
+from gnnplan.planner.queries.explain import RunnersUp
+from gnnplan.planner.queries.remedies import Remedy, advice, find_runners_up, rank_remedies
 from gnnplan.planner.search.choose import find_slower_stage, nearest_to_fit
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.plan.schema import Alternative, MemoryUse
@@ -384,6 +385,18 @@ def alternatives(choice: FullGraphChoice) -> list[Alternative]:
     ]
     batches = "not comparable by epoch time: many updates per epoch where this has one"
     return [*found, Alternative(name="mini-batches", step_seconds=None, why=batches)]
+
+
+def runners_up(choice: FullGraphChoice, *, asked: bool) -> RunnersUp:
+    """Find the best of each number of ranks at the plan's own p, and the plainest."""
+    chosen = choice.chosen
+    return find_runners_up(
+        [p for p in (*choice.exact, *choice.sampled) if _comparable(p, chosen)],
+        chosen,
+        asked=asked,
+        name_of=lambda p: describe_whole_graph(p.candidate),
+        why=why_it_lost,
+    )
 
 
 def _comparable(other: PricedEpoch, chosen: PricedEpoch) -> bool:

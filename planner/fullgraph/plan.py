@@ -16,12 +16,13 @@ from gnnplan.planner.cost.memory import Budgets
 from gnnplan.planner.cost.request import row_bytes
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.fullgraph.candidate import DRAWS, Cut, cut_of, cuts_of, settings_of
-from gnnplan.planner.fullgraph.choose import FullGraphChoice, alternatives, choose
+from gnnplan.planner.fullgraph.choose import FullGraphChoice, alternatives, choose, runners_up
 from gnnplan.planner.fullgraph.price import FullRequest, PricedEpoch, price
 from gnnplan.planner.fullgraph.profile import CutProfile, profile_cuts
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.profile.roofline import check_model
 from gnnplan.planner.progress import Progress
+from gnnplan.planner.queries.explain import RunnersUp
 from gnnplan.planner.request import check_training_data
 from gnnplan.planner.search.choose import shadow_prices
 from gnnplan.planner.search.dimensions.ranks import (
@@ -126,8 +127,8 @@ def plan_full_graph(
     progress: Progress | None,
     *,
     calibrate: bool,
-) -> tuple[Plan, dict[str, NDArray[Any]]]:
-    """Make the full-graph plan with the lowest predicted time per epoch, and its array.
+) -> tuple[Plan, dict[str, NDArray[Any]], RunnersUp]:
+    """Make the full-graph plan with the lowest predicted time per epoch, its array, and what lost.
 
     Arguments and errors are those of `planner.pipeline.plan`, which writes what is found; factors
     are learnt from mini-batches, so `calibrate` is refused.
@@ -163,7 +164,9 @@ def plan_full_graph(
     profiles = {cut: p.numbers for cut, p in found.items()}
     choice = choose(request, profiles, allowed)
     chosen = found[cut_of(choice.chosen.candidate)]
-    return assemble(request, profiles, choice), {"partition": chosen.partition}
+    made = assemble(request, profiles, choice)
+    runners = runners_up(choice, asked=asked is not None)
+    return made, {"partition": chosen.partition}, runners
 
 
 def draws_of(settings: PlanSettings, allowed: StatisticsClass) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ from gnnplan.planner.partition.streaming import (
     pagraph_parts,
     streaming_bytes,
 )
-from gnnplan.runtime.errors import BudgetExceeded
+from gnnplan.runtime.errors import BudgetExceeded, did_you_mean
 
 Objective = Literal["cut", "volume"]
 MemoryParts = dict[str, int]
@@ -174,6 +174,7 @@ def _find(name: str) -> Partitioner:
     if name not in PARTITIONERS:
         raise SettingsError(
             f"expected a partitioner among {', '.join(PARTITIONERS)}, found {name!r}"
+            f"{did_you_mean(name, PARTITIONERS)}"
         )
     return PARTITIONERS[name]
 

@@ -6,7 +6,6 @@ from which the machine is built (box.py). Each number says where it is from. NAM
 joined by their network, where the preset allows several.
 """
 
-import difflib
 import functools
 import os
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from gnnplan.planner.machine.model import MachineModel, Provenance, load_machine
 from gnnplan.planner.progress import Progress
 from gnnplan.runtime import codec
 from gnnplan.runtime.device import VARIABLE, machine_fingerprint
+from gnnplan.runtime.errors import did_you_mean
 
 PRESETS_FOLDER = Path(__file__).with_name("presets")
 
@@ -93,9 +93,8 @@ def choose_machine(
 def unknown_machine(name: str) -> MachineError:
     """Return the error for a name that is neither a preset's nor a file's."""
     base, colon, count = name.partition(":")
-    alike = difflib.get_close_matches(base.lower(), list_presets(), n=2, cutoff=0.5)
-    guess = f"; did you mean {' or '.join(a + colon + count for a in alike)}?"
-    guess = guess if alike else f" among {', '.join(list_presets())}"
+    guess = did_you_mean(base + colon + count, [a + colon + count for a in list_presets()])
+    guess = guess or f" among {', '.join(list_presets())}"
     return MachineError(
         f"{name}: expected a preset's name or a machine file, found neither{guess} (`gnnplan "
         "machine list` names the presets, `gnnplan probe -o FILE` writes a file)"

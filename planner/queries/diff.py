@@ -5,8 +5,8 @@ from typing import Any, cast
 
 from gnnplan.planner.candidate import topology_words
 from gnnplan.planner.cost.memory import size_text
-from gnnplan.planner.queries.explain import KEPT, PLACES, seconds_text
-from gnnplan.planner.units import by_number, counted
+from gnnplan.planner.queries.explain import KEPT, PLACES
+from gnnplan.planner.units import by_number, counted, seconds_text
 from gnnplan.runtime import codec
 from gnnplan.runtime.plan.schema import Plan
 

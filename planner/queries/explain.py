@@ -1,13 +1,19 @@
-"""Explain a plan: where a step's time goes, what fills memory, which candidate came second.
+"""Explain a plan: what its owner asks first, where a step's time goes, what came second.
 
-`explain` returns data, `render` text; nothing is computed that the plan does not hold.
+`explain` returns data, `render` text. Nothing is priced: what a plan does not hold, the runners-up
+by number of ranks among it, its search kept beside the plan's request (`RunnersUp`).
 """
 
+import re
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from gnnplan.planner.cache_folder import cache_path
 from gnnplan.planner.candidate import topology_words
 from gnnplan.planner.cost.memory import size_text
-from gnnplan.planner.units import counted, in_order
+from gnnplan.planner.units import by_number, counted, in_order, seconds_text
+from gnnplan.runtime import codec
 from gnnplan.runtime.plan.schema import Alternative, MemoryUse, Plan
 from gnnplan.runtime.stages import TRAINING_STAGES
 
@@ -120,11 +126,35 @@ class Residence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RunnersUp:
+    """Best candidates that a search priced beside its choice, and the plainest one."""
+
+    by_ranks: dict[str, Alternative] = field(default_factory=dict[str, Alternative])
+    """Best candidate by number of ranks, such as 2 or 8 on 2 hosts; without a reason: the plan."""
+    plainest: Alternative | None = None
+    """Fewest ranks, rows and lists on the host, batches in line; without a reason: the plan."""
+    asked: bool = False
+    """Whether the user named the number of ranks, so that no other was priced."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answers:
+    """What an owner of GPUs asks first, answered in a line each; all seconds are predicted."""
+
+    why_so_many: str
+    what_fills_memory: str
+    what_is_faster: str
+    what_it_gains: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
     """Everything the plan says of itself, in reading order."""
 
     plan_id: str
     summary: str
+    answers: Answers
+    runners_up: RunnersUp
     step_seconds: float
     step_low: float
     step_high: float
@@ -154,12 +184,19 @@ class Explanation:
 
 
 def explain(plan: Plan) -> Explanation:
-    """Put a plan's own numbers in reading order."""
-    prediction = plan.prediction
+    """Put a plan's own numbers in reading order, after answers to what is asked first."""
+    prediction, runners = plan.prediction, load_runners_up(plan.plan_id)
     others = plan.alternatives
     return Explanation(
         plan_id=plan.plan_id,
         summary=_summary(plan),
+        answers=Answers(
+            why_so_many=_why_so_many(plan, runners),
+            what_fills_memory=_what_fills_memory(plan),
+            what_is_faster=_what_is_faster(plan),
+            what_it_gains=_what_it_gains(plan, runners),
+        ),
+        runners_up=runners,
         step_seconds=prediction.step_seconds.value,
         step_low=prediction.step_seconds.low,
         step_high=prediction.step_seconds.high,
@@ -182,6 +219,131 @@ def explain(plan: Plan) -> Explanation:
         runner_up=others[0] if others else None,
         alternatives=others,
         details=_full_graph_details(plan) + _list_details(plan),
+    )
+
+
+def _runners_path(plan_id: str) -> Path:
+    return cache_path() / "runners" / f"{plan_id}.json"
+
+
+def save_runners_up(runners: RunnersUp, plan_id: str) -> None:
+    """Keep what a plan's search priced beside it, in the cache; plan folders stay as they are."""
+    path = _runners_path(plan_id)
+    with suppress(OSError):  # without a cache folder that can be written, nothing is kept
+        path.parent.mkdir(parents=True, exist_ok=True)
+        codec.write_text_atomically(path, codec.dumps(runners))
+
+
+def load_runners_up(plan_id: str) -> RunnersUp:
+    """Return what was kept of a plan's search; nothing where it was planned elsewhere."""
+    try:
+        return codec.decode(RunnersUp, codec.parse(_runners_path(plan_id).read_bytes()))
+    except (OSError, ValueError):
+        return RunnersUp()
+
+
+ELSEWHERE = "not known here, since it was planned elsewhere or the cache was emptied; plan again"
+
+
+def _why_so_many(plan: Plan, runners: RunnersUp) -> str:
+    """List the best step of each number of ranks, and say why the next best number lost."""
+    found = runners.by_ranks
+    if not found:
+        return ELSEWHERE
+    unit = "an epoch" if plan.strategy.mode == "full-graph" else "a step"
+    words = f"{unit} takes {', '.join(_on_ranks(n, each) for n, each in _some(found))}"
+    lost = [(n, each) for n, each in found.items() if each.why and each.step_seconds is not None]
+    if lost:
+        number, second = min(lost, key=lambda item: item[1].step_seconds or 0.0)
+        words += f"; {number} lost: {second.why}{_fewer_words(plan, lost)}"
+    elif len(found) > 1:
+        words += f"; {next(each.why for each in found.values() if each.why)}"
+    else:
+        only = "that number was asked for" if runners.asked else "there is no other number"
+        words += f"; {only}, none else was priced"
+    return words
+
+
+def _fewer_words(plan: Plan, lost: list[tuple[str, Alternative]]) -> str:
+    """Say that fewer ranks are as fast, where they are: the others could do something else."""
+    step = plan.prediction.step_seconds.value
+    alike = [
+        int(number)
+        for number, each in lost
+        if number.isdecimal() and (each.step_seconds or 0.0) <= step * (1 + ALIKE)
+    ]
+    fewest = min(alike, default=plan.num_ranks)
+    if fewest >= plan.num_ranks:
+        return ""
+    return f"; --devices {fewest} is as fast and leaves {plan.num_ranks - fewest} free"
+
+
+def _on_ranks(number: str, best: Alternative) -> str:
+    step = "too much memory" if best.step_seconds is None else seconds_text(best.step_seconds)
+    return f"{step} on {number}{'' if best.why else ' (this plan)'}"
+
+
+def _some(found: dict[str, Alternative]) -> list[tuple[str, Alternative]]:
+    """Return the plan's number of ranks and the powers of two; all where they are few."""
+    ordered = sorted(found.items(), key=lambda item: by_number(item[0]))
+    if len(ordered) <= FEW:
+        return ordered
+    return [(n, a) for n, a in ordered if not a.why or int(n.split()[0]).bit_count() == 1]
+
+
+FEW = 5
+"""Numbers of ranks that are all listed."""
+LARGEST_PARTS = 3
+"""Parts of a memory that its line names."""
+
+
+def _what_fills_memory(plan: Plan) -> str:
+    """Name the largest parts of the fullest rank and of the fullest memory that ranks share."""
+    memory = plan.prediction.memory_bytes
+    groups = [
+        {name: use for name, use in memory.items() if name.startswith("rank") == of_rank}
+        for of_rank in (True, False)
+    ]
+    words: list[str] = []
+    for group in filter(None, groups):
+        name, use = min(group.items(), key=lambda item: item[1].headroom)
+        parts = sorted(use.parts.items(), key=lambda item: -item[1])[:LARGEST_PARTS]
+        listed = ", ".join(f"{part} {size_text(size)}" for part, size in parts if size > 0)
+        words.append(f"{name} {size_text(use.total)} of {size_text(use.capacity)} ({listed})")
+    return "; ".join(words)
+
+
+def _what_is_faster(plan: Plan) -> str:
+    """Name the one relaxation that would save most of a step, and what sets the pace."""
+    step, prices = plan.prediction.step_seconds.value, plan.shadow_prices
+    bottleneck = plan.prediction.bottleneck
+    pace = f"{PACE.get(bottleneck, bottleneck)} sets the pace"
+    best = max(prices, key=lambda name: prices[name], default="")
+    share = prices[best] / step if best and step > 0 else 0.0
+    if share < LEAST_SAVED:
+        return f"more memory or a faster link would not help: {pace}"
+    return f"{best} would save {seconds_text(prices[best])} a step ({share:.1%}); {pace}"
+
+
+PACE = {"host": "starting kernels on the host", "GPU": "the GPU", "links": "the busiest link"}
+"""Words for what binds a step, where it is no stage."""
+LEAST_SAVED = 5e-4
+"""Share of a step from which something is said to save it."""
+
+
+def _what_it_gains(plan: Plan, runners: RunnersUp) -> str:
+    """Hold the plan against the plainest way that was priced, and tell how to with one's own."""
+    plainest, step = runners.plainest, plan.prediction.step_seconds.value
+    epoch = seconds_text(plan.prediction.epoch_seconds.value)
+    own = f"against your own script: time an epoch, this plan's is predicted at {epoch}"
+    if plainest is None:
+        return f"{ELSEWHERE}; {own}" if not runners.by_ranks else f"no plainer way fits; {own}"
+    if not plainest.why or plainest.step_seconds is None or step <= 0:
+        return f"it is the plainest way itself, nothing that was priced gains enough; {own}"
+    times = plainest.step_seconds / step
+    return (
+        f"{times:.1f} times as fast as the plainest way "
+        f"({plainest.name}: {seconds_text(plainest.step_seconds)}, predicted too); {own}"
     )
 
 
@@ -255,10 +417,11 @@ def render(explanation: Explanation) -> str:
             f"bound by {e.bottleneck}; statistics {e.statistics_class}; "
             f"within {e.gap:.1%} of the bound {seconds_text(e.lower_bound)} ({e.status})",
         ],
+        ["asked first", *_answer_lines(e)],
         ["stage               seconds   share", *map(_stage_line, e.stages)],
         ["memory", *_memory_lines(e.memory)],
         ["where rows are read", *map(_residence_line, e.residence)],
-        ["runner-up", _runner_line(e.runner_up)],
+        ["runner-up", *_runner_lines(e)],
         ["one more would save, per step", *_price_lines(e.shadow_prices)],
         ["where the numbers come from", *(f"  {r.stage}: {r.provenance}" for r in e.stages)],
     ]
@@ -292,26 +455,45 @@ def _residence_line(place: Residence) -> str:
     return f"  {place.device}: {shares or 'no rows'}; keeps {place.own_rows} copies"
 
 
-def _runner_line(runner: Alternative | None) -> str:
-    if runner is None:
-        return "  none: nothing else was possible"
+def _answer_lines(e: Explanation) -> list[str]:
+    many = " ".join(e.summary.split()[:2]).rstrip(",")
+    many = "the whole graph so" if e.summary.startswith("the whole") else many
+    return [
+        f"  why {many}: {e.answers.why_so_many}",
+        f"  what fills the memory: {e.answers.what_fills_memory}",
+        f"  what would be faster: {e.answers.what_is_faster}",
+        f"  what it gains: {e.answers.what_it_gains}",
+    ]
+
+
+ALIKE = 0.01
+"""Relative difference of steps below which nobody minds which of two is taken."""
+
+
+def _runner_lines(e: Explanation) -> list[str]:
+    """Write the next best, how many more are like it, and the first that differs in earnest."""
+    if e.runner_up is None:
+        return ["  none: nothing else was possible"]
+    alike = [each for each in e.alternatives if _is_alike(each, e)]
+    others = [each for each in e.alternatives if each not in alike]
+    if not alike:
+        return [_runner_line(e.runner_up)]
+    more = f" ({len(alike) - 1} more as fast, placed or loaded otherwise)" if alike[1:] else ""
+    return [_runner_line(alike[0]) + more, *map(_runner_line, others[:1])]
+
+
+def _is_alike(other: Alternative, e: Explanation) -> bool:
+    """Return whether an alternative has the ranks and step of the plan."""
+    ranks = re.match(r"\d+ (emulated )?\w+", e.summary)
+    if other.step_seconds is None or ranks is None or not other.name.startswith(ranks[0]):
+        return False
+    return abs(other.step_seconds / e.step_seconds - 1) < ALIKE
+
+
+def _runner_line(runner: Alternative) -> str:
     seconds = "does not run" if runner.step_seconds is None else seconds_text(runner.step_seconds)
     return f"  {runner.name}: {seconds}; {runner.why}"
 
 
 def _price_lines(prices: dict[str, float]) -> list[str]:
     return [f"  {name}: {seconds_text(saved)}" for name, saved in prices.items()] or ["  nothing"]
-
-
-def seconds_text(seconds: float) -> str:
-    """Write seconds in s, ms or us.
-
-    >>> seconds_text(0.0), seconds_text(4.2e-6), seconds_text(0.0123), seconds_text(75.0)
-    ('0 s', '4.2 us', '12.3 ms', '75.0 s')
-    """
-    if seconds == 0:
-        return "0 s"
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if abs(seconds) >= scale:
-            return f"{seconds / scale:.1f} {unit}"
-    return f"{seconds / 1e-6:.1f} us"

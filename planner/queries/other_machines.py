@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gnnplan.planner.probe.presets import load_preset
-from gnnplan.planner.queries.explain import explain, seconds_text
+from gnnplan.planner.queries.explain import explain
 from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.units import seconds_text
 from gnnplan.runtime.plan.schema import Plan
 
 DEMO_MACHINES = ("siton", "dgx-v100")

@@ -1,17 +1,18 @@
-"""Find the cheapest changes that make a plan fit, with the bytes that each saves.
+"""Find the cheapest changes that make a plan fit, and what was priced beside one that does.
 
 A smaller batch moves frontiers by [A5], a smaller model its parts in proportion. Estimates say
 "about"; a new plan decides.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gnnplan.planner.cost.memory import Budgets, size_text
 from gnnplan.planner.cost.request import expected_vertices, row_bytes, seeds_per_rank
-from gnnplan.planner.search.choose import PlacedCandidate, nearest_to_fit
+from gnnplan.planner.queries.explain import RunnersUp
+from gnnplan.planner.search.choose import PlacedCandidate, Priced, PricedCandidate, nearest_to_fit
 from gnnplan.planner.search.search import Search
-from gnnplan.runtime.plan.schema import MemoryUse
+from gnnplan.runtime.plan.schema import Alternative, MemoryUse
 
 BATCH_PARTS = ("activations", "batches")
 """Parts of a rank that grow with the batch's vertices."""
@@ -147,3 +148,57 @@ def advice(ways: Sequence[Remedy]) -> str:
         verb = "adds" if " of " in way.what else "saves about"
         words.append(f"{way.what} {verb} {size_text(way.saves_bytes)}{alone}")
     return f"ways out: {'; '.join(words)}"
+
+
+def find_runners_up(
+    priced: Sequence[Priced],
+    chosen: Priced,
+    *,
+    asked: bool,
+    name_of: Callable[[Priced], str],
+    why: Callable[[Priced, Priced], str],
+) -> RunnersUp:
+    """Find the best candidate of each number of ranks, and the plainest that fits.
+
+    Args:
+        priced: candidates of the chosen one's search.
+        chosen: candidate that the plan takes, which stands for its number of ranks.
+        asked: whether the number of ranks was given.
+        name_of: returns the words for a candidate.
+        why: returns why a candidate lost against another.
+    """
+    best = {_ranks_words(chosen): chosen}
+    for p in sorted(priced, key=lambda p: (bool(p.overflow), p.seconds)):
+        best.setdefault(_ranks_words(p), p)
+
+    def told(p: Priced) -> Alternative:
+        step = None if p.overflow else p.seconds
+        lost = p.candidate != chosen.candidate
+        return Alternative(name=name_of(p), step_seconds=step, why=why(p, chosen) if lost else "")
+
+    fits = [p for p in (*priced, chosen) if not p.overflow]
+    return RunnersUp(
+        by_ranks={words: told(p) for words, p in best.items()},
+        plainest=told(min(fits, key=_plainness)) if fits else None,
+        asked=asked,
+    )
+
+
+def _ranks_words(p: PricedCandidate) -> str:
+    hosts = p.candidate.hosts
+    return f"{p.candidate.num_ranks} on {hosts} hosts" if hosts > 1 else f"{p.candidate.num_ranks}"
+
+
+def _plainness(p: PricedCandidate) -> tuple[int, ...]:
+    """Return a key that is least for few ranks that read all from the host, batches in line."""
+    c = p.candidate
+    return (
+        c.num_ranks,
+        c.policy != "none",
+        c.topology.policy != "host",
+        c.batching != "independent",
+        c.bulk_batches,
+        c.kappa or 1,
+        c.threads.sample,
+        -c.threads.compute,
+    )

@@ -18,14 +18,15 @@ from gnnplan.planner.machine.model import Link, MachineModel
 from gnnplan.planner.pipeline import search_for
 from gnnplan.planner.profile.cache import PlanRecord, load_record
 from gnnplan.planner.queries.calibrate import calibrate_search
-from gnnplan.planner.queries.explain import PLACES, seconds_text
+from gnnplan.planner.queries.explain import PLACES
 from gnnplan.planner.queries.simulate import open_plan_graph
 from gnnplan.planner.search.choose import PlacedCandidate, choose, why_it_lost
 from gnnplan.planner.search.dimensions.ranks import LINK_TABLES, faster, faster_link
 from gnnplan.planner.search.dimensions.registry import name_of
 from gnnplan.planner.search.search import Search
 from gnnplan.planner.settings import PlanSettings
-from gnnplan.planner.units import in_order, parse_bytes
+from gnnplan.planner.units import in_order, parse_bytes, seconds_text
+from gnnplan.runtime.errors import did_you_mean
 from gnnplan.runtime.plan.schema import Interval, MemoryUse, Plan, Prediction
 
 TABLES_OF_KIND = {"host": "memory", "disk": "disk", "all_reduce": "exchange"}
@@ -161,7 +162,8 @@ def apply_changes(record: PlanRecord, changes: Sequence[str]) -> PlanRecord:
         else:
             raise SettingsError(
                 "--set: expected link.NAME.bandwidth, link.NAME.latency, memory.NAME.capacity, "
-                f"{', '.join(SETTINGS)}, found {key!r}; what changes the workload needs a new plan"
+                f"{', '.join(SETTINGS)}, found {key!r}{did_you_mean(key, SETTINGS)}; what "
+                "changes the workload needs a new plan"
             )
     return replace(record, machine=machine, settings=settings)
 
@@ -185,8 +187,11 @@ def _with_link(machine: MachineModel, name: str, what: str, value: str) -> Machi
     """Change the links of a name, or of all names that begin with it and a dot."""
     links = [x for x in machine.links if x.name == name or x.name.startswith(f"{name}.")]
     if not links:
-        known = ", ".join(sorted(x.name for x in machine.links))
-        raise SettingsError(f"--set: expected a link of {machine.name} ({known}), found {name!r}")
+        known = sorted(x.name for x in machine.links)
+        raise SettingsError(
+            f"--set: expected a link of {machine.name} ({', '.join(known)}), found {name!r}"
+            f"{did_you_mean(name, known)}"
+        )
     key, rated, changed = f"link.{name}.{what}", machine, dict[str, Link]()
     for link in links:
         if what == "latency":
@@ -203,9 +208,12 @@ def _with_link(machine: MachineModel, name: str, what: str, value: str) -> Machi
 
 
 def _with_memory(machine: MachineModel, name: str, value: str) -> MachineModel:
-    if name not in {m.name for m in machine.memories}:
-        known = ", ".join(m.name for m in machine.memories)
-        raise SettingsError(f"--set: expected a memory of {machine.name} ({known}), found {name!r}")
+    known = [m.name for m in machine.memories]
+    if name not in known:
+        raise SettingsError(
+            f"--set: expected a memory of {machine.name} ({', '.join(known)}), found {name!r}"
+            f"{did_you_mean(name, known)}"
+        )
     old = float(machine.memory(name).capacity_bytes)
     new = round(_scaled(value, old, f"memory.{name}.capacity", size=True))
     memories = [replace(m, capacity_bytes=new) if m.name == name else m for m in machine.memories]

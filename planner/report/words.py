@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from gnnplan.planner.cost.memory import size_text
-from gnnplan.planner.queries.explain import PLACES, seconds_text
+from gnnplan.planner.queries.explain import PLACES
+from gnnplan.planner.units import seconds_text
 from gnnplan.runtime.plan.schema import Certificate, Plan
 from gnnplan.runtime.stages import Stage
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, TypeVar
 
-from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.errors import SamplerError, did_you_mean
 from gnnplan.runtime.plan.schema import Sampler
 
 Value = int | float | str
@@ -270,8 +270,9 @@ def find_sampler(name: str) -> SamplerSpec:
     """
     if name not in SAMPLERS:
         raise SamplerError(
-            f"expected a sampler among {', '.join(SAMPLERS)}, found {name!r}; choose one, or add "
-            "its entry (runtime/sampling/HOWTO_add_a_sampler.md)"
+            f"expected a sampler among {', '.join(SAMPLERS)}, found {name!r}"
+            f"{did_you_mean(name, SAMPLERS)}; choose one, or add its entry "
+            "(runtime/sampling/HOWTO_add_a_sampler.md)"
         )
     return SAMPLERS[name]
 
@@ -316,7 +317,7 @@ def parameters_of(sampler: Sampler) -> dict[str, Value]:
         if key not in known:
             raise SamplerError(
                 f"sampler {sampler.name}: expected parameters among {', '.join(known) or 'none'}, "
-                f"found {key!r}; drop it"
+                f"found {key!r}{did_you_mean(key, known)}; drop it"
             )
     return known | sampler.parameters
 
@@ -326,8 +327,8 @@ def choice(name: str, values: Values, kind: type[E], key: str) -> E:
     value = str(values[key])
     if value not in list(kind):
         raise SamplerError(
-            f"sampler {name}: expected {key} to be one of {', '.join(kind)}, found {value!r}; "
-            "choose one"
+            f"sampler {name}: expected {key} to be one of {', '.join(kind)}, found {value!r}"
+            f"{did_you_mean(value, kind)}; choose one"
         )
     return kind(value)
 

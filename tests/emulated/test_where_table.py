@@ -1,4 +1,4 @@
-"""README's table of what runs where is that of the tests' records."""
+"""The tables of what runs where are those of the tests' records."""
 
 import json
 from pathlib import Path
@@ -7,11 +7,19 @@ import pytest
 
 from tests.emulated.modes import COLUMNS, MODES, ROWS
 from tests.silicon.experiments import mode_name
-from tests.support.where_table import in_readme, make_table, read_marks, read_record
+from tests.support.where_table import (
+    PAGE,
+    README,
+    committed,
+    make_table,
+    read_marks,
+    read_record,
+)
 
 
-def test_the_table_in_the_readme_is_that_of_the_records() -> None:
-    assert in_readme() == make_table()
+@pytest.mark.parametrize("page", [README, PAGE], ids=lambda page: page.name)
+def test_a_pages_table_is_that_of_the_records(page: Path) -> None:
+    assert committed(page) == make_table(names=page == PAGE)
 
 
 def test_every_record_is_of_a_mode() -> None:

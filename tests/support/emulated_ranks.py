@@ -76,7 +76,9 @@ def plan_mode(mode: Mode, graph: Graph, folder: Path) -> Plan:
         settings = replace(settings, **_budgets(mode, graph, use))
     if settings.mode == "full-graph":
         reference = pipeline.graph_ref(graph)
-        made, arrays = plan_full_graph(graph, reference, settings, machine, None, calibrate=False)
+        made, arrays, _ = plan_full_graph(
+            graph, reference, settings, machine, None, calibrate=False
+        )
     else:
         made, arrays = assemble(*_cheapest(mode, graph, settings, machine))
     strategy, more = mode.change(made.strategy), mode.evaluation_rows * graph.row_bytes

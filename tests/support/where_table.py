@@ -1,7 +1,7 @@
-"""README's table of what runs where, made from the records of the tests that ran it.
+"""The tables of what runs where, made from the records of the tests that ran it.
 
     python -m tests.support.where_table          print the table
-    python -m tests.support.where_table --write  put it into README.md
+    python -m tests.support.where_table --write  put it into docs/gpus.md, and its marks into README
 
 Marks: E emulated, S by ranks that share one real GPU, G on that many real GPUs. A mode of
 tests/emulated notes itself when it passes with $GNNPLAN_RECORD_MODES set; marks S and G come from
@@ -21,6 +21,7 @@ from tests.silicon.queue import GPUS, RECORDS, VERDICT
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "tests" / "golden" / "where_runs.json"
 README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "gpus.md"
 BEGIN, END = "<!-- what runs where: begin -->", "<!-- what runs where: end -->"
 VARIABLE = "GNNPLAN_RECORD_MODES"
 EXPERIMENTS: dict[str, tuple[str, str, str, str]] = {
@@ -47,10 +48,10 @@ def note_mode(mode: Mode) -> None:
     if os.environ.get(VARIABLE):
         noted = sorted([*known, entry] if entry not in known else known)
         RECORD.write_text(json.dumps(noted, indent=1) + "\n")
-        write_readme()
+        write_pages()
     else:
         assert entry in known, (
-            f"{entry}: run it again with {VARIABLE}=1, which notes it here and in README"
+            f"{entry}: run it again with {VARIABLE}=1, which notes it here and in the pages"
         )
 
 
@@ -90,39 +91,43 @@ def _last_run(path: Path) -> list[dict[str, Any]]:
     return lines[ends[-2] : ends[-1]] if len(ends) > 1 and lines[ends[-1] - 1]["passed"] else []
 
 
-def make_table() -> str:
-    """The table in Markdown."""
+def make_table(*, names: bool) -> str:
+    """The table in Markdown: marks alone, or with the names of what ran."""
     cells = read_marks()
     lines = [f"| | {' | '.join(COLUMNS)} |", "|---|" + "---|" * len(COLUMNS)]
     for row, words in ROWS.items():
-        found = [_cell(cells.get((row, column), {})) for column in COLUMNS]
+        found = [_cell(cells.get((row, column), {}), names=names) for column in COLUMNS]
         lines.append(f"| {words} | {' | '.join(found)} |")
     return "\n".join(lines)
 
 
-def _cell(marks: dict[str, list[str]]) -> str:
+def _cell(marks: dict[str, list[str]], *, names: bool) -> str:
     order = [mark for mark in "GSE" if mark in marks]
+    if not names:
+        return ", ".join(order)
     return "; ".join(f"**{mark}** {', '.join(dict.fromkeys(marks[mark]))}" for mark in order)
 
 
-def in_readme() -> str:
-    """The table that README shows."""
-    return README.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+def committed(page: Path) -> str:
+    """The table that a page shows."""
+    return page.read_text().partition(BEGIN)[2].partition(END)[0].strip()
 
 
-def write_readme() -> None:
-    """Put the table into README."""
-    before, _, rest = README.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    README.write_text(f"{before}{BEGIN}\n{make_table()}\n{END}{after}")
+def write_pages() -> None:
+    """Put the table into the page of GPUs, and its marks into README."""
+    for page in (README, PAGE):
+        before, _, rest = page.read_text().partition(BEGIN)
+        after = rest.partition(END)[2]
+        table = make_table(names=page == PAGE)
+        page.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
 
 
 def main(words: list[str]) -> None:
-    """Print the table, or put it into README."""
+    """Print the table, or put it into the pages."""
     if words != ["--write"]:
-        sys.stdout.write(make_table() + "\n")
+        sys.stdout.write(make_table(names=True) + "\n")
         return
-    write_readme()
+    write_pages()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gnnplan.planner.errors import SettingsError
+from gnnplan.runtime.errors import did_you_mean
 from gnnplan.runtime.plan.schema import DYNAMIC
 
 Need = Literal["out_degree", "parts"]
@@ -135,9 +136,10 @@ def find_policy(name: str) -> PlacementPolicy:
     for policy in PLACEMENT_POLICIES:
         if policy.name == name:
             return policy
-    known = ", ".join(policy.name for policy in PLACEMENT_POLICIES)
+    known = [policy.name for policy in PLACEMENT_POLICIES]
     raise SettingsError(
-        f"expected a placement policy among {known}, found {name!r}; choose one, or add its entry "
+        f"expected a placement policy among {', '.join(known)}, found {name!r}"
+        f"{did_you_mean(name, known)}; choose one, or add its entry "
         "(planner/placement/HOWTO_add_a_placement_policy.md)"
     )
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.errors import DatasetError, did_you_mean
 from gnnplan.runtime.graph.csc import CHUNK_EDGES, EdgeOptions, build_csc, number_edges
 from gnnplan.runtime.graph.dataset import Graph, commit_dataset
 from gnnplan.runtime.graph.imports.features import write_features
@@ -135,6 +135,7 @@ def _find_reader(format: str) -> Reader:
     else:
         raise DatasetError(
             f"format: expected auto or one of {', '.join(FORMATS)}, found {format!r}"
+            f"{did_you_mean(format, FORMATS)}"
         )
     return read
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.device import usable_ram_bytes
-from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.errors import DatasetError, did_you_mean
 from gnnplan.runtime.graph.csc import EdgeOptions, EdgeSource, SelfLoops, array_edges
 from gnnplan.runtime.graph.dataset import SparseFeatures
 from gnnplan.runtime.graph.format import TASKS, check_range
@@ -58,7 +58,10 @@ class ImportOptions:
         }
         for key, (value, allowed) in choices.items():
             if value not in allowed:
-                raise DatasetError(f"{key}: expected one of {', '.join(allowed)}, found {value!r}")
+                raise DatasetError(
+                    f"{key}: expected one of {', '.join(allowed)}, found {value!r}"
+                    f"{did_you_mean(str(value), allowed)}"
+                )
         parse_feature_choice(self.features)
         if min(self.random_split) < 0 or sum(self.random_split) > 1 + 1e-9:
             raise DatasetError(

@@ -106,6 +106,43 @@ def test_bad_input_gets_one_line_and_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
+PLAN = ["plan", "G", "-o", "P"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "guess"),
+    [
+        (["plna"], "Did you mean 'plan'"),
+        ([*PLAN, "--fanout", "5,5"], "--fanouts"),
+        ([*PLAN, "--mode", "fullgraph"], "did you mean full-graph?"),
+        ([*PLAN, "--policy", "song_jiang"], "did you mean song-jiang?"),
+        ([*PLAN, "--model", "SGAE"], "did you mean sage?"),
+        ([*PLAN, "--sampler", "nieghbor", *PRESET], "did you mean neighbor?"),
+        (
+            [*PLAN, "--sampler", "labor:varient=star", "--allow", "unbiased", *PRESET],
+            "did you mean variant?",
+        ),
+        ([*PLAN, "--machine", "hgxh100"], "did you mean hgx-h100"),
+        (["graph", "generate", "rmta", "D"], "did you mean rmat?"),
+        (["graph", "generate", "like:prodcts", "D"], "did you mean products?"),
+        (["graph", "import", "G", "D", "--format", "graphbot"], "did you mean graphbolt?"),
+    ],
+)
+def test_a_name_spelt_wrong_is_told_what_it_is_like(
+    arguments: list[str],
+    guess: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    small_graph: Graph,
+):
+    monkeypatch.chdir(tmp_path)
+    arguments = [str(small_graph.path) if a == "G" else a for a in arguments]
+    assert main(arguments) == 2
+    assert guess in one_line(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_plan_for_a_folder_that_is_no_dataset_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -17,6 +17,7 @@ from gnnplan.planner.pipeline import plan, search_for
 from gnnplan.planner.queries.compare import compare
 from gnnplan.planner.queries.explain import explain, render
 from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.units import seconds_text
 from gnnplan.runtime import worker
 from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.graph.dataset import Graph
@@ -120,6 +121,9 @@ def test_the_explanation_shows_p_volume_and_memory(small_graph: Graph, tmp_path:
     visible = sum(s.seconds for s in told.stages)
     assert visible == pytest.approx(told.step_seconds, rel=1e-6)
     assert told.steps_per_epoch == 1
+    assert told.runners_up.asked
+    assert told.runners_up.by_ranks["2"].step_seconds == told.step_seconds
+    assert f"an epoch takes {seconds_text(told.step_seconds)} on 2 (this plan)" in text
     assert any("another p" in other.why for other in told.alternatives)
     assert "not comparable" in told.alternatives[-1].why
 
