@@ -58,6 +58,7 @@ def last_error_of(log: Path, since: int = 0) -> str:
 
 ERRORS_FOLDER = "errors"
 LAUNCH_FAILURE = "launch.json"
+_WAITED = re.compile("[Tt]imed out|[Tt]imeout")
 _CONSEQUENCES = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Broken pipe")
 
 
@@ -203,6 +204,8 @@ def _error_of(
     if own and not own[0].consequence:
         return _as_error(own[0], folder)
     killed = _killed_rank(ended, {each.rank for each in own})
+    if killed is not None and own and _WAITED.search(own[0].line):
+        return _no_answer(own[0], ended, output)
     if killed is not None:
         said = "" if log is None else last_error_of(log, since)
         return WorkerFailed(f"{killed}{f' ({said})' if said else ''}{output}")
@@ -217,6 +220,13 @@ def _as_error(failure: RankFailure, folder: Path) -> GnnplanError:
     return WorkerFailed(
         f"rank {failure.rank}: {failure.kind}: {failure.line}; traceback in {traceback_file}"
     )
+
+
+def _no_answer(waited: RankFailure, ended: list[EndedRank], output: str) -> WorkerFailed:
+    """Name the ranks that another one waited for in vain; torchrun ended them thereafter."""
+    silent = [str(e.rank) for e in ended if e.exit_code == -signal.SIGKILL]
+    whom = f"; no answer from rank {', '.join(silent)}" if silent else ""
+    return WorkerFailed(f"rank {waited.rank}: {waited.line}{whom}{output}")
 
 
 def _killed_rank(ended: list[EndedRank], reported: set[int]) -> str | None:

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import DatasetError, InputError
+from gnnplan.runtime.features.cache import CachedFeatureStore
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.features.gather import gather_rows
 from gnnplan.runtime.features.store import TypedFeatureStore
@@ -335,9 +336,12 @@ def evaluate(
 
 
 def reader_of(graph: Graph, store: AbstractFeatureStore | None) -> Reader:
-    """Return the reader of rows: the store, or the dataset's own arrays; raise without any."""
+    """Return the reader of rows: the store without its cache, or the dataset's own arrays.
+
+    A cache would keep what evaluation reads, and training would find other rows there.
+    """
     if store is not None:
-        return store.read
+        return store.below.read if isinstance(store, CachedFeatureStore) else store.read
     if graph.x_by_type:
         return TypedFeatureStore(graph).read
     if graph.x is not None:

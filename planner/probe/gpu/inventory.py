@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gnnplan.planner.machine.model import GPUS_LOST
+from gnnplan.planner.units import counted
 from gnnplan.runtime.device import VARIABLE, Listed, Shown, read_slices, shown_gpus
 
 IDLE_BYTES = 1 << 30
@@ -350,8 +351,8 @@ def _slice_notes(
             notes.append(
                 f"gpu{gpu.index}: MIG is on: planned with slice {part.uuid}, {size}{whole}; CUDA "
                 f"shows a process one slice and no whole GPU beside it, so {len(gpus) - 1} other "
-                f"GPUs and {len(parts) - 1} slices are left out; choose by {VARIABLE}, or turn MIG "
-                "off with nvidia-smi -mig 0"
+                f"GPUs and {counted(len(parts) - 1, 'slice')} are left out; choose by {VARIABLE}, "
+                "or turn MIG off with nvidia-smi -mig 0"
             )
     return notes
 

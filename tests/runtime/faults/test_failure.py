@@ -44,6 +44,14 @@ def test_a_killed_rank_comes_before_consequences_and_before_torchruns_own_signal
     assert text.startswith("rank 1: ended by SIGKILL (out of memory?); output in")
 
 
+def test_a_rank_that_gave_no_answer_is_not_said_to_be_out_of_memory(tmp_path: Path) -> None:
+    record_failure(tmp_path, 0, RuntimeError("[gloo/x.cc:129] Timed out waiting 10000ms for send"))
+    ended(tmp_path, end(0, 1), end(1, -9))  # it was stopped, and torchrun ended it in the end
+    text = str(failure_of(tmp_path, tmp_path / "log"))
+    assert text.startswith("rank 0: [gloo/x.cc:129] Timed out waiting 10000ms for send")
+    assert "no answer from rank 1; output in" in text
+
+
 def test_where_the_rest_was_ended_by_torchrun_the_consequence_is_shown(tmp_path: Path) -> None:
     record_failure(tmp_path, 1, LOST)
     ended(tmp_path, end(0, -15), end(1, 1))

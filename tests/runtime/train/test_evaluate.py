@@ -12,12 +12,14 @@ import torch.distributed as dist
 from gnnplan.runtime import worker
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import DatasetError, GnnplanError
+from gnnplan.runtime.features.cache import CachedFeatureStore
+from gnnplan.runtime.features.store import open_store
 from gnnplan.runtime.graph.dataset import Graph, SparseFeatures, open_graph, write_graph
 from gnnplan.runtime.graph.findings import GraphWarning
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.models.metrics import metric_of
-from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.plan.schema import DynamicCache, Workload
 from gnnplan.runtime.train.evaluate import Evaluation, evaluate, split_by_edges
 from tests.support.fullgraph_plans import make_full_graph_plan
 from tests.support.inprocess import run_in_process
@@ -242,6 +244,22 @@ def test_sparse_features_give_the_same_score(small_graph, tmp_path):
     settings = workload("sage")
     expected = evaluate(model, small_graph, None, small_graph.val_idx, workload=settings)
     assert evaluate(model, copy, None, copy.val_idx, workload=settings) == expected
+
+
+def test_evaluation_leaves_a_cache_as_training_left_it(small_graph, tmp_path):
+    model = build_model(workload("sage"), 16, 5, "multiclass")
+    plan = make_plan(small_graph, tmp_path / "plan", cache=DynamicCache(policy="lru", rows=[40]))
+    store = open_store(small_graph, plan, tmp_path / "plan", 0, threads=1)
+    assert isinstance(store, CachedFeatureStore)
+    rows = np.arange(30, dtype=np.int64)
+    store.read(rows, np.empty((30, 16), np.float32))
+    settings, ids = workload("sage"), small_graph.val_idx
+    expected = evaluate(model, small_graph, None, ids, workload=settings)
+    for fanouts in (None, [3, 3]):
+        found = evaluate(model, small_graph, store, ids, workload=settings, fanouts=fanouts)
+        assert fanouts or found == expected
+    assert sorted(store.cached()[0]) == rows.tolist()
+    assert store.num_touched == rows.size
 
 
 def test_a_graph_without_labels_is_refused(small_graph, tmp_path):
