@@ -315,8 +315,9 @@ FAULTS = [
         name="a time-out between GPUs in the probe, not of ranks' collectives",
         fails=failing("pairs"),
         devices=2,
-        numbers=(0, 1),
-        cliques=((0, 1),),
+        uuids=tuple(uuid_of(PAIRS, g) for g in (0, 2)),
+        numbers=(0, 2),
+        cliques=ALONE[:2],
         said=("GPU pairs like gpu1 to gpu0: not measured", "NCCL"),
     ),
     Injected(
