@@ -16,11 +16,12 @@ from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.launch import launch
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
-from gnnplan.runtime.report import EMULATED_NOTE, RunReport, load_report
+from gnnplan.runtime.report import EMULATED_NOTE, RunReport
 from tests.emulated.modes import MODES, Mode
 from tests.support.emulated import NAME, emulated_machine
 from tests.support.emulated_ranks import make_graph, plan_mode
 from tests.support.faults import processes_of
+from tests.support.ranks import train_on_ranks
 
 pytest.importorskip("triton")
 
@@ -141,11 +142,13 @@ def test_every_mode_goes_on_after_a_rank_is_killed(
     mode: Mode, nodes: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = tmp_path / "plan"
-    made = plan_mode(mode, nodes, plan)
+    graph = nodes if mode.graph == "nodes" else make_graph(tmp_path / "graph", mode.graph)
+    made = plan_mode(mode, graph, plan)
     assert load_plan(plan) == made
     play_hosts(monkeypatch)
-    whole = train(plan, tmp_path / "whole")
+    whole = train_on_ranks(plan, epochs=2, checkpoint_every_steps=EVERY)
     last = mode.devices - 1
     found = train(plan, tmp_path / "run", progress=killer(tmp_path / "run", last))
     assert_resumed(found, whole)
-    assert load_report(plan).emulated
+    assert found.emulated
+    assert whole.emulated
