@@ -1,5 +1,6 @@
 """Planning, explaining and training as three functions; each is a command of `gnnplan` too."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ def plan(
     machine: str | Path | MachineModel | None = None,
     settings: PlanSettings | None = None,
     progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
     **choices: Any,
 ) -> Plan:
     """Find the plan with the lowest predicted seconds per optimiser step, and write it.
@@ -27,8 +29,11 @@ def plan(
         machine: a preset's name, a machine file, or a machine; None: this one, measured at first.
         settings: what is to be trained and what may be used; None: the defaults.
         progress: called with what is going on and the share done, 0 to 1.
+        say: called with the first answer, which is there at once, and with what measuring changed.
         choices: fields of `PlanSettings` and of its `workload` that differ from `settings`, such as
-            `devices=2, batch_size=512, fanouts=[10, 5]`.
+            `devices=2, batch_size=512, fanouts=[10, 5]`; `quick=True` stops at the first answer,
+            `thorough=True` measures all, and `epochs` says how long the training is, of which
+            measuring takes a tenth at most.
 
     Returns:
         The plan as written.
@@ -39,18 +44,16 @@ def plan(
         PlanDoesNotFit: no candidate fits the memory; the text is the sum.
         InputError: `out` cannot be written.
     """
-    from gnnplan.planner.pipeline import plan as make_plan
-    from gnnplan.planner.probe.presets import choose_machine
+    from gnnplan.planner.refine import plan_in_time
     from gnnplan.planner.request import check_request, refuse_unused
 
     graph, out = Path(graph), Path(out)
     wanted = change_settings(settings or PlanSettings(), choices)
     refuse_unused(wanted)
     if not isinstance(machine, MachineModel):
-        name = None if machine is None else str(machine)
-        check_request(graph, wanted, out=out, machine=name)
-        machine = choose_machine(name, graph, progress=progress)
-    return make_plan(graph, wanted, machine=machine, out=out, progress=progress)
+        machine = None if machine is None else str(machine)
+        check_request(graph, wanted, out=out, machine=machine)
+    return plan_in_time(graph, wanted, machine=machine, out=out, progress=progress, say=say)
 
 
 def explain(plan: str | Path) -> str:

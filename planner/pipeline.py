@@ -9,8 +9,9 @@ cached profile a repeated plan is the same to the byte.
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,15 +27,21 @@ from gnnplan.planner.partition.partition import hierarchical_parts, partition, p
 from gnnplan.planner.partition.problem import make_problem
 from gnnplan.planner.placement.downsample import downsample_hotness
 from gnnplan.planner.placement.order import count_out_degree
-from gnnplan.planner.probe.presets import on_hosts
+from gnnplan.planner.probe.presets import machine_at_once, on_hosts
 from gnnplan.planner.profile.cache import PlanRecord, Profile, save_record
 from gnnplan.planner.profile.draws import GraphDraws
-from gnnplan.planner.profile.profile import Wanted, gpu_profile, profiles
+from gnnplan.planner.profile.profile import Wanted, estimated_profile, gpu_profile, profiles
 from gnnplan.planner.progress import Progress, onward, portion, silent
 from gnnplan.planner.queries.calibrate import calibrate_search, load_calibration
-from gnnplan.planner.queries.explain import save_runners_up
+from gnnplan.planner.queries.explain import RunnersUp, save_runners_up
 from gnnplan.planner.queries.remedies import advice, find_remedies, find_runners_up
-from gnnplan.planner.request import check_graph, check_output, check_outputs, check_settings
+from gnnplan.planner.request import (
+    check_graph,
+    check_output,
+    check_outputs,
+    check_settings,
+    no_estimate,
+)
 from gnnplan.planner.search.choose import PlacedCandidate, choose, why_it_lost
 from gnnplan.planner.search.dimensions.dimension import ProposalInputs
 from gnnplan.planner.search.dimensions.ranks import machine_of_ranks, plans_gpus
@@ -47,7 +54,7 @@ from gnnplan.runtime.device import usable_ram_bytes
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.npy import release_pages
 from gnnplan.runtime.plan.io import save_plan
-from gnnplan.runtime.plan.schema import GraphRef, Plan
+from gnnplan.runtime.plan.schema import GraphRef, Interval, Plan, Prediction
 
 
 def joined_candidates(
@@ -121,11 +128,53 @@ def plan(
         MachineError: a preset cannot be joined to that many hosts.
     """
     check_output(out)
+    say = onward(progress or silent)
+    made = draft(graph_folder, settings, machine=machine, progress=say, calibrate=calibrate)
+    say("writing the plan", 0.95)
+    written = write_draft(made, out)
+    say("done", 1.0)
+    return written
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draft:
+    """A plan that is not written yet."""
+
+    plan: Plan
+    arrays: dict[str, NDArray[Any]]
+    record: PlanRecord
+    rivals: list[Interval] = field(default_factory=list[Interval])
+    """Seconds of a step of the other candidates that fit."""
+    runners: RunnersUp = field(default_factory=RunnersUp)
+    """Best candidates by number of ranks, and the plainest."""
+
+
+def write_draft(made: Draft, out: Path) -> Plan:
+    """Write a plan's folder, and keep its request."""
+    written = save_plan(made.plan, made.arrays, out)
+    save_record(made.record, written.plan_id)
+    save_runners_up(made.runners, written.plan_id)
+    return written
+
+
+def draft(
+    graph_folder: Path,
+    settings: PlanSettings,
+    *,
+    machine: MachineModel,
+    progress: Progress | None = None,
+    calibrate: bool = False,
+    seconds: float | None = None,
+) -> Draft:
+    """Find the plan with the lowest predicted time per step; arguments and errors are `plan`'s.
+
+    Of measuring nothing is begun after so many `seconds`; None for as many as it takes.
+    """
     machine = machine_of_ranks(on_hosts(machine, settings.hosts), settings)
-    graph = open_graph(Path(graph_folder))
+    graph = open_graph(Path(graph_folder), validate=not settings.quick)
     check_graph(graph, settings, calibrate=calibrate)
     check_outputs(graph, settings, machine)
-    say, factors = onward(progress or silent), dict[str, float]()
+    say, factors, rivals = onward(progress or silent), dict[str, float](), list[Interval]()
     settings = with_samplers(graph, settings)
     if settings.mode == "full-graph":
         from gnnplan.planner.fullgraph.plan import plan_full_graph
@@ -137,7 +186,7 @@ def plan(
     else:
         if calibrate:
             factors = load_calibration(machine.fingerprint).factors(graph.fingerprint)
-        raw = searches_for(graph, settings.by_sampler(), machine, progress=say)
+        raw = searches_for(graph, settings.by_sampler(), machine, progress=say, seconds=seconds)
         outcome = best_over_samplers([calibrate_search(search, factors) for search in raw], _choose)
         best = outcome.best
         settings = best.search.settings
@@ -149,12 +198,58 @@ def plan(
             best.explored.priced, best.chosen, asked=settings.devices is not None,
             name_of=lambda p: p.name, why=why_it_lost,
         )  # fmt: skip
-    say("writing the plan", 0.95)
-    written = save_plan(replace(found, gpu_uuids=uuids_of(machine, found)), arrays, out)
-    save_record(PlanRecord(settings=settings, machine=machine, factors=factors), written.plan_id)
-    save_runners_up(runners, written.plan_id)
-    say("done", 1.0)
-    return written
+        rivals = outcome.rivals
+    if settings.quick:
+        found = replace(found, prediction=mark_estimated(found.prediction))
+    return Draft(
+        plan=replace(found, gpu_uuids=uuids_of(machine, found)),
+        arrays=arrays,
+        record=PlanRecord(settings=settings, machine=machine, factors=factors),
+        rivals=rivals,
+        runners=runners,
+    )
+
+
+def first_answer(
+    graph_folder: Path,
+    settings: PlanSettings,
+    *,
+    machine: MachineModel | None = None,
+    out: Path,
+    progress: Progress | None = None,
+) -> Plan:
+    """Plan from what is known at once, and write the plan; nothing is drawn or timed.
+
+    The plan's prediction is marked `estimated`. `machine` None is this one, as it was probed or at
+    the rates of such hardware.
+
+    Raises:
+        SettingsError: as `plan`; or the request has no estimate (`request.no_estimate`).
+        DatasetError: as `plan`; values of edges and features are not checked.
+        MachineError, PlanDoesNotFit, PlanError, InputError: as `plan`.
+    """
+    quick = replace(settings, quick=True, thorough=False)
+    here = machine_at_once() if machine is None else machine
+    return plan(graph_folder, quick, machine=here, out=out, progress=progress)
+
+
+def mark_estimated(prediction: Prediction) -> Prediction:
+    """Mark a prediction as an estimate, whose intervals are as wide in ratio both ways (DEC-150).
+
+    Of a half-width h of the stages' errors, [t / (1 + h), t (1 + h)]: rates of other machines are
+    as likely twice as fast as twice as slow.
+    """
+    factor = prediction.step_seconds.high / prediction.step_seconds.value
+
+    def around(value: float) -> Interval:
+        return Interval(value=value, low=value / factor, high=value * factor)
+
+    return replace(
+        prediction,
+        step_seconds=around(prediction.step_seconds.value),
+        epoch_seconds=around(prediction.epoch_seconds.value),
+        estimated=True,
+    )
 
 
 def uuids_of(machine: MachineModel, made: Plan) -> list[str]:
@@ -197,27 +292,41 @@ def searches_for(
     *,
     progress: Progress | None = None,
     measure: bool = True,
+    seconds: float | None = None,
 ) -> list[Search]:
-    """Return a search for each of several requests, which are profiled together."""
+    """Return a search for each of several requests, which are profiled together.
+
+    Of profiling nothing is begun after so many `seconds`; None for as many as it takes.
+    """
     machine = machine_of_ranks(machine, requests[0])
     gpus = plans_gpus(machine)
     for settings in requests:
         check_settings(graph, settings, gpus=gpus)
     settled_requests = [fix_placement(graph, settings, gpus=gpus) for settings in requests]
+    if (why := no_estimate(graph, requests[0])) and requests[0].quick:
+        raise SettingsError(f"expected a request that can be estimated at once, found {why}")
     say = onward(progress or silent)
     profiling = portion(say, 0.0, PROFILED)
-    profiled = _profiles(graph, settled_requests, machine, profiling, measure=measure)
+    profiled = _profiles(
+        graph, settled_requests, machine, profiling, measure=measure, seconds=seconds
+    )
     say("pricing candidates", PROFILED)
     for array in (graph.indptr, graph.indices):
         release_pages(array)  # a large graph's lists leave room for what is priced
     return [
-        _search(graph, settings, machine, found, measure=measure)
+        _search(graph, settings, machine, found, measure=measure, brief=seconds is not None)
         for settings, found in zip(settled_requests, profiled, strict=True)
     ]
 
 
 def _search(
-    graph: Graph, settings: PlanSettings, machine: MachineModel, found: Profile, *, measure: bool
+    graph: Graph,
+    settings: PlanSettings,
+    machine: MachineModel,
+    found: Profile,
+    *,
+    measure: bool,
+    brief: bool,
 ) -> Search:
     return Search(
         request=Request(
@@ -233,12 +342,20 @@ def _search(
         ),
         settings=settings,
         hotness={seeds: downsample_hotness(hot.finished()) for seeds, hot in found.hotness.items()},
-        out_degree=functools.cache(functools.partial(_out_degree, graph)),
+        out_degree=functools.cache(
+            functools.partial(_in_degree if settings.quick else _out_degree, graph)
+        ),
         parts=functools.cache(functools.partial(_parts, graph)),
         in_degree=functools.cache(functools.partial(_in_degree, graph)),
         shards=functools.cache(functools.partial(_shards, graph)),
-        draws=GraphDraws(
-            graph=graph, settings=settings, machine=machine.fingerprint, measure=measure
+        draws=None
+        if settings.quick
+        else GraphDraws(
+            graph=graph,
+            settings=settings,
+            machine=machine.fingerprint,
+            measure=measure,
+            brief=brief,
         ),
     )
 
@@ -250,12 +367,20 @@ def _profiles(
     progress: Progress | None,
     *,
     measure: bool,
+    seconds: float | None,
 ) -> list[Profile]:
     """Draw batches and time the model on these cores, or take its roofline on a preset's GPUs."""
     tried = [
         joined_candidates(settings, machine, ("none",), task=str(graph.task))
         for settings in requests
     ]
+    if requests[0].quick:
+        return [
+            estimated_profile(
+                graph, settings, machine, combinations_of(candidates), gpus=plans_gpus(machine)
+            )
+            for settings, candidates in zip(requests, tried, strict=True)
+        ]
     if plans_gpus(machine):
         return [
             gpu_profile(
@@ -268,7 +393,7 @@ def _profiles(
         Wanted(settings=settings, combinations=combinations_of(candidates))
         for settings, candidates in zip(requests, tried, strict=True)
     ]
-    return profiles(graph, wanted, machine, progress=progress, measure=measure)
+    return profiles(graph, wanted, machine, progress=progress, measure=measure, seconds=seconds)
 
 
 def _choose(search: Search, priced: list[PlacedCandidate]) -> PlacedCandidate:

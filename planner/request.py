@@ -17,6 +17,7 @@ from pathlib import Path
 from gnnplan.planner.cost.memory import model_bytes, sum_parts, sum_text
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
 from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.placement.policies.registry import find_policy
 from gnnplan.planner.probe.presets import is_preset, unknown_machine
 from gnnplan.planner.search.samplers import (
     LINK_TASK,
@@ -32,7 +33,7 @@ from gnnplan.runtime.graph.dataset import Graph, is_typed, open_graph, types_of
 from gnnplan.runtime.graph.format import META_FILE
 from gnnplan.runtime.plan.io import refuse_foreign_folder
 from gnnplan.runtime.plan.schema import is_dynamic
-from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, is_default
+from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, is_default, is_layerwise
 from gnnplan.runtime.sampling.statistics import StatisticsClass
 
 CODE_BYTES = 4
@@ -114,6 +115,14 @@ def check_graph(graph: Graph, settings: PlanSettings, *, calibrate: bool = False
     """
     check_model_module(settings.workload.model)
     settings = with_samplers(graph, settings)
+    if settings.quick and calibrate:
+        raise SettingsError(
+            "--quick: expected no --calibrated, whose factors are of measured profiles; drop one"
+        )
+    if settings.quick and (why := no_estimate(graph, settings)):
+        raise SettingsError(
+            f"--quick: expected a request that can be estimated at once, found {why}; drop --quick"
+        )
     if settings.mode == "full-graph":
         from gnnplan.planner.fullgraph.plan import check_training
 
@@ -121,6 +130,23 @@ def check_graph(graph: Graph, settings: PlanSettings, *, calibrate: bool = False
         return
     for each in settings.by_sampler():
         check_settings(graph, each, gpus=not settings.cores)
+
+
+def no_estimate(graph: Graph, settings: PlanSettings) -> str:
+    """Return why a request has no estimate before anything is measured; empty where it has one."""
+    work = settings.workload
+    if settings.mode == "full-graph":
+        return "full-graph training, for which the graph has to be cut into parts"
+    if is_typed(work):
+        return "a typed graph, whose edge types would all have to be read"
+    if work.model not in MODELS:
+        return f"model {work.model}, whose work does not follow from its shapes"
+    if settings.batching == "cooperative" or settings.replication is not None:
+        return "ranks that share batches or lists, whose exchanges have to be counted"
+    if settings.policy != "auto" and "parts" in find_policy(settings.policy).needs:
+        return f"policy {settings.policy}, for which the graph has to be cut into parts"
+    layers = [each.sampler for each in settings.by_sampler() if is_layerwise(each.sampler)]
+    return f"sampler {layers[0]}, of whose layers no law is built" if layers else ""
 
 
 def check_settings(graph: Graph, settings: PlanSettings, *, gpus: bool = False) -> None:

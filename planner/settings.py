@@ -306,6 +306,29 @@ class PlanSettings:
     oversubscribe: Annotated[
         bool, Setting(help="Allow more threads than cores (slower, less predictable).")
     ] = False
+    quick: Annotated[
+        bool,
+        Setting(
+            help="Time nothing: plan from what is known at once, marked estimated.",
+            label="Estimate alone",
+        ),
+    ] = False
+    thorough: Annotated[
+        bool,
+        Setting(
+            help="Measure as long as it takes, however short the training is.",
+            label="Measure all",
+        ),
+    ] = False
+    epochs: Annotated[
+        int | None,
+        Setting(
+            help="Epochs of the training that is planned; measuring may take a tenth of it.",
+            unset="50",
+            range=Range(least=1, most=1_000_000),
+            label="Epochs to come",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         check_workload(self.workload)
@@ -327,6 +350,10 @@ class PlanSettings:
             raise SettingsError(
                 f"--owner {self.owner}: expected batches that ranks share, found --batching "
                 "independent; drop one of the two"
+            )
+        if self.quick and self.thorough:
+            raise SettingsError(
+                "expected --quick (time nothing) or --thorough (measure all), found both; drop one"
             )
         if self.mode == "full-graph" and self.other_samplers:
             raise SettingsError(

@@ -11,11 +11,13 @@ from gnnplan.api.jobs.recording import PLAN_FOLDER, write_result
 from gnnplan.api.requests import graph_fingerprint, request_key
 from gnnplan.api.security import dataset_folder
 from gnnplan.planner.machine.model import MachineModel, load_machine
-from gnnplan.planner.pipeline import plan, searches_for
+from gnnplan.planner.pipeline import searches_for
 from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.probe.probe import cached_machine
 from gnnplan.planner.profile.cache import load_record
 from gnnplan.planner.progress import Progress, portion
 from gnnplan.planner.queries.calibrate import load_calibration
+from gnnplan.planner.refine import plan_in_time
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime import codec
 from gnnplan.runtime.graph.dataset import open_graph
@@ -56,17 +58,25 @@ def make_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
     """Make a plan in the job's folder."""
     graph, settings = graph_of(request), settings_of(request)
     job.progress("machine", 0.0)
-    machine = machine_of(request, portion(job.progress, 0.0, PROBED))
-    fingerprint = graph_fingerprint(graph)
-    factors = factors_of(request, machine, fingerprint)
-    made = plan(
+    reached = [0.0]
+
+    def report(words: str, share: float) -> None:
+        reached[0] = share
+        job.progress(words, share)
+
+    named = None if request["machine"] is None else machine_of(request, report)
+    made = plan_in_time(
         graph,
         settings,
-        machine=machine,
+        machine=named,
         out=job.folder / PLAN_FOLDER,
-        progress=portion(job.progress, PROBED, 1.0),
+        progress=report,
+        say=lambda words: job.progress(words, reached[0]),
         calibrate=bool(request["calibrated"]),
     )
+    fingerprint = graph_fingerprint(graph)
+    machine = named or cached_machine(quick=not settings.thorough) or load_record(made).machine
+    factors = factors_of(request, machine, fingerprint)
     key = request_key(fingerprint, machine, settings, factors)
     return {"plan_id": made.plan_id, "request_key": key}
 

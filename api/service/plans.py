@@ -194,7 +194,7 @@ def create_profile(service: Service, caller: Caller, request: ProfileRequest) ->
 
 def _lane(wanted: dict[str, Any]) -> str:
     """Return the job's lane: a lane of its own where this machine is probed first."""
-    return PROBING if _known_machine(wanted["machine"]) is None else PLANNING
+    return PROBING if _known_machine(wanted["machine"], quick=True) is None else PLANNING
 
 
 def _check_request(
@@ -233,7 +233,7 @@ def _open_named_graph(service: Service, name: str) -> Graph:
 def _known_plan(service: Service, wanted: dict[str, Any], request: PlanRequest) -> str | None:
     """Return the id of the plan that answers a request, if no measurement is needed to tell."""
     try:
-        machine = _known_machine(wanted["machine"])
+        machine = _known_machine(wanted["machine"], quick=not request.settings().thorough)
         if machine is None:
             return None
         graph = graph_fingerprint(graph_folder(service, request.graph))
@@ -244,10 +244,10 @@ def _known_plan(service: Service, wanted: dict[str, Any], request: PlanRequest) 
     return service.storage.catalogue.plan_of_request(key)
 
 
-def _known_machine(reference: dict[str, str] | None) -> MachineModel | None:
+def _known_machine(reference: dict[str, str] | None, *, quick: bool) -> MachineModel | None:
     """Return the machine; None where it must be probed first."""
     if reference is None:
-        return cached_machine()
+        return cached_machine(quick=quick)
     if "preset" in reference:
         return load_preset(reference["preset"])
     return load_machine(Path(reference["file"]))

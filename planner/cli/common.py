@@ -5,6 +5,7 @@ import inspect
 import os
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -204,24 +205,60 @@ def print_answer(found: Answer, describe: Callable[[Answer], str | None], *, as_
         print_text(text)
 
 
+FIRST_LINE_SECONDS, LINE_SECONDS = 2.0, 5.0
+"""Seconds of a job before its first line of progress, and between lines, where no terminal is."""
+
+
 @contextmanager
 def progress_bar(title: str) -> Generator[ProgressCallback, None, None]:
-    """Show a progress bar on stderr, if that is a terminal."""
+    """Show on stderr what is done, for how long and how long still: a bar, or lines elsewhere."""
     screen = Console(stderr=True, highlight=False)
+    if not screen.is_terminal:
+        yield _line_progress(title, time.monotonic)
+        return
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),
         TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
         console=screen,
         transient=True,
-        disable=not screen.is_terminal,
     ) as bar:
-        task = bar.add_task(title, total=1.0)
+        begun, task = time.monotonic(), bar.add_task(title, total=1.0, left="")
 
         def update(what: str, share: float) -> None:
-            bar.update(task, description=f"{title}: {what}", completed=min(share, 1.0))
+            left = left_words(time.monotonic() - begun, share)
+            bar.update(task, description=f"{title}: {what}", completed=min(share, 1.0), left=left)
 
         yield update
+
+
+def _line_progress(title: str, clock: Callable[[], float]) -> ProgressCallback:
+    """Return progress that prints a line now and then."""
+    begun = clock()
+    due = begun + FIRST_LINE_SECONDS
+
+    def update(what: str, share: float) -> None:
+        nonlocal due
+        if (now := clock()) < due:
+            return
+        due = now + LINE_SECONDS
+        left = left_words(now - begun, share)
+        words = f"{title}: {what}; {now - begun:.0f} s so far{f', {left}' if left else ''}"
+        print_text(words, as_json=True)
+
+    return update
+
+
+def left_words(seconds: float, share: float) -> str:
+    """Say how long a job still takes at its pace; empty where too little is done to tell.
+
+    >>> left_words(10.0, 0.25), left_words(10.0, 0.01), left_words(10.0, 1.0)
+    ('about 30 s left', '', '')
+    """
+    if not 0.05 <= share < 1.0:
+        return ""
+    return f"about {seconds * (1.0 - share) / share:.0f} s left"
 
 
 def bytes_text(value: float) -> str:

@@ -25,7 +25,7 @@ from gnnplan.planner.cli.remote import ServerOption
 from gnnplan.planner.cli.training import check_trace_file, write_trace
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel
-from gnnplan.planner.probe.presets import choose_machine, find_machine
+from gnnplan.planner.probe.presets import find_machine
 from gnnplan.planner.settings import PlanSettings, change_settings
 from gnnplan.runtime.codec import write_text_atomically
 from gnnplan.runtime.errors import InputError
@@ -103,14 +103,21 @@ def plan_here(
     from gnnplan.planner.request import check_request
 
     check_request(graph, settings, out=output, machine=machine, calibrate=calibrated)
-    from gnnplan.planner.pipeline import plan
+    from gnnplan.planner.profile.cache import load_record
+    from gnnplan.planner.refine import plan_in_time
 
-    model = machine_for_planning(machine, graph)
     with progress_bar("plan") as progress:
-        result = plan(
-            graph, settings, machine=model, out=output, progress=progress, calibrate=calibrated
-        )
+        result = plan_in_time(
+            graph, settings, machine=machine, out=output, progress=progress,
+            say=print_aside, calibrate=calibrated,
+        )  # fmt: skip
+    print_machine_notes(load_record(result).machine)
     print_plan(result, output, as_json=as_json)
+
+
+def print_aside(words: str) -> None:
+    """Print a line to stderr, beside what stdout carries."""
+    print_text(words, as_json=True)
 
 
 def print_plan(result: Plan, output: Path, *, as_json: bool) -> None:
@@ -122,20 +129,15 @@ def print_plan(result: Plan, output: Path, *, as_json: bool) -> None:
     console().print(f"written to {output}", markup=False, soft_wrap=True)
 
 
-def machine_for_planning(name: str | None, graph: Path | None = None) -> MachineModel:
-    """Choose the machine, and print its notes that matter for plans to stderr.
-
-    Those are notes of its GPUs, and what its probe had no time for. Arguments and errors are those
-    of `choose_machine`.
-    """
+def print_machine_notes(machine: MachineModel) -> None:
+    """Print to stderr the notes of a machine that matter for plans."""
     from gnnplan.planner.probe.gpu.inventory import gpu_notes
 
-    with progress_bar("probe") as progress:
-        machine = choose_machine(name, graph, progress=progress)
     late = [note for note in machine.notes if note.startswith("time: ")]
+    if len(late) > 1:
+        late = [f"{late[0]}; {len(late) - 1} more such notes: gnnplan machine show"]
     for note in [*late, *gpu_notes(machine.notes)]:
-        print_text(f"note: {note}", as_json=True)
-    return machine
+        print_aside(f"note: {note}")
 
 
 def explain_command(

@@ -24,12 +24,18 @@ from gnnplan.planner.machine.model import (
     Provenance,
     Switch,
     Table,
-    make_table,
     prefix_of,
 )
 from gnnplan.planner.partition.cliques import clique_covers
 from gnnplan.planner.probe.links import PCIE_BYTES_PER_SECOND_PER_LANE
-from gnnplan.planner.probe.presets import Number, Part, load_effects, load_part, read_number
+from gnnplan.planner.probe.presets import (
+    Number,
+    Part,
+    gpu_tables,
+    load_effects,
+    load_part,
+    read_number,
+)
 from gnnplan.runtime import codec
 
 
@@ -427,24 +433,6 @@ def box_machine(box: Box, name: str, num_hosts: int = 1) -> MachineModel:
 
 
 def _tables(build: Build) -> tuple[dict[str, Table], dict[str, str]]:
-    effects, gpu = build.effects, build.gpu
-    found = {
-        "gpu_flops": ("flops_per_second", gpu["flops_per_second"].times(effects["matmul_share"])),
-        "gpu_kernel": ("seconds", effects["kernel_seconds"]),
-        "gpu_start": ("seconds", effects["start_seconds"]),
-        "gpu_message": ("seconds", effects["message_latency_seconds"]),
-        "gpu_context": ("bytes", effects["context_bytes"]),
-        "gpu_process": ("bytes", effects["process_bytes"]),
-        "process_start": ("seconds", effects["process_seconds"]),
-    }
-    if "tf32_flops_per_second" in gpu:
-        rate = gpu["tf32_flops_per_second"].times(effects["matmul_share"])
-        found["gpu_flops_tf32"] = ("flops_per_second", rate)
-    if build.box.network is not None:
-        found["host_message"] = ("seconds", build.box.network.latency_seconds)
-    spread = effects["spread"].value
-    tables = {
-        name: make_table(unit, {"ranks": [1]}, [number.value], spread, provenance=number.provenance)
-        for name, (unit, number) in found.items()
-    }
-    return tables, {name: number.source for name, (_, number) in found.items()}
+    network = build.box.network
+    more = {} if network is None else {"host_message": ("seconds", network.latency_seconds)}
+    return gpu_tables(build.gpu, build.effects, more)

@@ -6,15 +6,17 @@ are measured: their provenance is `derived` and never `measured`.
 """
 
 import itertools
+from dataclasses import replace
 
 import networkx as nx
 import numpy as np
 
-from gnnplan.planner.machine.model import Link, Memory, Processor, Switch, Table
+from gnnplan.planner.machine.model import Link, MachineModel, Memory, Processor, Switch, Table
 from gnnplan.planner.partition.cliques import clique_covers
 from gnnplan.planner.probe.gpu.nvml import Gpu, Inventory
 from gnnplan.planner.probe.grid import fit_alpha_beta
 from gnnplan.planner.probe.host import shared_bridges
+from gnnplan.planner.probe.presets import Part, find_gpu, gpu_tables, load_effects
 
 DISK = "disk0.read"
 """Name of the link from a host's disk to its memory."""
@@ -245,3 +247,57 @@ def nvlink_covers(inventory: Inventory) -> list[list[list[str]]]:
 def nvlink_cliques(inventory: Inventory) -> list[list[str]]:
     """Return the best of `nvlink_covers`; link counts break ties."""
     return nvlink_covers(inventory)[0]
+
+
+def with_rates_of_parts(machine: MachineModel, inventory: Inventory) -> MachineModel:
+    """Add the GPUs that the driver names to a host, at the rates of the first one's part.
+
+    Slots and NVLinks have the rates that the driver states, less what packets take.
+    """
+    processors, memories, notes = gpu_parts(inventory)
+    if not processors:
+        return replace(machine, notes=[*machine.notes, *notes])
+    part, gpu, known = find_gpu(processors[0].model, memories[0].capacity_bytes)
+    effects = load_effects()
+    notes.append(f"GPUs: rates of {part}" if known else f"GPUs: assumed to be like {part}")
+    tables, sources = gpu_tables(gpu, effects, {})
+    covers = nvlink_covers(inventory)
+    hbm = gpu["memory_bytes_per_second"]
+    own = [
+        Link(
+            name=f"{each.name}.hbm",
+            source=each.memory,
+            target=each.name,
+            latency_seconds=0.0,
+            bandwidth_bytes_per_second=hbm.times(effects["memory_copy_share"]).value,
+            provenance="derived",
+            transaction_bytes=int(effects["memory_transaction_bytes"].value),
+            gather_bytes_per_second=hbm.times(effects["memory_gather_share"]).value,
+        )
+        for each in processors
+    ]
+    return replace(
+        machine,
+        processors=[*machine.processors, *processors],
+        memories=[*machine.memories, *memories],
+        links=[*machine.links, *own, *(_less(x, effects) for x in gpu_links(inventory))],
+        switches=gpu_switches(inventory),
+        cliques=covers[0],
+        other_covers=covers[1:],
+        tables=machine.tables | tables,
+        noise=max(machine.noise, effects["noise"].value),
+        sources=machine.sources | sources,
+        notes=[*machine.notes, *notes],
+    )
+
+
+def _less(link: Link, effects: Part) -> Link:
+    """Return a link at the rates that are left of those the driver states."""
+    kind, raw = "nvlink" if "nvlink" in link.name else "pcie", link.bandwidth_bytes_per_second
+    return replace(
+        link,
+        latency_seconds=effects[f"{kind}_latency_seconds"].value,
+        bandwidth_bytes_per_second=raw * effects[f"{kind}_copy_share"].value,
+        gather_bytes_per_second=raw * effects[f"{kind}_gather_share"].value,
+        transaction_bytes=int(effects[f"{kind}_transaction_bytes"].value),
+    )

@@ -7,17 +7,28 @@ joined by their network, where the preset allows several.
 """
 
 import functools
+import math
 import os
+import platform
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from gnnplan.planner.cache_folder import cache_folder
 from gnnplan.planner.errors import MachineError
-from gnnplan.planner.machine.model import MachineModel, Provenance, load_machine, num_hosts
+from gnnplan.planner.machine.model import (
+    MachineModel,
+    Provenance,
+    Table,
+    load_machine,
+    make_table,
+    num_hosts,
+)
 from gnnplan.planner.progress import Progress
 from gnnplan.runtime import codec
-from gnnplan.runtime.device import VARIABLE, machine_fingerprint
+from gnnplan.runtime.device import VARIABLE, machine_facts, machine_fingerprint
 from gnnplan.runtime.errors import did_you_mean
 
 PRESETS_FOLDER = Path(__file__).with_name("presets")
@@ -43,7 +54,11 @@ def find_machine(name: str) -> MachineModel:
 
 
 def choose_machine(
-    name: str | None, graph: Path | None = None, *, progress: Progress | None = None
+    name: str | None,
+    graph: Path | None = None,
+    *,
+    progress: Progress | None = None,
+    seconds: float | None = None,
 ) -> MachineModel:
     """Find the named machine, or this one: probed once and cached by its fingerprint.
 
@@ -51,6 +66,7 @@ def choose_machine(
         name: preset or machine file; None: this machine.
         graph: dataset whose every value is checked before this machine is probed.
         progress: called with what is measured and the share done, 0 to 1.
+        seconds: seconds of a quick probe, which then suffices; None for a full one.
 
     Raises:
         MachineError: it was probed here and its GPUs are no longer joined as they were.
@@ -63,9 +79,15 @@ def choose_machine(
         from gnnplan.planner.probe.probe import cached_machine, load_or_probe
         from gnnplan.runtime.graph.dataset import open_graph
 
-        if graph is not None and cached_machine() is None:
+        quick = seconds is not None
+        if graph is not None and cached_machine(quick=quick) is None:
             open_graph(graph)
-        machine = load_or_probe(quick=False, progress=progress)
+        machine = load_or_probe(quick=quick, progress=progress, seconds=seconds)
+    return _as_it_is_now(machine)
+
+
+def _as_it_is_now(machine: MachineModel) -> MachineModel:
+    """Return a probed machine with the GPUs that CUDA shows now, and their free memory."""
     if machine.gpus and machine.provenance == "measured":
         from gnnplan.planner.probe.gpu.machine import with_visible_gpus
         from gnnplan.planner.probe.gpu.nvml import inventory
@@ -88,6 +110,106 @@ def choose_machine(
         machine = shown
         machine = with_free_memory(machine, found)
     return machine
+
+
+def known_machine(name: str | None, *, quick: bool = True) -> MachineModel | None:
+    """Find the named machine, or this one as it was probed; None where it never was.
+
+    `quick` says whether a quick probe will do.
+
+    Raises:
+        MachineError, InputError: as `choose_machine`.
+    """
+    from gnnplan.planner.probe.probe import cached_machine
+
+    cache_folder()
+    found = cached_machine(quick=quick) if name is None else find_machine(name)
+    return None if found is None else _as_it_is_now(found)
+
+
+LIKE = "cpu-2core"
+"""Preset whose rates stand for cores that were not measured."""
+
+
+def machine_at_once() -> MachineModel:
+    """Return this machine without measuring it: as it was probed, else at rates of such hardware.
+
+    Its parts are those that the system and NVML name (DEC-151).
+
+    Raises:
+        MachineError: it was probed here and its GPUs are no longer joined as they were.
+        InputError: GNNPLAN_CACHE names a folder that cannot be written.
+    """
+    from gnnplan.planner.probe.gpu.nvml import inventory
+    from gnnplan.planner.probe.host import host_memories, host_processor
+
+    scratch, known = cache_folder(), known_machine(None)
+    if known is not None:
+        return with_pace(known)
+    facts, like, found = machine_facts(), load_preset(LIKE), inventory()
+    cores = replace(
+        like,
+        name=platform.node() or "this-machine",
+        fingerprint=machine_fingerprint(facts),
+        provenance="derived",
+        processors=[host_processor(facts)],
+        memories=host_memories(facts, scratch),
+        tables={name: on_cores(table, facts["cores"]) for name, table in like.tables.items()},
+        versions=facts["versions"],
+        notes=[f"Nothing was measured here: rates of preset {LIKE} for {facts['cpu_model']}"],
+    )
+    cores = with_pace(cores)
+    if found is None or not found.gpus:
+        return cores
+    from gnnplan.planner.probe.links import with_rates_of_parts
+
+    return with_rates_of_parts(cores, found)
+
+
+def with_pace(machine: MachineModel) -> MachineModel:
+    """Add how slow this machine's cores are beside the rates of such cores, if it was ever looked.
+
+    Each probe and profile looks how long a small model's step takes; a machine file of another
+    machine stays as it is.
+    """
+    from gnnplan.planner.probe.quiet import good_seconds, seen_before
+
+    seen = seen_before(cache_folder()) if machine.fingerprint == machine_fingerprint() else []
+    if not seen:
+        return machine
+    effects = load_effects()
+    pace = float(f"{good_seconds(seen) / effects['core_look_seconds'].value:.2g}")
+    spread = effects["core_pace_spread"].value
+    return machine.with_tables({"core_pace": make_table("ratio", {"ranks": [1]}, [pace], spread)})
+
+
+MORE_RANKS = 0.25
+"""Share by which each doubling of the ranks lengthens an exchange of equal shares (assumed)."""
+
+
+def on_cores(table: Table, cores: int) -> Table:
+    """Return a table of two cores for a machine of more: its two ranks, and as many as cores.
+
+    What more ranks than cores take is left out; exchanges of more ranks pass more bytes and meet
+    more often.
+
+    >>> from gnnplan.planner.machine.model import make_table
+    >>> found = on_cores(make_table("seconds", {"ranks": [2, 4]}, [1.0, 9.0], 0.1), 8)
+    >>> found.points, found.values
+    ([[2.0, 8.0]], [1.0, 2.625])
+    """
+    points = [list(axis) for axis in table.points]
+    at = table.axes.index("ranks") if "ranks" in table.axes else None
+    if cores <= 2 or at is None or 2.0 not in points[at]:
+        return table
+    kept = [place for place, ranks in enumerate(points[at]) if ranks <= 2]
+    values = np.asarray(table.values).reshape([len(axis) for axis in points]).take(kept, at)
+    exchanged = table.unit.endswith("seconds")
+    bytes_passed, meetings = 2 * (cores - 1) / cores, 1 + MORE_RANKS * math.log2(cores / 2)
+    more = values.take([-1], at) * (bytes_passed * meetings if exchanged else 1.0)
+    points[at] = [*(points[at][place] for place in kept), float(cores)]
+    every = np.concatenate([values, more], axis=at)
+    return replace(table, points=points, values=every.ravel().tolist())
 
 
 def unknown_machine(name: str) -> MachineError:
@@ -274,3 +396,42 @@ def load_part(kind: str, name: str) -> tuple[str, Part]:
 def load_effects() -> Part:
     """Return the shares that are left of data sheets' bandwidths, and unstated costs."""
     return {k: read_number(v, f"effects.yaml: {k}") for k, v in _file("effects").items()}
+
+
+def find_gpu(model: str, memory_bytes: int) -> tuple[str, Part, bool]:
+    """Return name and numbers of the part that a GPU is, and whether its model is known.
+
+    Of a model that is not known, the slowest part with half of its memory or more stands for it.
+    """
+    for name, part in _file("gpus").items():
+        if part["model"] == model:
+            return name, load_part("gpus", name)[1], True
+    every = {name: load_part("gpus", name)[1] for name in _file("gpus")}
+    alike = {n: p for n, p in every.items() if 2 * p["memory_bytes"].value >= memory_bytes}
+    found = min(alike or every, key=lambda name: every[name]["flops_per_second"].value)
+    return found, every[found], False
+
+
+def gpu_tables(
+    gpu: Part, effects: Part, more: dict[str, tuple[str, Number]]
+) -> tuple[dict[str, Table], dict[str, str]]:
+    """Return the tables of a GPU's part and of its host, and the source of each by name."""
+    found = {
+        "gpu_flops": ("flops_per_second", gpu["flops_per_second"].times(effects["matmul_share"])),
+        "gpu_kernel": ("seconds", effects["kernel_seconds"]),
+        "gpu_start": ("seconds", effects["start_seconds"]),
+        "gpu_message": ("seconds", effects["message_latency_seconds"]),
+        "gpu_context": ("bytes", effects["context_bytes"]),
+        "gpu_process": ("bytes", effects["process_bytes"]),
+        "process_start": ("seconds", effects["process_seconds"]),
+    }
+    if "tf32_flops_per_second" in gpu:
+        rate = gpu["tf32_flops_per_second"].times(effects["matmul_share"])
+        found["gpu_flops_tf32"] = ("flops_per_second", rate)
+    found |= more
+    spread = effects["spread"].value
+    tables = {
+        name: make_table(unit, {"ranks": [1]}, [number.value], spread, provenance=number.provenance)
+        for name, (unit, number) in found.items()
+    }
+    return tables, {name: number.source for name, (_, number) in found.items()}

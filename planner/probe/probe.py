@@ -347,6 +347,7 @@ def load_or_probe(
     *,
     quick: bool = False,
     progress: ProgressCallback | None = None,
+    seconds: float | None = None,
 ) -> MachineModel:
     """Return this machine's model: from a file, from the cache, or measured now and cached.
 
@@ -354,13 +355,14 @@ def load_or_probe(
         path: a machine file to read instead; MachineError where it is missing or damaged.
         quick: whether a quick probe will do; a cached full probe serves both.
         progress: as for `probe`.
+        seconds: as for `probe`.
     """
     if path is not None:
         return load_machine(path)
     found = cached_machine(quick=quick)
     if found is not None:
         return found
-    machine = probe(quick=quick, progress=progress)
+    machine = probe(quick=quick, progress=progress, seconds=seconds)
     save_machine(machine, _cached_path())
     return machine
 

@@ -16,6 +16,10 @@ times the ends of all edges, and all that a batch touches is a sum over classes.
     lognormal  log w normal with standard deviation sigma: data sets are less skewed than R-MAT
 
 Repeated edges are not taken out, so hubs are a little hotter here than in a generated graph.
+
+From the lengths of a graph's lists alone: nodes of one class have lists of one length, or nearly,
+and edges end at a node in proportion to it, as if a list were as long as the number of lists that
+name the node and neighbours were independent. It is the law of a first answer (DEC-150).
 """
 
 import math
@@ -28,7 +32,9 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.runtime.sampling.registry import sampler_or_unknown
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import BatchProfile, Hotness, Spread
+from gnnplan.runtime.sampling.registry import find_sampler, sampler_or_unknown
 
 Indices = NDArray[np.int32] | NDArray[np.int64]
 Chances = NDArray[np.float32] | NDArray[np.float64]
@@ -173,14 +179,24 @@ class DegreeClasses:
     """Probability that an edge's end is one given node of the class."""
     degree: Numbers
     """Mean degree."""
+    exact: bool = False
+    """Whether every node of a class has its degree, and not one that is Poisson around it."""
+
+    def drawn(self, fanout: int) -> Numbers:
+        """Return the mean neighbours drawn of a node's list; all of them where `fanout` is -1."""
+        if fanout < 0:
+            return self.degree
+        return np.minimum(self.degree, fanout) if self.exact else mean_drawn(self.degree, fanout)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Frontiers:
-    """Expected vertices and edges of a batch by hop; every hop expands all vertices so far."""
+    """Expected vertices and edges of a batch by hop."""
 
     vertices: list[Numbers]
     """Vertices by class up to each hop, seeds first."""
+    expanded: list[Numbers]
+    """Vertices by class that each hop expands."""
     edges: list[float]
     seen: Numbers
     """Probability that the last hop's lists name a given node, drawn or not, shape [classes]."""
@@ -256,14 +272,23 @@ def frontiers(
 
 
 def expand(
-    classes: DegreeClasses, start: Numbers, fanouts: Sequence[int], sampler: str
+    classes: DegreeClasses,
+    start: Numbers,
+    fanouts: Sequence[int],
+    sampler: str,
+    *,
+    new_alone: bool = False,
 ) -> Frontiers:
-    """Return the frontiers that follow from `start`, the expected vertices by class."""
-    held, edges = [start], list[float]()
+    """Return the frontiers that follow from `start`, the expected vertices by class.
+
+    Each hop expands all vertices so far, or with `new_alone` those that the last hop added.
+    """
+    held, expanded, edges = [start], list[Numbers](), list[float]()
     seen = np.zeros_like(start)
     for fanout in fanouts:
-        now = held[-1]
-        drawn = mean_drawn(classes.degree, fanout)
+        now = held[-1] - held[-2] if new_alone and expanded else held[-1]
+        expanded.append(now)
+        drawn = classes.drawn(fanout)
         edges.append(float(now @ drawn))
         ends = float(now @ classes.degree)
         seen = -np.expm1(-ends * classes.weight)
@@ -271,15 +296,15 @@ def expand(
             hit = _labor_hit(classes, now, fanout)
         else:
             hit = -np.expm1(-edges[-1] * classes.weight)
-        share = np.divide(now, classes.nodes, out=np.zeros_like(now), where=classes.nodes > 0)
+        share = np.divide(held[-1], classes.nodes, out=np.zeros_like(now), where=classes.nodes > 0)
         held.append(classes.nodes * (1 - (1 - np.minimum(1.0, share)) * (1 - hit)))
-    return Frontiers(vertices=held, edges=edges, seen=seen)
+    return Frontiers(vertices=held, expanded=expanded, edges=edges, seen=seen)
 
 
 def _labor_hit(classes: DegreeClasses, now: Numbers, fanout: int) -> Numbers:
     """Return the expected largest min(1, k/d) over frontier nodes whose list names a node."""
     # As drawn on average, which for Poisson degrees near the fan-out is a little below min(1, k/d).
-    q = mean_drawn(classes.degree, fanout) / np.maximum(classes.degree, 1e-300)
+    q = classes.drawn(fanout) / np.maximum(classes.degree, 1e-300)
     q = np.minimum(1.0, q)
     order = np.argsort(-q, kind="stable")
     reach = np.cumsum((now * classes.degree)[order])  # edge ends of nodes with at least that q
@@ -287,3 +312,110 @@ def _labor_hit(classes: DegreeClasses, now: Numbers, fanout: int) -> Numbers:
     width = upper - np.append(upper[1:], 0.0)
     chance = -np.expm1(-np.outer(classes.weight, reach))
     return chance @ width
+
+
+WIDTH = 1.05
+"""Largest over smallest degree of a class of nodes with long lists."""
+SHORT = 64
+"""Degree up to which each has a class of its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphLaw:
+    """What the lengths of a graph's lists say of batches."""
+
+    classes: DegreeClasses
+    class_of: NDArray[np.uint16]
+    """Class of each node, shape [N]."""
+    seeds: Numbers
+    """Share of the training nodes by class."""
+
+
+def read_law(indptr: NDArray[np.int64], training: NDArray[np.int64]) -> GraphLaw:
+    """Group a graph's nodes by the lengths of their lists; nothing but `indptr` [N + 1] is read.
+
+    >>> law = read_law(np.array([0, 2, 4, 4, 7]), np.array([0, 3]))
+    >>> law.classes.nodes.tolist(), law.seeds.tolist()
+    ([1.0, 2.0, 1.0], [0.0, 0.5, 0.5])
+    """
+    degrees = np.diff(np.asarray(indptr))
+    counts = np.bincount(degrees)
+    present = np.flatnonzero(counts)
+    long = np.log(np.maximum(present, SHORT) / SHORT) / math.log(WIDTH)
+    _, place = np.unique(np.minimum(present, SHORT) + long.astype(np.int64), return_inverse=True)
+    nodes = np.bincount(place, counts[present]).astype(np.float64)
+    degree = np.bincount(place, counts[present] * present) / nodes
+    of_degree = np.zeros(counts.size, np.uint16)
+    of_degree[present] = place
+    class_of = of_degree[degrees]
+    seeds = np.bincount(class_of[training], minlength=nodes.size) / max(1, training.size)
+    ends = float(nodes @ degree)
+    weight = degree / ends if ends > 0 else degree
+    classes = DegreeClasses(nodes=nodes, weight=weight, degree=degree, exact=True)
+    return GraphLaw(classes=classes, class_of=class_of, seeds=seeds)
+
+
+LAW_ERROR, REPEATED_ERROR = 0.05, 0.15
+"""Relative standard errors of the law's input vertices (DEC-150), and where a sampler that draws
+each vertex once for all lists expands vertices again, whose lists the law takes for new ones."""
+BATCH_DEVIATION, LARGEST = 0.02, 1.3
+"""Relative deviation of a batch's sizes, and its largest size over the mean, which memory holds."""
+
+
+def expected_seeds(
+    law: GraphLaw, settings: PlanSettings, seeds: int, *, num_train: int, links: bool
+) -> Numbers:
+    """Return the mean nodes of each class that a rank's batch begins with, repetitions counted.
+
+    With `links` they are both ends of each link, and its negative destinations.
+    """
+    drawn = min(seeds, num_train)
+    if not links:
+        return drawn * law.seeds
+    any_node, work = law.classes.nodes / law.classes.nodes.sum(), settings.workload
+    negatives = work.links.num_negatives if work.links.negatives == "uniform" else 0
+    return drawn * (2 * law.seeds + negatives * any_node)
+
+
+def expected_batch(
+    law: GraphLaw, settings: PlanSettings, seeds_per_rank: int, seeds: Numbers
+) -> tuple[BatchProfile, Hotness]:
+    """Return one rank's batches and the reads of each node as the law of the lists has them.
+
+    `seeds` are the mean number of nodes of each class that a batch begins with.
+    """
+    classes, new_alone = law.classes, settings.dialect == "first_seen"
+    fanouts, named = settings.workload.fanouts, find_sampler(settings.sampler)
+    once = named.one_draw_per_vertex
+    if named.takes_all:
+        fanouts = [-1] * len(fanouts)
+    start = classes.nodes * -np.expm1(-seeds / classes.nodes) if seeds.sum() else seeds
+    found = expand(classes, start, fanouts, settings.sampler, new_alone=new_alone)
+    blocks = np.cumsum(found.edges) if new_alone else np.asarray(found.edges)
+    batch = BatchProfile(
+        seeds_per_rank=seeds_per_rank,
+        num_batches=1,
+        vertices=[_spread(found.count(hop)) for hop in range(len(found.vertices))],
+        edges=[_spread(edges) for edges in found.edges],
+        block_edges=[_spread(float(edges)) for edges in blocks[::-1]],
+        input_standard_error=REPEATED_ERROR if once and not new_alone else LAW_ERROR,
+        half_epoch_error=0.0,
+        list_entries=float(sum(each @ classes.degree for each in found.expanded)),
+    )
+    read = sum(
+        (each * classes.drawn(k) for each, k in zip(found.expanded, fanouts, strict=True)),
+        start=np.zeros_like(classes.nodes),
+    )
+    chance = (found.vertices[-1] / classes.nodes).astype(np.float32)[law.class_of]
+    hotness = Hotness(
+        seeds_per_rank=seeds_per_rank,
+        first_half=chance,
+        second_half=chance,
+        num_batches=1,
+        topology=(read / classes.nodes).astype(np.float32)[law.class_of],
+    )
+    return batch, hotness
+
+
+def _spread(mean: float) -> Spread:
+    return Spread(mean=mean, std=BATCH_DEVIATION * mean, p99=1.05 * mean, largest=LARGEST * mean)

@@ -144,6 +144,8 @@ class GraphDraws:
     """Fingerprint of the machine whose seconds are kept."""
     measure: bool = True
     """False: sequences and rates come from the cache folder or not at all."""
+    brief: bool = False
+    """Whether no rates are timed: stacks and dependent batches are priced as others."""
     rates: dict[tuple[str, int], Table | str] = field(
         default_factory=dict[tuple[str, int], Table | str]
     )
@@ -190,7 +192,7 @@ class GraphDraws:
         return self.rates[name, num_ranks]
 
     def _timed_dependence(self, num_ranks: int) -> Table | str:
-        if not self.measure:
+        if self.brief or not self.measure:
             return "batches that hang together were not timed when the plan was made; plan again"
 
         schedule = self._schedule(num_ranks)
@@ -208,7 +210,7 @@ class GraphDraws:
         )
 
     def _timed_stacks(self, num_ranks: int) -> Table | str:
-        if not self.measure:
+        if self.brief or not self.measure:
             return "stacks were not timed when the plan was made; plan again"
         from gnnplan.runtime.loader.bulk import with_own_arrays
         from gnnplan.runtime.sampling.minibatch import Request

@@ -5,16 +5,22 @@ Parts of a step, on batches of the graph's own:
     sample    the user's sampler, kernel by kernel, and as one CUDA graph where that can be
     handing   what else starts kernels for a batch: gathering its rows, blocks, labels
     step      forward, backward and update, until its loss is on the host
-    loops     all of it, as plans do it (`gpu_loop`)
+    loops     all of it, as plans do it
 
 The host's own part is the time of a batch of a few seeds, whose kernels take no time. The device's
 own part of a step is timed behind work that holds the device back until all of it is enqueued.
+
+The runtime's own loop has stages, lanes and threads as a rank has them, metered. Parts of a step that
+are timed by themselves do not add up to it: one process starts all kernels, and its threads share the
+interpreter's lock (DEC-86). So each way in which plans make batches (in line or by a thread, kernel by
+kernel or by one CUDA graph) is run for some steps, in turns. Of its rounds the last of the quickest
+third is kept (DEC-87).
 """
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +28,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gnnplan.planner.profile.gpu_loop import LoopParts, add_labels, time_loops
 from gnnplan.planner.profile.loop import make_loop
 from gnnplan.planner.profile.protocol import (
     GpuTimingAnswer,
     GpuTimingReply,
     GpuTimingRequest,
+    half_range,
     half_width,
 )
-from gnnplan.planner.workload import GpuSample
+from gnnplan.planner.workload import GpuLoop, GpuSample
 from gnnplan.runtime.device import has_triton, set_threads
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.features.device_rows import DeviceRows, PinError
@@ -38,8 +44,16 @@ from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.features.gather_triton import DeviceTable
 from gnnplan.runtime.features.location import encode
 from gnnplan.runtime.graph.dataset import open_graph
-from gnnplan.runtime.loader.device import DeviceBatchStage, DeviceMiniBatch
+from gnnplan.runtime.loader.device import (
+    DeviceBatchStage,
+    DeviceGatherStage,
+    DeviceMiniBatch,
+    DeviceSampleStage,
+)
+from gnnplan.runtime.loader.stages import AbstractStage, CopyStage, SeedsStage, seed_batch
+from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.process import process_on, usable_core_ids
 from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.build import build_device_sampler
 from gnnplan.runtime.sampling.gpu.neighbor import CapturedNeighborSampler
@@ -47,7 +61,16 @@ from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.seeds import SeedSchedule
 from gnnplan.runtime.stages import Stage
-from gnnplan.runtime.train.minibatch import TrainLoop
+from gnnplan.runtime.train.minibatch import STEP, TrainLoop
+from gnnplan.runtime.train.overlap import (
+    MadeBatch,
+    Prefetcher,
+    Turns,
+    Workers,
+    pass_through,
+    take_made,
+)
+from gnnplan.runtime.train.streams import AbstractStreams, streams_of
 
 FEW_SEEDS = 8
 """Seeds of the batch that shows the host's part."""
@@ -67,6 +90,130 @@ ROWS_SHARE, MOST_ROWS_BYTES = 0.1, 1 << 28
 FLOAT_BYTES = 4
 TOPOLOGY_SHARE = 0.4
 """Share of the device's free memory that adjacency lists may take to lie there."""
+
+
+LEAST_ROUNDS, ROUNDS = 3, 9
+"""Least rounds of each way, and the most while time is left; ways take turns."""
+LOOP_STEPS, LOOP_WARM_STEPS = 36, 8
+"""Steps of a round, and those of them that are left out, as plans discard a run's first ones."""
+DEPTH = 2
+"""Batches that the thread may be ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way of making batches."""
+
+    captured: bool
+    ahead: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopParts:
+    """What a loop is made of."""
+
+    samplers: Mapping[bool, object]
+    """Samplers on the device, by whether one CUDA graph draws a batch."""
+    store: DeviceFeatureStore
+    filling: DeviceBatchStage
+    schedule: SeedSchedule
+    dialect: Dialect
+    training: TrainLoop
+    """Training loop, whose meter is not used."""
+    label_shape: tuple[int, ...]
+    """Shape of one seed's label, for a graph that has none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Round:
+    steps: list[float]
+    stages: dict[str, list[float]]
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.steps))
+
+
+def time_loops(parts: LoopParts, device: torch.device, seconds: float = math.inf) -> list[GpuLoop]:
+    """Run every way in turns; beyond the least rounds only for so many seconds."""
+    ways = [Way(captured, ahead) for captured in parts.samplers for ahead in (False, True)]
+    rounds: dict[Way, list[_Round]] = {way: [] for way in ways}
+    streams = streams_of(device)  # of all rounds: what a lane has freed only it takes again
+    until = time.monotonic() + seconds
+    for number in range(ROUNDS):
+        if number >= LEAST_ROUNDS and time.monotonic() >= until:
+            break
+        for way, found in rounds.items():
+            found.append(_one_round(parts, way, streams, device, number))
+    return [_loop_of(way, found) for way, found in rounds.items()]
+
+
+def kept_place(count: int) -> int:
+    """Return which of `count` rounds is kept, the quickest first.
+
+    Were it always the second, more rounds would make it luckier (DEC-31).
+
+    >>> [kept_place(count) for count in (1, 2, 3, 6, 9)]
+    [0, 1, 1, 2, 3]
+    """
+    return min(count - 1, max(1, count // 3))
+
+
+def _loop_of(way: Way, rounds: Sequence[_Round]) -> GpuLoop:
+    ordered = sorted(rounds, key=lambda found: found.median)
+    place = kept_place(len(ordered))
+    kept, quick = ordered[place], ordered[: max(3, place + 1)]
+    return GpuLoop(
+        captured=way.captured,
+        ahead=way.ahead,
+        step_seconds=kept.median,
+        stages={name: float(np.median(seconds)) for name, seconds in kept.stages.items()},
+        spread=max(half_width(kept.steps), half_range([found.median for found in quick])),
+    )
+
+
+def _one_round(
+    parts: LoopParts, way: Way, streams: AbstractStreams, device: torch.device, number: int
+) -> _Round:
+    meter = StageMeter()
+    stages: list[AbstractStage] = [
+        SeedsStage(parts.schedule, parts.dialect),
+        DeviceSampleStage(parts.samplers[way.captured], device, meter, counted=False),
+        DeviceGatherStage(parts.store, meter, streams, ordered=False),
+        CopyStage(device, streams),
+        parts.filling,
+    ]
+    per_epoch = parts.schedule.num_steps
+
+    def make(index: int, turns: Turns) -> MadeBatch:
+        epoch, step = divmod(number * LOOP_STEPS + index, per_epoch)
+        batch = seed_batch(epoch, step, parts.dialect)
+        return pass_through(batch, stages, meter, streams, index, index, turns)
+
+    def batches() -> Iterator[MiniBatch]:
+        with Prefetcher(make, LOOP_STEPS, workers=workers, depth=DEPTH) as ready:
+            for made in ready:
+                yield add_labels(take_made(made, streams), parts.label_shape, device)
+
+    with process_on(usable_core_ids()[: 1 + way.ahead]):
+        workers = Workers(int(way.ahead))
+        try:
+            replace(parts.training, meter=meter).run(batches(), 0, lambda _: None)
+        finally:
+            workers.close()
+    names = [stage.name for stage in stages]
+    names += [Stage.WAIT, Stage.FORWARD_BACKWARD, Stage.OPTIMIZER]
+    return _Round(
+        steps=meter.seconds(STEP, skip_steps=LOOP_WARM_STEPS),
+        stages={str(name): meter.seconds(name, skip_steps=LOOP_WARM_STEPS) for name in names},
+    )
+
+
+def add_labels(batch: MiniBatch, shape: tuple[int, ...], device: torch.device) -> MiniBatch:
+    """Add some labels to a batch that has none; one seed's label has shape `shape`."""
+    if batch.y is None:
+        batch.y = torch.zeros((batch.num_seeds, *shape), dtype=torch.int64, device=device)
+    return batch
 
 
 class GpuTimed:

@@ -20,12 +20,13 @@ from gnnplan.planner.machine.model import MachineModel, make_table
 from gnnplan.planner.probe.quiet import disturbance
 from gnnplan.planner.probe.timing import DISTURBED
 from gnnplan.planner.profile import cache
+from gnnplan.planner.profile.analytic import expected_batch, expected_seeds, read_law
 from gnnplan.planner.profile.cache import Profile
 from gnnplan.planner.profile.draw import sampler_of
 from gnnplan.planner.profile.model_seconds import SCALES, with_loading
 from gnnplan.planner.profile.presample import MOST_SAMPLED, draw_all, draw_sharing
 from gnnplan.planner.profile.protocol import GPU, GpuTimingAnswer, GpuTimingReply, GpuTimingRequest
-from gnnplan.planner.profile.roofline import check_model, roofline_timing
+from gnnplan.planner.profile.roofline import check_model, rates_of_cores, rooflines
 from gnnplan.planner.profile.schedule import Timed, TimedBatch, time_all
 from gnnplan.planner.profile.team import Team, launcher_bytes
 from gnnplan.planner.progress import Progress, portion, silent
@@ -35,6 +36,7 @@ from gnnplan.planner.workload import (
     BatchProfile,
     Combination,
     GpuTiming,
+    Hotness,
     ModelTiming,
     ProcessCost,
     WorkloadProfile,
@@ -56,6 +58,8 @@ PROFILE_SECONDS, LEAST_SECONDS = 48.0, 5.0
 """Seconds after which nothing more of a profile is begun, and the least for timing."""
 DRAWN = 0.05
 """Share of a profile's progress that is drawing; the rest is timing."""
+BRIEF_VERSION = 1
+"""Version of the meaning of profiles in brief, part of their keys."""
 GATHER_TABLES = ("gather", "mapped_gather", "disk_read")
 """Tables of the machine to which a graph's gathers and disk reads are compared."""
 LOOP_SECONDS = 24.0
@@ -64,6 +68,8 @@ GPU_VERSION = 2
 """Version of the meaning of GPU timings, part of a profile's key."""
 LEAST_VALUE = 1e-9
 """Least value of a table, whose values are positive."""
+PROCESS = ProcessCost(start_seconds=4.0, resident_bytes=323_000_000, launcher_bytes=226_000_000)
+"""What a rank costs where nothing was measured: torch and numba imported (DEC-151)."""
 GPU_DRAWN = 0.5
 """Share of a GPU profile's progress that is drawing; the rest is timing."""
 
@@ -104,6 +110,7 @@ def profiles(
     *,
     progress: Progress | None = None,
     measure: bool = True,
+    seconds: float | None = None,
 ) -> list[Profile]:
     """Return profiles of workloads that are to be compared, from the cache where they are whole.
 
@@ -116,23 +123,37 @@ def profiles(
         machine: the machine; its fingerprint enters the key, since layer times are its own.
         progress: called with what is done and the share of it.
         measure: False takes cached profiles or raises; nothing is drawn or timed.
+        seconds: seconds after which nothing more is begun; None for `PROFILE_SECONDS`. A profile
+            in brief has a name of its own, and a whole one is taken where it is cached.
 
     Raises:
         SettingsError: nothing may be measured and there is a profile that is not cached.
         WorkerFailed: the model could not be timed; the text is its own error.
     """
-    keys = [profile_key(graph, each.settings, machine, each.combinations) for each in wanted]
-    sitting = codec.content_hash(sorted(keys))[:32] if len(keys) > 1 else ""
-    kept = [cached(key, graph, measure=measure) for key in keys]
-    found = [each for each in kept if each is not None]
-    together = len(keys) == 1 or all(each.numbers.sitting == sitting for each in found)
-    if len(found) == len(keys) and (together or not measure):
-        return found
-    made = _make(graph, wanted, machine, keys, progress)
+    brief = replace(machine, fingerprint=f"{machine.fingerprint} brief {BRIEF_VERSION}")
+    whole, short = _sitting(graph, wanted, machine), _sitting(graph, wanted, brief)
+    for keys, name in (whole, short) if seconds is not None or not measure else (whole,):
+        kept = [cache.load(key) for key in keys]
+        found = [each for each in kept if each is not None]
+        together = len(keys) == 1 or all(each.numbers.sitting == name for each in found)
+        if len(found) == len(keys) and (together or not measure):
+            return found
+    keys, name = whole if seconds is None else short
+    if not measure:
+        cached(keys[0], graph, measure=False)
+    made = _make(graph, wanted, machine, keys, progress, seconds)
     for key, each in zip(keys, made, strict=True):
-        cache.save(key, replace(each, numbers=replace(each.numbers, sitting=sitting)))
+        cache.save(key, replace(each, numbers=replace(each.numbers, sitting=name)))
     # Read back: the first plan and a repeated one then see the very same numbers.
     return [cache.load(key) or each for key, each in zip(keys, made, strict=True)]
+
+
+def _sitting(
+    graph: Graph, wanted: Sequence[Wanted], machine: MachineModel
+) -> tuple[list[str], str]:
+    """Return the keys of profiles, and the name of timing them together; empty for one alone."""
+    keys = [profile_key(graph, each.settings, machine, each.combinations) for each in wanted]
+    return keys, codec.content_hash(sorted(keys))[:32] if len(keys) > 1 else ""
 
 
 def cached(key: str, graph: Graph, *, measure: bool) -> Profile | None:
@@ -152,8 +173,10 @@ def _make(
     machine: MachineModel,
     keys: Sequence[str],
     progress: Progress | None,
+    seconds: float | None,
 ) -> list[Profile]:
     begun, progress = time.monotonic(), progress or silent
+    until = begun + (PROFILE_SECONDS if seconds is None else seconds)
     drawing, timing = portion(progress, 0.0, DRAWN), portion(progress, DRAWN, 1.0)
     with ThreadPoolExecutor(1) as beside, disturbance(cache_folder()) as disturbed:
         launcher = beside.submit(launcher_bytes)  # other processes, while nothing is timed
@@ -162,9 +185,10 @@ def _make(
         levels = [disturbed.level()]
         with Team(max(c.ranks for each in wanted for c in each.combinations)) as team:
             process = replace(team.process, launcher_bytes=bytes_of_launcher)
-            left = max(LEAST_SECONDS, begun + PROFILE_SECONDS - time.monotonic())
+            left = max(LEAST_SECONDS, until - time.monotonic())
             timed = [t for each in drawn for t in each.timed]
-            found = iter(time_all(graph, timed, team, timing, left))
+            enough = None if seconds is None else machine.noise
+            found = iter(time_all(graph, timed, team, timing, left, enough=enough))
         levels.append(disturbed.level())
     notes = [f"timed in {left:.0f} s at most"]
     if max(levels) >= DISTURBED:
@@ -287,7 +311,7 @@ def gpu_profile(
             "GPU timing", f"the model's seconds are derived and not measured, because {refusal}"
         )
         check_model(settings.workload, machine)
-    derived = _rooflines(graph, settings, machine, combinations, drawn)
+    derived = rooflines(graph, settings, machine, combinations, drawn.numbers)
     return replace(drawn, numbers=replace(drawn.numbers, timing=derived))
 
 
@@ -318,36 +342,41 @@ def _draw_for_gpus(
     return cache.load(key) or Profile(numbers=numbers, hotness=hotness)
 
 
-def _rooflines(
+def estimated_profile(
     graph: Graph,
     settings: PlanSettings,
     machine: MachineModel,
     combinations: Sequence[Combination],
-    drawn: Profile,
-) -> dict[str, ModelTiming]:
-    work = settings.workload
-    outputs = {"binary": 1, "link": work.hidden}.get(str(graph.task), graph.num_classes)
-    every_hop = settings.dialect == "every_hop"
+    *,
+    gpus: bool,
+) -> Profile:
+    """Return what the lengths of the graph's lists say of batches, and rates of the model.
 
-    def batch_of(combination: Combination) -> BatchProfile:
-        shared = drawn.numbers.shared
-        if not combination.shared or shared is None:
-            return drawn.numbers.batch(seeds_per_rank(work.batch_size, combination.ranks))
-        whole = drawn.numbers.batch(work.batch_size)
-        return part_profile(whole, part_of(whole, shared, combination.ranks, every_hop=every_hop))
-
-    return {
-        combination.key(work.batch_size): roofline_timing(
-            work,
-            machine,
-            batch_of(combination),
-            ranks=combination.ranks,
-            in_dim=graph.feature_dim,
-            num_outputs=outputs,
-            scales=SCALES,
-        )
-        for combination in combinations
-    }
+    Nothing is drawn or timed, and of the graph only `indptr` and the training nodes are read.
+    Ranks that share batches or the topology are left out: what they exchange has to be counted.
+    """
+    alone = [replace(c, parts=False) for c in combinations if not c.shared]
+    law, work = read_law(graph.indptr, graph.train_idx.reshape(-1)), settings.workload
+    links, num_train = str(graph.task) == "link", graph.num_train
+    found = dict[int, tuple[BatchProfile, Hotness]]()
+    for seeds in sorted({seeds_per_rank(work.batch_size, c.num_ranks) for c in alone}):
+        first = expected_seeds(law, settings, seeds, num_train=num_train, links=links)
+        found[seeds] = expected_batch(law, settings, seeds, first)
+    numbers = WorkloadProfile(
+        graph_fingerprint=graph.fingerprint,
+        sampler_fingerprint="law of the lists",
+        batches=[found[seeds][0] for seeds in sorted(found, reverse=True)],
+        process=PROCESS,
+        notes=["estimated: batches by the law of the lists' lengths, seconds by rates"],
+    )
+    if gpus:
+        timing = rooflines(graph, settings, machine, alone, numbers)
+    else:
+        timing = rates_of_cores(graph, settings, machine, alone, numbers)
+    return Profile(
+        numbers=replace(numbers, timing=timing),
+        hotness={seeds: hot for seeds, (_, hot) in found.items()},
+    )
 
 
 def _is_timed(graph: Graph, settings: PlanSettings, machine: MachineModel) -> bool:

@@ -1,16 +1,24 @@
-"""The model's time on a GPU that is not there: operations and bytes of the profiled shapes.
+"""The model's time where it is not measured: operations and bytes of the profiled shapes.
 
     T = max( sum over operations of max(flops / F, bytes / B), K t_s )
 
 F is the rate of float32 products, or of TF32's where they are asked for and known, B the bandwidth
 of the GPU's memory, K what the host starts for a step and t_s its seconds of one start
 (cost.stages.host): it starts kernels while the GPU works.
-Nothing is run; the provenance of every number made here is `derived`.
+On p cores of a rank, at the rates of such hardware (probe/parts/effects.yaml, DEC-151):
+
+    T = pace * sum over operations of t_o + max(flops / F, bytes / B) / p^e
+
+t_o is the time that torch takes to start an operation; the pace is 1 where nothing is known of the
+cores (table core_pace). Nothing is run; the provenance of every
+number made here is `derived`.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from gnnplan.planner.cost.backends.cooperative import part_of, part_profile
+from gnnplan.planner.cost.request import seeds_per_rank
 from gnnplan.planner.cost.stages.host import (
     UPDATE_STARTS,
     block_starts,
@@ -19,7 +27,17 @@ from gnnplan.planner.cost.stages.host import (
 )
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel, Table, make_table
-from gnnplan.planner.workload import BatchProfile, ModelTiming
+from gnnplan.planner.probe.presets import load_effects
+from gnnplan.planner.profile.model_seconds import SCALES
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import (
+    BatchProfile,
+    Combination,
+    LoopOverhead,
+    ModelTiming,
+    WorkloadProfile,
+)
+from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Workload
 
 FLOAT_BYTES = 4
@@ -220,6 +238,67 @@ def roofline_timing(
     )
 
 
+LOOP = LoopOverhead(seeds=3.3e-5, labels=3.5e-5, between=1.4e-4)
+"""Seconds between the stages of a step, as cores of servers take (DEC-151)."""
+UPDATE_OPERATIONS = 4
+"""Operations of torch that an update by Adam takes on cores."""
+
+
+def cores_timing(
+    workload: Workload,
+    machine: MachineModel,
+    batch: BatchProfile,
+    *,
+    ranks: int,
+    threads: Sequence[int],
+    in_dim: int,
+    num_outputs: int,
+    scales: Sequence[float],
+) -> ModelTiming:
+    """Return the model's time on cores while so many ranks compute, for each number of threads."""
+    rates, known = load_effects(), machine.tables.get("core_pace")
+    pace = 1.0 if known is None else known.at(ranks=1)
+    spread = rates["core_spread"].value if known is None else known.spread
+    rate = _Rate(
+        flops=rates["core_flops_per_second"].value / pace,
+        bytes=rates["core_bytes_per_second"].value / pace,
+    )
+    start = rates["core_start_seconds"].value * pace
+    exponent = rates["core_threads_exponent"].value
+    crowd = machine.tables.get("compute_slowdown")
+    slower = 1.0 if crowd is None else max(1.0, crowd.at(ranks=ranks))
+    widths = layer_widths(workload, in_dim, num_outputs)
+
+    def seconds(scale: float, cores: int) -> float:
+        operations = list(_operations(workload, batch, widths, in_dim, scale))
+        worked = sum(map(rate.seconds, operations)) * slower / cores**exponent
+        return len(operations) * start + worked
+
+    parameters = num_parameters(workload.model, widths)
+    update = Operation(flops=10.0 * parameters, moved_bytes=4.0 * OPTIMIZER_PASSES * parameters)
+    shared = {"ranks": [ranks], "threads": threads}
+    shapes = _shapes(workload.model, batch, widths, 1.0)
+    return ModelTiming(
+        forward_backward=make_table(
+            "seconds",
+            {"scale": scales} | shared,
+            [seconds(scale, cores) for scale in scales for cores in threads],
+            spread,
+            provenance="derived",
+        ),
+        optimizer=make_table(
+            "seconds",
+            shared,
+            [UPDATE_OPERATIONS * start + rate.seconds(update)] * len(threads),
+            spread,
+            provenance="derived",
+        ),
+        num_parameters=parameters,
+        activation_bytes=_activation_bytes(workload.model, shapes),
+        handing=LOOP,
+    )
+
+
 def _product_rate(machine: MachineModel, workload: Workload) -> Table:
     """Return the table of matrix products; a GPU without TF32 multiplies in float32."""
     rounded = machine.tables.get("gpu_flops_tf32") if workload.precision == "tf32" else None
@@ -283,3 +362,66 @@ def _activation_bytes(model: str, shapes: Sequence[LayerShape]) -> int:
         kept += s.relations * s.num_dst * s.in_dim if of_inputs else s.num_src * s.out_dim
         kept += 2 * s.num_edges * s.heads if model == "gat" else 0.0
     return round(2 * FLOAT_BYTES * kept)
+
+
+def rooflines(
+    graph: Graph,
+    settings: PlanSettings,
+    machine: MachineModel,
+    combinations: Sequence[Combination],
+    numbers: WorkloadProfile,
+) -> dict[str, ModelTiming]:
+    """Return the model's time on the machine's slowest GPU, by the keys of ways to use GPUs."""
+    work, outputs = settings.workload, _outputs(graph, settings)
+    every_hop = settings.dialect == "every_hop"
+
+    def batch_of(combination: Combination) -> BatchProfile:
+        shared = numbers.shared
+        if not combination.shared or shared is None:
+            return numbers.batch(seeds_per_rank(work.batch_size, combination.ranks))
+        whole = numbers.batch(work.batch_size)
+        return part_profile(whole, part_of(whole, shared, combination.ranks, every_hop=every_hop))
+
+    return {
+        combination.key(work.batch_size): roofline_timing(
+            work,
+            machine,
+            batch_of(combination),
+            ranks=combination.ranks,
+            in_dim=graph.feature_dim,
+            num_outputs=outputs,
+            scales=SCALES,
+        )
+        for combination in combinations
+    }
+
+
+def _outputs(graph: Graph, settings: PlanSettings) -> int:
+    special = {"binary": 1, "link": settings.workload.hidden}
+    return special.get(str(graph.task), graph.num_classes)
+
+
+def rates_of_cores(
+    graph: Graph,
+    settings: PlanSettings,
+    machine: MachineModel,
+    combinations: Sequence[Combination],
+    numbers: WorkloadProfile,
+) -> dict[str, ModelTiming]:
+    """Return the model's time at the rates of such cores, by the keys of ways to use them."""
+    work, by_key = settings.workload, dict[str, list[Combination]]()
+    for each in combinations:
+        by_key.setdefault(each.key(work.batch_size), []).append(each)
+    return {
+        key: cores_timing(
+            work,
+            machine,
+            numbers.batch(seeds_per_rank(work.batch_size, mine[0].num_ranks)),
+            ranks=mine[0].ranks,
+            threads=sorted({each.threads for each in mine}),
+            in_dim=graph.feature_dim,
+            num_outputs=_outputs(graph, settings),
+            scales=SCALES,
+        )
+        for key, mine in by_key.items()
+    }

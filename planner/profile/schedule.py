@@ -87,11 +87,13 @@ def time_all(
     progress: Progress | None,
     seconds: float,
     clock: Callable[[], float] = time.monotonic,
+    enough: float | None = None,
 ) -> list[Timed]:
     """Time the model and loading of every batch size within some seconds.
 
     Every batch size is visited once, however little time there is. `team` has as many processes as
-    the most ranks; `clock` returns monotonic seconds.
+    the most ranks; `clock` returns monotonic seconds. With `enough`, no round is begun
+    once no way to share the cores can save more than that share of the shortest step (DEC-152).
     """
     say, until, batches = (
         progress or silent,
@@ -100,6 +102,9 @@ def time_all(
     )
     extra = [EXTRA_SECONDS]
     for number in range(ROUNDS + 1):
+        left = gain_left([steps.step_range() for steps in _reached(batches)])
+        if number and enough is not None and left <= enough:
+            break
         visits = list(_visits(batches, number))
         later = sum(visit.most for visit in visits) if number == 0 else 0.0
         for i, visit in enumerate(visits):
@@ -310,6 +315,22 @@ def _shortest_at_most(batches: Sequence[_BatchRounds]) -> float:
         if steps.rounds and steps.combination.hosts == 1 and not steps.combination.shared
     ]
     return min(plain, default=math.inf)
+
+
+def _reached(batches: Sequence[_BatchRounds]) -> list[_TimedSteps]:
+    return [steps for batch in batches for steps in batch.steps if steps.rounds]
+
+
+def gain_left(ranges: Sequence[tuple[float, float]]) -> float:
+    """Return the largest share of a step that another than the shortest may still save.
+
+    `ranges` are least and most seconds of each step; the shortest has the least of the most.
+
+    >>> round(gain_left([(0.9, 1.0), (0.95, 2.0), (3.0, 4.0)]), 3), gain_left([(1.0, 2.0)])
+    (0.05, 0.0)
+    """
+    ordered = sorted(ranges, key=lambda each: each[1])
+    return max([0.0, *(1.0 - low / ordered[0][1] for low, _ in ordered[1:])])
 
 
 def middle_round(rounds: Sequence[Sequence[TimingAnswer]]) -> list[TimingAnswer]:

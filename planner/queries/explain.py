@@ -176,6 +176,8 @@ class Explanation:
     details: list[str] = field(default_factory=list[str])
     """Lines on full-graph training: why this p, the partition's volume, the fullest part; or on
     what each GPU keeps of lists and rows, and why."""
+    estimated: bool = False
+    """Whether nothing was drawn or timed for these numbers."""
 
     @property
     def details_title(self) -> str:
@@ -219,6 +221,7 @@ def explain(plan: Plan) -> Explanation:
         runner_up=others[0] if others else None,
         alternatives=others,
         details=_full_graph_details(plan) + _list_details(plan),
+        estimated=prediction.estimated,
     )
 
 
@@ -410,7 +413,7 @@ def render(explanation: Explanation) -> str:
     sections = [
         [
             e.summary,
-            f"predicted step {seconds_text(e.step_seconds)} "
+            f"{'estimated' if e.estimated else 'predicted'} step {seconds_text(e.step_seconds)} "
             f"({seconds_text(e.step_low)} to {seconds_text(e.step_high)}, 90%), "
             f"epoch {seconds_text(e.epoch_seconds)} in {e.steps_per_epoch} steps, "
             f"start-up {seconds_text(e.startup_seconds)}",

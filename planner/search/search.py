@@ -44,7 +44,7 @@ from gnnplan.planner.search.dimensions.registry import (
 from gnnplan.planner.search.samplers import of_links_or_types
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import Hotness
-from gnnplan.runtime.plan.schema import Alternative, Prediction
+from gnnplan.runtime.plan.schema import Alternative, Interval, Prediction
 from gnnplan.runtime.sampling.registry import is_able
 from gnnplan.runtime.stages import most_parts
 
@@ -349,6 +349,12 @@ class BestSampler:
     lost: list[Alternative]
     elsewhere: list[float]
     """Step seconds of the other samplers' candidates that fit."""
+
+    @property
+    def rivals(self) -> list[Interval]:
+        """Return the seconds of a step of the best sampler's other candidates that fit."""
+        priced, chosen = self.best.explored.priced, self.best.chosen
+        return [p.prediction.step_seconds for p in priced if p is not chosen and not p.overflow]
 
 
 def best_over_samplers(

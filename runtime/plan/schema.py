@@ -452,6 +452,8 @@ class Prediction:
     bottleneck: str
     provenance: dict[str, str] = field(default_factory=dict)
     """Where each stage's number comes from: measured | preset | derived, and how."""
+    estimated: bool = field(default=False, metadata=codec.UNLESS_SET)
+    """Whether nothing was drawn or timed for it: lengths of lists and rates of such hardware."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,10 +13,10 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-from gnnplan.planner.cli.planning import machine_for_planning
 from gnnplan.planner.fullgraph.parts import connect_cut
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.pipeline import plan
+from gnnplan.planner.probe.presets import choose_machine
 from gnnplan.planner.queries.compare import compare
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.graph.dataset import Graph, open_graph
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--allow", default="exact,unbiased")
     parser.add_argument("--machine", default=None)
     options = parser.parse_args()
-    machine = machine_for_planning(options.machine)
+    machine = choose_machine(options.machine)
     for name in options.graphs.split(","):
         graph = open_case(name, options.nodes)
         for ranks in map(int, options.ranks.split(",")):

@@ -162,7 +162,7 @@ def test_nothing_is_probed_for_a_request_that_is_refused(
     def probed(*_: object) -> None:
         raise AssertionError("the machine was asked for")
 
-    monkeypatch.setattr(planning, "machine_for_planning", probed)
+    monkeypatch.setattr("gnnplan.planner.refine.plan_in_time", probed)
     for graph, settings, error in (
         (tmp_path, SETTINGS, InputError),
         (small_graph.path, replace(SETTINGS, sampler="psychic"), InputError),

@@ -265,7 +265,7 @@ def test_the_command_refuses_a_machine_file_that_no_longer_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     from gnnplan.planner.cli.main import main
-    from gnnplan.planner.cli.planning import machine_for_planning
+    from gnnplan.planner.probe.presets import choose_machine
 
     found = recorded("bridged-pairs")
     path = tmp_path / "machine.json"
@@ -273,7 +273,7 @@ def test_the_command_refuses_a_machine_file_that_no_longer_holds(
     halved_width(found)
     monkeypatch.setattr(nvml_module, "inventory", lambda *a, **k: look(found))
     with pytest.raises(MachineError, match="as it was probed"):
-        machine_for_planning(str(path))
+        choose_machine(str(path))
     monkeypatch.setattr("gnnplan.planner.probe.doctor.inventory", lambda: look(found))
     assert main(["doctor", "--machine", str(path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -37,7 +37,7 @@ from gnnplan.planner.cost.stages.gather import (
 )
 from gnnplan.planner.cost.stages.sample import sample_seconds
 from gnnplan.planner.machine.model import MachineModel
-from gnnplan.planner.workload import BatchProfile, LoopOverhead, ProcessCost
+from gnnplan.planner.workload import BatchProfile, LoopOverhead, ModelTiming, ProcessCost
 from gnnplan.runtime.plan.schema import MemoryUse
 from gnnplan.runtime.sampling.registry import sampler_or_unknown
 from gnnplan.runtime.stages import Stage
@@ -129,14 +129,15 @@ class CoresBackend(Backend):
     def startup_time(self, request: Request, candidate: Candidate, placed: PlacedRows) -> StageTime:
         """Price the start of processes that copy their rows within the host's memory."""
         table = request.machine.table(MachineTable.COPY)
-        warmup = timing_of(request, candidate).warmup_seconds
+        timing = timing_of(request, candidate)
+        known = "measured: process start" if _is_measured(timing) else "derived: process start"
         return time_to_start(
             request,
             candidate,
             placed,
             copy_bytes_per_second=table.at(readers=float(candidate.num_ranks)),
-            words="measured: process start; derived: bytes over copy bandwidth; the first steps "
-            f"then cost {warmup:.2f} s more than steady ones",
+            words=f"{known}; derived: bytes over copy bandwidth; the first steps then cost "
+            f"{timing.warmup_seconds:.2f} s more than steady ones",
         )
 
 
@@ -147,20 +148,26 @@ def _cores(work: RankWork) -> dict[str, int]:
 
 def _loop_stages(work: RankWork, overhead: LoopOverhead) -> dict[Stage, StageTime]:
     """Return the stages that are timed with the model: seeds, batch and optimizer."""
-    timing = work.timing
+    timing, measured = work.timing, _is_measured(work.timing)
     return {
         Stage.SEEDS: StageTime(
             seconds=overhead.seeds,
-            provenance="measured: the training nodes' own shares, among the model's steps",
+            provenance="measured: the training nodes' own shares, among the model's steps"
+            if measured
+            else "derived: seconds between stages of such hardware",
         ),
         Stage.BATCH: StageTime(
             seconds=timing.batch_seconds + overhead.labels,
-            provenance="measured: edge weights of synthetic batches, labels of the graph's own",
+            provenance="measured: edge weights of synthetic batches, labels of the graph's own"
+            if measured
+            else "derived: seconds between stages of such hardware",
         ),
         Stage.OPTIMIZER: StageTime(
             seconds=timing.optimizer.at(**_cores(work)),
             spread=timing.optimizer.spread,
-            provenance="measured: the optimizer on this model",
+            provenance="measured: the optimizer on this model"
+            if measured
+            else "derived: operations and bytes of an update at the rates of such cores",
         ),
     }
 
@@ -268,13 +275,22 @@ def _forward_backward(work: RankWork, exchanges: Exchanges, disk_seconds: float)
     waited = disk_seconds + exchanges.asked.seconds + exchanges.sent.seconds
     exchanged = _beside(work, MachineTable.ALL_TO_ALL_AFTER, exchanges)
     doubt = " (uncertain)" if work.timing.forward_backward.uncertain else ""
+    words = (
+        f"measured{doubt}: the model on this graph's own batches (links: on blocks of the profiled "
+        "sizes), each step after its sampling and gathering"
+    )
+    if not _is_measured(work.timing):
+        words = "derived: operations and bytes of expected batches at the rates of such cores"
     return StageTime(
         seconds=work.timing.compute_seconds(**_cores(work))
         + max(exchanged, _cold_cache_seconds(work, waited)),
         spread=work.timing.forward_backward.spread,
-        provenance=f"measured{doubt}: the model on this graph's own batches (links: on blocks of "
-        "the profiled sizes), each step after its sampling and gathering",
+        provenance=words,
     )
+
+
+def _is_measured(timing: ModelTiming) -> bool:
+    return timing.forward_backward.provenance == "measured"
 
 
 def _cold_cache_seconds(work: RankWork, wait_seconds: float) -> float:

@@ -2,7 +2,7 @@
 
 Stages of a GPU that is not here are derived from links and rates of a preset or probe, and from the
 model's roofline (planner.profile.roofline). On a GPU that is here the runtime's own loop was timed
-(`profile.gpu_loop`) in each way of making batches, with all rows on the GPU. Adjacency lists and
+(`profile.gpu_timing`) in each way of making batches, with all rows on the GPU. Adjacency lists and
 rows elsewhere are added by the machine's rates; in a stack the host launches fewer kernels per
 batch. A gather takes the longer of the host's and the device's part. Without prefetching, the
 device gathers while the host launches the model's kernels (DEC-128).

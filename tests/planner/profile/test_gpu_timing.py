@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from gnnplan.planner.profile import gpu_loop, gpu_timing
+from gnnplan.planner.profile import gpu_timing
 from gnnplan.planner.profile.gpu_timing import GpuTimed
 from gnnplan.planner.profile.protocol import GpuTimingAnswer, GpuTimingRequest
 from gnnplan.runtime import codec, meter
@@ -31,8 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("STEPS", 1), ("WARM_STEPS", 1), ("BATCHES", 2)):
         monkeypatch.setattr(gpu_timing, name, value)
-    for name, value in (("STEPS", 2), ("WARM_STEPS", 1), ("ROUNDS", 1)):
-        monkeypatch.setattr(gpu_loop, name, value)
+    for name, value in (("LOOP_STEPS", 2), ("LOOP_WARM_STEPS", 1), ("ROUNDS", 1)):
+        monkeypatch.setattr(gpu_timing, name, value)
 
 
 def asked(folder: Path, sampler: str = "neighbor", **changes: Any) -> GpuTimingRequest:
@@ -87,18 +87,18 @@ def test_a_loops_step_is_its_parts_and_what_lies_between_none_of_them_twice(
     for reads in (overlap, meter, minibatch):
         monkeypatch.setattr(reads, "time", clock)
     for owner, name, seconds in (
-        (gpu_loop.SeedsStage, "submit", 0.001),
-        (gpu_loop.DeviceSampleStage, "submit", 0.002),
-        (gpu_loop.DeviceGatherStage, "submit", 0.004),
-        (gpu_loop.DeviceBatchStage, "submit", 0.008),
-        (gpu_loop, "add_labels", 0.016),  # by the training thread, in its wait
+        (gpu_timing.SeedsStage, "submit", 0.001),
+        (gpu_timing.DeviceSampleStage, "submit", 0.002),
+        (gpu_timing.DeviceGatherStage, "submit", 0.004),
+        (gpu_timing.DeviceBatchStage, "submit", 0.008),
+        (gpu_timing, "add_labels", 0.016),  # by the training thread, in its wait
         (minibatch.TrainLoop, "_forward_backward", 0.032),
         (minibatch.Precision, "unscale", 0.064),
         (minibatch.TrainLoop, "step", 0.128),  # between
     ):
         clock.lasts(monkeypatch, owner, name, seconds)
     making = {"seeds": 0.001, "sample": 0.002, "gather": 0.004, "batch": 0.008}
-    in_line, by_a_thread = gpu_loop.time_loops(parts, kernel_device)
+    in_line, by_a_thread = gpu_timing.time_loops(parts, kernel_device)
     for found, wait in ((in_line, sum(making.values()) + 0.016), (by_a_thread, 0.016)):
         own = {"wait": wait, "forward_backward": 0.032, "optimizer": 0.064}
         for name, seconds in (making | own).items():
@@ -129,9 +129,9 @@ def test_batches_of_a_loop_are_those_of_a_run(
     folder: Path, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("STEPS", 4), ("ROUNDS", 2)):
-        monkeypatch.setattr(gpu_loop, name, value)
+        monkeypatch.setattr(gpu_timing, name, value)
     seen: list[tuple[int, int, int]] = []
-    step = gpu_loop.TrainLoop.step
+    step = gpu_timing.TrainLoop.step
 
     def watched(loop: Any, batch: Any, index: int) -> float:
         assert batch.x.shape == (batch.drawn.n_id.numel(), 12)
@@ -139,10 +139,10 @@ def test_batches_of_a_loop_are_those_of_a_run(
         seen.append((batch.epoch, batch.step, batch.num_seeds))
         return step(loop, batch, index)
 
-    monkeypatch.setattr(gpu_loop.TrainLoop, "step", watched)
+    monkeypatch.setattr(gpu_timing.TrainLoop, "step", watched)
     timed = GpuTimed(asked(folder, scales=[1.0]), kernel_device)
     train = len(open_graph(folder).train_idx)
-    gpu_loop.time_loops(timed.loop_parts(None), kernel_device)
+    gpu_timing.time_loops(timed.loop_parts(None), kernel_device)
     # Two ways in turns, two rounds of 4 steps each: every step once by each way, in order.
     assert len(seen) == 16
     assert seen[:4] == seen[4:8]

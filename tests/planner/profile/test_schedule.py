@@ -134,6 +134,19 @@ def test_what_loses_by_more_than_its_interval_is_timed_twice_and_briefly(
     assert others[0].hopeless_seconds < 10.0
 
 
+@pytest.mark.parametrize(("slow", "rounds"), [(5.0, 1), (1.2, ROUNDS)])
+def test_no_round_is_begun_where_no_way_can_gain_enough(
+    small_graph: Graph, slow: float, rounds: int
+) -> None:
+    clock = FakeClock()
+    team = Recorded({(1, 1): [slow] * 3, (1, 2): [1.0] * 3, (2, 1): [slow] * 3}, clock)
+    time_all(small_graph, two_sizes(), team, None, 60.0, clock.perf_counter, enough=0.05)
+    assert team.calls.count((1, 2)) == rounds
+    again = Recorded(team.seconds, FakeClock())
+    time_all(small_graph, two_sizes(), again, None, 60.0, again.clock.perf_counter)
+    assert again.calls.count((1, 2)) == ROUNDS
+
+
 def test_what_one_disturbed_round_left_behind_comes_back(small_graph: Graph) -> None:
     clock = FakeClock()
     team = Recorded({(1, 1): [1.0] * 3, (1, 2): [6.0, 0.8, 0.82], (2, 1): [5.0] * 2}, clock)

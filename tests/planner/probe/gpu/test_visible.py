@@ -8,7 +8,7 @@ import pytest
 
 from gnnplan.planner.candidate import list_gpus
 from gnnplan.planner.cli.main import main
-from gnnplan.planner.cli.planning import machine_for_planning
+from gnnplan.planner.cli.planning import print_machine_notes
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import (
     MachineModel,
@@ -21,6 +21,7 @@ from gnnplan.planner.probe.gpu.inventory import gpu_notes
 from gnnplan.planner.probe.gpu.machine import with_gpus
 from gnnplan.planner.probe.gpu.measure import GpuFindings
 from gnnplan.planner.probe.gpu.nvml import Inventory
+from gnnplan.planner.probe.presets import choose_machine
 from gnnplan.planner.probe.timing import summarize
 from gnnplan.planner.probe.topology import (
     faults,
@@ -265,7 +266,8 @@ def test_plan_and_machine_show_say_what_there_is_of_the_gpus(
         "gnnplan.planner.probe.gpu.nvml.inventory", lambda: replace(now, gpus=now.gpus[:2])
     )
     save_machine(machine, tmp_path / "m.json")
-    planned = machine_for_planning(str(tmp_path / "m.json"))
+    planned = choose_machine(str(tmp_path / "m.json"))
+    print_machine_notes(planned)
     assert sizes(planned) == {"gpu0.memory": 24, "gpu1.memory": 4}
     said = capsys.readouterr().err
     assert f"note: {VARIABLE}=0,1: 2 of 4 GPUs are visible" in said
