@@ -10,11 +10,11 @@ Parts of a step, on batches of the graph's own:
 The host's own part is the time of a batch of a few seeds, whose kernels take no time. The device's
 own part of a step is timed behind work that holds the device back until all of it is enqueued.
 
-The runtime's own loop has stages, lanes and threads as a rank has them, metered. Parts of a step that
-are timed by themselves do not add up to it: one process starts all kernels, and its threads share the
-interpreter's lock (DEC-86). So each way in which plans make batches (in line or by a thread, kernel by
-kernel or by one CUDA graph) is run for some steps, in turns. Of its rounds the last of the quickest
-third is kept (DEC-87).
+The runtime's own loop has stages, lanes and threads as a rank has them, metered. Parts of a step
+that are timed by themselves do not add up to it: one process starts all kernels, and its threads
+share the interpreter's lock (DEC-86). So each way in which plans make batches (in line or by a
+thread, kernel by kernel or by one CUDA graph) is run for some steps, in turns. Of its rounds the
+last of the quickest third is kept (DEC-87).
 """
 
 import math
