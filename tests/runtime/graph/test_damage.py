@@ -1,7 +1,9 @@
 """Damaged sources: whatever the bytes, only DatasetError comes out and nothing is left behind."""
 
+import gzip
 import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,13 @@ import pytest
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.dataset import GraphWarning, open_graph
 from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
+from tests.runtime.graph.test_import_inventory import karate_club, snap
+from tests.runtime.graph.typed_sources import (
+    known_typed,
+    write_graphbolt_typed,
+    write_hetero,
+    write_ogb_typed,
+)
 
 ROUNDS = 40
 
@@ -51,11 +60,10 @@ def try_import(source: Path, folder: Path) -> bool:
     return bool(text)
 
 
-def test_damaged_sources_raise_only_dataset_errors(source: Path, format_name: str, tmp_path: Path):
-    rng = np.random.default_rng([17, *format_name.encode()])
-    copy = tmp_path / source.name
-    failed = 0
-    for _ in range(ROUNDS):
+def failures(source: Path, folder: Path, rng: np.random.Generator, rounds: int) -> int:
+    """Damage a file of copies of a source, one at a time; how many imports fail."""
+    copy, failed = folder / source.name, 0
+    for _ in range(rounds):
         if source.is_dir():
             shutil.copytree(source, copy)
             files = sorted(p for p in copy.rglob("*") if p.is_file())
@@ -63,11 +71,43 @@ def test_damaged_sources_raise_only_dataset_errors(source: Path, format_name: st
         else:
             shutil.copy(source, copy)
             victim = copy
-        victim.write_bytes(damage(victim.read_bytes(), rng))
-        failed += try_import(copy, tmp_path / "out")
+        victim.write_bytes(damage_packed(victim, rng))
+        failed += try_import(copy, folder / "out")
         shutil.rmtree(copy) if copy.is_dir() else copy.unlink()
-        assert list(tmp_path.iterdir()) == []
+        assert list(folder.iterdir()) == []
+    return failed
+
+
+def damage_packed(victim: Path, rng: np.random.Generator) -> bytes:
+    """Damage a file's bytes; in a typed folder, what is packed in them."""
+    data = victim.read_bytes()
+    if victim.suffix == ".gz" and "typed" in victim.parts:
+        return gzip.compress(damage(gzip.decompress(data), rng))
+    return damage(data, rng)
+
+
+def test_damaged_sources_raise_only_dataset_errors(source: Path, format_name: str, tmp_path: Path):
+    rng = np.random.default_rng([17, *format_name.encode()])
+    failed = failures(source, tmp_path, rng, ROUNDS)
     assert failed > ROUNDS // 5  # the damage is real
+
+
+LAYOUTS: dict[str, Callable[[Path], Path]] = {
+    "HeteroData": lambda folder: write_hetero(known_typed(), folder),
+    "OGB typed": lambda folder: write_ogb_typed(known_typed(), folder, splits=("time",)),
+    "GraphBolt typed": lambda folder: write_graphbolt_typed(known_typed(), folder),
+    "SNAP": lambda folder: snap(folder, ""),
+    "Karate Club": lambda folder: karate_club(folder, ""),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_damaged_folders_of_other_layouts_raise_only_dataset_errors(name: str, tmp_path: Path):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "work").mkdir()
+    source = LAYOUTS[name](tmp_path / "source")
+    rng = np.random.default_rng([19, *name.encode()])
+    assert failures(source, tmp_path / "work", rng, ROUNDS // 2) > ROUNDS // 10
 
 
 def test_missing_files_raise_only_dataset_errors(source: Path, tmp_path: Path):
