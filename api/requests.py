@@ -133,16 +133,24 @@ class ProfileRequest(WorkloadRequest):
     """Body of `POST /v1/profiles`: draw batches and time the model, plan nothing."""
 
 
+Changes = list[Annotated[str, Field(min_length=3, max_length=256)]]
+
+
 class WhyNotRequest(Limited):
     """Body of `POST /v1/plans/{id}/why-not`."""
 
-    policy: Name
+    policy: Name | None = Field(default=None, description="Placement policy; null: the plan's.")
+    changes: Changes = Field(
+        default_factory=list[str],
+        max_length=64,
+        description="KEY=VALUE each: settings of a plan, such as batching=cooperative.",
+    )
 
 
 class WhatIfRequest(Limited):
     """Body of `POST /v1/plans/{id}/what-if`."""
 
-    changes: list[Annotated[str, Field(min_length=3, max_length=256)]] = Field(
+    changes: Changes = Field(
         default_factory=list[str],
         max_length=64,
         description="KEY=VALUE each, such as link.pcie0.bandwidth=x2 or devices=1.",

@@ -181,7 +181,7 @@ def parse_sampler(text: str, name: str) -> SamplerChoice:
     """
     sampler, _, rest = text.partition(":")
     parameters: dict[str, float | str] = {}
-    for part in rest.split(",") if rest else []:
+    for part in re.split(r",(?!\s*\d+\s*(?:,|$))", rest) if rest else []:  # sizes=512,256 is one
         key, equals, value = part.partition("=")
         if not equals or not key or not value:
             raise SettingsError(

@@ -11,13 +11,11 @@ machine is described by what CUDA shows.
 
 import hashlib
 import importlib.util
-import itertools
 import json
 import math
 import os
 import platform
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -201,7 +199,7 @@ FINGERPRINT_FACTS = (
     "cores",
     "ram_gib",
     "huge_pages",
-    "gpus",
+    "box_gpus",
     "versions",
 )
 """Facts that enter the fingerprint."""
@@ -215,10 +213,12 @@ def machine_facts() -> dict[str, Any]:
         cpu_model (str), architecture (str), cores (int, those this process may use), ram_bytes
         (int, the control group's limit where lower), ram_gib (int, rounded), numa_nodes (int),
         huge_pages (str: always | madvise | never | unknown), gpus (list of {uuid, name,
-        memory_bytes}), versions (name -> version, of what is installed).
+        memory_bytes}, those that CUDA shows), box_gpus (list of names, whatever the environment
+        hides), versions (name -> version, of what is installed).
     """
     ram_bytes = usable_ram_bytes()
     gpus, driver = _gpus()
+    every = _gpus({})[0] if VARIABLE in os.environ else gpus
     return {
         "cpu_model": _cpu_model(),
         "architecture": platform.machine(),
@@ -228,6 +228,7 @@ def machine_facts() -> dict[str, Any]:
         "numa_nodes": max(1, len(list((SYS / "devices/system/node").glob("node[0-9]*")))),
         "huge_pages": _huge_pages(),
         "gpus": gpus,
+        "box_gpus": [gpu["name"] for gpu in every],
         "versions": _versions() | driver,
     }
 
@@ -235,36 +236,21 @@ def machine_facts() -> dict[str, Any]:
 def machine_fingerprint(facts: dict[str, Any] | None = None) -> str:
     """Hash the machine's facts, 32 hex digits; None asks for them now.
 
-    Entering facts: processor model, usable cores, memory in whole GiB, huge-page state, GPU names
-    (in any order) and the versions of torch, numpy and numba. An equal host has the same.
+    Entering facts: processor model, usable cores, memory in whole GiB, huge-page state, names of
+    all GPUs (in any order, also of those that CUDA does not show) and the versions of torch, numpy
+    and numba. An equal host has the same (DEC-145).
     """
     facts = machine_facts() if facts is None else facts
     kept = {name: facts[name] for name in FINGERPRINT_FACTS}
-    kept["gpus"] = sorted(gpu["name"] for gpu in facts["gpus"])
+    kept["gpus"] = sorted(kept.pop("box_gpus"))
     versions = facts["versions"]
     kept["versions"] = {name: versions.get(name, "") for name in FINGERPRINT_VERSIONS}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def is_planned_machine(plan: Plan, facts: dict[str, Any]) -> bool:
-    """Tell whether facts are of the machine that a plan was made for, or of one of its hosts.
-
-    Where the plan's GPUs are among those here, it does not matter how many others CUDA shows, or
-    showed when the machine was probed (DEC-139).
-    """
-    known = plan.machine.fingerprint.split("+")
-    if machine_fingerprint(facts) in known:
-        return True
-    planned = {bare_uuid(uuid) for uuid in plan.gpu_uuids}
-    if not planned & {bare_uuid(gpu["uuid"]) for gpu in facts["gpus"]}:
-        return False
-    names = Counter(gpu["name"] for gpu in _gpus({})[0])
-    for counts in itertools.product(*(range(most + 1) for most in names.values())):
-        some = Counter(dict(zip(names, counts, strict=True)))
-        gpus = [{"name": name} for name in some.elements()]
-        if machine_fingerprint(facts | {"gpus": gpus}) in known:
-            return True
-    return False
+    """Tell whether facts are of the machine that a plan was made for, or of one of its hosts."""
+    return machine_fingerprint(facts) in plan.machine.fingerprint.split("+")
 
 
 def usable_cores() -> int:

@@ -129,8 +129,9 @@ def change_plan(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
 
 
 def hold_policy(request: dict[str, Any], job: JobContext) -> dict[str, Any]:
-    """Price another policy from the cached profile."""
-    from gnnplan.planner.queries.whatif import why_not
+    """Price another policy, or other settings."""
+    from gnnplan.planner.queries.why_not import why_not
 
-    write_result(job, why_not(load_plan(Path(request["plan_folder"])), request["policy"]))
+    made, changes = load_plan(Path(request["plan_folder"])), request.get("changes", [])
+    write_result(job, why_not(made, request["policy"], changes))
     return {}

@@ -130,7 +130,7 @@ def why_not(
     body: WhyNotRequest,
     response: Response,
 ) -> Job:
-    """Price the plan under another policy; the answer is the job's result."""
+    """Price the plan under another policy or other settings; the answer is the job's result."""
     return answer_accepted(response, plans.ask_why_not(service, caller, plan, body))
 
 

@@ -71,12 +71,14 @@ def compare_plans(service: Service, plan_a: str, plan_b: str) -> PlanDiff:
 
 
 def ask_why_not(service: Service, caller: Caller, plan_id: str, request: WhyNotRequest) -> JobRow:
-    """Accept a job that prices a plan under another policy."""
-    if request.policy not in POLICIES:
+    """Accept a job that prices a plan under another policy or other settings."""
+    if request.policy is None and not request.changes:
+        raise UnprocessableError("expected a policy or changes, found neither")
+    if request.policy is not None and request.policy not in POLICIES:
         raise UnprocessableError(
             f"expected a policy among {', '.join(POLICIES)}, found {request.policy!r}"
         )
-    body = {"policy": request.policy}
+    body = {"policy": request.policy or "", "changes": list(request.changes)}
     return _ask(service, caller, "why-not", plan_id, body, request.time_limit_seconds)
 
 

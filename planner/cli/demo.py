@@ -6,7 +6,8 @@ output marks their numbers as predicted.
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,17 +20,34 @@ from gnnplan.planner.machine.model import save_machine
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.plan.io import load_plan
-from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.plan.schema import Plan, Workload
 
 if TYPE_CHECKING:
     from gnnplan.planner.queries.compare import Comparison
-    from gnnplan.planner.queries.other_machines import PresetPlan
     from gnnplan.runtime.graph.dataset import Graph
 
 FOLDERS = ("graph", "plan", "elsewhere")
 MACHINE_FILE = "machine.json"
 FEATURES = 100
 CLASSES = 16
+DEMO_MACHINES = ("siton", "dgx-v100")
+DEMO_SHARE = 0.2
+"""Share of the rows that a GPU has room for in the second plan; Song and Jiang's buffers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PresetPlan:
+    """Plan for a machine that is not here."""
+
+    machine: str
+    room: str
+    """Words for what a GPU's memory was taken to hold."""
+    plan_id: str
+    summary: str
+    step_seconds: float
+    read: dict[str, float]
+    """Share of the rows by place, mean over the GPUs."""
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +120,6 @@ def demo_command(
 
     say("5/6 predicted against measured")
     from gnnplan.planner.queries.compare import compare
-    from gnnplan.planner.queries.other_machines import plan_elsewhere, render_elsewhere
     from gnnplan.runtime.train.baseline import logistic_regression_accuracy
 
     comparison = compare(load_plan(place), report)
@@ -178,3 +195,86 @@ def demo_settings(ranks: int) -> PlanSettings:
     return PlanSettings(
         workload=Workload(hidden=128, fanouts=[15, 10], batch_size=1024), devices=ranks
     )
+
+
+def plan_elsewhere(
+    graph: Path, settings: PlanSettings, out: Path, machines: Sequence[str] = DEMO_MACHINES
+) -> list[PresetPlan]:
+    """Plan a graph for presets, each with whole GPUs and with room for some of the rows.
+
+    Plans are written to `out`, as `<machine>` and `<machine>-tight`.
+
+    Raises:
+        InputError: as `plan`.
+    """
+    from gnnplan.planner.pipeline import plan
+    from gnnplan.planner.probe.presets import load_preset
+
+    found: list[PresetPlan] = []
+    for name in machines:
+        machine = load_preset(name)
+        whole = plan(graph, replace(settings, devices=None), machine=machine, out=out / name)
+        found.append(_told(whole, "all of a GPU's memory"))
+        every = replace(settings, devices=len(machine.gpus))
+        tight = replace(every, device_memory_bytes=_budget(graph, every, name, out))
+        made = plan(graph, tight, machine=machine, out=out / f"{name}-tight")
+        found.append(_told(made, f"all GPUs, each with room for {DEMO_SHARE:.0%} of the rows"))
+    return found
+
+
+def _budget(graph: Path, settings: PlanSettings, name: str, out: Path) -> int:
+    """Return the device memory that leaves room for `DEMO_SHARE` of the rows beside all else."""
+    from gnnplan.planner.pipeline import plan
+    from gnnplan.planner.probe.presets import load_preset
+
+    bare = plan(
+        graph,
+        replace(settings, policy="none"),
+        machine=load_preset(name),
+        out=out / f"{name}-tight",
+    )
+    uses = [u for k, u in bare.prediction.memory_bytes.items() if k.startswith("rank")]
+    fixed = max(u.total - u.parts["reserve"] for u in uses)
+    share = max(u.parts["reserve"] / u.capacity for u in uses)
+    rows = round(DEMO_SHARE * bare.graph.num_nodes) * bare.strategy.features.row_bytes
+    return int((fixed + rows) / (1 - share)) + 1
+
+
+def _told(made: Plan, room: str) -> PresetPlan:
+    from gnnplan.planner.queries.explain import explain
+
+    told = explain(made)
+    rates = list(made.prediction.hit_rates.values())
+    read = {
+        place: sum(r.get(place, 0.0) for r in rates) / len(rates)
+        for place in ("own", "peer", "host", "disk")
+    }
+    other = told.runner_up
+    why = f"bound by {told.bottleneck}; within {told.gap:.1%} of the bound"
+    if other is not None:
+        why += f"; next: {other.name}, {other.why}"
+    return PresetPlan(
+        machine=made.machine.name,
+        room=room,
+        plan_id=made.plan_id,
+        summary=told.summary,
+        step_seconds=told.step_seconds,
+        read={place: share for place, share in read.items() if share > 0},
+        why=why,
+    )
+
+
+def render_elsewhere(plans: Sequence[PresetPlan]) -> str:
+    """Write four lines for each plan, marked as predicted."""
+    from gnnplan.planner.queries.explain import seconds_text
+
+    lines = ["predicted from presets; nothing of this was measured on such machines:"]
+    for each in plans:
+        places = ", ".join(f"{share:.1%} {place}" for place, share in each.read.items())
+        lines += [
+            f"  {each.machine}, {each.room}: step {seconds_text(each.step_seconds)} (predicted)",
+            f"    {each.summary}",
+            f"    rows read: {places}",
+            f"    why: {each.why}",
+        ]
+    return "\n".join(lines)

@@ -242,20 +242,31 @@ def print_simulation(result: "Simulation") -> None:
 
 def why_not_command(
     plan: PlanArgument,
-    policy: Annotated[str, typer.Option(help="Placement policy that the plan did not take.")],
+    policy: Annotated[str, typer.Option(help="Placement policy that the plan did not take.")] = "",
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="KEY=VALUE, repeatable: any other setting of gnnplan plan that it did not take, "
+            "such as batching=cooperative, topology=clique, sampler=labor or mode=full-graph.",
+        ),
+    ] = None,
     server: ServerOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Price the plan with another placement policy, and say what it would cost."""
+    """Price the plan with another placement or other settings, and say what it would cost."""
+    wanted = changes or []
+    if not policy and not wanted:
+        raise SettingsError("why-not: expected --policy NAME or --set KEY=VALUE, found none")
     asked = _open(plan, server)
-    from gnnplan.planner.queries.whatif import render_why_not, why_not
+    from gnnplan.planner.queries.why_not import render_why_not, why_not
 
     found = _ask(
         server,
         "why-not",
         asked,
-        lambda made: why_not(made, policy),
-        lambda plans, name, progress: plans.why_not(name, policy, progress=progress),
+        lambda made: why_not(made, policy, wanted),
+        lambda plans, name, progress: plans.why_not(name, policy, wanted, progress=progress),
     )
     print_answer(found, render_why_not, as_json=as_json)
 

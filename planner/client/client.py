@@ -48,7 +48,8 @@ from gnnplan.runtime.report import RunReport
 if TYPE_CHECKING:
     from gnnplan.planner.queries.compare import Comparison
     from gnnplan.planner.queries.simulate import Simulation
-    from gnnplan.planner.queries.whatif import Cheapest, WhatIf, WhyNot
+    from gnnplan.planner.queries.whatif import Cheapest, WhatIf
+    from gnnplan.planner.queries.why_not import WhyNot
 
 
 class Plans:
@@ -121,12 +122,20 @@ class Plans:
             PlanDiff, self._connection.get(f"{_at(plan)}/diff", {"other": other})
         )
 
-    def why_not(self, plan: str, policy: str, *, progress: Progress | None = None) -> "WhyNot":
-        """Price the plan under another policy, and wait."""
-        from gnnplan.planner.queries.whatif import WhyNot
+    def why_not(
+        self,
+        plan: str,
+        policy: str = "",
+        changes: Sequence[str] = (),
+        *,
+        progress: Progress | None = None,
+    ) -> "WhyNot":
+        """Price the plan under another policy or other settings (KEY=VALUE each), and wait."""
+        from gnnplan.planner.queries.why_not import WhyNot
 
-        path = f"{_at(plan)}/why-not"
-        return self._jobs.answer(path, {"policy": policy}, WhyNot, progress=progress)
+        body: dict[str, Any] = {"policy": policy} if policy else {}
+        body |= {"changes": [*changes]} if changes else {}
+        return self._jobs.answer(f"{_at(plan)}/why-not", body, WhyNot, progress=progress)
 
     def what_if(
         self, plan: str, changes: Sequence[str], *, progress: Progress | None = None

@@ -48,6 +48,7 @@ from gnnplan.planner.probe.quiet import disturbance
 from gnnplan.planner.probe.team import OutOfTime, Team
 from gnnplan.planner.probe.timing import summarize
 from gnnplan.planner.progress import silent
+from gnnplan.runtime.codec import content_hash
 from gnnplan.runtime.comm.route import check_loopback
 from gnnplan.runtime.device import available_ram_bytes, machine_facts, machine_fingerprint
 from gnnplan.runtime.errors import WorkerFailed
@@ -389,4 +390,8 @@ def _is_current(machine: MachineModel) -> bool:
 
 
 def _cached_path() -> Path:
-    return cache_folder() / f"machine-{machine_fingerprint()}.json"
+    """Return the file of this machine, apart from that of the whole box where CUDA hides kinds."""
+    facts = machine_facts()
+    shown = sorted(gpu["name"] for gpu in facts["gpus"])
+    hidden = f"-{content_hash(shown)[:8]}" if shown != sorted(facts["box_gpus"]) else ""
+    return cache_folder() / f"machine-{machine_fingerprint(facts)}{hidden}.json"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from gnnplan.runtime.errors import WorkerFailed
 from gnnplan.runtime.faults.failure import last_error_line
@@ -39,6 +39,9 @@ class Team:
 
     A task is waited for until `until`, a reading of time.monotonic, else `timeout_seconds`.
     """
+
+    program: ClassVar[str] = "gnnplan.planner.probe.team"
+    """Module that a worker runs; it ends with `main`."""
 
     def __init__(self, size: int, *, timeout_seconds: float = 120.0, until: float | None = None):
         self.size = size
@@ -78,7 +81,7 @@ class Team:
         output = tempfile.TemporaryFile()  # noqa: SIM115  kept until the process has ended
         self._outputs.append(output)
         process = subprocess.Popen(
-            [sys.executable, "-m", "gnnplan.planner.probe.team", str(descriptor), str(rank)],
+            [sys.executable, "-m", self.program, str(descriptor), str(rank)],
             pass_fds=[descriptor],
             env=with_huge_pages(environment),
             stdin=subprocess.DEVNULL,

@@ -273,7 +273,7 @@ def gpu_profile(
         SettingsError: a model whose work does not follow from its shapes, or nothing is cached.
         WorkerFailed: the GPU could not be used; the text is its own error.
     """
-    timed = _is_timed(graph, settings, machine)
+    timed = is_timed(graph, settings, machine)
     if not timed:
         check_model(settings.workload, machine)
     report = progress or silent
@@ -287,7 +287,8 @@ def gpu_profile(
     drawn = _draw_for_gpus(
         graph, settings, machine, combinations, portion(report, 0.0, GPU_DRAWN), measure
     )
-    named = replace(machine, fingerprint=f"{machine.fingerprint} GPU {GPU_VERSION}")
+    model = f" {machine.gpus[0].model}" if timed else ""  # of a box of several, the one shown
+    named = replace(machine, fingerprint=f"{machine.fingerprint} GPU {GPU_VERSION}{model}")
     key = profile_key(graph, settings, named, combinations)
     found = cached(key, graph, measure=measure or not timed)
     if found is not None:
@@ -379,7 +380,7 @@ def estimated_profile(
     )
 
 
-def _is_timed(graph: Graph, settings: PlanSettings, machine: MachineModel) -> bool:
+def is_timed(graph: Graph, settings: PlanSettings, machine: MachineModel) -> bool:
     """Tell whether the GPUs are this machine's, and draw this graph's batches themselves."""
     if machine.provenance != "measured" or machine.fingerprint != machine_fingerprint():
         return False

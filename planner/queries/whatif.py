@@ -1,13 +1,12 @@
-"""Price a plan's request otherwise: `gnnplan whatif` and `gnnplan why-not`.
+"""Price a plan's request otherwise: `gnnplan whatif`.
 
-The request is priced again on its cached profile: with changed settings, links or memories; under
-another placement policy; or for the fewest devices and the least memory that keep an epoch within
-a target. Nothing is measured.
+The request is priced again on its cached profile: with changed settings, links or memories; or for
+the fewest devices and the least memory that keep an epoch within a target. Nothing is measured.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from gnnplan.planner.assemble import candidate_of
 from gnnplan.planner.candidate import Candidate
@@ -18,14 +17,13 @@ from gnnplan.planner.machine.model import Link, MachineModel
 from gnnplan.planner.pipeline import search_for
 from gnnplan.planner.profile.cache import PlanRecord, load_record
 from gnnplan.planner.queries.calibrate import calibrate_search
-from gnnplan.planner.queries.explain import PLACES
 from gnnplan.planner.queries.simulate import open_plan_graph
-from gnnplan.planner.search.choose import PlacedCandidate, choose, why_it_lost
+from gnnplan.planner.search.choose import PlacedCandidate, choose
 from gnnplan.planner.search.dimensions.ranks import LINK_TABLES, faster, faster_link
 from gnnplan.planner.search.dimensions.registry import name_of
 from gnnplan.planner.search.search import Search
 from gnnplan.planner.settings import PlanSettings
-from gnnplan.planner.units import in_order, parse_bytes, seconds_text
+from gnnplan.planner.units import parse_bytes, seconds_text
 from gnnplan.runtime.errors import did_you_mean
 from gnnplan.runtime.plan.schema import Interval, MemoryUse, Plan, Prediction
 
@@ -99,7 +97,7 @@ def whatif(plan: Plan, changes: Sequence[str]) -> WhatIf:
     except PlanDoesNotFit as error:
         refusal = str(error)
     candidate = candidate_of(plan, load_record(plan).settings)
-    before = _outcome(name_of(candidate), candidate, plan.prediction)
+    before = outcome_of(name_of(candidate), candidate, plan.prediction)
     return WhatIf(
         plan_id=plan.plan_id,
         changes=list(changes),
@@ -123,10 +121,11 @@ def best_of(search: Search) -> PlacedCandidate:
 
 def make_outcome(priced: PlacedCandidate) -> Outcome:
     """Return a priced candidate as an outcome."""
-    return _outcome(priced.name, priced.candidate, priced.prediction)
+    return outcome_of(priced.name, priced.candidate, priced.prediction)
 
 
-def _outcome(name: str, candidate: Candidate, prediction: Prediction) -> Outcome:
+def outcome_of(name: str, candidate: Candidate, prediction: Prediction) -> Outcome:
+    """Return what is shown of a candidate with its prediction."""
     return Outcome(
         name=name,
         step_seconds=prediction.step_seconds,
@@ -255,87 +254,6 @@ def render_whatif(found: WhatIf) -> str:
     for stage in sorted(set(before.stages) | set(after.stages)):
         old, new = before.stages.get(stage, 0.0), after.stages.get(stage, 0.0)
         lines.append(f"  {stage:<17}{seconds_text(old):>10} -> {seconds_text(new):>10}")
-    lines.append(f"predicted; {found.provenance}")
-    return "\n".join(lines)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WhyNot:
-    """Comparison of a policy with the plan's."""
-
-    plan_id: str
-    policy: str
-    chosen: Outcome
-    same_shape: Outcome | None
-    """Policy on the plan's own ranks and threads; None where it does not fit."""
-    best: Outcome | None
-    """Policy on the ranks and threads that suit it best; None where it fits on none."""
-    why: str
-    """Reason why it lost, or the memory sum that does not fit."""
-    stage_seconds: dict[str, float]
-    """Seconds that the policy adds to each stage, on the same ranks and threads."""
-    provenance: str
-    not_tried: list[str] = field(default_factory=list[str])
-    """Dimensions that this request or machine has not, each with the reason."""
-
-
-def why_not(plan: Plan, policy: str) -> WhyNot:
-    """Price a plan under another policy, from the cached profile.
-
-    Raises:
-        SettingsError: no such policy, or no record or profile of the plan is left.
-        PlanError: the dataset has moved or is another one.
-    """
-    search = reopen(plan)
-    named = replace(search, settings=replace(search.settings, policy=policy))
-    noise = search.request.machine.noise
-    explored = search.explore()
-    chosen = choose(explored.priced, noise)
-    here = search.price(chosen.candidate.with_policy(policy))
-    try:
-        best: PlacedCandidate | None = choose(named.run(), noise)
-    except PlanDoesNotFit:
-        best = None
-    stages, theirs = chosen.prediction.stages, here.prediction.stages
-    same = here.candidate == chosen.candidate
-    return WhyNot(
-        plan_id=plan.plan_id,
-        policy=policy,
-        chosen=make_outcome(chosen),
-        same_shape=None if here.overflow else make_outcome(here),
-        best=None if best is None else make_outcome(best),
-        why="it is the plan's own policy" if same else why_it_lost(here, chosen),
-        stage_seconds={
-            name: theirs.get(name, 0.0) - stages.get(name, 0.0)
-            for name in sorted({*stages, *theirs})
-        },
-        provenance="derived: both priced by the same model from the cached profile",
-        not_tried=[f"{each.name}: {each.why}" for each in (*explored.refused, *explored.left_out)],
-    )
-
-
-def render_why_not(found: WhyNot) -> str:
-    """Write the answer as a few lines."""
-    chosen = found.chosen
-    lines = [
-        f"plan: {chosen.name}, predicted step {seconds_text(chosen.step_seconds.value)}",
-        f"with {found.policy}: {found.why}",
-    ]
-    if found.same_shape is not None:
-        other = found.same_shape
-        lines.append(f"  predicted step {seconds_text(other.step_seconds.value)}; by stage:")
-        for stage, more in found.stage_seconds.items():
-            sign = "+" if more >= 0 else "-"
-            lines.append(f"    {stage:<17}{sign}{seconds_text(abs(more))}")
-        for device, rates in in_order(other.hit_rates):
-            shares = ", ".join(f"{s:.1%} {PLACES.get(k, k)}" for k, s in sorted(rates.items()))
-            lines.append(f"    {device}: {shares}")
-    if found.best is not None:
-        step = seconds_text(found.best.step_seconds.value)
-        lines.append(f"best plan with {found.policy}: {found.best.name}, predicted step {step}")
-    else:
-        lines.append(f"no plan with {found.policy} fits")
-    lines += [f"not tried: {words}" for words in found.not_tried]
     lines.append(f"predicted; {found.provenance}")
     return "\n".join(lines)
 

@@ -53,8 +53,9 @@ def open_device_sampler(
     num_steps: int,
     share: int = 0,
     comm: Communicator | None = None,
+    lent: Any = None,
 ) -> Any:
-    """Open the plan's sampler over the graph where the plan places it.
+    """Open the plan's sampler over the graph where the plan places it, or over `lent` lists.
 
     Topology `host` lies in page-locked memory, `replicated` in the device's, `cached` with the
     rank's own lists there, others in its peers' memory and the rest on the host, `partitioned` in
@@ -74,12 +75,12 @@ def open_device_sampler(
             plan.workload.seed, device=device, edge_ids=edge_ids, steps_per_epoch=num_steps,
         )  # fmt: skip
     hot = peers = local = None
-    if policy == "cached":
+    if policy == "cached" and lent is None:
         lists = read_lists(plan, folder, graph.num_nodes, rank)
         hot, peers = lists.held[rank], _peer_lists(plan, lists, rank, comm)
     if find_sampler(named.name).prefers_local:
         local = np.asarray(load_array(plan, folder, f"feature_own_ids_{rank}"), np.int64)
-    topology = DeviceTopology.load(
+    topology = lent or DeviceTopology.load(
         indptr, indices, device, pinned=policy != "replicated", hot=hot,
         share=HostShare.of(plan, rank, comm), peers=peers,
     )  # fmt: skip
@@ -104,7 +105,7 @@ def open_device_sampler(
         local=local,
         steps_per_epoch=num_steps,
     )
-    if plan.strategy.threads.capture and plan.strategy.bulk_batches == 1:
+    if plan.strategy.threads.capture and plan.strategy.bulk_batches == 1 and lent is None:
         return _captured(made, share)
     return made
 

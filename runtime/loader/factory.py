@@ -71,8 +71,8 @@ class LoaderParts:
     """Parts of one rank's loader under a plan; arguments as in `PlannedLoader`.
 
     `blocks` says that batches are handed out as blocks, not as PyG `Data`; `on_device` is the
-    request to `device_place`; `store` is another loader's, which closes it. PlanError says what
-    cannot be combined, DatasetError what the dataset lacks.
+    request to `device_place`; `lender` are another loader's, whose store and lists these read and
+    do not close. PlanError says what cannot be combined, DatasetError what the dataset lacks.
     """
 
     def __init__(
@@ -92,23 +92,26 @@ class LoaderParts:
         shuffle: bool = True,
         drop_last: bool = False,
         alone: bool = False,
-        store: AbstractFeatureStore | None = None,
+        lender: "LoaderParts | None" = None,
     ) -> None:
         ranks, own = (1, 0) if alone else (size, rank)
         self._seeds: dict[str, Any] = {
             "shuffle": shuffle, "drop_last": drop_last, "num_ranks": ranks, "rank": own,
         }  # fmt: skip
-        self._lent = store is not None
+        self._lent = lender is not None
+        self._lists = None if lender is None else lender.lend_lists()
         self.plan, self.graph, self.rank, self.size = plan, graph, rank, size
         self.meter, self._streams = meter, streams
         self.place = device_place(plan, graph, device, asked=on_device)
-        if self._lent:  # the lists that a device draws from are the lender's
+        if self._lent and self._lists is None:
             self.place = replace(self.place, samples=False)
         self._folder, self._comm, self._as_blocks = folder, comm, blocks
         self.dialect = Dialect(plan.strategy.sampler.dialect)
         self.cooperation = self._cooperate(comm)
         self.schedule = self._make_schedule()
-        self.store: AbstractFeatureStore = self._open_store(comm) if store is None else store
+        self.store: AbstractFeatureStore = (
+            self._open_store(comm) if lender is None else lender.store
+        )
         self._drawing: DeviceSampleStage | None = None
         self._ordered: Communicator | None = None
 
@@ -125,6 +128,16 @@ class LoaderParts:
     def _host_topology(self) -> Topology:
         """Adjacency lists that the host's samplers read."""
         return Topology(self.graph, self.plan, self._folder, self.rank)
+
+    def lend_lists(self) -> Any:
+        """Return the lists that the device draws from, for another loader; None: ranks share them.
+
+        Its reads are counted apart.
+        """
+        alone = self.cooperation is None and self.plan.strategy.topology.policy != "partitioned"
+        if self._drawing is None or not alone:
+            return None
+        return self._drawing.sampler.topology.lend()
 
     @property
     def topology(self) -> Topology | DeviceSampleStage:
@@ -285,6 +298,7 @@ class LoaderParts:
         sampler = open_device_sampler(
             self.plan, self._folder, self.graph, self.rank, device, edge_ids=not self._as_blocks,
             num_steps=schedule.num_steps, share=schedule.largest_share(), comm=self._comm,
+            lent=self._lists,
         )  # fmt: skip
         if isinstance(schedule, LinkSchedule):
             return LinkDeviceSampleStage(sampler, device, self.meter, schedule)

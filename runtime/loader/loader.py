@@ -25,7 +25,6 @@ from gnnplan.runtime.comm.mesh import rank_and_size
 from gnnplan.runtime.comm.order import CollectiveOrder
 from gnnplan.runtime.device import memory_nodes
 from gnnplan.runtime.errors import DatasetError, InputError, PlanError
-from gnnplan.runtime.features.tier import AbstractFeatureStore
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.identity import open_planned_graph, unused_weights
 from gnnplan.runtime.loader.device import DeviceSampleStage
@@ -263,8 +262,8 @@ class PlannedLoader:
 
         Arguments are as in the constructor; `input_nodes` None means all nodes, as PyG has it, and
         `blocks` None what this loader hands out. Each rank gets its share of the seeds, in as many
-        batches as the others; with `alone` all of them. The host draws. Close it before this
-        loader.
+        batches as the others; with `alone` all of them. A GPU draws from this one's lists, unless
+        ranks hold them in parts or share batches: then the host draws. Close it before this loader.
         """
         blocks = self._view is None if blocks is None else blocks
         selected = select_seeds(
@@ -275,7 +274,7 @@ class PlannedLoader:
         made = copy.copy(self)
         made.meter = StageMeter()
         made._open(
-            selected, blocks=blocks, transform=transform, store=self.store,
+            selected, blocks=blocks, transform=transform, lender=self._parts,
         )  # fmt: skip
         return made
 
@@ -286,9 +285,9 @@ class PlannedLoader:
         blocks: bool,
         transform: Callable[[Any], Any] | None,
         epoch: int = 0,
-        store: AbstractFeatureStore | None = None,
+        lender: LoaderParts | None = None,
     ) -> None:
-        """Make stages, threads and view for the seeds; `store` is another loader's."""
+        """Make stages, threads and view for the seeds; `lender` are another loader's parts."""
         self.plan: Plan = selected.plan
         if blocks and transform is not None:
             raise TypeError(
@@ -302,7 +301,7 @@ class PlannedLoader:
                 comm=self._comm, meter=self.meter, blocks=blocks, device=self._device,
                 on_device=self._on_device, streams=self._streams, shuffle=selected.shuffle,
                 drop_last=selected.drop_last,
-                alone=selected.alone, store=store,
+                alone=selected.alone, lender=lender,
             )  # fmt: skip
         self.store = self._parts.store
         self.cooperation = self._parts.cooperation

@@ -45,6 +45,8 @@ class Mode:
     """What is trained on: nodes of one type, links, or nodes of a graph with tables by type."""
     devices: int = 2
     hosts: int = 1
+    recording: str | None = None
+    """Box of tests/golden/machines that is probed for the machine; None: one of made-up rates."""
     room_rows: int | None = None
     """Rows that each GPU has room for beside all else; None: its whole memory."""
     host_rows: int | None = None
@@ -222,6 +224,20 @@ TASKS: dict[Any, dict[str, Any]] = {
 }
 """Settings of graphs that are not of nodes of one type."""
 MODES = [
+    *(
+        Mode(
+            name=name, row="probe", recording=recording, devices=devices, hosts=hosts,
+            settings={"policy": policy}, room_rows=60, evaluation_rows=500, holds=_reads(*kinds),
+            quick=devices == 1,
+        )
+        for name, recording, devices, hosts, policy, kinds in (
+            ("a recorded H200, of a law's seconds", "h200-virtual-machine", 1, 1, "degree",
+             ("own", "host")),
+            ("four GPUs in pairs", "bridged-pairs", 4, 1, "legion", ("own", "peer", "host")),
+            ("two hosts probed together, a pair on each", "bridged-pairs", 4, 2, "legion",
+             ("own", "peer", "host")),
+        )
+    ),
     Mode(name="in line", row="independent", devices=1, wants=_in_line),
     Mode(name="ahead", row="independent", devices=1, wants=_ahead, quick=True),
     Mode(name="in line", row="independent", wants=_in_line),

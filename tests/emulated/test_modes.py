@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from gnnplan.planner.machine.model import load_machine
 from gnnplan.planner.queries.simulate import simulate
 from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import RunReport
 from tests.emulated.modes import MODES, Mode
+from tests.planner.probe import fake_gpu as law
 from tests.support.emulated import emulated_machine
 from tests.support.emulated_ranks import (
     EPOCHS,
@@ -52,6 +55,23 @@ def hold_lists(mode: Mode, folder: Path, report: RunReport) -> None:
     assert read == set(mode.keeps_lists)
 
 
+def hold_probe(mode: Mode, plan: Plan, folder: Path) -> None:
+    """The machine is the probe's: links and rates of the law, calls that its ranks took."""
+    (path,) = folder.glob("box/**/emulated.json")
+    machine, each = load_machine(path), mode.devices // mode.hosts
+    assert plan.machine.fingerprint == machine.fingerprint
+    assert len(machine.gpus) >= mode.devices
+    assert machine.table("gpu_flops").at(ranks=1) == pytest.approx(law.FLOPS)
+    slot = next(link for link in machine.links if link.name == "pcie0.h2d")
+    assert (slot.provenance, slot.transaction_bytes) == ("measured", law.UNIT["host"])
+    assert {"nccl_all_reduce", "nccl_all_to_all", "nccl_asked"} & machine.tables.keys() == (
+        {"nccl_all_reduce", "nccl_all_to_all", "nccl_asked"} if each > 1 else set()
+    )
+    assert ("hosts_all_reduce_stepped" in machine.tables) == (mode.hosts > 1)
+    uuids = [gpu.uuid for gpu in machine.gpus]
+    assert len(set(uuids)) == len(uuids)
+
+
 @pytest.mark.parametrize("mode", [marked(mode) for mode in MODES])
 def test_emulated_gpus_train_as_cores_do(
     mode: Mode, graph_of: Callable[[str], Graph], tmp_path: Path
@@ -67,6 +87,8 @@ def test_emulated_gpus_train_as_cores_do(
     hold_mode(mode, emulated, cores)
     total = sum_rows(emulated)
     assert mode.holds(plan, total), total
+    if mode.recording is not None:
+        hold_probe(mode, plan, tmp_path)
     if mode.keeps_lists:
         hold_lists(mode, tmp_path / "plan", emulated)
     if plan.strategy.mode == "full-graph":

@@ -23,6 +23,7 @@ FACTS: dict[str, Any] = {
         {"uuid": "GPU-a", "name": "A", "memory_bytes": 1},
         {"uuid": "GPU-b", "name": "B", "memory_bytes": 1},
     ],
+    "box_gpus": ["A", "B"],
     "versions": {"torch": "2.9", "numpy": "2.0", "numba": "0.60", "kernel": "6.1"},
 }
 
@@ -44,7 +45,7 @@ def test_fingerprint_is_thirty_two_hex_digits():
         ("cores", 4),
         ("ram_gib", 63),
         ("huge_pages", "never"),
-        ("gpus", FACTS["gpus"][:1]),
+        ("box_gpus", ["A"]),
         ("versions", {"torch": "2.10", "numpy": "2.0", "numba": "0.60"}),
     ],
 )
@@ -53,11 +54,13 @@ def test_fingerprint_changes_with(name: str, value: Any):
     assert device.machine_fingerprint(changed) != device.machine_fingerprint(FACTS)
 
 
-def test_an_equal_hosts_gpus_have_other_uuids_and_its_fingerprint_is_the_same():
+def test_an_equal_host_has_the_same_fingerprint_whatever_gpus_it_shows():
     other = copy.deepcopy(FACTS)
     other["gpus"][0]["uuid"] = "GPU-c"
     assert device.machine_fingerprint(other) == device.machine_fingerprint(FACTS)
-    other["gpus"][0]["name"] = "C"
+    other["gpus"] = []
+    assert device.machine_fingerprint(other) == device.machine_fingerprint(FACTS)
+    other["box_gpus"][0] = "C"
     assert device.machine_fingerprint(other) != device.machine_fingerprint(FACTS)
 
 
@@ -65,7 +68,7 @@ def test_fingerprint_ignores_kernel_version_exact_bytes_and_gpu_order():
     changed = copy.deepcopy(FACTS)
     changed["versions"]["kernel"] = "6.2"
     changed["ram_bytes"] += 1000
-    changed["gpus"].reverse()
+    changed["box_gpus"].reverse()
     assert device.machine_fingerprint(changed) == device.machine_fingerprint(FACTS)
 
 

@@ -1,10 +1,12 @@
 """A box of GPUs that is not here: a recording answers for the driver, a law for torch's seconds.
 
-`gnnplan probe` and `gnnplan plan` run on it in this process as on a box of its kind. What cores and
-memory of the host take is a preset's. The machine file can be marked as of emulated GPUs: its plans
-are then trained under by ranks that emulate them.
+`gnnplan probe` and `gnnplan plan` run on it in this process as on a box of its kind. Collectives
+are measured by ranks with an emulated GPU each, and between hosts by a process of each host. What
+cores and memory of the host take is a preset's. The machine file can be marked as of emulated GPUs:
+its plans are then trained under by ranks that emulate them.
 """
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,15 +17,21 @@ import pytest
 
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.machine.model import MachineModel, load_machine, save_machine
-from gnnplan.planner.probe import probe as probe_module
+from gnnplan.planner.probe import probe as probe_module, team
 from gnnplan.planner.probe.gpu import nvml as nvml_module, parts
 from gnnplan.planner.probe.gpu.nvml import Inventory
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.probe.team import Team
 from gnnplan.runtime.device import VARIABLE
+from gnnplan.runtime.process import leave
 from tests.planner.probe.fake_gpu import SIZES, FakeGpus
 from tests.support.nvml_recording import Replay
-from tests.support.recordings import Recording, look
+from tests.support.ranks import free_port, run_on_ranks
+from tests.support.recordings import Recording, look, other_uuids, recorded
+
+MEASURE = parts.measure
+QUICK = ("--quick", "--seconds", "600")
+"""Few points, all of which are reached on a busy machine."""
 
 
 @dataclass(kw_only=True)
@@ -52,6 +60,7 @@ class Box:
         patch.setattr(probe_module, "Team", lambda *sizes, **limits: _Idle(1))
         patch.setattr(probe_module.collectives, "join", lambda context: None)
         patch.setattr(parts, "Team", lambda size: _Measuring(self))
+        patch.setattr(parts, "measure", functools.partial(MEASURE, start_ranks=_Ranks))
         links = load_preset("cpu-2core").links
         patch.setattr(probe_module.links, "host_links", lambda tables: (links, []))
 
@@ -94,13 +103,42 @@ class Box:
         """`gnnplan plan` for the machine file, its GPUs marked as emulated or not."""
         path = self.folder / "machine.json"
         if emulated:
-            made = self.machine
-            path = self.folder / "emulated.json"
-            gpus = [replace(p, emulated=p.kind == "cuda") for p in made.processors]
-            save_machine(replace(made, processors=gpus), path)
+            path = emulate(path)
         words = ["--batch-size", "32", "--hidden", "8", "--fanouts", "3,2", *flags]
         out = ["-o", str(self.folder / "plan"), "--machine", str(path)]
         return main(["plan", str(graph), *out, *words])
+
+
+def emulate(path: Path) -> Path:
+    """Write a machine file again, its GPUs marked as emulated; the new file."""
+    made, out = load_machine(path), path.with_name("emulated.json")
+    gpus = [replace(each, emulated=each.kind == "cuda") for each in made.processors]
+    save_machine(replace(made, processors=gpus), out)
+    return out
+
+
+def probe_box(name: str, hosts: int, folder: Path) -> Path:
+    """Probe a recorded box, or two of its GPUs on each of several hosts; the file, emulated.
+
+    Hosts are processes that meet as those of `gnnplan probe --hosts` do.
+    """
+    folder.mkdir()
+    if hosts > 1:
+        run_on_ranks(_probe_host, (hosts, free_port(), name, folder), hosts)
+        return emulate(folder / "host0" / "machine.json")
+    with pytest.MonkeyPatch.context() as patch:
+        assert Box(recording=recorded(name), patch=patch, folder=folder).probe(*QUICK) == 0
+    return emulate(folder / "machine.json")
+
+
+def _probe_host(host: int, hosts: int, port: int, name: str, folder: Path) -> None:
+    own = folder / f"host{host}"
+    own.mkdir()
+    words = ["--hosts", str(hosts), "--node-rank", str(host)]
+    with pytest.MonkeyPatch.context() as patch:
+        box = Box(recording=other_uuids(recorded(name), str(host)), patch=patch, folder=own)
+        box.show("0,1")
+        assert box.probe(*QUICK, *words, "--rdzv-endpoint", f"127.0.0.1:{port}") == 0
 
 
 class _Law(FakeGpus):
@@ -141,3 +179,23 @@ class _Measuring(Team):
         if name == "survey_task":
             return [parts.survey_of(device)]
         return [parts.measure_part(device, SIZES, arguments["part"], clock=device.clock)]
+
+
+class _Ranks(Team):
+    """Processes with an emulated GPU each, whose collectives keep NCCL's rules."""
+
+    program = "tests.support.boxes"
+
+
+def _serve_rank() -> None:
+    """Answer the tasks of `_Ranks`."""
+    from gnnplan.runtime.emulation.gpu import EmulatedGpu
+    from gnnplan.runtime.emulation.threads import start
+
+    start(EmulatedGpu(index=int(sys.argv[2])))
+    team.main()
+
+
+if __name__ == "__main__":
+    _serve_rank()
+    leave(0)

@@ -18,7 +18,7 @@ from gnnplan.planner import pipeline
 from gnnplan.planner.assemble import assemble
 from gnnplan.planner.fullgraph.parts import connect_cut
 from gnnplan.planner.fullgraph.plan import plan_full_graph
-from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.machine.model import MachineModel, load_machine
 from gnnplan.planner.search.choose import PlacedCandidate
 from gnnplan.planner.search.search import Search, SearchResult
 from gnnplan.planner.settings import PlanSettings
@@ -64,8 +64,15 @@ def make_graph(folder: Path, kind: str = "nodes") -> Graph:
 
 
 def plan_mode(mode: Mode, graph: Graph, folder: Path) -> Plan:
-    """Plan a mode: the cheapest candidate that it wants, with the memory that it leaves."""
+    """Plan a mode: the cheapest candidate that it wants, with the memory that it leaves.
+
+    A box that is probed for it, and its machine's file, stand in `box` beside the plan's folder.
+    """
     machine = emulated_machine(mode.hosts)
+    if mode.recording is not None:
+        from tests.support.boxes import probe_box  # a bare image of the queue has not all of it
+
+        machine = load_machine(probe_box(mode.recording, mode.hosts, folder.parent / "box"))
     changes = mode.settings.get("workload", {})
     settings = PlanSettings(
         **{**mode.settings, "devices": mode.devices, "workload": Workload(**WORKLOAD | changes)}

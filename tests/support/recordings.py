@@ -62,6 +62,14 @@ def rename(recording: Recording, gpu: int, name: str, memory_gib: int) -> Record
     return recording
 
 
+def other_uuids(recording: Recording, digit: str) -> Recording:
+    """Make it an equal box whose GPUs have other UUIDs, with one digit more in front."""
+    for key, uuid in recording["calls"].items():
+        if key.startswith("nvmlDeviceGetUUID("):
+            recording["calls"][key] = uuid.replace("GPU-", f"GPU-{digit}")
+    return recording
+
+
 def machine_of(found: Inventory) -> MachineModel:
     """The machine file that a probe would write of it."""
     processors, memories, _ = gpu_parts(found)

@@ -58,7 +58,9 @@ class CachedLists(Dimension):
             return
         if base.batching != "independent" or base.cache is not None:
             return
-        if asked.task == "link" or asked.settings.workload.model == "rgcn":
+        if asked.settings.topology == "host":
+            yield self.omit("topology host is asked for")
+        elif asked.task == "link" or asked.settings.workload.model == "rgcn":
             yield self.omit("hot lists are not built for links and typed graphs")
         elif base.num_ranks in asked.whole_lists:
             yield self.omit("every GPU has room for the whole topology")

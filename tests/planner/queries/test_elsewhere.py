@@ -1,11 +1,11 @@
-"""Tests for other_machines.py: plans for other machines, marked."""
+"""Tests for plans of the demo for other machines, marked."""
 
 from pathlib import Path
 
 import pytest
 
+from gnnplan.planner.cli.demo import DEMO_MACHINES, plan_elsewhere, render_elsewhere
 from gnnplan.planner.probe.presets import load_preset
-from gnnplan.planner.queries.other_machines import DEMO_MACHINES, plan_elsewhere, render_elsewhere
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.graph.generate import generate_rmat
 from gnnplan.runtime.plan.io import load_plan

@@ -19,10 +19,9 @@ from gnnplan.planner.queries.diff import diff, render as render_diff
 from gnnplan.planner.queries.whatif import (
     apply_changes,
     cheapest_for,
-    render_why_not,
     whatif,
-    why_not,
 )
+from gnnplan.planner.queries.why_not import render_why_not, why_not
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.graph.dataset import Graph

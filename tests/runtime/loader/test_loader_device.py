@@ -268,6 +268,28 @@ def test_a_plan_may_sample_by_one_graph(
     loader.close()
 
 
+@pytest.mark.parametrize("fanouts", [None, [-1, 2]])
+def test_a_loader_over_other_seeds_draws_from_the_same_lists(
+    fanouts: list[int] | None, tiny_graph: Graph, tmp_path: Path, kernel_device: torch.device
+) -> None:
+    plan_capture(tiny_graph, tmp_path / "plan", topology=TopologyPlacement(policy="replicated"))
+    loader = PlannedLoader(tmp_path / "plan", tiny_graph, device=kernel_device, on_device=True)
+    host = host_loader(tiny_graph, tmp_path / "plan")
+    over = {"batch_size": 20, "num_neighbors": fanouts}
+    held, expected = loader.over("val", **over), host.over("val", **over)
+    for drawing in (loader.topology, held.topology):
+        assert isinstance(drawing, loader_device_sample.DeviceSampleStage)
+    lists, lent = loader.topology.sampler.topology, held.topology.sampler.topology
+    assert lent.indices is lists.indices
+    before = lists.counts.tolist()
+    for found, other in zip(held, expected, strict=True):
+        assert_same(found, other)
+    assert lists.counts.tolist() == before
+    assert sum(lent.counts.tolist()) > sum(before)
+    held.close()
+    assert_same(next(iter(loader)), next(iter(host)))
+
+
 def test_what_no_graph_can_draw_is_sampled_kernel_by_kernel_with_one_warning(
     tiny_graph: Graph, tmp_path: Path, kernel_device: torch.device
 ) -> None:

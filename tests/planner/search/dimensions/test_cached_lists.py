@@ -14,7 +14,7 @@ from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.placement.location import build_list_locations
 from gnnplan.planner.probe.presets import load_preset, on_hosts
 from gnnplan.planner.queries.explain import explain, render
-from gnnplan.planner.queries.whatif import why_not
+from gnnplan.planner.queries.why_not import why_not
 from gnnplan.planner.search.choose import choose
 from gnnplan.planner.search.search import Search, SearchResult
 from gnnplan.planner.settings import PlanSettings

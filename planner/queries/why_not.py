@@ -1,0 +1,234 @@
+"""Say why a plan is not another one: `gnnplan why-not`.
+
+Another placement policy is priced from the cached profile. Any other setting of a plan is searched
+with anew; batches that nobody has drawn for it are drawn, for GPUs that are elsewhere. Nothing is
+timed: what would have to be is the answer.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gnnplan.planner.assemble import candidate_of
+from gnnplan.planner.errors import MachineError, PlanDoesNotFit, SettingsError
+from gnnplan.planner.fullgraph.candidate import describe_whole_graph
+from gnnplan.planner.pipeline import graph_ref, searches_for
+from gnnplan.planner.probe.presets import on_hosts
+from gnnplan.planner.profile.cache import PlanRecord, load_record
+from gnnplan.planner.profile.profile import is_timed
+from gnnplan.planner.queries.calibrate import calibrate_search
+from gnnplan.planner.queries.explain import PLACES
+from gnnplan.planner.queries.simulate import open_plan_graph
+from gnnplan.planner.queries.whatif import Outcome, make_outcome, outcome_of, reopen
+from gnnplan.planner.request import check_graph
+from gnnplan.planner.search.choose import (
+    PlacedCandidate,
+    PricedCandidate,
+    choose,
+    find_slower_stage,
+    why_it_lost,
+)
+from gnnplan.planner.search.dimensions.ranks import machine_of_ranks, plans_gpus
+from gnnplan.planner.search.dimensions.registry import name_of
+from gnnplan.planner.search.samplers import with_samplers
+from gnnplan.planner.search.search import SearchResult, best_over_samplers
+from gnnplan.planner.settings import PlanSettings, change_settings
+from gnnplan.planner.units import in_order, read_texts, seconds_text
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.plan.setting import setting_fields
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhyNot:
+    """Comparison of a policy, or of other settings, with the plan's."""
+
+    plan_id: str
+    policy: str
+    """Policy that was asked for; empty where other settings were."""
+    chosen: Outcome
+    same_shape: Outcome | None
+    """Policy on the plan's own ranks and threads; None where it does not fit."""
+    best: Outcome | None
+    """Best plan under what was asked for; None where there is none."""
+    why: str
+    """Reason why it lost, or cannot be."""
+    stage_seconds: dict[str, float]
+    """Seconds that it adds to each stage, of a policy on the same ranks and threads."""
+    provenance: str
+    not_tried: list[str] = field(default_factory=list[str])
+    """Dimensions that this request or machine has not, each with the reason."""
+    settings: list[str] = field(default_factory=list[str])
+    """Settings that were asked for, KEY=VALUE each; empty where a policy alone was."""
+
+    @property
+    def words(self) -> str:
+        """Return what was asked for."""
+        return ", ".join(self.settings) or self.policy
+
+
+def why_not(plan: Plan, policy: str = "", changes: Sequence[str] = ()) -> WhyNot:
+    """Price a plan under another policy, or with other settings (KEY=VALUE each).
+
+    Raises:
+        SettingsError: no such policy or setting, or no record or profile of the plan is left.
+        PlanError: the dataset has moved or is another one.
+    """
+    if changes or plan.strategy.mode == "full-graph":
+        asked = [*([f"policy={policy}"] if policy else []), *changes]
+        return _with_settings(plan, policy, asked)
+    search = reopen(plan)
+    named = replace(search, settings=replace(search.settings, policy=policy))
+    noise = search.request.machine.noise
+    explored = search.explore()
+    chosen = choose(explored.priced, noise)
+    here = search.price(chosen.candidate.with_policy(policy))
+    try:
+        best: PlacedCandidate | None = choose(named.run(), noise)
+    except PlanDoesNotFit:
+        best = None
+    stages, theirs = chosen.prediction.stages, here.prediction.stages
+    same = here.candidate == chosen.candidate
+    return WhyNot(
+        plan_id=plan.plan_id,
+        policy=policy,
+        chosen=make_outcome(chosen),
+        same_shape=None if here.overflow else make_outcome(here),
+        best=None if best is None else make_outcome(best),
+        why="it is the plan's own policy" if same else why_it_lost(here, chosen),
+        stage_seconds=_added(stages, theirs),
+        provenance="derived: both priced by the same model from the cached profile",
+        not_tried=_omitted(explored),
+    )
+
+
+def _added(ours: Mapping[str, float], theirs: Mapping[str, float]) -> dict[str, float]:
+    return {n: theirs.get(n, 0.0) - ours.get(n, 0.0) for n in sorted({*ours, *theirs})}
+
+
+def _omitted(explored: SearchResult) -> list[str]:
+    return [f"{each.name}: {each.why}" for each in (*explored.refused, *explored.left_out)]
+
+
+def _with_settings(plan: Plan, policy: str, asked: Sequence[str]) -> WhyNot:
+    """Search again with other settings, and compare what is best then with the plan."""
+    record = load_record(plan)
+    settings = read_changes(record.settings, asked)
+    candidate = candidate_of(plan, record.settings)
+    whole = plan.strategy.mode == "full-graph"
+    name = describe_whole_graph(plan.strategy) if whole else name_of(candidate)
+    chosen = PricedCandidate(candidate=candidate, prediction=plan.prediction)
+    found = WhyNot(
+        plan_id=plan.plan_id,
+        policy=policy,
+        settings=list(asked),
+        chosen=outcome_of(name, candidate, plan.prediction),
+        same_shape=None,
+        best=None,
+        why="",
+        stage_seconds={},
+        provenance="derived: priced by the same model; nothing was timed",
+    )
+    graph = open_plan_graph(plan)
+    try:
+        best, name, not_tried = _best_with(graph, settings, record)
+    except (InputError, SettingsError, PlanDoesNotFit, MachineError) as error:
+        return replace(found, why=str(error))
+    return replace(
+        found,
+        best=outcome_of(name, best.candidate, best.prediction),
+        why=_compare(best, chosen, record.machine.noise),
+        stage_seconds=_added(plan.prediction.stages, best.prediction.stages),
+        not_tried=not_tried,
+    )
+
+
+def read_changes(settings: PlanSettings, asked: Sequence[str]) -> PlanSettings:
+    """Return a request with some settings changed, KEY=VALUE each, as flags of `gnnplan plan`.
+
+    Raises:
+        SettingsError: no such setting, or a value that it cannot have.
+    """
+    names = {each.flag[2:].replace("-", "_"): each.name for each in setting_fields(PlanSettings)}
+    texts: dict[str, Any] = {}
+    for change in asked:
+        key, equals, value = (part.strip() for part in change.partition("="))
+        name = names.get(key.replace("-", "_"), key)
+        if not equals or not value or name not in names.values():
+            known = ", ".join(sorted(names))
+            raise SettingsError(
+                f"--set: expected KEY=VALUE with KEY among {known}, found {change!r}"
+            )
+        texts[name] = value
+    values = read_texts(PlanSettings, texts, name_of=lambda each: f"--set {each.name}")
+    if values.get("mode") == "full-graph" != settings.mode and "fanouts" not in values:
+        values["fanouts"] = [-1] * settings.workload.num_layers
+    return change_settings(settings, values)
+
+
+def _best_with(
+    graph: Graph, settings: PlanSettings, record: PlanRecord
+) -> tuple[PricedCandidate, str, list[str]]:
+    """Return the best plan of a request, its name, and what was left out."""
+    machine = machine_of_ranks(on_hosts(record.machine, settings.hosts), settings)
+    check_graph(graph, settings)
+    if settings.mode == "full-graph":
+        from gnnplan.planner.fullgraph.plan import plan_full_graph
+
+        if not plans_gpus(machine):
+            raise SettingsError("its parts would be timed on these cores; plan it to have seconds")
+        made = plan_full_graph(graph, graph_ref(graph), settings, machine, None, calibrate=False)[0]
+        whole = PricedCandidate(candidate=made.strategy, prediction=made.prediction)
+        return whole, describe_whole_graph(made.strategy), []
+    settings = with_samplers(graph, settings)
+    measure = plans_gpus(machine) and not is_timed(graph, settings, machine)  # draws, times nothing
+    searches = searches_for(graph, settings.by_sampler(), machine, measure=measure)
+    found = best_over_samplers(
+        [calibrate_search(each, record.factors) for each in searches],
+        lambda search, priced: choose(priced, search.request.machine.noise),
+    ).best
+    return found.chosen, found.chosen.name, _omitted(found.explored)
+
+
+def _compare(other: PricedCandidate, chosen: PricedCandidate, noise: float) -> str:
+    """Say in one sentence how another plan's seconds stand to the plan's."""
+    if other.candidate.mode != chosen.candidate.mode:
+        return (
+            "it trains differently, with another number of updates an epoch: seconds do not say "
+            "which reaches a score sooner; train both, as gnnplan tune --to-accuracy does"
+        )
+    gain = 1 - other.seconds / chosen.seconds
+    if abs(gain) < 5e-4:
+        return "as fast"
+    if gain > 0:
+        words = "which is within the noise" if gain <= noise else "plan again with it to have that"
+        return f"{gain:.1%} faster, {words}"
+    stage, slower = find_slower_stage(other, chosen)
+    return f"{-gain:.1%} slower: {stage} takes {slower:.2f} ms more"
+
+
+def render_why_not(found: WhyNot) -> str:
+    """Write the answer as a few lines."""
+    chosen = found.chosen
+    lines = [
+        f"plan: {chosen.name}, predicted step {seconds_text(chosen.step_seconds.value)}",
+        f"with {found.words}: {found.why}",
+    ]
+    if found.same_shape is not None:
+        other = found.same_shape
+        lines.append(f"  predicted step {seconds_text(other.step_seconds.value)}; by stage:")
+        for stage, more in found.stage_seconds.items():
+            sign = "+" if more >= 0 else "-"
+            lines.append(f"    {stage:<17}{sign}{seconds_text(abs(more))}")
+        for device, rates in in_order(other.hit_rates):
+            shares = ", ".join(f"{s:.1%} {PLACES.get(k, k)}" for k, s in sorted(rates.items()))
+            lines.append(f"    {device}: {shares}")
+    if found.best is not None:
+        step = seconds_text(found.best.step_seconds.value)
+        lines.append(f"best plan with {found.words}: {found.best.name}, predicted step {step}")
+    elif not found.settings:
+        lines.append(f"no plan with {found.policy} fits")
+    lines += [f"not tried: {words}" for words in found.not_tried]
+    lines.append(f"predicted; {found.provenance}")
+    return "\n".join(lines)
