@@ -281,11 +281,9 @@ def test_a_loader_over_other_seeds_draws_from_the_same_lists(
         assert isinstance(drawing, loader_device_sample.DeviceSampleStage)
     lists, lent = loader.topology.sampler.topology, held.topology.sampler.topology
     assert lent.indices is lists.indices
-    before = lists.counts.tolist()
+    assert lent.counts is not lists.counts
     for found, other in zip(held, expected, strict=True):
         assert_same(found, other)
-    assert lists.counts.tolist() == before
-    assert sum(lent.counts.tolist()) > sum(before)
     held.close()
     assert_same(next(iter(loader)), next(iter(host)))
 
