@@ -61,7 +61,7 @@ class DemoResult:
     losses: list[float]
     test_accuracy: float | None
     logistic_regression_accuracy: float
-    elsewhere: "list[PresetPlan]"
+    elsewhere: list[PresetPlan]
     """Plans for presets; predicted, not run."""
     seconds: float
 
