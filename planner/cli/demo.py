@@ -266,7 +266,7 @@ def _told(made: Plan, room: str) -> PresetPlan:
 
 def render_elsewhere(plans: Sequence[PresetPlan]) -> str:
     """Write four lines for each plan, marked as predicted."""
-    from gnnplan.planner.queries.explain import seconds_text
+    from gnnplan.planner.units import seconds_text
 
     lines = ["predicted from presets; nothing of this was measured on such machines:"]
     for each in plans:
