@@ -65,6 +65,8 @@ class TickingClock(threading.local):
         """Elapsed seconds, without a look at the clock."""
         return self.now
 
+    monotonic = thread_time
+
 
 class Simulation:
     """Threads in simulated time: one runs until it sleeps or waits, then the earliest that can.

@@ -128,7 +128,7 @@ def test_what_cannot_be_captured_is_sampled_kernel_by_kernel(
 def test_batches_of_a_loop_are_those_of_a_run(
     folder: Path, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("STEPS", 4), ("ROUNDS", 2)):
+    for name, value in (("LOOP_STEPS", 4), ("ROUNDS", 2)):
         monkeypatch.setattr(gpu_timing, name, value)
     seen: list[tuple[int, int, int]] = []
     step = gpu_timing.TrainLoop.step
