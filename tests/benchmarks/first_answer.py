@@ -105,7 +105,7 @@ def hold(name: str, seconds: float, place: Path, steps: int, **extra: Any) -> di
         "high": step.high, "load": os.getloadavg()[0], **extra,
     }  # fmt: skip
     try:
-        report = train(place, epochs=epochs, max_steps=2 * steps, checkpoint_every_steps=None)
+        report = train(place, epochs=epochs, max_steps=2 * steps)
     except GnnplanError as error:
         return record(name, seconds, "s", skipped=f"not trained: {error}", **line)
     measured = compare(plan, report).step_seconds.measured
