@@ -39,7 +39,7 @@ class Box:
 
     @property
     def name(self) -> str:
-        return f"{self.hosts} x {self.preset}" if self.hosts > 1 else self.preset
+        return f"{self.preset}x{self.hosts}" if self.hosts > 1 else self.preset
 
 
 BOXES = [
@@ -131,7 +131,7 @@ ASKED = [
         Asked(row="cooperative", changes=("batching=cooperative", *more), holds=_shared)
         for more in (
             (), ("dialect=every_hop",), ("model=gcn",), ("model=gat", "heads=2"),
-            ("sampler=labor", ANY), ("precision=bfloat16",),
+            ("sampler=labor", ANY), ("precision=bfloat16",), ("owner=partition",),
         )
     ),
     *(
@@ -143,7 +143,11 @@ ASKED = [
     Asked(row="bulk", changes=("replication=2", "policy=legion")),
     *(
         Asked(row="full graph", changes=("mode=full-graph", *more), holds=_whole)
-        for more in ((), ("allow=unbiased",), (ANY,), ("model=gcn",), ("model=gat", "heads=2"))
+        for more in (
+            (), ("allow=unbiased",), (ANY,), ("keep=0.5", ANY), ("keep=0.5", "draws=shared", ANY),
+            ("keep=0.5", "drop=edges", ANY), ("keep=0.5", "drop=boundary-edges", ANY),
+            ("exchange=broadcast",), ("first_layer=once",), ("model=gcn",), ("model=gat", "heads=2"),
+        )
     ),
     *(
         Asked(row="links and types", graph=graph, changes=changes)

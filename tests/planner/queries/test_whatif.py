@@ -225,3 +225,45 @@ def test_the_commands_print_one_json_document_each(
         lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("gnnplan:")]
         assert len(lines) == 1, (call, lines)
     assert main(["whatif", folder, "--target-epoch-seconds", "1e-9"]) == 3
+
+
+def test_why_not_takes_any_setting_of_a_plan(
+    small_graph: Graph, skewed: Profile, tmp_path: Path
+) -> None:
+    made = plan(small_graph, tmp_path / "p", replace(SETTINGS, devices=2))
+    found = why_not(made, changes=["devices=1"])
+    assert found.best is not None
+    assert (found.best.num_ranks, found.chosen.num_ranks) == (1, 2)
+    anew = plan(small_graph, tmp_path / "anew", replace(SETTINGS, devices=1))
+    assert found.best.step_seconds == anew.prediction.step_seconds
+    assert f"with devices=1: {found.why}" in render_why_not(found)
+    assert why_not(made, changes=["devices=2"]).why == "as fast"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("devices=64", "expected at most"),
+        ("replication=3", "replication 3: expected several ranks, a multiple of it"),
+        ("mode=full-graph", "would be timed on these cores"),
+        ("sampler=fastgcn", "add --allow"),
+    ],
+)
+def test_why_not_gives_the_reason_of_what_cannot_be(
+    small_graph: Graph, skewed: Profile, tmp_path: Path, change: str, why: str
+) -> None:
+    made = plan(small_graph, tmp_path / "p", replace(SETTINGS, devices=2))
+    found = why_not(made, changes=[change])
+    assert found.best is None
+    assert why in found.why
+    assert found.why in render_why_not(found)
+
+
+@pytest.mark.parametrize("change", ["batch=7", "devices", "devices=", "=2", "devices=some"])
+def test_why_not_refuses_a_change_that_is_no_setting(
+    small_graph: Graph, skewed: Profile, tmp_path: Path, change: str
+) -> None:
+    made = plan(small_graph, tmp_path / "p", SETTINGS)
+    with pytest.raises(SettingsError, match="--set") as caught:
+        why_not(made, changes=[change])
+    assert "\n" not in str(caught.value)
