@@ -146,7 +146,8 @@ ASKED = [
         for more in (
             (), ("allow=unbiased",), (ANY,), ("keep=0.5", ANY), ("keep=0.5", "draws=shared", ANY),
             ("keep=0.5", "drop=edges", ANY), ("keep=0.5", "drop=boundary-edges", ANY),
-            ("exchange=broadcast",), ("first_layer=once",), ("model=gcn",), ("model=gat", "heads=2"),
+            ("exchange=broadcast",), ("first_layer=once",), ("model=gcn",),
+            ("model=gat", "heads=2"),
         )
     ),
     *(
