@@ -102,7 +102,7 @@ def run(words: list[str]) -> str:
 
 def has(python: str, module: str) -> bool:
     """Return whether an interpreter imports a module."""
-    if not Path(python).exists():
+    if not Path(python).is_file():
         return False
     return subprocess.run([python, "-c", f"import {module}"], capture_output=True).returncode == 0
 
