@@ -25,7 +25,7 @@ from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.partition.partition import hierarchical_parts, partition, predict_need
 from gnnplan.planner.partition.problem import make_problem
-from gnnplan.planner.placement.downsample import downsample_hotness
+from gnnplan.planner.placement.downsample import ENOUGH, downsample_hotness
 from gnnplan.planner.placement.order import count_out_degree
 from gnnplan.planner.probe.presets import machine_at_once, on_hosts
 from gnnplan.planner.profile.cache import PlanRecord, Profile, save_record
@@ -91,6 +91,8 @@ def combinations_of(tried: Iterable[Candidate]) -> list[Combination]:
     ]
 
 
+TOLD_APART = 1 << 16
+"""Vertices that a first answer tells apart at least: more would take seconds to place."""
 PROFILED = 0.8
 """Share of a plan's progress that profiling takes."""
 
@@ -341,7 +343,10 @@ def _search(
             ),
         ),
         settings=settings,
-        hotness={seeds: downsample_hotness(hot.finished()) for seeds, hot in found.hotness.items()},
+        hotness={
+            seeds: downsample_hotness(hot.finished(), TOLD_APART if settings.quick else ENOUGH)
+            for seeds, hot in found.hotness.items()
+        },
         out_degree=functools.cache(
             functools.partial(_in_degree if settings.quick else _out_degree, graph)
         ),

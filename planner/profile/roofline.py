@@ -240,6 +240,8 @@ def roofline_timing(
 
 LOOP = LoopOverhead(seeds=3.3e-5, labels=3.5e-5, between=1.4e-4)
 """Seconds between the stages of a step, as cores of servers take (DEC-151)."""
+FITTED_MODEL = "sage"
+"""Model whose steps the rates of cores were fitted to; others have the wider interval (DEC-151)."""
 UPDATE_OPERATIONS = 4
 """Operations of torch that an update by Adam takes on cores."""
 
@@ -258,7 +260,9 @@ def cores_timing(
     """Return the model's time on cores while so many ranks compute, for each number of threads."""
     rates, known = load_effects(), machine.tables.get("core_pace")
     pace = 1.0 if known is None else known.at(ranks=1)
-    spread = rates["core_spread"].value if known is None else known.spread
+    spread = rates["core_spread"].value
+    if known is not None and workload.model == FITTED_MODEL:
+        spread = known.spread
     rate = _Rate(
         flops=rates["core_flops_per_second"].value / pace,
         bytes=rates["core_bytes_per_second"].value / pace,
