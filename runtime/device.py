@@ -203,6 +203,8 @@ FINGERPRINT_FACTS = (
     "versions",
 )
 """Facts that enter the fingerprint."""
+HOST_DIGITS = 20
+"""Digits of a fingerprint that tell hosts apart; the others are of its GPUs."""
 FINGERPRINT_VERSIONS = ("torch", "numpy", "numba")
 
 
@@ -236,21 +238,34 @@ def machine_facts() -> dict[str, Any]:
 def machine_fingerprint(facts: dict[str, Any] | None = None) -> str:
     """Hash the machine's facts, 32 hex digits; None asks for them now.
 
-    Entering facts: processor model, usable cores, memory in whole GiB, huge-page state, names of
-    all GPUs (in any order, also of those that CUDA does not show) and the versions of torch, numpy
-    and numba. An equal host has the same (DEC-145).
+    Entering facts: processor model, usable cores, memory in whole GiB, huge-page state and the
+    versions of torch, numpy and numba in the first `HOST_DIGITS`, names of all GPUs (in any order,
+    also of those that CUDA does not show) in the others. An equal host has the same (DEC-145).
     """
     facts = machine_facts() if facts is None else facts
-    kept = {name: facts[name] for name in FINGERPRINT_FACTS}
-    kept["gpus"] = sorted(kept.pop("box_gpus"))
+    host = {name: facts[name] for name in FINGERPRINT_FACTS}
     versions = facts["versions"]
-    kept["versions"] = {name: versions.get(name, "") for name in FINGERPRINT_VERSIONS}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:32]
+    host["versions"] = {name: versions.get(name, "") for name in FINGERPRINT_VERSIONS}
+    gpus = sorted(host.pop("box_gpus"))
+    return _digits(host)[:HOST_DIGITS] + _digits(gpus)[: 32 - HOST_DIGITS]
+
+
+def _digits(facts: object) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def is_planned_machine(plan: Plan, facts: dict[str, Any]) -> bool:
-    """Tell whether facts are of the machine that a plan was made for, or of one of its hosts."""
-    return machine_fingerprint(facts) in plan.machine.fingerprint.split("+")
+    """Tell whether facts are of the machine that a plan was made for, or of one of its hosts.
+
+    Where the plan's GPUs are among those here, others may be missing: the driver may not open them.
+    """
+    here, known = machine_fingerprint(facts), plan.machine.fingerprint.split("+")
+    if here in known:
+        return True
+    planned = {bare_uuid(uuid) for uuid in plan.gpu_uuids}
+    found = {bare_uuid(gpu["uuid"]) for gpu in facts["gpus"]}
+    hosts = {each[:HOST_DIGITS] for each in known}
+    return bool(planned & found) and here[:HOST_DIGITS] in hosts
 
 
 def usable_cores() -> int:

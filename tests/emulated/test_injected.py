@@ -316,7 +316,6 @@ FAULTS = [
         fails=failing("pairs", "ranks"),
         devices=2,
         refused=("expected seconds of messages between its GPUs", "ask for one"),
-        said=("GPU pairs like gpu1 to gpu0: not measured", "NCCL"),
     ),
     Injected(
         name="a time-out between GPUs in the probe, not of ranks' collectives",

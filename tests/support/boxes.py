@@ -60,7 +60,7 @@ class Box:
         patch.setattr(probe_module, "Team", lambda *sizes, **limits: _Idle(1))
         patch.setattr(probe_module.collectives, "join", lambda context: None)
         patch.setattr(parts, "Team", lambda size: _Measuring(self))
-        patch.setattr(parts, "measure", functools.partial(MEASURE, start_ranks=_Ranks))
+        patch.setattr(parts, "measure", functools.partial(MEASURE, start_ranks=self.ranks))
         links = load_preset("cpu-2core").links
         patch.setattr(probe_module.links, "host_links", lambda tables: (links, []))
 
@@ -89,6 +89,13 @@ class Box:
             mapped_pairs=mapped,
             slower={(place[g], place[g]): f for g, f in self.slower.items() if g in place},
         )
+
+    def ranks(self, size: int) -> Team:
+        """Start the ranks whose collectives are measured."""
+        error = self.fails("ranks_task", parts.ProbePart(kind="ranks", gpus=tuple(range(size))))
+        if error is not None:
+            raise error
+        return _Ranks(size)
 
     def probe(self, *flags: str) -> int:
         """`gnnplan probe`."""
