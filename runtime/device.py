@@ -313,16 +313,21 @@ def set_threads(compute: int) -> None:
     torch.set_num_threads(compute)
 
 
-def use_threads(plan: Plan, rank: int, *, pin: bool) -> list[int]:
+def use_threads(
+    plan: Plan, rank: int, *, pin: bool, usable: Sequence[int] | None = None
+) -> list[int]:
     """Set the thread counts of torch and numba, and pin this rank; return its cores.
 
-    Cores are those of `cores_of_ranks`; without any the operating system places the rank.
+    Cores are those of `cores_of_ranks`; without any the operating system places the rank. A process
+    that another plan has pinned gives the cores that were `usable` before.
     """
     threads, devices = plan.strategy.threads, plan.strategy.devices
     here = [device for device in devices if device.host == devices[rank].host]
-    shares = cores_of_ranks(here, usable_core_ids(), threads.compute + threads.sample)
-    if pin and shares[rank]:
-        pin_to(shares[rank])
+    free = usable_core_ids() if usable is None else list(usable)
+    shares = cores_of_ranks(here, free, threads.compute + threads.sample)
+    chosen = shares[rank] or list(usable or [])
+    if pin and chosen:
+        pin_to(chosen)
     set_threads(threads.compute)
     return usable_core_ids()
 

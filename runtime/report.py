@@ -136,6 +136,15 @@ class HostNoise:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PlanUse:
+    """Plan that a run was trained under from a step on."""
+
+    step: int
+    """Number of optimiser steps before its first."""
+    plan_id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunReport:
     """Measurements of a run."""
 
@@ -165,6 +174,8 @@ class RunReport:
 
     The wait of ranks for each other shows in it. Reports of earlier versions lack it.
     """
+    plans: list[PlanUse] = field(default_factory=list[PlanUse], metadata=codec.UNLESS_SET)
+    """Plans in the order of their use, where the run tried several; times are the last one's."""
 
 
 def quantiles(values: Sequence[float]) -> Quantiles:
@@ -213,6 +224,28 @@ def typical_stages(ranks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, 
         name: float(np.median(over_ranks([r[name] for r in ranks if r.get(name)], len(ranks))))
         for name in names
     }
+
+
+def window_means(seconds: Sequence[float], stack: int) -> NDArray[np.float64]:
+    """Return the mean step of each window of `stack` steps; an incomplete last window is left out.
+
+    Args:
+        seconds: seconds of steps in order, shape (steps,), at least one.
+        stack: batches drawn at once, 1 for none.
+
+    Returns:
+        float64, one value per window; one over all where no window is complete.
+
+    >>> window_means([9.0, 1.0, 1.0, 1.0, 5.0, 1.0, 1.0, 1.0, 7.0], 4).tolist()
+    [3.0, 2.0]
+    >>> window_means([9.0, 1.0], 4).tolist(), window_means([9.0, 1.0], 1).tolist()
+    ([5.0], [9.0, 1.0])
+    """
+    found = np.asarray(seconds, dtype=np.float64)
+    if found.size < stack:
+        return found.mean(keepdims=True)
+    whole = found.size - found.size % stack
+    return found[:whole].reshape(-1, stack).mean(axis=1)
 
 
 def save_report(report: RunReport, folder: Path) -> Path:

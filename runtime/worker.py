@@ -6,6 +6,7 @@
 in the calling process: `run(config)`. Everything that decides *how* to train is in the plan.
 """
 
+import functools
 import gc
 import os
 import signal
@@ -19,14 +20,15 @@ from gnnplan.runtime import codec
 from gnnplan.runtime.comm.mesh import Mesh, open_mesh, rank_and_size
 from gnnplan.runtime.device import flush_denormals, use_threads
 from gnnplan.runtime.errors import GnnplanError, InputError
-from gnnplan.runtime.faults.failure import record_failure
+from gnnplan.runtime.faults.failure import plan_on_trial, record_failure
 from gnnplan.runtime.faults.heartbeat import Heartbeat, attempt
 from gnnplan.runtime.graph.dataset import Graph, is_typed, open_graph, types_of
 from gnnplan.runtime.identity import check_identity, unused_weights
-from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.launch.config import RunConfig, read_trials
 from gnnplan.runtime.launch.torchrun import die_with
 from gnnplan.runtime.limits import as_budget_error, memory_group, room_to_keep
 from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
@@ -36,15 +38,17 @@ from gnnplan.runtime.process import (
     host_state,
     keep_freed_memory,
     leave,
+    usable_core_ids,
 )
 from gnnplan.runtime.report import RunReport
 from gnnplan.runtime.train.evaluate import name_sampling
 from gnnplan.runtime.train.fullgraph import FullGraphEpochs, open_full_graph
-from gnnplan.runtime.train.gradients import GradientBuffer, open_overlap
+from gnnplan.runtime.train.gradients import GradientBuffer, overlap_of
 from gnnplan.runtime.train.job import Events, Job
 from gnnplan.runtime.train.minibatch import TrainLoop, make_optimizer, share_parameters
 from gnnplan.runtime.train.precision import Precision
 from gnnplan.runtime.train.recovery import CHECKPOINTS, begin, newest_name
+from gnnplan.runtime.train.trials import TrialRun
 
 
 def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:
@@ -61,6 +65,7 @@ def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:
         flush_denormals()
     notes = check_identity(plan, force=config.force)
     rank, _ = rank_and_size()
+    usable = usable_core_ids()
     cores = use_threads(plan, rank, pin=config.pin)
     mesh = open_mesh(plan, timeout_seconds=config.collective_seconds)
     expected = "" if config.force else plan.graph.fingerprint
@@ -68,6 +73,7 @@ def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:
     loader, loop = open_loop(plan, Path(config.plan_folder), graph, mesh)
     events = Events(config.run_path / "events.jsonl" if mesh.rank == 0 else None)
     job = Job(config=config, plan=plan, loader=loader, loop=loop, events=events, cores=cores)
+    del loader  # the job's alone, which a trial may replace
     job.notes += notes
     sampled = name_sampling(plan, config.eval_fanouts) if config.eval_every else ""
     for line in [*unused_weights(plan, graph), *([sampled] if sampled else [])]:
@@ -75,16 +81,29 @@ def run(config: RunConfig, heartbeat: Heartbeat | None = None) -> RunReport:
         events.emit("warning", line=line)
     job.before = before
     if heartbeat is not None:
-        job.heartbeat, loader.meter.on_enter = heartbeat, heartbeat.enter
+        job.heartbeat, job.loader.meter.on_enter = heartbeat, heartbeat.enter
     try:
+        begin_trials(job, graph, mesh, usable)
         begin(job)
         job.train()
         report = job.finish()
     finally:
-        loader.close()
+        job.close()
         events.close()
     mesh.close()
     return report
+
+
+def begin_trials(job: Job, graph: Graph, mesh: Mesh, usable: list[int]) -> None:
+    """Let the job try the plans of its run; `usable` are the cores from before it was pinned."""
+    trials, pin = read_trials(job.config.run_path), job.config.pin
+    if trials is not None:
+        job.trials = TrialRun(
+            trials,
+            open_loader=functools.partial(open_loader, graph, mesh),
+            use_threads=functools.partial(use_threads, rank=mesh.rank, pin=pin, usable=usable),
+        )
+        job.trials.begin(job)
 
 
 def open_loop(
@@ -93,16 +112,23 @@ def open_loop(
     """Open the loader and loop of the plan's mode: mini-batches, or the whole graph."""
     if plan.strategy.mode == "full-graph":
         return open_full_graph(plan, folder, graph, mesh.device, mesh.comm)
-    loader = PlannedLoader(
-        folder, graph, rank=mesh.rank, size=mesh.size, device=mesh.device, comm=mesh.comm
-    )
+    loader = open_loader(graph, mesh, folder)
     return loader, make_loop(plan, graph, mesh, loader)
+
+
+def open_loader(
+    graph: Graph, mesh: Mesh, folder: Path, meter: StageMeter | None = None
+) -> PlannedLoader:
+    """Open this rank's loader of a plan of mini-batches."""
+    return PlannedLoader(
+        folder, graph, rank=mesh.rank, size=mesh.size, device=mesh.device, comm=mesh.comm,
+        meter=meter,
+    )  # fmt: skip
 
 
 def make_loop(plan: Plan, graph: Graph, mesh: Mesh, loader: PlannedLoader) -> TrainLoop:
     """Build the plan's model, the same on every rank, with its optimiser and flat gradients."""
     workload = plan.workload
-    strategy = plan.strategy
     types = types_of(graph) if is_typed(workload) else None
     model = build_model(
         workload, graph.feature_dim, graph.num_classes, str(graph.task), types=types
@@ -112,8 +138,6 @@ def make_loop(plan: Plan, graph: Graph, mesh: Mesh, loader: PlannedLoader) -> Tr
     precision.set_up(mesh.device)
     share_parameters(model, mesh.comm)
     gradients = GradientBuffer(model)
-    # Cooperative batches exchange rows inside the backward pass, by the same communicator.
-    beside = strategy.threads.comm > 0 and strategy.batching == "independent"
     return TrainLoop(
         model=model,
         optimizer=make_optimizer(
@@ -125,7 +149,7 @@ def make_loop(plan: Plan, graph: Graph, mesh: Mesh, loader: PlannedLoader) -> Tr
         task=str(graph.task),
         seed=workload.seed,
         precision=precision,
-        overlapped=open_overlap(gradients, mesh.comm, asked=beside),
+        overlapped=overlap_of(plan, gradients, mesh.comm),
     )
 
 
@@ -157,7 +181,8 @@ def record_end(config: RunConfig, error: BaseException) -> None:
     """Write down why this rank fails; memory that ran out, with the plan's sum."""
     rank = rank_and_size()[0]
     try:
-        budget = as_budget_error(error, load_plan(Path(config.plan_folder)), rank)
+        folder = plan_on_trial(config.run_path) or Path(config.plan_folder)
+        budget = as_budget_error(error, load_plan(folder), rank)
     except GnnplanError:  # the plan itself is what is wrong
         budget = None
     if budget is not None:

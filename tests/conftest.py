@@ -25,6 +25,7 @@ UNCHECKED = (
     "gnnplan.planner.cli.remote",
     "gnnplan.planner.cli.training",
     "gnnplan.planner.profile.draws",
+    "gnnplan.planner.queries.tuned",
     "gnnplan.planner.client.client",
     "gnnplan.planner.client.client",
     "gnnplan.runtime.features.device_store",
@@ -33,6 +34,7 @@ UNCHECKED = (
     "gnnplan.runtime.sampling.pyg",
     "gnnplan.runtime.sampling.pyg",
     "gnnplan.runtime.train.recovery",
+    "gnnplan.runtime.train.trials",
 )
 """Modules whose signatures name types that they import for the type checker alone."""
 ROOT = Path(__file__).parents[1]

@@ -62,32 +62,36 @@ def with_options(**makers: Make | None) -> Callable[[Callable[..., Answer]], Cal
 
     Args:
         **makers: for each such parameter, what makes it of the given values; None: its class.
+
+    A field of two of them is one flag, the first's.
     """
 
     def decorate(command: Callable[..., Answer]) -> Callable[..., Answer]:
         hints = get_type_hints(command, include_extras=True)
 
+        own = inspect.signature(command, eval_str=True).parameters.values()
+
         @functools.wraps(command)
         def run(**given: Any) -> Answer:
+            made = {each.name: given[each.name] for each in own if each.name not in makers}
             for name, maker in makers.items():
                 kind = hints[name]
-                texts = {each.name: given.pop(each.name) for each in _parameters(kind)}
+                texts = {each.name: given[each.name] for each in _parameters(kind)}
                 values = read_texts(kind, {k: v for k, v in texts.items() if v is not None})
                 if maker is not None:
-                    given[name] = maker(values)
+                    made[name] = maker(values)
                 elif setting_fields(kind):
-                    given[name] = make_from(kind, values)
+                    made[name] = make_from(kind, values)
                 else:
-                    given[name] = kind(**texts)
-            return command(**given)
+                    made[name] = kind(**texts)
+            return command(**made)
 
-        parameters: list[inspect.Parameter] = []
-        for each in inspect.signature(command, eval_str=True).parameters.values():
-            if each.name in makers:
-                parameters += _parameters(hints[each.name])
-            else:
-                parameters.append(each.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-        run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue] - what inspect reads
+        parameters: dict[str, inspect.Parameter] = {}
+        for each in own:
+            found = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+            for one in _parameters(hints[each.name]) if each.name in makers else found:
+                parameters.setdefault(one.name, one)
+        run.__signature__ = inspect.Signature([*parameters.values()])  # pyright: ignore[reportAttributeAccessIssue] - what inspect reads
         return run
 
     return decorate

@@ -120,7 +120,7 @@ def demo_command(
 
     say("5/6 predicted against measured")
     from gnnplan.planner.queries.compare import compare
-    from gnnplan.runtime.train.baseline import logistic_regression_accuracy
+    from gnnplan.runtime.models.metrics import logistic_regression_accuracy
 
     comparison = compare(load_plan(place), report)
     baseline = logistic_regression_accuracy(graph)

@@ -51,7 +51,7 @@ def register(parent: typer.Typer) -> None:
     parent.command("report")(report_command)
 
 
-def _make_request(values: Mapping[str, Any]) -> PlanSettings:
+def make_request(values: Mapping[str, Any]) -> PlanSettings:
     """Make the request of the flags' values; full-graph training needs all neighbours."""
     asked = dict(values)
     if asked["mode"] == "full-graph" and asked["fanouts"] == Workload().fanouts:
@@ -60,7 +60,7 @@ def _make_request(values: Mapping[str, Any]) -> PlanSettings:
     return change_settings(PlanSettings(), asked)
 
 
-@with_options(settings=_make_request)
+@with_options(settings=make_request)
 def plan_command(
     graph: Annotated[Path, typer.Argument(help="Dataset folder.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Plan folder to write.")],

@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,6 +18,7 @@ from gnnplan.planner.cli.common import (
     console,
     emit_json,
     flag_words,
+    option_fields,
     print_answer,
     print_text,
     progress_bar,
@@ -24,19 +26,25 @@ from gnnplan.planner.cli.common import (
     table_of,
     with_options,
 )
+from gnnplan.planner.cli.planning import machine_for_planning, make_request
 from gnnplan.planner.cli.remote import ServerOption
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.queries.tuned import TuneRequest, TuneResult
+from gnnplan.planner.queries.tuned import TuneRequest, TuneResult, train_and_keep
+from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.codec import write_text_atomically
 from gnnplan.runtime.errors import InputError
-from gnnplan.runtime.launch.config import TrainOptions
+from gnnplan.runtime.launch.config import TrainOptions, read_trials
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
-from gnnplan.runtime.plan.setting import Setting
+from gnnplan.runtime.plan.setting import Setting, flat_values
 
 if TYPE_CHECKING:
     from gnnplan.planner.queries.compare import Comparison
     from gnnplan.runtime.report import RunReport
+
+
+DATASET_FILE = "graph.json"
+"""File that tells a dataset from a plan."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,9 +117,12 @@ def register(parent: typer.Typer) -> None:
     parent.command("launch", cls=_ScriptCommand)(launch_command)
 
 
-@with_options(options=None, hosts=None, job=None)
+@with_options(options=None, hosts=None, job=None, settings=make_request)
 def train_command(
-    plan: Annotated[Path, typer.Argument(help="Plan folder (with --server also an id).")],
+    plan: Annotated[
+        Path,
+        typer.Argument(help="Plan folder, or dataset to plan first (with --server a plan's id)."),
+    ],
     *,
     options: TrainOptions,
     hosts: HostOptions,
@@ -129,14 +140,37 @@ def train_command(
         ),
     ] = None,
     job: EmitOptions,
+    machine: Annotated[
+        str | None,
+        typer.Option(help="Of a dataset: machine file; without it this machine is probed."),
+    ] = None,
+    settings: PlanSettings,
     server: ServerOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Train under a plan on its ranks; writes report.json and the run into the plan folder.
 
-    For a plan of several hosts, run the same command on each with its own --node-rank.
+    A dataset is planned first, by the flags of `gnnplan plan`, into --output (NAME-plan here). Then
+    training tries the next candidates for some steps each and keeps the fastest. For a plan of
+    several hosts, run the same command on each with its own --node-rank.
     """
     check_trace_file(trace)
+    elsewhere = {
+        "--server": server is not None,
+        "--emit": job.emit is not None,
+        "--executor": executor != "torchrun",
+        "--node-rank": hosts.node_rank != 0,
+        "--hosts": (settings.hosts or 1) > 1,
+    }
+    if (plan / DATASET_FILE).is_file():
+        _refuse_flags(plan, elsewhere)
+        out = job.output or Path(f"{plan.resolve().name}-plan")
+        report = train_dataset(plan, settings, options, machine=machine, out=out, as_json=as_json)
+        if trace is not None:
+            write_trace(trace, load_plan(out), report)
+        print_trained(report, out, as_json=as_json)
+        return
+    _refuse_settings(plan, settings, machine)
     if server is not None:
         of_this_machine = {
             "--resume": options.resume,
@@ -158,23 +192,17 @@ def train_command(
         return
     else:
         load_plan(plan)  # what is none is refused before anything heavy is imported
-    screen = console(as_json)
-    with progress_bar("train") as progress:
-
-        def on_event(event: dict[str, object]) -> None:
-            line = event_line(event)
-            if line:
-                screen.print(line, markup=False)
-            share = event.get("share")
-            if isinstance(share, float):
-                progress(f"epoch {event.get('epoch')}", share)
-
+    with training_events(as_json) as on_event:
         if server is not None:
             report = remote.train(server, plan, options, on_event)
         elif executor == "ray":
             from gnnplan.runtime.launch.ray import train_on_ray
 
             report = train_on_ray(plan, address=address, progress=on_event, **asdict(options))
+        elif options.resume and read_trials(plan / "run") is not None:
+            report = train_and_keep(
+                plan, None, progress=on_event, say=console(as_json).print, **asdict(options)
+            )
         else:
             from gnnplan.runtime.launch.launch import train
 
@@ -183,6 +211,11 @@ def train_command(
         write_text_atomically(trace, remote.trace(server, plan, None))
     elif trace is not None:
         write_trace(trace, load_plan(plan), report)
+    print_trained(report, plan, as_json=as_json)
+
+
+def print_trained(report: "RunReport", plan: Path, *, as_json: bool) -> None:
+    """Print a run's report as JSON, or its step and where the report is."""
     if as_json:
         emit_json(report)
         return
@@ -190,7 +223,98 @@ def train_command(
 
     place = f"report in {plan}" if (plan / REPORT_FILE).is_file() else f"run of plan {plan}"
     how = "emulated step, no GPU's," if report.emulated else "measured step"
-    screen.print(f"{how} {seconds_text(report.step_seconds.median)}; {place}")
+    console().print(f"{how} {seconds_text(report.step_seconds.median)}; {place}")
+
+
+@contextmanager
+def training_events(as_json: bool) -> Generator[Callable[[dict[str, object]], None]]:
+    """Print a run's epochs and warnings, with a bar; gives what is called with each event."""
+    screen = console(as_json)
+    with progress_bar("train") as progress:
+
+        def on_event(event: dict[str, object]) -> None:
+            if line := event_line(event):
+                screen.print(line, markup=False)
+            share = event.get("share")
+            if isinstance(share, float):
+                progress(f"epoch {event.get('epoch')}", share)
+
+        yield on_event
+
+
+def train_dataset(
+    graph: Path,
+    settings: PlanSettings,
+    options: TrainOptions,
+    *,
+    machine: str | None,
+    out: Path,
+    as_json: bool,
+) -> "RunReport":
+    """Train under the first answer, try the next candidates meanwhile, and keep the fastest."""
+    screen = console(as_json)
+
+    def say(line: str) -> None:
+        screen.print(line, markup=False, soft_wrap=True)
+
+    trials = None
+    if not (options.resume and (out / "run").is_dir()):
+        made = first_answer(graph, settings, machine=machine, out=out)
+        say(f"first answer: {seconds_text(made.prediction.step_seconds.value)} per step, in {out}")
+        from gnnplan.planner.queries.tune import plan_trials
+
+        found = plan_trials(out, options.epochs)
+        trials = None if isinstance(found, str) else found
+        if isinstance(found, str):
+            say(found)
+        else:
+            say(f"{len(found.plans)} plans are tried in the first {found.num_steps} steps")
+    with training_events(as_json) as on_event:
+        report = train_and_keep(out, trials, progress=on_event, say=say, **asdict(options))
+    from gnnplan.planner.queries.compare import compare
+
+    plan = load_plan(out)
+    for note in _add_factors(plan, report, compare(plan, report)).notes:
+        screen.print(f"note: {note}", markup=False, soft_wrap=True)
+    return report
+
+
+def first_answer(graph: Path, settings: PlanSettings, *, machine: str | None, out: Path) -> Plan:
+    """Write the plan that training starts under."""
+    from gnnplan.planner.request import check_request
+
+    check_request(graph, settings, out=out, machine=machine)
+    from gnnplan.planner.pipeline import plan
+
+    model = machine_for_planning(machine, graph)
+    with progress_bar("plan") as progress:
+        return plan(graph, settings, machine=model, out=out, progress=progress)
+
+
+def _refuse_flags(graph: Path, given: dict[str, bool]) -> None:
+    """Refuse what a training that plans for itself does not have."""
+    if flags := [flag for flag, is_given in given.items() if is_given]:
+        raise SettingsError(
+            f"{graph}: expected a plan folder for {', '.join(flags)}, found a dataset; plan it "
+            "first (gnnplan plan)"
+        )
+
+
+def _refuse_settings(plan: Path, settings: PlanSettings, machine: str | None) -> None:
+    """Refuse planning flags beside a plan, which has them settled."""
+    shared = {each.name for each in option_fields(TrainOptions)}
+    before = flat_values(PlanSettings())
+    flags = [
+        each.flag
+        for each in option_fields(PlanSettings)
+        if each.name not in shared and flat_values(settings)[each.name] != before[each.name]
+    ]
+    if flags or machine is not None:
+        raise SettingsError(
+            f"{plan}: expected planning flags for a dataset alone, found "
+            f"{', '.join(flags or ['--machine'])} and no {DATASET_FILE}; name the dataset, or plan "
+            "again with them"
+        )
 
 
 def check_trace_file(file: Path | None) -> None:

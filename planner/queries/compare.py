@@ -5,40 +5,17 @@ ranks; errors are relative to it. Where one step in `stack` draws several batche
 median over windows of `stack` successive steps, each with one such step.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gnnplan.planner.errors import SettingsError
 from gnnplan.runtime import codec
 from gnnplan.runtime.plan.schema import Interval, Plan
-from gnnplan.runtime.report import EMULATED_NOTE, MIN_MEASURED_STEPS, RunReport
+from gnnplan.runtime.report import EMULATED_NOTE, MIN_MEASURED_STEPS, RunReport, window_means
 from gnnplan.runtime.sampling.registry import sampler_or_unknown
 from gnnplan.runtime.stages import Stage
-
-
-def window_means(seconds: Sequence[float], stack: int) -> NDArray[np.float64]:
-    """Return the mean step of each window of `stack` steps; an incomplete last window is left out.
-
-    Args:
-        seconds: seconds of steps in order, shape (steps,), at least one.
-        stack: batches drawn at once, 1 for none.
-
-    Returns:
-        float64, one value per window; one over all where no window is complete.
-
-    >>> window_means([9.0, 1.0, 1.0, 1.0, 5.0, 1.0, 1.0, 1.0, 7.0], 4).tolist()
-    [3.0, 2.0]
-    >>> window_means([9.0, 1.0], 4).tolist(), window_means([9.0, 1.0], 1).tolist()
-    ([5.0], [9.0, 1.0])
-    """
-    found = np.asarray(seconds, dtype=np.float64)
-    if found.size < stack:
-        return found.mean(keepdims=True)
-    whole = found.size - found.size % stack
-    return found[:whole].reshape(-1, stack).mean(axis=1)
 
 
 def measured_step(plan: Plan, report: RunReport) -> float:

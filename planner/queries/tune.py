@@ -12,8 +12,9 @@ import functools
 import hashlib
 import itertools
 import math
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.assemble import assemble
+from gnnplan.planner.assemble import assemble, candidate_of
 from gnnplan.planner.cache_folder import cache_folder
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.errors import SettingsError
@@ -30,35 +31,47 @@ from gnnplan.planner.probe.timing import WAITED, Patience
 from gnnplan.planner.profile.cache import load_record, save_record
 from gnnplan.planner.progress import Progress, silent
 from gnnplan.planner.queries.calibrate import refit
-from gnnplan.planner.queries.compare import absolute_percentage_error, compare, window_means
+from gnnplan.planner.queries.compare import absolute_percentage_error, compare
 from gnnplan.planner.queries.simulate import open_plan_graph
 from gnnplan.planner.queries.tuned import (
-    Approach,
+    Launcher,
     StepMeasurement,
     TunedCandidate,
     TuneRequest,
     TuneResult,
+    deciding_seconds,
+    run_to,
 )
 from gnnplan.planner.queries.whatif import reopen
 from gnnplan.planner.search.choose import PlacedCandidate, choose
+from gnnplan.planner.search.dimensions.registry import name_of
 from gnnplan.planner.search.samplers import plan_sampler
 from gnnplan.planner.search.search import Search
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime import codec
-from gnnplan.runtime.errors import GnnplanError
+from gnnplan.runtime.errors import GnnplanError, InputError
 from gnnplan.runtime.identity import check_identity
-from gnnplan.runtime.plan.io import load_plan, refuse_foreign_folder, save_plan
+from gnnplan.runtime.launch.config import Trials, check_alike, read_trials
+from gnnplan.runtime.plan.io import copy_plan, load_plan, refuse_foreign_folder, save_plan
 from gnnplan.runtime.plan.schema import Plan
-from gnnplan.runtime.report import WARMUP_STEPS, RunReport, quantiles, save_report
+from gnnplan.runtime.report import (
+    WARMUP_STEPS,
+    RunReport,
+    quantiles,
+    save_report,
+    window_means,
+)
 from gnnplan.runtime.train.recovery import CHECKPOINTS, list_checkpoints
-
-Launcher = Callable[..., RunReport]
-"""Function like `runtime.launch.launch.train`: (plan folder, **options) -> report."""
 
 
 def join_runs(reports: Sequence[RunReport], stack: int = 1) -> StepMeasurement:
     """Join all runs of one candidate, by windows where batches are drawn `stack` at once."""
-    runs = [window_means(report.step_samples, stack) for report in reports]
+    return join_steps([report.step_samples for report in reports], stack)
+
+
+def join_steps(seconds: Sequence[Sequence[float]], stack: int) -> StepMeasurement:
+    """Join the steps of several runs or turns of one candidate, as `join_runs`."""
+    runs = [window_means(each, stack) for each in seconds]
     spread = quantiles(np.concatenate(runs).tolist())
     return StepMeasurement(
         median=spread.median,
@@ -81,55 +94,6 @@ def run_steps(launch: Launcher, plan: Plan, folder: Path, run: Path, steps: int)
         max_restarts=0,
         run_folder=run,
     )
-
-
-class _ScoreReachedError(Exception):
-    """Ends a run that has reached its score."""
-
-
-def run_to(launch: Launcher, folder: Path, run: Path, *, target: float, epochs: int) -> Approach:
-    """Train until an epoch's validation score reaches `target`, for at most `epochs`."""
-    seconds: list[float] = []
-    scores: list[float] = []
-
-    def watch(event: dict[str, Any]) -> None:
-        if event.get("event") != "epoch":
-            return
-        seconds.append(float(event["seconds"]))
-        scores.append(float(event["val"]))
-        if scores[-1] >= target:
-            raise _ScoreReachedError
-
-    reached = False
-    try:
-        launch(
-            folder, epochs=epochs, keep_checkpoints=0, max_restarts=0, run_folder=run,
-            progress=watch,
-        )  # fmt: skip
-    except _ScoreReachedError:
-        reached = True
-    return Approach(
-        seconds=sum(seconds) if reached else None,
-        epochs=len(seconds),
-        best=max(scores, default=0.0),
-    )
-
-
-def deciding_seconds(rows: Sequence[TunedCandidate], number: int, asked: TuneRequest) -> float:
-    """Return the seconds that a candidate is judged by: of a step, or of training to the score.
-
-    Candidates of equal statistics need equally many steps to a score, so only the fastest was
-    trained; others are scaled by their steps. Infinite where the score was not reached.
-    """
-    row = rows[number]
-    if asked.target is None:
-        return row.measured.median
-    for other in rows:
-        if other.statistics == row.statistics and other.to_accuracy is not None:
-            seconds = other.to_accuracy.seconds
-            ratio = row.measured.median / other.measured.median
-            return float("inf") if seconds is None else seconds * ratio
-    return float("inf")
 
 
 def shortlist(
@@ -238,7 +202,10 @@ def tune(
         for each in listed:
             bench.add(each.name, *assemble(search, explored, each))
         reports = bench.run_in_turn(patience)
-        rows = [_row(search, *each) for each in zip(listed, bench.plans, reports, strict=True)]
+        rows = [
+            _row(each.name, plan, join_runs(runs, plan.strategy.bulk_batches))
+            for each, plan, runs in zip(listed, bench.plans, reports, strict=True)
+        ]
         rows = rows if asked.target is None else bench.approach(rows, asked.target)
     seconds = [deciding_seconds(rows, i, asked) for i in range(len(rows))]
     best = seconds.index(min(seconds))
@@ -356,19 +323,16 @@ class Bench:
         return found
 
 
-def _row(
-    search: Search, priced: PlacedCandidate, plan: Plan, reports: list[RunReport]
-) -> TunedCandidate:
+def _row(name: str, plan: Plan, measured: StepMeasurement) -> TunedCandidate:
     predicted = plan.prediction.step_seconds
-    found = join_runs(reports, plan.strategy.bulk_batches)
     return TunedCandidate(
-        name=priced.name,
+        name=name,
         plan_id=plan.plan_id,
-        statistics=statistics_key(search.settings, priced.candidate),
+        statistics=codec.content_hash(plan.strategy.sampler)[:12],
         predicted=predicted,
-        measured=found,
-        ape=absolute_percentage_error(predicted.value, found.median),
-        within_interval=predicted.low <= found.median <= predicted.high,
+        measured=measured,
+        ape=absolute_percentage_error(predicted.value, measured.median),
+        within_interval=predicted.low <= measured.median <= predicted.high,
     )
 
 
@@ -405,3 +369,106 @@ def _launcher() -> Launcher:
     from gnnplan.runtime.launch.launch import train
 
     return train
+
+
+TRIED = ((3, 2), (3, 1), (2, 2), (2, 1))
+"""Candidates and rounds of a training that tries plans, the most of them first."""
+TRIAL_SHARE = 0.1
+"""Most of a training's steps in which plans are tried."""
+PLANS_FOLDER = "plans"
+"""Folder, within a run's, of the plans that it tries."""
+
+
+def plan_trials(out: Path, epochs: int) -> Trials | str:
+    """Write the plans that a training from `out` on tries; return their turns, or why none.
+
+    The first is that of `out`. Every round but the first goes back the way that the one before
+    came, so that a drift of the machine affects all alike and few switches are needed.
+    """
+    plan = load_plan(out)
+    try:
+        check_alike([plan])
+    except InputError as error:
+        return str(error)
+    if plan.strategy.emulated:
+        return "trials: found GPUs emulated on cores, whose seconds are no GPU's"
+    steps = epochs * plan.prediction.steps_per_epoch
+    fitting = (
+        (most, rounds)
+        for most, rounds in TRIED
+        if _trials_of(range(most), rounds, out).num_steps <= TRIAL_SHARE * steps
+    )
+    most, rounds = next(fitting, (1, 0))
+    if most == 1:
+        return f"trials: {steps} steps are too few to try plans in a tenth of them"
+    record, search = load_record(plan), reopen(plan)
+    explored = search.explore()
+    place = out / "run" / PLANS_FOLDER
+    shutil.rmtree(place, ignore_errors=True)
+    made = [copy_plan(out, place / "0")]
+    chosen = choose(explored.priced, search.request.machine.noise)
+    for each in shortlist(explored.priced, chosen, len(explored.priced))[1:]:
+        if len(made) == most or not _may_be_alike(search, each, plan):
+            continue
+        found = save_plan(*assemble(search, explored, each), place / str(len(made)))
+        with contextlib.suppress(InputError):
+            check_alike([plan, found])
+            save_record(record, found.plan_id)
+            made.append(found)
+    if len(made) == 1:
+        return "trials: no other candidate trains the same on as many ranks"
+    return _trials_of(range(len(made)), rounds, out)
+
+
+def _trials_of(numbers: range, rounds: int, out: Path) -> Trials:
+    forth, back = list(numbers), list(reversed(numbers))
+    turns = [each for turn in range(rounds) for each in (back if turn % 2 else forth)]
+    place = (out / "run" / PLANS_FOLDER).resolve()
+    return Trials(plans=[str(place / str(number)) for number in numbers], turns=turns)
+
+
+def _may_be_alike(search: Search, priced: PlacedCandidate, plan: Plan) -> bool:
+    """Tell cheaply which candidates need not be assembled."""
+    found, strategy = priced.candidate, plan.strategy
+    same = found.num_ranks == plan.num_ranks and found.partition == strategy.partition
+    ours = codec.content_hash(strategy.sampler)[:12]
+    return same and not priced.overflow and statistics_key(search.settings, found) == ours
+
+
+def keep_plan(out: Path, kept: dict[str, Any]) -> TuneResult:
+    """Put the plan that a run keeps into its plan folder, with tune.json beside it.
+
+    Args:
+        out: plan folder, whose run tries plans.
+        kept: the run's event `kept`.
+    """
+    trials = read_trials(out / "run")
+    assert trials is not None
+    folders = [Path(each) for each in trials.plans]
+    plans = [load_plan(folder) for folder in folders]
+    record = load_record(plans[0])
+    rows, notes = list[TunedCandidate](), list[str]()
+    for number, plan in enumerate(plans):
+        name = name_of(candidate_of(plan, record.settings))
+        if why := kept["failed"].get(str(number), ""):
+            notes.append(f"{name}: not tried to the end: {why}")
+        if seconds := kept["seconds"][number]:
+            turns = [seconds[i : i + trials.steps] for i in range(0, len(seconds), trials.steps)]
+            rows.append(_row(name, plan, join_steps(turns, plan.strategy.bulk_batches)))
+    number = int(kept["kept"])
+    best = plans[number]
+    row = next(each for each in rows if each.plan_id == best.plan_id)
+    copy_plan(folders[number], out)
+    save_record(record, best.plan_id)
+    found = TuneResult(
+        plan_id=best.plan_id,
+        kept=row.name,
+        model_choice=rows[0].name,
+        model_regret=rows[0].measured.median / row.measured.median - 1.0,
+        criterion="step_seconds",
+        target=None,
+        candidates=rows,
+        notes=notes,
+    )
+    codec.write_text_atomically(out / TUNE_FILE, codec.dumps(found))
+    return found

@@ -1,9 +1,16 @@
-"""Define what tuning is asked for and what it finds; imports nothing heavy."""
+"""Define what tuning is asked for, what it finds, and what decides; imports nothing heavy."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from gnnplan.planner.errors import SettingsError
+from gnnplan.runtime.launch.config import Trials
 from gnnplan.runtime.plan.schema import Interval
+
+if TYPE_CHECKING:
+    from gnnplan.runtime.report import RunReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,3 +113,98 @@ class TuneResult:
     factors: dict[str, float] = field(default_factory=dict[str, float])
     """Factors of the machine by stage, after these runs."""
     notes: list[str] = field(default_factory=list[str])
+
+
+Launcher = Callable[..., Any]
+"""Function like `runtime.launch.launch.train`: (plan folder, **options) -> report."""
+
+
+class _ScoreReachedError(Exception):
+    """Ends a run that has reached its score."""
+
+
+def run_to(launch: Launcher, folder: Path, run: Path, *, target: float, epochs: int) -> Approach:
+    """Train until an epoch's validation score reaches `target`, for at most `epochs`."""
+    seconds: list[float] = []
+    scores: list[float] = []
+
+    def watch(event: dict[str, Any]) -> None:
+        if event.get("event") != "epoch":
+            return
+        seconds.append(float(event["seconds"]))
+        scores.append(float(event["val"]))
+        if scores[-1] >= target:
+            raise _ScoreReachedError
+
+    reached = False
+    try:
+        launch(
+            folder, epochs=epochs, keep_checkpoints=0, max_restarts=0, run_folder=run,
+            progress=watch,
+        )  # fmt: skip
+    except _ScoreReachedError:
+        reached = True
+    return Approach(
+        seconds=sum(seconds) if reached else None,
+        epochs=len(seconds),
+        best=max(scores, default=0.0),
+    )
+
+
+def deciding_seconds(rows: Sequence[TunedCandidate], number: int, asked: TuneRequest) -> float:
+    """Return the seconds that a candidate is judged by: of a step, or of training to the score.
+
+    Candidates of equal statistics need equally many steps to a score, so only the fastest was
+    trained; others are scaled by their steps. Infinite where the score was not reached.
+    """
+    row = rows[number]
+    if asked.target is None:
+        return row.measured.median
+    for other in rows:
+        if other.statistics == row.statistics and other.to_accuracy is not None:
+            seconds = other.to_accuracy.seconds
+            ratio = row.measured.median / other.measured.median
+            return float("inf") if seconds is None else seconds * ratio
+    return float("inf")
+
+
+def kept_line(found: TuneResult, step: int) -> str:
+    """Say in one line which plan a training goes on under, and what was measured."""
+    rows = {row.name: row.measured for row in found.candidates}
+    kept, first = rows[found.kept], rows[found.model_choice]
+    line = f"after {step} steps: kept {found.kept}, measured {kept.median * 1e3:.3g} ms per step"
+    if found.kept == found.model_choice:
+        return f"{line}, the first answer; {len(rows) - 1} others were not faster"
+    return f"{line}; the first answer took {first.median * 1e3:.3g} ms: {found.model_choice}"
+
+
+def train_and_keep(
+    out: Path,
+    trials: Trials | None,
+    *,
+    progress: Callable[[dict[str, Any]], None],
+    say: Callable[[str], None],
+    **options: Any,
+) -> "RunReport":
+    """Train from a plan folder on, and let it have the plan that proves fastest, and the report.
+
+    Args:
+        out: plan folder; the run is in it.
+        trials: plans to try; None trains under the folder's plan, or resumes the run's own trials.
+        progress: called with each event of the run.
+        say: called with the line on what is kept.
+        options: further arguments of `runtime.launch.launch.train`.
+    """
+    from gnnplan.planner.queries.tune import keep_plan
+    from gnnplan.runtime.launch.launch import train
+    from gnnplan.runtime.report import save_report
+
+    def watch(event: dict[str, Any]) -> None:
+        if event.get("event") == "kept":
+            say(kept_line(keep_plan(out, event), int(event["step"])))
+        progress(event)
+
+    folder = out if trials is None else Path(trials.plans[0])
+    report = train(folder, run_folder=out / "run", trials=trials, progress=watch, **options)
+    save_report(report, out)
+    return report

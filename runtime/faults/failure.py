@@ -59,6 +59,8 @@ def last_error_of(log: Path, since: int = 0) -> str:
 ERRORS_FOLDER = "errors"
 LAUNCH_FAILURE = "launch.json"
 _WAITED = re.compile("[Tt]imed out|[Tt]imeout")
+TRIAL_MARK = "trying.json"
+"""File in a run's folder that names the plan on trial, while there is one."""
 _CONSEQUENCES = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Broken pipe")
 
 
@@ -101,7 +103,7 @@ def record_failure(
     """Write a failed rank's error and its traceback into the run folder.
 
     A `GnnplanError` is final: the same input would bring it again. So is the same error twice
-    without a newer checkpoint between.
+    without a newer checkpoint between. Neither is under a plan on trial, which is then left.
     """
     folder = run_folder / ERRORS_FOLDER
     line = " ".join(str(error).split()) or type(error).__name__
@@ -118,7 +120,8 @@ def record_failure(
         line=line,
         consequence=consequence,
         attempt=attempt,
-        final=isinstance(error, GnnplanError) or (again and not consequence),
+        final=(isinstance(error, GnnplanError) or (again and not consequence))
+        and plan_on_trial(run_folder) is None,
         progress=progress,
     )
     text = "".join(traceback.format_exception(error))
@@ -128,6 +131,14 @@ def record_failure(
         codec.write_text_atomically(folder / f"rank{rank}.txt", text)
     except OSError as full:  # the log says it then
         sys.stderr.write(f"rank {rank}: {failure.kind}: {line} (not recorded: {full})\n{text}")
+
+
+def plan_on_trial(run_folder: Path) -> Path | None:
+    """Return the folder of the plan that a run is trying; None where it tries none."""
+    try:
+        return Path(codec.parse((run_folder / TRIAL_MARK).read_bytes())["folder"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def clear_failures(run_folder: Path) -> None:

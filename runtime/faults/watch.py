@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnplan.runtime import codec
-from gnnplan.runtime.faults.failure import EndedRank, ended_ranks, is_final
+from gnnplan.runtime.faults.failure import EndedRank, ended_ranks, is_final, plan_on_trial
 from gnnplan.runtime.faults.heartbeat import VARIABLE, Beat, HeartbeatTable, Phase
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.limits import killed_text, memory_group
@@ -234,16 +234,17 @@ class Supervisor:
         `exit_codes` stand by rank, in the order of their ends.
         """
         killed = self._killed_for_memory(exit_codes)
+        final = bool(killed) and plan_on_trial(self._run_folder) is None
         for rank, code in exit_codes.items():
             line = self._hangs[rank].line if rank in self._hangs else ""
             if killed and code == -signal.SIGKILL:
                 line = killed
-            self._add(attempt, rank, code, line, final=bool(killed))
+            self._add(attempt, rank, code, line, final=final)
             sys.stderr.write(f"attempt {attempt}: rank {rank} ended with {code} {line}\n")
         self._hangs.clear()
         self._failed, self._waited_seconds = True, 0.0
         self._write()
-        return bool(killed) or is_final(self._run_folder, attempt)
+        return final or is_final(self._run_folder, attempt)
 
     def refuse(self, line: str) -> None:
         """Write down why the job never began."""
@@ -268,7 +269,8 @@ class Supervisor:
             return ""
         if self._config is None:
             return f"rank {victims[0]}: ended by the out-of-memory killer"
-        return killed_text(load_plan(Path(self._config.plan_folder)), victims[0], group)
+        folder = plan_on_trial(self._run_folder) or Path(self._config.plan_folder)
+        return killed_text(load_plan(folder), victims[0], group)
 
     def _add(self, attempt: int, rank: int, code: int, line: str, *, final: bool) -> None:
         ended = EndedRank(attempt=attempt, rank=rank, exit_code=code, line=line, final=final)

@@ -3,11 +3,14 @@
 The plan says *how* to train; this holds only what may differ between two runs of one plan.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+from gnnplan.runtime import codec
 from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.plan.setting import Range, Setting
 
 _EPOCHS, _STEPS = Range(least=0, most=1_000_000), Range(least=0, most=10**12)
@@ -122,3 +125,87 @@ class RunConfig:
     def run_path(self) -> Path:
         """Run folder as a path."""
         return Path(self.run_folder)
+
+
+TRIALS_FILE = "trials.json"
+"""File in a run's folder that says under which plans it trains."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trials:
+    """Plans of one run, and the turns in which they are tried."""
+
+    plans: list[str]
+    """Plan folders; training starts under the first."""
+    turns: list[int]
+    """Number of the plan of each turn, in order."""
+    steps: int = 20
+    """Steps of a turn that count."""
+    warmup: int = 5
+    """Steps of a turn before those."""
+
+    def __post_init__(self) -> None:
+        known = all(0 <= each < len(self.plans) for each in self.turns)
+        if not known or self.turns[:1] != [0]:
+            raise InputError(
+                f"trials: expected turns of plans 0 to {len(self.plans) - 1} that begin with 0, "
+                f"found {self.turns}"
+            )
+        if self.steps < 1 or self.warmup < 0:
+            raise InputError(
+                f"expected turns of at least 1 step after a warm-up, found {self.steps} after "
+                f"{self.warmup}"
+            )
+
+    @property
+    def num_steps(self) -> int:
+        """Number of optimiser steps of all turns."""
+        from gnnplan.runtime.report import WARMUP_STEPS
+
+        return len(self.turns) * (self.warmup + self.steps) + max(0, WARMUP_STEPS - self.warmup)
+
+
+def read_trials(run_folder: Path) -> Trials | None:
+    """Read the trials of a run; None where it has one plan."""
+    path = run_folder / TRIALS_FILE
+    if not path.is_file():
+        return None
+    try:
+        return codec.decode(Trials, codec.parse(path.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not a list of trials ({error}); remove it") from None
+
+
+def check_alike(plans: Sequence[Plan]) -> None:
+    """Refuse plans that would not train the same on the same ranks."""
+    from gnnplan.runtime.sampling.registry import find_sampler
+
+    first = plans[0]
+    strategy = first.strategy
+    if strategy.mode != "minibatch" or find_sampler(strategy.sampler.name).prefers_local:
+        raise InputError(
+            "trials: expected mini-batches whose draws do not depend on where rows are kept, found "
+            f"mode {strategy.mode}, sampler {strategy.sampler.name}; train under one plan"
+        )
+    if len({device.host for device in strategy.devices}) > 1:
+        raise InputError("trials: expected a plan of one host; train under one plan")
+    for other in plans[1:]:
+        for name, ours in _trained(first).items():
+            if ours != _trained(other)[name]:
+                raise InputError(
+                    f"trials: expected plans that train the same, found another {name} in plan "
+                    f"{other.plan_id[:12]}"
+                )
+
+
+def _trained(plan: Plan) -> dict[str, Any]:
+    """Return what decides which batches are drawn, and by which ranks."""
+    strategy = plan.strategy
+    parts = plan.arrays["partition"].sha256 if strategy.partition != "none" else ""
+    return {
+        "graph": plan.graph.fingerprint,
+        "workload": plan.workload,
+        "devices": strategy.devices,
+        "sampler": strategy.sampler,
+        "partition of seeds": parts,
+    }

@@ -24,10 +24,16 @@ from gnnplan.runtime import codec
 from gnnplan.runtime.comm.route import check_loopback
 from gnnplan.runtime.device import find_gpu, machine_facts, shown_text, usable_cores
 from gnnplan.runtime.errors import InputError
-from gnnplan.runtime.faults.failure import ERRORS_FOLDER, LAUNCH_FAILURE, clear_failures, failure_of
+from gnnplan.runtime.faults.failure import (
+    ERRORS_FOLDER,
+    LAUNCH_FAILURE,
+    TRIAL_MARK,
+    clear_failures,
+    failure_of,
+)
 from gnnplan.runtime.folders import sweep_segments
 from gnnplan.runtime.identity import check_identity
-from gnnplan.runtime.launch.config import RunConfig
+from gnnplan.runtime.launch.config import TRIALS_FILE, RunConfig, Trials, check_alike
 from gnnplan.runtime.launch.hosts import (
     Place,
     own_devices,
@@ -151,6 +157,7 @@ def train(
     place: Place | None = None,
     progress: Progress | None = None,
     environment: dict[str, str] | None = None,
+    trials: Trials | None = None,
     **options: Any,
 ) -> RunReport:
     """Train under a plan on all its ranks, or on those of this host.
@@ -171,6 +178,8 @@ def train(
         place: This host among several, each of which calls this; None: the only host.
         progress: Callable that gets each event: {"event": "start" | "step" | "epoch" | "end", ...}.
         environment: Variables added to the ranks' environment.
+        trials: Plans that are tried in turn, of which `plan_folder` is the first; a resumed run
+            goes on with its own.
         **options: Other fields of `RunConfig`.
 
     Raises:
@@ -200,7 +209,7 @@ def train(
         **options,
     )
     arguments = [*torchrun_arguments(plan, place), f"--max-restarts={max_restarts}"]
-    prepare_run(run_path, config)
+    prepare_run(run_path, config, trials)
     variables = roll_environment(plan, place, config) | (environment or {})
     command = torchrun_command(
         arguments, run_path, ["-m", "gnnplan.runtime.worker", str(run_path / CONFIG_FILE)]
@@ -245,8 +254,10 @@ def check_startable(plan: Plan, place: Place, *, oversubscribe: bool = False) ->
         )
 
 
-def prepare_run(run_path: Path, config: RunConfig) -> None:
-    """Make a run's folder and files, without an earlier run's failures and checkpoints."""
+def prepare_run(run_path: Path, config: RunConfig, trials: Trials | None = None) -> None:
+    """Make a run's folder and files, without an earlier run's failures, checkpoints and trials."""
+    if trials is not None:
+        check_alike([load_plan(Path(each)) for each in trials.plans])
     if run_path.is_file():
         raise InputError(f"{run_path}: expected a folder for the run, found a file")
     run_path.mkdir(parents=True, exist_ok=True)
@@ -254,5 +265,9 @@ def prepare_run(run_path: Path, config: RunConfig) -> None:
     if not config.resume:
         # Before anything starts: a rank that fails early must not be restarted from these.
         set_aside(run_path / CHECKPOINTS)
+        for name in (TRIALS_FILE, TRIAL_MARK):
+            (run_path / name).unlink(missing_ok=True)
+        if trials is not None:
+            codec.write_text_atomically(run_path / TRIALS_FILE, codec.dumps(trials))
     (run_path / EVENTS_FILE).write_text("")
     codec.write_text_atomically(run_path / CONFIG_FILE, codec.dumps(config))

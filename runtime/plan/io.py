@@ -123,6 +123,24 @@ def _same_files(made: Path, folder: Path) -> bool:
     return not any(filecmp.cmpfiles(made, folder, names, shallow=False)[1:])
 
 
+def copy_plan(source: Path, folder: Path) -> Plan:
+    """Put a folder's plan into another folder, in place of its plan and beside all else there.
+
+    While arrays are exchanged the folder has no plan.json: it never holds a mixture.
+    """
+    plan = load_plan(source)
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / PLAN_FILE).is_file() and load_plan(folder).plan_id == plan.plan_id:
+        return plan
+    (folder / PLAN_FILE).unlink(missing_ok=True)
+    for old in folder.glob("*.npy"):
+        old.unlink()
+    for name in {ref.file for ref in plan.arrays.values()}:
+        shutil.copyfile(source / name, folder / name)
+    codec.write_text_atomically(folder / PLAN_FILE, (source / PLAN_FILE).read_text())
+    return plan
+
+
 def refuse_foreign_folder(folder: Path) -> None:
     """Raise PlanError where an output folder holds something other than a plan."""
     if folder.is_file():

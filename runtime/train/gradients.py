@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gnnplan.runtime.comm.collectives import Communicator, Pending
 from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.stages import PART_BYTES
 
 _ALIGNMENT_BYTES = 64
@@ -129,3 +130,15 @@ def open_overlap(
     """Make the sender where overlap is asked for and possible; None sends gradients afterwards."""
     hooks = hasattr(torch.Tensor, "register_post_accumulate_grad_hook")
     return OverlappedReduce(gradients, comm) if asked and hooks and comm.size > 1 else None
+
+
+def overlap_of(
+    plan: Plan, gradients: GradientBuffer, comm: Communicator
+) -> OverlappedReduce | None:
+    """Make the sender that a plan asks for, or None.
+
+    Cooperative batches exchange rows inside the backward pass, by the same communicator.
+    """
+    strategy = plan.strategy
+    beside = strategy.threads.comm > 0 and strategy.batching == "independent"
+    return open_overlap(gradients, comm, asked=beside)

@@ -49,6 +49,7 @@ from gnnplan.runtime.train.evaluate import (
 from gnnplan.runtime.train.fullgraph import FullGraphEpochs
 from gnnplan.runtime.train.minibatch import TrainLoop
 from gnnplan.runtime.train.recovery import Mark, save
+from gnnplan.runtime.train.trials import TrialRun
 
 SECONDS_BETWEEN_STEPS = 0.1
 """Least time between two step events."""
@@ -199,6 +200,8 @@ class Job:
     """Control of locality-aware sampling; None for other samplers."""
     first_step: int = 0
     """Optimiser steps before this process's first."""
+    trials: TrialRun | None = None
+    """Plans that the run tries in turn; None where it has one."""
     test_score: float | None = None
     disk_full: bool = False
     """Whether the last checkpoint found no room."""
@@ -237,14 +240,26 @@ class Job:
         while self.loader.position.epoch == epoch and self._allowed() > 0:
             done = self.loader.position.step
             most = min(every - done % every, self._allowed())
+            if self.trials is not None:
+                most = min(most, self.trials.steps_left())
             started = time.perf_counter()
             batches: Iterator[Any] = self.loader.batches(most)
-            self.loop.run(batches, self.loader.handed_out, self._on_step)
+            taken = self.loop.run(batches, self.loader.handed_out, self._on_step)
             self.epoch_seconds += time.perf_counter() - started
-            if self.loader.position.epoch == epoch and self.config.checkpoint_every_steps:
-                save(self)
-                self.heartbeat.begin(Phase.TRAINING)
+            if self.trials is not None:
+                self.trials.count(len(taken))
+            if self.loader.position.epoch == epoch:
+                self._between_steps(every)
         return self.loader.position.epoch > epoch
+
+    def _between_steps(self, every: int) -> None:
+        """Save and change plans where it is time to, within an epoch."""
+        due = self.loader.position.step % every == 0 or self._allowed() <= 0
+        if due and self.config.checkpoint_every_steps:
+            save(self)
+            self.heartbeat.begin(Phase.TRAINING)
+        if self.trials is not None:
+            self.trials.end_turn(self)
 
     def _on_step(self, loss: float) -> None:
         self.losses.append(loss)
@@ -277,6 +292,8 @@ class Job:
         if self.factor is not None:
             self.loader.set_factor(self.factor.after_epoch(self.loop.comm))
         save(self)
+        if self.trials is not None:
+            self.trials.end_turn(self)
         self.events.emit(
             "epoch", epoch=epoch, loss=report.loss, val=val, seconds=report.seconds, share=1.0
         )
@@ -327,6 +344,7 @@ class Job:
             notes=self.notes,
             emulated=self.plan.strategy.emulated,
             stages=typical_stages(self.loop.comm.all_gather_objects(samples)),
+            plans=[] if self.trials is None else self.trials.uses(),
         )
         hosts = [device.host for device in self.plan.strategy.devices]
         if self.loop.comm.rank == hosts.index(hosts[self.loop.comm.rank]):
@@ -334,9 +352,14 @@ class Job:
         self.events.emit("end", test=self.test_score, step_seconds=steps.median)
         return report
 
+    def close(self) -> None:
+        """Close the loader, unless a plan on trial has left none."""
+        if self.loader is not None:
+            self.loader.close()
+
     def _save_report(self, report: RunReport) -> None:
-        plan_folder = [Path(self.config.plan_folder)] if self.loop.comm.rank == 0 else []
-        for folder in (self.config.run_path, *plan_folder):
+        place = Path(self.config.plan_folder) if self.trials is None else self.trials.folder
+        for folder in (self.config.run_path, *([place] if self.loop.comm.rank == 0 else [])):
             try:
                 save_report(report, folder)
             except OSError as error:

@@ -216,6 +216,8 @@ def save(job: "Job") -> None:
         "optimizer": job.loop.optimizer.state_dict(),
         "precision": job.loop.precision.state(),
     }
+    if job.trials is not None:
+        state["trials"] = job.trials.plain()
     try:
         job.epochs_mark = append_epochs(folder, job.epochs, job.epochs_mark)
         state["epochs"] = {"before": job.first_epoch, "mark": codec.to_plain(job.epochs_mark)}
@@ -229,18 +231,20 @@ def resume(job: "Job") -> None:
     """Go on from the newest whole checkpoint, or start at the beginning without one.
 
     Rank 0 reads it for all, so that hosts without the run's folder resume as well. A checkpoint of
-    another plan raises PlanError.
+    another plan raises PlanError, unless the run has tried that plan too.
     """
-    comm, plan_id = job.loop.comm, job.plan.plan_id
+    comm, trials, plan_id = job.loop.comm, job.trials, job.plan.plan_id
     found = read_newest(job.config.run_path / CHECKPOINTS) if comm.rank == 0 else (None, [])
     data, warnings = comm.broadcast_object(found)
     job.notes += warnings
     if data is None:
         job.notes.append("no checkpoint to resume from; started at the beginning")
+        if trials is not None:
+            trials.resume(job, plan_id, None)
         return
     # By the type: an emulated GPU's number means nothing to a file.
     state = state_of(data, device=job.loop.gradients.flat.device.type)
-    if state["plan_id"] != plan_id:
+    if trials is None and state["plan_id"] != plan_id:
         raise PlanError(
             f"{job.config.run_folder}: expected checkpoints of plan {plan_id[:12]}, "
             f"found {str(state['plan_id'])[:12]}; use another run folder"
@@ -249,16 +253,19 @@ def resume(job: "Job") -> None:
     job.loop.optimizer.load_state_dict(state["optimizer"])
     if "precision" in state:  # not in checkpoints of earlier versions
         job.loop.precision.load_state(state["precision"])
-    known: dict[str, Any] = {"plan_id": plan_id}  # missing in states of earlier versions
+    known: dict[str, Any] = {}
     if job.factor is not None:
         job.factor.load_state(state["factor"], rank=comm.rank)
         known["factor"] = job.factor.factor
-    job.loader.load_state_dict(known | state["loader"])
+    # The id is missing in states of earlier versions, and may be of another plan on trial.
+    job.loader.load_state_dict(known | state["loader"] | {"plan_id": plan_id})
     job.steps = job.first_step = int(state["steps"])
     job.epoch_losses = [float(loss) for loss in state["epoch_losses"]]
     job.epoch_seconds = float(state["epoch_seconds"])
     _resume_epochs(job, state["epochs"])
     job.notes.append(f"resumed after step {job.steps}")
+    if trials is not None:
+        trials.resume(job, state["plan_id"], state.get("trials"))
 
 
 def _resume_epochs(job: "Job", known: dict[str, Any] | str) -> None:

@@ -8,7 +8,7 @@ from sklearn.linear_model import LogisticRegression
 
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.train.baseline import logistic_regression_accuracy
+from gnnplan.runtime.models.metrics import logistic_regression_accuracy
 
 
 def test_accuracy_is_that_of_another_library(small_graph: Graph) -> None:

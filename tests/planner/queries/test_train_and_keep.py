@@ -1,0 +1,148 @@
+"""Training tunes: candidates that train the same are tried in a run, and the fastest is kept."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnnplan.planner.cli.main import main
+from gnnplan.planner.machine.model import save_machine
+from gnnplan.planner.profile.cache import load_record
+from gnnplan.planner.queries.calibrate import load_calibration
+from gnnplan.planner.queries.tune import TUNE_FILE, keep_plan, plan_trials
+from gnnplan.planner.queries.tuned import TuneResult, kept_line
+from gnnplan.runtime import codec
+from gnnplan.runtime.device import machine_fingerprint
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch.config import TRIALS_FILE, Trials, check_alike
+from gnnplan.runtime.launch.launch import train
+from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.report import load_report
+from tests.planner.queries.test_tune import SETTINGS, contents, folder, here, planned
+
+__all__ = ["folder", "planned"]
+ENOUGH = 600
+"""Epochs of three steps, of which a tenth is 180: three candidates twice take 155."""
+
+
+def written(out: Path, epochs: int = ENOUGH) -> Trials:
+    made = plan_trials(out, epochs)
+    assert isinstance(made, Trials)
+    codec.write_text_atomically(out / "run" / TRIALS_FILE, codec.dumps(made))
+    return made
+
+
+def test_candidates_that_train_the_same_are_written_with_turns_forth_and_back(
+    folder: Path,
+) -> None:
+    before = load_plan(folder)
+    made = written(folder)
+    plans = [load_plan(Path(each), verify_arrays=True) for each in made.plans]
+    assert plans[0] == before
+    assert len({plan.plan_id for plan in plans}) == len(plans) >= 2
+    check_alike(plans)
+    numbers = list(range(len(plans)))
+    assert made.turns == [*numbers, *reversed(numbers)]
+    for plan in plans:
+        assert load_record(plan).settings == SETTINGS
+
+
+@pytest.mark.parametrize(("epochs", "turns"), [(600, 2), (200, 1)])
+def test_trials_take_a_tenth_of_the_steps_at_most(folder: Path, epochs: int, turns: int) -> None:
+    made = written(folder, epochs)
+    assert made.num_steps <= 0.1 * 3 * epochs
+    assert made.turns.count(0) == turns
+
+
+def test_a_short_job_keeps_the_first_answer_and_says_why(folder: Path) -> None:
+    before = contents(folder)
+    assert plan_trials(folder, 100) == (
+        "trials: 300 steps are too few to try plans in a tenth of them"
+    )
+    assert contents(folder) == before
+
+
+def event(made: Trials, best: int, **more: Any) -> dict[str, Any]:
+    seconds = [[0.030] * 2 * made.steps for _ in made.plans]
+    seconds[best] = [0.020] * 2 * made.steps
+    return {"event": "kept", "step": 155, "kept": best, "seconds": seconds, "failed": {}} | more
+
+
+def test_the_plan_that_a_run_keeps_takes_the_folder_and_the_run_stays(folder: Path) -> None:
+    made = written(folder)
+    found = keep_plan(folder, event(made, 1))
+    kept = load_plan(folder, verify_arrays=True)
+    assert kept == load_plan(Path(made.plans[1]))
+    assert found.plan_id == kept.plan_id == found.candidates[1].plan_id
+    assert found.candidates[1].measured.rounds == [0.020, 0.020]
+    assert found.candidates[1].predicted == kept.prediction.step_seconds
+    assert found.model_regret == pytest.approx(0.5)
+    assert codec.decode(TuneResult, codec.parse((folder / TUNE_FILE).read_bytes())) == found
+    assert (folder / "run" / TRIALS_FILE).is_file()
+    line = kept_line(found, 155)
+    assert line.startswith(f"after 155 steps: kept {found.kept}, measured 20 ms per step")
+    assert line.endswith(f"the first answer took 30 ms: {found.model_choice}")
+
+
+def test_a_plan_that_failed_is_told_of(folder: Path) -> None:
+    made = written(folder)
+    seconds = [[0.030] * made.steps, *([] for _ in made.plans[1:])]
+    asked = event(made, 0, seconds=seconds, failed={"1": "rank 0: MemoryError: no"})
+    found = keep_plan(folder, asked)
+    assert [row.name for row in found.candidates] == [found.kept]
+    assert found.notes[0].endswith("not tried to the end: rank 0: MemoryError: no")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "PLAN", "--devices", "2"], "found --devices and no graph.json"),
+        (["train", "PLAN", "--machine", "cpu-2core"], "found --machine and no graph.json"),
+        (["train", "GRAPH", "--emit", "slurm"], "expected a plan folder for --emit, found a data"),
+        (["train", "GRAPH", "--hosts", "2"], "expected a plan folder for --hosts"),
+        (["train", "GRAPH", "--hidden", "0"], "hidden: expected"),
+    ],
+)
+def test_flags_that_do_not_fit_get_one_line_and_code_2(
+    folder: Path,
+    small_graph: Graph,
+    arguments: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = {"PLAN": str(folder), "GRAPH": str(small_graph.path)}
+    before = contents(folder)
+    assert main([names.get(each, each) for each in arguments]) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert contents(folder) == before
+
+
+@pytest.mark.slow
+def test_a_dataset_is_planned_trained_and_tuned_by_one_command(
+    folder: Path, small_graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its losses are those of the first plan alone; what it taught is kept, and it resumes."""
+    save_machine(here(), tmp_path / "machine.json")
+    out = tmp_path / "out"
+    flags = ["--batch-size", "100", "--hidden", "8", "--fanouts", "5,3", "--devices", "1"]
+    words = ["train", str(small_graph.path), "-o", str(out), "--policy", "none", *flags]
+    words += ["--machine", str(tmp_path / "machine.json"), "--eval-every", "0"]
+    assert main([*words, "--epochs", str(ENOUGH)]) == 0
+    told = capsys.readouterr().out
+    assert "plans are tried in the first" in told
+    assert "steps: kept " in told
+    found = codec.decode(TuneResult, codec.parse((out / TUNE_FILE).read_bytes()))
+    report = load_report(out)
+    assert report.plan_id == load_plan(out).plan_id == found.plan_id
+    assert len(report.plans) >= 2
+    fastest = min(found.candidates, key=lambda row: row.measured.median)
+    assert found.kept == fastest.name
+    alone = train(out / "run" / "plans" / "0", run_folder=tmp_path / "alone", epochs=ENOUGH,
+                  eval_every=0)  # fmt: skip
+    assert report.losses == pytest.approx(alone.losses, rel=1e-5)
+    assert load_calibration(machine_fingerprint()).observations[-1].plan_id == found.plan_id
+    assert main(["train", str(out), "--resume", "--epochs", str(ENOUGH + 1)]) == 0
+    again = load_report(out)
+    assert (again.plan_id, again.first_step) == (found.plan_id, 3 * ENOUGH)
+    assert json.loads((out / TUNE_FILE).read_text())["plan_id"] == found.plan_id

@@ -1,0 +1,247 @@
+"""Trials: a run changes its plan between steps, trains the same, and goes back where that fails."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gnnplan.runtime import codec, worker
+from gnnplan.runtime.errors import InputError, PlanError
+from gnnplan.runtime.faults.failure import TRIAL_MARK, plan_on_trial, record_failure
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch.config import TRIALS_FILE, RunConfig, Trials, check_alike
+from gnnplan.runtime.meter import StageMeter
+from gnnplan.runtime.plan.io import copy_plan, load_plan
+from gnnplan.runtime.report import RunReport
+from gnnplan.runtime.train.recovery import load_newest
+from tests.support import faults
+from tests.support.faults import plan_to_disturb
+from tests.support.plans import make_plan
+from tests.support.ranks import train_on_ranks
+
+SETTINGS: dict[str, Any] = {"batch_size": 64, "fanouts": [5, 3], "dropout": 0.5}
+STEPS = 40
+"""Of eight epochs: 300 training nodes in batches of 64, five steps an epoch."""
+TURNS = [0, 1, 2, 2, 1, 0]
+"""They end after 12 + 5 * 3 = 27 steps, so within an epoch."""
+
+
+@pytest.fixture(scope="module")
+def plans(small_graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three ways to run the same: nothing kept, rows kept, rows kept and loaded ahead."""
+    place = tmp_path_factory.mktemp("plans")
+    ways: list[dict[str, Any]] = [{}, {"own_rows": 300}, {"own_rows": 200, "sample_threads": 1}]
+    for number, way in enumerate(ways):
+        make_plan(small_graph, place / str(number), **SETTINGS, **way)
+    return [place / str(number) for number in range(len(ways))]
+
+
+@pytest.fixture(scope="module")
+def unswitched(plans: list[Path], tmp_path_factory: pytest.TempPathFactory) -> RunReport:
+    return train(plans[0], tmp_path_factory.mktemp("unswitched"))
+
+
+def train(plan: Path, run: Path, **settings: Any) -> RunReport:
+    asked = {"epochs": 8, "eval_every": 0, "pin": False} | settings
+    torch.manual_seed(1)
+    return worker.run(RunConfig(plan_folder=str(plan), run_folder=str(run), **asked))
+
+
+def write_trials(run: Path, plans: list[Path], turns: list[int] = TURNS, **more: Any) -> Trials:
+    made = Trials(plans=list(map(str, plans)), turns=turns, **{"steps": 2, "warmup": 1} | more)
+    run.mkdir(exist_ok=True, parents=True)
+    codec.write_text_atomically(run / TRIALS_FILE, codec.dumps(made))
+    return made
+
+
+def events(run: Path, name: str) -> list[dict[str, Any]]:
+    lines = (run / "events.jsonl").read_text().splitlines()
+    return [event for line in lines if (event := json.loads(line))["event"] == name]
+
+
+def test_a_run_under_several_plans_trains_as_under_one(
+    plans: list[Path], unswitched: RunReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third plan's steps are made the fastest; every loss is that of the unswitched run."""
+    ids = [load_plan(plan).plan_id for plan in plans]
+    seconds = dict(zip(ids, (3.0, 2.0, 1.0), strict=True))
+    monkeypatch.setattr(worker, "open_loader", opening_with_meters(seconds))
+    trials = write_trials(tmp_path / "run", plans)
+    report = train(plans[0], tmp_path / "run")
+    assert report.losses == unswitched.losses
+    assert [e.loss for e in report.epochs] == [e.loss for e in unswitched.epochs]
+    assert [(use.step, use.plan_id) for use in report.plans] == [
+        (0, ids[0]), (12, ids[1]), (15, ids[2]), (21, ids[1]), (24, ids[0]), (27, ids[2]),
+    ]  # fmt: skip
+    assert trials.num_steps == 27
+    assert report.plan_id == ids[2]
+    assert report.step_seconds.median == 1.0
+    (kept,) = events(tmp_path / "run", "kept")
+    assert (kept["step"], kept["kept"], kept["failed"]) == (27, 2, {})
+    assert kept["seconds"] == [[3.0] * 4, [2.0] * 4, [1.0] * 4]
+    state = load_newest(tmp_path / "run" / "checkpoints")
+    assert state is not None
+    assert (state["plan_id"], state["trials"]["kept"]) == (ids[2], 2)
+    assert not (tmp_path / "run" / TRIAL_MARK).exists()
+    assert unswitched.plans == []
+
+
+def opening_with_meters(seconds: dict[str, float]) -> Any:
+    """`worker.open_loader`, whose meter shows a plan's steps to take chosen seconds."""
+    opened = worker.open_loader
+
+    class ChosenMeter(StageMeter):
+        step_seconds = 0.0
+
+        def add(self, stage: str, step: int, seconds: float, core_seconds: float = 0.0) -> None:
+            super().add(
+                stage, step, self.step_seconds if stage == "step" else seconds, core_seconds
+            )
+
+    def open_loader(graph: Any, mesh: Any, folder: Path, meter: Any = None) -> Any:
+        chosen = meter if isinstance(meter, ChosenMeter) else ChosenMeter()
+        chosen.step_seconds = seconds[load_plan(folder).plan_id]
+        return opened(graph, mesh, folder, chosen)
+
+    return open_loader
+
+
+def test_a_plan_that_does_not_open_is_left_for_the_one_before(
+    plans: list[Path], unswitched: RunReport, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    copy_plan(plans[1], broken)
+    (broken / "feature_own_ids_0.npy").unlink()
+    write_trials(tmp_path / "run", [plans[0], broken, plans[2]])
+    report = train(plans[0], tmp_path / "run")
+    assert report.losses == unswitched.losses
+    name = load_plan(broken).plan_id
+    assert name not in {use.plan_id for use in report.plans}
+    (note,) = [each for each in report.notes if "not tried again" in each]
+    assert note.startswith(f"plan {name[:12]} is not tried again: rank 0: PlanError: ")
+    (kept,) = events(tmp_path / "run", "kept")
+    assert list(kept["failed"]) == ["1"]
+    assert kept["seconds"][1] == []
+
+
+@pytest.mark.parametrize("stop", [9, 13, 17, 33])
+def test_a_run_that_is_stopped_goes_on_under_its_last_plan(
+    plans: list[Path], unswitched: RunReport, tmp_path: Path, stop: int
+) -> None:
+    """Before the first switch, after it, after the second, and when a plan has been kept."""
+    write_trials(tmp_path / "run", plans)
+    often = {"checkpoint_every_steps": 1, "keep_checkpoints": 1}
+    first = train(plans[0], tmp_path / "run", max_steps=stop, **often)
+    report = train(plans[0], tmp_path / "run", resume=True, **often)
+    assert first.losses + report.losses == unswitched.losses
+    assert report.first_step == stop
+    assert [use.step for use in report.plans][: len(first.plans)] == [u.step for u in first.plans]
+    before, after = first.plans[-1], [use for use in report.plans if use.step <= stop][-1]
+    kept = load_newest(tmp_path / "run" / "checkpoints")
+    assert kept is not None
+    if stop not in (13, 17):  # the mark is of a plan under which ranks may have ended
+        assert before == after
+    assert report.plan_id == load_plan(plans[kept["trials"]["kept"]]).plan_id
+
+
+def test_a_plan_under_which_ranks_ended_is_not_tried_again(
+    plans: list[Path], unswitched: RunReport, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    write_trials(run, plans)
+    often = {"checkpoint_every_steps": 1}
+    first = train(plans[0], run, max_steps=13, **often)
+    assert plan_on_trial(run) == plans[1]
+    report = train(plans[0], run, resume=True, **often)
+    assert first.losses + report.losses == unswitched.losses
+    name = load_plan(plans[1]).plan_id
+    assert f"plan {name[:12]} is not tried again: the ranks ended under it" in report.notes
+    assert name not in [use.plan_id for use in report.plans if use.step >= 13]
+
+
+def test_an_error_under_a_plan_on_trial_is_not_final(tmp_path: Path) -> None:
+    """Started again, the ranks train under the plan before."""
+    for mark, final in ((None, True), ({"folder": "plans/1"}, False)):
+        if mark is not None:
+            (tmp_path / TRIAL_MARK).write_text(json.dumps(mark))
+        record_failure(tmp_path, 0, InputError("no"))
+        found = json.loads((tmp_path / "errors" / "rank0.json").read_text())
+        assert found["final"] is final
+
+
+@pytest.mark.parametrize("way", [{"hidden": 8}, {"seed": 4}, {"ranks": 2}, {"fanouts": [5, 4]}])
+def test_plans_that_train_otherwise_are_refused(
+    small_graph: Graph, plans: list[Path], tmp_path: Path, way: dict[str, Any]
+) -> None:
+    other = make_plan(small_graph, tmp_path / "other", **SETTINGS | way)
+    with pytest.raises(InputError, match=r"^trials: expected plans that train the same, found"):
+        check_alike([load_plan(plans[0]), other])
+
+
+@pytest.mark.parametrize("turns", [[], [1, 0], [0, 3], [0, -1]])
+def test_turns_that_cannot_be_are_refused(turns: list[int]) -> None:
+    with pytest.raises(InputError, match=r"turns of plans 0 to 2 that begin with 0"):
+        Trials(plans=["a", "b", "c"], turns=turns)
+
+
+def test_a_run_resumes_under_its_own_plans_alone(
+    small_graph: Graph, plans: list[Path], tmp_path: Path
+) -> None:
+    other = make_plan(small_graph, tmp_path / "other", **SETTINGS | {"hidden": 8})
+    write_trials(tmp_path / "run", plans)
+    with pytest.raises(PlanError, match=f"found {other.plan_id[:12]}"):
+        train(tmp_path / "other", tmp_path / "run")
+
+
+def test_a_copied_plan_leaves_what_lies_beside_it(plans: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = copy_plan(plans[0], out)
+    (out / "run").mkdir()
+    (out / "run" / "events.jsonl").write_text("mine")
+    second = copy_plan(plans[2], out)
+    assert load_plan(out, verify_arrays=True).plan_id == second.plan_id != first.plan_id
+    assert (out / "run" / "events.jsonl").read_text() == "mine"
+    files = {path.name for path in out.iterdir()} - {"run"}
+    assert files == {"plan.json", *(ref.file for ref in second.arrays.values())}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(small_graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    place = tmp_path_factory.mktemp("two")
+    ways: list[dict[str, Any]] = [{}, {"own_rows": 200, "peers": False, "sample_threads": 0}]
+    for number, way in enumerate(ways):
+        plan_to_disturb(small_graph, place / str(number), **way)
+    return [place / str(number) for number in range(2)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(two_ranks: list[Path]) -> RunReport:
+    return train_on_ranks(two_ranks[0], epochs=8, eval_every=0)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("fault", "dropped"),
+    [("1:8:kill:once", False), ("1:13:kill:once", True), ("1:31:kill:once", False)],
+    ids=["before", "at", "after"],
+)
+def test_two_ranks_that_are_killed_around_a_switch_train_on(
+    two_ranks: list[Path], undisturbed: RunReport, tmp_path: Path, fault: str, dropped: bool
+) -> None:
+    """The second plan is tried in steps 13 to 18, and one is kept after step 21."""
+    trials = Trials(plans=[*map(str, two_ranks)], turns=[0, 1, 1, 0], steps=2, warmup=1)
+    report = faults.train(
+        two_ranks[0], tmp_path / "run", fault, epochs=8, max_restarts=1, trials=trials
+    )
+    done = report.first_step
+    assert report.losses == undisturbed.losses[done:]
+    assert [e.loss for e in report.epochs] == [e.loss for e in undisturbed.epochs]
+    assert any(note.startswith("restart 1: rank 1: ended by SIGKILL") for note in report.notes)
+    assert any("ended under it" in note for note in report.notes) is dropped
+    (kept,) = events(tmp_path / "run", "kept")
+    assert report.plan_id == load_plan(two_ranks[kept["kept"]]).plan_id
+    again = faults.train(two_ranks[0], tmp_path / "run", epochs=9, resume=True)
+    assert again.plan_id == report.plan_id
