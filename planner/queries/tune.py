@@ -446,7 +446,7 @@ def keep_plan(out: Path, kept: dict[str, Any]) -> TuneResult:
     assert trials is not None
     folders = [Path(each) for each in trials.plans]
     plans = [load_plan(folder) for folder in folders]
-    record = load_record(plans[0])
+    record, stack = load_record(plans[0]), max(plan.strategy.bulk_batches for plan in plans)
     rows, notes = list[TunedCandidate](), list[str]()
     for number, plan in enumerate(plans):
         name = name_of(candidate_of(plan, record.settings))
@@ -454,7 +454,7 @@ def keep_plan(out: Path, kept: dict[str, Any]) -> TuneResult:
             notes.append(f"{name}: not tried to the end: {why}")
         if seconds := kept["seconds"][number]:
             turns = [seconds[i : i + trials.steps] for i in range(0, len(seconds), trials.steps)]
-            rows.append(_row(name, plan, join_steps(turns, plan.strategy.bulk_batches)))
+            rows.append(_row(name, plan, join_steps(turns, stack)))
     number = int(kept["kept"])
     best = plans[number]
     row = next(each for each in rows if each.plan_id == best.plan_id)

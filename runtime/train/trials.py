@@ -176,14 +176,16 @@ class TrialRun:
         job.events.emit("kept", step=job.steps, plans=ids, **told)
 
     def _fastest(self) -> int:
-        """Return the number of the plan with the least median step, the first of equal ones."""
+        """Return the number of the plan with the least median step, the first of equal ones.
+
+        Steps are joined to windows as long as the largest stack of batches, for all plans alike.
+        """
+        stack = max(plan.strategy.bulk_batches for plan in self.plans)
         medians = [
-            float(np.median(window_means(seconds, plan.strategy.bulk_batches)))
+            float(np.median(window_means(seconds, stack)))
             if seconds and str(number) not in self.state.failed
             else float("inf")
-            for number, (plan, seconds) in enumerate(
-                zip(self.plans, self.state.seconds, strict=True)
-            )
+            for number, seconds in enumerate(self.state.seconds)
         ]
         return int(np.argmin(medians))
 

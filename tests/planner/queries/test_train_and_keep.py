@@ -75,7 +75,7 @@ def test_the_plan_that_a_run_keeps_takes_the_folder_and_the_run_stays(folder: Pa
     kept = load_plan(folder, verify_arrays=True)
     assert kept == load_plan(Path(made.plans[1]))
     assert found.plan_id == kept.plan_id == found.candidates[1].plan_id
-    assert found.candidates[1].measured.rounds == [0.020, 0.020]
+    assert found.candidates[1].measured.rounds == pytest.approx([0.020, 0.020])
     assert found.candidates[1].predicted == kept.prediction.step_seconds
     assert found.model_regret == pytest.approx(0.5)
     assert codec.decode(TuneResult, codec.parse((folder / TUNE_FILE).read_bytes())) == found
