@@ -16,8 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from gnnplan.planner.settings import PlanSettings, change_settings
 from gnnplan.planner.units import AUTO, default_text, flag_help, is_repeated, is_text, read_texts
 from gnnplan.runtime import codec
+from gnnplan.runtime.plan.schema import Workload
 from gnnplan.runtime.plan.setting import SettingField, make_from, setting_fields
 
 if TYPE_CHECKING:
@@ -95,6 +97,15 @@ def with_options(**makers: Make | None) -> Callable[[Callable[..., Answer]], Cal
         return run
 
     return decorate
+
+
+def make_request(values: Mapping[str, Any]) -> PlanSettings:
+    """Make the request of the flags' values; full-graph training needs all neighbours."""
+    asked = dict(values)
+    if asked["mode"] == "full-graph" and asked["fanouts"] == Workload().fanouts:
+        hops = asked.get("num_layers", len(asked["fanouts"]))
+        asked["fanouts"] = [-1] * hops
+    return change_settings(PlanSettings(), asked)
 
 
 def option_fields(kind: type) -> Iterator[SettingField]:

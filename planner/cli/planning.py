@@ -1,8 +1,8 @@
 """`gnnplan plan`, and questions about plans: explain, simulate, why-not, diff, whatif, report."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from gnnplan.planner.cli.common import (
     bytes_text,
     console,
     emit_json,
+    make_request,
     print_answer,
     print_text,
     progress_bar,
@@ -26,11 +27,11 @@ from gnnplan.planner.cli.training import check_trace_file, write_trace
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import find_machine
-from gnnplan.planner.settings import PlanSettings, change_settings
+from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.codec import write_text_atomically
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.plan.io import load_plan
-from gnnplan.runtime.plan.schema import Plan, Workload
+from gnnplan.runtime.plan.schema import Plan
 
 if TYPE_CHECKING:
     from gnnplan.planner.client.client import Plans
@@ -49,15 +50,6 @@ def register(parent: typer.Typer) -> None:
     parent.command("diff")(diff_command)
     parent.command("whatif")(whatif_command)
     parent.command("report")(report_command)
-
-
-def make_request(values: Mapping[str, Any]) -> PlanSettings:
-    """Make the request of the flags' values; full-graph training needs all neighbours."""
-    asked = dict(values)
-    if asked["mode"] == "full-graph" and asked["fanouts"] == Workload().fanouts:
-        hops = asked.get("num_layers", len(asked["fanouts"]))
-        asked["fanouts"] = [-1] * hops
-    return change_settings(PlanSettings(), asked)
 
 
 @with_options(settings=make_request)

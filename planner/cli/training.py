@@ -18,6 +18,7 @@ from gnnplan.planner.cli.common import (
     console,
     emit_json,
     flag_words,
+    make_request,
     option_fields,
     print_answer,
     print_text,
@@ -26,7 +27,6 @@ from gnnplan.planner.cli.common import (
     table_of,
     with_options,
 )
-from gnnplan.planner.cli.planning import machine_for_planning, make_request
 from gnnplan.planner.cli.remote import ServerOption
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.queries.tuned import TuneRequest, TuneResult, train_and_keep
@@ -281,6 +281,7 @@ def train_dataset(
 
 def first_answer(graph: Path, settings: PlanSettings, *, machine: str | None, out: Path) -> Plan:
     """Write the plan that training starts under."""
+    from gnnplan.planner.cli.planning import machine_for_planning
     from gnnplan.planner.request import check_request
 
     check_request(graph, settings, out=out, machine=machine)
