@@ -18,18 +18,14 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.timing import Patience
 from gnnplan.planner.profile.cache import load_record, record_path
 from gnnplan.planner.queries.calibrate import calibration_path
-from gnnplan.planner.queries.tune import (
-    TUNE_FILE,
+from gnnplan.planner.queries.tune import TUNE_FILE, draw_turns, drop_alike, shortlist, tune
+from gnnplan.planner.queries.tuned import (
     Approach,
     StepMeasurement,
     TunedCandidate,
     TuneRequest,
     deciding_seconds,
-    draw_turns,
-    drop_alike,
     run_to,
-    shortlist,
-    tune,
 )
 from gnnplan.planner.queries.whatif import reopen
 from gnnplan.planner.search.choose import choose
