@@ -259,7 +259,9 @@ def train_dataset(
 
     trials = None
     if not (options.resume and (out / "run").is_dir()):
-        made = first_answer(graph, settings, machine=machine, out=out)
+        from gnnplan.planner.cli.planning import answer_first
+
+        made = answer_first(graph, settings, machine=machine, out=out)
         say(f"first answer: {seconds_text(made.prediction.step_seconds.value)} per step, in {out}")
         from gnnplan.planner.queries.tune import plan_trials
 
@@ -277,19 +279,6 @@ def train_dataset(
     for note in _add_factors(plan, report, compare(plan, report)).notes:
         screen.print(f"note: {note}", markup=False, soft_wrap=True)
     return report
-
-
-def first_answer(graph: Path, settings: PlanSettings, *, machine: str | None, out: Path) -> Plan:
-    """Write the plan that training starts under."""
-    from gnnplan.planner.cli.planning import machine_for_planning
-    from gnnplan.planner.request import check_request
-
-    check_request(graph, settings, out=out, machine=machine)
-    from gnnplan.planner.pipeline import plan
-
-    model = machine_for_planning(machine, graph)
-    with progress_bar("plan") as progress:
-        return plan(graph, settings, machine=model, out=out, progress=progress)
 
 
 def _refuse_flags(graph: Path, given: dict[str, bool]) -> None:
