@@ -252,4 +252,6 @@ def candidate_of(plan: Plan, settings: PlanSettings) -> Candidate:
         bulk_batches=strategy.bulk_batches,
         bulk_bytes=strategy.bulk_bytes,
         topology=replace(strategy.topology, own_rows=[]),
+        owner=strategy.owner,
+        partition=strategy.partition if strategy.owner == "partition" else "none",
     )

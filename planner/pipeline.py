@@ -330,6 +330,7 @@ def _search(
     measure: bool,
     brief: bool,
 ) -> Search:
+    parts = functools.cache(functools.partial(_parts, graph))
     return Search(
         request=Request(
             graph=graph_ref(graph),
@@ -350,7 +351,7 @@ def _search(
         out_degree=functools.cache(
             functools.partial(_in_degree if settings.quick else _out_degree, graph)
         ),
-        parts=functools.cache(functools.partial(_parts, graph)),
+        parts=parts,
         in_degree=functools.cache(functools.partial(_in_degree, graph)),
         shards=functools.cache(functools.partial(_shards, graph)),
         draws=None
@@ -361,6 +362,7 @@ def _search(
             machine=machine.fingerprint,
             measure=measure,
             brief=brief,
+            parts=parts,
         ),
     )
 

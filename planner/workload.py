@@ -238,6 +238,26 @@ class SharedBatch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OwnedBatch:
+    """Global batches whose nodes belong to ranks by parts of the graph: means over ranks."""
+
+    own: list[float]
+    """Own vertices up to each hop, seeds first; length L + 1."""
+    edges: list[float]
+    """Edges drawn by each hop; length L."""
+    touched: list[float]
+    """Distinct sources that a rank's rows of each hop's block draw; length L."""
+    remote: list[float]
+    """Those of them that other ranks own; length L."""
+    busiest: float
+    """Remote sources of the rank that has most over the mean, averaged over batches."""
+    fullest: float
+    """Own vertices of the fullest rank over the mean, at most over batches."""
+    deviation: float
+    """Relative standard deviation of own vertices, over ranks and batches."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StackProfile:
     """Adjacency rows that stacks of batches ask for, each once: means, per hop."""
 

@@ -7,7 +7,7 @@ free.
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
 from gnnplan.planner.cost.backends.backend import Backend, Hosts
-from gnnplan.planner.cost.backends.cooperative import Cooperative
+from gnnplan.planner.cost.backends.cooperative import Cooperative, owner_words
 from gnnplan.planner.cost.backends.cores import CoresBackend
 from gnnplan.planner.cost.backends.gpu import GpusBackend
 from gnnplan.planner.cost.backends.gpu_lanes import has_lanes, lanes_words
@@ -92,7 +92,8 @@ def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Predi
         memory_bytes=backend.memory(request, candidate, placed),
         bottleneck=step.bottleneck,
         provenance=_provenance(machine, step, candidate, startup)
-        | ({"lists": placed.list_words} if placed.list_words else {}),
+        | ({"lists": placed.list_words} if placed.list_words else {})
+        | owner_words(request, candidate),
     )
 
 

@@ -1,8 +1,8 @@
 """Place rows for ranks that share a batch: each reads the vertices it owns, and no others.
 
-Owners are dealt by the runtime's own hash, so a rank's law is p_v of the global batch on its own
-vertices and 0 elsewhere. Copies are never read by another rank: rows that others need are sent
-with the batch (docs/formulas.md 5.6).
+Owners are dealt by the runtime's own hash, or by parts of the graph, so a rank's law is p_v of the
+global batch on its own vertices and 0 elsewhere. Copies are never read by another rank: rows that
+others need are sent with the batch (docs/formulas.md 5.6).
 """
 
 from dataclasses import replace
@@ -40,15 +40,21 @@ def owners_of(num_nodes: int, num_ranks: int) -> NDArray[np.int32]:
 
 
 def place_shared(
-    request: Request, candidate: Candidate, hotness: Hotness, memories: Memories
+    request: Request,
+    candidate: Candidate,
+    hotness: Hotness,
+    memories: Memories,
+    *,
+    owner: NDArray[np.int32] | None = None,
 ) -> CandidatePlacement:
     """Place rows for a candidate whose ranks share a batch, by policy none or owned.
 
-    `hotness` is of the global batch; what a peer's row costs is not looked at.
+    `hotness` is of the global batch; what a peer's row costs is not looked at. `owner` is the rank
+    of each node; None for the hash.
     """
     room, costs = memories.room, replace(memories.costs, peer=np.inf)
     ranks = candidate.num_ranks
-    owner = owners_of(request.graph.num_nodes, ranks)
+    owner = owners_of(request.graph.num_nodes, ranks) if owner is None else owner
 
     def place(p: NDArray[np.float32]) -> Placement:
         own = [np.zeros(0, np.int64) for _ in range(ranks)]

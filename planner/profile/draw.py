@@ -11,15 +11,18 @@ alone, its exchanges answered at once from those ids; exchanges are priced apart
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import no_type_check
 
+import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import OwnedBatch, SharedBatch
 from gnnplan.runtime.graph.dataset import Graph, is_typed
 from gnnplan.runtime.loader.cooperative import CooperativeSeeds
 from gnnplan.runtime.loader.tasks import typed_sampler
@@ -27,7 +30,7 @@ from gnnplan.runtime.plan.schema import Sampler, Workload
 from gnnplan.runtime.sampling.build import BatchSampler, build_sampler
 from gnnplan.runtime.sampling.distributed.cooperative import CooperativeSampler, IdExchange
 from gnnplan.runtime.sampling.distributed.owner import Owners
-from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 from gnnplan.runtime.sampling.seeds import LinkSchedule, SeedSchedule, ShardSchedule
 
 PROFILE_EPOCH = 1 << 30
@@ -325,3 +328,110 @@ def _raise_cause(drawn: Sequence[Future[MiniBatch]]) -> None:
     causes = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
     for error in [*causes, *errors]:
         raise error
+
+
+SHARED_BATCHES = 8
+"""Most global batches whose sources are counted; numbers vary little between batches."""
+EXACT = 16
+"""Rows up to which sources are counted one by one, the others in classes."""
+CLASS_RATIO = 1.2
+"""Largest over smallest number of rows within a class."""
+
+
+@numba.njit(cache=True, nogil=True)
+@no_type_check
+def _draws(indptr, indices, last, out):
+    """Count the rows other than itself that drew each source; `last` [sources] starts at -1."""
+    for row in range(indptr.shape[0] - 1):
+        for e in range(indptr[row], indptr[row + 1]):
+            source = indices[e]
+            if source != row and last[source] != row:
+                out[source] += 1
+                last[source] = row
+
+
+def shared_batch(draw: Draw, *, steps: int) -> SharedBatch:
+    """Count, per hop, by how many rows of a global batch, drawn by one rank, a source is drawn."""
+    counted: list[dict[int, int]] = []
+    number = max(1, min(SHARED_BATCHES, steps))
+    seeds = 0
+    for step in range(number):
+        batch = draw(0, step)
+        seeds += batch.num_seeds
+        for hop, block in enumerate(reversed(batch.blocks)):
+            if hop == len(counted):
+                counted.append({})
+            _add(counted[hop], block)
+    classes = [_classes(each, number) for each in counted]
+    return SharedBatch(
+        num_seeds=seeds / number,
+        rows=[[rows for rows, _ in each] for each in classes],
+        sources=[[sources for _, sources in each] for each in classes],
+    )
+
+
+def count_owned(
+    batches: Iterable[MiniBatch], owner: NDArray[np.int32], num_ranks: int
+) -> OwnedBatch:
+    """Count what each rank owns, draws and asks others for of global batches, hop by hop."""
+    found = np.array([_owned_parts(batch, owner, num_ranks) for batch in batches])
+    own, remote = found[:, 0, :, -1], found[:, 3, :, -1]
+    mean, hops = found.mean(axis=(0, 2)), found.shape[-1] - 1
+    most = remote.max(axis=1) / np.maximum(1e-9, remote.mean(axis=1))
+    return OwnedBatch(
+        own=mean[0].tolist(),
+        edges=mean[1, :hops].tolist(),
+        touched=mean[2, 1:].tolist(),
+        remote=mean[3, 1:].tolist(),
+        busiest=max(1.0, float(most.mean())),
+        fullest=float((own.max(axis=1) / np.maximum(1e-9, own.mean(axis=1))).max()),
+        deviation=float(own.std() / own.mean()),
+    )
+
+
+def _owned_parts(batch: MiniBatch, owner: NDArray[np.int32], num_ranks: int) -> NDArray[np.float64]:
+    """Count own vertices, drawn edges, drawn sources and remote ones, by rank and hop."""
+    blocks = batch.blocks[::-1]
+    found = np.zeros((4, num_ranks, len(blocks) + 1))
+    mine = owner[batch.n_id]
+    found[0, :, 0] = np.bincount(mine[: batch.num_seeds], minlength=num_ranks)
+    before = np.zeros(num_ranks)
+    for hop, block in enumerate(blocks):
+        rows = np.repeat(np.arange(block.num_dst), np.diff(block.indptr))
+        drawn = block.indices != rows
+        edges = np.bincount(mine[rows], minlength=num_ranks)
+        nested = batch.dialect == "first_seen"
+        found[1, :, hop] = edges - before if nested else edges
+        before = edges
+        pairs = mine[rows[drawn]].astype(np.int64) * block.num_src + block.indices[drawn]
+        ranks, sources = np.divmod(np.unique(pairs), block.num_src)
+        found[2, :, hop + 1] = np.bincount(ranks, minlength=num_ranks)
+        away = mine[sources] != ranks
+        found[3, :, hop + 1] = np.bincount(ranks[away], minlength=num_ranks)
+        found[0, :, hop + 1] = np.bincount(mine[: block.num_src], minlength=num_ranks)
+    return found
+
+
+def _add(counts: dict[int, int], block: Block) -> None:
+    draws = np.zeros(block.num_src, np.int64)
+    _draws(block.indptr, block.indices, np.full(block.num_src, -1, np.int64), draws)
+    values, numbers = np.unique(draws[draws > 0], return_counts=True)
+    for value, count in zip(values.tolist(), numbers.tolist(), strict=True):
+        counts[value] = counts.get(value, 0) + count
+
+
+def _classes(counts: dict[int, int], batches: int) -> list[tuple[float, float]]:
+    """Return (mean rows, sources per batch) of each class of sources, the rarest drawn first."""
+    found: list[tuple[float, float]] = []
+    low = sources = total = 0
+    for rows in sorted(counts):
+        if sources and (rows <= EXACT or rows > low * CLASS_RATIO):
+            found.append((total / sources, sources / batches))
+            sources = total = 0
+        if not sources:
+            low = rows
+        sources += counts[rows]
+        total += rows * counts[rows]
+    if sources:
+        found.append((total / sources, sources / batches))
+    return found

@@ -20,17 +20,25 @@ from numpy.typing import NDArray
 
 from gnnplan.planner.candidate import Candidate, list_cores, make_candidate
 from gnnplan.planner.machine.model import Table, make_table
+from gnnplan.planner.placement.policies.policy import Parts
 from gnnplan.planner.probe.timing import Interlude
 from gnnplan.planner.profile import cache
 from gnnplan.planner.profile.cache import keep_answer
-from gnnplan.planner.profile.draw import PROFILE_EPOCH, epoch_and_step, prepare_batch, seed_schedule
+from gnnplan.planner.profile.draw import (
+    PROFILE_EPOCH,
+    SHARED_BATCHES,
+    count_owned,
+    epoch_and_step,
+    prepare_batch,
+    seed_schedule,
+)
 from gnnplan.planner.profile.loading import seconds_of
 from gnnplan.planner.profile.presample import expanded, presample_cliques
 from gnnplan.planner.search.dimensions.batches import BULKS
 from gnnplan.planner.search.dimensions.dimension import Cliques, LocalBatches
 from gnnplan.planner.search.samplers import is_link, plan_sampler
 from gnnplan.planner.settings import PlanSettings
-from gnnplan.planner.workload import Hotness
+from gnnplan.planner.workload import Hotness, OwnedBatch
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.graph.dataset import Graph, is_typed
@@ -146,6 +154,8 @@ class GraphDraws:
     """False: sequences and rates come from the cache folder or not at all."""
     brief: bool = False
     """Whether no rates are timed: stacks and dependent batches are priced as others."""
+    parts: Parts | None = None
+    """Returns partitions of the graph by name and number of ranks."""
     rates: dict[tuple[str, int], Table | str] = field(
         default_factory=dict[tuple[str, int], Table | str]
     )
@@ -265,6 +275,24 @@ class GraphDraws:
             laws = presample_cliques(self.graph, work, named, cliques, parts)
             self.laws[cliques] = [law.finished() for law in laws]
         return self.laws[cliques]
+
+    def owned(self, num_ranks: int, name: str) -> OwnedBatch:
+        """Return what a partition of the graph over ranks deals to them of shared batches."""
+        if self.parts is None:
+            raise KeyError(name)
+        named, parts = plan_sampler(self.settings), self.parts
+        key = ["owned", SHARED_BATCHES, name, *self._decided(named, num_ranks)]
+
+        def counted() -> OwnedBatch:
+            schedule = self._schedule(1)
+            sampler = self._sampler(named, schedule)
+            steps = range(min(SHARED_BATCHES, schedule.num_steps))
+            batches = (_draw(sampler, schedule, step) for step in steps)
+            return count_owned(batches, parts(name, num_ranks), num_ranks)
+
+        found = keep_answer(key, OwnedBatch, counted)
+        assert not isinstance(found, str)
+        return found
 
     def local(self, num_ranks: int, factor: float, own: NDArray[np.int64]) -> LocalBatches | str:
         """Return sizes of batches that prefer neighbours among `own`, the ids of a rank's rows."""

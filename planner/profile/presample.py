@@ -19,16 +19,21 @@ On a 1.5D grid a process row fetches every adjacency row that a stack of batches
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import no_type_check
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.cost.request import interpolate_inclusion, row_bytes, seeds_per_rank
 from gnnplan.planner.cost.stages.gather import counted_runs, expected_runs
 from gnnplan.planner.profile.analytic import neighbor_hotness, seed_probability, smooth
-from gnnplan.planner.profile.draw import Draw, drawer, last_batch, sampler_of, whole_steps
+from gnnplan.planner.profile.draw import (
+    Draw,
+    drawer,
+    last_batch,
+    sampler_of,
+    shared_batch,
+    whole_steps,
+)
 from gnnplan.planner.progress import Progress
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import (
@@ -42,7 +47,7 @@ from gnnplan.planner.workload import (
 from gnnplan.runtime.features.direct import read_header
 from gnnplan.runtime.graph.dataset import Graph, is_typed
 from gnnplan.runtime.plan.schema import Sampler, Workload
-from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 
 TARGET_ERROR = 0.02
 """Relative standard error of the expected input vertices at which drawing stops."""
@@ -302,71 +307,8 @@ def _spreads(rows: list[list[int]]) -> list[Spread]:
     ]
 
 
-SHARED_BATCHES = 8
-"""Most global batches whose sources are counted; numbers vary little between batches."""
 STACK_SIZES = (1, 2, 4, 8, 16, 32)
 """Numbers of batches whose union of expanded vertices is counted."""
-EXACT = 16
-"""Rows up to which sources are counted one by one, the others in classes."""
-CLASS_RATIO = 1.2
-"""Largest over smallest number of rows within a class."""
-
-
-@numba.njit(cache=True, nogil=True)
-@no_type_check
-def _draws(indptr, indices, last, out):
-    """Count the rows other than itself that drew each source; `last` [sources] starts at -1."""
-    for row in range(indptr.shape[0] - 1):
-        for e in range(indptr[row], indptr[row + 1]):
-            source = indices[e]
-            if source != row and last[source] != row:
-                out[source] += 1
-                last[source] = row
-
-
-def shared_batch(draw: Draw, *, steps: int) -> SharedBatch:
-    """Count, per hop, by how many rows of a global batch, drawn by one rank, a source is drawn."""
-    counted: list[dict[int, int]] = []
-    number = max(1, min(SHARED_BATCHES, steps))
-    seeds = 0
-    for step in range(number):
-        batch = draw(0, step)
-        seeds += batch.num_seeds
-        for hop, block in enumerate(reversed(batch.blocks)):
-            if hop == len(counted):
-                counted.append({})
-            _add(counted[hop], block)
-    classes = [_classes(each, number) for each in counted]
-    return SharedBatch(
-        num_seeds=seeds / number,
-        rows=[[rows for rows, _ in each] for each in classes],
-        sources=[[sources for _, sources in each] for each in classes],
-    )
-
-
-def _add(counts: dict[int, int], block: Block) -> None:
-    draws = np.zeros(block.num_src, np.int64)
-    _draws(block.indptr, block.indices, np.full(block.num_src, -1, np.int64), draws)
-    values, numbers = np.unique(draws[draws > 0], return_counts=True)
-    for value, count in zip(values.tolist(), numbers.tolist(), strict=True):
-        counts[value] = counts.get(value, 0) + count
-
-
-def _classes(counts: dict[int, int], batches: int) -> list[tuple[float, float]]:
-    """Return (mean rows, sources per batch) of each class of sources, the rarest drawn first."""
-    found: list[tuple[float, float]] = []
-    low = sources = total = 0
-    for rows in sorted(counts):
-        if sources and (rows <= EXACT or rows > low * CLASS_RATIO):
-            found.append((total / sources, sources / batches))
-            sources = total = 0
-        if not sources:
-            low = rows
-        sources += counts[rows]
-        total += rows * counts[rows]
-    if sources:
-        found.append((total / sources, sources / batches))
-    return found
 
 
 def stack_profile(

@@ -13,8 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from gnnplan.planner.cache_folder import cache_folder
-from gnnplan.planner.cost.backends.cooperative import part_of, part_profile
-from gnnplan.planner.cost.request import seeds_per_rank
+from gnnplan.planner.cost.request import part_of, part_profile, seeds_per_rank
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel, make_table
 from gnnplan.planner.probe.quiet import disturbance

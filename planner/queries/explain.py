@@ -91,6 +91,12 @@ def _list_details(plan: Plan) -> list[str]:
     return lines
 
 
+def _owner_details(plan: Plan) -> list[str]:
+    """Say what parts of the graph deal to ranks that share a batch."""
+    words = plan.prediction.provenance.get("owners", "")
+    return [f"  {words}"] if words else []
+
+
 BAR = 30
 """Characters of a full bar."""
 PLACES = {
@@ -174,14 +180,16 @@ class Explanation:
     runner_up: Alternative | None
     alternatives: list[Alternative]
     details: list[str] = field(default_factory=list[str])
-    """Lines on full-graph training: why this p, the partition's volume, the fullest part; or on
-    what each GPU keeps of lists and rows, and why."""
+    """Lines on full-graph training: why this p, the partition's volume, the fullest part; on what
+    each GPU keeps of lists and rows, and why; or on who owns the nodes of a shared batch."""
     estimated: bool = False
     """Whether nothing was drawn or timed for these numbers."""
 
     @property
     def details_title(self) -> str:
         """Return what the details are of."""
+        if "owners by" in self.details[0]:
+            return "who owns a node"
         return "lists and rows of each GPU" if "lists get" in self.details[0] else "parts and p"
 
 
@@ -220,7 +228,7 @@ def explain(plan: Plan) -> Explanation:
         shadow_prices=plan.shadow_prices,
         runner_up=others[0] if others else None,
         alternatives=others,
-        details=_full_graph_details(plan) + _list_details(plan),
+        details=_full_graph_details(plan) + _list_details(plan) + _owner_details(plan),
         estimated=prediction.estimated,
     )
 

@@ -15,10 +15,11 @@ directions of a card follow each other (DEC-84; benchmark `tests.benchmarks.exch
 messages begin with the send: nothing then arrives meanwhile, which would busy a rank's only core.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -33,6 +34,7 @@ from gnnplan.runtime.process import batch_threads
 from gnnplan.runtime.processor import EMULATED, processor_of
 from gnnplan.runtime.stages import Stage
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 RECEIVE_FIRST_BYTES = 1 << 20
 """Size from which a message's time on the link exceeds what is lost at its begin."""
@@ -447,11 +449,23 @@ class Communicator:
 
 
 def job_timeout() -> timedelta | None:
-    """Return the longest wait of the job's own group, which torch hands down to no other group."""
+    """Return the longest wait of the job's own group, which torch hands down to no other group.
+
+    Only torch's private fields hold it: where they are gone, a line says so and None is returned.
+    """
     world: Any = dist.group.WORLD
+    why = "no backend for cpu or cuda"
     for place in ("cpu", "cuda"):
-        with suppress(RuntimeError, AttributeError):
+        try:
             return world._get_backend(torch.device(place)).options._timeout
+        except RuntimeError:  # the group serves no such device
+            continue
+        except AttributeError as error:
+            why = str(error)
+    _log.warning(
+        "the job's longest wait cannot be read from torch %s (%s): groups made later wait torch's "
+        "default", torch.__version__, why,
+    )  # fmt: skip
     return None
 
 

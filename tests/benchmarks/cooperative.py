@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.cost.backends.cooperative import remote_share
+from gnnplan.planner.cost.stages.exchange_gpu import remote_share
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
 from gnnplan.runtime.plan.schema import Sampler

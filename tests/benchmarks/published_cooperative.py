@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gnnplan.planner.candidate import Candidate
-from gnnplan.planner.cost.backends.cooperative import BatchSizes, GpuStep, gpu_batch_seconds
 from gnnplan.planner.cost.stages.all_reduce import gpu_all_reduce
+from gnnplan.planner.cost.stages.exchange_gpu import BatchSizes, GpuStep, gpu_batch_seconds
 from gnnplan.planner.graph_presets import graph_preset
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import load_preset

@@ -8,11 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import numpy as np
-
 from gnnplan.planner.candidate import Candidate, columns_of
 from gnnplan.planner.placement.owned import OWNED
-from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Links, Plan, Strategy
 
 ONE, HOST, HOSTS = "1 GPU", "n GPUs, one host", "n GPUs, several hosts"
@@ -56,8 +53,6 @@ class Mode:
     wants: Callable[[Candidate], bool] = lambda candidate: True
     change: Callable[[Strategy], Strategy] = lambda strategy: strategy
     """Of the planned strategy, where a choice has no setting."""
-    arrays: Callable[[Graph, int], dict[str, Any]] = lambda graph, ranks: {}
-    """Arrays that the changed strategy needs, of the graph and the number of ranks."""
     holds: Callable[[Plan, dict[str, int]], bool] = lambda plan, rows: True
     """What must be so of the plan, and of the rows that were read by source."""
     keeps_lists: tuple[str, ...] = ()
@@ -97,16 +92,6 @@ def _shares(*kinds: str) -> Callable[[Plan, dict[str, int]], bool]:
 
 def _exchanges(strategy: Strategy) -> Strategy:
     return replace(strategy, features=replace(strategy.features, peer_way="exchange"))
-
-
-def _owns_parts(strategy: Strategy) -> Strategy:
-    """Deal nodes to ranks by parts, which the planner never does: it prices owners by hash."""
-    return replace(strategy, owner="partition", partition="contiguous")
-
-
-def _parts_of(graph: Graph, ranks: int) -> dict[str, Any]:
-    nodes = np.arange(graph.num_nodes, dtype=np.int64)
-    return {"partition": (nodes * ranks // graph.num_nodes).astype(np.int32)}
 
 
 def _keeps_none(candidate: Candidate) -> bool:
@@ -366,8 +351,8 @@ MODES = [
     *(
         Mode(
             name="owners by parts", row="cooperative", devices=devices, hosts=hosts,
-            settings={"batching": "cooperative"}, wants=_keeps_none, change=_owns_parts,
-            arrays=_parts_of, holds=_shares("host"),
+            settings={"batching": "cooperative", "owner": "partition"}, wants=_keeps_none,
+            holds=_shares("host"),
         )
         for devices, hosts in ((2, 1), (4, 2))
     ),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gnnplan.planner import pipeline
-from gnnplan.planner.assemble import assemble
+from gnnplan.planner.assemble import assemble, candidate_of
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.errors import SettingsError
@@ -26,6 +26,8 @@ from gnnplan.planner.machine.model import (
 from gnnplan.planner.pipeline import combinations_of, joined_candidates
 from gnnplan.planner.placement.owned import OWNED, owners_of
 from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.queries.explain import explain, render
+from gnnplan.planner.queries.why_not import why_not
 from gnnplan.planner.search.choose import PlacedCandidate
 from gnnplan.planner.search.dimensions.joined_ranks import shares_batches, shares_topology
 from gnnplan.planner.search.search import Search, SearchResult
@@ -398,3 +400,73 @@ def test_two_measured_hosts_are_planned_trained_on_and_compared(
             assert told["measured"] > 0
             with capsys.disabled():
                 sys.stdout.write(f"\n{kind}: {json.dumps(told)}\n")
+
+
+def moved(priced: PlacedCandidate, model: str) -> float:
+    """Bytes of cores, which the hand's table charges nothing for; seconds of GPUs."""
+    found = priced.prediction
+    return sum(found.traffic_bytes.values()) if model == "cores" else found.stages["exchange_rows"]
+
+
+@pytest.mark.parametrize("model", ["cores", "hgx-h100"])
+def test_owners_by_parts_are_priced_beside_the_hash_and_told(
+    model: str, small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that own parts ask each other for fewer rows; a plan says how many."""
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
+    asked = {"batching": "cooperative", "owner": "auto", "devices": 2}
+    if model == "cores":
+        found = search(small_graph, machine(mapped_row=100e-6), monkeypatch, **asked)
+    else:
+        made = pipeline.search_for(small_graph, replace(SETTINGS, **asked), load_preset(model))
+        found = made, made.explore()
+    priced = [p for p in found[1].priced if p.candidate.policy == "none"]
+    hashed, parts = (
+        [p for p in priced if p.candidate.owner == owner] for owner in ("hash", "partition")
+    )
+    assert len(hashed) == len(parts) > 0
+    for one, other in zip(hashed, parts, strict=True):
+        assert replace(other.candidate, owner="hash", partition="none") == one.candidate
+        assert moved(other, model) < moved(one, model)
+        assert "owners" not in one.prediction.provenance
+    chosen, plan = written(found, lambda c: c.owner == "partition", tmp_path / "p")
+    owner = load_array(plan, tmp_path / "p", "partition")
+    assert np.array_equal(owner, found[0].shards_of(chosen.candidate))
+    assert plan.strategy.owner == "partition"
+    assert candidate_of(plan, found[0].settings).owner == "partition"
+    text = render(explain(plan))
+    assert "who owns a node" in text
+    assert "owners by parts (kaminpar), counted on drawn batches: a rank asks others" in text
+    assert any("cooperative batches" in each.name for each in plan.alternatives)
+    kept, owned = written(found, lambda c: c.owner == "partition" and c.policy == OWNED,
+                          tmp_path / "q")  # fmt: skip
+    for rank in range(2):
+        mine = load_array(owned, tmp_path / "q", f"feature_own_ids_{rank}")
+        assert len(mine) == owned.strategy.features.own_rows[rank] > 0
+        assert (owner[mine] == rank).all()
+    assert kept.candidate.owner == "partition"
+
+
+def test_owners_without_a_shared_batch_are_refused_in_one_line(
+    small_graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SettingsError, match="--owner partition: expected batches that ranks share"):
+        replace(SETTINGS, owner="partition", batching="independent")
+    with pytest.raises(SettingsError, match=r"owner partition: .* one device.* leave --owner out"):
+        search(small_graph, machine(), monkeypatch, owner="partition", devices=1)
+
+
+def test_why_not_prices_the_other_owners(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
+    settings = replace(SETTINGS, batching="cooperative", devices=2)
+    plan = pipeline.plan(
+        small_graph.path, settings, machine=load_preset("hgx-h100"), out=tmp_path / "p"
+    )
+    found = why_not(plan, changes=["owner=partition"])
+    assert found.best is not None
+    assert "owners by parts" in found.best.name
+    assert "owners by parts" not in found.chosen.name
+    assert found.stage_seconds["exchange_rows"] < 0
+    assert found.why

@@ -95,7 +95,6 @@ def plan_mode(mode: Mode, graph: Graph, folder: Path) -> Plan:
         for name, use in uses.items()
     }
     prediction = replace(made.prediction, memory_bytes=larger)
-    arrays |= mode.arrays(graph, mode.devices)
     return save_plan(replace(made, strategy=strategy, prediction=prediction), arrays, folder)
 
 

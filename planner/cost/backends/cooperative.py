@@ -3,13 +3,14 @@
 A hash deals the vertices of a global batch, so a rank has 1/P of each hop's. By concavity of f(B) =
 E|S(B)| that is at most what its own batch of B/P seeds would have (formulas 5.7). The price are
 exchanges: ids of every hop to their owners, feature rows back, and hidden rows there and back
-between two layers.
+between two layers. Where parts of the graph deal them, all of that is counted on drawn batches: the
+mean rank computes, the one with most remote rows is waited for in exchanges (DEC-141).
 
 Source: docs/formulas.md 5.6 with [C20]; messages by formulas 8.4 [A4].
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.backends.backend import Parts, Wrapper
@@ -20,10 +21,17 @@ from gnnplan.planner.cost.rates import (
     Rate,
     lookup,
     ranks_here,
-    rate_per_rank,
     readers,
 )
-from gnnplan.planner.cost.request import ITEM_BYTES, Request, row_bytes
+from gnnplan.planner.cost.request import (
+    ITEM_BYTES,
+    Part,
+    Request,
+    part_from,
+    part_of,
+    part_profile,
+    row_bytes,
+)
 from gnnplan.planner.cost.stages.exchange import (
     Exchanges,
     all_to_all,
@@ -34,21 +42,15 @@ from gnnplan.planner.cost.stages.exchange import (
 )
 from gnnplan.planner.cost.stages.exchange_gpu import EXCHANGES, exchange_seconds
 from gnnplan.planner.cost.stages.gather_gpu import (
-    find_routes,
     memory_seconds_per_byte,
     read_seconds,
 )
 from gnnplan.planner.cost.stages.host import hidden_starts, loader_starts, start_seconds
 from gnnplan.planner.cost.stages.sample import (
     HASH_READS,
-    KERNELS_PER_HOP,
-    NEIGHBOUR_BYTES,
-    OFFSETS_BYTES,
-    gpu_sample_seconds,
 )
 from gnnplan.planner.machine.model import MachineModel
-from gnnplan.planner.machine.routes import byte_seconds
-from gnnplan.planner.workload import BatchProfile, SharedBatch, Spread
+from gnnplan.planner.workload import BatchProfile
 from gnnplan.runtime.stages import Stage
 
 ID_BYTES = 8
@@ -59,76 +61,6 @@ MAPS = 2
 """Relabelling tables of a rank beside its samplers': of own and of remote vertices."""
 TABLE_BYTES = 8
 """Bytes of a relabelling table per node of the graph."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """Expected part of one rank in a global batch; lists have one value per hop."""
-
-    own: list[float]
-    """Own vertices up to each hop, seeds first; length L + 1."""
-    edges: list[float]
-    """Edges drawn by each hop; length L."""
-    remote: list[float]
-    """Rows of each hop's block that other ranks own; length L."""
-    asked: list[float]
-    """Ids sent to their owners after each hop; length L."""
-    drawn: list[float]
-    """Distinct sources drawn by each hop; length L."""
-    expanded: list[float]
-    """Own vertices that each hop expands; length L."""
-
-
-def requested_sources(rows: Sequence[float], sources: Sequence[float], num_ranks: int) -> float:
-    """Return the sources of a block that one rank asks other ranks for.
-
-    (1 - 1/P) sum_t 1 - (1 - 1/P)^(m_t)
-
-    m_t `rows` of the whole block draw source t; each row is this rank's with probability 1/P, and t
-    is another's with 1 - 1/P. Where one row draws every source this is [C20]: (1 - 1/P)(|S~| -
-    |S_p|). `sources` counts the sources of each class of m_t.
-
-    Source: docs/formulas.md 5.6, derived for sources that several rows draw.
-
-    >>> requested_sources([1.0], [20_000.0], 4) / 6000  # [C20]: 1000 own of 6000 touched
-    0.625
-    """
-    return (1 - 1 / num_ranks) * drawn_sources(rows, sources, num_ranks)
-
-
-def drawn_sources(rows: Sequence[float], sources: Sequence[float], num_ranks: int) -> float:
-    """Return the distinct sources that one rank's rows draw: sum_t 1 - (1 - 1/P)^(m_t).
-
-    >>> drawn_sources([1.0, 2.0], [8.0, 8.0], 2)
-    10.0
-    """
-    kept = 1 - 1 / num_ranks
-    return sum(n * (1 - kept**m) for m, n in zip(rows, sources, strict=True))
-
-
-def part_of(batch: BatchProfile, shared: SharedBatch, num_ranks: int, *, every_hop: bool) -> Part:
-    """Return one rank's part of a profiled global batch.
-
-    With `every_hop` a hop's block holds that hop's edges alone; else it holds all so far, and no
-    vertex is asked for twice.
-    """
-    own = [v.mean / num_ranks for v in batch.vertices]
-    hops = list(zip(shared.rows, shared.sources, strict=True))
-    remote = [requested_sources(rows, sources, num_ranks) for rows, sources in hops]
-    touched = [drawn_sources(rows, sources, num_ranks) for rows, sources in hops]
-    before = [0.0] * len(hops)
-    return Part(
-        own=own,
-        edges=[e.mean / num_ranks for e in batch.edges],
-        remote=remote,
-        asked=_increments(remote, before if every_hop else [0.0, *remote[:-1]]),
-        drawn=_increments(touched, before if every_hop else [0.0, *touched[:-1]]),
-        expanded=_increments(own[:-1], before if every_hop else [0.0, *own[:-2]]),
-    )
-
-
-def _increments(values: Sequence[float], before: Sequence[float]) -> list[float]:
-    return [max(0.0, a - b) for a, b in zip(values, before, strict=True)]
 
 
 def id_bytes(part: Part, num_ranks: int) -> float:
@@ -144,58 +76,6 @@ def feature_bytes(part: Part, row_bytes: int) -> float:
 def hidden_bytes(part: Part, hidden: int) -> float:
     """Return the bytes of hidden rows and gradients that a rank sends: 2 sum_(l<L) rows h."""
     return 2 * sum(part.remote[:-1]) * hidden * FLOAT_BYTES
-
-
-def part_profile(batch: BatchProfile, part: Part) -> BatchProfile:
-    """Return the part as a batch of its own, as memory and timing take it.
-
-    Sources of the outermost block are all rows that the rank gets, own and remote. Spreads join the
-    batch's, which ranks have in common, and the binomial's of the hash.
-    """
-    num_ranks = batch.vertices[-1].mean / part.own[-1] if part.own[-1] > 0 else 1.0
-    inputs = part.own[-1] + part.remote[-1]
-    return replace(
-        batch,
-        vertices=[*(_dealt(v, num_ranks) for v in batch.vertices[:-1]), _inputs(batch, inputs)],
-        edges=[_dealt(e, num_ranks) for e in batch.edges],
-        block_edges=[_dealt(e, num_ranks) for e in batch.block_edges],
-        last_vertices=_last(batch, num_ranks, inputs),
-        last_edges=[round(n / num_ranks) for n in batch.last_edges],
-    )
-
-
-def _last(batch: BatchProfile, num_ranks: float, inputs: float) -> list[int]:
-    """Return a rank's part of an epoch's last batch."""
-    if not batch.last_vertices:
-        return []
-    *inner, outer = batch.last_vertices
-    return [*(round(n / num_ranks) for n in inner), round(outer * inputs / batch.vertices[-1].mean)]
-
-
-def _dealt(spread: Spread, num_ranks: float) -> Spread:
-    """Return a rank's share of a quantity of the batch, with the hash's variation."""
-    mean = spread.mean / num_ranks
-    hashed = (mean * (1 - 1 / num_ranks)) ** 0.5
-    std = ((spread.std / num_ranks) ** 2 + hashed**2) ** 0.5
-    return Spread(
-        mean=mean,
-        std=std,
-        p99=spread.p99 / num_ranks + 2.33 * hashed,
-        largest=spread.largest / num_ranks + 2.33 * hashed,
-    )
-
-
-def _inputs(batch: BatchProfile, rows: float) -> Spread:
-    """Return the rows of the input buffer, which vary as the batch's input vertices do."""
-    whole = batch.vertices[-1]
-    scale = rows / whole.mean if whole.mean > 0 else 0.0
-    hashed = rows**0.5
-    return Spread(
-        mean=rows,
-        std=((whole.std * scale) ** 2 + hashed**2) ** 0.5,
-        p99=whole.p99 * scale + 2.33 * hashed,
-        largest=whole.largest * scale + 2.33 * hashed,
-    )
 
 
 def exchange_parts(part: Part, row_bytes: int, num_nodes: int) -> dict[str, int]:
@@ -231,7 +111,7 @@ class Cooperative(Wrapper):
 
     def times(self, request: Request, work: RankWork) -> RankTimes:
         """Price a rank's part of the batch, with its exchanges."""
-        part, hidden = part_for(request, work.candidate), request.workload.hidden
+        part, hidden = part_for(request, work.candidate).busiest, request.workload.hidden
         if work.candidate.gpus:
             size = hidden * ITEM_BYTES.get(request.workload.precision, FLOAT_BYTES)
             return gpu_cooperative_times(self.inner.times(request, work), work, part, size)
@@ -251,7 +131,7 @@ class Cooperative(Wrapper):
             super().own_parts(request, candidate, batch, rank, reads_peers=reads_peers),
             request.graph,
         )
-        part, size = part_for(request, candidate), row_bytes(graph)
+        part, size = part_for(request, candidate).busiest, row_bytes(graph)
         if candidate.gpus:
             return parts | gpu_exchange_parts(part, size)
         return parts | exchange_parts(part, size, graph.num_nodes)
@@ -264,13 +144,35 @@ class Cooperative(Wrapper):
         return ranks * (id_bytes(part, ranks) + rows)
 
 
+def owner_words(request: Request, candidate: Candidate) -> dict[str, str]:
+    """Say what parts of the graph deal to ranks, beside what the hash would; else nothing."""
+    owned, profile = request.owned, request.profile
+    if candidate.owner != "partition" or owned is None or profile.shared is None:
+        return {}
+    whole, ranks = profile.batch(request.workload.batch_size), candidate.num_ranks
+    hashed = part_of(whole, profile.shared, ranks, every_hop=request.every_hop)
+    return {
+        "owners": (
+            f"owners by parts ({candidate.partition}), counted on drawn batches: a rank asks "
+            f"others for {owned.remote[-1]:,.0f} rows a batch, the busiest for "
+            f"{owned.remote[-1] * owned.busiest:,.0f}, by hash {hashed.remote[-1]:,.0f}; the "
+            f"fullest owns {owned.fullest:.2f} of the mean"
+        )
+    }
+
+
 def part_for(request: Request, candidate: Candidate) -> Part:
     """Return one rank's part of the request's global batch.
 
     Raises:
         KeyError: it was not profiled.
     """
-    profile = request.profile
+    profile, owned = request.profile, request.owned
+    if candidate.owner == "partition" and owned is not None:
+        return part_from(
+            own=owned.own, edges=owned.edges, remote=owned.remote, touched=owned.touched,
+            every_hop=request.every_hop, counted=owned,
+        )  # fmt: skip
     if profile.shared is None:
         raise KeyError(candidate.num_ranks)
     whole = profile.batch(request.workload.batch_size)
@@ -483,94 +385,7 @@ def _copy_seconds(machine: MachineModel, candidate: Candidate, part: Part, hidde
 
 
 def _imbalance(part: Part, num_ranks: int) -> float:
-    """Return the relative standard deviation of a rank's share of the inputs under the hash."""
+    """Return the relative standard deviation of a rank's share of the inputs."""
+    if part.counted is not None:
+        return part.counted.deviation
     return ((1 - 1 / num_ranks) / part.own[-1]) ** 0.5 if part.own[-1] > 0 else 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchSizes:
-    """Share of a step of one processing element (PE); lists run from the seeds outwards."""
-
-    owned: list[float]
-    """|S_p^l|, l = 0 .. L: vertices that the PE expands; the last is its input set."""
-    asked: list[float]
-    """|S~_p^{l+1}|, l = 0 .. L-1: vertices asked for, own ones included; alone: `owned[1:]`."""
-    edges: list[float]
-    """|E_p^l|, l = 0 .. L-1: edges drawn."""
-    cooperative: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuStep:
-    """Seconds of one step, each stage alone."""
-
-    sample: float
-    features: float
-    exchange: float
-    """Seconds of exchanging activations and gradients, which are part of the published F/B."""
-
-
-def remote_share(owned: float, asked: float, ranks: int) -> float:
-    """Return the share x of the vertices asked for that other PEs own, with owners by hash.
-
-    x = (1 - 1/P) (1 - |S_p^l| / |S~_p^{l+1}|)
-
-    Source: docs/formulas.md 5.6 [C20].
-
-    >>> remote_share(1000.0, 6000.0, 4)
-    0.625
-    """
-    return (1 - 1 / ranks) * (1 - owned / asked) if asked > 0 else 0.0
-
-
-def gpu_batch_seconds(
-    machine: MachineModel,
-    candidate: Candidate,
-    sizes: BatchSizes,
-    *,
-    row_bytes: int,
-    hidden_bytes: int,
-    miss_rate: float,
-    topology: str = "host",
-) -> GpuStep:
-    """Return the seconds to draw one PE's share and to bring its rows, without compute.
-
-    independent  T = sum_l topo(E_p^l(b)) + |S_p^L(b)| (rho c_host + (1 - rho) c_own)
-    cooperative  T = sum_l [topo(E_p^l) + 8 x |S~_p^{l+1}| c_peer] + |S_p^L| (rho' c_host + ...)
-                     + x |S~_p^L| d c_peer + 2 sum_{l<L-1} x |S~_p^{l+1}| h c_peer
-
-    with |S_p^l| = |S^l(P b)| / P of its own, S~ what they ask for, x the share of it owned
-    elsewhere, rho the share of rows that the PE's cache lacks (`miss_rate`), d and h the bytes of a
-    stored row and of a row of activations; all PEs read.
-
-    Source: docs/formulas.md 5.6 [R11], [C20].
-    """
-    ranks = candidate.num_ranks
-    launch = rate_per_rank(machine, MachineTable.GPU_KERNEL, candidate)
-    ids = read_seconds(machine, candidate, NEIGHBOUR_BYTES)
-    offsets = read_seconds(machine, candidate, OFFSETS_BYTES)
-    stored = read_seconds(machine, candidate, row_bytes)
-    sample = gpu_sample_seconds(
-        sum(sizes.edges),
-        sum(sizes.owned[:-1]),
-        KERNELS_PER_HOP * len(sizes.edges),
-        neighbour_seconds=max(ids[topology]),
-        offsets_seconds=max(offsets[topology]),
-        hash_seconds=max(ids["own"]),
-        kernel_seconds=launch,
-    )
-    rows = sizes.owned[-1]
-    features = rows * (miss_rate * max(stored["host"]) + (1 - miss_rate) * max(stored["own"]))
-    features += rows * row_bytes * memory_seconds_per_byte(machine, candidate) + launch
-    if not sizes.cooperative or ranks == 1:
-        return GpuStep(sample=sample, features=features, exchange=0.0)
-    sent = max(byte_seconds(find_routes(machine, candidate).peer).values())
-    wait = EXCHANGES * (ranks - 1) * rate_per_rank(machine, MachineTable.GPU_MESSAGE, candidate)
-    moved = [
-        remote_share(own, asked, ranks) * asked
-        for own, asked in zip(sizes.owned[:-1], sizes.asked, strict=True)
-    ]
-    sample += sum(ID_BYTES * rows * sent + wait for rows in moved)
-    features += moved[-1] * row_bytes * sent + wait
-    exchange = sum(2 * (rows * hidden_bytes * sent + wait) for rows in moved[:-1])
-    return GpuStep(sample=sample, features=features, exchange=exchange)

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.memory import ranks_by_host
-from gnnplan.planner.cost.rates import MachineTable, Rate, measured_collective, rate_per_rank
+from gnnplan.planner.cost.rates import MachineTable, Rate, rate_per_rank
 from gnnplan.planner.cost.stages.exchange_gpu import card_bandwidth
+from gnnplan.planner.cost.stages.host import started_collective
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import Link, MachineModel, Memory, Table
 from gnnplan.planner.machine.routes import Reader, byte_seconds, shortest
@@ -176,7 +177,7 @@ def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: f
     """
     if candidate.num_ranks == 1:
         return Rate(seconds=0.0, spread=0.0, provenance="derived: one rank has nothing to sum")
-    if measured := measured_collective(
+    if measured := started_collective(
         machine, MachineTable.NCCL_ALL_REDUCE, candidate, message_bytes
     ):
         return measured

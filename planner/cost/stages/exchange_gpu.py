@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
 from gnnplan.planner.cost.memory import ranks_by_host
 from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
-from gnnplan.planner.cost.rates import MachineTable, measured_collective, rate_per_rank
+from gnnplan.planner.cost.rates import MachineTable, rate_per_rank
 from gnnplan.planner.cost.stages.gather_gpu import (
     Ground,
+    find_routes,
     ground_of,
     memory_seconds_per_byte,
     read_seconds,
@@ -30,6 +31,13 @@ from gnnplan.planner.cost.stages.host import (
     GATHER_STARTS,
     ROW_STARTS,
     start_seconds,
+    started_collective,
+)
+from gnnplan.planner.cost.stages.sample import (
+    KERNELS_PER_HOP,
+    NEIGHBOUR_BYTES,
+    OFFSETS_BYTES,
+    gpu_sample_seconds,
 )
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.machine.routes import byte_seconds
@@ -65,8 +73,8 @@ def exchange_seconds(
     ranks = len(members)
     if ranks == 1:
         return 0.0
-    measured = measured_collective(machine, MachineTable.NCCL_ALL_TO_ALL, candidate, num_bytes)
-    asked = measured_collective(machine, MachineTable.NCCL_ASKED, candidate, 0.0)
+    measured = started_collective(machine, MachineTable.NCCL_ALL_TO_ALL, candidate, num_bytes)
+    asked = started_collective(machine, MachineTable.NCCL_ASKED, candidate, 0.0)
     if ranks == candidate.num_ranks and measured is not None and asked is not None:
         return measured.seconds + (messages - 1) * asked.seconds / EXCHANGES
     hosts = {
@@ -211,3 +219,92 @@ def add_peer_exchange(work: RankWork, times: RankTimes) -> RankTimes:
         host=device.host + started,
     )
     return replace(times.with_stages(changed), device=busy)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchSizes:
+    """Share of a step of one processing element (PE); lists run from the seeds outwards."""
+
+    owned: list[float]
+    """|S_p^l|, l = 0 .. L: vertices that the PE expands; the last is its input set."""
+    asked: list[float]
+    """|S~_p^{l+1}|, l = 0 .. L-1: vertices asked for, own ones included; alone: `owned[1:]`."""
+    edges: list[float]
+    """|E_p^l|, l = 0 .. L-1: edges drawn."""
+    cooperative: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuStep:
+    """Seconds of one step, each stage alone."""
+
+    sample: float
+    features: float
+    exchange: float
+    """Seconds of exchanging activations and gradients, which are part of the published F/B."""
+
+
+def remote_share(owned: float, asked: float, ranks: int) -> float:
+    """Return the share x of the vertices asked for that other PEs own, with owners by hash.
+
+    x = (1 - 1/P) (1 - |S_p^l| / |S~_p^{l+1}|)
+
+    Source: docs/formulas.md 5.6 [C20].
+
+    >>> remote_share(1000.0, 6000.0, 4)
+    0.625
+    """
+    return (1 - 1 / ranks) * (1 - owned / asked) if asked > 0 else 0.0
+
+
+def gpu_batch_seconds(
+    machine: MachineModel,
+    candidate: Candidate,
+    sizes: BatchSizes,
+    *,
+    row_bytes: int,
+    hidden_bytes: int,
+    miss_rate: float,
+    topology: str = "host",
+) -> GpuStep:
+    """Return the seconds to draw one PE's share and to bring its rows, without compute.
+
+    independent  T = sum_l topo(E_p^l(b)) + |S_p^L(b)| (rho c_host + (1 - rho) c_own)
+    cooperative  T = sum_l [topo(E_p^l) + 8 x |S~_p^{l+1}| c_peer] + |S_p^L| (rho' c_host + ...)
+                     + x |S~_p^L| d c_peer + 2 sum_{l<L-1} x |S~_p^{l+1}| h c_peer
+
+    with |S_p^l| = |S^l(P b)| / P of its own, S~ what they ask for, x the share of it owned
+    elsewhere, rho the share of rows that the PE's cache lacks (`miss_rate`), d and h the bytes of a
+    stored row and of a row of activations; all PEs read.
+
+    Source: docs/formulas.md 5.6 [R11], [C20].
+    """
+    ranks = candidate.num_ranks
+    launch = rate_per_rank(machine, MachineTable.GPU_KERNEL, candidate)
+    ids = read_seconds(machine, candidate, NEIGHBOUR_BYTES)
+    offsets = read_seconds(machine, candidate, OFFSETS_BYTES)
+    stored = read_seconds(machine, candidate, row_bytes)
+    sample = gpu_sample_seconds(
+        sum(sizes.edges),
+        sum(sizes.owned[:-1]),
+        KERNELS_PER_HOP * len(sizes.edges),
+        neighbour_seconds=max(ids[topology]),
+        offsets_seconds=max(offsets[topology]),
+        hash_seconds=max(ids["own"]),
+        kernel_seconds=launch,
+    )
+    rows = sizes.owned[-1]
+    features = rows * (miss_rate * max(stored["host"]) + (1 - miss_rate) * max(stored["own"]))
+    features += rows * row_bytes * memory_seconds_per_byte(machine, candidate) + launch
+    if not sizes.cooperative or ranks == 1:
+        return GpuStep(sample=sample, features=features, exchange=0.0)
+    sent = max(byte_seconds(find_routes(machine, candidate).peer).values())
+    wait = EXCHANGES * (ranks - 1) * rate_per_rank(machine, MachineTable.GPU_MESSAGE, candidate)
+    moved = [
+        remote_share(own, asked, ranks) * asked
+        for own, asked in zip(sizes.owned[:-1], sizes.asked, strict=True)
+    ]
+    sample += sum(ID_BYTES * rows * sent + wait for rows in moved)
+    features += moved[-1] * row_bytes * sent + wait
+    exchange = sum(2 * (rows * hidden_bytes * sent + wait) for rows in moved[:-1])
+    return GpuStep(sample=sample, features=features, exchange=exchange)

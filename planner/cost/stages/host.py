@@ -20,10 +20,10 @@ tests/planner/cost/stages/test_gpu_launches.py, test_gpu_caches.py and test_shar
 all of them again (DEC-114, DEC-127).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gnnplan.planner.candidate import Candidate
-from gnnplan.planner.cost.rates import MachineTable
+from gnnplan.planner.cost.rates import MachineTable, Rate, measured_collective
 from gnnplan.planner.cost.stages.sample import batch_launches
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, sampler_or_unknown
@@ -71,6 +71,21 @@ def start_seconds(machine: MachineModel) -> float:
     if MachineTable.GPU_START in machine.tables:
         return machine.table(MachineTable.GPU_START).at(ranks=1.0)
     return START_PER_KERNEL * machine.table(MachineTable.GPU_KERNEL).at(ranks=1.0)
+
+
+STARTS_MEASURED = {MachineTable.NCCL_ASKED: 2}
+"""Starts of the host within a measured collective, where they are not one."""
+
+
+def started_collective(
+    machine: MachineModel, name: MachineTable, candidate: Candidate, num_bytes: float
+) -> Rate | None:
+    """Look up a measured collective without the host's starts in it, which steps count."""
+    found = measured_collective(machine, name, candidate, num_bytes)
+    if found is None:
+        return None
+    started = STARTS_MEASURED.get(name, 1) * start_seconds(machine)
+    return replace(found, seconds=max(0.0, found.seconds - started))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

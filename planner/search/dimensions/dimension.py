@@ -20,7 +20,7 @@ from gnnplan.planner.machine.model import MachineModel, Table
 from gnnplan.planner.placement.place import CandidatePlacement, Memories
 from gnnplan.planner.placement.policies.policy import Parts
 from gnnplan.planner.settings import PlanSettings
-from gnnplan.planner.workload import Hotness, WorkloadProfile
+from gnnplan.planner.workload import Hotness, OwnedBatch, WorkloadProfile
 from gnnplan.runtime.sampling.memory import BulkBytes
 
 
@@ -66,6 +66,10 @@ class Draws(Protocol):
 
     def clique_hotness(self, cliques: Cliques, parts: NDArray[np.int32]) -> list[Hotness]:
         """Return the hotness of each clique's batches, whose ranks draw seeds of their parts."""
+        ...
+
+    def owned(self, num_ranks: int, name: str) -> OwnedBatch:
+        """Return what a partition of the graph over ranks deals to them of shared batches."""
         ...
 
     def local(self, num_ranks: int, factor: float, own: NDArray[np.int64]) -> LocalBatches | str:
@@ -124,7 +128,9 @@ class SearchInputs:
     """Sizes and sequences of batches; None where only the profile is priced."""
 
     def shards_of(self, candidate: Candidate) -> NDArray[np.int32] | None:
-        """Return the rank that draws each node, where the candidate's ranks draw by a partition."""
+        """Return each node's rank, where ranks draw or own nodes by a partition."""
+        if candidate.owner == "partition" and self.parts is not None:
+            return self.parts(candidate.partition, candidate.num_ranks)
         if candidate.partition == "none" or self.shards is None:
             return None
         return self.shards(candidate.cliques)

@@ -10,11 +10,12 @@ from dataclasses import replace
 from gnnplan.planner.candidate import Candidate, columns_of, in_columns
 from gnnplan.planner.cost.backends.grid import replications
 from gnnplan.planner.cost.memory import gpu_stack_bytes
-from gnnplan.planner.cost.request import seeds_per_rank
+from gnnplan.planner.cost.request import Request, seeds_per_rank
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.placement.owned import OWNED
 from gnnplan.planner.search.dimensions.dimension import (
     Dimension,
+    Draws,
     Omission,
     Proposal,
     ProposalInputs,
@@ -92,6 +93,8 @@ def has_peers(candidate: Candidate) -> bool:
     return any(len(clique) > 1 for clique in candidate.cliques)
 
 
+PARTS = "kaminpar"
+"""Partition that deals nodes to ranks which share a batch: few edges between parts."""
 SHARED_MODELS = ("sage", "gcn", "gat")
 """Models that can stop between two layers to exchange rows."""
 
@@ -106,9 +109,12 @@ class SharedBatch(Dimension):
         return candidate.batching == "cooperative"
 
     def describe(self, candidate: Candidate) -> str:
-        """Say that batches are cooperative."""
-        del candidate
-        return self.name
+        """Say that batches are cooperative, and whether parts of the graph say who owns a node."""
+        return f"{self.name}, owners by parts" if candidate.owner == "partition" else self.name
+
+    def family(self, candidate: Candidate) -> Hashable:
+        """Tell apart owners by a hash and by parts."""
+        return candidate.owner
 
     def propose(self, asked: ProposalInputs, base: Candidate | None) -> Iterator[Proposal]:
         """Yield the same ranks sharing a batch, where they keep no rows of their own."""
@@ -122,13 +128,23 @@ class SharedBatch(Dimension):
             yield self.omit("the profile did not count what ranks would exchange")
         elif base.num_ranks > 1 and not (base.kind == "cuda" and base.threads.sample):
             # GPUs exchange ids, rows and hidden rows on the training thread (DEC-110).
-            yield replace(base, batching="cooperative")
+            shared = replace(base, batching="cooperative")
+            if asked.settings.owner != "partition":
+                yield shared
+            if asked.settings.owner != "hash":
+                yield replace(shared, owner="partition", partition=PARTS)
 
     def normalise(self, candidate: Candidate) -> Candidate:
         """Make batches independent where the placement is not one for owners."""
         if candidate.policy in ("none", OWNED):
             return candidate
-        return replace(candidate, batching="independent")
+        return replace(candidate, batching="independent", owner="hash", partition="none")
+
+    def adapt_request(self, request: Request, candidate: Candidate, draws: Draws | None) -> Request:
+        """Return the request with what the parts of the graph deal to each rank."""
+        if candidate.owner == "hash" or draws is None:
+            return request
+        return replace(request, owned=draws.owned(candidate.num_ranks, candidate.partition))
 
 
 def keep_shared(
@@ -149,9 +165,13 @@ def keep_shared(
     else:
         known = [each.why for each in left_out if each.name == SharedBatch.name]
         why = known[0] if known else "no candidate that shares a batch"
+    owner = asked.settings.owner
+    name, flag = (
+        ("batching cooperative", "--batching") if owner == "hash" else (f"owner {owner}", "--owner")
+    )
     raise SettingsError(
-        f"batching cooperative: expected ranks that can share a batch, found {why}; change that, "
-        "or leave --batching out"
+        f"{name}: expected ranks that can share a batch, found {why}; change that, or leave "
+        f"{flag} out"
     )
 
 

@@ -72,8 +72,9 @@ def propose_first(asked: ProposalInputs) -> Proposals:
         if not candidates:
             why = next((each.why for each in left_out if each.name == Grids.name), "")
             raise no_grids(asked.settings, starts.candidates, why)
-    if asked.settings.batching == "cooperative":
-        candidates = keep_shared(candidates, left_out, asked)
+    if asked.settings.batching == "cooperative" or asked.settings.owner != "hash":
+        shared = keep_shared(candidates, left_out, asked)
+        candidates = shared if asked.settings.batching == "cooperative" else candidates
     return Proposals(candidates=candidates, left_out=left_out)
 
 

@@ -205,8 +205,12 @@ class OwnedRows(RowsDimension):
         memories: Memories,
     ) -> CandidatePlacement:  # fmt: skip
         """Place what fits of each owner's hottest rows."""
-        del search
-        return place_shared(request, candidate, hotness, memories)
+        owner = search.shards_of(candidate)
+        return place_shared(request, candidate, hotness, memories, owner=owner)
+
+    def placement_key(self, candidate: Candidate, memories: Memories) -> Hashable:
+        """Return the room, and who owns the nodes."""
+        return candidate.owner, super().placement_key(candidate, memories)
 
     def least_read_seconds(
         self, candidate: Candidate, placed: CandidatePlacement, hotness: Hotness

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gnnplan.planner.cost.backends.cooperative import part_of, part_profile
-from gnnplan.planner.profile.draw import drawer, last_batch
+from gnnplan.planner.cost.request import part_of, part_profile
+from gnnplan.planner.profile.draw import drawer, last_batch, shared_batch
 from gnnplan.planner.profile.loop import Bench, synthetic_batch
 from gnnplan.planner.profile.model_seconds import timing_request
-from gnnplan.planner.profile.presample import interpolated, presample, shared_batch
+from gnnplan.planner.profile.presample import interpolated, presample
 from gnnplan.planner.profile.protocol import BatchShape
 from gnnplan.planner.profile.timing_process import TimedModel
 from gnnplan.planner.settings import PlanSettings

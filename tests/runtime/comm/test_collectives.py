@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -200,3 +201,24 @@ def test_counts_that_do_not_match_the_ids_are_refused() -> None:
         ids: Any = torch.tensor([4, 2])
         with pytest.raises(ValueError, match="1 counts with sum 2"):
             comm.all_to_all_ids(ids, counts)
+
+
+@pytest.mark.parametrize(
+    ("backend", "found", "said"),
+    [
+        (SimpleNamespace(options=SimpleNamespace(_timeout=timedelta(seconds=7))), 7.0, ""),
+        (SimpleNamespace(), None, "groups made later wait torch's default"),
+    ],
+)
+def test_a_wait_that_torch_hides_is_said(
+    backend: object, found: float | None, said: str,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    world = SimpleNamespace(_get_backend=lambda device: backend)
+    group = SimpleNamespace(group=SimpleNamespace(WORLD=world))
+    monkeypatch.setattr(pairwise, "dist", group)
+    limit = pairwise.job_timeout()
+    assert (limit.total_seconds() if limit else None) == found
+    lines = [each.getMessage() for each in caplog.records]
+    assert len(lines) == (1 if said else 0)
+    assert all(said in line and "\n" not in line for line in lines)

@@ -7,19 +7,19 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from gnnplan.planner.cost.backends.cooperative import (
+from gnnplan.planner.cost.backends.cooperative import feature_bytes, hidden_bytes, id_bytes
+from gnnplan.planner.cost.request import (
     Part,
     drawn_sources,
-    feature_bytes,
-    hidden_bytes,
-    id_bytes,
+    part_from,
     part_of,
     part_profile,
-    remote_share,
     requested_sources,
 )
-from gnnplan.planner.profile.draw import drawer
-from gnnplan.planner.profile.presample import presample, shared_batch, stack_profile
+from gnnplan.planner.cost.stages.exchange_gpu import remote_share
+from gnnplan.planner.partition.partition import partition as parts_of
+from gnnplan.planner.profile.draw import count_owned, drawer, shared_batch
+from gnnplan.planner.profile.presample import presample, stack_profile
 from gnnplan.planner.workload import BatchProfile, SharedBatch
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Plan, Sampler
@@ -95,6 +95,37 @@ def test_bytes_are_those_that_the_runtime_counts(
     ):
         assert np.mean([each[stage] for each in found]) == pytest.approx(expected, rel=0.04), stage
     assert np.mean([each["own"] for each in found]) == pytest.approx(part.own[-1], rel=0.02)
+
+
+def test_bytes_of_owners_by_parts_are_those_that_the_runtime_counts(
+    small_graph: Graph, tmp_path: Path
+) -> None:
+    folder, ranks = tmp_path / "plan", 2
+    owner = parts_of(small_graph.indptr, small_graph.indices, parts=ranks, name="kaminpar",
+                     training=small_graph.train_idx)  # fmt: skip
+    plan = make_cooperative_plan(
+        small_graph, folder, ranks=ranks, batch_size=BATCH, hidden=HIDDEN, fanouts=[6, 4],
+        partition=owner, sampler=Sampler(),
+    )  # fmt: skip
+    draw = drawer(small_graph, plan.workload, plan.strategy.sampler, 1)
+    owned = count_owned((draw(0, step) for step in range(8)), owner, ranks)
+    part = part_from(
+        own=owned.own, edges=owned.edges, remote=owned.remote, touched=owned.touched,
+        every_hop=False, counted=owned,
+    )  # fmt: skip
+    found = counted(small_graph, plan, folder)
+    for stage, expected in (
+        (Stage.EXCHANGE_IDS, id_bytes(part, ranks)),
+        (Stage.EXCHANGE_ROWS, feature_bytes(part, WIDTH_BYTES)),
+        (Stage.HALO_EXCHANGE, hidden_bytes(part, HIDDEN)),
+    ):
+        assert np.mean([each[stage] for each in found]) == pytest.approx(expected, rel=0.04), stage
+    assert np.mean([each["own"] for each in found]) == pytest.approx(part.own[-1], rel=0.02)
+    batch, shared = profiled(small_graph, plan)
+    hashed = part_of(batch, shared, ranks, every_hop=False)
+    assert part.remote[-1] * owned.busiest < 0.8 * hashed.remote[-1]
+    assert owned.fullest >= 1
+    assert part.busiest.remote[-1] == part.remote[-1] * owned.busiest
 
 
 def test_a_share_of_the_batch_is_never_more_than_a_batch_of_its_seeds(small_graph: Graph) -> None:

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from gnnplan.planner.candidate import RankRows
-from gnnplan.planner.cost.backends.cooperative import Part, cooperative_times
+from gnnplan.planner.cost.backends.cooperative import cooperative_times
 from gnnplan.planner.cost.backends.cores import CoresBackend
 from gnnplan.planner.cost.rank_times import RankTimes
+from gnnplan.planner.cost.request import Part
 from gnnplan.planner.cost.stages.exchange import hidden_rows_rate, with_own_share
 from gnnplan.planner.machine.model import MachineModel, Table
 from gnnplan.runtime.plan.schema import Threads

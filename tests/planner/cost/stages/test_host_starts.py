@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from gnnplan.planner.candidate import Candidate, RankRows
-from gnnplan.planner.cost.backends.cooperative import Part, gpu_cooperative_times
+from gnnplan.planner.cost.backends.cooperative import gpu_cooperative_times
 from gnnplan.planner.cost.backends.gpu import GpusBackend
 from gnnplan.planner.cost.rank_times import RankTimes, RankWork
+from gnnplan.planner.cost.request import Part
 from gnnplan.planner.cost.stages.exchange_gpu import exchange_seconds, peer_reads
 from gnnplan.planner.cost.stages.gather_gpu import copy_seconds_per_byte
 from gnnplan.planner.cost.stages.host import hidden_starts, loader_starts, start_seconds

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnnplan.planner.cost.backends.cooperative import remote_share
+from gnnplan.planner.cost.stages.exchange_gpu import remote_share
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Sampler
