@@ -141,7 +141,7 @@ def no_estimate(graph: Graph, settings: PlanSettings) -> str:
         return "a typed graph, whose edge types would all have to be read"
     if work.model not in MODELS:
         return f"model {work.model}, whose work does not follow from its shapes"
-    if settings.batching == "cooperative" or settings.replication is not None:
+    if settings.batching == "cooperative" or settings.owner != "hash" or settings.replication:
         return "ranks that share batches or lists, whose exchanges have to be counted"
     if settings.policy != "auto" and "parts" in find_policy(settings.policy).needs:
         return f"policy {settings.policy}, for which the graph has to be cut into parts"

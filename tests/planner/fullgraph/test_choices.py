@@ -13,13 +13,13 @@ from gnnplan.planner.fullgraph.candidate import Cut, whole_graph_candidate
 from gnnplan.planner.fullgraph.exchange import crossing_sizes, drops_edges
 from gnnplan.planner.fullgraph.formulas import broadcast_bytes, crossing_rows
 from gnnplan.planner.fullgraph.parts import connect_cut, cut_graph
-from gnnplan.planner.fullgraph.plan import check_choices, check_training
+from gnnplan.planner.fullgraph.plan import check_choices
 from gnnplan.planner.fullgraph.price import halo_bytes
 from gnnplan.planner.machine.model import MachineModel, save_machine
 from gnnplan.planner.pipeline import plan
 from gnnplan.planner.probe.presets import find_machine
 from gnnplan.planner.queries.explain import explain, render
-from gnnplan.planner.request import refuse_unused
+from gnnplan.planner.request import check_graph, refuse_unused
 from gnnplan.planner.settings import FULL_GRAPH, PlanSettings, SamplerChoice, change_settings
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import FullGraph, Plan
@@ -176,14 +176,15 @@ def test_slices_of_attention_are_refused() -> None:
 
 USED = {
     "devices", "cores", "hosts", "device_memory_bytes", "host_memory_bytes", "mode",
-    "oversubscribe", "model", "num_layers", "hidden", "heads", "dropout", "learning_rate",
-    "weight_decay", "seed", "allow", *FULL_GRAPH,
+    "oversubscribe", "thorough", "epochs", "model", "num_layers", "hidden", "heads", "dropout",
+    "learning_rate", "weight_decay", "seed", "allow", *FULL_GRAPH,
 }  # fmt: skip
-"""Settings that full-graph training uses; every other is refused where it is changed."""
+"""Settings that full-graph training uses, or has no need of: its parts are always timed whole."""
 OTHER: dict[str, Any] = {
     "sampler": "labor", "policy": "degree", "replication": 2, "other_samplers":
     [SamplerChoice(name="labor")], "sampler_parameters": {"replace": "yes"}, "fanouts": [5, 5, 5],
     "type_fanouts": {"a": [1, 1, 1]}, "batch_size": 7, "shared_host": False,
+    "quick": True,
 }  # fmt: skip
 """Values of settings that have no other word to take."""
 
@@ -199,7 +200,7 @@ def other_value(field: SettingField) -> Any:
 def check(graph: Graph, field: SettingField) -> None:
     changed = change_settings(SETTINGS, {field.name: other_value(field)})
     refuse_unused(changed)
-    check_training(graph, changed)
+    check_graph(graph, changed)
 
 
 REFUSED = [field for field in setting_fields(PlanSettings) if field.name not in USED]
