@@ -260,3 +260,29 @@ def _machine_line(service: Service, name: str) -> str:
         return machine_line(inputs.machine_model(service, name))
     except InputError as error:
         return str(error)
+
+
+@router.get("/reference")
+def show_reference(request: Request, _who: Reader) -> Response:
+    """Show every operation of the REST interface, from its OpenAPI document."""
+    paths: dict[str, dict[str, dict[str, Any]]] = request.app.openapi()["paths"]
+    operations = [
+        {
+            "method": method.upper(),
+            "path": path,
+            "told": operation.get("description") or operation.get("summary") or "",
+            "takes": [each["name"] for each in operation.get("parameters", [])],
+            "body": _body(operation),
+            "answers": sorted(operation["responses"]),
+        }
+        for path, item in paths.items()
+        for method, operation in item.items()
+    ]
+    return page(request, "reference.html", operations=operations)
+
+
+def _body(operation: dict[str, Any]) -> str:
+    """Return the name of what an operation takes as its body; empty for nothing."""
+    content = operation.get("requestBody", {}).get("content", {})
+    kinds = [str(each.get("schema", {}).get("$ref", "JSON")) for each in content.values()]
+    return ", ".join(kind.rpartition("/")[2] for kind in kinds)

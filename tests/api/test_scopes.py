@@ -93,6 +93,7 @@ NEEDS = {
     "GET /plans/{plan}/topology": READ,
     "GET /plans/{plan}/trace.json": READ,
     "POST /plans/{plan}/train": RUN,
+    "GET /reference": READ,
     "GET /runs": READ,
     "GET /runs/compare": READ,
     "GET /runs/{run}": READ,

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -104,11 +105,17 @@ def test_every_page_is_whole(
     assert "workload.seed" in read(client, f"/compare?a={a}&b={b}")
     assert "same plan" in read(client, f"/compare?a={a}&b={a}")
     assert "as long for an epoch" in read(client, f"/compare?a={a}&b={b}")
+    for page in (f"/compare?a={a}&b={b}", "/machines/siton:2"):
+        (file,) = re.findall(r'href="(/v1/[^"]*)" download', client.get(page).text)
+        assert client.get(unescape(file)).json()
     assert "8 GPUs (NVIDIA A100-PCIE-40GB), 4 cliques, 96 cores" in read(client, "/machines")
     assert "PCIe switch" in read(client, "/machines/siton")
     assert "queued" in read(client, "/jobs")
     assert "queued" in read(client, f"/jobs/{job.id}")
     assert small_graph.path.name in read(client, "/plans/new")
+    reference = read(client, "/reference")
+    document = client.get("/openapi.json").json()["paths"]
+    assert all(f"{m.upper()} {path}" in reference for path in document for m in document[path])
     for wrong in (f"/plans/{'0' * 32}", "/machines/nowhere", "/jobs/nothing", "/runs/nothing"):
         assert "Not found" in read(client, wrong, 404)
 
