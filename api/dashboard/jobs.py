@@ -336,7 +336,8 @@ def _left(row: JobRow) -> str:
     """Estimate the time that a running job still takes, from its share; empty where unknown."""
     if row.state != "running" or row.started_seconds is None or row.share < LEAST_SHARE:
         return ""
-    return lasting(row.started_seconds, None, scale=(1.0 - row.share) / row.share)
+    left = lasting(row.started_seconds, None, scale=(1.0 - row.share) / row.share)
+    return "" if left == "0 s" else left
 
 
 def _tiles(

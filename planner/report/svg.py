@@ -164,7 +164,7 @@ def ticks(low: float, high: float) -> list[float]:
     if not high > low:
         return [low]
     step = 10.0 ** math.floor(math.log10((high - low) / MOST_TICKS))
-    step *= next(m for m in (1, 2, 5, 10) if (high - low) / (step * m) <= MOST_TICKS)
+    step *= next(m for m in (1, 2, 2.5, 5, 10) if (high - low) / (step * m) <= MOST_TICKS)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(place * step, 12) for place in range(first, last + 1)]
 
