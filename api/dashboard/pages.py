@@ -69,7 +69,7 @@ def lasting(begun: float | None, ended: float | None, *, scale: float = 1.0) -> 
     """Write the time between two Unix times, or until now, for people; empty before the first.
 
     >>> lasting(0.0, 75.0), lasting(0.0, 3.2), lasting(0.0, 7300.0), lasting(None, None)
-    ('1 min 15 s', '3 s', '2 h 2 min', '')
+    ('1 min 15 s', '3 s', '2 h 1 min', '')
     """
     if begun is None:
         return ""
