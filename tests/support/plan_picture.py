@@ -55,6 +55,11 @@ def answer(text: str) -> str:
     return "\n".join(part for line in lines for part in wrap_line(line, LONGEST))
 
 
+def _still(picture: str) -> str:
+    """A drawing without the words that are shown where it is pointed at."""
+    return re.sub(r'<text class="(?:tip|size hint)".*?</text>', "", picture)
+
+
 def draw(made: Plan) -> str:
     """The picture: what the machine's links carry, the step, and what fills the memories."""
     shown: dict[str, Any] = sections(made, load_preset(MACHINE), None)
@@ -62,7 +67,7 @@ def draw(made: Plan) -> str:
     head = [("name", line) for line in textwrap.wrap(told.summary, 120)]
     head += [("value", f"{render(told).splitlines()[1]}; links in GB/s")]
     top = 12 + 22 * len(head)
-    topology, height = _scaled(str(shown["topology_picture"]), PAD, top, WIDTH - 2 * PAD)
+    topology, height = _scaled(_still(str(shown["topology_picture"])), PAD, top, WIDTH - 2 * PAD)
     left, right, below = PAD, 2 * PAD + half, top + height + 20
     step, first = _placed(str(shown["timeline_picture"]), left, below, half)
     memory, second = _placed(str(shown["memory_picture"]), right, below, half)
