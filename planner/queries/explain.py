@@ -145,7 +145,7 @@ class RunnersUp:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answers:
-    """What an owner of GPUs asks first, answered in a line each; all seconds are predicted."""
+    """What an owner of GPUs asks first, answered in a line each, by the seconds of the model."""
 
     why_so_many: str
     what_fills_memory: str
@@ -297,15 +297,9 @@ def _on_ranks(number: str, best: Alternative) -> str:
 def _some(found: dict[str, Alternative]) -> list[tuple[str, Alternative]]:
     """Return the plan's number of ranks and the powers of two; all where they are few."""
     ordered = sorted(found.items(), key=lambda item: by_number(item[0]))
-    if len(ordered) <= FEW:
+    if len(ordered) <= 5:
         return ordered
     return [(n, a) for n, a in ordered if not a.why or int(n.split()[0]).bit_count() == 1]
-
-
-FEW = 5
-"""Numbers of ranks that are all listed."""
-LARGEST_PARTS = 3
-"""Parts of a memory that its line names."""
 
 
 def _what_fills_memory(plan: Plan) -> str:
@@ -318,7 +312,7 @@ def _what_fills_memory(plan: Plan) -> str:
     words: list[str] = []
     for group in filter(None, groups):
         name, use = min(group.items(), key=lambda item: item[1].headroom)
-        parts = sorted(use.parts.items(), key=lambda item: -item[1])[:LARGEST_PARTS]
+        parts = sorted(use.parts.items(), key=lambda item: -item[1])[:3]
         listed = ", ".join(f"{part} {size_text(size)}" for part, size in parts if size > 0)
         words.append(f"{name} {size_text(use.total)} of {size_text(use.capacity)} ({listed})")
     return "; ".join(words)
@@ -346,7 +340,8 @@ def _what_it_gains(plan: Plan, runners: RunnersUp) -> str:
     """Hold the plan against the plainest way that was priced, and tell how to with one's own."""
     plainest, step = runners.plainest, plan.prediction.step_seconds.value
     epoch = seconds_text(plan.prediction.epoch_seconds.value)
-    own = f"against your own script: time an epoch, this plan's is predicted at {epoch}"
+    known = "estimated" if plan.prediction.estimated else "predicted"
+    own = f"against your own script: time an epoch, this plan's is {known} at {epoch}"
     if plainest is None:
         return f"{ELSEWHERE}; {own}" if not runners.by_ranks else f"no plainer way fits; {own}"
     if not plainest.why or plainest.step_seconds is None or step <= 0:
@@ -354,7 +349,7 @@ def _what_it_gains(plan: Plan, runners: RunnersUp) -> str:
     times = plainest.step_seconds / step
     return (
         f"{times:.1f} times as fast as the plainest way "
-        f"({plainest.name}: {seconds_text(plainest.step_seconds)}, predicted too); {own}"
+        f"({plainest.name}: {seconds_text(plainest.step_seconds)}, {known} too); {own}"
     )
 
 

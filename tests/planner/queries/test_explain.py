@@ -79,6 +79,10 @@ def test_the_gain_is_over_one_rank_that_reads_all_from_the_host(
     assert words.startswith(f"{times:.1f} times as fast")
     assert "predicted" in words
     assert "measured" not in words
+    guessed = replace(made, prediction=replace(made.prediction, estimated=True))
+    words = explain(guessed).answers.what_it_gains
+    assert "estimated too" in words
+    assert "predicted" not in words
 
 
 def test_a_number_of_ranks_that_was_asked_for_says_so(small_graph: Graph, tmp_path: Path) -> None:
