@@ -236,7 +236,7 @@ def first_answer(
 
 
 def mark_estimated(prediction: Prediction) -> Prediction:
-    """Mark a prediction as an estimate, whose intervals are as wide in ratio both ways (DEC-150).
+    """Mark a prediction as an estimate, whose intervals are as wide in ratio both ways (DEC-144).
 
     Of a half-width h of the stages' errors, [t / (1 + h), t (1 + h)]: rates of other machines are
     as likely twice as fast as twice as slow.

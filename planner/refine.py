@@ -3,7 +3,7 @@
     first answer, nothing timed -> worth measuring? -> probe this machine -> profile -> plan
 
 Measuring stops when what is uncertain cannot change the choice by more than the noise, or when it
-has cost a tenth of the training (DEC-152). `planner.pipeline` plans with what it is given.
+has cost a tenth of the training (DEC-146). `planner.pipeline` plans with what it is given.
 """
 
 import time

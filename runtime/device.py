@@ -240,7 +240,7 @@ def machine_fingerprint(facts: dict[str, Any] | None = None) -> str:
 
     Entering facts: processor model, usable cores, memory in whole GiB, huge-page state and the
     versions of torch, numpy and numba in the first `HOST_DIGITS`, names of all GPUs (in any order,
-    also of those that CUDA does not show) in the others. An equal host has the same (DEC-145).
+    also of those that CUDA does not show) in the others. An equal host has the same (DEC-142).
     """
     facts = machine_facts() if facts is None else facts
     host = {name: facts[name] for name in FINGERPRINT_FACTS}

@@ -134,7 +134,7 @@ LIKE = "cpu-2core"
 def machine_at_once() -> MachineModel:
     """Return this machine without measuring it: as it was probed, else at rates of such hardware.
 
-    Its parts are those that the system and NVML name (DEC-151).
+    Its parts are those that the system and NVML name (DEC-145).
 
     Raises:
         MachineError: it was probed here and its GPUs are no longer joined as they were.

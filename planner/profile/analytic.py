@@ -19,7 +19,7 @@ Repeated edges are not taken out, so hubs are a little hotter here than in a gen
 
 From the lengths of a graph's lists alone: nodes of one class have lists of one length, or nearly,
 and edges end at a node in proportion to it, as if a list were as long as the number of lists that
-name the node and neighbours were independent. It is the law of a first answer (DEC-150).
+name the node and neighbours were independent. It is the law of a first answer (DEC-144).
 """
 
 import math
@@ -356,7 +356,7 @@ def read_law(indptr: NDArray[np.int64], training: NDArray[np.int64]) -> GraphLaw
 
 
 LAW_ERROR, REPEATED_ERROR = 0.05, 0.15
-"""Relative standard errors of the law's input vertices (DEC-150), and where a sampler that draws
+"""Relative standard errors of the law's input vertices (DEC-144), and where a sampler that draws
 each vertex once for all lists expands vertices again, whose lists the law takes for new ones."""
 BATCH_DEVIATION, LARGEST = 0.02, 1.3
 """Relative deviation of a batch's sizes, and its largest size over the mean, which memory holds."""

@@ -68,7 +68,7 @@ GPU_VERSION = 2
 LEAST_VALUE = 1e-9
 """Least value of a table, whose values are positive."""
 PROCESS = ProcessCost(start_seconds=4.0, resident_bytes=323_000_000, launcher_bytes=226_000_000)
-"""What a rank costs where nothing was measured: torch and numba imported (DEC-151)."""
+"""What a rank costs where nothing was measured: torch and numba imported (DEC-145)."""
 GPU_DRAWN = 0.5
 """Share of a GPU profile's progress that is drawing; the rest is timing."""
 

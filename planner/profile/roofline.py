@@ -5,7 +5,7 @@
 F is the rate of float32 products, or of TF32's where they are asked for and known, B the bandwidth
 of the GPU's memory, K what the host starts for a step and t_s its seconds of one start
 (cost.stages.host): it starts kernels while the GPU works.
-On p cores of a rank, at the rates of such hardware (probe/parts/effects.yaml, DEC-151):
+On p cores of a rank, at the rates of such hardware (probe/parts/effects.yaml, DEC-145):
 
     T = pace * sum over operations of t_o + max(flops / F, bytes / B) / p^e
 
@@ -239,9 +239,9 @@ def roofline_timing(
 
 
 LOOP = LoopOverhead(seeds=3.3e-5, labels=3.5e-5, between=1.4e-4)
-"""Seconds between the stages of a step, as cores of servers take (DEC-151)."""
+"""Seconds between the stages of a step, as cores of servers take (DEC-145)."""
 FITTED_MODEL = "sage"
-"""Model whose steps the rates of cores were fitted to; others have the wider interval (DEC-151)."""
+"""Model whose steps the rates of cores were fitted to; others have the wider interval (DEC-145)."""
 UPDATE_OPERATIONS = 4
 """Operations of torch that an update by Adam takes on cores."""
 

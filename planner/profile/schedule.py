@@ -93,7 +93,7 @@ def time_all(
 
     Every batch size is visited once, however little time there is. `team` has as many processes as
     the most ranks; `clock` returns monotonic seconds. With `enough`, no round is begun
-    once no way to share the cores can save more than that share of the shortest step (DEC-152).
+    once no way to share the cores can save more than that share of the shortest step (DEC-146).
     """
     say, until, batches = (
         progress or silent,
