@@ -431,7 +431,9 @@ def test_owners_by_parts_are_priced_beside_the_hash_and_told(
         assert "owners" not in one.prediction.provenance
     chosen, plan = written(found, lambda c: c.owner == "partition", tmp_path / "p")
     owner = load_array(plan, tmp_path / "p", "partition")
-    assert np.array_equal(owner, found[0].shards_of(chosen.candidate))
+    dealt = found[0].shards_of(chosen.candidate)
+    assert dealt is not None
+    assert np.array_equal(owner, dealt)
     assert plan.strategy.owner == "partition"
     assert candidate_of(plan, found[0].settings).owner == "partition"
     text = render(explain(plan))

@@ -66,7 +66,7 @@ def hold(made: Plan, name: str) -> None:
     """The plan trains as asked, and says so."""
     changes, wanted, statistics, words = CHOICES[name]
     found = made.strategy.full_graph
-    free = {"rounding": found.rounding, "draws": found.draws}
+    free: dict[str, Any] = {"rounding": found.rounding, "draws": found.draws}
     if changes.get("first_layer") is None:
         free["precompute_first_layer"] = found.precompute_first_layer
     free |= {key: changes[key] for key in ("draws", "rounding") if key in changes}

@@ -75,6 +75,12 @@ def assert_same(found: Any, expected: Any) -> None:
             np.testing.assert_array_equal(mine.weight.cpu().numpy(), theirs.weight)
 
 
+def _lists(loader: PlannedLoader) -> Any:
+    drawing = loader.topology
+    assert isinstance(drawing, loader_device_sample.DeviceSampleStage)
+    return drawing.sampler.topology
+
+
 PLANS: dict[str, dict[str, Any]] = {
     "host": {},
     "every_hop": {"dialect": "every_hop", "own_rows": 100},
@@ -277,9 +283,7 @@ def test_a_loader_over_other_seeds_draws_from_the_same_lists(
     host = host_loader(tiny_graph, tmp_path / "plan")
     over = {"batch_size": 20, "num_neighbors": fanouts}
     held, expected = loader.over("val", **over), host.over("val", **over)
-    for drawing in (loader.topology, held.topology):
-        assert isinstance(drawing, loader_device_sample.DeviceSampleStage)
-    lists, lent = loader.topology.sampler.topology, held.topology.sampler.topology
+    lists, lent = _lists(loader), _lists(held)
     assert lent.indices is lists.indices
     assert lent.counts is not lists.counts
     for found, other in zip(held, expected, strict=True):

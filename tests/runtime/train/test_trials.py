@@ -175,7 +175,7 @@ def test_an_error_under_a_plan_on_trial_is_not_final(tmp_path: Path) -> None:
 def test_plans_that_train_otherwise_are_refused(
     small_graph: Graph, plans: list[Path], tmp_path: Path, way: dict[str, Any]
 ) -> None:
-    other = make_plan(small_graph, tmp_path / "other", **SETTINGS | way)
+    other = make_plan(small_graph, tmp_path / "other", **{**SETTINGS, **way})
     with pytest.raises(InputError, match=r"^trials: expected plans that train the same, found"):
         check_alike([load_plan(plans[0]), other])
 
@@ -189,7 +189,7 @@ def test_turns_that_cannot_be_are_refused(turns: list[int]) -> None:
 def test_a_run_resumes_under_its_own_plans_alone(
     small_graph: Graph, plans: list[Path], tmp_path: Path
 ) -> None:
-    other = make_plan(small_graph, tmp_path / "other", **SETTINGS | {"hidden": 8})
+    other = make_plan(small_graph, tmp_path / "other", **{**SETTINGS, "hidden": 8})
     write_trials(tmp_path / "run", plans)
     with pytest.raises(PlanError, match=f"found {other.plan_id[:12]}"):
         train(tmp_path / "other", tmp_path / "run")
