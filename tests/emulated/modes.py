@@ -261,7 +261,6 @@ MODES = [
     Mode(
         name="peers exchanged ahead", row="rows", settings={"policy": "legion", "workload": LARGER},
         room_rows=150, wants=_ahead, change=_exchanges_ahead, holds=_reads("own", "peer"),
-        quick=True,
     ),
     Mode(
         name="two hosts", row="rows", devices=4, hosts=2, settings={"policy": "song-jiang"},
@@ -270,7 +269,6 @@ MODES = [
     *(
         Mode(
             name=lists, row="topology", devices=devices, hosts=hosts, wants=_topology(lists),
-            quick=(lists, devices) == ("replicated", 2),
         )
         for lists in ("host", "replicated")
         for devices, hosts in ((1, 1), (2, 1), (4, 2))

@@ -1,6 +1,5 @@
 """Plans for GPUs that are not here: whole folders from presets, marked as predicted."""
 
-import functools
 import json
 import warnings
 from dataclasses import replace
@@ -15,7 +14,6 @@ from gnnplan.planner.cli.main import main
 from gnnplan.planner.cost.memory import live_batches
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
 from gnnplan.planner.pipeline import plan
-from gnnplan.planner.placement.downsample import downsample_hotness
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.queries.explain import explain, render
 from gnnplan.planner.settings import PlanSettings
@@ -258,9 +256,7 @@ def test_a_plan_made_on_vertices_that_stand_for_others_places_all_of_them(
     room = budget(graph, tmp_path / "q", "siton", 8, 700)
     asked = {"devices": 8, "device_memory_bytes": room, "policy": policy}
     exact = make(graph, tmp_path / "exact", "siton", **asked)
-    monkeypatch.setattr(
-        pipeline, "downsample_hotness", functools.partial(downsample_hotness, enough=700)
-    )
+    monkeypatch.setattr(pipeline, "ENOUGH", 700)
     made = make(graph, tmp_path / "p", "siton", **asked)
     assert load_plan(tmp_path / "p", verify_arrays=True) == made
     assert "one of every 7 vertices" in made.certificate.status

@@ -64,7 +64,7 @@ def test_a_slice_is_planned_with_its_own_memory() -> None:
     assert [gpu.uuid for gpu in machine.gpus] == [slice_uuid(0, 0)]
     (note,) = [n for n in found.notes if "MIG" in n]
     assert "40.0 GiB of 80.0 GiB" in note
-    assert "1 other GPUs and 1 slices are left out" in note
+    assert "1 other GPUs and 1 slice are left out" in note
     assert not [fault for fault in faults(found) if fault.check == "mig"]
 
 
