@@ -269,6 +269,7 @@ MODES = [
     *(
         Mode(
             name=lists, row="topology", devices=devices, hosts=hosts, wants=_topology(lists),
+            quick=(lists, devices) == ("replicated", 2),
         )
         for lists in ("host", "replicated")
         for devices, hosts in ((1, 1), (2, 1), (4, 2))
@@ -278,7 +279,7 @@ MODES = [
             name=name, row="topology", devices=devices, hosts=hosts,
             settings={"topology": lists, "policy": "degree"}, room_rows=30,
             wants=_topology("cached"), keeps_lists=kinds,
-            quick=lists == "clique" and (devices, hosts) == (2, 1), holds=_reads("own", "host"),
+            holds=_reads("own", "host"),
         )
         for name, lists, devices, hosts, kinds in LISTS
     ),

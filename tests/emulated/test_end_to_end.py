@@ -120,7 +120,7 @@ def test_a_plan_is_trained_killed_resumed_and_compared(
     capsys.readouterr()
     assert main(["explain", str(plan)]) == 0
     assert "2 emulated GPUs" in capsys.readouterr().out
-    whole = train(plan, tmp_path / "whole")
+    whole = train_on_ranks(plan, epochs=2, checkpoint_every_steps=EVERY)
     found = train(plan, tmp_path / "run", progress=killer(tmp_path / "run", 1))
     assert_resumed(found, whole)
     assert EMULATED_NOTE in found.notes

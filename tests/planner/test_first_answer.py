@@ -202,7 +202,13 @@ def test_a_known_pace_narrows_the_interval_and_scales_the_model(rmat: Graph, tmp
     assert b.step_seconds.high / b.step_seconds.value < a.step_seconds.high / a.step_seconds.value
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in MACHINES.glob("*.json")))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(each, marks=[] if each == "bridged-pairs" else [pytest.mark.slow])
+        for each in sorted(path.stem for path in MACHINES.glob("*.json"))
+    ],
+)
 def test_gpus_that_the_driver_names_are_planned_at_the_rates_of_their_parts(
     monkeypatch: pytest.MonkeyPatch, rmat: Graph, tmp_path: Path, name: str
 ):

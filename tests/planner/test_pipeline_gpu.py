@@ -64,7 +64,7 @@ def budget(graph: Graph, out: Path, machine: str, devices: int, rows: int) -> in
 
 @pytest.mark.parametrize(
     ("machine", "cliques"),
-    [("siton", 4), ("dgx-v100", 2)],
+    [("siton", 4), pytest.param("dgx-v100", 2, marks=pytest.mark.slow)],
 )
 def test_a_plan_on_all_gpus_names_devices_cliques_and_every_stage(
     graph: Graph, tmp_path: Path, machine: str, cliques: int
@@ -248,7 +248,11 @@ def test_the_command_plans_for_a_preset(
 
 @pytest.mark.parametrize(
     "policy",
-    ["auto", "song-jiang", pytest.param("joint", marks=pytest.mark.slow), "degree", "random"],
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("auto", "joint", "random")),
+        "song-jiang",
+        "degree",
+    ],
 )
 def test_a_plan_made_on_vertices_that_stand_for_others_places_all_of_them(
     graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str

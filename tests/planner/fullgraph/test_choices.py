@@ -79,7 +79,7 @@ def hold(made: Plan, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHOICES)
-@pytest.mark.parametrize("machine", ["cores", "two hosts"])
+@pytest.mark.parametrize("machine", ["cores", pytest.param("two hosts", marks=pytest.mark.slow)])
 def test_cores_are_planned_as_asked(
     name: str, machine: str, small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
