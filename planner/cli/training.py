@@ -192,7 +192,7 @@ def train_command(
         return
     else:
         load_plan(plan)  # what is none is refused before anything heavy is imported
-    with training_events(as_json) as on_event:
+    with training_events(as_json, options.epochs) as on_event:
         if server is not None:
             report = remote.train(server, plan, options, on_event)
         elif executor == "ray":
@@ -227,7 +227,7 @@ def print_trained(report: "RunReport", plan: Path, *, as_json: bool) -> None:
 
 
 @contextmanager
-def training_events(as_json: bool) -> Generator[Callable[[dict[str, object]], None]]:
+def training_events(as_json: bool, epochs: int) -> Generator[Callable[[dict[str, object]], None]]:
     """Print a run's epochs and warnings, with a bar; gives what is called with each event."""
     screen = console(as_json)
     with progress_bar("train") as progress:
@@ -235,9 +235,9 @@ def training_events(as_json: bool) -> Generator[Callable[[dict[str, object]], No
         def on_event(event: dict[str, object]) -> None:
             if line := event_line(event):
                 screen.print(line, markup=False)
-            share = event.get("share")
-            if isinstance(share, float):
-                progress(f"epoch {event.get('epoch')}", share)
+            epoch, share = event.get("epoch"), event.get("share")  # the share is the epoch's
+            if isinstance(epoch, int) and isinstance(share, float):
+                progress(f"epoch {epoch}", (epoch + share) / epochs)
 
         yield on_event
 
@@ -271,7 +271,7 @@ def train_dataset(
             say(found)
         else:
             say(f"{len(found.plans)} plans are tried in the first {found.num_steps} steps")
-    with training_events(as_json) as on_event:
+    with training_events(as_json, options.epochs) as on_event:
         report = train_and_keep(out, trials, progress=on_event, say=say, **asdict(options))
     from gnnplan.planner.queries.compare import compare
 

@@ -174,7 +174,7 @@ def kept_line(found: TuneResult, step: int) -> str:
     kept, first = rows[found.kept], rows[found.model_choice]
     line = f"after {step} steps: kept {found.kept}, measured {kept.median * 1e3:.3g} ms per step"
     if found.kept == found.model_choice:
-        return f"{line}, the first answer; {len(rows) - 1} others were not faster"
+        return f"{line}, the first answer; no other of {len(rows)} was faster"
     return f"{line}; the first answer took {first.median * 1e3:.3g} ms: {found.model_choice}"
 
 
