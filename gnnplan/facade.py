@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine import MachineModel
 from gnnplan.planner.progress import Progress
 from gnnplan.planner.settings import PlanSettings, change_settings
@@ -71,12 +72,28 @@ def explain(plan: str | Path) -> str:
     return render(find_reasons(load_plan(Path(plan))))
 
 
-def train(plan: str | Path, *, epochs: int = 1, **options: Any) -> RunReport:
-    """Train by a plan on its ranks, in processes of their own; wait until they have ended.
+def train(
+    plan: str | Path,
+    *,
+    epochs: int = 1,
+    out: str | Path | None = None,
+    machine: str | None = None,
+    settings: PlanSettings | None = None,
+    say: Callable[[str], None] = print,
+    **options: Any,
+) -> RunReport:
+    """Train by a plan, or plan a dataset and train it; wait until all processes have ended.
+
+    A dataset is trained under its first answer at once; the next candidates are tried meanwhile for
+    some steps each, and the fastest is kept.
 
     Args:
-        plan: plan folder.
+        plan: plan folder, or dataset folder.
         epochs: passes over the training nodes.
+        out: plan folder to write for a dataset; None: NAME-plan here.
+        machine: of a dataset: a preset's name or a machine file; None: this one.
+        settings: of a dataset: what is to be trained and what may be used; None: the defaults.
+        say: called with lines on a dataset's plans.
         options: further arguments of `gnnplan.runtime.launch.launch.train`, such as `resume=True`.
 
     Returns:
@@ -84,8 +101,27 @@ def train(plan: str | Path, *, epochs: int = 1, **options: Any) -> RunReport:
 
     Raises:
         PlanError: the plan is damaged, or names another graph or machine.
+        SettingsError: planning arguments beside a plan, or values that cannot be.
+        DatasetError: the dataset is damaged or inconsistent.
         WorkerFailed: a rank failed or hung; the text names the cause.
     """
+    from gnnplan.runtime.graph.format import META_FILE
+
+    place = Path(plan)
+    if (place / META_FILE).is_file():
+        from gnnplan.planner.queries.tuned import train_dataset
+
+        wanted = Path(f"{place.resolve().name}-plan") if out is None else Path(out)
+        asked = {"progress": lambda _: None, **options}
+        return train_dataset(
+            place, settings or PlanSettings(), machine=machine, out=wanted, epochs=epochs, say=say,
+            **asked,
+        )  # fmt: skip
+    if out is not None or machine is not None or settings is not None:
+        raise SettingsError(
+            f"{place}: expected out, machine and settings for a dataset alone, found them beside a "
+            "plan; leave them out, or name the dataset"
+        )
     from gnnplan.runtime.launch.launch import train as start_training
 
-    return start_training(Path(plan), epochs=epochs, **options)
+    return start_training(place, epochs=epochs, **options)

@@ -13,16 +13,17 @@ from pathlib import Path
 
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel
-from gnnplan.planner.pipeline import Draft, draft, plan, searches_for, write_draft
+from gnnplan.planner.pipeline import Draft, draft, first_answer, plan, searches_for, write_draft
 from gnnplan.planner.probe.presets import (
     choose_machine,
+    find_machine,
     known_machine,
     machine_at_once,
     with_pace,
 )
 from gnnplan.planner.progress import Progress, onward, portion, silent
 from gnnplan.planner.queries.explain import explain, seconds_text
-from gnnplan.planner.request import check_output, no_estimate
+from gnnplan.planner.request import check_output, check_request, no_estimate
 from gnnplan.planner.search.samplers import with_samplers
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.device import machine_fingerprint
@@ -190,3 +191,23 @@ def change_words(first: Plan, made: Plan) -> str:
         f"{kept}; step {seconds_text(new.value)} ({seconds_text(new.low)} to "
         f"{seconds_text(new.high)}), {inside} the estimate of {seconds_text(old.value)}"
     )
+
+
+def answer_first(
+    graph_folder: Path,
+    settings: PlanSettings,
+    *,
+    machine: str | None,
+    out: Path,
+    progress: Progress | None = None,
+    say: Say = print,
+) -> Plan:
+    """Write the plan that training starts under: a first answer, or a plan where none is built."""
+    check_request(graph_folder, settings, out=out, machine=machine)
+    found = None if machine is None else find_machine(machine)
+    try:
+        return first_answer(graph_folder, settings, machine=found, out=out, progress=progress)
+    except SettingsError:  # it takes timings: a whole graph, or a model of the user's
+        return plan_in_time(
+            graph_folder, settings, machine=machine, out=out, progress=progress, say=say
+        )

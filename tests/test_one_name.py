@@ -80,10 +80,20 @@ plan = gnnplan.plan({graph!r}, "plan", machine="cpu-2core", devices=1, batch_siz
 assert (plan.num_ranks, plan.workload.batch_size) == (1, 32)
 print(gnnplan.explain("plan"))
 print("loss", gnnplan.train("plan", epochs=1, force=True).epochs[0].loss)
+report = gnnplan.train({graph!r}, out="tried", epochs=2, settings=gnnplan.PlanSettings(devices=1))
+print("epochs", len(report.epochs))
 """
     done = run(project, code)
     assert done.returncode == 0, done.stderr
     assert "loss " in done.stdout
+    assert "first answer: " in done.stdout
+    assert "epochs 2" in done.stdout
+    assert (project / "tried" / "report.json").exists()
+
+
+def test_planning_arguments_beside_a_plan_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="expected out, machine and settings for a dataset"):
+        product.train(tmp_path, machine="hgx-h100")
 
 
 def test_the_folder_of_the_repository_and_the_installed_name_give_one_module(

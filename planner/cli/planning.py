@@ -107,25 +107,6 @@ def plan_here(
     print_plan(result, output, as_json=as_json)
 
 
-def answer_first(graph: Path, settings: PlanSettings, *, machine: str | None, out: Path) -> Plan:
-    """Write the plan that training starts under: a first answer, where one is built."""
-    from gnnplan.planner.request import check_request
-
-    check_request(graph, settings, out=out, machine=machine)
-    from gnnplan.planner.pipeline import first_answer
-    from gnnplan.planner.probe.presets import find_machine
-    from gnnplan.planner.refine import plan_in_time
-
-    found = None if machine is None else find_machine(machine)
-    with progress_bar("plan") as progress:
-        try:
-            return first_answer(graph, settings, machine=found, out=out, progress=progress)
-        except SettingsError:  # it takes timings: a whole graph, or a model of the user's
-            return plan_in_time(
-                graph, settings, machine=machine, out=out, progress=progress, say=print_aside
-            )
-
-
 def print_aside(words: str) -> None:
     """Print a line to stderr, beside what stdout carries."""
     print_text(words, as_json=True)

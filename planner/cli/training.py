@@ -29,10 +29,11 @@ from gnnplan.planner.cli.common import (
 )
 from gnnplan.planner.cli.remote import ServerOption
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.queries.tuned import TuneRequest, TuneResult, train_and_keep
+from gnnplan.planner.queries.tuned import TuneRequest, TuneResult, train_and_keep, train_dataset
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.codec import write_text_atomically
 from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.graph.format import META_FILE
 from gnnplan.runtime.launch.config import TrainOptions, read_trials
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
@@ -41,10 +42,6 @@ from gnnplan.runtime.plan.setting import Setting, flat_values
 if TYPE_CHECKING:
     from gnnplan.planner.queries.compare import Comparison
     from gnnplan.runtime.report import RunReport
-
-
-DATASET_FILE = "graph.json"
-"""File that tells a dataset from a plan."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,8 +148,9 @@ def train_command(
     """Train under a plan on its ranks; writes report.json and the run into the plan folder.
 
     A dataset is planned first, by the flags of `gnnplan plan`, into --output (NAME-plan here). Then
-    training tries the next candidates for some steps each and keeps the fastest. For a plan of
-    several hosts, run the same command on each with its own --node-rank.
+    training of ten minutes or more (--thorough: any) tries the next candidates for some steps each
+    and keeps the fastest. For a plan of several hosts, run the same command on each with its own
+    --node-rank.
     """
     check_trace_file(trace)
     elsewhere = {
@@ -162,10 +160,10 @@ def train_command(
         "--node-rank": hosts.node_rank != 0,
         "--hosts": (settings.hosts or 1) > 1,
     }
-    if (plan / DATASET_FILE).is_file():
+    if (plan / META_FILE).is_file():
         _refuse_flags(plan, elsewhere)
         out = job.output or Path(f"{plan.resolve().name}-plan")
-        report = train_dataset(plan, settings, options, machine=machine, out=out, as_json=as_json)
+        report = train_here(plan, settings, options, machine=machine, out=out, as_json=as_json)
         if trace is not None:
             write_trace(trace, load_plan(out), report)
         print_trained(report, out, as_json=as_json)
@@ -242,7 +240,7 @@ def training_events(as_json: bool, epochs: int) -> Generator[Callable[[dict[str,
         yield on_event
 
 
-def train_dataset(
+def train_here(
     graph: Path,
     settings: PlanSettings,
     options: TrainOptions,
@@ -251,33 +249,22 @@ def train_dataset(
     out: Path,
     as_json: bool,
 ) -> "RunReport":
-    """Train under the first answer, try the next candidates meanwhile, and keep the fastest."""
+    """Plan and train a dataset, and print what is said of it."""
     screen = console(as_json)
 
     def say(line: str) -> None:
         screen.print(line, markup=False, soft_wrap=True)
 
-    trials = None
-    if not (options.resume and (out / "run").is_dir()):
-        from gnnplan.planner.cli.planning import answer_first
-
-        made = answer_first(graph, settings, machine=machine, out=out)
-        say(f"first answer: {seconds_text(made.prediction.step_seconds.value)} per step, in {out}")
-        from gnnplan.planner.queries.tune import plan_trials
-
-        found = plan_trials(out, options.epochs)
-        trials = None if isinstance(found, str) else found
-        if isinstance(found, str):
-            say(found)
-        else:
-            say(f"{len(found.plans)} plans are tried in the first {found.num_steps} steps")
-    with training_events(as_json, options.epochs) as on_event:
-        report = train_and_keep(out, trials, progress=on_event, say=say, **asdict(options))
+    with progress_bar("plan") as planning, training_events(as_json, options.epochs) as on_event:
+        report = train_dataset(
+            graph, settings, machine=machine, out=out, planning=planning, progress=on_event,
+            say=say, **asdict(options),
+        )  # fmt: skip
     from gnnplan.planner.queries.compare import compare
 
     plan = load_plan(out)
     for note in _add_factors(plan, report, compare(plan, report)).notes:
-        screen.print(f"note: {note}", markup=False, soft_wrap=True)
+        say(f"note: {note}")
     return report
 
 
@@ -302,7 +289,7 @@ def _refuse_settings(plan: Path, settings: PlanSettings, machine: str | None) ->
     if flags or machine is not None:
         raise SettingsError(
             f"{plan}: expected planning flags for a dataset alone, found "
-            f"{', '.join(flags or ['--machine'])} and no {DATASET_FILE}; name the dataset, or plan "
+            f"{', '.join(flags or ['--machine'])} and no {META_FILE}; name the dataset, or plan "
             "again with them"
         )
 

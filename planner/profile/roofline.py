@@ -38,10 +38,12 @@ from gnnplan.planner.workload import (
     WorkloadProfile,
 )
 from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.models import product_comes_first
 from gnnplan.runtime.plan.schema import Workload
 
 FLOAT_BYTES = 4
 INDEX_BYTES = 4
+HALVES = ("bfloat16", "float16")
 KNOWN_MODELS = ("sage", "gcn", "gat", "rgcn")
 OPTIMIZER_PASSES = 7
 """Reads of parameter, gradient and two moments; writes of all but the gradient."""
@@ -97,36 +99,51 @@ def elementwise(rows: float, columns: int, passes: int = 2) -> Operation:
     return Operation(flops=size, moved_bytes=passes * size * FLOAT_BYTES)
 
 
-def layer_operations(model: str, shape: LayerShape) -> Iterator[Operation]:
+def layer_operations(
+    model: str, shape: LayerShape, *, product_first: bool | None = None
+) -> Iterator[Operation]:
     """Yield the kernels of one layer, forward and backward.
 
-    sage aggregates its inputs and multiplies twice (neighbours, self), rgcn once for each relation
-    and once for self; gcn and gat multiply all sources and aggregate the products; gat also scores
-    each edge for every head.
+    sage and rgcn also multiply their own rows, rgcn once for each relation; gat scores each edge
+    for every head. Sums are taken before the product or, with `product_first`, after it; None: as
+    the model is written, sage and rgcn before, gcn and gat after.
     """
     a, b = shape.in_dim, shape.out_dim
-    if model in ("sage", "rgcn"):
-        yield aggregation(shape, a)
-        for _ in range(shape.relations + 1):
-            yield product(shape.num_dst, a, b)
-            yield product(shape.num_dst, a, b)  # gradient of the weights
-            if not shape.inputs:
-                yield product(shape.num_dst, b, a)  # gradient of the rows
+    own = model in ("sage", "rgcn")
+    if product_first is None:
+        product_first = not own
+    rows, summed = (shape.num_src, b) if product_first else (shape.num_dst, a)
+    multiplied = [rows] * (shape.relations if own else 1) + [shape.num_dst] * own
+    for size in multiplied:
+        yield product(size, a, b)
+        yield product(size, a, b)  # gradient of the weights
         if not shape.inputs:
-            yield aggregation(shape, a)
-    else:
-        yield product(shape.num_src, a, b)
-        yield product(shape.num_src, a, b)
-        if not shape.inputs:
-            yield product(shape.num_src, b, a)
-        yield aggregation(shape, b)
-        yield aggregation(shape, b)
+            yield product(size, b, a)  # gradient of the rows
+    yield aggregation(shape, summed)
+    if product_first or not shape.inputs:
+        yield aggregation(shape, summed)
     if model == "gat":
         for _ in ("scores", "softmax", "softmax backward", "scores backward"):
             yield elementwise(shape.num_edges, shape.heads, passes=4)
         yield elementwise(shape.num_src, b)
     yield elementwise(shape.num_dst, b)  # bias and activation
     yield elementwise(shape.num_dst, b, passes=3)  # their backward
+
+
+def multiplies_first(workload: Workload, shape: LayerShape, device: str) -> bool:
+    """Return whether the layer multiplies before it sums, as the runtime decides on a `device`."""
+    if workload.model == "gat" or workload.precision in HALVES:
+        return True
+    return product_comes_first(
+        shape.num_src,
+        shape.num_dst,
+        shape.num_edges / (shape.relations if workload.model == "rgcn" else 1),
+        shape.in_dim,
+        shape.out_dim,
+        device=device,
+        trains=True,
+        inner=not shape.inputs,
+    )
 
 
 def num_parameters(model: str, widths: Sequence[tuple[int, int, int]], relations: int = 1) -> int:
@@ -209,7 +226,7 @@ def roofline_timing(
     )
 
     def worked(scale: float) -> float:
-        operations = _operations(workload, batch, widths, in_dim, scale)
+        operations = _operations(workload, batch, widths, in_dim, scale, "cuda")
         return sum(rate.seconds(each) for each in operations)
 
     seconds = [max(started, worked(scale)) for scale in scales]
@@ -230,7 +247,7 @@ def roofline_timing(
         host_seconds=started + UPDATE_STARTS * start,
         device_seconds=worked(1.0) + rate.seconds(update),
         activation_bytes=_activation_bytes(
-            workload.model, _shapes(workload.model, batch, widths, 1.0)
+            workload, _shapes(workload.model, batch, widths, 1.0), "cuda"
         ),
         batch_seconds=blocks_started
         + sum(rate.seconds(elementwise(e.mean, 1, passes=3)) for e in weighted),
@@ -240,8 +257,8 @@ def roofline_timing(
 
 LOOP = LoopOverhead(seeds=3.3e-5, labels=3.5e-5, between=1.4e-4)
 """Seconds between the stages of a step, as cores of servers take (DEC-145)."""
-FITTED_MODEL = "sage"
-"""Model whose steps the rates of cores were fitted to; others have the wider interval (DEC-145)."""
+HELD_MODELS = ("sage", "gcn")
+"""Models whose steps the rates of cores were held against; others keep the wider interval."""
 UPDATE_OPERATIONS = 4
 """Operations of torch that an update by Adam takes on cores."""
 
@@ -261,7 +278,7 @@ def cores_timing(
     rates, known = load_effects(), machine.tables.get("core_pace")
     pace = 1.0 if known is None else known.at(ranks=1)
     spread = rates["core_spread"].value
-    if known is not None and workload.model == FITTED_MODEL:
+    if known is not None and workload.model in HELD_MODELS:
         spread = known.spread
     rate = _Rate(
         flops=rates["core_flops_per_second"].value / pace,
@@ -274,7 +291,7 @@ def cores_timing(
     widths = layer_widths(workload, in_dim, num_outputs)
 
     def seconds(scale: float, cores: int) -> float:
-        operations = list(_operations(workload, batch, widths, in_dim, scale))
+        operations = list(_operations(workload, batch, widths, in_dim, scale, "cpu"))
         worked = sum(map(rate.seconds, operations)) * slower / cores**exponent
         return len(operations) * start + worked
 
@@ -298,7 +315,7 @@ def cores_timing(
             provenance="derived",
         ),
         num_parameters=parameters,
-        activation_bytes=_activation_bytes(workload.model, shapes),
+        activation_bytes=_activation_bytes(workload, shapes, "cpu"),
         handing=LOOP,
     )
 
@@ -324,6 +341,7 @@ def _operations(
     widths: Sequence[tuple[int, int, int]],
     in_dim: int,
     scale: float,
+    device: str,
 ) -> Iterator[Operation]:
     """Yield the kernels of a step; rgcn's maps of its inputs come first, forward and backward."""
     if workload.model == "rgcn":
@@ -332,7 +350,8 @@ def _operations(
         yield product(rows, in_dim, workload.hidden)
         yield elementwise(rows, workload.hidden, passes=5)
     for shape in _shapes(workload.model, batch, widths, scale):
-        yield from layer_operations(workload.model, shape)
+        first = multiplies_first(workload, shape, device)
+        yield from layer_operations(workload.model, shape, product_first=first)
 
 
 def _shapes(
@@ -344,7 +363,9 @@ def _shapes(
         LayerShape(
             num_src=vertices[layer],
             num_dst=vertices[layer + 1],
-            num_edges=batch.block_edges[layer].mean * scale,
+            # gcn and gat join every destination to itself.
+            num_edges=batch.block_edges[layer].mean * scale
+            + (vertices[layer + 1] if model in ("gcn", "gat") else 0.0),
             in_dim=a,
             out_dim=b * heads,
             inputs=layer == 0 and model != "rgcn",
@@ -355,15 +376,15 @@ def _shapes(
     ]
 
 
-def _activation_bytes(model: str, shapes: Sequence[LayerShape]) -> int:
+def _activation_bytes(workload: Workload, shapes: Sequence[LayerShape], device: str) -> int:
     """Return bytes of rows kept for the backward pass, and of their gradients."""
-    kept = 0.0
+    kept, model = 0.0, workload.model
     for s in shapes:
         kept += s.num_dst * s.out_dim
         if model == "rgcn":
             kept += s.num_src * s.in_dim  # what the layer before it, or the map, gave
-        of_inputs = model in ("sage", "rgcn")
-        kept += s.relations * s.num_dst * s.in_dim if of_inputs else s.num_src * s.out_dim
+        first = multiplies_first(workload, s, device)
+        kept += s.relations * (s.num_src * s.out_dim if first else s.num_dst * s.in_dim)
         kept += 2 * s.num_edges * s.heads if model == "gat" else 0.0
     return round(2 * FLOAT_BYTES * kept)
 

@@ -375,12 +375,16 @@ TRIED = ((3, 2), (3, 1), (2, 2), (2, 1))
 """Candidates and rounds of a training that tries plans, the most of them first."""
 TRIAL_SHARE = 0.1
 """Most of a training's steps in which plans are tried."""
+LONG_SECONDS = 600.0
+"""Seconds of a training from which it tries plans unasked; a shorter one keeps its first answer."""
 PLANS_FOLDER = "plans"
 """Folder, within a run's, of the plans that it tries."""
 
 
-def plan_trials(out: Path, epochs: int) -> Trials | str:
+def plan_trials(out: Path, epochs: int, *, least_seconds: float = 0.0) -> Trials | str:
     """Write the plans that a training from `out` on tries; return their turns, or why none.
+
+    A training that is predicted to take less than `least_seconds` tries none.
 
     The first is that of `out`. Every round but the first goes back the way that the one before
     came, so that a drift of the machine affects all alike and few switches are needed.
@@ -392,6 +396,12 @@ def plan_trials(out: Path, epochs: int) -> Trials | str:
         return str(error)
     if plan.strategy.emulated:
         return "trials: found GPUs emulated on cores, whose seconds are no GPU's"
+    seconds = epochs * plan.prediction.epoch_seconds.value
+    if seconds < least_seconds:
+        return (
+            f"the first answer is kept: about {seconds:.0f} s of training are too short to try "
+            f"other plans in ({least_seconds:.0f} s would do; --thorough tries them at any length)"
+        )
     steps = epochs * plan.prediction.steps_per_epoch
     fitting = (
         (most, rounds)

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from gnnplan.planner.errors import SettingsError
 from gnnplan.runtime.launch.config import Trials
+from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Interval
 
 if TYPE_CHECKING:
+    from gnnplan.planner.progress import Progress
+    from gnnplan.planner.settings import PlanSettings
     from gnnplan.runtime.report import RunReport
 
 
@@ -208,3 +211,64 @@ def train_and_keep(
     report = train(folder, run_folder=out / "run", trials=trials, progress=watch, **options)
     save_report(report, out)
     return report
+
+
+def train_dataset(
+    graph: Path,
+    settings: "PlanSettings",
+    *,
+    machine: str | None,
+    out: Path,
+    epochs: int,
+    resume: bool = False,
+    planning: "Progress | None" = None,
+    progress: Callable[[dict[str, Any]], None],
+    say: Callable[[str], None],
+    **options: Any,
+) -> "RunReport":
+    """Train under the first answer, try the next candidates meanwhile, and keep the fastest.
+
+    A training of less than ten minutes tries them with `settings.thorough` alone.
+
+    Args:
+        graph: dataset folder.
+        settings: what is trained, and what may be used.
+        machine: a preset's name or a machine file; None: this one.
+        out: plan folder to write; the run, report.json and tune.json are in it.
+        epochs: epochs in all.
+        resume: whether to go on with the run in `out`, and its trials.
+        planning: called while the first answer is made.
+        progress: called with each event of the run.
+        say: called with a line on the first answer, on what is tried, and on what is kept.
+        options: further arguments of `runtime.launch.launch.train`.
+    """
+    trials = None
+    if not (resume and (out / "run").is_dir()):
+        from gnnplan.planner.queries.explain import seconds_text
+        from gnnplan.planner.queries.tune import LONG_SECONDS, plan_trials
+        from gnnplan.planner.refine import answer_first
+
+        made = answer_first(graph, settings, machine=machine, out=out, progress=planning, say=say)
+        say(f"first answer: {seconds_text(made.prediction.step_seconds.value)} per step, in {out}")
+        least = 0.0 if settings.thorough else LONG_SECONDS
+        found = plan_trials(out, epochs, least_seconds=least)
+        if isinstance(found, str):
+            say(found)
+        else:
+            trials = found
+            say(f"{len(found.plans)} plans are tried in the first {found.num_steps} steps")
+    report = train_and_keep(
+        out, trials, progress=progress, say=say, epochs=epochs, resume=resume, **options
+    )
+    if machine is None and load_plan(out).prediction.estimated:
+        learn_pace()
+    return report
+
+
+def learn_pace() -> None:
+    """Look how fast this machine's cores are, for the next first answer; nothing else is timed."""
+    from gnnplan.planner.cache_folder import cache_folder
+    from gnnplan.planner.probe.quiet import disturbance
+
+    with disturbance(cache_folder()) as watched:
+        watched.slowdown()

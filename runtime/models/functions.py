@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gnnplan.runtime.device import has_triton
+from gnnplan.runtime.models import product_comes_first
 from gnnplan.runtime.models.adjacency import TorchBlock
 from gnnplan.runtime.models.kernels import aggregate_rows, mask_and_column_sums, source_gradient
 from gnnplan.runtime.processor import processor_of
@@ -262,10 +263,6 @@ class HostSums(BlockSums):
         return out
 
 
-PER_ELEMENT = {"cpu": 14, "cuda": 28}
-"""Multiply-adds that take as long as summing one element of a row, by device (DEC-68)."""
-
-
 def aggregate_plain(x: Tensor, block: TorchBlock) -> Tensor:
     """Compute sum_j w_j x_j, or the mean, in torch operations, for any device: (num_dst, d)."""
     row = block.row_of_edge()
@@ -364,18 +361,15 @@ def transforms_first(
 ) -> bool:
     """Return whether the product of all sources before the sum costs less than the sum before it.
 
-    Costs are multiply-adds, forward and, where it `trains`, back; a summed element counts as
-    `PER_ELEMENT`. Back, each order takes one product for the weights, and another where the rows
-    need a gradient (`inner`: not those of the first layer). Sums go back over the transformed rows
-    in any case, over rows before the product only where those need it.
+    `inner`: the rows need a gradient.
     """
-    products, sums = 1, 1
-    if trains:
-        products, sums = 2 + inner, 1 + inner
-    product = products * in_width * out_width
-    element = (
-        PER_ELEMENT["cuda" if processor_of(block.indptr.device).is_gpu else "cpu"] * block.num_edges
+    return product_comes_first(
+        block.num_src,
+        block.num_dst,
+        block.num_edges,
+        in_width,
+        out_width,
+        device="cuda" if processor_of(block.indptr.device).is_gpu else "cpu",
+        trains=trains,
+        inner=inner,
     )
-    after = block.num_dst * product + sums * element * in_width
-    before = block.num_src * product + (1 + trains) * element * out_width
-    return before < after

@@ -20,7 +20,7 @@ from tests.support.service import ServiceProcess
 
 pytestmark = pytest.mark.distributed
 FLAGS = ["--machine", "cpu-2core", "--devices", "1", "--fanouts", "5,5", "--hidden", "16",
-         "--batch-size", "256"]  # fmt: skip
+         "--batch-size", "256", "--quick"]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """How soon a plan answers, and how honest its intervals are: the first answer and the refined one.
 
     python -m tests.benchmarks.first_answer --json [--graphs NAME,...] [--ranks 1,2] [--steps N]
-        [--requests N] [--refine] [--work FOLDER] [--data FOLDER]
+        [--requests N] [--draw N] [--refine] [--work FOLDER] [--data FOLDER]
 
 Graphs are those of `prediction` (the generated ones are made; packs lie in --data, or in
 $GNNPLAN_TEST_DATA, and are left out with a reason where they are not there). Each is asked for with
@@ -56,9 +56,10 @@ class Asked:
         return " ".join((self.graph, *self.flags))
 
 
-def requests(graph: str, ranks: list[int], count: int) -> list[Asked]:
-    """So many requests of a graph, drawn by its name."""
-    rng, found = random.Random(f"first answers of {graph}"), list[Asked]()
+def requests(graph: str, ranks: list[int], count: int, draw: int = 0) -> list[Asked]:
+    """So many requests of a graph, drawn by its name and the number of the draw."""
+    of_draw = f", draw {draw}" if draw else ""
+    rng, found = random.Random(f"first answers of {graph}{of_draw}"), list[Asked]()
     for _ in range(count):
         sampler = rng.choice(SAMPLERS)
         flags = (
@@ -122,6 +123,7 @@ def main() -> None:
     parser.add_argument("--graphs", default=",".join([*GENERATED, *FEATURES]))
     parser.add_argument("--ranks", default="1,2")
     parser.add_argument("--requests", type=int, default=9)
+    parser.add_argument("--draw", type=int, default=0, help="other requests for each number")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--refine", action="store_true")
     parser.add_argument("--work", type=Path, default=Path("first_answers"))
@@ -130,7 +132,7 @@ def main() -> None:
     ranks = [int(each) for each in options.ranks.split(",")]
     lines, names = list[dict[str, Any]](), options.graphs.split(",")
     for name, graph in graphs(names, options.work, options.data):
-        for number, asked in enumerate(requests(name, ranks, options.requests)):
+        for number, asked in enumerate(requests(name, ranks, options.requests, options.draw)):
             place = options.work / "plan"
             seconds = planned(graph, asked, place, "--quick")
             lines.append(hold(f"first: {asked.name}", seconds, place, options.steps))

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from hypothesis import given, strategies as st
 
 from gnnplan.planner.cost.stages.host import RELATION_STARTS, start_seconds
 from gnnplan.planner.errors import SettingsError
@@ -14,12 +16,15 @@ from gnnplan.planner.profile.roofline import (
     aggregation,
     layer_operations,
     layer_widths,
+    multiplies_first,
     num_parameters,
     product,
     roofline_timing,
 )
 from gnnplan.planner.workload import ModelTiming
+from gnnplan.runtime.models.adjacency import TorchBlock
 from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.models.functions import transforms_first
 from gnnplan.runtime.plan.schema import Workload
 from tests.support.profiles import batch_profile
 
@@ -49,6 +54,51 @@ def test_a_sage_layers_work_by_hand():
     )
     deeper = list(layer_operations("sage", inner))
     assert len(deeper) == len(operations) + 3  # two row gradients and the aggregation's backward
+
+
+def test_a_gcn_sums_first_where_that_is_cheaper_as_the_runtime_does():
+    # 10,000 sources, 1,000 destinations: ten times fewer products after the sum.
+    wide = LayerShape(
+        num_src=1e4, num_dst=1e3, num_edges=1.1e4, in_dim=256, out_dim=256, inputs=True, heads=1
+    )
+    gcn = Workload(model="gcn")
+    assert not multiplies_first(gcn, wide, "cpu")
+    summed = list(layer_operations("gcn", wide, product_first=False))
+    assert summed.count(product(1e3, 256, 256)) == 2
+    assert summed.count(aggregation(wide, 256)) == 1
+    assert sum(x.flops for x in summed) < sum(x.flops for x in layer_operations("gcn", wide)) / 4
+    # Sums that the edges make dear come after a product that makes rows narrow.
+    dense = replace(wide, num_src=2e3, num_edges=2e5, in_dim=602, out_dim=16)
+    assert multiplies_first(gcn, dense, "cpu")
+    assert multiplies_first(replace(gcn, model="sage"), dense, "cpu")
+    # Attention scores the products; rows in 16 bits are multiplied first.
+    assert multiplies_first(replace(gcn, model="gat"), wide, "cpu")
+    assert multiplies_first(replace(gcn, precision="bfloat16"), wide, "cuda")
+
+
+@given(
+    sizes=st.tuples(st.integers(1, 300), st.integers(0, 900), st.integers(0, 4000)),
+    widths=st.tuples(st.integers(1, 700), st.integers(1, 300)),
+    inner=st.booleans(),
+)
+def test_the_order_that_is_priced_is_the_order_that_runs(
+    sizes: tuple[int, int, int], widths: tuple[int, int], inner: bool
+):
+    num_dst, more, num_edges = sizes
+    block = TorchBlock(
+        num_src=num_dst + more,
+        num_dst=num_dst,
+        indptr=torch.linspace(0, num_edges, num_dst + 1).round().to(torch.int64),
+        indices=torch.zeros(num_edges, dtype=torch.int32),
+    )
+    a, b = widths
+    shape = LayerShape(
+        num_src=block.num_src, num_dst=num_dst, num_edges=num_edges, in_dim=a, out_dim=b,
+        inputs=not inner, heads=1,
+    )  # fmt: skip
+    for model in ("sage", "gcn"):
+        priced = multiplies_first(Workload(model=model), shape, "cpu")
+        assert priced == transforms_first(block, a, b, trains=True, inner=inner)
 
 
 def timing(machine: str, model: str = "sage", hidden: int = 256) -> ModelTiming:

@@ -8,10 +8,12 @@ import pytest
 
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.machine.model import save_machine
+from gnnplan.planner.probe import quiet
+from gnnplan.planner.probe.presets import machine_at_once
 from gnnplan.planner.profile.cache import load_record
 from gnnplan.planner.queries.calibrate import load_calibration
-from gnnplan.planner.queries.tune import TUNE_FILE, keep_plan, plan_trials
-from gnnplan.planner.queries.tuned import TuneResult, kept_line
+from gnnplan.planner.queries.tune import LONG_SECONDS, TUNE_FILE, keep_plan, plan_trials
+from gnnplan.planner.queries.tuned import TuneResult, kept_line, learn_pace
 from gnnplan.runtime import codec
 from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.graph.dataset import Graph
@@ -61,6 +63,22 @@ def test_a_short_job_keeps_the_first_answer_and_says_why(folder: Path) -> None:
         "trials: 300 steps are too few to try plans in a tenth of them"
     )
     assert contents(folder) == before
+    # 300 steps at the predicted pace take seconds, not ten minutes.
+    found = plan_trials(folder, 100, least_seconds=LONG_SECONDS)
+    assert isinstance(found, str)
+    assert found.startswith("the first answer is kept: about ")
+    assert "(600 s would do; --thorough tries them at any length)" in found
+    assert contents(folder) == before
+
+
+def test_a_look_after_training_tells_the_next_answer_the_pace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path))
+    assert machine_at_once().tables.get("core_pace") is None
+    monkeypatch.setattr(quiet, "step_seconds", lambda: 2.85e-3)
+    learn_pace()
+    assert machine_at_once().table("core_pace").at(ranks=1) == pytest.approx(2.85 / 1.9, rel=0.05)
 
 
 def event(made: Trials, best: int, **more: Any) -> dict[str, Any]:
@@ -128,6 +146,7 @@ def test_a_dataset_is_planned_trained_and_tuned_by_one_command(
     flags = ["--batch-size", "100", "--hidden", "8", "--fanouts", "5,3", "--devices", "1"]
     words = ["train", str(small_graph.path), "-o", str(out), "--policy", "none", *flags]
     words += ["--machine", str(tmp_path / "machine.json"), "--eval-every", "0"]
+    words += ["--thorough"]
     assert main([*words, "--epochs", str(ENOUGH)]) == 0
     told = capsys.readouterr().out
     assert "plans are tried in the first" in told

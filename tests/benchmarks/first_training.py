@@ -1,0 +1,160 @@
+"""What `gnnplan train DATASET` costs and gains: seconds to the first step and to the plan it keeps.
+
+    python -m tests.benchmarks.first_training --json [--graphs NAME,...] [--epochs 50]
+        [--candidates 6] [--work FOLDER] [--data FOLDER]
+
+Per graph, in processes of their own: a job of so many epochs under a plan that was there before
+(nobody planned: what training alone takes), the same job by `gnnplan train DATASET`, and afterwards
+short runs, forth and back, of the plan it kept and of the next candidates that train the same.
+
+Three lines per graph: seconds until the first step beside those of the job without planning;
+seconds of the whole job beside it; and the step of the kept plan beside that of the best candidate
+(`ratio` 1: nothing was faster). GNNPLAN_CACHE decides what is known of the machine before.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from gnnplan.planner.assemble import assemble
+from gnnplan.planner.queries.compare import compare
+from gnnplan.planner.queries.tune import shortlist
+from gnnplan.planner.queries.whatif import reopen
+from gnnplan.planner.search.choose import choose
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.launch.config import check_alike
+from gnnplan.runtime.launch.launch import EVENTS_FILE, train
+from gnnplan.runtime.plan.io import copy_plan, load_plan, save_plan
+from tests.benchmarks.common import record
+from tests.benchmarks.first_answer import graphs
+from tests.benchmarks.prediction_cases import default_data
+
+PACKS = "amazon-computers,coauthor-physics,github-social,facebook-pages,wordnet-synsets"
+STEPS = 40
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Watched:
+    """One job, as seen from outside; seconds since its process began."""
+
+    first_step: float
+    kept: float | None
+    """None where it tried nothing."""
+    whole: float
+
+
+def watch(command: list[str], run: Path) -> Watched:
+    """Run a job, and note when its events say that it trains and that it keeps a plan."""
+    seen, over = dict[str, float](), threading.Event()
+    begun = time.perf_counter()
+
+    def follow() -> None:
+        while not over.is_set():
+            with contextlib.suppress(FileNotFoundError):
+                text = (run / EVENTS_FILE).read_text()
+                for event in ("step", "epoch", "kept"):
+                    if f'"event": "{event}"' in text:
+                        seen.setdefault(event, time.perf_counter() - begun)
+            over.wait(0.05)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    whole = time.perf_counter() - begun
+    over.set()
+    thread.join()
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr.strip().splitlines()[-1]}")
+    first = min(seen[each] for each in ("step", "epoch") if each in seen)
+    return Watched(first_step=first, kept=seen.get("kept"), whole=whole)
+
+
+def alike(out: Path, most: int) -> list[Path]:
+    """Write the first candidates that train the same as the kept plan, itself first."""
+    kept = load_plan(out)
+    search = reopen(kept)
+    explored = search.explore()
+    chosen = choose(explored.priced, search.request.machine.noise)
+    place = out / "afterwards"
+    shutil.rmtree(place, ignore_errors=True)
+    made = [copy_plan(out, place / "0")]
+    for each in shortlist(explored.priced, chosen, len(explored.priced)):
+        if len(made) > most:
+            break
+        if each.overflow:
+            continue
+        plan = save_plan(*assemble(search, explored, each), place / str(len(made)))
+        with contextlib.suppress(InputError):
+            check_alike([kept, plan])
+            if plan.plan_id not in {other.plan_id for other in made}:
+                made.append(plan)
+    return [place / str(number) for number in range(len(made))]
+
+
+def step_seconds(place: Path) -> float:
+    """Return a short run's median step."""
+    plan = load_plan(place)
+    epochs = -(-2 * STEPS // max(1, plan.prediction.steps_per_epoch))
+    return compare(plan, train(place, epochs=epochs, max_steps=2 * STEPS)).step_seconds.measured
+
+
+def hold(graph: Graph, name: str, work: Path, epochs: int, most: int) -> None:
+    """Print the lines of one graph."""
+    cli = [sys.executable, "-m", "gnnplan.planner"]
+    flags = [f"--epochs={epochs}"]
+    before, out = work / "before", work / "kept"
+    for each in (before, out):
+        shutil.rmtree(each, ignore_errors=True)
+    subprocess.run(
+        [*cli, "plan", str(graph.path), "-o", str(before), "--quick"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    plain = watch([*cli, "train", str(before), *flags], before / "run")
+    planned = watch([*cli, "train", str(graph.path), "-o", str(out), *flags], out / "run")
+    load = os.getloadavg()[0]
+    record(
+        f"{name}: first step", planned.first_step, "s", baseline=plain.first_step,
+        later=planned.first_step - plain.first_step, kept_after=planned.kept, load=load,
+    )  # fmt: skip
+    record(
+        f"{name}: whole job", planned.whole, "s", baseline=plain.whole,
+        ratio=planned.whole / plain.whole, epochs=epochs,
+    )  # fmt: skip
+    places = alike(out, most)
+    rounds = [[step_seconds(each) for each in places]]
+    rounds.append([step_seconds(each) for each in reversed(places)][::-1])
+    seconds = [median(pair) for pair in zip(*rounds, strict=True)]
+    tried = json.loads((out / "tune.json").read_text()) if (out / "tune.json").is_file() else None
+    record(
+        f"{name}: kept step", seconds[0], "s", baseline=min(seconds),
+        ratio=seconds[0] / min(seconds), candidates=seconds,
+        tried=None if tried is None else len(tried["candidates"]),
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Print three JSON objects per graph."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", required=True)
+    parser.add_argument("--graphs", default=f"{PACKS},rmat-17,rmat-16")
+    parser.add_argument("--epochs", type=int, default=50)
+    parser.add_argument("--candidates", type=int, default=6)
+    parser.add_argument("--work", type=Path, default=Path("first_trainings"))
+    parser.add_argument("--data", type=Path, default=default_data())
+    options = parser.parse_args()
+    for name, graph in graphs(options.graphs.split(","), options.work, options.data):
+        hold(graph, name, options.work, options.epochs, options.candidates)
+
+
+if __name__ == "__main__":
+    main()
