@@ -92,6 +92,7 @@ def soak(
     return {**check_once(folder / "data", ids), "waiting": waiting}
 
 
+@pytest.mark.slow
 def test_a_few_jobs_survive_kills(tmp_path: Path):
     outcomes = soak(tmp_path, jobs=12, kills=2, seed=1, seconds=600, most_pause_seconds=0.3)
     assert outcomes["succeeded"] == 12

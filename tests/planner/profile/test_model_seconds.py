@@ -38,7 +38,7 @@ def test_the_model_leaves_a_core_to_the_loader_thread_that_is_timed(
     [
         ("neighbor", {}, "first_seen"),
         ("labor", {}, "first_seen"),
-        ("labor", {"estimator": "plain"}, "first_seen"),
+        pytest.param("labor", {"estimator": "plain"}, "first_seen", marks=pytest.mark.slow),
         ("ladies", {"sizes": "20,40"}, "every_hop"),
     ],
 )

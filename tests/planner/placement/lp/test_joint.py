@@ -356,6 +356,7 @@ def test_a_solver_out_of_time_leaves_the_density_order_and_says_so(monkeypatch):
     assert found.bound <= found.score.seconds
 
 
+@pytest.mark.slow
 def test_repeated_placements_are_the_same_to_the_byte():
     for instance, _, goal in itertools.islice(instances(12), 0, 12, 5):
         one, two = (place_joint(instance, goal) for _ in range(2))
