@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.features.device_rows import padded_rows
 from gnnplan.runtime.features.gather import check_output
 from gnnplan.runtime.features.location import MAX_SOURCES, SOURCE_BITS, SOURCE_MASK, Codes
@@ -317,11 +318,11 @@ class DeviceFeatureStore(AbstractFeatureStore):
         """Whether every gather meets the other ranks' in a collective."""
         return any(isinstance(each, DeviceExchange) for each in self._others)
 
-    def empty(self, count: int) -> Tensor:
-        """Return an undefined float32 (count, feature_dim) for `gather`: padded rows on a GPU."""
+    def empty(self, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return an undefined (count, feature_dim) for `gather`: padded rows on a GPU."""
         if not processor_of(self.device).is_gpu:
-            return torch.empty((count, self.feature_dim))
-        return padded_rows(count, self.feature_dim, torch.float32, self.device)
+            return torch.empty((count, self.feature_dim), dtype=dtype)
+        return padded_rows(count, self.feature_dim, dtype, self.device)
 
     def new_counts(self) -> Tensor:
         """Return counters for gathers, which `named` reads once the device is done."""
@@ -340,6 +341,27 @@ class DeviceFeatureStore(AbstractFeatureStore):
         """
         with self._lock:
             return self._gather(ids, out, counts)
+
+    @property
+    def num_launches(self) -> int:
+        """Return how many kernels `gather_padded` launches."""
+        return self._table.num_launches
+
+    def check_padded(self) -> None:
+        """Refuse rows that `gather_padded` cannot read."""
+        if self.cache is not None or self._others:
+            raise SamplerError(
+                "expected all rows where the device reads them in place, found a dynamic cache, or "
+                "rows on disk, of other hosts or of peers that cannot be mapped; gather them batch "
+                "by batch"
+            )
+
+    def gather_padded(self, ids: Tensor, known_ids: Tensor, out: Tensor, counts: Tensor) -> None:
+        """Gather the first `known_ids` (int64 [1]) rows; those of the other ids become 0.
+
+        Arguments as in `gather`. Only launches kernels, so that a graph may capture it.
+        """
+        self._table.gather(ids, out, counts, known_ids=known_ids, max_programs=self._max_programs)
 
     def look_up(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rows of nodes, and the positions of those that it does not read in place.

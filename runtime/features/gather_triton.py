@@ -45,13 +45,16 @@ def _place(order, row, mask, ORDERED: tl.constexpr):
 @triton.jit
 @no_type_check
 def gather_kernel(
-    ids, order, codes, places, out, counts, count, num_nodes,
+    ids, order, codes, places, out, counts, known_ids, count, num_nodes,
     WIDTH: tl.constexpr, READ: tl.constexpr, STRIDE: tl.constexpr, UNIT: tl.constexpr,
     ALIGN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LANES: tl.constexpr,
-    ORDERED: tl.constexpr, PACKED: tl.constexpr, REPORTS: tl.constexpr,
+    ORDERED: tl.constexpr, PACKED: tl.constexpr, REPORTS: tl.constexpr, PADS: tl.constexpr,
 ):  # fmt: skip
     """Run one launch of `DeviceTable.gather`, for the sources of one dtype."""
     columns, lanes = tl.arange(0, COLUMNS), tl.arange(0, LANES)
+    num_ids = count
+    if PADS:
+        num_ids = tl.load(known_ids)
     # Few sources: each row counts them in fields of one number. Many: a sum in every turn, for
     # which a program's threads wait for one another.
     one = tl.full((ROWS,), 1, tl.int64)
@@ -72,7 +75,7 @@ def gather_kernel(
         node_ahead = tl.load(ids + place_ahead, mask=ahead < count, other=0)
         known_next = (row + step < count) & (node_next >= 0) & (node_next < num_nodes)
         code_next = tl.load(codes + node_next, mask=known_next, other=0)
-        asked = row < count
+        asked = row < num_ids
         known = asked & (node >= 0) & (node < num_nodes)
         wide = code
         if codes.dtype.element_ty == tl.int32:
@@ -89,6 +92,8 @@ def gather_kernel(
             column = first + columns[None, :]
             value = tl.load(source + column, mask=held[:, None] & (column < READ), other=0)
             written = held[:, None] & (column < WIDTH)
+            if PADS:
+                written |= ((row >= num_ids) & (row < count))[:, None] & (column < WIDTH)
             tl.store(target + column, value.to(out.dtype.element_ty), mask=written)
         if REPORTS:  # the first launch of a gather counts ids outside the graph
             bad += (asked & ((node < 0) | (node >= num_nodes))).to(tl.int32)
@@ -170,12 +175,23 @@ class DeviceTable:
         other.codes = codes
         return other
 
+    @property
+    def num_launches(self) -> int:
+        """Return how many kernels a gather launches."""
+        return len(self._groups) if self.feature_dim else 0
+
     def new_counts(self) -> Tensor:
         """Return zeroed counters for `gather`, int64 (257,) on the device."""
         return torch.zeros(COUNTS, dtype=torch.int64, device=self.device)
 
     def gather(
-        self, ids: Tensor, out: Tensor, counts: Tensor, *, max_programs: int | None = None
+        self,
+        ids: Tensor,
+        out: Tensor,
+        counts: Tensor,
+        *,
+        known_ids: Tensor | None = None,
+        max_programs: int | None = None,
     ) -> None:
         """Write the row of node `ids[i]` to `out[i]`; return before the device is done.
 
@@ -185,16 +201,19 @@ class DeviceTable:
                 between rows (`device_rows.padded_rows`) are overwritten.
             counts: From `new_counts`; rows by source are added. Entry 256 counts ids outside the
                 graph and slots outside their source, whose rows are not written.
+            known_ids: How many of the first ids count, int64 (1,) on the device; rows of the others
+                become 0. None: all count.
             max_programs: Most programs of the grid; None: four per multiprocessor.
         """
         self._check_call(ids, out, counts)
         if ids.numel() == 0 or self.feature_dim == 0:
             return
-        order = self._order(ids) if self._sorts and ids.numel() >= _LEAST_SORTED else None
+        sorts = self._sorts and ids.numel() >= _LEAST_SORTED and known_ids is None
+        order = self._order(ids) if sorts else None
         programs = max_programs or self._programs
         for group in self._groups:
             reports = group is self._groups[0]
-            self._launch(group, ids, order, out, counts, programs, reports=reports)
+            self._launch(group, ids, order, out, counts, known_ids, programs, reports=reports)
 
     def _order(self, ids: Tensor) -> Tensor:
         """Order ids by their rows' places; ids outside the graph stand anywhere."""
@@ -207,6 +226,7 @@ class DeviceTable:
         order: Tensor | None,
         out: Tensor,
         counts: Tensor,
+        known_ids: Tensor | None,
         programs: int,
         *,
         reports: bool,
@@ -231,10 +251,10 @@ class DeviceTable:
         packed = group.lanes <= PACKED_SOURCES and triton.cdiv(turns, grid[0]) <= PACKED_TURNS
         gather_kernel[grid](
             ids, ids if order is None else order, self.codes, group.places, target, counts,
-            ids.numel(), self.num_nodes,
+            counts if known_ids is None else known_ids, ids.numel(), self.num_nodes,
             WIDTH=width, READ=read, STRIDE=stride, UNIT=unit, ALIGN=group.align, ROWS=rows,
             COLUMNS=columns, LANES=group.lanes, ORDERED=order is not None, PACKED=packed,
-            REPORTS=reports,
+            REPORTS=reports, PADS=known_ids is not None,
         )  # fmt: skip
 
     def _check_call(self, ids: Tensor, out: Tensor, counts: Tensor) -> None:

@@ -1,16 +1,21 @@
-"""Bytes that stacks of batches and captured batches take.
+"""Bytes that stacks of batches, captured batches and padded batches take.
 
 At every moment the arrays of a stack are sums over its batches, linear in k; beside them there are
 the relabelling table and scratch as long as the longest row. So the moments of a pilot of a few
-batches tell the peak of any stack. Buffers of a captured batch hold the most that a hop can draw.
+batches tell the peak of any stack. Buffers of a captured batch hold the most that a hop can draw,
+those of a padded batch what an `Envelope` says.
 """
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gnnplan.runtime.errors import SamplerError
 
 T = TypeVar("T")
 B = TypeVar("B")
@@ -133,6 +138,10 @@ def object_bytes(num_batches: int, num_blocks: int) -> int:
 
 
 ID_BYTES = 8
+_LOCAL_BYTES = FLOAT_BYTES = 4
+DENSE_BYTES = 1 << 30
+"""Most bytes of a relabelling table with a rank for each node of the graph; else nodes are
+hashed."""
 _PER_EDGE = 4 * ID_BYTES + 2 * 4
 """Bytes of position, neighbour, slot, place among the new ones; local id and mark of a first."""
 _PER_ROW = 6 * ID_BYTES
@@ -173,10 +182,128 @@ def capture_bytes(
         edges = rows * fanout
         total += rows * _PER_ROW + edges * _PER_EDGE
         rows = min(edges, num_nodes)
-    slots = 1 << (max(2 * known[-1], 64) - 1).bit_length()
-    return total + slots * _PER_SLOT + known[-1] * ID_BYTES
+    return total + table_slots(known[-1]) * _PER_SLOT + known[-1] * ID_BYTES
+
+
+def table_slots(num_nodes: int) -> int:
+    """Return the slots of a relabelling table that so many nodes fill to the half at most."""
+    return 1 << (max(2 * num_nodes, 64) - 1).bit_length()
 
 
 def may_capture(fanouts: Sequence[int], batch_size: int) -> bool:
     """Tell whether a batch's size has a bound: fan-outs that take all neighbours have none."""
     return min(fanouts, default=-1) > 0 and batch_size > 0
+
+
+def round_up(number: float, multiple: int) -> int:
+    """Return the next multiple of a number.
+
+    >>> [round_up(n, 64) for n in (1, 64, 64.5)]
+    [64, 64, 128]
+    """
+    return math.ceil(number / multiple) * multiple
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """Sizes to which the batches of one rank are padded; a batch that needs more overflows it."""
+
+    rows: tuple[int, ...]
+    """Rows of the nodes known after 0 .. L hops, [L + 1]. The last of each is padding, and no
+    node."""
+    edges: tuple[int, ...]
+    """Edges of the block of each hop, [L]; nested blocks count the edges of the hops before."""
+
+    def __post_init__(self) -> None:
+        sizes = [*self.rows, *self.edges]
+        shrinks = any(after < before for before, after in itertools.pairwise(self.rows))
+        if len(self.rows) != len(self.edges) + 1 or min(sizes) < 1 or shrinks:
+            raise SamplerError(
+                f"expected an envelope of positive sizes whose rows do not fall, and of one more "
+                f"row than edges, found rows {self.rows} and edges {self.edges}; plan again"
+            )
+
+    @staticmethod
+    def largest(
+        batch_size: int, fanouts: Sequence[int], num_nodes: int, *, every_hop: bool
+    ) -> "Envelope":
+        """Return the sizes that no batch of neighbours can overflow; fan-outs are positive.
+
+        >>> Envelope.largest(10, [3, 2], 1000, every_hop=False)
+        Envelope(rows=(11, 41, 101), edges=(30, 90))
+        """
+        known = known_bounds(batch_size, fanouts, num_nodes, every_hop=every_hop)
+        edges: list[int] = []
+        rows = known[0]
+        for hop, fanout in enumerate(fanouts):
+            rows = known[hop] if every_hop else rows
+            earlier = edges[-1] if edges and not every_hop else 0
+            edges.append(max(earlier + rows * fanout, 1))
+            rows = min(rows * fanout, num_nodes)
+        return Envelope(tuple(each + 1 for each in known), tuple(edges))
+
+    @staticmethod
+    def around(
+        rows: Sequence[float],
+        edges: Sequence[float],
+        bounds: "Envelope | None" = None,
+        *,
+        margin: float = 1.1,
+        multiple: int = 64,
+    ) -> "Envelope":
+        """Return sizes a margin above a high quantile of what batches need, within `bounds`.
+
+        Of seeds there is no more than `rows[0]`.
+
+        >>> whole = Envelope.largest(10, [3, 2], 1000, every_hop=False)
+        >>> Envelope.around([10, 35, 70], [28, 66], whole, multiple=8)
+        Envelope(rows=(16, 40, 80), edges=(32, 80))
+        """
+        needed = [rows[0] + 1, *(each * margin + 1 for each in rows[1:])]
+        drawn = [max(each * margin, 1) for each in edges]
+        if bounds is not None:
+            needed = [min(pair) for pair in zip(needed, bounds.rows, strict=True)]
+            drawn = [min(pair) for pair in zip(drawn, bounds.edges, strict=True)]
+        return Envelope(
+            tuple(round_up(need, multiple) for need in needed),
+            tuple(round_up(need, multiple) for need in drawn),
+        )
+
+    @property
+    def num_hops(self) -> int:
+        """Return the hops, as many as blocks."""
+        return len(self.edges)
+
+    @property
+    def most_entered(self) -> int:
+        """Return the most nodes that a hop finds in the relabelling table, or enters in it."""
+        return max(known + drawn for known, drawn in zip(self.rows, self.edges, strict=False))
+
+    def batch_bytes(self, *, edge_ids: bool = False) -> int:
+        """Return the bytes of one batch's nodes and blocks, without rows and labels.
+
+        >>> Envelope((16, 40, 80), (32, 80)).batch_bytes()
+        2192
+        """
+        row_ends = sum(self.rows[:-1]) + self.num_hops
+        per_edge = 2 * _LOCAL_BYTES + (ID_BYTES if edge_ids else 0)
+        per_seed = ID_BYTES + FLOAT_BYTES
+        nodes = ID_BYTES * (row_ends + self.rows[-1]) + per_seed * self.rows[0]
+        return nodes + per_edge * sum(self.edges)
+
+    def shared_bytes(
+        self,
+        num_nodes: int,
+        num_train: int,
+        *,
+        index_bytes: int = 4,
+        dense_bytes: int = DENSE_BYTES,
+    ) -> int:
+        """Return the bytes that all batches of a rank pass through, but for some kilobytes.
+
+        These are the relabelling table, the edges of a hop, and the seeds of an epoch.
+        """
+        dense = ID_BYTES * num_nodes <= dense_bytes
+        table = ID_BYTES * num_nodes if dense else _PER_SLOT * table_slots(self.most_entered)
+        per_edge = index_bytes + _LOCAL_BYTES + (0 if dense else ID_BYTES)
+        return table + per_edge * max(self.edges) + 2 * ID_BYTES * num_train

@@ -89,13 +89,16 @@ class SeedSchedule:
                 f"expected a step between 0 and {self.num_steps - 1}, found {step}; "
                 "start the next epoch"
             )
-        start = step * self.batch_size
-        count = min(self.batch_size, len(self.train_idx) - start)
-        rank = self.rank if rank is None else rank
-        first = start + count * rank // self.num_ranks
-        last = start + count * (rank + 1) // self.num_ranks
+        first, last, count = self.span(step, self.rank if rank is None else rank)
         input_id = self.order(epoch)[first:last]
         return self.train_idx[input_id], input_id, count
+
+    def span(self, step: int, rank: int) -> tuple[int, int, int]:
+        """Return the part of the epoch's order that is a rank's, and the seeds of the step."""
+        start = step * self.batch_size
+        count = min(self.batch_size, len(self.train_idx) - start)
+        first = start + count * rank // self.num_ranks
+        return first, start + count * (rank + 1) // self.num_ranks, count
 
     def largest_share(self) -> int:
         """Return the most seeds of a batch of this rank."""

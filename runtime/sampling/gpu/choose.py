@@ -15,6 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gnnplan.runtime.sampling.gpu.relabel import (
+    AGE,
+    FRESH,
+    HopEdges,
+    PaddedTable,
+    chunk_of,
+    programs_for,
+)
 from gnnplan.runtime.sampling.gpu.rng import bounded, key_of, value_of
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 
@@ -40,6 +48,21 @@ class Rows:
     addresses: Tensor
 
 
+@triton.jit
+@no_type_check
+def count_reads(reads, address, asked, entries, low, high, host_low, host_high):
+    """Add the lists at some addresses, and their entries, to the counters of their sources."""
+    own = asked & (address >= low) & (address < high)
+    tl.atomic_add(reads, tl.sum(own.to(tl.int64), axis=0))
+    tl.atomic_add(reads + 1, tl.sum(tl.where(own, entries, 0), axis=0))
+    host = asked & (address >= host_low) & (address < host_high)
+    tl.atomic_add(reads + 2, tl.sum(host.to(tl.int64), axis=0))
+    tl.atomic_add(reads + 3, tl.sum(tl.where(host, entries, 0), axis=0))
+    peer = asked & (own == 0) & (host == 0)
+    tl.atomic_add(reads + 4, tl.sum(peer.to(tl.int64), axis=0))
+    tl.atomic_add(reads + 5, tl.sum(tl.where(peer, entries, 0), axis=0))
+
+
 @triton.jit(do_not_specialize=["base", "low", "high", "host_low", "host_high"])
 @no_type_check
 def _bounds_kernel(
@@ -61,32 +84,18 @@ def _bounds_kernel(
     tl.store(degrees + at, degree, mask=at < bound)
     tl.store(counts + at, count, mask=at < bound)
     tl.store(addresses + at, address, mask=at < bound)
-    own = asked & (address >= low) & (address < high)
     entries = count
     if PASSES > 0:
         entries = degree * PASSES
-    tl.atomic_add(reads, tl.sum(own.to(tl.int64), axis=0))
-    tl.atomic_add(reads + 1, tl.sum(tl.where(own, entries, 0), axis=0))
-    host = asked & (address >= host_low) & (address < host_high)
-    tl.atomic_add(reads + 2, tl.sum(host.to(tl.int64), axis=0))
-    tl.atomic_add(reads + 3, tl.sum(tl.where(host, entries, 0), axis=0))
-    peer = asked & (own == 0) & (host == 0)
-    tl.atomic_add(reads + 4, tl.sum(peer.to(tl.int64), axis=0))
-    tl.atomic_add(reads + 5, tl.sum(tl.where(peer, entries, 0), axis=0))
+    count_reads(reads, address, asked, entries, low, high, host_low, host_high)
 
 
 @triton.jit
 @no_type_check
-def _floyd_kernel(
-    stream, words, nodes, starts, degrees, addresses, row_ptr, positions, values, num_rows,
-    fanout, UNIT: tl.constexpr, BYTES: tl.constexpr, GIVEN: tl.constexpr, EACH: tl.constexpr,
-    ROWS: tl.constexpr, WIDE: tl.constexpr,
+def _floyd(
+    words, row, mask, key, degree, fanout, GIVEN: tl.constexpr, ROWS: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    mask = row < num_rows
-    degree = tl.load(degrees + row, mask=mask, other=0)
-    source = tl.load(stream + row * EACH, mask=mask, other=0)
-    key = key_of(source, tl.load(nodes + row, mask=mask & (degree > 0), other=0))
     columns = tl.arange(0, WIDE)[None, :]
     some = degree > fanout
     chosen = tl.zeros((ROWS, WIDE), tl.int64) + columns
@@ -103,6 +112,23 @@ def _floyd_kernel(
         taken = tl.max(equal.to(tl.int32), axis=1) > 0
         offset = tl.where(taken, last, offset)
         chosen = tl.where(some[:, None] & (columns == i), offset[:, None], chosen)
+    return chosen
+
+
+@triton.jit
+@no_type_check
+def _floyd_kernel(
+    stream, words, nodes, starts, degrees, addresses, row_ptr, positions, values, num_rows,
+    fanout, UNIT: tl.constexpr, BYTES: tl.constexpr, GIVEN: tl.constexpr, EACH: tl.constexpr,
+    ROWS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    mask = row < num_rows
+    degree = tl.load(degrees + row, mask=mask, other=0)
+    source = tl.load(stream + row * EACH, mask=mask, other=0)
+    key = key_of(source, tl.load(nodes + row, mask=mask & (degree > 0), other=0))
+    columns = tl.arange(0, WIDE)[None, :]
+    chosen = _floyd(words, row, mask, key, degree, fanout, GIVEN, ROWS, WIDE)
     kept = mask[:, None] & (columns < tl.minimum(degree, fanout)[:, None])
     edge = tl.load(row_ptr + row, mask=mask, other=0)[:, None] + columns
     position = tl.load(starts + row, mask=mask, other=0)[:, None] + chosen
@@ -114,7 +140,103 @@ def _floyd_kernel(
 
 @triton.jit
 @no_type_check
-def _share_word(fanout, degree):
+def rows_left(before, known, flag):
+    """Return the first row of a hop, and how many follow: none once a batch has overflowed."""
+    first = tl.load(before)
+    return first, tl.where(tl.load(flag) != 0, 0, tl.load(known) - first)
+
+
+@triton.jit
+@no_type_check
+def list_of(indptr, places, base, node, mask, PLACES: tl.constexpr, BYTES: tl.constexpr):
+    """Return place, length and address of nodes' lists; of nodes that are masked 0 entries."""
+    start = tl.load(indptr + node, mask=mask, other=0)
+    degree = tl.load(indptr + node + 1, mask=mask, other=0) - start
+    if PLACES:
+        address = tl.load(places + node, mask=mask, other=0)
+    else:
+        address = base.to(tl.int64) + start * BYTES
+    return start, degree, address
+
+
+@triton.jit
+@no_type_check
+def store_total(edges, flag, earlier, total, free):
+    """Store how many edges a block has with a hop's; raise the flag where there is no room."""
+    if tl.program_id(0) == 0:
+        tl.store(edges, earlier + tl.minimum(total, free))
+        if total > free:
+            tl.store(flag, 1)
+
+
+@triton.jit(do_not_specialize=["base", "low", "high", "host_low", "host_high"])
+@no_type_check
+def _count_kernel(
+    indptr, places, base, low, high, host_low, host_high, nodes, before, known, flag, reads, sums,
+    fanout, PLACES: tl.constexpr, BYTES: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    first, num_rows = rows_left(before, known, flag)
+    for chunk in range(tl.program_id(0), tl.cdiv(num_rows, CHUNK), tl.num_programs(0)):
+        row = tl.arange(0, CHUNK).to(tl.int64) + chunk * CHUNK
+        asked = row < num_rows
+        node = tl.load(nodes + first + row, mask=asked, other=0)
+        _, degree, address = list_of(indptr, places, base, node, asked, PLACES, BYTES)
+        count = tl.minimum(degree, fanout)
+        tl.store(sums + chunk, tl.sum(count, axis=0))
+        count_reads(reads, address, asked, count, low, high, host_low, host_high)
+
+
+@triton.jit(do_not_specialize=["base", "room"])
+@no_type_check
+def _choose_kernel(
+    stream, indptr, places, base, nodes, before, known, flag, edges_before, edges, room, sums,
+    values, ranks, stamp, row_places, edge_places, row_ptr, rows, positions,
+    fanout, UNIT: tl.constexpr, BYTES: tl.constexpr, PLACES: tl.constexpr, DENSE: tl.constexpr,
+    POSITIONS: tl.constexpr, COPIES: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
+    ROWS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    first, num_rows = rows_left(before, known, flag)
+    num_chunks = tl.cdiv(num_rows, CHUNK)
+    lanes = tl.arange(0, CHUNKS)
+    parts = tl.load(sums + lanes, mask=lanes < num_chunks, other=0)
+    earlier = tl.load(edges_before)
+    free = room - earlier
+    store_total(edges, flag, earlier, tl.sum(parts, axis=0), free)
+    source = tl.load(stream)
+    fresh = tl.load(stamp) * AGE + FRESH
+    columns = tl.arange(0, WIDE)[None, :]
+    for chunk in range(tl.program_id(0), num_chunks, tl.num_programs(0)):
+        begin = tl.sum(tl.where(lanes < chunk, parts, 0), axis=0)
+        for part in range(0, CHUNK, ROWS):
+            row = tl.arange(0, ROWS).to(tl.int64) + chunk * CHUNK + part
+            mask = row < num_rows
+            node = tl.load(nodes + first + row, mask=mask, other=0)
+            start, degree, address = list_of(indptr, places, base, node, mask, PLACES, BYTES)
+            chosen = _floyd(
+                values, row, mask, key_of(source, node), degree, fanout, False, ROWS, WIDE
+            )
+            count = tl.minimum(degree, fanout)
+            starts = begin + tl.cumsum(count, axis=0) - count
+            begin += tl.sum(count, axis=0)
+            edge = starts[:, None] + columns
+            kept = mask[:, None] & (columns < count[:, None]) & (edge < free)
+            pointer = (address[:, None] + chosen * BYTES).to(tl.pointer_type(UNIT))
+            value = tl.load(pointer, mask=kept, other=0).to(tl.int64)
+            tl.store(values + edge, value, mask=kept)
+            if DENSE:
+                tl.atomic_min(ranks + value, fresh + edge, mask=kept, sem="relaxed")
+            for copy in range(COPIES):
+                place = tl.load(edge_places + copy) + earlier + edge
+                number = tl.broadcast_to((first + row)[:, None], (ROWS, WIDE))
+                tl.store(rows + place, number.to(tl.int32), mask=kept)
+                if POSITIONS:
+                    tl.store(positions + place, start[:, None] + chosen, mask=kept)
+                tl.store(row_ptr + tl.load(row_places + copy) + first + row, earlier + starts, mask)
+
+
+@triton.jit
+@no_type_check
+def share_word(fanout, degree):
     """Compute `poisson.share_word`: floor(2^64 fanout / degree) for fanout < degree < 2^32."""
     divisor = degree.to(tl.uint64)
     first = (tl.zeros_like(degree) + fanout).to(tl.uint64) << 32
@@ -133,7 +255,7 @@ def _scan_kernel(
     mine = (row < num_rows) & (degree > above) & (degree <= most)
     degree = tl.where(mine, degree, 0)
     whole = (degree <= fanout) | (tl.zeros_like(degree) + fanout < 0)
-    threshold = _share_word(fanout, tl.where(whole, 1, degree))
+    threshold = share_word(fanout, tl.where(whole, 1, degree))
     start = tl.load(starts + row, mask=mine, other=0)
     address = tl.load(addresses + row, mask=mine, other=0)
     source = tl.load(stream)
@@ -209,12 +331,12 @@ def choose_some(
     """
     if nodes.numel() == 0:
         return
-    wide = triton.next_power_of_2(fanout)
-    tile = min(max(_TILE // wide, 1), 128)
+    tile = row_tile(fanout)
     _floyd_kernel[(triton.cdiv(nodes.numel(), tile),)](
         stream, stream if words is None else words, nodes, rows.starts, rows.degrees,
         rows.addresses, row_ptr, *edges, nodes.numel(), fanout, **kernel_unit(graph),
-        GIVEN=words is not None, EACH=int(stream.numel() > 1), ROWS=tile, WIDE=wide,
+        GIVEN=words is not None, EACH=int(stream.numel() > 1), ROWS=tile,
+        WIDE=triton.next_power_of_2(fanout),
     )  # fmt: skip
 
 
@@ -283,3 +405,84 @@ def row_ends(counts: Tensor) -> Tensor:
     ptr = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=counts.device)
     torch.cumsum(counts, 0, out=ptr[1:])
     return ptr
+
+
+@dataclass(frozen=True, slots=True)
+class HopRows:
+    """Rows that a hop expands, whose number is the device's alone."""
+
+    nodes: Tensor
+    """All nodes of the batch by number, int64."""
+    before: Tensor
+    """First node that is expanded, int64 [1]."""
+    known: Tensor
+    """End of those that are, int64 [1]."""
+    bound: int
+    """Most rows."""
+    sums: Tensor
+    """Room for edges by chunk of rows, int64, a power of two."""
+    counts: Tensor
+    """Room for edges of each row, int64, of rows that are scanned."""
+    turns: Tensor
+    """Room for edges before each row in its chunk, likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEdges:
+    """Where the blocks that have a hop's edges keep them; a place in each array for each block."""
+
+    row_places: Tensor
+    """Where each block's row ends begin in `row_ptr`, int64 [blocks]."""
+    edge_places: Tensor
+    """Where its edges begin in the others, int64 [blocks]."""
+    row_ptr: Tensor
+    rows: Tensor
+    """Destination of each edge, int32."""
+    local: Tensor
+    """Number of each edge's neighbour, int32."""
+    positions: Tensor | None
+    """Position of each edge in the graph, int64; None: not wanted."""
+
+
+def lists_of(graph: DeviceTopology) -> tuple[Tensor, Tensor, int]:
+    """Return where kernels find the lists of a graph."""
+    places = graph.indptr if graph.addresses is None else graph.addresses
+    return graph.indptr, places, graph.indices.data_ptr()
+
+
+def row_tile(fanout: int) -> int:
+    """Return how many rows draw so many edges at a time, a power of two."""
+    return min(max(_TILE // triton.next_power_of_2(max(fanout, 1)), 1), 128)
+
+
+def choose_edges(
+    stream: Tensor,
+    graph: DeviceTopology,
+    fanout: int,
+    hop: HopRows,
+    edges: HopEdges,
+    table: PaddedTable,
+    into: BlockEdges,
+) -> None:
+    """Draw up to `fanout` edges of each row, as `choose_some`; launches two kernels.
+
+    Edges beyond the room of `edges` raise its flag. Neighbours are entered in a dense table, with
+    their first positions.
+    """
+    rows = row_tile(fanout)
+    chunk = chunk_of(hop.bound, hop.sums.numel(), rows)
+    grid = (programs_for(hop.bound, chunk, hop.nodes.device),)
+    lists, asked = lists_of(graph), (hop.nodes, hop.before, hop.known, edges.flag)
+    size = {"PLACES": graph.addresses is not None, "BYTES": graph.indices.element_size()}
+    size |= {"CHUNK": chunk}
+    _count_kernel[grid](
+        *lists, *graph.own, *graph.host, *asked, graph.counts, hop.sums, fanout, **size
+    )
+    _choose_kernel[grid](
+        stream, *lists, *asked, edges.before, edges.total, edges.room, hop.sums, edges.values,
+        table.ranks, table.stamp, into.row_places, into.edge_places, into.row_ptr, into.rows,
+        into.rows if into.positions is None else into.positions, fanout, **size,
+        UNIT=_UNITS[graph.indices.dtype], DENSE=table.keys is None,
+        POSITIONS=into.positions is not None, COPIES=into.row_places.numel(),
+        CHUNKS=hop.sums.numel(), ROWS=rows, WIDE=triton.next_power_of_2(fanout),
+    )  # fmt: skip

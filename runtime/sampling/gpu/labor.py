@@ -9,21 +9,46 @@ whether it gained enough. Weights agree with the CPU's to float32's last place.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, no_type_check
 
 import numpy as np
 import torch
+import triton
+import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
 from gnnplan.runtime.sampling.checks import check_edge_weight
 from gnnplan.runtime.sampling.choose.labor import MAX_PASSES
 from gnnplan.runtime.sampling.dependent import StreamPolicy
-from gnnplan.runtime.sampling.gpu.choose import WholeRows, row_ends, whole_rows
+from gnnplan.runtime.sampling.gpu.choose import (
+    BlockEdges,
+    HopRows,
+    WholeRows,
+    count_reads,
+    kernel_unit,
+    list_of,
+    lists_of,
+    row_ends,
+    row_tile,
+    rows_left,
+    share_word,
+    store_total,
+    tiles,
+    whole_rows,
+)
 from gnnplan.runtime.sampling.gpu.hops import AbstractDeviceHops, Drawn, HopDraws
-from gnnplan.runtime.sampling.gpu.neighbor import scan_rows
-from gnnplan.runtime.sampling.gpu.relabel import DeviceRelabel
-from gnnplan.runtime.sampling.gpu.rng import LOWEST, high_bits, hop_words, unit
+from gnnplan.runtime.sampling.gpu.neighbor import SCANS, scan_rows
+from gnnplan.runtime.sampling.gpu.relabel import (
+    AGE,
+    FRESH,
+    DeviceRelabel,
+    HopEdges,
+    PaddedTable,
+    chunk_of,
+    programs_for,
+)
+from gnnplan.runtime.sampling.gpu.rng import LOWEST, high_bits, hop_words, key_of, unit, value_of
 from gnnplan.runtime.sampling.gpu.segments import (
     NEVER,
     row_scales,
@@ -283,3 +308,123 @@ def _share_words(fanout: int, degrees: Tensor) -> Tensor:
     quotient = torch.div(first, divisor, rounding_mode="floor")
     rest = (first - quotient * divisor) << 32
     return (quotient << 32) | torch.div(rest, divisor, rounding_mode="floor")
+
+
+@triton.jit(do_not_specialize=["base", "room", "above", "most"])
+@no_type_check
+def _scan_kernel(
+    stream, indptr, places, base, nodes, before, known, flag, edges_before, edges, room, counts,
+    turns, sums, values, ranks, stamp, row_places, edge_places, row_ptr, rows, positions, fanout,
+    above, most, UNIT: tl.constexpr, BYTES: tl.constexpr, PLACES: tl.constexpr, DENSE: tl.constexpr,
+    POSITIONS: tl.constexpr, WRITE: tl.constexpr, COPIES: tl.constexpr, CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    first, num_rows = rows_left(before, known, flag)
+    source = tl.load(stream)
+    if WRITE:
+        lanes = tl.arange(0, CHUNKS)
+        parts = tl.load(sums + lanes, mask=lanes < tl.cdiv(num_rows, CHUNK), other=0)
+        begins = tl.cumsum(parts, axis=0) - parts
+        earlier = tl.load(edges_before)
+        free = room - earlier
+        store_total(edges, flag, earlier, tl.sum(parts, axis=0), free)
+        fresh = tl.load(stamp) * AGE + FRESH
+    for tile in range(tl.program_id(0), tl.cdiv(num_rows, ROWS), tl.num_programs(0)):
+        row = tl.arange(0, ROWS).to(tl.int64) + tile * ROWS
+        asked = row < num_rows
+        node = tl.load(nodes + first + row, mask=asked, other=0)
+        start, degree, address = list_of(indptr, places, base, node, asked, PLACES, BYTES)
+        mine = asked & (degree > above) & (degree <= most)
+        degree = tl.where(mine, degree, 0)
+        whole = (degree <= fanout) | (tl.zeros_like(degree) + fanout < 0)
+        threshold = share_word(fanout, tl.where(whole, 1, degree))
+        edge = tl.zeros((ROWS,), tl.int64)
+        if WRITE:
+            edge += tl.gather(begins, tl.where(mine, row // CHUNK, 0).to(tl.int32), axis=0)
+            edge += tl.load(turns + row, mask=mine, other=0)
+            for copy in range(COPIES):
+                to = row_ptr + tl.load(row_places + copy) + first + row
+                tl.store(to, earlier + edge, mask=mine)
+        for begin in range(0, tl.max(degree, axis=0), COLUMNS):
+            place = begin + tl.arange(0, COLUMNS).to(tl.int64)[None, :]
+            inside = place < degree[:, None]
+            pointer = (address[:, None] + place * BYTES).to(tl.pointer_type(UNIT))
+            value = tl.load(pointer, mask=inside, other=0).to(tl.int64)
+            word = value_of(key_of(source, value), tl.zeros_like(value))
+            kept = inside & (whole[:, None] | (word < threshold[:, None]))
+            if WRITE:
+                to = edge[:, None] + tl.cumsum(kept.to(tl.int32), axis=1) - 1
+                held = kept & (to < free)
+                tl.store(values + to, value, mask=held)
+                if DENSE:
+                    tl.atomic_min(ranks + value, fresh + to, mask=held, sem="relaxed")
+                for copy in range(COPIES):
+                    at = tl.load(edge_places + copy) + earlier + to
+                    number = tl.broadcast_to((first + row)[:, None], (ROWS, COLUMNS))
+                    tl.store(rows + at, number.to(tl.int32), mask=held)
+                    if POSITIONS:
+                        tl.store(positions + at, start[:, None] + place, mask=held)
+            edge += tl.sum(kept.to(tl.int64), axis=1)
+        if not WRITE:
+            tl.store(counts + row, edge, mask=mine)
+
+
+@triton.jit(do_not_specialize=["base", "low", "high", "host_low", "host_high"])
+@no_type_check
+def _turn_kernel(
+    indptr, places, base, low, high, host_low, host_high, nodes, before, known, flag, reads, counts,
+    turns, sums, passes, PLACES: tl.constexpr, BYTES: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    first, num_rows = rows_left(before, known, flag)
+    for chunk in range(tl.program_id(0), tl.cdiv(num_rows, CHUNK), tl.num_programs(0)):
+        row = tl.arange(0, CHUNK).to(tl.int64) + chunk * CHUNK
+        asked = row < num_rows
+        count = tl.load(counts + row, mask=asked, other=0)
+        tl.store(turns + row, tl.cumsum(count, axis=0) - count, mask=asked)
+        tl.store(sums + chunk, tl.sum(count, axis=0))
+        node = tl.load(nodes + first + row, mask=asked, other=0)
+        _, degree, address = list_of(indptr, places, base, node, asked, PLACES, BYTES)
+        count_reads(reads, address, asked, degree * passes, low, high, host_low, host_high)
+
+
+def scan_edges(
+    stream: Tensor,
+    graph: DeviceTopology,
+    fanout: int,
+    hop: HopRows,
+    edges: HopEdges,
+    table: PaddedTable,
+    into: BlockEdges,
+) -> None:
+    """Draw the edges of each row that LABOR-0 keeps, as `choose.scan_below`; -1 takes all.
+
+    Arguments and overflow as in `choose.choose_edges`; launches `scan_launches` kernels.
+    """
+    device = hop.nodes.device
+    chunk = chunk_of(hop.bound, hop.sums.numel(), row_tile(fanout))
+    lists, asked = lists_of(graph), (hop.nodes, hop.before, hop.known, edges.flag)
+    unit, places = kernel_unit(graph), graph.addresses is not None
+
+    def scan(*, write: bool) -> None:
+        for above, most, (tile, columns) in tiles(graph.widest):
+            _scan_kernel[(programs_for(hop.bound, tile, device),)](
+                stream, *lists, *asked, edges.before, edges.total, edges.room, hop.counts,
+                hop.turns, hop.sums, edges.values, table.ranks, table.stamp, into.row_places,
+                into.edge_places, into.row_ptr, into.rows,
+                into.rows if into.positions is None else into.positions, fanout, above, most,
+                **unit, PLACES=places, DENSE=table.keys is None,
+                POSITIONS=into.positions is not None, WRITE=write, COPIES=into.row_places.numel(),
+                CHUNKS=hop.sums.numel(), CHUNK=chunk, ROWS=tile, COLUMNS=columns,
+            )  # fmt: skip
+
+    scan(write=False)
+    _turn_kernel[(programs_for(hop.bound, chunk, device),)](
+        *lists, *graph.own, *graph.host, *asked, graph.counts, hop.counts, hop.turns, hop.sums,
+        1 if fanout < 0 else SCANS, PLACES=places, BYTES=unit["BYTES"], CHUNK=chunk,
+    )  # fmt: skip
+    scan(write=True)
+
+
+def scan_launches(graph: DeviceTopology) -> int:
+    """Return how many kernels `scan_edges` launches."""
+    return 1 + 2 * len(tiles(graph.widest))

@@ -9,10 +9,11 @@ can hold, and numbers of rows, edges and nodes stay on the device until the end.
 same steps run one by one.
 """
 
+import itertools
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -27,16 +28,33 @@ from gnnplan.runtime.sampling.checks import refuse_bad_seeds
 from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
 from gnnplan.runtime.sampling.gpu.choose import (
     SAMPLED,
+    BlockEdges,
+    HopRows,
+    choose_edges,
     choose_some,
     row_bounds,
     row_ends,
+    row_tile,
     scan_below,
 )
 from gnnplan.runtime.sampling.gpu.hops import AbstractDeviceHops, Drawn, Hop, HopDraws
-from gnnplan.runtime.sampling.gpu.relabel import RelabelTable, slots_for
+from gnnplan.runtime.sampling.gpu.relabel import (
+    CHUNK,
+    HopEdges,
+    NodeNumbers,
+    PaddedTable,
+    RelabelTable,
+    chunks_for,
+)
 from gnnplan.runtime.sampling.gpu.rng import hop_words, signed
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
-from gnnplan.runtime.sampling.memory import known_bounds, may_capture
+from gnnplan.runtime.sampling.memory import (
+    DENSE_BYTES,
+    Envelope,
+    known_bounds,
+    may_capture,
+    table_slots,
+)
 from gnnplan.runtime.sampling.minibatch import Dialect
 from gnnplan.runtime.sampling.rng import Purpose
 
@@ -163,7 +181,7 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
         # The hops' streams, and behind them the number of seeds: one upload a batch.
         self._uploaded = torch.zeros(self.num_hops + 1, dtype=torch.int64, device=device)
         self._streams, self._count = self._uploaded.split([self.num_hops, 1])
-        self._table = RelabelTable.empty(slots_for(bounds[-1]), device)
+        self._table = RelabelTable.empty(table_slots(bounds[-1]), device)
         # One entry more takes what lies beyond a hop's new nodes.
         self._nodes = torch.zeros(bounds[-1] + 1, dtype=torch.int64, device=device)
         self._buffers: list[_HopBuffers] = []
@@ -313,3 +331,144 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
 
 def _part(buffer: Tensor, count: int, *, copied: bool) -> Tensor:
     return buffer[:count].clone() if copied else buffer[:count]
+
+
+class PaddedHops:
+    """Draws the hops of a batch whose seeds lie in its buffers; holds what draws pass through.
+
+    Args:
+        topology: Graph.
+        fanouts: Most neighbours of each hop, or of LABOR-0 on average; -1 takes all.
+        envelope: Sizes of the buffers.
+        device: Where the kernels run.
+        every_hop: Every hop expands all nodes that are known; blocks do not nest.
+        method: How a row draws.
+        dense_bytes: Most bytes of a rank for each node; else nodes are hashed.
+    """
+
+    def __init__(
+        self,
+        topology: DeviceTopology,
+        fanouts: Sequence[int],
+        envelope: Envelope,
+        device: torch.device,
+        *,
+        every_hop: bool,
+        method: Method = Method.NEIGHBOR,
+        dense_bytes: int = DENSE_BYTES,
+    ) -> None:
+        nested = not every_hop
+        falls = any(after < before for before, after in itertools.pairwise(envelope.edges))
+        if envelope.num_hops != len(fanouts) or 0 in fanouts or (nested and falls):
+            raise SamplerError(
+                f"expected an envelope of fan-outs that are not 0, hop by hop, found {envelope} "
+                f"for fan-outs {list(fanouts)}; plan again"
+            )
+        self.topology, self.fanouts, self.envelope, self.device = (
+            topology,
+            fanouts,
+            envelope,
+            device,
+        )
+        self.nested, self._method = nested, method
+        hops = len(fanouts)
+        self.numbers = self.integers(2 * hops + 3)
+        """Nodes after 0 .. L hops, edges of the L blocks, flag of overflow, and a zero."""
+        self.streams = self.integers(hops)
+        self.sizes = torch.tensor([*envelope.rows, *envelope.edges], device=device)
+        most = max(envelope.edges)
+        if 8 * topology.num_nodes <= dense_bytes:
+            self.table = PaddedTable.dense(topology.num_nodes, device)
+        else:
+            self.table = PaddedTable.hashed(table_slots(envelope.most_entered), device)
+        self._values = torch.empty(most, dtype=topology.indices.dtype, device=device)
+        hashed = self.table.keys is not None
+        self._slots = self.integers(most) if hashed else self._values
+        self._seed_slots = self.integers(envelope.rows[0] if hashed else 1)
+        self._turns = torch.empty(most, dtype=torch.int32, device=device)
+        self._row_sums = [
+            self.integers(chunks_for(room, row_tile(fanout)))
+            for room, fanout in zip(envelope.rows, self.fanouts, strict=False)
+        ]
+        scanned = [
+            room for room, f in zip(envelope.rows, self.fanouts, strict=False) if self._scans(f)
+        ]
+        self._counts, self._starts = (self.integers(max(scanned, default=1)) for _ in range(2))
+        self._edge_sums = [
+            torch.empty(chunks_for(room, CHUNK), dtype=torch.int32, device=device)
+            for room in envelope.edges
+        ]
+
+    def integers(self, count: int) -> Tensor:
+        """Return zeros, int64."""
+        return torch.zeros(count, dtype=torch.int64, device=self.device)
+
+    def _number(self, place: int) -> Tensor:
+        """Return one of the numbers; -1 is the zero, -2 the flag."""
+        return self.numbers[place % self.numbers.numel()].view(1)
+
+    def edges_of(self, hop: int) -> HopEdges:
+        """Return a hop's edges as they pass through."""
+        hops, zero = len(self.fanouts), self._number(-1)
+        room = self.envelope.edges[hop]
+        return HopEdges(
+            values=self._values[:room],
+            slots=self._slots[:room],
+            before=self._number(hops + hop) if self.nested and hop else zero,
+            total=self._number(hops + 1 + hop),
+            room=room,
+            flag=self._number(-2),
+            turns=self._turns,
+            sums=self._edge_sums[hop],
+        )
+
+    def rows_of(self, hop: int, nodes: Tensor) -> HopRows:
+        """Return the rows that a hop expands."""
+        before = self._number(hop - 1) if self.nested and hop else self._number(-1)
+        room = self.envelope.rows[hop]
+        sums, known = self._row_sums[hop], self._number(hop)
+        return HopRows(nodes, before, known, room, sums, self._counts, self._starts)
+
+    def _scans(self, fanout: int) -> bool:
+        return self._method is Method.LABOR or fanout < 0
+
+    def enter_seeds(self, nodes: Tensor) -> None:
+        """Enter the seeds in a hash table; those of a dense one are entered as they are taken."""
+        if self.table.keys is None:
+            return
+        self.table.keys.fill_(-1)
+        room, zero = self.envelope.rows[0], self._number(-1)
+        seeds = replace(
+            self.edges_of(0), values=nodes[:room], slots=self._seed_slots, before=zero,
+            total=self._number(0), flag=zero,
+        )  # fmt: skip
+        self.table.enter(seeds, 0)
+
+    def draw(self, nodes: Tensor, kept: BlockEdges) -> None:
+        """Draw and number all hops; only launches kernels."""
+        from gnnplan.runtime.sampling.gpu.labor import scan_edges
+
+        hops = len(self.fanouts)
+        for hop, fanout in enumerate(self.fanouts):
+            edges, rows = self.edges_of(hop), self.rows_of(hop, nodes)
+            blocks = slice(hop, hops if self.nested else hop + 1)
+            into = replace(
+                kept, row_places=kept.row_places[blocks], edge_places=kept.edge_places[blocks]
+            )
+            choose = scan_edges if self._scans(fanout) else choose_edges
+            stream = self.streams[hop : hop + 1]
+            choose(stream, self.topology, fanout, rows, edges, self.table, into)
+            if self.table.keys is not None:
+                self.table.enter(edges)
+            after, room = self._number(hop + 1), self.envelope.rows[hop + 1] - 1
+            numbers = NodeNumbers(rows.known, after, room, nodes, kept.local, into.edge_places)
+            self.table.number_edges(edges, numbers)
+
+    @property
+    def launches(self) -> int:
+        """Return how many kernels the hops of a batch take."""
+        from gnnplan.runtime.sampling.gpu.labor import scan_launches
+
+        hashed, scans = self.table.keys is not None, scan_launches(self.topology)
+        draws = sum(scans if self._scans(fanout) else 2 for fanout in self.fanouts)
+        return draws + (2 + hashed) * len(self.fanouts) + 2 * hashed

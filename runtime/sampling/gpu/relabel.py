@@ -5,6 +5,11 @@ A hash table with linear probing maps a node to a rank: its local id once it has
 their node's rank are first appearances; a prefix sum over them numbers the new nodes. The result
 does not depend on the order in which programs run. Compare values of atomics have the pointer's
 type: a Python number there does nothing in Triton's interpreter.
+
+Padded batches are numbered without a host that waits, and with fewer kernels (`PaddedTable`): their
+table may be dense, a rank for each node of the graph; ranks are the lower the later their batch, so
+that those of earlier batches need no clearing; and one kernel numbers nodes and edges, by counts of
+first appearances chunk by chunk.
 """
 
 from dataclasses import dataclass
@@ -15,7 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.gpu.rng import mix
+from gnnplan.runtime.sampling.memory import table_slots
 
 UNNUMBERED = 1 << 48
 _NEVER = (1 << 63) - 1
@@ -123,11 +130,6 @@ class RelabelTable:
         return local, nodes, sums
 
 
-def slots_for(num_nodes: int) -> int:
-    """Return the slots of a table that so many nodes fill to the half at most."""
-    return 1 << (max(2 * num_nodes, 64) - 1).bit_length()
-
-
 class DeviceRelabel:
     """Local ids of one batch's nodes. Not shared between batches or streams."""
 
@@ -159,9 +161,225 @@ class DeviceRelabel:
         return local.to(torch.int64), new[:num_new]
 
     def _reserve(self, num_nodes: int, known_nodes: list[Tensor]) -> RelabelTable:
-        slots = slots_for(num_nodes)
+        slots = table_slots(num_nodes)
         if self._table is None or self._table.keys.numel() <= slots:
             self._table = RelabelTable.empty(slots, self._device)
             known = torch.cat([self._table.keys[:0], *known_nodes])
             self._table.insert(known, torch.tensor([known.numel()], device=self._device), 0)
         return self._table
+
+
+FRESH = tl.constexpr(1 << 32)
+"""Least rank of a node without a number, of the first batch."""
+AGE = tl.constexpr(-(1 << 33))
+"""Amount by which the ranks of a batch lie above those of the next."""
+CHUNK = 1024
+"""Least positions that a program numbers at a time."""
+_MOST_CHUNKS = 2048
+_LANES, _LANES_INTERPRETED = 32, 256
+"""Values that a program enters in a hash table at a time: the slowest of them holds up all."""
+_PROGRAMS = 16
+"""Most programs of a kernel on each multiprocessor."""
+
+
+@triton.jit
+@no_type_check
+def _edges_left(before, total, flag):
+    """Return how many edges a hop drew: none once a batch has overflowed."""
+    return tl.where(tl.load(flag) != 0, 0, tl.load(total) - tl.load(before))
+
+
+@triton.jit(do_not_specialize=["first"])
+@no_type_check
+def _enter_kernel(
+    values, slots, before, total, flag, keys, ranks, stamp, wrap, first, LANES: tl.constexpr
+):
+    count = _edges_left(before, total, flag)
+    rank = tl.load(stamp) * AGE + first
+    empty = tl.full((LANES,), -1, tl.int64)
+    for block in range(tl.program_id(0), tl.cdiv(count, LANES), tl.num_programs(0)):
+        at = tl.arange(0, LANES).to(tl.int64) + block * LANES
+        asked = at < count
+        value = tl.load(values + at, mask=asked, other=-1).to(tl.int64)
+        slot = (mix(value.to(tl.uint64)) & wrap.to(tl.uint64)).to(tl.int64)
+        # A compare-and-swap takes no mask: idle lanes swap -1 for -1 in the spare slot at the end.
+        slot = tl.where(asked, slot, wrap + 1)
+        pending = asked
+        while tl.max(pending.to(tl.int32), axis=0) > 0:
+            held = tl.atomic_cas(keys + slot, empty, value, sem="relaxed")
+            pending = pending & (held != -1) & (held != value)
+            slot = tl.where(pending, (slot + 1) & wrap, slot)
+        tl.store(slots + at, slot, mask=asked)
+        tl.atomic_min(ranks + slot, rank + at, mask=asked, sem="relaxed")
+
+
+@triton.jit
+@no_type_check
+def _first_kernel(
+    slots, before, total, flag, ranks, stamp, turns, sums, CHUNK: tl.constexpr
+):  # fmt: skip
+    count = _edges_left(before, total, flag)
+    unnumbered = tl.load(stamp) * AGE + FRESH
+    for chunk in range(tl.program_id(0), tl.cdiv(count, CHUNK), tl.num_programs(0)):
+        at = tl.arange(0, CHUNK).to(tl.int64) + chunk * CHUNK
+        asked = at < count
+        slot = tl.load(slots + at, mask=asked, other=0).to(tl.int64)
+        rank = tl.load(ranks + slot, mask=asked, other=0)
+        first = (asked & (rank == unnumbered + at)).to(tl.int32)
+        tl.store(turns + at, tl.cumsum(first, axis=0) - first, mask=asked)
+        tl.store(sums + chunk, tl.sum(first, axis=0))
+
+
+@triton.jit(do_not_specialize=["room"])
+@no_type_check
+def _localise_kernel(
+    values, slots, before, total, flag, ranks, stamp, turns, sums, known, known_after, room, nodes,
+    local, places, COPIES: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    count = _edges_left(before, total, flag)
+    earlier, num_known = tl.load(before), tl.load(known)
+    num_chunks = tl.cdiv(count, CHUNK)
+    lanes = tl.arange(0, CHUNKS)
+    parts = tl.load(sums + lanes, mask=lanes < num_chunks, other=0)
+    begins = tl.cumsum(parts, axis=0) - parts
+    if tl.program_id(0) == 0:
+        after = num_known + tl.sum(parts, axis=0)
+        tl.store(known_after, tl.minimum(after, room))
+        if after > room:
+            tl.store(flag, 1)
+    oldest = tl.load(stamp) * AGE
+    for chunk in range(tl.program_id(0), num_chunks, tl.num_programs(0)):
+        at = tl.arange(0, CHUNK).to(tl.int64) + chunk * CHUNK
+        asked = at < count
+        slot = tl.load(slots + at, mask=asked, other=0).to(tl.int64)
+        # Another program may have numbered the node meanwhile: both forms give the same number.
+        code = tl.load(ranks + slot, mask=asked, other=0) - oldest
+        fresh = asked & (code >= FRESH)
+        first = tl.where(fresh, code - FRESH, 0)
+        begin = tl.gather(begins, (first // CHUNK).to(tl.int32), axis=0)
+        number = num_known + begin + tl.load(turns + first, mask=fresh, other=0)
+        number = tl.where(fresh, number, code)
+        mine = fresh & (first == at)
+        value = tl.load(values + at, mask=mine, other=0).to(tl.int64)
+        tl.store(nodes + number, value, mask=mine & (number < room))
+        tl.store(ranks + slot, oldest + number, mask=mine)
+        for copy in range(COPIES):
+            place = tl.load(places + copy) + earlier + at
+            tl.store(local + place, number.to(tl.int32), mask=asked)
+
+
+def chunks_for(bound: int, least: int) -> int:
+    """Return a power of two, at least the chunks of so many positions.
+
+    >>> [chunks_for(bound, 64) for bound in (100, 10000, 1 << 24)]
+    [32, 256, 2048]
+    """
+    return min(max(triton.next_power_of_2(triton.cdiv(bound, least)), 32), _MOST_CHUNKS)
+
+
+def chunk_of(bound: int, chunks: int, least: int) -> int:
+    """Return the positions of each of so many chunks, a power of two.
+
+    >>> [chunk_of(bound, chunks_for(bound, 64), 64) for bound in (100, 10000, 1 << 24)]
+    [64, 64, 8192]
+    """
+    return max(least, triton.next_power_of_2(triton.cdiv(bound, chunks)))
+
+
+def programs_for(bound: int, each: int, device: torch.device) -> int:
+    """Return the programs of a grid that strides over so many positions."""
+    most = _PROGRAMS * processor_of(device).multiprocessors
+    return max(1, min(triton.cdiv(bound, each), most))
+
+
+@dataclass(frozen=True, slots=True)
+class HopEdges:
+    """Edges of a hop that await their numbers; all on the device."""
+
+    values: Tensor
+    """Neighbours, one or more than are drawn."""
+    slots: Tensor
+    """Their slots in the table; the neighbours themselves where it is dense."""
+    before: Tensor
+    """Edges of earlier hops that `total` counts too, int64 [1]."""
+    total: Tensor
+    room: int
+    """Most of these: the batch overflows beyond."""
+    flag: Tensor
+    """Not 0 once the batch has overflowed, int64 [1]."""
+    turns: Tensor
+    """Room for first appearances before each edge in its chunk, int32."""
+    sums: Tensor
+    """Room for first appearances by chunk, int32, a power of two."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeNumbers:
+    """Where numbers of a hop's nodes and edges go; all on the device."""
+
+    known: Tensor
+    """Nodes known before the hop, int64 [1]."""
+    known_after: Tensor
+    """Room for those known after it, int64 [1]."""
+    room: int
+    """Most of them: the batch overflows beyond."""
+    nodes: Tensor
+    """Nodes by number, int64."""
+    local: Tensor
+    """Number of each edge's neighbour, int32."""
+    places: Tensor
+    """Where the edges of a batch begin in each copy of `local`, int64 [copies]."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedTable:
+    """Ranks by slot, int64: of all nodes, or of a hash table's keys."""
+
+    keys: Tensor | None
+    """Nodes by slot, int64, -1 where empty, and one slot to spare. None: a node is its own slot."""
+    ranks: Tensor
+    stamp: Tensor
+    """Number of the batch, int64 [1]."""
+
+    @staticmethod
+    def hashed(slots: int, device: torch.device) -> "PaddedTable":
+        """Make a table for half as many nodes as slots, a power of two."""
+        keys = torch.full((slots + 1,), -1, dtype=torch.int64, device=device)
+        return PaddedTable(keys, torch.full_like(keys, _NEVER), torch.zeros_like(keys[:1]))
+
+    @staticmethod
+    def dense(num_nodes: int, device: torch.device) -> "PaddedTable":
+        """Make a table of all nodes of a graph."""
+        ranks = torch.full((max(num_nodes, 1),), _NEVER, dtype=torch.int64, device=device)
+        return PaddedTable(None, ranks, torch.zeros_like(ranks[:1]))
+
+    def forget(self) -> None:
+        """Forget all nodes and batches; waits for nothing."""
+        self.ranks.fill_(_NEVER)
+        self.stamp.zero_()
+
+    def enter(self, edges: HopEdges, first: int = FRESH.value) -> None:
+        """Enter values in a hash table, and write their slots; ranks fall to `first` + place."""
+        assert self.keys is not None
+        bound, device = edges.values.numel(), edges.values.device
+        lanes = _LANES if processor_of(device).captures else _LANES_INTERPRETED
+        wrap = self.keys.numel() - 2
+        _enter_kernel[(programs_for(bound, lanes, device),)](
+            edges.values, edges.slots, edges.before, edges.total, edges.flag, self.keys, self.ranks,
+            self.stamp, wrap, first, LANES=lanes, num_warps=max(lanes // 64, 1),
+        )  # fmt: skip
+
+    def number_edges(self, edges: HopEdges, into: NodeNumbers) -> None:
+        """Number the nodes that are new, in order, and the edges; launches two kernels."""
+        bound, device = edges.values.numel(), edges.values.device
+        chunk = chunk_of(bound, edges.sums.numel(), CHUNK)
+        grid = (programs_for(bound, chunk, device),)
+        hop = (edges.before, edges.total, edges.flag)
+        _first_kernel[grid](
+            edges.slots, *hop, self.ranks, self.stamp, edges.turns, edges.sums, CHUNK=chunk
+        )
+        _localise_kernel[grid](
+            edges.values, edges.slots, *hop, self.ranks, self.stamp, edges.turns, edges.sums,
+            into.known, into.known_after, into.room, into.nodes, into.local, into.places,
+            COPIES=into.places.numel(), CHUNKS=edges.sums.numel(), CHUNK=chunk,
+        )  # fmt: skip

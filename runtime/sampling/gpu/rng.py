@@ -59,6 +59,18 @@ def bounded(bits, bound):
     return tl.umulhi(bits, bound.to(tl.uint64)).to(tl.int64)
 
 
+@triton.jit
+@no_type_check
+def stream_of(seed, epoch, step, hop, purpose):
+    """Compute `rng.stream` as uint64; all arguments are int64 tensors of one shape."""
+    golden = tl.full((), GOLDEN, tl.uint64)
+    state = mix(seed.to(tl.uint64) + golden)
+    state = mix((state ^ epoch.to(tl.uint64)) + golden)
+    state = mix((state ^ step.to(tl.uint64)) + golden)
+    state = mix((state ^ hop.to(tl.uint64)) + golden)
+    return mix((state ^ purpose.to(tl.uint64)) + golden)
+
+
 @triton.jit(do_not_specialize=["stream"])
 @no_type_check
 def _draw_kernel(stream, ids, turns, bounds, out, chosen, count, BLOCK: tl.constexpr):

@@ -20,10 +20,11 @@ NAMES = kernel.arg_names
 KINDS = {"count": "i64", "num_nodes": "i64", "out": "*i32"}
 
 
-def ptx_of(codes, unit, out, ordered=False, packed=True, **values):
+def ptx_of(codes, unit, out, ordered=False, packed=True, pads=False, **values):
     kinds = {n: KINDS.get(n, "*i64") for n in NAMES} | {"codes": codes, "out": out}
     values |= {"UNIT": unit, "ROWS": 16, "COLUMNS": 128, "LANES": 4}
-    values |= {"ORDERED": ordered, "PACKED": packed, "REPORTS": True}
+    values |= {"ORDERED": ordered, "PACKED": packed, "REPORTS": True,
+               "PADS": pads}
     kinds |= {n: "constexpr" for n in values}
     attrs = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(NAMES) if kinds[n][0] == "*"}
     source = ASTSource(kernel, signature=kinds, constexprs=values, attrs=attrs)
@@ -34,8 +35,8 @@ for width, read, stride, align in ((128, 128, 128, 16), (100, 100, 100, 4),
                                    (104, 104, 104, 16), (101, 104, 101, 16)):
     ptx = ptx_of("*i32", tl.int32, "*i32", WIDTH=width, READ=read, STRIDE=stride, ALIGN=align)
     print(width, read, align, "ld.global.v4.b32" in ptx, "st.global.v4.b32" in ptx)
-    for ordered, packed in ((False, False), (True, True), (True, False)):
-        ptx_of("*i32", tl.int32, "*i32", ordered, packed,
+    for ordered, packed, pads in ((False, True, True), (True, True, False), (True, False, False)):
+        ptx_of("*i32", tl.int32, "*i32", ordered, packed, pads,
                WIDTH=width, READ=read, STRIDE=stride, ALIGN=align)
 for unit, out in ((tl.float16, "*fp32"), (tl.bfloat16, "*fp32"), (tl.float32, "*bf16")):
     ptx = ptx_of("*i64", unit, out, WIDTH=101, READ=104, STRIDE=104, ALIGN=16)

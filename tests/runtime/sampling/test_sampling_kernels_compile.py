@@ -15,17 +15,18 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from gnnplan.runtime.sampling.gpu import choose as c, rng as d, segments as s, segments as t
-from gnnplan.runtime.sampling.gpu import tasks as k
+from gnnplan.runtime.sampling.gpu import padded as p, relabel as l, tasks as k
 
 NUMBERS = "num_rows fanout above most base low high bound count num_candidates each".split()
-NUMBERS += ["host_low", "host_high"]
+NUMBERS += "host_low host_high room wrap first most_missed".split()
 DOUBLES = "inverse squares excess scale values_f levels sums goals".split()
 
 
 def compiled(kernel, values, changed=None):
     names = kernel.arg_names
     kinds = {n: "i64" if n in NUMBERS else "*fp64" if n in DOUBLES else "*i64" for n in names}
-    kinds |= (changed or {}) | {n: "constexpr" for n in values}
+    kinds |= {n: kind for n, kind in (changed or {}).items() if n in names}
+    kinds |= {n: "constexpr" for n in values}
     attrs = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if kinds[n][0] == "*"}
     source = ASTSource(kernel, signature=kinds, constexprs=values, attrs=attrs)
     triton.compile(source, target=GPUTarget("cuda", 90, 32))
@@ -50,6 +51,26 @@ for places, unit in ((False, tl.int32), (True, tl.int64)):
     compiled(k._negatives_kernel, tile | {"POOLED": places, "PLACES": places, "TRIES": 16})
     compiled(k._pass_over_kernel, tile)
 compiled(t._upper_kernel, {"BLOCK": 256})
+
+# Padded batches, whose edges and counts by chunk are int32.
+narrow = {n: "*i32" for n in "turns sums local rows".split()}
+chunks = {"CHUNKS": 1024, "CHUNK": 256, "COPIES": 3}
+for places, unit in ((False, tl.int32), (True, tl.int64)):
+    lists = {"PLACES": places, "BYTES": 4 if unit == tl.int32 else 8}
+    values = {"values": "*i32" if unit == tl.int32 else "*i64"}
+    compiled(c._count_kernel, lists | {"CHUNK": 256}, {"sums": "*i64"})
+    made = lists | chunks | {"UNIT": unit, "DENSE": places, "POSITIONS": places}
+    compiled(c._choose_kernel, made | {"ROWS": 64, "WIDE": 16},
+             values | {"rows": "*i32", "sums": "*i64"})
+    compiled(l._first_kernel, {"CHUNK": 1024}, narrow | {"slots": values["values"]})
+    compiled(l._localise_kernel, chunks | {"CHUNK": 1024},
+             narrow | values | {"slots": values["values"]})
+    labels = {"LABELS": 1, "HOPS": 3, "BLOCK": 512}
+    compiled(p._take_kernel, labels | {"DENSE": places, "LANES": 4, "PURPOSE": 1},
+             {"weight": "*fp32"})
+    compiled(p._seal_kernel, labels | {"IGNORE": -100, "POSITIONS": places, "LANES": 8},
+             narrow | {"weight": "*fp32"})
+compiled(l._enter_kernel, {"LANES": 32}, {"values": "*i32"})
 """
 
 
@@ -59,4 +80,4 @@ def test_the_kernels_of_sampling_compile_for_hopper() -> None:
         [sys.executable, "-c", CODE], capture_output=True, text=True, env=environment, check=False
     )
     assert found.returncode == 0, found.stderr[-4000:]
-    assert len(set(found.stdout.split())) == 11
+    assert len(set(found.stdout.split())) == 18
