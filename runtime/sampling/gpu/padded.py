@@ -353,7 +353,7 @@ class PaddedDraws:
             POSITIONS=kept.positions is not None, HOPS=num_hops,
             LANES=triton.next_power_of_2(2 * num_hops + 1), BLOCK=_BLOCK,
         )  # fmt: skip
-        if self._store is not None:
+        if self._store is not None and batch.x is not None:
             known = batch.counts[num_hops : num_hops + 1]
             self._store.gather_padded(batch.n_id, known, batch.x, self.row_counts)
 

@@ -364,7 +364,8 @@ class PaddedTable:
         bound, device = edges.values.numel(), edges.values.device
         lanes = _LANES if processor_of(device).captures else _LANES_INTERPRETED
         wrap = self.keys.numel() - 2
-        _enter_kernel[(programs_for(bound, lanes, device),)](
+        launch: Any = _enter_kernel[(programs_for(bound, lanes, device),)]
+        launch(
             edges.values, edges.slots, edges.before, edges.total, edges.flag, self.keys, self.ranks,
             self.stamp, wrap, first, LANES=lanes, num_warps=max(lanes // 64, 1),
         )  # fmt: skip
