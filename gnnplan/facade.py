@@ -57,19 +57,22 @@ def plan(
     return plan_in_time(graph, wanted, machine=machine, out=out, progress=progress, say=say)
 
 
-def explain(plan: str | Path) -> str:
+def explain(plan: str | Path, *, today: str | None = None) -> str:
     """Explain where a step's time goes, where rows are kept and why the next best plan lost.
 
     Args:
         plan: plan folder.
+        today: what you run today, such as "pyg-loader:workers=8" or "dgl-uva", whose epoch is
+            estimated beside the plan's; None: PyG's loader on half of the cores.
 
     Raises:
         PlanError: the folder holds no plan, or a damaged one.
+        SettingsError: there is no such system, or it cannot do what the plan does.
     """
     from gnnplan.planner.queries.explain import explain as find_reasons, render
     from gnnplan.runtime.plan.io import load_plan
 
-    return render(find_reasons(load_plan(Path(plan))))
+    return render(find_reasons(load_plan(Path(plan)), today))
 
 
 def train(

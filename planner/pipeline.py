@@ -33,8 +33,13 @@ from gnnplan.planner.profile.draws import GraphDraws
 from gnnplan.planner.profile.profile import Wanted, estimated_profile, gpu_profile, profiles
 from gnnplan.planner.progress import Progress, onward, portion, silent
 from gnnplan.planner.queries.calibrate import calibrate_search, load_calibration
-from gnnplan.planner.queries.explain import RunnersUp, save_runners_up
-from gnnplan.planner.queries.remedies import advice, find_remedies, find_runners_up
+from gnnplan.planner.queries.remedies import (
+    advice,
+    count_for_today,
+    find_remedies,
+    find_runners_up,
+)
+from gnnplan.planner.queries.rivals import RunnersUp, save_runners_up
 from gnnplan.planner.request import (
     check_graph,
     check_output,
@@ -200,6 +205,7 @@ def draft(
             best.explored.priced, best.chosen, asked=settings.devices is not None,
             name_of=lambda p: p.name, why=why_it_lost,
         )  # fmt: skip
+        runners = replace(runners, today=count_for_today(best.search, best.chosen))
         rivals = outcome.rivals
     if settings.quick:
         found = replace(found, prediction=mark_estimated(found.prediction))

@@ -32,8 +32,8 @@ from gnnplan.api.service.context import Service
 from gnnplan.api.service.jobs import read_end
 from gnnplan.api.storage.tables import JobRow, PlanRow
 from gnnplan.planner.client.resources import Job
+from gnnplan.planner.cost.link_use import measured_links
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.report.links import measured_links
 from gnnplan.planner.report.measured import Measured, compare_run, draw_measured
 from gnnplan.planner.report.page import machine_of, swatch
 from gnnplan.planner.report.svg import CurvePoint, draw_curve

@@ -26,9 +26,9 @@ from gnnplan.api.service.artefacts import (
 from gnnplan.api.service.context import Service
 from gnnplan.api.storage.tables import PlanRow
 from gnnplan.planner.client.resources import PlanSummary
+from gnnplan.planner.cost.link_use import link_rows
 from gnnplan.planner.queries.explain import explain
 from gnnplan.planner.report.charts import Timeline, draw_timeline, timeline
-from gnnplan.planner.report.links import link_rows
 from gnnplan.planner.report.measured import differences, verdict
 from gnnplan.planner.report.page import machine_line, sections, swatch
 from gnnplan.planner.report.topology import draw_topology

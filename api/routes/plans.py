@@ -103,9 +103,21 @@ def delete_plan(
 
 
 @router.get("/{plan}/explain", response_model=Explanation)
-def explain_plan(request: Request, service: ServiceIn, _who: Reader, plan: Id) -> Response:
+def explain_plan(
+    request: Request,
+    service: ServiceIn,
+    _who: Reader,
+    plan: Id,
+    today: Annotated[
+        str | None,
+        Query(
+            max_length=64,
+            description="What is run today, SYSTEM or SYSTEM:workers=N, to estimate beside it.",
+        ),
+    ] = None,
+) -> Response:
     """Where the time goes, where rows live, and why the runner-up lost."""
-    document = plans.explanation_document(service, plan)
+    document = plans.explanation_document(service, plan, today)
     return answer_tagged(request, document, cache=UNCHANGING)
 
 

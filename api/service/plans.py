@@ -56,12 +56,14 @@ def plan_document(service: Service, plan_id: str) -> bytes:
     return service.documents.get_or_make(f"{plan_id}/plan", read)
 
 
-def explanation_document(service: Service, plan_id: str) -> bytes:
-    """Explain a plan, in the JSON of `gnnplan explain --json`."""
+def explanation_document(service: Service, plan_id: str, today: str | None = None) -> bytes:
+    """Explain a plan, in the JSON of `gnnplan explain --json`, beside what is run today."""
 
     def make() -> bytes:
-        return as_json(explain(get_plan(service, plan_id)))
+        return as_json(explain(get_plan(service, plan_id), today))
 
+    if today is not None:
+        return make()
     return service.documents.get_or_make(f"{plan_id}/explain", make)
 
 

@@ -39,6 +39,15 @@ if TYPE_CHECKING:
     from gnnplan.runtime.report import RunReport
 
 PlanArgument = Annotated[Path, typer.Argument(help="Plan folder (with --server also an id).")]
+TodayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--today",
+        metavar="SYSTEM[:workers=N]",
+        help="What you run today, whose epoch is estimated beside the plan's, such as "
+        "pyg-loader:workers=8, dgl-uva or quiver; default: pyg-loader on half of the cores.",
+    ),
+]
 
 
 def register(parent: typer.Typer) -> None:
@@ -66,10 +75,15 @@ def plan_command(
         bool,
         typer.Option("--calibrated", help="Scale stages by what compare learnt on this machine."),
     ] = False,
+    today: TodayOption = None,
     server: ServerOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Find the plan with the lowest predicted time per step."""
+    if today is not None:
+        from gnnplan.planner.queries.rivals import read_today
+
+        read_today(today)
     if server is not None:
         from gnnplan.planner.request import check_machine_name, check_output
 
@@ -77,9 +91,12 @@ def plan_command(
         if machine is not None and not remote.is_upload(machine):
             check_machine_name(machine)
         made = remote.plan(server, graph, output, settings, machine=machine, calibrated=calibrated)
-        print_plan(made, output, as_json=as_json)
+        print_plan(made, output, as_json=as_json, today=today)
         return
-    plan_here(graph, output, settings, machine=machine, as_json=as_json, calibrated=calibrated)
+    plan_here(
+        graph, output, settings, machine=machine, as_json=as_json, calibrated=calibrated,
+        today=today,
+    )  # fmt: skip
 
 
 def plan_here(
@@ -90,6 +107,7 @@ def plan_here(
     machine: str | None,
     as_json: bool,
     calibrated: bool = False,
+    today: str | None = None,
 ) -> None:
     """Plan, write the folder and print the explanation."""
     from gnnplan.planner.request import check_request
@@ -104,7 +122,7 @@ def plan_here(
             say=print_aside, calibrate=calibrated,
         )  # fmt: skip
     print_machine_notes(load_record(result).machine)
-    print_plan(result, output, as_json=as_json)
+    print_plan(result, output, as_json=as_json, today=today)
 
 
 def print_aside(words: str) -> None:
@@ -112,12 +130,12 @@ def print_aside(words: str) -> None:
     print_text(words, as_json=True)
 
 
-def print_plan(result: Plan, output: Path, *, as_json: bool) -> None:
-    """Print a written plan as JSON, or explained."""
+def print_plan(result: Plan, output: Path, *, as_json: bool, today: str | None = None) -> None:
+    """Print a written plan as JSON, or explained beside what is run today."""
     if as_json:
         emit_json(result)
         return
-    print_explanation(output)
+    print_explanation(output, today)
     console().print(f"written to {output}", markup=False, soft_wrap=True)
 
 
@@ -133,24 +151,33 @@ def print_machine_notes(machine: MachineModel) -> None:
 
 
 def explain_command(
-    plan: PlanArgument, server: ServerOption = None, as_json: JsonFlag = False
+    plan: PlanArgument,
+    today: TodayOption = None,
+    server: ServerOption = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Why this many ranks, what fills memory, what would be faster; where the time goes."""
     from gnnplan.planner.queries.explain import explain, render
 
     if server is None:
-        found = explain(load_plan(plan))
+        found = explain(load_plan(plan), today)
     else:
         with remote.service(server) as client:
-            found = client.plans.explain(remote.plan_id(plan))
+            found = client.plans.explain(remote.plan_id(plan), today=today)
     print_answer(found, render, as_json=as_json)
 
 
-def print_explanation(folder: Path) -> None:
-    """Print the explanation of a plan folder."""
+def print_explanation(folder: Path, today: str | None = None) -> None:
+    """Print the explanation of a plan folder; beside what is run today, if it can be estimated."""
     from gnnplan.planner.queries.explain import explain, render
 
-    print_text(render(explain(load_plan(folder))))
+    plan = load_plan(folder)
+    try:
+        found = explain(plan, today)
+    except SettingsError as error:  # the plan is written: what cannot be estimated is a note
+        print_aside(f"note: {error}")
+        found = explain(plan)
+    print_text(render(found))
 
 
 def simulate_command(

@@ -82,7 +82,7 @@ def plan(
     calibrated: bool,
 ) -> Plan:
     """Let the service plan, and write the plan's folder here."""
-    from gnnplan.planner.queries.explain import save_runners_up
+    from gnnplan.planner.queries.rivals import save_runners_up
 
     with service(server) as client, progress_bar("plan") as progress:
         made = client.plans.make(

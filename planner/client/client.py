@@ -112,9 +112,13 @@ class Plans:
         """Remove a plan that no job uses; one with runs is refused unless `with_runs`."""
         self._connection.delete(_at(plan), {"with_runs": "true"} if with_runs else None)
 
-    def explain(self, plan: str) -> Explanation:
-        """Explain where the time goes, where rows live, and why the runner-up lost."""
-        return decode_document(Explanation, self._connection.get(f"{_at(plan)}/explain"))
+    def explain(self, plan: str, *, today: str | None = None) -> Explanation:
+        """Explain where the time goes, where rows live, and why the runner-up lost.
+
+        `today` is what the user runs, as SYSTEM or SYSTEM:workers=N; None for PyG's loader.
+        """
+        asked = None if today is None else {"today": today}
+        return decode_document(Explanation, self._connection.get(f"{_at(plan)}/explain", asked))
 
     def diff(self, plan: str, other: str) -> PlanDiff:
         """Return what two plans decide and predict differently."""

@@ -40,8 +40,8 @@ from gnnplan.planner.fullgraph.formulas import choose_keep, columns_per_row, p_b
 from gnnplan.planner.fullgraph.memory import memory_use
 from gnnplan.planner.fullgraph.price import FullRequest, PricedEpoch, price, rank_seconds
 from gnnplan.planner.fullgraph.profile import CutProfile
-from gnnplan.planner.queries.explain import RunnersUp
 from gnnplan.planner.queries.remedies import Remedy, advice, find_runners_up, rank_remedies
+from gnnplan.planner.queries.rivals import RunnersUp
 from gnnplan.planner.search.choose import find_slower_stage, nearest_to_fit
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.plan.schema import Alternative, MemoryUse

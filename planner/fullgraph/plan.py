@@ -22,7 +22,7 @@ from gnnplan.planner.fullgraph.profile import CutProfile, profile_cuts
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.profile.roofline import check_model
 from gnnplan.planner.progress import Progress
-from gnnplan.planner.queries.explain import RunnersUp
+from gnnplan.planner.queries.rivals import RunnersUp
 from gnnplan.planner.request import check_training_data
 from gnnplan.planner.search.choose import shadow_prices
 from gnnplan.planner.search.dimensions.ranks import (

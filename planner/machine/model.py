@@ -178,6 +178,27 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CollectiveBackend:
+    """How GPUs' ranks exchange where the library, and not the links between them, sets the pace."""
+
+    name: Literal["nccl", "gloo"]
+    bytes_per_second: float
+    """Rate at which a rank sends and, at once, receives."""
+    call_seconds: float
+    """Seconds of a call before bytes move."""
+    source: str
+    provenance: Provenance = "preset"
+
+    def exchange_seconds(self, num_bytes: float, messages: float = 1) -> float:
+        """Return the seconds of calls in which a rank sends so many bytes."""
+        return messages * self.call_seconds + num_bytes / self.bytes_per_second
+
+    def all_reduce_seconds(self, num_bytes: float, ranks: int) -> float:
+        """Return the seconds of a ring: 2 (P - 1) / P of the bytes leave each rank (8.3 [A3])."""
+        return self.exchange_seconds(2 * (ranks - 1) / ranks * num_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MachineModel:
     """Everything the planner knows of a machine; `machine.json` on disk."""
 
@@ -204,11 +225,14 @@ class MachineModel:
     sources: dict[str, str] = field(default_factory=dict[str, str])
     """Sources of the numbers of a preset's links, memories and tables, by name."""
     notes: list[str] = field(default_factory=list[str])
+    backend: CollectiveBackend | None = field(default=None, metadata=codec.UNLESS_SET)
+    """Library of the collectives of GPUs' ranks where it sets their pace; None: links do."""
 
     @property
     def calibration(self) -> str:
         """Hash of every measured or preset number."""
-        return codec.content_hash([self.tables, self.links, self.noise])[:32]
+        more = [] if self.backend is None else [self.backend]
+        return codec.content_hash([self.tables, self.links, self.noise, *more])[:32]
 
     @property
     def num_cores(self) -> int:

@@ -18,7 +18,6 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.parallel import side_by_side
 from gnnplan.planner.placement.costs import (
     DISK,
     HOST,
@@ -40,6 +39,7 @@ from gnnplan.planner.placement.placement import (
     nearest_places,
 )
 from gnnplan.planner.placement.problem import Heat, Ids, PlacementProblem, rows_problem
+from gnnplan.runtime.process import side_by_side
 
 SOURCES = ("own", "peer", "host", "disk")
 """Kinds of source, as in runtime.plan.io.Source."""

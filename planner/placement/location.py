@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.parallel import side_by_side
 from gnnplan.planner.placement.costs import RowCosts
 from gnnplan.planner.placement.placement import first_alike, mark_holders
 from gnnplan.runtime.errors import PlanError
@@ -23,6 +22,7 @@ from gnnplan.runtime.features.location import (
     renumber,
 )
 from gnnplan.runtime.plan.schema import Source
+from gnnplan.runtime.process import side_by_side
 
 MAX_DEVICES = MAX_SOURCES - 3
 """Most devices: own, host and disk take three of the source numbers."""

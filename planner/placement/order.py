@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.array_cache import make_once
-from gnnplan.planner.parallel import LONG, side_by_side
 from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.process import LONG, side_by_side
 
 Probabilities = NDArray[np.float32] | NDArray[np.float64]
 """p(v): share of a rank's batches whose input set holds v. Shape [N], or [G, N] per GPU."""

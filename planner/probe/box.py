@@ -9,7 +9,8 @@ Every link, switch and memory of the machine says where its number is from.
 Host memory is spread over the NUMA nodes, so a read takes equal shares of each node's channels.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import (
+    CollectiveBackend,
     Link,
     MachineModel,
     Memory,
@@ -101,6 +103,10 @@ class Box:
     pcie_switches: PcieSwitches
     numa: Numa
     network: Network | None = None
+    backend: CollectiveBackend | None = None
+    """Library of the collectives, where it sets their pace."""
+    host_numbers: dict[str, Number] = field(default_factory=dict[str, Number])
+    """Numbers that stand for those of the host's part: an instance has a share of a host."""
     notes: list[str] = field(default_factory=list[str])
 
     @property
@@ -128,21 +134,52 @@ class Box:
 
 def read_box(plain: dict[str, Any], name: str) -> Box:
     """Read a box from its YAML form; MachineError where a field is missing, unknown or wrong."""
-    network = plain.get("network")
+    apart = ("network", "backend", "host_numbers")
     try:
-        box = codec.decode(Box, {key: value for key, value in plain.items() if key != "network"})
-        if network is None:
-            return box
-        joined = Network(
-            cards=int(network["cards"]),
-            **{
-                key: read_number(network[key], f"{name}: network: {key}")
-                for key in ("bytes_per_second", "share", "latency_seconds")
-            },
-        )
+        box = codec.decode(Box, {key: value for key, value in plain.items() if key not in apart})
+        read = {key: _READERS[key](plain[key], name) for key in apart if plain.get(key)}
     except (ValueError, KeyError, TypeError) as error:
         raise MachineError(f"preset {name}: not a box of GPUs ({error})") from None
-    return codec.decode(Box, {**codec.to_plain(box), "network": codec.to_plain(joined)})
+    return replace(box, **read)
+
+
+def _read_network(plain: dict[str, Any], name: str) -> Network:
+    return Network(
+        cards=int(plain["cards"]),
+        **{
+            key: read_number(plain[key], f"{name}: network: {key}")
+            for key in ("bytes_per_second", "share", "latency_seconds")
+        },
+    )
+
+
+def _read_backend(plain: dict[str, Any], name: str) -> CollectiveBackend:
+    rate, call = (
+        read_number(plain[key], f"{name}: backend: {key}")
+        for key in ("bytes_per_second", "call_seconds")
+    )
+    both = rate.times(call)
+    return codec.decode(
+        CollectiveBackend,
+        {
+            "name": plain["name"],
+            "bytes_per_second": rate.value,
+            "call_seconds": call.value,
+            "source": both.source,
+            "provenance": both.provenance,
+        },
+    )
+
+
+def _read_numbers(plain: dict[str, Any], name: str) -> Part:
+    return {key: read_number(value, f"{name}: {key}") for key, value in plain.items()}
+
+
+_READERS: dict[str, Callable[[dict[str, Any], str], Any]] = {
+    "network": _read_network,
+    "backend": _read_backend,
+    "host_numbers": _read_numbers,
+}
 
 
 HOST_LINE_BYTES = 64
@@ -197,6 +234,7 @@ class Build:
         lanes: int = 0,
     ) -> None:
         """Add a link with the source of its bandwidth."""
+        known = {number.provenance for number in (bandwidth, gather) if number is not None}
         self.links.append(
             Link(
                 name=name,
@@ -204,7 +242,7 @@ class Build:
                 target=target,
                 latency_seconds=0.0 if latency is None else latency.value,
                 bandwidth_bytes_per_second=bandwidth.value,
-                provenance=bandwidth.provenance,
+                provenance="preset" if known == {"preset"} else "derived",
                 transaction_bytes=transaction_bytes,
                 gather_bytes_per_second=0.0 if gather is None else gather.value,
                 lanes=lanes,
@@ -215,9 +253,9 @@ class Build:
 
 
 def _numa_names(build: Build, host: int) -> list[str]:
-    """Name the NUMA nodes; with one socket host memory itself stands for its node."""
+    """Name the NUMA nodes; host memory stands for the only one, unless its reads are limited."""
     prefix, sockets = prefix_of(host), int(build.host["sockets"].value)
-    if sockets == 1:
+    if sockets == 1 and "gather_bytes_per_second" not in build.host:
         return [f"{prefix}host0"]
     return [f"{prefix}numa{n}" for n in range(sockets)]
 
@@ -250,13 +288,15 @@ def add_host(build: Build, h: int) -> None:
         latency=effects["disk_latency_seconds"],
         transaction_bytes=int(effects["disk_page_bytes"].value),
     )
-    if sockets == 1:
+    nodes, gather = _numa_names(build, h), host.get("gather_bytes_per_second")
+    if nodes == [memory]:
         return
-    nodes = _numa_names(build, h)
     for n, node in enumerate(nodes):
         build.switches.append(Switch(name=node, kind="numa", provenance=host["sockets"].provenance))
         line = HOST_LINE_BYTES
-        build.link(f"{prefix}dram{n}.read", memory, node, dram, transaction_bytes=line)
+        build.link(
+            f"{prefix}dram{n}.read", memory, node, dram, gather=gather, transaction_bytes=line
+        )
         build.link(f"{prefix}dram{n}.write", node, memory, dram, transaction_bytes=line)
         for other in range(n):
             for a, b in ((n, other), (other, n)):
@@ -307,7 +347,7 @@ def add_gpus(build: Build, h: int) -> None:
 def _add_pcie(build: Build, name: str, above: str, below: str) -> None:
     gpu, effects = build.gpu, build.effects
     lanes, generation = int(gpu["pcie_lanes"].value), int(gpu["pcie_generation"].value)
-    raw = Number(
+    raw = gpu.get("host_bytes_per_second") or Number(
         value=PCIE_BYTES_PER_SECOND_PER_LANE[generation] * lanes,
         provenance="preset",
         source=f"PCI Express {generation}.0 x{lanes}",
@@ -321,7 +361,7 @@ def _add_pcie(build: Build, name: str, above: str, below: str) -> None:
             gather=raw.times(effects["pcie_gather_share"]),
             latency=effects["pcie_latency_seconds"],
             transaction_bytes=int(effects["pcie_transaction_bytes"].value),
-            lanes=lanes,
+            lanes=0 if "host_bytes_per_second" in gpu else lanes,
         )
 
 
@@ -387,7 +427,7 @@ def box_machine(box: Box, name: str, num_hosts: int = 1) -> MachineModel:
         box=box,
         gpu=gpu,
         gpu_model=gpu_model,
-        host=host,
+        host={**host, **box.host_numbers},
         host_model=host_model,
         effects=load_effects(),
     )
@@ -421,6 +461,7 @@ def box_machine(box: Box, name: str, num_hosts: int = 1) -> MachineModel:
         other_covers=[named(cover.cliques) for cover in covers[1:]],
         tables=tables,
         noise=build.effects["noise"].value,
+        backend=box.backend,
         sources=build.sources | table_sources,
         notes=[
             *box.notes,

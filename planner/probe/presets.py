@@ -3,7 +3,8 @@
 A preset (`presets/NAME.yaml`) is either a machine model whose numbers were measured on such a
 machine once (`dump_preset` writes one), or a box of GPUs: parts by name and how they are joined,
 from which the machine is built (box.py). Each number says where it is from. NAME:N asks for N boxes
-joined by their network, where the preset allows several.
+joined by their network, where the preset allows several. Instances of clouds, such as g5.8xlarge,
+are boxes that `parts/instances.yaml` lists by family.
 """
 
 import functools
@@ -36,7 +37,8 @@ PRESETS_FOLDER = Path(__file__).with_name("presets")
 
 def list_presets() -> list[str]:
     """List the names that `load_preset` knows, sorted."""
-    return sorted(path.stem for path in PRESETS_FOLDER.glob("*.yaml"))
+    files = [path.stem for path in PRESETS_FOLDER.glob("*.yaml")]
+    return sorted([*files, *(size for family in _families().values() for size in family["sizes"])])
 
 
 def is_preset(name: str) -> bool:
@@ -230,8 +232,10 @@ def load_preset(name: str) -> MachineModel:
         raise unknown_machine(name)
     if colon and (not count.isdecimal() or int(count) < 1):
         raise MachineError(f"expected {base}:N with a number N of hosts, found {name!r}")
-    text = (PRESETS_FOLDER / f"{base}.yaml").read_text()
-    return parse_preset(text, base, num_hosts=int(count) if colon else 1)
+    hosts, path = int(count) if colon else 1, PRESETS_FOLDER / f"{base}.yaml"
+    if not path.exists():
+        return _from_box(instance_box(base), base, hosts)
+    return parse_preset(path.read_text(), base, num_hosts=hosts)
 
 
 def on_hosts(machine: MachineModel, hosts: int | None) -> MachineModel:
@@ -379,6 +383,61 @@ def _file(name: str) -> dict[str, Any]:
     import yaml  # on use: the command line starts without it
 
     return yaml.safe_load((PARTS_FOLDER / f"{name}.yaml").read_text())
+
+
+GIB = 1 << 30
+
+
+def _families() -> dict[str, Any]:
+    """Return the families of cloud instances."""
+    return _file("instances")
+
+
+def instance_box(name: str) -> dict[str, Any]:
+    """Return a cloud instance as a preset's box: its share of a host, its GPUs and its network.
+
+    Half of a host's cores or less lie on one socket; NVLinks to GPUs it lacks fall away.
+    """
+    family = next(found for found in _families().values() if name in found["sizes"])
+    cores, gibibytes, gpus, gigabits = family["sizes"][name]
+    whole, source = load_part("hosts", family["host"])[1], f"{family['source']}, {name}"
+    sockets, share = (1 if 2 * cores <= whole["cores"].value else 2), cores / whole["cores"].value
+    dram = whole["dram_bytes_per_second"].scaled(min(1.0, 2 * share))
+    none = {"source": f"{family['source']}: no NVLink", "provenance": "preset"}
+    links: dict[str, Any] = {"pairs": [], **family.get("nvlinks", none)}
+    width, why = family["pcie_group"]
+    latency, over = (1.5e-5, "EFA") if family.get("efa") else (5e-5, "TCP")
+    said = f"{family['source']}, {name}: {gigabits} Gbit/s"
+    return {
+        "kind": "box",
+        "gpu": family["gpu"],
+        "host": family["host"],
+        "num_gpus": gpus,
+        "host_numbers": {
+            "cores": [cores, "preset", f"{source}: {2 * cores} vCPUs, two of a core"],
+            "memory_bytes": [gibibytes * GIB, "preset", f"{source}: {gibibytes} GiB"],
+            "sockets": [sockets, "derived", "assumed: half of a host or less is on one socket"],
+            "dram_bytes_per_second": [dram.value, "derived", f"{dram.source}; share of the cores"],
+        },
+        "nvlinks": {**links, "pairs": [pair for pair in links["pairs"] if max(pair[:2]) < gpus]},
+        "pcie_switches": {
+            "source": why,
+            "provenance": "derived",
+            "groups": [list(range(g, min(g + width, gpus))) for g in range(0, gpus, width)],
+        },
+        "numa": {
+            "source": "assumed: as many GPUs on each socket",
+            "provenance": "derived",
+            "nodes": [g * sockets // gpus for g in range(gpus)],
+        },
+        "network": {
+            "cards": 1,
+            "bytes_per_second": [gigabits * 1.25e8, "preset", said],
+            "share": [0.85, "derived", "assumed: packet headers and flow control"],
+            "latency_seconds": [latency, "derived", f"assumed: a message over {over}"],
+        },
+        "notes": [f"{name}: a share of a host ({source}); small sizes get its network in bursts."],
+    }
 
 
 def load_part(kind: str, name: str) -> tuple[str, Part]:

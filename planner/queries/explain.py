@@ -5,15 +5,19 @@ by number of ranks among it, its search kept beside the plan's request (`Runners
 """
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from gnnplan.planner.cache_folder import cache_path
 from gnnplan.planner.candidate import topology_words
 from gnnplan.planner.cost.memory import size_text
+from gnnplan.planner.queries.rivals import (
+    ALIKE,
+    RunnersUp,
+    SystemToday,
+    load_runners_up,
+    today_of,
+    today_words,
+)
 from gnnplan.planner.units import by_number, counted, in_order, seconds_text
-from gnnplan.runtime import codec
 from gnnplan.runtime.plan.schema import Alternative, MemoryUse, Plan
 from gnnplan.runtime.stages import TRAINING_STAGES
 
@@ -132,18 +136,6 @@ class Residence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunnersUp:
-    """Best candidates that a search priced beside its choice, and the plainest one."""
-
-    by_ranks: dict[str, Alternative] = field(default_factory=dict[str, Alternative])
-    """Best candidate by number of ranks, such as 2 or 8 on 2 hosts; without a reason: the plan."""
-    plainest: Alternative | None = None
-    """Fewest ranks, rows and lists on the host, batches in line; without a reason: the plan."""
-    asked: bool = False
-    """Whether the user named the number of ranks, so that no other was priced."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Answers:
     """What an owner of GPUs asks first, answered in a line each, by the seconds of the model."""
 
@@ -151,6 +143,8 @@ class Answers:
     what_fills_memory: str
     what_is_faster: str
     what_it_gains: str
+    what_you_run_today: str = ""
+    """Estimated epoch of a framework beside the plan's; empty where it cannot be estimated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,6 +178,8 @@ class Explanation:
     each GPU keeps of lists and rows, and why; or on who owns the nodes of a shared batch."""
     estimated: bool = False
     """Whether nothing was drawn or timed for these numbers."""
+    today: SystemToday | None = None
+    """Estimated epoch of what the user runs today; None where it cannot be estimated."""
 
     @property
     def details_title(self) -> str:
@@ -193,9 +189,16 @@ class Explanation:
         return "lists and rows of each GPU" if "lists get" in self.details[0] else "parts and p"
 
 
-def explain(plan: Plan) -> Explanation:
-    """Put a plan's own numbers in reading order, after answers to what is asked first."""
+def explain(plan: Plan, today: str | None = None) -> Explanation:
+    """Put a plan's own numbers in reading order, after answers to what is asked first.
+
+    `today` is what the user runs, as SYSTEM or SYSTEM:workers=N; None for PyG's loader.
+
+    Raises:
+        SettingsError: there is no such system, or it cannot do what the plan does.
+    """
     prediction, runners = plan.prediction, load_runners_up(plan.plan_id)
+    beside = today_of(plan, runners, today)
     others = plan.alternatives
     return Explanation(
         plan_id=plan.plan_id,
@@ -205,7 +208,9 @@ def explain(plan: Plan) -> Explanation:
             what_fills_memory=_what_fills_memory(plan),
             what_is_faster=_what_is_faster(plan),
             what_it_gains=_what_it_gains(plan, runners),
+            what_you_run_today="" if beside is None else today_words(plan, beside),
         ),
+        today=beside,
         runners_up=runners,
         step_seconds=prediction.step_seconds.value,
         step_low=prediction.step_seconds.low,
@@ -231,26 +236,6 @@ def explain(plan: Plan) -> Explanation:
         details=_full_graph_details(plan) + _list_details(plan) + _owner_details(plan),
         estimated=prediction.estimated,
     )
-
-
-def _runners_path(plan_id: str) -> Path:
-    return cache_path() / "runners" / f"{plan_id}.json"
-
-
-def save_runners_up(runners: RunnersUp, plan_id: str) -> None:
-    """Keep what a plan's search priced beside it, in the cache; plan folders stay as they are."""
-    path = _runners_path(plan_id)
-    with suppress(OSError):  # without a cache folder that can be written, nothing is kept
-        path.parent.mkdir(parents=True, exist_ok=True)
-        codec.write_text_atomically(path, codec.dumps(runners))
-
-
-def load_runners_up(plan_id: str) -> RunnersUp:
-    """Return what was kept of a plan's search; nothing where it was planned elsewhere."""
-    try:
-        return codec.decode(RunnersUp, codec.parse(_runners_path(plan_id).read_bytes()))
-    except (OSError, ValueError):
-        return RunnersUp()
 
 
 ELSEWHERE = "not known here, since it was planned elsewhere or the cache was emptied; plan again"
@@ -469,11 +454,8 @@ def _answer_lines(e: Explanation) -> list[str]:
         f"  what fills the memory: {e.answers.what_fills_memory}",
         f"  what would be faster: {e.answers.what_is_faster}",
         f"  what it gains: {e.answers.what_it_gains}",
+        *([f"  what you run today: {today}"] if (today := e.answers.what_you_run_today) else []),
     ]
-
-
-ALIKE = 0.01
-"""Relative difference of steps below which nobody minds which of two is taken."""
 
 
 def _runner_lines(e: Explanation) -> list[str]:

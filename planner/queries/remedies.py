@@ -7,11 +7,22 @@ A smaller batch moves frontiers by [A5], a smaller model its parts in proportion
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from gnnplan.planner.cost.memory import Budgets, size_text
-from gnnplan.planner.cost.request import expected_vertices, row_bytes, seeds_per_rank
-from gnnplan.planner.queries.explain import RunnersUp
+from gnnplan.planner.cost.rates import topology_bytes
+from gnnplan.planner.cost.request import (
+    expected_vertices,
+    row_bytes,
+    seeds_per_rank,
+    steps_per_epoch,
+)
+from gnnplan.planner.cost.stages.all_reduce import gradient_bytes
+from gnnplan.planner.cost.systems import EpochWork
+from gnnplan.planner.queries.rivals import RunnersUp, TodayCounts
 from gnnplan.planner.search.choose import PlacedCandidate, Priced, PricedCandidate, nearest_to_fit
 from gnnplan.planner.search.search import Search
+from gnnplan.planner.workload import timing_key
 from gnnplan.runtime.plan.schema import Alternative, MemoryUse
 
 BATCH_PARTS = ("activations", "batches")
@@ -201,4 +212,44 @@ def _plainness(p: PricedCandidate) -> tuple[int, ...]:
         c.kappa or 1,
         c.threads.sample,
         -c.threads.compute,
+    )
+
+
+HIT_SHARES = (0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
+"""Shares of the nodes, hottest first, whose hit rates are kept of a search."""
+
+
+def count_for_today(search: Search, chosen: PlacedCandidate) -> TodayCounts | None:
+    """Count what a framework of today would do on the plan's GPUs, or in one process on cores.
+
+    None where batches of that size were not profiled.
+    """
+    request, gpus = search.request, len(chosen.candidate.gpus)
+    ranks, batch_size = gpus or 1, request.workload.batch_size
+    seeds = seeds_per_rank(batch_size, ranks)
+    hosts = chosen.candidate.hosts if gpus else 1
+    timing, hotness = request.profile.timing.get(timing_key(seeds, hosts=hosts)), search.hotness
+    if timing is None or seeds not in hotness:
+        return None
+    batch, graph = request.profile.batch(seeds), request.graph
+    threads = 1 if gpus else max(1, request.machine.num_cores // 2)
+    vertices = [v.mean for v in batch.vertices]
+    p = np.sort(hotness[seeds].features)[::-1].astype(np.float64)
+    found = np.cumsum(p)[[max(0, round(share * p.size) - 1) for share in HIT_SHARES]]
+    return TodayCounts(
+        work=EpochWork(
+            batches=steps_per_epoch(graph.num_train, batch_size),
+            input_rows=vertices[-1],
+            edges=sum(each.mean for each in batch.edges),
+            expanded=sum(vertices[:-1]) if request.every_hop else vertices[-2],
+            row_bytes=row_bytes(graph),
+            compute_seconds=timing.compute_seconds(ranks=ranks // hosts, threads=threads)
+            + timing.optimizer.at(ranks=ranks // hosts, threads=threads),
+            gradient_bytes=gradient_bytes(timing.num_parameters),
+        ),
+        gpus=gpus,
+        num_nodes=graph.num_nodes,
+        list_bytes=topology_bytes(graph),
+        hit_shares=list(HIT_SHARES),
+        hit_rates=[float(each / max(found[-1], 1e-300)) for each in found],
     )

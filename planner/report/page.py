@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from gnnplan.planner.cost.link_use import busiest, link_rows
 from gnnplan.planner.cost.memory import size_text
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import MachineModel
@@ -28,7 +29,6 @@ from gnnplan.planner.report.charts import (
     memory_bars,
     timeline,
 )
-from gnnplan.planner.report.links import busiest, link_rows
 from gnnplan.planner.report.measured import compare_run, draw_measured, off_text, ratio_text
 from gnnplan.planner.report.svg import element, plain
 from gnnplan.planner.report.topology import draw_topology

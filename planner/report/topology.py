@@ -13,9 +13,9 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
+from gnnplan.planner.cost.link_use import LinkRow, load_level
 from gnnplan.planner.cost.memory import size_text
 from gnnplan.planner.machine.model import MachineModel
-from gnnplan.planner.report.links import LinkRow, load_level
 from gnnplan.planner.report.svg import element, figure
 from gnnplan.planner.report.words import rate_text, share_text
 

@@ -6,11 +6,11 @@ import threading
 import numpy as np
 import pytest
 
-from gnnplan.planner import parallel as module
-from gnnplan.planner.parallel import LONG, side_by_side
 from gnnplan.planner.placement.costs import RowCosts
 from gnnplan.planner.placement.policies.joint import place_joint
 from gnnplan.planner.placement.policies.song_jiang import best_of
+from gnnplan.runtime import process as module
+from gnnplan.runtime.process import LONG, side_by_side
 from tests.support.placements import SHAPES, random_problem
 
 

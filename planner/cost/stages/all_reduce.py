@@ -181,6 +181,12 @@ def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: f
         machine, MachineTable.NCCL_ALL_REDUCE, candidate, message_bytes
     ):
         return measured
+    if machine.backend is not None:
+        return Rate(
+            seconds=machine.backend.all_reduce_seconds(message_bytes, candidate.num_ranks),
+            spread=machine.table(MachineTable.GPU_MESSAGE).spread,
+            provenance=f"{machine.backend.provenance}: {machine.backend.name}'s rate, in a ring",
+        )
     fabric = fabric_of(machine, candidate)
     found = algorithm_seconds(message_bytes, fabric)
     name = min(found, key=lambda each: found[each])

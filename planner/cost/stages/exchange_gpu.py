@@ -67,7 +67,8 @@ def exchange_seconds(
     card of a host and its h ranks. A byte on its way over the host goes up while others go down.
 
     The P ranks are all, or a `group`, while all others exchange in groups of their own. Where all
-    ranks' exchanges were measured, their seconds stand for all of it.
+    ranks' exchanges were measured, their seconds stand for all of it; where the machine names its
+    collectives' backend, m a + n / B of that do.
     """
     every, members = ranks_by_host(machine, candidate), set(group or range(candidate.num_ranks))
     ranks = len(members)
@@ -77,6 +78,8 @@ def exchange_seconds(
     asked = started_collective(machine, MachineTable.NCCL_ASKED, candidate, 0.0)
     if ranks == candidate.num_ranks and measured is not None and asked is not None:
         return measured.seconds + (messages - 1) * asked.seconds / EXCHANGES
+    if machine.backend is not None:
+        return machine.backend.exchange_seconds(num_bytes, messages)
     hosts = {
         host: mine for host, all_ in every.items() if (mine := [r for r in all_ if r in members])
     }

@@ -37,7 +37,6 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.parallel import side_by_side
 from gnnplan.planner.placement.costs import CROSS, DISK, HOST, OWN, PEER, Goal, ObjectiveRows
 from gnnplan.planner.placement.lp.formulate import (
     Buckets,
@@ -49,6 +48,7 @@ from gnnplan.planner.placement.lp.formulate import (
 )
 from gnnplan.planner.placement.lp.solver import SHARED, Failure, Point
 from gnnplan.planner.placement.problem import PlacementProblem
+from gnnplan.runtime.process import side_by_side
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

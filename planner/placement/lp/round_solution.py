@@ -16,7 +16,6 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.parallel import side_by_side
 from gnnplan.planner.placement.costs import CROSS, DISK, HOST, OWN, PEER, ObjectiveRows
 from gnnplan.planner.placement.evaluate import read_bytes
 from gnnplan.planner.placement.lp.formulate import (
@@ -38,6 +37,7 @@ from gnnplan.planner.placement.placement import (
     split_by_device,
 )
 from gnnplan.planner.placement.problem import ItemKind, PlacementProblem
+from gnnplan.runtime.process import side_by_side
 
 SHARE = 1e-9
 """Largest share of a bucket that counts as none."""

@@ -11,7 +11,6 @@ depends on what the solver claims. A published policy that scores better is take
 
 from dataclasses import dataclass, replace
 
-from gnnplan.planner.parallel import side_by_side
 from gnnplan.planner.placement.costs import Goal, ObjectiveRows, drop_dominated, objective_rows
 from gnnplan.planner.placement.evaluate import PlacementScore, evaluate_rows, score
 from gnnplan.planner.placement.lp.formulate import Buckets, Groups, find_groups, make_buckets
@@ -24,6 +23,7 @@ from gnnplan.planner.placement.policies.policy import Knowledge, place_by
 from gnnplan.planner.placement.policies.registry import PLACEMENT_POLICIES
 from gnnplan.planner.placement.policies.song_jiang import sort_key
 from gnnplan.planner.placement.problem import PlacementProblem
+from gnnplan.runtime.process import side_by_side
 
 JOINT = "joint"
 UNKNOWNS = 2400

@@ -21,13 +21,13 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.parallel import side_by_side
 from gnnplan.planner.placement.costs import CostCase, RowCosts, alpha, alpha_star
 from gnnplan.planner.placement.evaluate import RowReads, evaluate, evaluate_rows
 from gnnplan.planner.placement.order import Probabilities, hot_to_cold, hotness_order
 from gnnplan.planner.placement.placement import Placement, repeat_ids
 from gnnplan.planner.placement.policies.policy import Copies, Knowledge, complete_copies
 from gnnplan.planner.placement.problem import PlacementProblem
+from gnnplan.runtime.process import side_by_side
 
 
 @numba.njit(cache=True, nogil=True)

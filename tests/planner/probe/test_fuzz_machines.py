@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from gnnplan.planner.cost.link_use import link_rows
 from gnnplan.planner.machine.model import load_machine, save_machine
 from gnnplan.planner.probe.gpu.nvml import inventory
 from gnnplan.planner.probe.imports import import_machine
 from gnnplan.planner.probe.links import gpu_links, gpu_parts, gpu_switches, nvlink_covers
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.probe.topology import faults
-from gnnplan.planner.report.links import link_rows
 from gnnplan.planner.report.topology import draw_topology
 from gnnplan.runtime import codec
 from tests.support.fuzzing import fuzzed, refused

@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from gnnplan.planner.cost.stages.all_reduce import gpu_all_reduce
+from gnnplan.planner.cost.stages.exchange_gpu import exchange_seconds
 from gnnplan.planner.errors import MachineError
-from gnnplan.planner.machine.routes import routes, shortest
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.machine.routes import Reader, routes, row_seconds, shortest
 from gnnplan.planner.probe.presets import (
     PRESETS_FOLDER as FOLDER,
     dump_preset,
@@ -14,6 +17,8 @@ from gnnplan.planner.probe.presets import (
     on_hosts,
     parse_preset,
 )
+from gnnplan.runtime import codec
+from tests.support.candidates import candidate_of_ranks
 
 COST_MODEL_TABLES = {
     "copy": {"readers"},
@@ -49,6 +54,14 @@ CLIQUES = {
     "hgx-h200": (1, 8),
     "h200x1": (1, 1),
     "pcie-4090x4": (4, 1),
+    "dgx-b200": (1, 8),
+    "gb200-nvl72": (1, 4),
+    "rtx-a6000x4": (2, 2),
+    "p3.16xlarge": (2, 4),
+    "p3.8xlarge": (1, 4),
+    "p4d.24xlarge": (1, 8),
+    "g5.48xlarge": (8, 1),
+    "g5.8xlarge": (1, 1),
 }
 
 
@@ -91,6 +104,56 @@ def test_every_number_of_a_box_names_its_source(name: str):
     parts = [*machine.links, *machine.memories]
     assert {part.name for part in parts} | set(machine.tables) == set(machine.sources)
     assert all(len(text) > 10 for text in machine.sources.values())
+
+
+def test_an_instance_has_its_share_of_a_host() -> None:
+    small, large = load_preset("g5.8xlarge"), load_preset("g5.48xlarge")
+    assert (small.num_cores, len(small.gpus), large.num_cores) == (16, 1, 96)
+    assert small.memory("host0").capacity_bytes == 128 << 30
+    rate = {x.name: x.bandwidth_bytes_per_second for x in large.links}["memory0.read"]
+    share = {x.name: x.bandwidth_bytes_per_second for x in small.links}["memory0.read"]
+    assert share == pytest.approx(rate / 6)  # 16 of 96 cores
+    assert {gpu.numa_node for gpu in large.gpus} == {0, 1}
+    two = load_preset("g5.8xlarge:2")
+    out = next(x for x in two.links if x.name == "nic0.out")
+    assert out.bandwidth_bytes_per_second == pytest.approx(0.85 * 25e9 / 8)
+
+
+def test_grace_reaches_its_gpus_faster_than_pcie_would() -> None:
+    rates = [
+        next(x.bandwidth_bytes_per_second for x in load_preset(name).links if x.name == "pcie0.h2d")
+        for name in ("gb200-nvl72", "dgx-b200")
+    ]
+    assert rates[0] > 3 * rates[1]
+    assert len(load_preset("gb200-nvl72:18").gpus) == 72
+
+
+@pytest.mark.parametrize(("few", "many"), [("a100x4", "a100x8"), ("a100x8", "v100x16")])
+def test_rows_of_the_host_take_longer_where_more_gpus_share_its_ways(few: str, many: str) -> None:
+    # Cooperative table, rows without a cache: 8 A100 take 1.15 to 1.22 times the time of 4; 16
+    # V100 take 2.0 to 2.1 times that of 8 A100 for half the seeds, over half of the bandwidth.
+    seconds = [max(_host_seconds(load_preset(name))) for name in (few, many)]
+    least, most = {"a100x8": (1.14, 1.23), "v100x16": (3.3, 4.2)}[many]
+    assert least < seconds[1] / seconds[0] < most
+
+
+def _host_seconds(machine: MachineModel) -> list[float]:
+    readers = [Reader(name=g.name, routes=routes(machine, "host0", g.name)) for g in machine.gpus]
+    return list(row_seconds(readers, 512).values())
+
+
+def test_a_backend_sets_the_pace_of_exchanges_and_of_the_gradient() -> None:
+    machine = load_preset("rtx-2080ti-x10")
+    assert machine.backend is not None
+    plain = replace(machine, backend=None)
+    two = candidate_of_ranks(gpus=("gpu0", "gpu1"), cliques=((0,), (1,)))
+    assert exchange_seconds(machine, two, 1e9) == pytest.approx(2 + 1e-4)
+    assert exchange_seconds(plain, two, 1e9) < 1
+    assert gpu_all_reduce(machine, two, 1e6).seconds == pytest.approx(1e6 / 5e8 + 1e-4)
+    assert "gloo" in gpu_all_reduce(machine, two, 1e6).provenance
+    assert machine.calibration != plain.calibration
+    assert "backend" not in codec.to_plain(plain)
+    assert codec.decode(MachineModel, codec.to_plain(machine)) == machine
 
 
 def test_perlmutter_is_asked_for_by_its_number_of_nodes():

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from gnnplan.planner.cost.link_use import link_rows
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.queries.compare import StageComparison
 from gnnplan.planner.report.charts import device_rows, memory_bars, timeline
-from gnnplan.planner.report.links import link_rows
 from gnnplan.planner.report.measured import off_text
 from gnnplan.planner.report.page import choices, report_html, sections
 from gnnplan.planner.report.svg import CurvePoint, draw_curve, smooth
