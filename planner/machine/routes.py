@@ -9,8 +9,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import networkx as nx
-
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import Link, MachineModel
 
@@ -95,6 +93,8 @@ def shortest(
 def _least_latency(
     links: Sequence[Link], source: str, target: str, least_bandwidth: float | int
 ) -> Route | None:
+    import networkx as nx  # on use: to explain a plan takes none of it
+
     graph: nx.DiGraph[str] = nx.DiGraph()
     for link in links:
         if link.bandwidth_bytes_per_second < least_bandwidth:

@@ -104,7 +104,8 @@ def test_a_plan_from_elsewhere_answers_what_it_holds(
     assert "planned elsewhere" in there.answers.what_it_gains
     assert there.answers.what_fills_memory == here.answers.what_fills_memory
     assert there.answers.what_is_faster == here.answers.what_is_faster
-    changed = replace(there, answers=here.answers, runners_up=here.runners_up)
+    assert there.today is None
+    changed = replace(there, answers=here.answers, runners_up=here.runners_up, today=here.today)
     assert changed == here
     assert not (tmp_path / "another").exists()  # a question makes no folder
 
