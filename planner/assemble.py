@@ -254,4 +254,6 @@ def candidate_of(plan: Plan, settings: PlanSettings) -> Candidate:
         topology=replace(strategy.topology, own_rows=[]),
         owner=strategy.owner,
         partition=strategy.partition if strategy.owner == "partition" else "none",
+        step=strategy.step,
+        shapes=strategy.shapes,
     )

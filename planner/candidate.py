@@ -120,6 +120,7 @@ def plain_words(candidate: Candidate) -> str:
     t = candidate.threads
     if candidate.gpus:
         ahead = f", {candidate.prefetch_depth} batches ahead" if t.sample else ""
+        ahead += ", steps captured" if candidate.step == "captured" else ""
         return f"{gpu_words(candidate)}{ahead}, {policy_words(candidate.policy)}"
     ranks = counted(candidate.num_ranks, "rank")
     ahead = f", {candidate.prefetch_depth} ahead" if t.sample else ""

@@ -15,6 +15,7 @@ from gnnplan.runtime.errors import did_you_mean
 from gnnplan.runtime.plan.schema import MOST_FANOUT, Workload
 from gnnplan.runtime.plan.setting import Range, Setting, own_fields, setting_fields
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, SAMPLERS, is_layerwise
+from gnnplan.runtime.stages import refuse_captured_model
 
 Settings = TypeVar("Settings", bound="PlanSettings")
 
@@ -240,6 +241,16 @@ class PlanSettings:
             "See [matrix-based sampling](papers.md#matrix-based-sampling-mlsys-2024).",
         ),
     ] = None
+    step: Annotated[
+        Literal["eager", "captured", "auto"],
+        Setting(
+            help="How GPUs run a training step: eager starts its kernels one by one, captured "
+            "replays them as one graph over padded shapes; auto takes what is predicted faster.",
+            more="A batch that does not fit the shapes is trained kernel by kernel; the report "
+            "counts them. For sage, gcn and gat.",
+            label="Training step",
+        ),
+    ] = "eager"
     policy: Annotated[
         str,
         Setting(
@@ -351,6 +362,8 @@ class PlanSettings:
                 f"--owner {self.owner}: expected batches that ranks share, found --batching "
                 "independent; drop one of the two"
             )
+        if self.step == "captured" and (why := self._refuse_captured()):
+            raise SettingsError(f"--step captured: {why}; drop it, or give --step auto")
         if self.quick and self.thorough:
             raise SettingsError(
                 "expected --quick (time nothing) or --thorough (measure all), found both; drop one"
@@ -360,6 +373,16 @@ class PlanSettings:
                 f"mode full-graph: expected one sampler, found {1 + len(self.other_samplers)} "
                 "(it draws no neighbours); drop all but one --sampler"
             )
+
+    def _refuse_captured(self) -> str:
+        """Return why no plan of this request has a captured step; empty where one may."""
+        if self.cores:
+            return "a step is captured on GPUs alone, and --cores asks for none"
+        if self.mode == "full-graph":
+            return "steps over the whole graph are not built as one graph of kernels"
+        if self.batching == "cooperative":
+            return "ranks that share a batch exchange rows whose number the host must know"
+        return refuse_captured_model(self.workload)
 
     def by_sampler(self) -> list[Self]:
         """Return one request for each sampler, the user's first one first.

@@ -174,6 +174,8 @@ class RunReport:
 
     The wait of ranks for each other shows in it. Reports of earlier versions lack it.
     """
+    overflowed_steps: int = field(default=0, metadata=codec.UNLESS_SET)
+    """Steps of a captured plan whose batch did not fit its shapes, taken kernel by kernel."""
     plans: list[PlanUse] = field(default_factory=list[PlanUse], metadata=codec.UNLESS_SET)
     """Plans in the order of their use, where the run tried several; times are the last one's."""
 

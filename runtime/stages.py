@@ -1,9 +1,11 @@
-"""What prediction and training share: the stages of an optimiser step, and an all-reduce's parts.
+"""What prediction and training share: a step's stages, an all-reduce's parts, what is captured.
 
 Each stage has one cost file, one meter row, one report row and one dashboard row.
 """
 
 from enum import StrEnum
+
+from gnnplan.runtime.plan.schema import Strategy, Workload
 
 
 class Stage(StrEnum):
@@ -66,3 +68,30 @@ def most_parts(gradient_bytes: float) -> int:
     (1, 4)
     """
     return max(1, int(gradient_bytes // PART_BYTES))
+
+
+CAPTURED_MODELS = ("sage", "gcn", "gat", "rgcn")
+"""Models whose layers leave padding out."""
+
+
+def refuse_captured(strategy: Strategy, workload: Workload) -> str:
+    """Return why a strategy's step cannot be captured; empty where it can."""
+    if strategy.kind == "cpu":
+        return "a step is captured on GPUs alone, and these ranks are on cores"
+    if strategy.mode == "full-graph":
+        return "steps over the whole graph are not built as one graph of kernels"
+    if strategy.batching == "cooperative":
+        return "ranks that share a batch exchange rows whose number the host must know"
+    if strategy.threads.comm:
+        return "a gradient sent in parts beside the backward pass is not built into the graph"
+    return refuse_captured_model(workload)
+
+
+def refuse_captured_model(workload: Workload) -> str:
+    """Return why no step of a workload can be captured; empty where one can."""
+    if workload.model not in CAPTURED_MODELS:
+        known = ", ".join(CAPTURED_MODELS)
+        return f"models {known} are built for padded shapes, {workload.model} is not"
+    if workload.precision == "float16":
+        return "the factor of float16's loss is the host's, which looks at each step"
+    return ""

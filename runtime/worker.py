@@ -41,6 +41,7 @@ from gnnplan.runtime.process import (
     usable_core_ids,
 )
 from gnnplan.runtime.report import RunReport
+from gnnplan.runtime.train.captured import CapturedLoop
 from gnnplan.runtime.train.evaluate import name_sampling
 from gnnplan.runtime.train.fullgraph import FullGraphEpochs, open_full_graph
 from gnnplan.runtime.train.gradients import GradientBuffer, overlap_of
@@ -137,8 +138,9 @@ def make_loop(plan: Plan, graph: Graph, mesh: Mesh, loader: PlannedLoader) -> Tr
     precision = Precision(workload.precision)
     precision.set_up(mesh.device)
     share_parameters(model, mesh.comm)
-    gradients = GradientBuffer(model)
-    return TrainLoop(
+    captured = plan.strategy.step == "captured"
+    gradients = GradientBuffer(model, flagged=captured)
+    loop = TrainLoop(
         model=model,
         optimizer=make_optimizer(
             model, learning_rate=workload.learning_rate, weight_decay=workload.weight_decay
@@ -151,6 +153,7 @@ def make_loop(plan: Plan, graph: Graph, mesh: Mesh, loader: PlannedLoader) -> Tr
         precision=precision,
         overlapped=overlap_of(plan, gradients, mesh.comm),
     )
+    return CapturedLoop.of(loop, plan) if captured else loop
 
 
 def read_config(path: Path) -> RunConfig:

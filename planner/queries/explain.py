@@ -101,6 +101,24 @@ def _owner_details(plan: Plan) -> list[str]:
     return [f"  {words}"] if words else []
 
 
+REPLAYED = "replayed as one graph"
+"""Begin of what a prediction says of a captured step."""
+
+
+def _captured_details(plan: Plan) -> list[str]:
+    """Say what a captured step saves, what its padding costs, and how large its shapes are."""
+    shapes, said = plan.strategy.shapes, plan.prediction.provenance.get("forward_backward", "")
+    if shapes is None or REPLAYED not in said:
+        return []
+    size = max(use.parts.get("captured step", 0) for use in plan.prediction.memory_bytes.values())
+    rows, edges = (", ".join(f"{n:,}" for n in found) for found in (shapes.rows, shapes.edges))
+    return [
+        f"  {said[said.index(REPLAYED) :]}",
+        f"  its shapes have {rows} rows and {edges} edges, seeds first, and take "
+        f"{size_text(size)} of each GPU",
+    ]
+
+
 BAR = 30
 """Characters of a full bar."""
 PLACES = {
@@ -175,7 +193,8 @@ class Explanation:
     alternatives: list[Alternative]
     details: list[str] = field(default_factory=list[str])
     """Lines on full-graph training: why this p, the partition's volume, the fullest part; on what
-    each GPU keeps of lists and rows, and why; or on who owns the nodes of a shared batch."""
+    each GPU keeps of lists and rows, and why; on who owns the nodes of a shared batch; or on what a
+    captured step saves and its padding costs."""
     estimated: bool = False
     """Whether nothing was drawn or timed for these numbers."""
     today: SystemToday | None = None
@@ -186,6 +205,8 @@ class Explanation:
         """Return what the details are of."""
         if "owners by" in self.details[0]:
             return "who owns a node"
+        if REPLAYED in self.details[0]:
+            return "captured step"
         return "lists and rows of each GPU" if "lists get" in self.details[0] else "parts and p"
 
 
@@ -233,7 +254,11 @@ def explain(plan: Plan, today: str | None = None) -> Explanation:
         shadow_prices=plan.shadow_prices,
         runner_up=others[0] if others else None,
         alternatives=others,
-        details=_full_graph_details(plan) + _list_details(plan) + _owner_details(plan),
+        details=[
+            line
+            for of_plan in (_full_graph_details, _list_details, _owner_details, _captured_details)
+            for line in of_plan(plan)
+        ],
         estimated=prediction.estimated,
     )
 
@@ -368,9 +393,10 @@ def _gpu_summary(plan: Plan) -> str:
     kind = "emulated GPU" if plan.strategy.emulated else "GPU"
     count = f"{counted(len(devices), kind)} ({groups})"
     policy = plan.strategy.features.policy
+    captured = ", steps captured" if plan.strategy.step == "captured" else ""
     return (
         f"{count} of {plan.machine.name}, topology {where}, {_loading(plan)}, rows placed by "
-        f"{policy}"
+        f"{policy}{captured}"
     )
 
 

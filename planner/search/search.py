@@ -5,9 +5,11 @@ rows; placements are tried on the few fastest, and the sampler's choices on the 
 The search knows no dimension by name (`planner.search.dimensions`). Several samplers are searched
 one by one, and the best plan of all is kept.
 
-Two choices follow from a candidate's own price and are made while pricing it:
+Three choices follow from a candidate's own price and are made while pricing it:
 
 threads.capture   a GPU samples by one CUDA graph, where launches cost more than its buffers
+step              GPUs replay the training step as one graph, where that is asked for or, by the
+                  machine's rates, faster
 threads.comm      the gradient is sent while the backward pass runs, where that saves more
                   than the noise; the stage's provenance says why, or why not
 """
@@ -20,6 +22,8 @@ from gnnplan.planner.cost.backends.gpu_lanes import (
     MOST_OF_MEMORY,
     buffer_bytes,
     capture_gain,
+    step_compute,
+    step_shapes,
     timed_gain,
 )
 from gnnplan.planner.cost.memory import gpu_capacity, size_text
@@ -27,7 +31,7 @@ from gnnplan.planner.cost.model import batch_and_timing, predict
 from gnnplan.planner.cost.request import Request, steps_per_epoch
 from gnnplan.planner.cost.stages.all_reduce import gradient_bytes
 from gnnplan.planner.cost.stages.exchange import UNMEASURED, hidden_share, measured_eta
-from gnnplan.planner.errors import PlanDoesNotFit
+from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
 from gnnplan.planner.placement.place import CandidatePlacement, Memories, memories_of
 from gnnplan.planner.search.choose import PlacedCandidate, shadow_prices
 from gnnplan.planner.search.dimensions.dimension import Omission, ProposalInputs, SearchInputs
@@ -46,7 +50,7 @@ from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import Hotness
 from gnnplan.runtime.plan.schema import Alternative, Interval, Prediction
 from gnnplan.runtime.sampling.registry import is_able
-from gnnplan.runtime.stages import most_parts
+from gnnplan.runtime.stages import most_parts, refuse_captured
 
 ALL_REDUCE = "all_reduce"
 
@@ -72,12 +76,30 @@ def with_capture(settings: PlanSettings, request: Request, candidate: Candidate)
     return replace(candidate, threads=threads)
 
 
+def with_step(settings: PlanSettings, request: Request, candidate: Candidate) -> Candidate:
+    """Return the candidate with the step that is asked for, as far as it can be captured.
+
+    With `auto` a step is captured where the machine's rates say that this saves more than the
+    noise.
+    """
+    eager = replace(candidate, step="eager", shapes=None)
+    if settings.step == "eager" or refuse_captured(eager, request.workload):
+        return eager
+    batch, timing = batch_and_timing(request, candidate)
+    captured = replace(eager, step="captured", shapes=step_shapes(batch))
+    now, then = (step_compute(request.machine, each, batch, timing) for each in (eager, captured))
+    gain = 1 - (then.forward_backward + then.optimizer) / (now.forward_backward + now.optimizer)
+    return captured if settings.step == "captured" or gain > request.machine.noise else eager
+
+
 def with_parts(
     request: Request, candidate: Candidate, placed: PlacedRows, prediction: Prediction
 ) -> tuple[Candidate, Prediction]:
     """Return candidate and price, the gradient sent beside the backward pass if that pays."""
     if candidate.num_ranks == 1 or candidate.batching == "cooperative":
         return candidate, prediction
+    if candidate.step == "captured":
+        return candidate, _add_note(prediction, "summed within the captured step")
     size = gradient_bytes(batch_and_timing(request, candidate)[1].num_parameters)
     why = _refusal(request, candidate, size)
     if why:
@@ -115,6 +137,19 @@ def _add_note(prediction: Prediction, words: str) -> Prediction:
     return replace(
         prediction, provenance={**prediction.provenance, ALL_REDUCE: f"{known}; {words}"}
     )
+
+
+def _captured_alone(priced: list[PlacedCandidate], request: Request) -> list[PlacedCandidate]:
+    """Return the candidates whose step is captured.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    found = [p for p in priced if p.candidate.step == "captured"]
+    if not found:
+        why = next(filter(None, (refuse_captured(p.candidate, request.workload) for p in priced)))
+        raise SettingsError(f"--step captured: {why}; give --step auto")
+    return found
 
 
 def _with_whole_lists(asked: ProposalInputs, priced: list[PlacedCandidate]) -> ProposalInputs:
@@ -210,6 +245,7 @@ class Search(SearchInputs):
             candidate = dimension.normalise(candidate)
         request = self._request(candidate)
         candidate = with_capture(self.settings, request, candidate)
+        candidate = with_step(self.settings, request, candidate)
         placed = place(candidate)
         for dimension in dimensions_of(candidate):
             request, placed = dimension.adjust_reads(request, candidate, placed, self.draws)
@@ -280,6 +316,8 @@ class Search(SearchInputs):
             found += [self.price(c) for c in placed.candidates]
         more = propose_more(asked, list_fastest(found))
         found += [self.price(c) for c in more.candidates]
+        if self.settings.step == "captured":
+            found = _captured_alone(found, request)
         refused = [*first.left_out, *lists.left_out]
         return SearchResult(priced=found, left_out=more.left_out, refused=refused)
 

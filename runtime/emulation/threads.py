@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gnnplan.runtime.emulation.addresses import CheckedMemory
 from gnnplan.runtime.emulation.gpu import EmulatedGpu, call_function, run_operation, tensors_in
+from gnnplan.runtime.emulation.memory import CheckedMemory
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.processor import emulated_gpu, use_emulated
 

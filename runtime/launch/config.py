@@ -189,6 +189,11 @@ def check_alike(plans: Sequence[Plan]) -> None:
         )
     if len({device.host for device in strategy.devices}) > 1:
         raise InputError("trials: expected a plan of one host; train under one plan")
+    if any(plan.strategy.step == "captured" for plan in plans):
+        raise InputError(
+            "trials: expected steps that are started kernel by kernel, found a captured one, whose "
+            "shapes are not changed while training; train under one plan"
+        )
     for other in plans[1:]:
         for name, ours in _trained(first).items():
             if ours != _trained(other)[name]:

@@ -34,6 +34,14 @@ class TorchBlock:
     """Ends of the edges of each destination and type, int64; of typed blocks alone."""
     src_type: Tensor | None = None
     """Type of each source, int32; of typed graphs' outermost blocks alone."""
+    live: Tensor | None = None
+    """Number of true destinations on the device, int64 (1,); rows behind it are padding, without
+    edges. None: every row is true."""
+    step: int = 1
+    """Places in `indptr` from one row to the next, where rows of several relations lie in turn."""
+    dst: Tensor | None = None
+    """Destination of each edge, int32, of padded blocks alone. Edges behind the last true one lead
+    from the last source to the last destination, which are no nodes."""
     _transposed: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]] | None = field(
         default=None, repr=False
     )
@@ -54,7 +62,12 @@ class TorchBlock:
         return self._transposed
 
     def self_looped(self) -> "TorchBlock":
-        """Return the unweighted block with exactly one self-loop per destination, made once."""
+        """Return the unweighted block with exactly one self-loop per destination, made once.
+
+        A padded block's edges change with every batch, so its is made each time.
+        """
+        if self.live is not None:
+            return insert_self_loops(self).block
         if self._self_looped is None and processor_of(self.indptr.device).apart:
             self._self_looped = insert_self_loops(self).block
         elif self._self_looped is None:
@@ -69,6 +82,8 @@ class TorchBlock:
 
     def row_of_edge(self) -> Tensor:
         """Return the destination of each edge: int64, (num_edges,)."""
+        if self.dst is not None:
+            return self.dst.long()
         rows = torch.arange(self.num_dst, device=self.indptr.device)
         return torch.repeat_interleave(rows, self.indptr.diff(), output_size=self.num_edges)
 
@@ -78,10 +93,11 @@ class TorchBlock:
 
     def map_tensors(self, move: Callable[[Tensor], Tensor]) -> "TorchBlock":
         """Return the block with each of its tensors replaced."""
-        names = ("indptr", "indices", "weight", "relation_ptr", "src_type")
+        names = ("indptr", "indices", "weight", "relation_ptr", "src_type", "live", "dst")
         tensors: dict[str, Tensor | None] = {name: getattr(self, name) for name in names}
         moved: dict[str, Any] = {n: None if t is None else move(t) for n, t in tensors.items()}
-        return TorchBlock(num_src=self.num_src, num_dst=self.num_dst, **moved)
+        shape = {"num_src": self.num_src, "num_dst": self.num_dst, "step": self.step}
+        return TorchBlock(**shape, **moved)
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> "TorchBlock":
         """Copy the block to another device."""
@@ -94,11 +110,12 @@ class SelfLooped:
 
     block: TorchBlock
     kept: Tensor | None
-    """int64 positions of the edges that stayed; None: all did."""
+    """int64 positions of the edges that stayed; None: all did, or have a place in `edges`."""
     edges: Tensor
-    """int64 positions of those edges in the new block."""
+    """int64 positions of those edges in the new block; of a padded one, those that did not stay
+    have the place behind its last."""
     loops: Tensor
-    """int64 (num_dst,), positions of the self-loops."""
+    """int64 (num_dst,), positions of the self-loops; of padding's rows likewise."""
 
 
 def insert_self_loops(block: TorchBlock, *, may_loop: bool = True) -> SelfLooped:
@@ -106,6 +123,8 @@ def insert_self_loops(block: TorchBlock, *, may_loop: bool = True) -> SelfLooped
 
     `may_loop=False` says that no drawn edge is a self-loop, which spares a wait for the GPU.
     """
+    if block.live is not None:
+        return _insert_among_padding(block, block.live)
     row = block.row_of_edge()
     kept = None
     if may_loop:
@@ -126,6 +145,29 @@ def insert_self_loops(block: TorchBlock, *, may_loop: bool = True) -> SelfLooped
         num_src=block.num_src, num_dst=block.num_dst, indptr=indptr, indices=indices
     )
     return SelfLooped(looped, kept, edges, loops)
+
+
+def _insert_among_padding(block: TorchBlock, live: Tensor) -> SelfLooped:
+    """Insert self-loops in fixed shapes: room for one per row, what is left over is padding."""
+    row, device = block.row_of_edge(), block.indptr.device
+    spare = block.num_edges + block.num_dst
+    true_edge = torch.arange(block.num_edges, device=device) < block.indptr[-1:]
+    stays = true_edge & (block.indices != row)
+    before = torch.nn.functional.pad(torch.cumsum(stays, 0), (1, 0))
+    rows = torch.arange(block.num_dst + 1, device=device)
+    indptr = before[block.indptr] + torch.minimum(rows, live)
+    edges = torch.where(stays, before[:-1] + row, spare)
+    loops = torch.where(rows[:-1] < live, indptr[1:] - 1, spare)
+    indices = block.indices.new_full((spare + 1,), block.num_src - 1)
+    dst = block.indices.new_full((spare + 1,), block.num_dst - 1)
+    for into, of_edges, of_loops in ((indices, block.indices, rows[:-1]), (dst, row, rows[:-1])):
+        into[edges] = of_edges.to(into.dtype)
+        into[loops] = of_loops.to(into.dtype)
+    looped = TorchBlock(
+        num_src=block.num_src, num_dst=block.num_dst, indptr=indptr, indices=indices[:-1],
+        live=live, dst=dst[:-1],
+    )  # fmt: skip
+    return SelfLooped(looped, None, edges, loops)
 
 
 def _shared(array: NDArray[np.generic]) -> Tensor:

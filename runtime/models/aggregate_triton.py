@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gnnplan.runtime.models.adjacency import TorchBlock
 from gnnplan.runtime.models.functions import BlockSums
+from gnnplan.runtime.sampling.gpu.rng import key_of, value_of
 
 _MOST_COLUMNS = 256
 _ELEMENTS = 2048
@@ -27,16 +28,36 @@ _MOST_EDGES = 32
 
 @triton.jit
 @no_type_check
+def _list_of(indptr, true_rows, row, STEP: tl.constexpr, COUNTED: tl.constexpr):
+    """Begin and end of a row's edges; padding's, behind the count on the device, has none."""
+    first, last = tl.load(indptr + row * STEP), tl.load(indptr + row * STEP + 1)
+    if COUNTED:
+        last = tl.where(row < tl.load(true_rows), last, first)
+    return first, last
+
+
+@triton.jit
+@no_type_check
+def _own_row(column, true_rows, row, WIDTH: tl.constexpr, COUNTED: tl.constexpr):
+    """Columns of a destination's own row that count: of padding none."""
+    width = WIDTH
+    if COUNTED:
+        width = tl.where(row < tl.load(true_rows), WIDTH, 0)
+    return column < width
+
+
+@triton.jit
+@no_type_check
 def _sum_kernel(
-    indptr, indices, weight, x, out,
+    indptr, indices, weight, true_rows, x, out,
     WIDTH: tl.constexpr, X_STRIDE: tl.constexpr, OUT_STRIDE: tl.constexpr, WEIGHTED: tl.constexpr,
-    HEADS: tl.constexpr, ROOT: tl.constexpr, ADD: tl.constexpr, EDGES: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    HEADS: tl.constexpr, ROOT: tl.constexpr, ADD: tl.constexpr, STEP: tl.constexpr,
+    COUNTED: tl.constexpr, EDGES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < WIDTH
-    first, last = tl.load(indptr + row), tl.load(indptr + row + 1)
+    first, last = _list_of(indptr, true_rows, row, STEP, COUNTED)
     total = tl.zeros((COLUMNS,), tl.float32)
     for start in range(first, last, EDGES):
         edge = start + tl.arange(0, EDGES)
@@ -58,24 +79,28 @@ def _sum_kernel(
         total += tl.load(target, mask=inside, other=0.0).to(tl.float32)
     tl.store(target, total.to(out.dtype.element_ty), mask=inside)
     if ROOT:
-        tl.store(target + WIDTH, tl.load(x + row * X_STRIDE + column, mask=inside), mask=inside)
+        counts = _own_row(column, true_rows, row, WIDTH, COUNTED)
+        own = tl.load(x + row * X_STRIDE + column, mask=counts, other=0.0)
+        tl.store(target + WIDTH, own, mask=inside)
 
 
 @triton.jit
 @no_type_check
 def _spread_kernel(
-    indptr, indices, weight, grad, out,
+    indptr, indices, weight, true_rows, grad, out,
     WIDTH: tl.constexpr, GRAD_STRIDE: tl.constexpr, WEIGHTED: tl.constexpr, HEADS: tl.constexpr,
-    ROOT: tl.constexpr, EDGES: tl.constexpr, COLUMNS: tl.constexpr,
+    ROOT: tl.constexpr, STEP: tl.constexpr, COUNTED: tl.constexpr, EDGES: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < WIDTH
-    first, last = tl.load(indptr + row), tl.load(indptr + row + 1)
+    first, last = _list_of(indptr, true_rows, row, STEP, COUNTED)
     place = grad + row * GRAD_STRIDE + column
     if ROOT:
-        own = tl.load(place + WIDTH, mask=inside, other=0.0).to(tl.float32)
-        tl.atomic_add(out + row * WIDTH + column, own, mask=inside, sem="relaxed")
+        counts = _own_row(column, true_rows, row, WIDTH, COUNTED)
+        own = tl.load(place + WIDTH, mask=counts, other=0.0).to(tl.float32)
+        tl.atomic_add(out + row * WIDTH + column, own, mask=counts, sem="relaxed")
     given = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     if not WEIGHTED:
         given /= tl.maximum(last - first, 1).to(tl.float32)
@@ -98,12 +123,12 @@ def _spread_kernel(
 @triton.jit
 @no_type_check
 def _dot_kernel(
-    indptr, indices, x, grad, out,
+    indptr, indices, true_rows, x, grad, out,
     WIDTH: tl.constexpr, X_STRIDE: tl.constexpr, GRAD_STRIDE: tl.constexpr, HEADS: tl.constexpr,
-    EDGES: tl.constexpr, COLUMNS: tl.constexpr,
+    STEP: tl.constexpr, COUNTED: tl.constexpr, EDGES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    first, last = tl.load(indptr + row), tl.load(indptr + row + 1)
+    first, last = _list_of(indptr, true_rows, row, STEP, COUNTED)
     for start in range(first, last, EDGES):
         edge = start + tl.arange(0, EDGES)
         live = edge < last
@@ -141,9 +166,10 @@ def sum_rows(
     if block.num_dst * width:
         grid, tile = _tiles(block.num_dst, width)
         _sum_kernel[grid](
-            block.indptr, block.indices, _weights(block), x, out,
+            block.indptr, block.indices, _weights(block), _true_rows(block), x, out,
             WIDTH=width, X_STRIDE=x.stride(0), OUT_STRIDE=out.stride(0),
-            WEIGHTED=block.weight is not None, HEADS=_heads(block), ROOT=with_root, ADD=add, **tile,
+            WEIGHTED=block.weight is not None, HEADS=_heads(block), ROOT=with_root, ADD=add,
+            **_rows_kind(block), **tile,
         )  # fmt: skip
     return out
 
@@ -158,9 +184,9 @@ def spread_rows(grad: Tensor, block: TorchBlock, width: int, *, with_root: bool 
     if grad.numel():
         grid, tile = _tiles(block.num_dst, width)
         _spread_kernel[grid](
-            block.indptr, block.indices, _weights(block), grad, out,
+            block.indptr, block.indices, _weights(block), _true_rows(block), grad, out,
             WIDTH=width, GRAD_STRIDE=grad.stride(0), WEIGHTED=block.weight is not None,
-            HEADS=_heads(block), ROOT=with_root, **tile,
+            HEADS=_heads(block), ROOT=with_root, **_rows_kind(block), **tile,
         )  # fmt: skip
     return out
 
@@ -171,15 +197,63 @@ def dot_rows(grad: Tensor, x: Tensor, block: TorchBlock, heads: int) -> Tensor:
     `grad` is that of its result, (num_dst, d), and `x` its rows, (num_src, d).
     """
     grad, x = grad.contiguous(), x.contiguous()
-    out = torch.empty((block.num_edges, heads), dtype=torch.float32, device=x.device)
+    made = torch.empty if block.live is None else torch.zeros  # padding's edges have no row
+    out = made((block.num_edges, heads), dtype=torch.float32, device=x.device)
     if out.numel():
         width = x.shape[1] // heads
         _, tile = _tiles(block.num_dst, width)
         _dot_kernel[block.num_dst, heads](
-            block.indptr, block.indices, x, grad, out,
-            WIDTH=width, X_STRIDE=x.stride(0), GRAD_STRIDE=grad.stride(0), HEADS=heads, **tile,
+            block.indptr, block.indices, _true_rows(block), x, grad, out,
+            WIDTH=width, X_STRIDE=x.stride(0), GRAD_STRIDE=grad.stride(0), HEADS=heads,
+            **_rows_kind(block), **tile,
         )  # fmt: skip
     return out
+
+
+_DROPPED = 1024
+"""Numbers that a program of dropout goes over."""
+
+
+@triton.jit(do_not_specialize=["turn", "least"])
+@no_type_check
+def _drop_kernel(key, x, out, turn, least, scale, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    drawn = value_of(key_of(tl.load(key), at), at * 0 + turn) >> 40
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * scale
+    kept = tl.where(drawn.to(tl.int64) >= least, value, 0.0)
+    tl.store(out + at, kept.to(out.dtype.element_ty), mask=inside)
+
+
+def _dropped(x: Tensor, key: Tensor, turn: int, probability: float) -> Tensor:
+    out = torch.empty_like(x)
+    if x.numel():
+        _drop_kernel[(triton.cdiv(x.numel(), _DROPPED),)](
+            key, x, out, turn, round(probability * (1 << 24)), 1.0 / (1.0 - probability),
+            x.numel(), BLOCK=_DROPPED,
+        )  # fmt: skip
+    return out
+
+
+class _Drop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, key: Tensor, turn: int, probability: float) -> Tensor:
+        ctx.drawn = key, turn, probability
+        return _dropped(x.detach().contiguous(), key, turn, probability)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        (grad,) = grad_outputs
+        return _dropped(grad.contiguous(), *ctx.drawn), None, None, None
+
+
+def drop_by_key(x: Tensor, key: Tensor, turn: int, probability: float) -> Tensor:
+    """Drop numbers of x and scale up the others; draw i of a key and turn decides on number i.
+
+    Rows behind those of x, as padding has, change no draw. `key` is a stream on the device, int64
+    (1,).
+    """
+    return _Drop.apply(x, key, turn, probability)
 
 
 class _SumByHead(torch.autograd.Function):
@@ -210,6 +284,15 @@ def _heads(block: TorchBlock) -> int:
 def _weights(block: TorchBlock) -> Tensor:
     """Return the block's weights, or any tensor where it has none: it is not read."""
     return block.indptr if block.weight is None else block.weight
+
+
+def _true_rows(block: TorchBlock) -> Tensor:
+    """Return the count of true rows, or any tensor where all are: it is not read."""
+    return block.indptr if block.live is None else block.live
+
+
+def _rows_kind(block: TorchBlock) -> dict[str, Any]:
+    return {"STEP": block.step, "COUNTED": block.live is not None}
 
 
 def _tiles(num_rows: int, width: int) -> tuple[tuple[int, int], dict[str, Any]]:

@@ -16,6 +16,7 @@ from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import GraphTypes
 from gnnplan.runtime.graph.format import TASKS
 from gnnplan.runtime.models.adjacency import TorchBlock
+from gnnplan.runtime.models.functions import drop
 from gnnplan.runtime.models.layers import apply_conv, apply_rgcn
 from gnnplan.runtime.plan.schema import Workload
 
@@ -56,7 +57,7 @@ class BlockModel(nn.Module):
         last = layer == len(self.convs) - 1
         x = apply_conv(self.convs[layer], x, block, relu=not last)
         if self.dropout > 0 and not last:
-            x = nn.functional.dropout(x, self.dropout, training=self.training)
+            x = drop(x, self.dropout, training=self.training)
         return x
 
 
@@ -79,18 +80,24 @@ class RGCN(nn.Module):
         (num_input, widest type); typed blocks stand outermost first, the first with sources' types.
         """
         _check_blocks(self.convs, blocks)
-        h = self._encode(x, blocks[0].src_type).relu()
+        h = self._encode(x, blocks[0]).relu()
         for layer, (conv, block) in enumerate(zip(self.convs, blocks, strict=True)):
             h = apply_rgcn(conv, h, block)
             if layer < len(self.convs) - 1:
-                h = nn.functional.dropout(h.relu(), self.dropout, training=self.training)
+                h = drop(h.relu(), self.dropout, training=self.training)
         return h
 
-    def _encode(self, x: Tensor, src_type: Tensor | None) -> Tensor:
+    def _encode(self, x: Tensor, block: TorchBlock) -> Tensor:
+        src_type = block.src_type
         if len(self.widths) == 1:
             return self.inputs[0](x)
         if src_type is None:
             raise InputError("model rgcn: expected the type of each source, found none")
+        if block.live is not None:  # how many rows a type has is the device's to know
+            h = x.new_zeros(())
+            for number, (width, to_hidden) in enumerate(zip(self.widths, self.inputs, strict=True)):
+                h = torch.where((src_type == number).unsqueeze(1), to_hidden(x[:, :width]), h)
+            return h
         order, parts = [], []
         for number, (width, to_hidden) in enumerate(zip(self.widths, self.inputs, strict=True)):
             own = (src_type == number).nonzero().view(-1)

@@ -10,6 +10,9 @@ other ranks hold.
 
 import functools
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -113,6 +116,43 @@ def runs_on_device(x: Tensor) -> bool:
 
 
 _has_triton = functools.cache(has_triton)
+
+
+class _StepDraws:
+    """Dropout of one forward pass, by a stream on the device and the number of the call."""
+
+    def __init__(self, key: Tensor) -> None:
+        self.key, self.turn = key, 0
+
+    def drop(self, x: Tensor, probability: float) -> Tensor:
+        from gnnplan.runtime.models.aggregate_triton import drop_by_key
+
+        self.turn += 1
+        return drop_by_key(x, self.key, self.turn, probability)
+
+
+_step_draws: ContextVar[_StepDraws | None] = ContextVar("_step_draws", default=None)
+
+
+@contextmanager
+def drawing_by(key: Tensor) -> Iterator[None]:
+    """Let `drop` draw by counter in the body, one forward pass, from a stream int64 (1,).
+
+    A row's draws then depend on its number alone, not on how many rows there are (DEC-178).
+    """
+    token = _step_draws.set(_StepDraws(key))
+    try:
+        yield
+    finally:
+        _step_draws.reset(token)
+
+
+def drop(x: Tensor, probability: float, *, training: bool = True) -> Tensor:
+    """Drop each number of x with a probability in training: by torch, or as `drawing_by` says."""
+    draws = _step_draws.get()
+    if draws is None or not training or probability == 0:
+        return nn.functional.dropout(x, probability, training=training)
+    return draws.drop(x, probability)
 
 
 class Sums(ABC):
@@ -366,7 +406,7 @@ def transforms_first(
     return product_comes_first(
         block.num_src,
         block.num_dst,
-        block.num_edges,
+        block.num_edges / block.step,
         in_width,
         out_width,
         device="cuda" if processor_of(block.indptr.device).is_gpu else "cpu",

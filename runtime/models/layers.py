@@ -12,6 +12,7 @@ N_r(i) are the drawn in-neighbours of relation r. x is (num_src, in), the result
 State dictionaries are PyG's, and so is the result up to rounding.
 """
 
+from dataclasses import replace
 from typing import Any, no_type_check
 
 import numba
@@ -24,6 +25,7 @@ from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.models.adjacency import TorchBlock
 from gnnplan.runtime.models.functions import (
     aggregate_linear,
+    drop,
     linear,
     runs_on_device,
     runs_on_kernels,
@@ -116,6 +118,11 @@ def relation_blocks(block: TorchBlock, num_relations: int) -> list[TorchBlock]:
             f"model rgcn: expected blocks with edges of {num_relations} types, found others; "
             "sample with TypedSampler"
         )
+    if block.live is not None:  # the rows of a relation lie among the others', where they are
+        return [
+            replace(block, indptr=block.relation_ptr[relation:], step=num_relations, dst=None)
+            for relation in range(num_relations)
+        ]
     if processor_of(block.indptr.device).apart:
         return _relation_blocks_apart(block, block.relation_ptr, num_relations)
     ends, indices = block.relation_ptr.numpy(), block.indices.numpy()
@@ -313,7 +320,7 @@ def attention(
     keep = h.new_empty(0, score_src.shape[1])
     if dropout > 0:
         ones = h.new_ones(block.num_edges, score_src.shape[1])
-        keep = torch.nn.functional.dropout(ones, dropout)
+        keep = drop(ones, dropout)
     if not runs_on_kernels(h):
         plain = (h, score_src, score_dst, keep, block, slope)
         return _attend_plain(*plain, by_kernels=by_kernels)

@@ -49,14 +49,30 @@ def pair_scores(h: Tensor, links: Tensor) -> Tensor:
     return torch.einsum("nd,nkd->nk", h[links[:, 0]], h[links[:, 1:]])
 
 
-def link_loss_sum(h: Tensor, links: Tensor) -> Tensor:
-    """Sum the links' losses; arguments as in `pair_scores`, with at least one negative."""
+def link_loss_sum(h: Tensor, links: Tensor, count: Tensor | None = None) -> Tensor:
+    """Sum the links' losses; arguments as in `pair_scores`, with at least one negative.
+
+    `count` is the number of true links on the device, int64 (1,), where padding follows them.
+    """
     scores = pair_scores(h, links)
     negative = functional.softplus(scores[:, 1:]).mean(dim=1)
-    return (functional.softplus(-scores[:, 0]) + negative).sum()
+    each = functional.softplus(-scores[:, 0]) + negative
+    return each.sum() if count is None else torch.where(_first(each, count), each, 0.0).sum()
 
 
-def loss_sum(logits: Tensor, y: Tensor, task: str) -> Tensor:
+def _first(rows: Tensor, count: Tensor) -> Tensor:
+    """Return which rows are among the first `count`, in a shape that goes with `rows`."""
+    true = torch.arange(rows.shape[0], device=rows.device) < count
+    return true.view(-1, *[1] * (rows.dim() - 1))
+
+
+def hide_padding(y: Tensor, count: Tensor) -> Tensor:
+    """Return labels whose rows from `count` (int64 (1,), on the device) on are unknown."""
+    signed = y if y.is_floating_point() else y.long()
+    return torch.where(_first(signed, count), signed, -1)
+
+
+def loss_sum(logits: Tensor, y: Tensor, task: str, count: Tensor | None = None) -> Tensor:
     """Sum the seeds' losses, a scalar with a gradient, also without seeds; unknown labels count 0.
 
     Args:
@@ -65,7 +81,10 @@ def loss_sum(logits: Tensor, y: Tensor, task: str) -> Tensor:
             (num_seeds, classes); a seed's loss is the mean over its known classes. binary: 0/1
             (num_seeds,) or (num_seeds, 1). link: the pairs to score, as in `pair_scores`.
         task: multiclass (cross-entropy) | multilabel, binary (binary cross-entropy) | link.
+        count: number of true seeds or links on the device, int64 (1,), where padding follows.
     """
+    if count is not None and task != "link":
+        y = hide_padding(y, count)
     if task == "multiclass":
         target = torch.where(y >= 0, y, -1).long() if y.is_floating_point() else y.long()
         target = target.clamp(min=-1)
@@ -81,7 +100,7 @@ def loss_sum(logits: Tensor, y: Tensor, task: str) -> Tensor:
             return each.sum()
         return (each.sum(1) / known.sum(1).clamp(min=1)).sum()
     if task == "link":
-        return link_loss_sum(logits, y)
+        return link_loss_sum(logits, y, count)
     raise _unknown_task(task)
 
 

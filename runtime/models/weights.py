@@ -20,6 +20,7 @@ from typing import Any, no_type_check
 
 import numba
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -214,6 +215,9 @@ def sampled_degrees(block: TorchBlock, outermost: TorchBlock | None) -> tuple[Te
     reference = block if outermost is None else outermost
     row = reference.row_of_edge()
     other = (reference.indices != row).float()
+    if reference.dst is not None:  # edges of padding count nowhere
+        last = reference.indptr[-1:]
+        other = other * (torch.arange(reference.num_edges, device=last.device) < last)
     counts = other.new_zeros(reference.num_dst).index_add_(0, row, other)
     neighbours = other.new_zeros(block.num_src)
     counted = min(reference.num_dst, block.num_src)
@@ -236,9 +240,10 @@ def _gcn_block_device(
         mean = block.weight
     weight = full[row] * mean * inverse_root[row] * inverse_root[source]
     inserted = insert_self_loops(block, may_loop=may_loop)
-    filled = weight.new_empty(inserted.block.num_edges)
+    # One place more takes what of a padded block stays out.
+    filled = weight.new_zeros(inserted.block.num_edges + 1)
     filled[inserted.edges] = weight if inserted.kept is None else weight[inserted.kept]
     own = inverse_root[: block.num_dst]
     filled[inserted.loops] = own * own
-    inserted.block.weight = filled
+    inserted.block.weight = filled[:-1]
     return inserted.block

@@ -300,6 +300,21 @@ class Threads:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StepShapes:
+    """Padded shapes of a captured step, seeds first; the last row of each is never a node."""
+
+    rows: list[int]
+    """Rows for the nodes known after each hop; length L + 1."""
+    edges: list[int]
+    """Edges of each hop's block as drawn, without self-loops that a model adds; length L."""
+    overflow_share: float = 0.0
+    """Predicted share of steps whose batch does not fit."""
+
+    def __hash__(self) -> int:
+        return hash((*self.rows, *self.edges))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Strategy:
     """One way to train; a candidate of the search is one whose rows are not placed yet.
 
@@ -328,11 +343,15 @@ class Strategy:
     """Most batches that are ready or under way ahead of the training thread."""
     devices: list[Device]
     threads: Threads = field(default_factory=Threads)
+    step: Literal["eager", "captured"] = field(default="eager", metadata=codec.UNLESS_SET)
+    """Whether GPUs start a step's kernels one by one, or replay it as one graph of fixed shapes."""
+    shapes: StepShapes | None = field(default=None, metadata=codec.UNLESS_SET)
+    """Shapes of a captured step; None for an eager one."""
 
     def __hash__(self) -> int:
         first, last, threads = self.devices[0], self.devices[-1], self.threads
         drawn = (self.sampler.name, *self.sampler.parameters.items(), self.bulk_batches)
-        lists = (self.topology.policy, self.topology.replication, self.batching)
+        lists = (self.topology.policy, self.topology.replication, self.batching, self.step)
         return hash((len(self.devices), first, last, threads, self.policy, *drawn, *lists))
 
     @property

@@ -22,10 +22,11 @@ _ALIGNMENT_BYTES = 64
 class GradientBuffer:
     """All gradients of a model in one flat tensor, with the loss in its last place.
 
-    The parameters' `.grad` are views: neither the all-reduce nor zeroing copies anything.
+    The parameters' `.grad` are views: neither the all-reduce nor zeroing copies anything. With
+    `flagged` the place before the loss tells the ranks of each other's batches that did not fit.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, flagged: bool = False) -> None:
         parameters = [p for p in model.parameters() if p.requires_grad]
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in parameters):
             raise InputError("model: expected parameters of known shape, found lazy ones")
@@ -35,18 +36,24 @@ class GradientBuffer:
         dtype, device = kinds.pop()
         step = max(_ALIGNMENT_BYTES // dtype.itemsize, 1)
         sizes = [-(-p.numel() // step) * step for p in parameters]
-        self.flat = torch.zeros(sum(sizes) + 1, dtype=dtype, device=device)
+        self.flat = torch.zeros(sum(sizes) + 1 + flagged, dtype=dtype, device=device)
         self.parameters: list[nn.Parameter] = parameters
         """Parameters with a gradient, in the model's order."""
         self.starts = [sum(sizes[:i]) for i in range(len(sizes))]
         """Begin of each parameter's gradient in `flat`."""
-        for parameter, part in zip(parameters, self.flat[:-1].split(sizes), strict=True):
+        own = self.flat[: sum(sizes)]
+        for parameter, part in zip(parameters, own.split(sizes), strict=True):
             parameter.grad = part[: parameter.numel()].view_as(parameter)
 
     @property
     def loss(self) -> Tensor:
         """Loss: this rank's share before the all-reduce, the global one after it."""
         return self.flat[-1]
+
+    @property
+    def overflow(self) -> Tensor:
+        """Number of ranks whose batch did not fit, after the all-reduce; of `flagged` ones."""
+        return self.flat[-2]
 
 
 class OverlappedReduce:

@@ -345,6 +345,7 @@ class Job:
             emulated=self.plan.strategy.emulated,
             stages=typical_stages(self.loop.comm.all_gather_objects(samples)),
             plans=[] if self.trials is None else self.trials.uses(),
+            overflowed_steps=self.loop.overflowed,
         )
         hosts = [device.host for device in self.plan.strategy.devices]
         if self.loop.comm.rank == hosts.index(hosts[self.loop.comm.rank]):

@@ -135,6 +135,8 @@ class TrainLoop:
     precision: Precision = field(default_factory=Precision)
     overlapped: OverlappedReduce | None = None
     """Sender of gradients during the backward pass; None sends all at once, afterwards."""
+    overflowed: int = field(init=False, default=0)
+    """Number of steps whose batch did not fit the shapes of a captured one."""
 
     def run(
         self, batches: Iterator[MiniBatch], first_index: int, on_step: Callable[[float], None]
@@ -184,13 +186,7 @@ class TrainLoop:
         with self.meter.measure(Stage.OPTIMIZER, index):
             if self.precision.unscale(self.gradients.flat[:-1]):
                 self.optimizer.step()
-        loss = self._loss(index)
-        if not math.isfinite(loss):
-            raise GnnplanError(
-                f"epoch {epoch} step {step}: the loss is {loss}; lower the learning "
-                "rate, or look for NaN in the features with `gnnplan graph info`"
-            )
-        return loss
+        return finite_loss(self._loss(index), epoch, step)
 
     def _loss(self, index: int) -> float:
         """Return the loss once a GPU is done; meter the wait as forward_backward."""
@@ -220,6 +216,16 @@ class TrainLoop:
         if batch.exchanges:  # every rank, whatever its share: others wait for its rows
             return forward_cooperative(self.model, batch, self.comm)
         return self.model(batch.x, batch.device_blocks or torch_blocks(batch))
+
+
+def finite_loss(loss: float, epoch: int, step: int) -> float:
+    """Return a step's loss; raise GnnplanError where it is not finite."""
+    if not math.isfinite(loss):
+        raise GnnplanError(
+            f"epoch {epoch} step {step}: the loss is {loss}; lower the learning rate, or look for "
+            "NaN in the features with `gnnplan graph info`"
+        )
+    return loss
 
 
 def seed_dropout(seed: int, epoch: int, step: int, rank: int, device: torch.device) -> None:

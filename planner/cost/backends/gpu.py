@@ -13,7 +13,13 @@ from dataclasses import dataclass, replace
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
 from gnnplan.planner.cost.backends.backend import Backend, Parts, time_to_start
-from gnnplan.planner.cost.backends.gpu_lanes import captured_bytes, has_lanes
+from gnnplan.planner.cost.backends.gpu_lanes import (
+    captured_bytes,
+    captured_step_bytes,
+    captured_words,
+    has_lanes,
+    step_compute,
+)
 from gnnplan.planner.cost.memory import gpu_memory_use, gpu_parts
 from gnnplan.planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
 from gnnplan.planner.cost.rates import MachineTable, Rate
@@ -64,10 +70,17 @@ class GpusBackend(Backend):
         found = _derived_times(work) if timing.gpu is None else _timed_times(work, timing.gpu)
         reduced = gpu_reduced(work.machine, candidate, timing)
         slope = timing.slope_seconds(ranks=candidate.num_ranks, threads=candidate.threads.compute)
+        stages = {**found.stages, Stage.ALL_REDUCE: StageTime.of(reduced)}
+        if words := captured_words(work.machine, candidate, work.batch, timing):
+            passes = stages[Stage.FORWARD_BACKWARD]
+            slope = 0.0  # padded shapes take as long whatever was drawn
+            stages[Stage.FORWARD_BACKWARD] = replace(
+                passes, provenance=f"{passes.provenance}; {words}"
+            )
         # What was not repeated on the machine varies with the batches' sizes alone.
         return replace(
             found,
-            stages={**found.stages, Stage.ALL_REDUCE: StageTime.of(reduced)},
+            stages=stages,
             loader_sigma=found.loader * work.size_variation,
             trainer_sigma=slope * work.size_variation,
         )
@@ -81,9 +94,9 @@ class GpusBackend(Backend):
         *,
         reads_peers: bool,
     ) -> Parts:
-        """Return the bytes of a GPU's context, reserve, sampler and topology."""
+        """Return the bytes of a GPU's context, reserve, sampler, topology and captured step."""
         del reads_peers
-        return gpu_parts(
+        found = gpu_parts(
             candidate,
             request.graph,
             batch,
@@ -92,6 +105,9 @@ class GpusBackend(Backend):
             request.budgets,
             captured_bytes=captured_bytes(request, candidate),
         )
+        timing = self.batch_and_timing(request, candidate)[1]
+        more = captured_step_bytes(candidate, batch, timing, 4 * request.graph.feature_dim)
+        return found | ({"captured step": more} if more else {})
 
     def memory_use(
         self, request: Request, candidate: Candidate, placed: PlacedRows, parts: list[Parts]
@@ -242,19 +258,17 @@ def _derived_times(work: RankWork) -> RankTimes:
     near += timing.batch_seconds - timing.batch_host_seconds
     near += swept + reads.drawing(_own_part(work), located=located)
     sample = swept + reads.drawing(work.list_places, starts.draw, located=located)
-    copy = reads.copying(launch)
+    copy, step = reads.copying(launch), step_compute(work.machine, candidate, work.batch, timing)
     launches = launch * (starts.draw + starts.gather + starts.copy) + timing.batch_host_seconds
     loader = sample + moving + launch * starts.gather + copy + timing.batch_seconds
-    ranks, threads = candidate.num_ranks, candidate.threads.compute
     seconds = {
         Stage.SAMPLE: sample,
         Stage.COPY: copy,
         Stage.BATCH: timing.batch_seconds,
-        Stage.FORWARD_BACKWARD: timing.compute_seconds(ranks=ranks, threads=threads),
-        Stage.OPTIMIZER: timing.optimizer.at(ranks=ranks, threads=threads),
+        Stage.FORWARD_BACKWARD: step.forward_backward,
+        Stage.OPTIMIZER: step.optimizer,
     }
-    worked = timing.device_seconds or None
-    hidden = 0.0 if has_lanes(candidate) else _idle_seconds(seconds, worked)
+    hidden = 0.0 if has_lanes(candidate) else _idle_seconds(seconds, step.device)
     seconds[Stage.GATHER] = launch * starts.gather + max(0.0, moving - hidden)
     started = work.machine.table(MachineTable.GPU_KERNEL).spread
     spreads = {
@@ -267,8 +281,8 @@ def _derived_times(work: RankWork) -> RankTimes:
         device=DeviceTimes(
             memory=near,
             links=max(0.0, loader - near - launches),
-            host=launches + timing.host_seconds + reduce_starts(candidate, timing) * launch,
-            compute=worked,
+            host=launches + step.host + reduce_starts(candidate, timing) * launch,
+            compute=step.device,
         ),
     )
 
@@ -321,6 +335,8 @@ def _timed_times(work: RankWork, timed: GpuTiming) -> RankTimes:
     loop = timed.loop(captured=captured, ahead=ahead)
     saved = chosen.host_seconds * (1.0 - _started_share(work))
     alone = chosen.host_seconds + timed.handing_seconds + work.timing.host_seconds
+    step = step_compute(work.machine, candidate, work.batch, work.timing)
+    fewer = saved + (work.timing.host_seconds - step.host)
     relabelling, located = reads.drawing({}), candidate.topology.policy == "cached"
     near_lists = reads.drawing(_own_part(work), located=located) - relabelling
     lists = reads.drawing(work.list_places, located=located) - relabelling
@@ -331,7 +347,9 @@ def _timed_times(work: RankWork, timed: GpuTiming) -> RankTimes:
         drawing = max(drawing, device)
     moving, near = reads.gathering()
     seconds = {name: loop.stages.get(name, 0.0) for name in TIMED}
-    hidden = 0.0 if ahead else _idle_seconds(seconds, timed.device_seconds)
+    if candidate.shapes is not None:
+        seconds[Stage.FORWARD_BACKWARD], seconds[Stage.OPTIMIZER] = step.forward_backward, 0.0
+    hidden = 0.0 if ahead else _idle_seconds(seconds, step.device)
     slower = seconds[Stage.SAMPLE] * (1.0 - saved / chosen.seconds) + elsewhere
     seconds[Stage.SAMPLE] = max(0.0, slower)
     seconds[Stage.GATHER] = max(seconds[Stage.GATHER], moving - hidden)
@@ -341,9 +359,9 @@ def _timed_times(work: RankWork, timed: GpuTiming) -> RankTimes:
         device=DeviceTimes(
             memory=near + drawing,
             links=moving - near + reads.copying(0.0) + far_lists,
-            host=loop.step_seconds * (1.0 - saved / alone)
+            host=loop.step_seconds * (1.0 - fewer / alone)
             + reduce_starts(candidate, work.timing) * reads.launch,
-            compute=timed.device_seconds,
+            compute=step.device,
         ),
     )
 

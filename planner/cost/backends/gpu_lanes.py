@@ -7,9 +7,11 @@ An exchange between ranks uses links and GPU, except for the measured share that
 (docs/modelling.md 5). A measured slowdown of gather and compute beside each other is applied.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.memory import tail
 from gnnplan.planner.cost.pipeline_time import period, slow_each_other, stochastic_period
 from gnnplan.planner.cost.rank_times import RankTimes
 from gnnplan.planner.cost.rates import MachineTable
@@ -19,7 +21,8 @@ from gnnplan.planner.cost.stages.gather_gpu import memory_seconds_per_byte
 from gnnplan.planner.cost.stages.host import start_seconds
 from gnnplan.planner.cost.stages.sample import batch_launches
 from gnnplan.planner.machine.model import MachineModel
-from gnnplan.planner.workload import GpuTiming
+from gnnplan.planner.workload import BatchProfile, GpuTiming, ModelTiming, Spread
+from gnnplan.runtime.plan.schema import StepShapes
 from gnnplan.runtime.sampling.memory import capture_bytes, may_capture
 from gnnplan.runtime.stages import Stage
 
@@ -132,6 +135,156 @@ def lanes_period(candidate: Candidate, rank: RankTimes, lanes: Lanes) -> float:
     # Claimed at most d ahead of the consumer, whose own batch is one more.
     regular = period(three, in_flight=candidate.prefetch_depth + 1)
     return max(regular, stalled, lanes.on_gpu, lanes.on_links, lanes.on_host)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepCompute:
+    """Seconds of one rank's forward, backward and update."""
+
+    forward_backward: float
+    optimizer: float
+    """Seconds of the update; 0 where it is part of a captured step."""
+    host: float
+    """Seconds in which the host starts them."""
+    device: float | None
+    """Seconds in which the GPU works; None for all of them."""
+
+
+def step_compute(
+    machine: MachineModel, candidate: Candidate, batch: BatchProfile, timing: ModelTiming
+) -> StepCompute:
+    """Return the seconds of a candidate's training step, replayed where it is captured.
+
+    T_captured = p D + K_f t_s with D seconds in which the GPU works on a mean batch's own shapes, p
+    rows of the padded shapes over the mean batch's, and K_f starts around the graph. All of D grows
+    with p here, though kernels that sum over edges stop at the true rows: an upper bound.
+
+    Source: derived (DEC-179).
+    """
+    ranks, threads = candidate.num_ranks, candidate.threads.compute
+    worked = timing.device_seconds if timing.gpu is None else timing.gpu.device_seconds
+    eager = StepCompute(
+        forward_backward=timing.compute_seconds(ranks=ranks, threads=threads),
+        optimizer=timing.optimizer.at(ranks=ranks, threads=threads),
+        host=timing.host_seconds,
+        device=worked or None,
+    )
+    if candidate.shapes is None or not worked:
+        return eager
+    host = captured_starts(len(batch.edges)) * start_seconds(machine)
+    device = worked * padding_ratio(candidate.shapes, batch)
+    return StepCompute(forward_backward=host + device, optimizer=0.0, host=host, device=device)
+
+
+FILL_STARTS = (6, 9)
+"""Copies and fills that put a batch into a captured step's buffers: of a batch, and per block."""
+GRAPH_STARTS = 1
+
+
+def captured_starts(layers: int) -> float:
+    """Return what the host starts for a captured step.
+
+    >>> captured_starts(3)
+    34.0
+    """
+    return float(GRAPH_STARTS + FILL_STARTS[0] + FILL_STARTS[1] * layers)
+
+
+def padding_ratio(shapes: StepShapes, batch: BatchProfile) -> float:
+    """Return the rows of padded shapes over those of the mean batch; at least 1."""
+    return max(1.0, sum(shapes.rows) / max(1.0, sum(v.mean for v in batch.vertices)))
+
+
+SHAPE_DRAWS = 1000
+"""Number of batches of which one is expected to reach the quantile that shapes are made of."""
+SHAPE_MARGIN = 1.1
+"""Ratio of shapes to that quantile (DEC-179)."""
+SHAPE_MULTIPLE = 64
+"""Multiple that rows and edges are rounded up to."""
+
+
+def step_shapes(batch: BatchProfile) -> StepShapes:
+    """Return the padded shapes for batches of a profiled size, and the share that overflows them.
+
+    Rows and edges are 1.1 times what one of a thousand batches exceeds, and a row more, which is
+    padding's; seeds have a bound of their own. The share adds up the normal tails of all of them.
+
+    Source: docs/formulas.md 8.10 [A10] for the quantile.
+    """
+    rows = [*batch.vertices[1:]]
+    edges = list(reversed(batch.block_edges))
+    limits = [[_shape_of(each, batch.num_batches) for each in sizes] for sizes in (rows, edges)]
+    beyond = [
+        _normal_tail(each, limit - is_rows)
+        for sizes, found, is_rows in ((rows, limits[0], 1), (edges, limits[1], 0))
+        for each, limit in zip(sizes, found, strict=True)
+    ]
+    ends = batch.vertices[0]  # of links, whose number varies
+    seeds = _shape_of(ends, batch.num_batches) if ends.std > 0 else batch.seeds_per_rank + 1
+    seeds = _rounded_up(max(seeds, ends.largest + 1))
+    return StepShapes(
+        rows=[seeds, *limits[0]], edges=limits[1], overflow_share=min(1.0, sum(beyond))
+    )
+
+
+def _shape_of(size: Spread, profiled: int) -> int:
+    return _rounded_up(SHAPE_MARGIN * tail(size, profiled, SHAPE_DRAWS) + 1)
+
+
+def _rounded_up(count: float) -> int:
+    return math.ceil(count / SHAPE_MULTIPLE) * SHAPE_MULTIPLE
+
+
+def _normal_tail(size: Spread, limit: float) -> float:
+    """Return the probability that a normally distributed size exceeds a limit."""
+    if size.std <= 0:
+        return 0.0
+    return 0.5 * math.erfc((limit - size.mean) / (size.std * math.sqrt(2)))
+
+
+def captured_step_bytes(
+    candidate: Candidate, batch: BatchProfile, timing: ModelTiming, row_bytes: int
+) -> int:
+    """Return the bytes that a captured step takes beside an eager one's; 0 of an eager one.
+
+    Its buffers, and a pool of the activations over padded shapes: a batch that does not fit is
+    trained beside them.
+    """
+    shapes = candidate.shapes
+    if shapes is None:
+        return 0
+    ends = sum(ROW_END_BYTES * rows for rows in shapes.rows[:-1])
+    edges = sum(PADDED_EDGE_BYTES * (edges + rows) for edges, rows in zip(
+        shapes.edges, shapes.rows, strict=False
+    ))  # fmt: skip
+    pool = timing.activation_bytes * padding_ratio(shapes, batch)
+    return round(shapes.rows[-1] * row_bytes + ends + edges + pool)
+
+
+ROW_END_BYTES, PADDED_EDGE_BYTES = 8, 12
+"""The end of a row's edges; an edge's source, destination and weight."""
+
+
+def captured_words(
+    machine: MachineModel, candidate: Candidate, batch: BatchProfile, timing: ModelTiming
+) -> str:
+    """Say what a captured step saves and what its padding costs; empty of an eager one."""
+    if candidate.shapes is None:
+        return ""
+    plain = replace(candidate, step="eager", shapes=None)
+    now, before = (step_compute(machine, each, batch, timing) for each in (candidate, plain))
+    if now.device is None or before.device is None:
+        return "replayed as one graph; what that saves was not measured on this machine"
+    eager = before.forward_backward + before.optimizer
+    more = now.device - before.device
+    share = candidate.shapes.overflow_share
+    often = "no step" if share < 1e-9 else f"one step in {max(1, round(1 / share)):,}"
+    return (
+        f"replayed as one graph of kernels: {1e3 * eager:.2f} ms by single starts, "
+        f"{1e3 * now.forward_backward:.2f} ms so; of these, padding ("
+        f"{padding_ratio(candidate.shapes, batch):.2f} times the mean batch's rows) takes "
+        f"{1e3 * more:.2f} ms; {often} is predicted not to fit and to be trained kernel by kernel"
+    )
 
 
 MOST_OF_MEMORY = 0.01

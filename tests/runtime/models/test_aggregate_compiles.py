@@ -15,7 +15,7 @@ from triton.compiler import ASTSource
 
 from gnnplan.runtime.models import aggregate_triton as a
 
-KINDS = {"indptr": "*i64", "indices": "*i32"}
+KINDS = {"indptr": "*i64", "indices": "*i32", "true_rows": "*i64"}
 
 
 def compiled(kernel, rows, values):
@@ -32,6 +32,7 @@ for rows in ("*fp32", "*bf16"):
     for width in (100, 256):
         for flags in (False, True):
             shape = a._tiles(10, width)[1] | {"WIDTH": width, "WEIGHTED": flags, "ROOT": flags}
+            shape |= {"STEP": 1 + flags, "COUNTED": flags}
             assert shape.pop("num_warps") == 1
             for heads in (1, 4):
                 shape["HEADS"] = heads
@@ -42,6 +43,7 @@ for rows in ("*fp32", "*bf16"):
 
 for width in (4, 300):
     shape = a._tiles(10, width)[1] | {"WIDTH": width, "X_STRIDE": 2 * width, "HEADS": 2}
+    shape |= {"STEP": 1, "COUNTED": width == 300}
     shape.pop("num_warps")
     compiled(a._dot_kernel, "*fp32", shape | {"GRAD_STRIDE": 2 * width})
 """

@@ -191,3 +191,64 @@ def test_sums_by_head_and_all_their_gradients_are_a_dense_products(
         gradients, torch.autograd.grad(expected, (x, weight), grad), strict=True
     ):
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rows_behind_the_count_are_no_rows(
+    weighted: bool, kernel_device: torch.device, poisoned: None
+) -> None:
+    from dataclasses import replace
+
+    from gnnplan.runtime.models.aggregate_triton import spread_rows, sum_rows
+
+    whole = block_of(DEGREES, 11, kernel_device, weighted=weighted)
+    count, edges = 4, sum(DEGREES[:4])
+    weight = None if whole.weight is None else whole.weight[:edges]
+    true = replace(
+        whole, num_dst=count, indptr=whole.indptr[: count + 1], indices=whole.indices[:edges],
+        weight=weight,
+    )  # fmt: skip
+    counted = replace(whole, live=torch.tensor([count], device=kernel_device))
+    x, grad = (torch.rand((rows, 5), device=kernel_device) for rows in (11, len(DEGREES)))
+    found = sum_rows(x, counted, with_root=True)
+    assert torch.equal(found[:count], sum_rows(x, true, with_root=True))
+    assert not found[count:].any()
+    given = torch.cat([grad, grad], dim=1)
+    given[count:] = float("nan")  # nobody reads it
+    expected = spread_rows(given[:count], true, 5, with_root=True)
+    assert torch.equal(spread_rows(given, counted, 5, with_root=True), expected)
+
+
+def test_a_heads_gradient_of_padding_is_zero(kernel_device: torch.device, poisoned: None) -> None:
+    from dataclasses import replace
+
+    from gnnplan.runtime.models.aggregate_triton import dot_rows
+
+    whole = block_of(DEGREES, 11, kernel_device)
+    counted = replace(whole, live=torch.tensor([4], device=kernel_device))
+    x, grad = (torch.rand((rows, 6), device=kernel_device) for rows in (11, len(DEGREES)))
+    found, expected = dot_rows(grad, x, counted, 2), dot_rows(grad, x, whole, 2)
+    edges = sum(DEGREES[:4])
+    assert torch.equal(found[:edges], expected[:edges])
+    assert not found[edges:].any()
+
+
+def test_dropout_by_counter_depends_on_a_rows_number_alone(kernel_device: torch.device) -> None:
+    from gnnplan.runtime.models.functions import drawing_by, drop
+
+    key = torch.tensor([-5], device=kernel_device)
+    few, more = (torch.ones((rows, 7), device=kernel_device) for rows in (90, 300))
+    few.requires_grad_()
+    with drawing_by(key):
+        first, second = drop(few, 0.25), drop(few, 0.25)
+    with drawing_by(key):
+        longer = drop(more, 0.25)
+    assert torch.equal(longer[:90], first)
+    assert not torch.equal(first, second)
+    kept = float((longer > 0).float().mean())
+    # 2100 draws: four standard deviations are 0.038.
+    assert abs(kept - 0.75) < 0.038
+    assert torch.equal(longer[longer > 0], torch.full_like(longer[longer > 0], 1 / 0.75))
+    first.sum().backward()
+    assert few.grad is not None
+    assert torch.equal(few.grad, first)

@@ -1,0 +1,237 @@
+"""A step over padded shapes trains what the step over a batch's own shapes does."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.emulation.gpu import EmulatedGpu
+from gnnplan.runtime.emulation.threads import start, stop
+from gnnplan.runtime.errors import GnnplanError, PlanError
+from gnnplan.runtime.graph.dataset import Graph, is_typed, types_of
+from gnnplan.runtime.graph.generate import generate_sbm
+from gnnplan.runtime.loader.loader import PlannedLoader
+from gnnplan.runtime.meter import STEP, StageMeter
+from gnnplan.runtime.models.adjacency import device_blocks
+from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.plan.schema import Plan, StepShapes
+from gnnplan.runtime.processor import EMULATED
+from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.stages import Stage
+from gnnplan.runtime.train.captured import CapturedLoop
+from gnnplan.runtime.train.gradients import GradientBuffer
+from gnnplan.runtime.train.minibatch import TrainLoop, make_optimizer
+from tests.support.emulated_ranks import make_graph
+from tests.support.plans import make_plan
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
+
+SEEDS, FANOUTS, HIDDEN = 12, [3, 2], 8
+ROOMY = StepShapes(rows=[16, 64, 121], edges=[40, 140])
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    return generate_sbm(
+        tmp_path_factory.mktemp("captured") / "graph", num_nodes=120, degree=6.0, feature_dim=6,
+        num_classes=3, seed=3, train_fraction=0.35,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def gpu() -> Iterator[EmulatedGpu]:
+    started = EmulatedGpu()
+    start(started)
+    yield started
+    stop()
+
+
+Batches = Callable[..., tuple[Plan, list[MiniBatch]]]
+
+
+@pytest.fixture(scope="module")
+def batches(tmp_path_factory: pytest.TempPathFactory) -> Batches:
+    """An epoch's batches of a model, drawn by the host."""
+
+    def draw(graph: Graph, model: str, **work: Any) -> tuple[Plan, list[MiniBatch]]:
+        folder = tmp_path_factory.mktemp("plan")
+        plan = make_plan(
+            graph, folder, model=model, fanouts=FANOUTS, batch_size=SEEDS, hidden=HIDDEN, **work
+        )
+        loader = PlannedLoader(folder, graph)
+        found = list(loader.batches(4))
+        loader.close()
+        return plan, found
+
+    return draw
+
+
+def moved(batch: MiniBatch) -> MiniBatch:
+    """A copy of a batch, on the emulated GPU."""
+    return replace(
+        batch, x=batch.x.to(EMULATED), y=batch.y.to(EMULATED),
+        device_blocks=device_blocks(batch, EMULATED),
+    )  # fmt: skip
+
+
+def loop_of(plan: Plan, graph: Graph, shapes: StepShapes, every: int = 3) -> CapturedLoop:
+    types = types_of(graph) if is_typed(plan.workload) else None
+    model = build_model(
+        plan.workload, graph.feature_dim, graph.num_classes, str(graph.task), types=types
+    ).to(EMULATED)
+    loop = TrainLoop(
+        model=model, optimizer=make_optimizer(model, learning_rate=0.01, weight_decay=1e-3),
+        gradients=GradientBuffer(model, flagged=True), comm=Communicator(), meter=StageMeter(),
+        task=str(graph.task), seed=plan.workload.seed,
+    )  # fmt: skip
+    device = replace(plan.strategy.devices[0], kind="cuda", emulated=True)
+    strategy = replace(plan.strategy, step="captured", shapes=shapes, devices=[device])
+    return replace(CapturedLoop.of(loop, replace(plan, strategy=strategy)), every=every)
+
+
+def parameters(loop: TrainLoop) -> list[torch.Tensor]:
+    return [each.detach().cpu() for each in loop.model.parameters()]
+
+
+def eager(loop: CapturedLoop, drawn: list[MiniBatch]) -> list[float]:
+    loop.model.train()
+    return [loop.step(moved(batch), index) for index, batch in enumerate(drawn)]
+
+
+def replayed(loop: CapturedLoop, drawn: list[MiniBatch]) -> tuple[list[float], list[float]]:
+    told: list[float] = []
+    return loop.run(map(moved, drawn), 0, told.append), told
+
+
+def waits_of(loop: CapturedLoop, patch: pytest.MonkeyPatch) -> list[str]:
+    """Operations of a replayed step, its update apart, that make the host wait for the device."""
+    found: list[str] = []
+    wait = EmulatedGpu.wait_for_lane
+
+    def watched(self: EmulatedGpu) -> None:
+        found.append(repr(inspect.stack()[1].frame.f_locals.get("func")))
+        wait(self)
+
+    patch.setattr(EmulatedGpu, "wait_for_lane", watched)
+    patch.setattr(loop.optimizer, "step", lambda: None)
+    loop._steps()
+    return found
+
+
+MODELS: list[tuple[str, dict[str, Any]]] = [
+    ("sage", {}),
+    ("sage", {"dropout": 0.4}),
+    ("sage", {"dialect": "every_hop"}),
+    ("gcn", {"dropout": 0.4}),
+    ("gat", {"heads": 2, "dropout": 0.4}),
+]
+
+
+@pytest.mark.parametrize(("model", "work"), MODELS)
+def test_padded_steps_train_what_eager_ones_do(
+    model: str, work: dict[str, Any], graph: Graph, batches: Batches, gpu: EmulatedGpu,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    plan, drawn = batches(graph, model, **work)
+    plain, padded = (loop_of(plan, graph, ROOMY) for _ in range(2))
+    first = parameters(plain)
+    expected = eager(plain, drawn)
+    found, told = replayed(padded, drawn)
+    assert padded.overflowed == 0
+    assert told == found
+    # Sums over more rows may be taken in another order: the last bits, and no more.
+    assert found == pytest.approx(expected, rel=1e-6)
+    for mine, theirs, before in zip(parameters(padded), parameters(plain), first, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+        assert not torch.equal(mine, before)
+    steps = len(drawn)
+    assert len(padded.meter.seconds(STEP)) == len(padded.meter.seconds(Stage.WAIT)) == steps
+    assert waits_of(padded, monkeypatch) == []
+
+
+@pytest.mark.parametrize("kind", ["links", "typed"])
+def test_links_and_typed_graphs_are_padded_too(
+    kind: str, batches: Batches, gpu: EmulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop()  # graphs and batches are the host's
+    typed = kind == "typed"
+    graph = make_graph(tmp_path / "graph", kind)
+    work: dict[str, Any] = {"model": "rgcn"} if typed else {"model": "sage"}
+    plan, drawn = batches(graph, **work, dropout=0.4)
+    start(gpu)
+    shapes = StepShapes(rows=[64, 200, 241], edges=[200, 600])
+    plain, padded = (loop_of(plan, graph, shapes) for _ in range(2))
+    expected, (found, _) = eager(plain, drawn), replayed(padded, drawn)
+    assert padded.overflowed == 0
+    assert found == pytest.approx(expected, rel=1e-5)
+    for mine, theirs in zip(parameters(padded), parameters(plain), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    assert waits_of(padded, monkeypatch) == []
+
+
+def test_a_batch_that_does_not_fit_is_taken_eagerly_in_its_place(
+    graph: Graph, batches: Batches, gpu: EmulatedGpu
+) -> None:
+    plan, drawn = batches(graph, "sage", dropout=0.4)
+    sizes = sorted(batch.n_id.shape[0] for batch in drawn)
+    tight = replace(ROOMY, rows=[16, 64, sizes[-1]])  # one row is padding's
+    plain, padded = loop_of(plan, graph, ROOMY), loop_of(plan, graph, tight)
+    expected, (found, told) = eager(plain, drawn), replayed(padded, drawn)
+    assert padded.overflowed == sizes.count(sizes[-1])
+    assert told == found == pytest.approx(expected, rel=1e-6)
+    for mine, theirs in zip(parameters(padded), parameters(plain), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    assert len(padded.meter.seconds(STEP)) == len(drawn)
+
+
+def test_updates_behind_an_overflow_wait_for_the_host(
+    graph: Graph, batches: Batches, gpu: EmulatedGpu
+) -> None:
+    """A rank that learns of another's overflow late leaves no trace of the steps between."""
+    plan, drawn = batches(graph, "sage")
+    plain, padded = loop_of(plan, graph, ROOMY), loop_of(plan, graph, ROOMY, every=len(drawn))
+    padded.comm.size = 2  # the window keeps its batches; what is summed is one rank's
+    overflows = iter([0.0, 1.0, *[0.0] * 2 * len(drawn)])
+
+    def summed(flat: torch.Tensor) -> torch.Tensor:
+        flat[-2] = next(overflows)
+        return flat
+
+    padded.comm.all_reduce_sum = summed  # pyright: ignore[reportAttributeAccessIssue]
+    expected, (found, _) = eager(plain, drawn), replayed(padded, drawn)
+    assert padded.overflowed == 1
+    assert found == pytest.approx(expected, rel=1e-6)
+    for mine, theirs in zip(parameters(padded), parameters(plain), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_that_is_not_finite_names_its_step(
+    graph: Graph, batches: Batches, gpu: EmulatedGpu
+) -> None:
+    plan, drawn = batches(graph, "sage")
+    drawn[1].x[:] = float("nan")
+    with pytest.raises(GnnplanError, match="epoch 0 step 1: the loss is nan"):
+        replayed(loop_of(plan, graph, ROOMY), drawn)
+
+
+def test_what_cannot_be_captured_is_refused_with_the_reason(
+    graph: Graph, batches: Batches, gpu: EmulatedGpu
+) -> None:
+    plan, _ = batches(graph, "sage")
+    loop = loop_of(plan, graph, ROOMY)
+    with pytest.raises(PlanError, match=r"on GPUs alone.*--step eager"):
+        CapturedLoop.of(loop, plan)
+    device = replace(plan.strategy.devices[0], kind="cuda")
+    strategy = replace(plan.strategy, devices=[device])
+    with pytest.raises(PlanError, match="no shapes"):
+        CapturedLoop.of(loop, replace(plan, strategy=strategy))
+    work = replace(plan.workload, precision="float16")
+    with pytest.raises(PlanError, match="float16"):
+        CapturedLoop.of(loop, replace(plan, strategy=strategy, workload=work))

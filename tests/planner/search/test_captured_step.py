@@ -1,0 +1,159 @@
+"""Steps that are replayed as one graph: priced by the GPU's own seconds, chosen, and explained."""
+
+import json
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnnplan.planner.cost.backends.gpu_lanes import (
+    captured_starts,
+    padding_ratio,
+    step_compute,
+    step_shapes,
+)
+from gnnplan.planner.cost.stages.host import start_seconds
+from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.pipeline import plan
+from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.queries.explain import explain, render
+from gnnplan.planner.queries.whatif import whatif
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import BatchProfile, ModelTiming, Spread
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate import generate_rmat
+from gnnplan.runtime.plan.schema import Plan, StepShapes, Threads, Workload
+from tests.support.candidates import candidate_of_ranks
+from tests.support.machines import constant
+
+WORK = Workload(batch_size=16, hidden=8, fanouts=[3, 2])
+ONE = candidate_of_ranks(threads=Threads(sample=1), gpus=("gpu0",))
+
+
+def spread(mean: float, std: float) -> Spread:
+    return Spread(mean=mean, std=std, p99=mean + 2.326 * std, largest=mean + 2 * std)
+
+
+def batch() -> BatchProfile:
+    return BatchProfile(
+        seeds_per_rank=100, num_batches=50,
+        vertices=[spread(100, 0), spread(1000, 10), spread(5000, 50)],
+        edges=[spread(1200, 12), spread(6000, 60)],
+        block_edges=[spread(7200, 72), spread(1200, 12)],
+        input_standard_error=0.0, half_epoch_error=0.0,
+    )  # fmt: skip
+
+
+def timing(device_seconds: float) -> ModelTiming:
+    axes = ["scale", "ranks", "threads"]
+    return ModelTiming(
+        forward_backward=constant("seconds", axes, 3e-3),
+        optimizer=constant("seconds", axes[1:], 1e-4),
+        num_parameters=1000, activation_bytes=10**6, host_seconds=2.9e-3,
+        device_seconds=device_seconds,
+    )  # fmt: skip
+
+
+def test_shapes_are_a_margin_above_what_one_batch_in_a_thousand_exceeds() -> None:
+    found = step_shapes(batch())
+    # A thousand draws of a normal law reach 3.24 standard deviations.
+    assert found.rows[0] == 128
+    for size, limit in ((1000, found.rows[1]), (5000, found.rows[2]), (1200, found.edges[0])):
+        least = 1.1 * size * (1 + 3.24 * 0.01)
+        assert least < limit < least + 66
+        assert limit % 64 == 0
+    assert 0 < found.overflow_share < 1e-12
+
+
+def test_a_share_of_overflows_is_the_tail_of_the_sizes() -> None:
+    wide = replace(batch(), vertices=[spread(100, 0), spread(1000, 400), spread(5000, 50)])
+    found = step_shapes(wide)
+    assert 0 < found.overflow_share < 1e-3
+    # The margin is a tenth of the quantile, here about a standard deviation less than four.
+    assert found.rows[1] > 1.1 * (1000 + 3 * 400)
+
+
+def test_a_captured_step_takes_the_gpus_seconds_times_its_padding() -> None:
+    found, known = load_preset("h200x1"), timing(1e-3)
+    shapes = StepShapes(rows=[128, 1280, 6000], edges=[1400, 8000])
+    captured = replace(ONE, step="captured", shapes=shapes)
+    now = step_compute(found, captured, batch(), known)
+    ratio = (128 + 1280 + 6000) / (100 + 1000 + 5000)
+    assert padding_ratio(shapes, batch()) == pytest.approx(ratio)
+    assert now.device == pytest.approx(1e-3 * ratio)
+    assert now.host == pytest.approx(captured_starts(2) * start_seconds(found))
+    assert now.forward_backward == pytest.approx(now.host + 1e-3 * ratio)
+    before = step_compute(found, ONE, batch(), known)
+    found_before = (before.forward_backward, before.optimizer, before.host)
+    assert found_before == pytest.approx((3e-3, 1e-4, 2.9e-3))
+    unknown = step_compute(found, captured, batch(), timing(0.0))
+    assert unknown.forward_backward == pytest.approx(3e-3)
+
+
+@pytest.fixture
+def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Graph:
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
+    return generate_rmat(tmp_path / "g", num_nodes=512, degree=6, feature_dim=7, seed=2)
+
+
+def made(graph: Graph, out: Path, found: MachineModel | None = None, **changes: Any) -> Plan:
+    settings = PlanSettings(**{"workload": WORK, "devices": 1, "policy": "none", **changes})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return plan(graph.path, settings, machine=found or load_preset("h200x1"), out=out)
+
+
+def test_a_plan_says_what_capture_saves_and_what_padding_costs(
+    graph: Graph, tmp_path: Path
+) -> None:
+    eager = made(graph, tmp_path / "eager")
+    written = json.loads((tmp_path / "eager" / "plan.json").read_text())["strategy"]
+    assert not {"step", "shapes"} & set(written)
+    found = made(graph, tmp_path / "captured", step="captured")
+    strategy, parts = found.strategy, found.prediction.memory_bytes["rank0"].parts
+    assert strategy.step == "captured"
+    assert strategy.shapes is not None
+    assert parts["captured step"] > 0
+    assert found.prediction.step_seconds.value < eager.prediction.step_seconds.value
+    assert "steps captured" in explain(found).summary
+    text = render(explain(found))
+    assert "replayed as one graph of kernels" in text
+    assert "padding (" in text
+    assert "captured step" not in render(explain(eager))
+    again = whatif(found, []).after
+    assert again is not None
+    assert again.step_seconds.value == pytest.approx(found.prediction.step_seconds.value)
+
+
+def test_auto_captures_where_the_machines_rates_say_that_it_pays(
+    graph: Graph, tmp_path: Path
+) -> None:
+    assert made(graph, tmp_path / "a", step="auto").strategy.step == "captured"
+    quick = load_preset("h200x1").with_tables({"gpu_start": constant("seconds", ["ranks"], 1e-10)})
+    slow = made(graph, tmp_path / "b", quick, step="auto").strategy
+    assert (slow.step, slow.shapes) == ("eager", None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"cores": True}, "--cores asks for none"),
+        ({"mode": "full-graph", "workload": replace(WORK, fanouts=[-1, -1])}, "whole graph"),
+        ({"batching": "cooperative"}, "share a batch"),
+        ({"workload": replace(WORK, model="mine:make")}, "mine:make is not"),
+        ({"workload": replace(WORK, precision="float16")}, "float16"),
+    ],
+)
+def test_what_cannot_be_captured_is_refused_before_anything_is_measured(
+    changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(SettingsError, match=f"--step captured: .*{words}"):
+        PlanSettings(**{"workload": WORK, "step": "captured", **changes})
+
+
+def test_a_machine_without_gpus_has_no_captured_step(graph: Graph, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--step captured: a step is captured on GPUs alone"):
+        made(graph, tmp_path / "p", load_preset("cpu-2core"), step="captured")
