@@ -29,8 +29,7 @@ from gnnplan.planner.placement.downsample import ENOUGH, downsample_hotness
 from gnnplan.planner.placement.order import count_out_degree
 from gnnplan.planner.probe.presets import machine_at_once, on_hosts
 from gnnplan.planner.profile.cache import PlanRecord, Profile, save_record
-from gnnplan.planner.profile.draws import GraphDraws
-from gnnplan.planner.profile.profile import Wanted, estimated_profile, gpu_profile, profiles
+from gnnplan.planner.profile.roofline import estimated_profile
 from gnnplan.planner.progress import Progress, onward, portion, silent
 from gnnplan.planner.queries.calibrate import calibrate_search, load_calibration
 from gnnplan.planner.queries.remedies import (
@@ -337,6 +336,18 @@ def _search(
     brief: bool,
 ) -> Search:
     parts = functools.cache(functools.partial(_parts, graph))
+    draws = None
+    if not settings.quick:
+        from gnnplan.planner.profile.draws import GraphDraws  # on use: with torch
+
+        draws = GraphDraws(
+            graph=graph,
+            settings=settings,
+            machine=machine.fingerprint,
+            measure=measure,
+            brief=brief,
+            parts=parts,
+        )
     return Search(
         request=Request(
             graph=graph_ref(graph),
@@ -360,16 +371,7 @@ def _search(
         parts=parts,
         in_degree=functools.cache(functools.partial(_in_degree, graph)),
         shards=functools.cache(functools.partial(_shards, graph)),
-        draws=None
-        if settings.quick
-        else GraphDraws(
-            graph=graph,
-            settings=settings,
-            machine=machine.fingerprint,
-            measure=measure,
-            brief=brief,
-            parts=parts,
-        ),
+        draws=draws,
     )
 
 
@@ -394,19 +396,23 @@ def _profiles(
             )
             for settings, candidates in zip(requests, tried, strict=True)
         ]
+    from gnnplan.planner.profile import profile  # on use: a first answer does without torch
+
     if plans_gpus(machine):
         return [
-            gpu_profile(
+            profile.gpu_profile(
                 graph, settings, machine, [c.num_ranks for c in candidates],
                 progress=progress, measure=measure,
             )
             for settings, candidates in zip(requests, tried, strict=True)
         ]  # fmt: skip
     wanted = [
-        Wanted(settings=settings, combinations=combinations_of(candidates))
+        profile.Wanted(settings=settings, combinations=combinations_of(candidates))
         for settings, candidates in zip(requests, tried, strict=True)
     ]
-    return profiles(graph, wanted, machine, progress=progress, measure=measure, seconds=seconds)
+    return profile.profiles(
+        graph, wanted, machine, progress=progress, measure=measure, seconds=seconds
+    )
 
 
 def _choose(search: Search, priced: list[PlacedCandidate]) -> PlacedCandidate:

@@ -211,6 +211,10 @@ class ModelTiming:
         return max(0.0, (high - low) / (1.25 - 0.8))
 
 
+SCALES = [0.6, 1.0, 1.6]
+"""Batch sizes over the mean batch at which the model's seconds are tabulated."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessCost:
     """What a rank costs before it does anything, measured on this machine."""
@@ -221,6 +225,10 @@ class ProcessCost:
     """Private bytes of a process that has imported the libraries and built the model."""
     launcher_bytes: int = 0
     """Private bytes of the launcher and of torchrun, once per host; 0 where not measured."""
+
+
+PROCESS = ProcessCost(start_seconds=4.0, resident_bytes=323_000_000, launcher_bytes=226_000_000)
+"""What a rank costs where nothing was measured: torch and numba imported (DEC-145)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,7 +26,7 @@ from gnnplan.planner.profile.protocol import (
     half_width,
 )
 from gnnplan.planner.settings import PlanSettings
-from gnnplan.planner.workload import BatchProfile, Combination, ModelTiming
+from gnnplan.planner.workload import SCALES, BatchProfile, Combination, ModelTiming
 from gnnplan.runtime.graph.dataset import Graph, GraphTypes, is_typed, types_of
 from gnnplan.runtime.process import usable_core_ids
 from gnnplan.runtime.report import over_ranks
@@ -64,8 +64,6 @@ def loading_factors(
     return factors
 
 
-SCALES = [0.6, 1.0, 1.6]
-"""Batch sizes over the mean batch at which the model is timed."""
 STEPS = 84
 
 

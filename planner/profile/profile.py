@@ -19,23 +19,22 @@ from gnnplan.planner.machine.model import MachineModel, make_table
 from gnnplan.planner.probe.quiet import disturbance
 from gnnplan.planner.probe.timing import DISTURBED
 from gnnplan.planner.profile import cache
-from gnnplan.planner.profile.analytic import expected_batch, expected_seeds, read_law
 from gnnplan.planner.profile.cache import Profile
 from gnnplan.planner.profile.draw import sampler_of
-from gnnplan.planner.profile.model_seconds import SCALES, with_loading
+from gnnplan.planner.profile.model_seconds import with_loading
 from gnnplan.planner.profile.presample import MOST_SAMPLED, draw_all, draw_sharing
 from gnnplan.planner.profile.protocol import GPU, GpuTimingAnswer, GpuTimingReply, GpuTimingRequest
-from gnnplan.planner.profile.roofline import check_model, rates_of_cores, rooflines
+from gnnplan.planner.profile.roofline import check_model, rooflines
 from gnnplan.planner.profile.schedule import Timed, TimedBatch, time_all
 from gnnplan.planner.profile.team import Team, launcher_bytes
 from gnnplan.planner.progress import Progress, portion, silent
 from gnnplan.planner.search.dimensions.joined_ranks import shares_batches, shares_topology
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import (
+    SCALES,
     BatchProfile,
     Combination,
     GpuTiming,
-    Hotness,
     ModelTiming,
     ProcessCost,
     WorkloadProfile,
@@ -67,8 +66,6 @@ GPU_VERSION = 2
 """Version of the meaning of GPU timings, part of a profile's key."""
 LEAST_VALUE = 1e-9
 """Least value of a table, whose values are positive."""
-PROCESS = ProcessCost(start_seconds=4.0, resident_bytes=323_000_000, launcher_bytes=226_000_000)
-"""What a rank costs where nothing was measured: torch and numba imported (DEC-145)."""
 GPU_DRAWN = 0.5
 """Share of a GPU profile's progress that is drawing; the rest is timing."""
 
@@ -340,43 +337,6 @@ def _draw_for_gpus(
         )
         made.finish(numbers)
     return cache.load(key) or Profile(numbers=numbers, hotness=hotness)
-
-
-def estimated_profile(
-    graph: Graph,
-    settings: PlanSettings,
-    machine: MachineModel,
-    combinations: Sequence[Combination],
-    *,
-    gpus: bool,
-) -> Profile:
-    """Return what the lengths of the graph's lists say of batches, and rates of the model.
-
-    Nothing is drawn or timed, and of the graph only `indptr` and the training nodes are read.
-    Ranks that share batches or the topology are left out: what they exchange has to be counted.
-    """
-    alone = [replace(c, parts=False) for c in combinations if not c.shared]
-    law, work = read_law(graph.indptr, graph.train_idx.reshape(-1)), settings.workload
-    links, num_train = str(graph.task) == "link", graph.num_train
-    found = dict[int, tuple[BatchProfile, Hotness]]()
-    for seeds in sorted({seeds_per_rank(work.batch_size, c.num_ranks) for c in alone}):
-        first = expected_seeds(law, settings, seeds, num_train=num_train, links=links)
-        found[seeds] = expected_batch(law, settings, seeds, first)
-    numbers = WorkloadProfile(
-        graph_fingerprint=graph.fingerprint,
-        sampler_fingerprint="law of the lists",
-        batches=[found[seeds][0] for seeds in sorted(found, reverse=True)],
-        process=PROCESS,
-        notes=["estimated: batches by the law of the lists' lengths, seconds by rates"],
-    )
-    if gpus:
-        timing = rooflines(graph, settings, machine, alone, numbers)
-    else:
-        timing = rates_of_cores(graph, settings, machine, alone, numbers)
-    return Profile(
-        numbers=replace(numbers, timing=timing),
-        hotness={seeds: hot for seeds, (_, hot) in found.items()},
-    )
 
 
 def is_timed(graph: Graph, settings: PlanSettings, machine: MachineModel) -> bool:

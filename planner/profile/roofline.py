@@ -15,7 +15,7 @@ number made here is `derived`.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gnnplan.planner.cost.backends.cooperative import part_of, part_profile
 from gnnplan.planner.cost.request import seeds_per_rank
@@ -28,11 +28,15 @@ from gnnplan.planner.cost.stages.host import (
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel, Table, make_table
 from gnnplan.planner.probe.presets import load_effects
-from gnnplan.planner.profile.model_seconds import SCALES
+from gnnplan.planner.profile.analytic import expected_batch, expected_seeds, read_law
+from gnnplan.planner.profile.cache import Profile
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import (
+    PROCESS,
+    SCALES,
     BatchProfile,
     Combination,
+    Hotness,
     LoopOverhead,
     ModelTiming,
     WorkloadProfile,
@@ -450,3 +454,40 @@ def rates_of_cores(
         )
         for key, mine in by_key.items()
     }
+
+
+def estimated_profile(
+    graph: Graph,
+    settings: PlanSettings,
+    machine: MachineModel,
+    combinations: Sequence[Combination],
+    *,
+    gpus: bool,
+) -> Profile:
+    """Return what the lengths of the graph's lists say of batches, and rates of the model.
+
+    Nothing is drawn or timed, and of the graph only `indptr` and the training nodes are read.
+    Ranks that share batches or the topology are left out: what they exchange has to be counted.
+    """
+    alone = [replace(c, parts=False) for c in combinations if not c.shared]
+    law, work = read_law(graph.indptr, graph.train_idx.reshape(-1)), settings.workload
+    links, num_train = str(graph.task) == "link", graph.num_train
+    found = dict[int, tuple[BatchProfile, Hotness]]()
+    for seeds in sorted({seeds_per_rank(work.batch_size, c.num_ranks) for c in alone}):
+        first = expected_seeds(law, settings, seeds, num_train=num_train, links=links)
+        found[seeds] = expected_batch(law, settings, seeds, first)
+    numbers = WorkloadProfile(
+        graph_fingerprint=graph.fingerprint,
+        sampler_fingerprint="law of the lists",
+        batches=[found[seeds][0] for seeds in sorted(found, reverse=True)],
+        process=PROCESS,
+        notes=["estimated: batches by the law of the lists' lengths, seconds by rates"],
+    )
+    if gpus:
+        timing = rooflines(graph, settings, machine, alone, numbers)
+    else:
+        timing = rates_of_cores(graph, settings, machine, alone, numbers)
+    return Profile(
+        numbers=replace(numbers, timing=timing),
+        hotness={seeds: hot for seeds, (_, hot) in found.items()},
+    )

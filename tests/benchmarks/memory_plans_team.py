@@ -14,10 +14,9 @@ from typing import Any
 from gnnplan.planner.fullgraph import profile as whole_profile
 from gnnplan.planner.fullgraph.parts import CaseSeconds, PartAnswer, PartRequest
 from gnnplan.planner.profile import loop as bench, profile, timing_process as timed_model
-from gnnplan.planner.profile.model_seconds import SCALES
 from gnnplan.planner.profile.protocol import InLine, LoadingAnswer, TimingAnswer, TimingRequest
 from gnnplan.planner.profile.team import TIMING, Team
-from gnnplan.planner.workload import ProcessCost
+from gnnplan.planner.workload import SCALES, ProcessCost
 from gnnplan.runtime import codec
 from gnnplan.runtime.models.build import build_model
 

@@ -82,7 +82,7 @@ def measure(name: str, graph: Graph, settings: PlanSettings, scratch: Path) -> N
         priced.append(len(explored.priced))
         return time.perf_counter() - start
 
-    with mock.patch.object(pipeline, "profiles", return_value=[made]):
+    with mock.patch("gnnplan.planner.profile.profile.profiles", return_value=[made]):
         cold = once()
         warm = Spread.of([once() for _ in range(REPEATS)])
     hottest = made.hotness[BATCH].features

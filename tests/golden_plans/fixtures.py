@@ -135,8 +135,8 @@ def replayed(case: Case, fixtures: Fixtures) -> Generator[None]:
 def patched(of_cores: Any, of_gpus: Any, of_full_graph: Any) -> Generator[None]:
     """Put these in place of what profiles a request: the one place that knows where that is."""
     with (
-        mock.patch.object(pipeline, "profiles", of_cores),
-        mock.patch.object(pipeline, "gpu_profile", of_gpus),
+        mock.patch("gnnplan.planner.profile.profile.profiles", of_cores),
+        mock.patch("gnnplan.planner.profile.profile.gpu_profile", of_gpus),
         mock.patch.object(full_graph_plan, "profile_cuts", of_full_graph),
         mock.patch.object(GraphDraws, "_rate", _rate),
     ):

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gnnplan.planner import pipeline
 from gnnplan.planner.fullgraph import plan as full_graph_plan
 from gnnplan.planner.profile import profile as product
 from gnnplan.planner.profile.cache import Profile
@@ -69,7 +68,7 @@ def on_gpus(case: Case, profile: Profile) -> Profile:
 def record_profile(case: Case, graph: Graph, fixtures: Fixtures) -> None:
     """Plan once, in ample memory and without copies; keep each profile that was asked for."""
     kept = list[Any]()
-    of_gpus, of_full_graph = pipeline.gpu_profile, full_graph_plan.profile_cuts
+    of_gpus, of_full_graph = product.gpu_profile, full_graph_plan.profile_cuts
 
     def keep(found: list[Any]) -> list[Any]:
         kept.extend(found)

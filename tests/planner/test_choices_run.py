@@ -47,7 +47,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, small_graph: Graph, tmp_path: Path):
         batch, hot = presample(small_graph, asked.workload, sampler, 1)
         numbers = replace(profile(small_graph.num_nodes, BATCH, (1,)).numbers, batches=[batch])
         made = Profile(numbers=numbers, hotness={BATCH: hot})
-        monkeypatch.setattr(pipeline, "profiles", lambda *a, **k: [made])
+        monkeypatch.setattr("gnnplan.planner.profile.profile.profiles", lambda *a, **k: [made])
         found = pipeline.search_for(small_graph, asked, model)
         return found, found.explore()
 

@@ -21,7 +21,7 @@ from gnnplan.planner.probe import presets, quiet
 from gnnplan.planner.probe.gpu.nvml import inventory
 from gnnplan.planner.profile.cache import load_record
 from gnnplan.planner.profile.draw import drawer, sampler_of
-from gnnplan.planner.profile.profile import estimated_profile
+from gnnplan.planner.profile.roofline import estimated_profile
 from gnnplan.planner.queries.compare import compare
 from gnnplan.planner.queries.explain import explain, render
 from gnnplan.planner.queries.whatif import reopen
@@ -345,3 +345,19 @@ def test_a_first_answer_can_be_trained_under(rmat: Graph, tmp_path: Path):
     assert report.epochs[1].loss < report.epochs[0].loss
     held = compare(load_plan(tmp_path / "plan"), report)
     assert held.step_seconds.measured > 0.0
+
+
+def test_a_first_answer_is_made_without_torch(small_graph: Graph, tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from gnnplan.planner.pipeline import first_answer\n"
+        "from gnnplan.planner.settings import PlanSettings\n"
+        "made = first_answer(Path(sys.argv[1]), PlanSettings(), out=Path(sys.argv[2]))\n"
+        "print(made.prediction.estimated, 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(small_graph.path), str(tmp_path / "plan")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "True False\n", done.stderr

@@ -54,7 +54,7 @@ def search(
     settings = replace(SETTINGS, **changes)
     tried = joined_candidates(settings, model, ("none",), task=str(graph.task))
     made = joined_profile(graph, settings, combinations_of(tried))
-    monkeypatch.setattr(pipeline, "profiles", lambda *a, **k: [made])
+    monkeypatch.setattr("gnnplan.planner.profile.profile.profiles", lambda *a, **k: [made])
     found = pipeline.search_for(graph, settings, model)
     return found, found.explore()
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gnnplan.planner import pipeline
 from gnnplan.planner.errors import MachineError, PlanDoesNotFit, SettingsError
 from gnnplan.planner.machine.model import MachineModel, Memory, Processor
 from gnnplan.planner.pipeline import plan
@@ -38,7 +37,7 @@ def skewed(monkeypatch: pytest.MonkeyPatch, small_graph: Graph, tmp_path: Path) 
     p = np.where(np.arange(n) < n // 10, 0.9, 0.1)
     skew = {seeds: hotness(seeds, p) for seeds in made.hotness}
     made = Profile(numbers=made.numbers, hotness=skew)
-    monkeypatch.setattr(pipeline, "profiles", lambda *a, **k: [made])
+    monkeypatch.setattr("gnnplan.planner.profile.profile.profiles", lambda *a, **k: [made])
     return made
 
 

@@ -47,7 +47,7 @@ def test_a_plan_never_goes_back_and_ends_done(
             progress(words, 1.0)
         return [profile(small_graph.num_nodes, 100)]
 
-    monkeypatch.setattr(pipeline, "profiles", profiles)
+    monkeypatch.setattr("gnnplan.planner.profile.profile.profiles", profiles)
     monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
     work = Workload(batch_size=100, hidden=8, fanouts=[5, 3])
     told = list[tuple[str, float]]()

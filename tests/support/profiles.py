@@ -4,8 +4,8 @@ import numpy as np
 
 from gnnplan.planner.machine.model import Table
 from gnnplan.planner.profile.cache import Profile
-from gnnplan.planner.profile.model_seconds import SCALES
 from gnnplan.planner.workload import (
+    SCALES,
     BatchProfile,
     Hotness,
     ModelTiming,

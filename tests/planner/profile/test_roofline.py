@@ -9,7 +9,6 @@ from hypothesis import given, strategies as st
 from gnnplan.planner.cost.stages.host import RELATION_STARTS, start_seconds
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.probe.presets import load_preset
-from gnnplan.planner.profile.model_seconds import SCALES
 from gnnplan.planner.profile.roofline import (
     LayerShape,
     Operation,
@@ -21,7 +20,7 @@ from gnnplan.planner.profile.roofline import (
     product,
     roofline_timing,
 )
-from gnnplan.planner.workload import ModelTiming
+from gnnplan.planner.workload import SCALES, ModelTiming
 from gnnplan.runtime.models.adjacency import TorchBlock
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.models.functions import transforms_first

@@ -37,7 +37,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, small_graph: Graph, tmp_path: Path) -
     """A cache of its own, and a profile that nothing is measured for."""
     monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
     made = profile(small_graph.num_nodes, 100)
-    monkeypatch.setattr(pipeline, "profiles", lambda *a, **k: [made])
+    monkeypatch.setattr("gnnplan.planner.profile.profile.profiles", lambda *a, **k: [made])
     return made
 
 

@@ -30,7 +30,7 @@ def skewed(monkeypatch: pytest.MonkeyPatch, small_graph: Graph, tmp_path: Path) 
     made = profile(n, 100)
     p = np.where(np.arange(n) < n // 10, 0.9, 0.1)
     made = Profile(numbers=made.numbers, hotness={s: hotness(s, p) for s in made.hotness})
-    monkeypatch.setattr(pipeline, "profiles", lambda *a, **k: [made])
+    monkeypatch.setattr("gnnplan.planner.profile.profile.profiles", lambda *a, **k: [made])
 
 
 def plan(graph: Graph, out: Path, settings: PlanSettings = SETTINGS) -> Plan:

@@ -61,7 +61,7 @@ def planned(
     made = profile(small_graph.num_nodes, 100)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GNNPLAN_CACHE", str(place / "cache"))
-        patch.setattr(pipeline, "profiles", lambda *a, **k: [made])
+        patch.setattr("gnnplan.planner.profile.profile.profiles", lambda *a, **k: [made])
         pipeline.plan(small_graph.path, SETTINGS, machine=here(), out=place / "plan")
         yield place / "plan", place
 

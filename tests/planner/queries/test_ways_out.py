@@ -30,7 +30,7 @@ def even(monkeypatch: pytest.MonkeyPatch, small_graph: Graph, tmp_path: Path) ->
     made = profile(small_graph.num_nodes, 100)
     p = np.full(small_graph.num_nodes, 0.5)
     made = Profile(numbers=made.numbers, hotness={s: hotness(s, p) for s in made.hotness})
-    monkeypatch.setattr(pipeline, "profiles", lambda *a, **k: [made])
+    monkeypatch.setattr("gnnplan.planner.profile.profile.profiles", lambda *a, **k: [made])
     return made
 
 

@@ -50,7 +50,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, small_graph: Graph, tmp_path: Path)
             made = profile(graph.num_nodes, 100)
             return [slower(made, factor) for factor in factors]
 
-        monkeypatch.setattr(pipeline, "profiles", profiles)
+        monkeypatch.setattr("gnnplan.planner.profile.profile.profiles", profiles)
         return pipeline.plan(small_graph.path, settings, machine=machine(), out=tmp_path / "p")
 
     return make

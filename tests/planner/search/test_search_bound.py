@@ -82,7 +82,7 @@ def cores_search(seed: int, graph: Graph, patch: pytest.MonkeyPatch) -> Search:
         device_memory_bytes=room or None,
     )
     made = random_profile(rng, graph, (1, 2, 4))
-    patch.setattr(pipeline, "profiles", lambda *_, **__: [made])
+    patch.setattr("gnnplan.planner.profile.profile.profiles", lambda *_, **__: [made])
     model = load_preset("cpu-2core") if seed % 4 < 2 else random_machine(rng)
     return pipeline.search_for(with_columns(graph, seed), settings, model)
 

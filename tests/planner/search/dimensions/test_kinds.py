@@ -61,7 +61,7 @@ def explored(monkeypatch: pytest.MonkeyPatch, small_graph: Graph, tmp_path: Path
         else:
             tried = joined_candidates(settings, model, ("none",), task=str(small_graph.task))
             made = joined_profile(small_graph, settings, combinations_of(tried))
-        monkeypatch.setattr(pipeline, "profiles", lambda *a, **k: [made])
+        monkeypatch.setattr("gnnplan.planner.profile.profile.profiles", lambda *a, **k: [made])
         return pipeline.search_for(small_graph, settings, model).explore()
 
     return explore
