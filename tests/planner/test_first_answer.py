@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
