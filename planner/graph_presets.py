@@ -1,8 +1,8 @@
 """Hold the sizes of published data sets, and generate seeded graphs like them at any scale.
 
-A graph like a data set has its mean degree, feature columns, classes and share of training nodes
-(of the nodes with an edge: R-MAT leaves some without). Its edges are drawn from R-MAT (links: from
-a block model), so its hotness is skewed as R-MAT's is.
+A graph like a data set has its mean degree, feature columns, classes, share of training nodes (of
+the nodes with an edge) and clustering: spread of degrees, communities, and the region where its
+training nodes lie. Links are drawn from a block model.
 """
 
 import functools
@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Literal
 
 from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.profile.community_law import TYPICAL, CommunityLaw, community_law
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import did_you_mean
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.graph.generate import generate_links, generate_rmat
+from gnnplan.runtime.graph.generate import generate_communities, generate_links
+from gnnplan.runtime.graph.generate_draws import Clustering
 
 FILE = Path(__file__).with_name("graph_presets.yaml")
 LEAST_NODES = 100
@@ -36,6 +38,9 @@ class GraphPreset:
     """Share of training nodes; of training links for task link."""
     task: Literal["multiclass", "multilabel", "link"]
     source: str
+    law: Clustering = TYPICAL
+    """What its batches share, for graphs like it and for counts without a graph."""
+    law_source: str = "no counts of it are published: the middle of the fitted graphs"
 
     @property
     def mean_degree(self) -> float:
@@ -65,6 +70,11 @@ def graph_preset(name: str) -> GraphPreset:
             f"{did_you_mean(name, known)}"
         )
     return known[name.lower()]
+
+
+def preset_law(preset: GraphPreset) -> CommunityLaw:
+    """Return the law by which a data set's batches are counted without it."""
+    return community_law(preset.nodes, preset.edges, preset.train_share, preset.law)
 
 
 def generate_like(
@@ -104,8 +114,9 @@ def generate_like(
             test_fraction=held,
         )
     held = min(HELD_OUT, (1 - like.train_share) / 2)
-    return generate_rmat(
+    return generate_communities(
         folder,
+        like.law,
         num_nodes=nodes,
         degree=like.mean_degree,
         feature_dim=like.feature_dim,

@@ -25,8 +25,7 @@ from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.partition.partition import hierarchical_parts, partition, predict_need
 from gnnplan.planner.partition.problem import make_problem
-from gnnplan.planner.placement.downsample import ENOUGH, downsample_hotness
-from gnnplan.planner.placement.order import count_out_degree
+from gnnplan.planner.placement.order import ENOUGH, count_out_degree, downsample_hotness
 from gnnplan.planner.probe.presets import machine_at_once, on_hosts
 from gnnplan.planner.profile.cache import PlanRecord, Profile, save_record
 from gnnplan.planner.profile.roofline import estimated_profile

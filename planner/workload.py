@@ -13,6 +13,10 @@ from numpy.typing import NDArray
 from gnnplan.planner.array_cache import declare_final, make_once
 from gnnplan.planner.machine.model import Table
 
+BATCH_DEVIATION, LARGEST = 0.02, 1.3
+"""Relative deviation of a batch's sizes, and its largest size over the mean, which memory holds,
+where batches are computed and not drawn."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
@@ -22,6 +26,11 @@ class Spread:
     std: float
     p99: float
     largest: float
+
+    @classmethod
+    def expected(cls, mean: float) -> "Spread":
+        """Return the spread of batches of which the mean is computed."""
+        return cls(mean=mean, std=BATCH_DEVIATION * mean, p99=1.05 * mean, largest=LARGEST * mean)
 
     def scaled(self, factor: float) -> "Spread":
         """Return the same quantity in batches larger by a factor."""
@@ -361,7 +370,7 @@ class Hotness:
     topology: NDArray[np.float32]
     """Mean neighbour reads from each vertex's list per batch; empty where some stand for all."""
     whole: "Hotness | None" = None
-    """Hotness of all vertices, where these stand for others (`planner.placement.downsample`)."""
+    """Hotness of all vertices, where these stand for others (`planner.placement.order`)."""
     ids: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Ids of these vertices, ascending; empty where every vertex is here."""
     stride: int = 1

@@ -30,8 +30,8 @@ from gnnplan.planner.cost.stages.gather import expected_runs, row_rate, touched_
 from gnnplan.planner.cost.stages.gather_gpu import read_seconds
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.placement.costs import PLACES, ReadNetwork, RowCosts, unshared_network
-from gnnplan.planner.placement.downsample import VertexRuns
 from gnnplan.planner.placement.evaluate import SOURCES, RowReads, evaluate_rows
+from gnnplan.planner.placement.order import VertexRuns
 from gnnplan.planner.placement.placement import Placement, first_alike
 from gnnplan.planner.placement.policies.legion import CliqueHeat, ListPlacement, place_lists
 from gnnplan.planner.placement.policies.policy import Knowledge, Parts, place

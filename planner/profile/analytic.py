@@ -32,6 +32,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from gnnplan.planner.profile.community_law import Numbers, mean_drawn
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import BatchProfile, Hotness, Spread
 from gnnplan.runtime.sampling.registry import find_sampler, sampler_or_unknown
@@ -164,10 +165,6 @@ UPPER = 0.57 + 0.19
 """Probability that one bit of a node's number is 0: a + b, which equals a + c (Graph500)."""
 CLASSES, LAST_SIGMA = 161, 5.0
 """Number of classes of the log-normal law, and the standard deviations that they span."""
-MOST_POISSON = 60.0
-"""Mean degree above which every fan-out is taken to be filled."""
-
-Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,20 +231,6 @@ def lognormal_classes(num_nodes: int, num_edges: int, sigma: float) -> DegreeCla
     weight = np.exp(sigma * z)
     weight /= float(nodes @ weight)
     return DegreeClasses(nodes=nodes, weight=weight, degree=weight * num_edges)
-
-
-def mean_drawn(degree: Numbers, fanout: int) -> Numbers:
-    """Return E min(d, fanout) of Poisson degrees d with the given means.
-
-    >>> [round(float(x), 3) for x in mean_drawn(np.array([0.5, 1e6]), 10)]
-    [0.5, 10.0]
-    """
-    low = np.minimum(degree, MOST_POISSON)
-    term, total = np.exp(-low), np.full_like(low, float(fanout))
-    for d in range(fanout):
-        total -= term * (fanout - d)
-        term = term * low / (d + 1)
-    return np.where(degree > MOST_POISSON, np.minimum(degree, float(fanout)), total)
 
 
 def frontiers(
@@ -358,8 +341,6 @@ def read_law(indptr: NDArray[np.int64], training: NDArray[np.int64]) -> GraphLaw
 LAW_ERROR, REPEATED_ERROR = 0.05, 0.15
 """Relative standard errors of the law's input vertices (DEC-144), and where a sampler that draws
 each vertex once for all lists expands vertices again, whose lists the law takes for new ones."""
-BATCH_DEVIATION, LARGEST = 0.02, 1.3
-"""Relative deviation of a batch's sizes, and its largest size over the mean, which memory holds."""
 
 
 def expected_seeds(
@@ -395,9 +376,9 @@ def expected_batch(
     batch = BatchProfile(
         seeds_per_rank=seeds_per_rank,
         num_batches=1,
-        vertices=[_spread(found.count(hop)) for hop in range(len(found.vertices))],
-        edges=[_spread(edges) for edges in found.edges],
-        block_edges=[_spread(float(edges)) for edges in blocks[::-1]],
+        vertices=[Spread.expected(found.count(hop)) for hop in range(len(found.vertices))],
+        edges=[Spread.expected(edges) for edges in found.edges],
+        block_edges=[Spread.expected(float(edges)) for edges in blocks[::-1]],
         input_standard_error=REPEATED_ERROR if once and not new_alone else LAW_ERROR,
         half_epoch_error=0.0,
         list_entries=float(sum(each @ classes.degree for each in found.expanded)),
@@ -415,7 +396,3 @@ def expected_batch(
         topology=(read / classes.nodes).astype(np.float32)[law.class_of],
     )
     return batch, hotness
-
-
-def _spread(mean: float) -> Spread:
-    return Spread(mean=mean, std=BATCH_DEVIATION * mean, p99=1.05 * mean, largest=LARGEST * mean)

@@ -40,13 +40,18 @@ from gnnplan.runtime.graph.csc import EdgeOptions, array_edges, build_csc
 from gnnplan.runtime.graph.dataset import Graph, commit_dataset
 from gnnplan.runtime.graph.format import SPLITS
 from gnnplan.runtime.graph.generate_draws import (
+    Clustering,
     Ids,
     Rng,
     block_model_drawer,
+    community_weights,
     distinct_pairs,
+    draw_communities,
+    equal_communities,
     noisy_labels,
     rmat_drawer,
     signal_length,
+    split_by_chance,
     split_nodes,
     split_pairs,
 )
@@ -142,6 +147,64 @@ def generate_sbm(
     )
 
 
+def generate_communities(
+    folder: Path,
+    shape: Clustering,
+    *,
+    num_nodes: int,
+    degree: float | int,
+    feature_dim: int = 64,
+    num_classes: int = 10,
+    seed: int = 0,
+    train_fraction: float = 0.1,
+    val_fraction: float = 0.1,
+    test_fraction: float = 0.2,
+    feature_signal: float = 0.5,
+    label_noise: float = 0.05,
+    overwrite: bool = False,
+) -> Graph:
+    """Write a graph of log-normal degrees with communities, trained on in one region.
+
+    A graph that is not `both_ways` has directed edges, and lists as long as chance has them. Labels
+    are independent of the topology, as of `generate_rmat`; the split holds nodes with an edge.
+    """
+    refuse_occupied(folder, overwrite=overwrite)
+    check_sizes(num_nodes, degree, feature_dim, num_classes)
+    rng = np.random.default_rng([seed, 5])
+    region = min(num_nodes, max(2, round(num_nodes * shape.region)))
+    names = community_weights(shape, num_nodes, region, shape.named, rng)
+    keys = draw_communities(shape, names, region, degree, rng)
+    src, dst, former = _shuffle_nodes(keys, np.arange(num_nodes), rng)
+    chances = np.where(former < region, names[former] ** shape.seed_lean, 0.0)
+    classes = rng.integers(0, num_classes, num_nodes)
+    connected = np.zeros(num_nodes, bool)
+    connected[src] = connected[dst] = True
+    fractions = (train_fraction, val_fraction, test_fraction)
+
+    def make_rest() -> dict[str, Ids]:
+        labels = noisy_labels(classes, num_classes, label_noise, rng)
+        ids = np.flatnonzero(connected)
+        split = split_by_chance(ids, chances[ids], fractions, rng)
+        return {"y": labels, **dict(zip(SPLITS, split, strict=True))}
+
+    return _write(
+        folder,
+        src,
+        dst,
+        classes,
+        rng,
+        overwrite=overwrite,
+        both_ways=shape.both_ways,
+        num_communities=num_classes,
+        feature_dim=feature_dim,
+        feature_signal=feature_signal,
+        make_rest=make_rest,
+        name=f"communities-{num_nodes}",
+        num_classes=num_classes,
+        task="multiclass",
+    )
+
+
 def generate_links(
     folder: Path,
     *,
@@ -233,8 +296,8 @@ def generate_typed(
             f"{num_authors} authors and {authors_per_paper} per paper"
         )
     rng = np.random.default_rng([seed, 4])
-    paper_of = _equal_communities(num_papers, num_classes)
-    author_of = _equal_communities(num_authors, num_classes)
+    paper_of = equal_communities(num_papers, num_classes)
+    author_of = equal_communities(num_authors, num_classes)
     new_id = rng.permutation(num_papers + num_authors)
     src, dst, edge_type = _typed_edges(
         paper_of, author_of, cites, authors_per_paper, homophily, rng
@@ -331,6 +394,7 @@ def _write(
     rng: Rng,
     *,
     overwrite: bool,
+    both_ways: bool = True,
     num_communities: int,
     feature_dim: int,
     feature_signal: float,
@@ -340,7 +404,10 @@ def _write(
     """Write topology and features, then the arrays of `make_rest`, whose draws come last."""
     with Staging(folder, overwrite=overwrite) as staging:
         num_edges = build_csc(
-            array_edges(src, dst), len(communities), staging, options=EdgeOptions(symmetrise=True)
+            array_edges(src, dst),
+            len(communities),
+            staging,
+            options=EdgeOptions(symmetrise=both_ways),
         )
         _save_features(staging, "x", communities, feature_dim, num_communities, feature_signal, rng)
         for key, array in make_rest().items():
@@ -363,10 +430,6 @@ def _shuffle_nodes(keys: Ids, communities: Ids, rng: Rng) -> tuple[Ids, Ids, Ids
     return new_id[keys // len(communities)], new_id[keys % len(communities)], of_node
 
 
-def _equal_communities(num_nodes: int, num_communities: int) -> Ids:
-    return np.arange(num_nodes) * num_communities // num_nodes
-
-
 def _draw_block_model(
     num_nodes: int,
     num_communities: int,
@@ -378,7 +441,7 @@ def _draw_block_model(
     """Draw the keys of a degree-corrected block model's edges, and its nodes' communities."""
     # Inverse of the power law's distribution function, from weight 1 on.
     weights = np.minimum((1 - rng.random(num_nodes)) ** (-1 / (degree_exponent - 1)), 50.0)
-    communities = _equal_communities(num_nodes, num_communities)
+    communities = equal_communities(num_nodes, num_communities)
     draw = block_model_drawer(weights, communities, homophily, rng)
     return distinct_pairs(draw, num_nodes, degree, rng), communities
 

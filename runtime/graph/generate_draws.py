@@ -1,6 +1,7 @@
 """Random edges, features, labels and splits of synthetic graphs."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,32 @@ Drawer = Callable[[int], tuple[Ids, Ids]]
 DRAW_EDGES = 1 << 21
 GRAPH500 = (0.57, 0.19, 0.19)
 """Probabilities a, b, c of the quadrants; d is the rest (0.05)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clustering:
+    """What decides how far the batches of a graph meet the same nodes, beyond its sizes."""
+
+    spread: float
+    """Standard deviation of the log of nodes' degrees."""
+    inside: float
+    """Share of a list's ends inside the node's community."""
+    community: float
+    """Nodes of a community."""
+    seed_lean: float = 0.0
+    """Exponent: training nodes are chosen in proportion to their degree to this power."""
+    both_ways: bool = True
+    """Whether each edge is stored in both directions; else list lengths and names are unrelated."""
+    region: float = 1.0
+    """Share of the nodes that lists reach from training nodes."""
+    lists: float = 1.0
+    """Mean list length in the region over the graph's."""
+    named: float = 1.0
+    """Mean number of lists that name a node of the region over the graph's."""
+    stray: float = 0.0
+    """Share of a batch's input nodes outside the region; of its lists' ends, in what is made."""
+    rest_spread: float | None = None
+    """Standard deviation of the log of degrees outside the region; None where it is `spread`."""
 
 
 def rmat_drawer(num_nodes: int, rng: Rng) -> Drawer:
@@ -58,9 +85,96 @@ def block_model_drawer(
     return draw
 
 
-def distinct_pairs(draw: Drawer, num_nodes: int, degree: float | int, rng: Rng) -> Ids:
-    """Draw `num_nodes * degree / 2` distinct edges u < v as sorted keys `u * num_nodes + v`."""
-    wanted = max(1, round(num_nodes * degree / 2))
+def equal_communities(num_nodes: int, num_communities: int) -> Ids:
+    """Return the communities of nodes in rising order, equally large."""
+    return np.arange(num_nodes) * num_communities // num_nodes
+
+
+def community_weights(
+    shape: Clustering, num_nodes: int, region: int, mean: float, rng: Rng
+) -> NDArray[np.float64]:
+    """Draw log-normal weights with the given mean in the region, and 1 over all."""
+    weights = rng.standard_normal(num_nodes)
+    spread = shape.spread if shape.rest_spread is None else shape.rest_spread
+    rest = max(0.0, num_nodes - region * mean) / max(1, num_nodes - region)
+    for part, sigma, of in (
+        (weights[:region], shape.spread, mean),
+        (weights[region:], spread, rest),
+    ):
+        part[:] = of * np.exp(sigma * part - sigma**2 / 2)
+    return weights
+
+
+def draw_communities(
+    shape: Clustering, names: NDArray[np.float64], region: int, degree: float | int, rng: Rng
+) -> Ids:
+    """Draw the keys of the edges (named node, node of the list)."""
+    num_nodes = len(names)
+    number = [max(1, round(each / shape.community)) for each in (region, num_nodes - region)]
+    communities = np.concatenate(
+        [
+            equal_communities(region, number[0]),
+            number[0] + equal_communities(num_nodes - region, number[1]),
+        ]
+    )
+    lists, crossing = names, 0.0
+    if not shape.both_ways:
+        lists = community_weights(shape, num_nodes, region, shape.lists, rng)
+        into = (names[:region].sum() - lists[:region].sum()) / max(lists[region:].sum(), 1e-300)
+        crossing = float(np.clip(into / max(1e-9, 1 - shape.inside), 0.0, 1.0))
+    leaving = min(1.0, shape.stray / max(1e-9, 1 - shape.inside))
+    draw = _community_drawer(
+        lists,
+        names,
+        communities,
+        inside=shape.inside,
+        region=region,
+        recent=(1 - leaving, crossing),
+        rng=rng,
+    )
+    return distinct_pairs(draw, num_nodes, degree, rng, both_ways=shape.both_ways)
+
+
+def _community_drawer(
+    lists: NDArray[np.float64],
+    names: NDArray[np.float64],
+    communities: Ids,
+    *,
+    inside: float,
+    region: int,
+    recent: tuple[float, float],
+    rng: Rng,
+) -> Drawer:
+    """Draw edges (named node, node of the list) by weights of both, in rising communities.
+
+    An edge that does not stay in its community begins among the first `region` nodes with the first
+    chance of `recent` if its list is one of theirs, else with the second.
+    """
+    owners, ends = np.cumsum(lists), np.cumsum(names)
+    bounds = np.searchsorted(communities, np.arange(communities[-1] + 2), side="left")
+    border, edges = float(ends[region - 1]), np.concatenate([[0.0], ends])[bounds]
+
+    def draw(count: int) -> tuple[Ids, Ids]:
+        owner = np.searchsorted(owners, rng.random(count) * owners[-1], side="right")
+        owner = np.minimum(owner, len(ends) - 1)  # rounding may land on the total itself
+        stays, community = rng.random(count) < inside, communities[owner]
+        first = rng.random(count) < np.where(owner < region, *recent)
+        start = np.where(stays, edges[community], np.where(first, 0.0, border))
+        stop = np.where(stays, edges[community + 1], np.where(first, border, ends[-1]))
+        named = np.searchsorted(ends, start + rng.random(count) * (stop - start), side="right")
+        return np.minimum(named, len(ends) - 1), owner
+
+    return draw
+
+
+def distinct_pairs(
+    draw: Drawer, num_nodes: int, degree: float | int, rng: Rng, *, both_ways: bool = True
+) -> Ids:
+    """Draw `num_nodes * degree / 2` distinct edges u < v as sorted keys `u * num_nodes + v`.
+
+    Edges that are not `both_ways` are twice as many, and their ends as they were drawn.
+    """
+    wanted = max(1, round(num_nodes * degree / (2 if both_ways else 1)))
     keys = np.empty(0, np.int64)
     while len(keys) < wanted:
         have = len(keys)
@@ -68,7 +182,8 @@ def distinct_pairs(draw: Drawer, num_nodes: int, degree: float | int, rng: Rng) 
         fresh: list[Ids] = [keys]
         for start in range(0, int(missing * 1.1) + 1024, DRAW_EDGES):
             u, v = draw(min(DRAW_EDGES, int(missing * 1.1) + 1024 - start))
-            key = np.minimum(u, v) * num_nodes + np.maximum(u, v)
+            low, high = (np.minimum(u, v), np.maximum(u, v)) if both_ways else (u, v)
+            key = low * num_nodes + high
             fresh.append(key[u != v])
         keys = np.concatenate(fresh)
         keys.sort()
@@ -128,6 +243,22 @@ def split_nodes(candidates: Ids, fractions: tuple[float, float, float], rng: Rng
     sizes = [max(1, int(f * len(candidates))) if f > 0 else 0 for f in fractions]
     ends = np.cumsum(sizes)
     return [np.sort(shuffled[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+
+
+def split_by_chance(
+    candidates: Ids, chances: NDArray[np.float64], fractions: tuple[float, float, float], rng: Rng
+) -> list[Ids]:
+    """Draw training nodes in proportion to chances, and the others as `split_nodes`."""
+    train = min(max(1, int(fractions[0] * len(candidates))), int(np.count_nonzero(chances)))
+    with np.errstate(divide="ignore"):
+        order = np.argsort(rng.exponential(size=len(candidates)) / chances, kind="stable")
+    rest = rng.permutation(candidates[order[train:]])
+    val, test = (max(1, int(f * len(candidates))) if f > 0 else 0 for f in fractions[1:])
+    return [
+        np.sort(candidates[order[:train]]),
+        np.sort(rest[:val]),
+        np.sort(rest[val : val + test]),
+    ]
 
 
 def split_pairs(

@@ -16,8 +16,8 @@ from gnnplan.planner.cost.cache_model import DrawnReads, ExpectedReads, Successi
 from gnnplan.planner.cost.request import Request
 from gnnplan.planner.cost.terms import look_up_seconds
 from gnnplan.planner.placement.caches import place_behind_caches
-from gnnplan.planner.placement.downsample import VertexRuns
 from gnnplan.planner.placement.evaluate import SOURCES, evaluate
+from gnnplan.planner.placement.order import VertexRuns
 from gnnplan.planner.placement.owned import OWNED, place_shared, shared_floor
 from gnnplan.planner.placement.place import (
     CandidatePlacement,

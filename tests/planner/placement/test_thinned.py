@@ -7,7 +7,7 @@ from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.memory import Budgets
 from gnnplan.planner.cost.model import fixed_parts, predict
 from gnnplan.planner.cost.request import Request
-from gnnplan.planner.placement.downsample import VertexRuns, downsample_hotness
+from gnnplan.planner.placement.order import VertexRuns, downsample_hotness
 from gnnplan.planner.placement.place import CandidatePlacement, code_bytes
 from gnnplan.planner.search.dimensions.rows import of_all, spread_placement
 from gnnplan.planner.workload import Hotness
