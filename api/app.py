@@ -21,10 +21,9 @@ from gnnplan.api.dashboard import jobs as job_pages, pages, plans as plan_pages
 from gnnplan.api.middleware import Gate
 from gnnplan.api.routes import inputs, jobs, operations, plans
 from gnnplan.api.routes.common import no_other_parameters
-from gnnplan.api.service.context import Service, open_service
+from gnnplan.api.service.context import Service, ServiceSettings, open_service
 from gnnplan.api.service.jobs import JobStates
 from gnnplan.api.service.runs import count_error
-from gnnplan.api.settings import ServiceSettings
 
 SWEEP_SECONDS = 3600.0
 LOG = logging.getLogger("gnnplan.service")
@@ -68,6 +67,7 @@ def create_app(settings: ServiceSettings | Path) -> FastAPI:
         inputs.graphs_router,
         inputs.machines_router,
         inputs.profiles_router,
+        inputs.estimate_router,
         plans.router,
         jobs.runs_router,
         jobs.router,

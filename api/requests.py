@@ -4,22 +4,25 @@
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+from fastapi import Query
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
 from gnnplan.api.resources import Strict
 from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.queries.estimate import EstimateSettings
 from gnnplan.planner.settings import PlanSettings, SamplerChoice, change_settings
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.dataset import open_graph
 from gnnplan.runtime.launch.config import TrainOptions
 from gnnplan.runtime.plan.schema import MOST_FANOUT
-from gnnplan.runtime.plan.setting import SettingField, setting_fields
+from gnnplan.runtime.plan.setting import SettingField, make_from, setting_fields
 
 Request = TypeVar("Request", bound=BaseModel)
 
@@ -186,6 +189,46 @@ class PlanOfRun(Limited):
 
 class RunRequest(with_settings(PlanOfRun, TrainOptions)):
     """Body of `POST /v1/runs`: train under a plan on this machine."""
+
+
+class KnownSizes(Strict):
+    """A dataset whose sizes an estimate takes."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+    graph: str | None = Field(
+        default=None,
+        description="Dataset folder whose sizes are taken, relative to a graph root; null: none.",
+        min_length=1,
+        max_length=4096,
+    )
+
+
+class EstimateRequest(with_settings(KnownSizes, EstimateSettings)):
+    """Body of `POST /v1/estimate`; the fields mirror the flags of `gnnplan estimate`."""
+
+    def settings(self) -> EstimateSettings:
+        """Return what is asked for."""
+        return make_from(EstimateSettings, self.model_dump(exclude={"graph"}))
+
+
+def estimate_query() -> Callable[..., EstimateSettings]:
+    """Return a dependency that takes the same settings from an address."""
+
+    def read(**given: Any) -> EstimateSettings:
+        return make_from(EstimateSettings, given)
+
+    read.__signature__ = Signature(
+        [
+            Parameter(
+                each.name,
+                Parameter.KEYWORD_ONLY,
+                annotation=Annotated[_type_of(each), Query(description=each.setting.help)],
+                default=each.default,
+            )
+            for each in setting_fields(EstimateSettings)
+        ]
+    )
+    return read
 
 
 class NoopRequest(Limited):

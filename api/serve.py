@@ -17,8 +17,7 @@ from gnnplan.api.app import create_app
 from gnnplan.api.connections import ConnectionLimits, Connections, limit_to_files, protocol_of
 from gnnplan.api.jobs.ray import ClusterUnreachableError, RayJobs, check_address
 from gnnplan.api.security import SCOPES, create_key
-from gnnplan.api.service.context import Service
-from gnnplan.api.settings import LOOPBACK_HOSTS, ServiceSettings
+from gnnplan.api.service.context import LOOPBACK_HOSTS, Service, ServiceSettings
 from gnnplan.api.storage.storage import Storage
 from gnnplan.api.telemetry import log_json
 from gnnplan.runtime.errors import InputError

@@ -6,8 +6,8 @@ from typing import Any
 
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine import MachineModel
-from gnnplan.planner.progress import Progress
 from gnnplan.planner.settings import PlanSettings, change_settings
+from gnnplan.planner.units import Progress
 from gnnplan.runtime.plan import Plan
 from gnnplan.runtime.report import RunReport
 

@@ -1,18 +1,27 @@
-"""Keep arrays made from final arrays while those live, within a limit of bytes.
+"""Keep arrays made from final arrays while those live, and find the folder of what was measured.
 
 A plan asks for the same order of the same frequencies for every candidate. Nothing is kept of an
 array that nobody has declared final, nor a result that takes a good part of the limit. numpy's own
 flag is not used: numba would compile kernels anew for it.
 """
 
+import atexit
+import functools
+import os
+import shutil
+import sys
+import tempfile
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gnnplan.runtime.errors import InputError
 
 LIMIT_BYTES = 1 << 29
 """Bytes of all that a process keeps."""
@@ -118,3 +127,55 @@ class _Store:
 
 
 _STORE = _Store()
+
+
+VARIABLE = "GNNPLAN_CACHE"
+
+
+def cache_path() -> Path:
+    """Return $GNNPLAN_CACHE, or gnnplan in the user's cache folder, whether it exists or not."""
+    given = os.environ.get(VARIABLE)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(given) if given else Path(base) / "gnnplan"
+
+
+def cache_folder() -> Path:
+    """Return the folder of `cache_path`, made if it does not exist.
+
+    Where the user's own cache folder cannot be written, a temporary folder takes its place until
+    the process ends, and one line says so.
+
+    Raises:
+        InputError: GNNPLAN_CACHE names a folder that cannot be written.
+    """
+    folder = cache_path()
+    why = _why_unusable(folder)
+    if not why:
+        return folder
+    if os.environ.get(VARIABLE):
+        raise InputError(
+            f"{VARIABLE}: expected a folder that can be written, found {folder} ({why}); name "
+            "another one, or unset it"
+        )
+    return _passing_folder(folder, why)
+
+
+def _why_unusable(folder: Path) -> str:
+    """Return why a folder cannot be made or written; empty where it can."""
+    if not folder.is_dir():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            return error.strerror or str(error)
+    return "" if os.access(folder, os.W_OK | os.X_OK) else "it is not writable"
+
+
+@functools.cache
+def _passing_folder(folder: Path, why: str) -> Path:
+    made = Path(tempfile.mkdtemp(prefix="gnnplan-cache-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    sys.stderr.write(
+        f"gnnplan: {folder} cannot be used ({why}): planning without a cache, nothing measured is "
+        f"kept; set {VARIABLE} to a folder that can be written\n"
+    )
+    return made

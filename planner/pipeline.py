@@ -21,6 +21,7 @@ from gnnplan.planner.assemble import assemble
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.memory import Budgets
 from gnnplan.planner.cost.request import Request
+from gnnplan.planner.cost.step import mark_estimated
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.partition.partition import hierarchical_parts, partition, predict_need
@@ -29,7 +30,6 @@ from gnnplan.planner.placement.order import ENOUGH, count_out_degree, downsample
 from gnnplan.planner.probe.presets import machine_at_once, on_hosts
 from gnnplan.planner.profile.cache import PlanRecord, Profile, save_record
 from gnnplan.planner.profile.roofline import estimated_profile
-from gnnplan.planner.progress import Progress, onward, portion, silent
 from gnnplan.planner.queries.calibrate import calibrate_search, load_calibration
 from gnnplan.planner.queries.remedies import (
     advice,
@@ -52,12 +52,13 @@ from gnnplan.planner.search.dimensions.registry import propose_first
 from gnnplan.planner.search.samplers import fix_placement, sampler_words, with_samplers
 from gnnplan.planner.search.search import Search, best_over_samplers
 from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.units import Progress, onward, portion, silent
 from gnnplan.planner.workload import Combination, WorkloadProfile
 from gnnplan.runtime.device import usable_ram_bytes
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.npy import release_pages
 from gnnplan.runtime.plan.io import save_plan
-from gnnplan.runtime.plan.schema import GraphRef, Interval, Plan, Prediction
+from gnnplan.runtime.plan.schema import GraphRef, Interval, Plan
 
 
 def joined_candidates(
@@ -237,25 +238,6 @@ def first_answer(
     quick = replace(settings, quick=True, thorough=False)
     here = machine_at_once() if machine is None else machine
     return plan(graph_folder, quick, machine=here, out=out, progress=progress)
-
-
-def mark_estimated(prediction: Prediction) -> Prediction:
-    """Mark a prediction as an estimate, whose intervals are as wide in ratio both ways (DEC-144).
-
-    Of a half-width h of the stages' errors, [t / (1 + h), t (1 + h)]: rates of other machines are
-    as likely twice as fast as twice as slow.
-    """
-    factor = prediction.step_seconds.high / prediction.step_seconds.value
-
-    def around(value: float) -> Interval:
-        return Interval(value=value, low=value / factor, high=value * factor)
-
-    return replace(
-        prediction,
-        step_seconds=around(prediction.step_seconds.value),
-        epoch_seconds=around(prediction.epoch_seconds.value),
-        estimated=True,
-    )
 
 
 def uuids_of(machine: MachineModel, made: Plan) -> list[str]:

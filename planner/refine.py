@@ -21,11 +21,11 @@ from gnnplan.planner.probe.presets import (
     machine_at_once,
     with_pace,
 )
-from gnnplan.planner.progress import Progress, onward, portion, silent
 from gnnplan.planner.queries.explain import explain, seconds_text
 from gnnplan.planner.request import check_output, check_request, no_estimate
 from gnnplan.planner.search.samplers import with_samplers
 from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.units import Progress, onward, portion, silent
 from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.graph.dataset import open_graph
 from gnnplan.runtime.plan.schema import Plan

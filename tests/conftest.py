@@ -25,6 +25,7 @@ UNCHECKED = (
     "gnnplan.planner.cli.remote",
     "gnnplan.planner.cli.training",
     "gnnplan.planner.profile.draws",
+    "gnnplan.planner.queries.estimate",
     "gnnplan.planner.queries.tuned",
     "gnnplan.planner.client.client",
     "gnnplan.planner.client.client",

@@ -27,6 +27,7 @@ from gnnplan.api.service.context import Service
 from gnnplan.api.storage.tables import PlanRow
 from gnnplan.planner.client.resources import PlanSummary
 from gnnplan.planner.cost.link_use import link_rows
+from gnnplan.planner.queries.estimate import EstimateSettings, render
 from gnnplan.planner.queries.explain import explain
 from gnnplan.planner.report.charts import Timeline, draw_timeline, timeline
 from gnnplan.planner.report.measured import differences, verdict
@@ -38,11 +39,15 @@ from gnnplan.runtime import codec
 from gnnplan.runtime.device import is_planned_machine, machine_facts
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.plan.schema import Plan
-from gnnplan.runtime.plan.setting import SettingField, setting_fields
+from gnnplan.runtime.plan.setting import SettingField, make_from, setting_fields
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 FIRST = ("devices", "model", "hidden", "fanouts", "batch_size")
 """Settings that the form shows at once; the others are under "More"."""
+ESTIMATE_FIRST = (
+    "nodes", "edges", "features", "like", "model", "hidden", "fanouts", "batch_size", "sort",
+)  # fmt: skip
+"""The same of an estimate's form."""
 
 
 @router.get("/plans/new")
@@ -104,18 +109,7 @@ def _form(
     told: list[str] | None = None,
     status: int = 200,
 ) -> Response:
-    models = sorted({*MODELS, *service.settings.allowed_models})
-    shown = {
-        each.name: {
-            "key": _key(each),
-            "label": _label(each),
-            "choices": _choices(each, models),
-            "hint": each.setting.unset or each.setting.how,
-            "value": fields.get(_key(each), ""),
-            "changed": fields.get(_key(each), "") not in ("", default_text(each)),
-        }
-        for each in form_fields()
-    }
+    shown = _shown(PlanSettings, fields, sorted({*MODELS, *service.settings.allowed_models}))
     return page(
         request,
         "new_plan.html",
@@ -127,6 +121,21 @@ def _form(
         graphs=inputs.list_graphs(service),
         machines=inputs.list_machines(service, limit=200).items,
     )
+
+
+def _shown(kind: type, fields: dict[str, str], models: list[str]) -> dict[str, dict[str, Any]]:
+    """Return what a form shows of each setting, by name."""
+    return {
+        each.name: {
+            "key": _key(each),
+            "label": _label(each),
+            "choices": _choices(each, models),
+            "hint": each.setting.unset or each.setting.how,
+            "value": fields.get(_key(each), ""),
+            "changed": fields.get(_key(each), "") not in ("", default_text(each)),
+        }
+        for each in form_fields(kind)
+    }
 
 
 Which = Annotated[str, Query(max_length=64)]
@@ -218,6 +227,39 @@ def _side(name: str, plan: Plan, step: Timeline, whole_seconds: float) -> dict[s
         "told": explain(plan),
         "picture": draw_timeline(step, name=f"timeline-{name}", whole_seconds=whole_seconds),
     }
+
+
+@router.get("/estimate")
+def show_estimate(request: Request, service: ServiceIn, _who: Reader) -> Response:
+    """Show the form of an estimate; where it was sent, the machines too."""
+    given = {name: value for name, value in request.query_params.items() if value}
+    told, found, status = "", None, 200
+    if given:
+        try:
+            found = inputs.estimates_of(service, _estimate_settings(given))
+        except (InputError, ServiceError) as error:
+            told, status = str(error), 422
+    plain = {_key(each): default_text(each) for each in form_fields(EstimateSettings)}
+    shown = _shown(EstimateSettings, plain | given, [])
+    table = None if found is None else render(found)
+    return page(
+        request,
+        "estimate.html",
+        status=status,
+        first=[each for name, each in shown.items() if name in ESTIMATE_FIRST],
+        more=[each for name, each in shown.items() if name not in ESTIMATE_FIRST],
+        told=told,
+        table=table,
+    )
+
+
+def _estimate_settings(fields: dict[str, str]) -> EstimateSettings:
+    given = {
+        each.name: fields[_key(each)]
+        for each in form_fields(EstimateSettings)
+        if _key(each) in fields
+    }
+    return make_from(EstimateSettings, read_texts(EstimateSettings, given, name_of=_label))
 
 
 @router.get("/machines")

@@ -15,10 +15,10 @@ from gnnplan.planner.pipeline import searches_for
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.probe.probe import cached_machine
 from gnnplan.planner.profile.cache import load_record
-from gnnplan.planner.progress import Progress, portion
 from gnnplan.planner.queries.calibrate import load_calibration
 from gnnplan.planner.refine import plan_in_time
 from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.units import Progress, portion
 from gnnplan.runtime import codec
 from gnnplan.runtime.graph.dataset import open_graph
 from gnnplan.runtime.plan.io import load_plan

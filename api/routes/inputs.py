@@ -3,10 +3,10 @@
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from gnnplan.api.errors import NotFoundError
-from gnnplan.api.requests import ProfileRequest
+from gnnplan.api.requests import EstimateRequest, ProfileRequest, estimate_query
 from gnnplan.api.resources import Document, PageOf, resource_of
 from gnnplan.api.routes.common import (
     CallerIn,
@@ -29,6 +29,7 @@ from gnnplan.planner.client.resources import (
     ProfileSummary,
 )
 from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.queries.estimate import Estimates, EstimateSettings
 from gnnplan.planner.workload import WorkloadProfile
 from gnnplan.runtime import codec
 
@@ -114,3 +115,28 @@ def get_profile(request: Request, service: ServiceIn, _who: Reader, profile: Id)
     if row is None or data is None:
         raise NotFoundError(f"no profile {profile}")
     return answer_tagged(request, data, tag=row.sha256[:32])
+
+
+estimate_router = APIRouter(prefix="/v1/estimate", tags=["estimates"])
+
+
+@estimate_router.get("", response_model=Estimates)
+def get_estimate(
+    request: Request,
+    service: ServiceIn,
+    _who: Reader,
+    settings: Annotated[EstimateSettings, Depends(estimate_query())],
+    graph: Annotated[
+        str | None, Query(min_length=1, max_length=4096, description="Name of a dataset.")
+    ] = None,
+) -> Response:
+    """What a training would take on each known machine, and cost; nothing is measured."""
+    return answer_resource(request, inputs.estimates_of(service, settings, graph))
+
+
+@estimate_router.post("", response_model=Estimates)
+def make_estimate(
+    request: Request, service: ServiceIn, _who: Reader, body: EstimateRequest
+) -> Response:
+    """The same, asked for by a document."""
+    return answer_resource(request, inputs.estimates_of(service, body.settings(), body.graph))

@@ -19,6 +19,7 @@ from gnnplan.planner.client.resources import GraphDetail, GraphSummary, MachineS
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import SCHEMA_VERSION, MachineModel, check_machine, load_machine
 from gnnplan.planner.probe.presets import is_preset, list_presets, load_preset
+from gnnplan.planner.queries.estimate import Estimates, EstimateSettings, estimate
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.format import META_FILE, GraphMeta, read_meta
@@ -171,3 +172,17 @@ def _uploaded(service: Service, name: str) -> MachineRow:
         known = ", ".join(list_presets())
         raise NotFoundError(f"expected a preset ({known}) or an uploaded machine, found {name!r}")
     return row
+
+
+def estimates_of(
+    service: Service, settings: EstimateSettings, graph: str | None = None
+) -> Estimates:
+    """Estimate a training on presets; `graph` names a dataset whose sizes are taken."""
+    uploads = [n for n in (settings.machine or "").split(",") if n and not is_preset(n.strip())]
+    if uploads:
+        known = ", ".join(list_presets())
+        raise UnprocessableError(
+            f"machine: expected presets ({known}), found {uploads[0][:60]!r}",
+            kind="unknown-machine",
+        )
+    return estimate(settings, None if graph is None else graph_folder(service, graph))

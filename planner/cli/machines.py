@@ -1,5 +1,6 @@
-"""`gnnplan doctor`, `gnnplan probe` and `gnnplan machine`: what machines are and can do."""
+"""`gnnplan doctor`, `probe`, `machine` and `estimate`: what machines are, and what they can do."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from gnnplan.planner.cli.common import (
     console,
     emit_json,
     print_answer,
+    print_text,
     progress_bar,
     seconds_text,
     table_of,
@@ -22,21 +24,25 @@ from gnnplan.planner.cli.remote import ServerOption
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import MachineModel, load_machine, save_machine
 from gnnplan.planner.probe.presets import find_machine, list_presets
+from gnnplan.planner.queries.estimate import Estimates, EstimateSettings, estimate, render
 from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.errors import InputError
 
 if TYPE_CHECKING:
     from gnnplan.planner.probe.hosts import Meeting
 
+WIDE = 160
+"""Columns of a wide table where the terminal's are not known."""
 process_began: float | None = None
 """Start of this process on time.monotonic()'s clock, where it runs one command alone."""
 app = typer.Typer(help="Machines: presets and probed files.", no_args_is_help=True)
 
 
 def register(parent: typer.Typer) -> None:
-    """Add `doctor` and `probe` to the top level."""
+    """Add `doctor`, `probe` and `estimate` to the top level."""
     parent.command()(doctor)
     parent.command("probe")(probe_command)
+    parent.command("estimate")(estimate_command)
 
 
 def doctor(
@@ -248,3 +254,47 @@ def print_machine(machine: MachineModel) -> None:
     screen.print(table_of(("table", "unit", "axes", "least", "largest", "spread"), tables))
     for note in machine.notes:
         screen.print(f"note: {note}", markup=False)
+
+
+@with_options(settings=None)
+def estimate_command(
+    dataset: Annotated[
+        Path | None,
+        typer.Argument(help="Dataset folder whose sizes are taken (with --server: its name)."),
+    ] = None,
+    *,
+    settings: EstimateSettings,
+    types: Annotated[
+        Path | None,
+        typer.Option(help="File with nodes and edges by type, for --model rgcn or rgat."),
+    ] = None,
+    prices: Annotated[
+        Path | None,
+        typer.Option(help="Price file in place of gnnplan's own, by preset, in dollars an hour."),
+    ] = None,
+    server: ServerOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """What a training would take on each known machine, and cost; nothing is measured or read.
+
+    Sizes are --nodes, --edges and --features, or those of --like NAME or of a dataset.
+    """
+    if server is None:
+        found = estimate(settings, dataset, types=types, prices=prices)
+    else:
+        remote.refuse_local(server, {"--prices": prices is not None, "--types": types is not None})
+        with remote.service(server) as client:
+            found = client.estimate(settings, graph=None if dataset is None else str(dataset))
+    print_answer(found, print_estimates, as_json=as_json)
+
+
+def print_estimates(found: Estimates) -> None:
+    """Print estimates as a table, and what they rest on."""
+    columns, rows, lines = render(found)
+    screen, table = console(), table_of(columns, rows)
+    table.columns[0].no_wrap = True
+    if not screen.is_terminal and "COLUMNS" not in os.environ:
+        screen.width = WIDE
+    screen.print(table)
+    for line in lines:
+        print_text(line)

@@ -35,6 +35,7 @@ from gnnplan.planner.client.resources import (
 )
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.queries.diff import PlanDiff
+from gnnplan.planner.queries.estimate import Estimates, EstimateSettings
 from gnnplan.planner.queries.explain import Explanation
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import WorkloadProfile
@@ -418,6 +419,16 @@ class Client:
         self.profiles = Profiles(self._connection, self.jobs)
         self.plans = Plans(self._connection, self.jobs)
         self.runs = Runs(self._connection, self.jobs)
+
+    def estimate(self, settings: EstimateSettings, *, graph: str | None = None) -> Estimates:
+        """Estimate a training on machines that nobody has here; nothing is measured.
+
+        Args:
+            settings: the graph's sizes, the training and the machines.
+            graph: dataset below the service's graph roots whose sizes are taken.
+        """
+        body = request_values(settings) | {"graph": graph}
+        return decode_document(Estimates, self._connection.post("/v1/estimate", body))
 
     def health(self) -> dict[str, Any]:
         """Return status and version of the service."""

@@ -5,6 +5,8 @@ hot rows are points of this space. Cores are shared capacity: prefetching on a f
 free.
 """
 
+from collections.abc import Sequence
+
 from gnnplan.planner.candidate import Candidate, PlacedRows
 from gnnplan.planner.cost.backends.backend import Backend, Hosts
 from gnnplan.planner.cost.backends.cooperative import Cooperative, owner_words
@@ -52,23 +54,21 @@ def fixed_parts(
     return backend_of(candidate).fixed_parts(request, candidate, rank, code_bytes)
 
 
-def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Prediction:
-    """Price one candidate under one placement.
+def price_step(
+    request: Request, candidate: Candidate, placed: PlacedRows, firsts: Sequence[int] = ()
+) -> tuple[StepTimes, float]:
+    """Price a step; return its times, and the relative half-width of their interval.
 
-    Raises:
-        SettingsError: this batch size was not profiled.
-        MachineError: the machine was not measured for something the candidate needs.
+    `firsts` names for each rank one whose times are its own too; empty: each is priced.
     """
     backend, machine = backend_of(candidate), request.machine
     batch, _ = backend.batch_and_timing(request, candidate)
-    step = combine_ranks(
-        candidate,
-        machine,
-        [
-            backend.rank_times(request, candidate, placed, rank)
-            for rank in range(candidate.num_ranks)
-        ],
-    )
+    priced = {
+        rank: backend.rank_times(request, candidate, placed, rank)
+        for rank in sorted(set(firsts or range(candidate.num_ranks)))
+    }
+    every = [priced[first] for first in firsts] if firsts else list(priced.values())
+    step = combine_ranks(candidate, machine, every)
     half = relative_half_width(
         step.seconds,
         step.stages,
@@ -77,6 +77,18 @@ def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Predi
         profile_error=batch.input_standard_error,
         oversubscribed=candidate.busy_threads > machine.num_cores,
     )
+    return step, half
+
+
+def predict(request: Request, candidate: Candidate, placed: PlacedRows) -> Prediction:
+    """Price one candidate under one placement.
+
+    Raises:
+        SettingsError: this batch size was not profiled.
+        MachineError: the machine was not measured for something the candidate needs.
+    """
+    backend, machine = backend_of(candidate), request.machine
+    step, half = price_step(request, candidate, placed)
     num_train, batch_size = request.graph.num_train, request.workload.batch_size
     epoch = epoch_seconds(num_train, batch_size, step.seconds, step.fill_seconds)
     startup = backend.startup_time(request, candidate, placed)

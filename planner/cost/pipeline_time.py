@@ -131,10 +131,26 @@ def stochastic_period(
     # Drawn noise is centred so that the sample's own mean does not shift the prediction.
     factor = np.exp(sigma * draws)
     times = mean[:, None] * factor / factor.mean(axis=1, keepdims=True)
-    end = finish_times(times, [depth], workers=workers, freed_at_start=True)
+    end = _ends_of_training(times[0].tolist(), times[1].tolist(), depth, workers)
     skip = _ITEMS // 10
-    measured = (end[-1, -1] - end[-1, skip - 1]) / (_ITEMS - skip)
+    measured = (end[-1] - end[skip - 1]) / (_ITEMS - skip)
     return max(float(floor), float(measured))
+
+
+def _ends_of_training(
+    loading: list[float], training: list[float], depth: int, workers: int
+) -> list[float]:
+    """Return when each item leaves the second of two stages, as `finish_times` freed at start."""
+    loaded, begun, ended, last = list[float](), list[float](), list[float](), 0.0
+    for m, seconds in enumerate(loading):
+        start = loaded[m - workers] if m >= workers else 0.0
+        if m >= depth and begun[m - depth] > start:
+            start = begun[m - depth]
+        loaded.append(start + seconds)
+        begun.append(max(loaded[m], last))
+        last = begun[m] + training[m]
+        ended.append(last)
+    return ended
 
 
 def slow_each_other(

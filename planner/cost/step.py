@@ -20,7 +20,7 @@ from gnnplan.planner.cost.rates import MachineTable
 from gnnplan.planner.cost.stages.gather import exceed_swing
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.workload import Interference
-from gnnplan.runtime.plan.schema import Interval
+from gnnplan.runtime.plan.schema import Interval, Prediction
 from gnnplan.runtime.stages import LOADER_STAGES, Stage
 
 BEFORE_HIDDEN = 1 / 2
@@ -389,4 +389,23 @@ def interval_around(value: float, half_width: float) -> Interval:
     """
     return Interval(
         value=value, low=max(0.0, value * (1.0 - half_width)), high=value * (1.0 + half_width)
+    )
+
+
+def mark_estimated(prediction: Prediction) -> Prediction:
+    """Mark a prediction as an estimate, whose intervals are as wide in ratio both ways (DEC-144).
+
+    Of a half-width h of the stages' errors, [t / (1 + h), t (1 + h)]: rates of other machines are
+    as likely twice as fast as twice as slow.
+    """
+    factor = prediction.step_seconds.high / prediction.step_seconds.value
+
+    def around(value: float) -> Interval:
+        return Interval(value=value, low=value / factor, high=value * factor)
+
+    return replace(
+        prediction,
+        step_seconds=around(prediction.step_seconds.value),
+        epoch_seconds=around(prediction.epoch_seconds.value),
+        estimated=True,
     )

@@ -21,7 +21,6 @@ from gnnplan.planner.fullgraph.price import FullRequest, PricedEpoch, price
 from gnnplan.planner.fullgraph.profile import CutProfile, profile_cuts
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.profile.roofline import check_model
-from gnnplan.planner.progress import Progress
 from gnnplan.planner.queries.rivals import RunnersUp
 from gnnplan.planner.request import check_training_data
 from gnnplan.planner.search.choose import shadow_prices
@@ -33,6 +32,7 @@ from gnnplan.planner.search.dimensions.ranks import (
     plans_gpus,
 )
 from gnnplan.planner.settings import PlanSettings, refuse_changed
+from gnnplan.planner.units import Progress
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.fullgraph.forward import check_settings
 from gnnplan.runtime.graph.dataset import Graph

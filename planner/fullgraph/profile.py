@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse  # pyright: ignore[reportMissingTypeStubs]
 
-from gnnplan.planner.cache_folder import cache_folder as root_folder
+from gnnplan.planner.array_cache import cache_folder as root_folder
 from gnnplan.planner.candidate import make_candidate
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.fullgraph.candidate import Cut
@@ -43,8 +43,8 @@ from gnnplan.planner.probe.quiet import disturbance
 from gnnplan.planner.probe.timing import WAITED, Patience
 from gnnplan.planner.profile.cache import cache_folder
 from gnnplan.planner.profile.team import Team, launcher_bytes
-from gnnplan.planner.progress import Progress, silent
 from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.units import Progress, silent
 from gnnplan.planner.workload import ProcessCost
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import DatasetError

@@ -4,9 +4,10 @@ A link's bandwidth is one capacity for all whose routes cross it: a PCIe switch'
 bridge between two NUMA nodes, a GPU's port to an NVSwitch, a network card, a disk, DRAM channels.
 """
 
+import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gnnplan.planner.errors import MachineError
@@ -79,38 +80,62 @@ def shortest(
     if source == target:
         return Route(links=())
     best: Route | None = None
-    best_seconds = math.inf
+    best_seconds, least = math.inf, 0.0
     for width in sorted({link.bandwidth_bytes_per_second for link in usable}):
+        if width <= least:
+            continue  # the last one found is wide enough, and of the least latency still
         found = _least_latency(usable, source, target, width)
         if found is None:
             break
-        seconds = found.latency_seconds + size_bytes / found.bandwidth_bytes_per_second
+        least = found.bandwidth_bytes_per_second
+        seconds = found.latency_seconds + size_bytes / least
         if seconds < best_seconds:
             best, best_seconds = found, seconds
     return best
 
 
+HOP_SECONDS = 1e-12
+"""Seconds that a link costs beside its latency: of equal latencies the way of fewer links."""
+
+
 def _least_latency(
     links: Sequence[Link], source: str, target: str, least_bandwidth: float | int
 ) -> Route | None:
-    import networkx as nx  # on use: to explain a plan takes none of it
-
-    graph: nx.DiGraph[str] = nx.DiGraph()
+    """Find the way of least latency over links that are wide enough, by Dijkstra's algorithm."""
+    ways: dict[str, dict[str, Link]] = {}
     for link in links:
-        if link.bandwidth_bytes_per_second < least_bandwidth:
+        if link.bandwidth_bytes_per_second >= least_bandwidth:
+            known = ways.setdefault(link.source, {})
+            if _hop(link) < (_hop(known[link.target]) if link.target in known else math.inf):
+                known[link.target] = link
+    came, least, done = dict[str, Link](), {source: 0.0}, set[str]()
+    fringe, turns = [(0.0, 0, source)], itertools.count(1)
+    while fringe:
+        seconds, _, place = heapq.heappop(fringe)
+        if place == target:
+            return Route(links=_trace(came, source, target))
+        if place in done:
             continue
-        # Of equal latencies the way of fewer links: a hop costs a little.
-        weight = link.latency_seconds + 1e-12
-        known = graph.has_edge(link.source, link.target)
-        if not known or weight < graph[link.source][link.target]["weight"]:
-            graph.add_edge(link.source, link.target, weight=weight, link=link)
-    if source not in graph or target not in graph:
-        return None
-    try:
-        path: list[str] = nx.dijkstra_path(graph, source, target)
-    except nx.NetworkXNoPath:
-        return None
-    return Route(links=tuple(graph[a][b]["link"] for a, b in itertools.pairwise(path)))
+        done.add(place)
+        for other, link in ways.get(place, {}).items():
+            later = seconds + _hop(link)
+            if later < least.get(other, math.inf):
+                came[other], least[other] = link, later
+                heapq.heappush(fringe, (later, next(turns), other))
+    return None
+
+
+def _hop(link: Link) -> float:
+    return link.latency_seconds + HOP_SECONDS
+
+
+def _trace(came: Mapping[str, Link], source: str, target: str) -> tuple[Link, ...]:
+    """Follow the links back from the target."""
+    found, place = list[Link](), target
+    while place != source:
+        found.append(came[place])
+        place = came[place].source
+    return tuple(reversed(found))
 
 
 def routes(machine: MachineModel, memory: str, processor: str) -> list[Route]:

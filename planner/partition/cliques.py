@@ -10,6 +10,7 @@ import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numba
 import numpy as np
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 MAX_EXACT = 16
 """Most GPUs of a connected group whose cover is exact: 3^16 steps take a second."""
 KEPT = 3
+PLAIN = 8
+"""Most GPUs of a group whose cover is found without compiled code."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,12 +102,16 @@ def _join(a: Cover, b: Cover) -> Cover:
 
 def _connected(links: NDArray[np.float64] | NDArray[np.int64]) -> list[list[int]]:
     """Group GPUs that links join: the groups' covers do not depend on each other."""
-    import networkx as nx
-
-    graph: nx.Graph[int] = nx.Graph()
-    graph.add_nodes_from(range(len(links)))
-    graph.add_edges_from((int(a), int(b)) for a, b in np.argwhere(links > 0) if a != b)
-    return sorted(sorted(group) for group in nx.connected_components(graph))
+    left, groups = set(range(len(links))), list[list[int]]()
+    while left:
+        group, reached = set[int](), {min(left)}
+        while reached:
+            group |= reached
+            near = (links[sorted(reached)] > 0).any(axis=0)
+            reached = {int(other) for other in np.flatnonzero(near)} - group
+        groups.append(sorted(group))
+        left -= group
+    return groups
 
 
 def _covers_of(
@@ -120,7 +127,9 @@ def _covers_of(
         cliques = [tuple(group[i] for i in clique) for clique in greedy.cliques]
         return [_cover(links, cliques, exact=False)]
     linked = np.array([sum(1 << b for b in range(size) if inner[a, b]) for a in range(size)])
-    fewest, is_clique = _fewest(linked, size)
+    compiled: Any = _fewest
+    # To load the compiled form takes longer than to find the cover of few.
+    fewest, is_clique = (compiled if size > PLAIN else compiled.py_func)(linked, size)
 
     def named(mask: int) -> tuple[int, ...]:
         return tuple(group[i] for i in range(size) if mask >> i & 1)

@@ -8,10 +8,16 @@ final arrays are kept: a plan asks for the same one for many candidates.
 A placement depends on how hot vertices are, not on which they are. In the order one of every
 `stride` vertices stands for the run around it, the one in the middle, so sums over them are those
 over all to a run's worth of the hottest (DEC-57). `VertexRuns` goes back to all vertices.
+
+Where only an estimate is wanted, groups of equally hot vertices are placed by sums alone
+(`place_by_heat`): the hottest are copied to every GPU, the next dealt over the clique.
 """
 
 import functools
+import math
 import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numba
@@ -19,6 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.array_cache import make_once
+from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
+from gnnplan.planner.placement.costs import RowCosts
 from gnnplan.planner.workload import Hotness
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.npy import release_pages
@@ -278,3 +286,148 @@ class VertexRuns:
         if (runs >= whole).any():  # the short last run
             out[self._order[whole * self._stride :]] = True
         return out
+
+
+Sums = NDArray[np.float64]
+"""Numbers by group, shape [groups]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class HeatGroups:
+    """Vertices in groups of equal heat, hottest first."""
+
+    nodes: Sums
+    """Vertices of each group."""
+    chance: Sums
+    """Probability that a batch reads the row of a vertex."""
+    reads: Sums
+    """Mean reads from a vertex's list per batch."""
+    lengths: Sums
+    """Neighbours in a vertex's list."""
+
+    @staticmethod
+    def of(nodes: Sums, chance: Sums, reads: Sums, lengths: Sums, most: int) -> "HeatGroups":
+        """Sort groups of vertices by heat; about `most` of them stay apart."""
+        order = np.argsort(-chance, kind="stable")
+        starts = np.arange(0, order.size, max(1, order.size // most))
+        count = np.add.reduceat(nodes[order], starts)
+
+        def mean(values: Sums) -> Sums:
+            summed = np.add.reduceat((values * nodes)[order], starts)
+            return np.divide(summed, count, out=np.zeros_like(count), where=count > 0)
+
+        return HeatGroups(
+            nodes=count, chance=mean(chance), reads=mean(reads), lengths=mean(lengths)
+        )
+
+    @property
+    def num_nodes(self) -> float:
+        """Return the vertices of all groups."""
+        return float(self.nodes.sum())
+
+    @property
+    def ends(self) -> Sums:
+        """Return the vertices up to the end of each group, 0 first."""
+        return np.concatenate([[0.0], np.cumsum(self.nodes)])
+
+    def read_of(self, rows: Sums) -> Sums:
+        """Return how many of a batch's rows are among so many of the hottest."""
+        sums = np.concatenate([[0.0], np.cumsum(self.nodes * self.chance)])
+        return np.interp(rows, self.ends, sums)
+
+    def kept_lists(self, num_bytes: float, entry_bytes: int) -> float:
+        """Return the share of reads from lists that the best lists of so many bytes serve."""
+        sizes = self.nodes * entry_bytes * self.lengths
+        served = self.nodes * self.reads
+        order = np.argsort(-np.divide(served, sizes, out=np.zeros_like(served), where=sizes > 0))
+        ends = np.concatenate([[0.0], np.cumsum(sizes[order])])
+        sums = np.concatenate([[0.0], np.cumsum(served[order])])
+        return float(np.interp(num_bytes, ends, sums) / max(sums[-1], 1e-300))
+
+
+def split_rows(
+    heat: HeatGroups, costs: RowCosts, *, members: int, own_rows: float, host_rows: float
+) -> tuple[dict[str, float], float]:
+    """Return the rows that a GPU of a clique reads by place, and the seconds of one batch's.
+
+    The hottest R rows are copied to each of n members, the next n (C - R) dealt, the next ones
+    left to the host and the rest to the disk. The seconds are convex in R and linear between the
+    ends of groups, so one of these is the best.
+
+    >>> heat = HeatGroups(nodes=np.array([2.0, 2.0]), chance=np.array([1.0, 0.5]),
+    ...     reads=np.zeros(2), lengths=np.zeros(2))
+    >>> split_rows(heat, RowCosts(local=0.0, peer=0.5, host=1.0), members=2, own_rows=1.0,
+    ...     host_rows=4.0)
+    ({'own': 1.0, 'peer': 1.0, 'host': 1.0}, 1.5)
+    """
+    capacity, nodes, more = min(own_rows, heat.num_nodes), heat.num_nodes, members - 1
+    knots = [heat.ends, np.array([0.0, capacity])]
+    if more:
+        knots += [(members * capacity + far - heat.ends) / more for far in (0.0, host_rows)]
+    copied = np.concatenate(knots)
+    copied = copied[(copied >= 0) & (copied <= capacity)]
+    held = np.minimum(copied + members * (capacity - copied), nodes)
+    hot, warm = heat.read_of(copied), heat.read_of(held)
+    total = heat.read_of(np.array([nodes]))[0]
+    mapped = heat.read_of(np.minimum(nodes, held + host_rows)) - warm
+    rows = {
+        "own": hot + (warm - hot) / members,
+        "peer": (warm - hot) * (more / members),
+        "host": mapped,
+        "disk": total - warm - mapped,
+    }
+    prices = {"own": costs.local, "peer": costs.peer, "host": costs.host, "disk": costs.disk}
+    seconds = np.zeros_like(copied)
+    for place, count in rows.items():
+        read = count > 1e-9 * total
+        seconds[read] += count[read] * prices[place]
+    best = int(np.argmin(seconds))
+    found = {place: float(count[best]) for place, count in rows.items()}
+    return {p: n for p, n in found.items() if n > 1e-9 * total}, float(seconds[best])
+
+
+def place_by_heat(
+    candidate: Candidate,
+    heat: HeatGroups,
+    costs: RowCosts,
+    *,
+    own_rows: int,
+    host_rows: int | None,
+    code_bytes: int,
+    list_bytes: int = 0,
+    list_shares: Mapping[str, float] | None = None,
+) -> PlacedRows:
+    """Place a candidate's rows by their heat: which ranks read how many of what.
+
+    Args:
+        candidate: ranks and cliques.
+        heat: of a rank's batches.
+        costs: seconds per row from each place.
+        own_rows: rows that each rank may keep.
+        host_rows: rows that the host maps; None: all.
+        code_bytes: bytes of an entry of a location table.
+        list_bytes: bytes of adjacency lists that each rank keeps.
+        list_shares: share of neighbour reads by place, where ranks keep some lists.
+    """
+    nodes, by_size = heat.num_nodes, dict[int, RankRows]()
+    mapped = math.inf if host_rows is None else float(host_rows)
+    for members in {len(clique) for clique in candidate.cliques}:
+        rows, _ = split_rows(
+            heat, costs, members=members, own_rows=own_rows, host_rows=min(mapped, nodes)
+        )
+        total = sum(rows.values()) or 1.0
+        by_size[members] = RankRows(
+            rows=rows,
+            working_rows=dict.fromkeys(rows, nodes),
+            shares={place: count / total for place, count in rows.items()},
+            own_rows=min(own_rows, round(nodes)),
+            list_bytes=list_bytes,
+            list_shares=dict(list_shares or {}),
+        )
+    size_of = {rank: len(clique) for clique in candidate.cliques for rank in clique}
+    return PlacedRows(
+        policy=candidate.policy,
+        ranks=[by_size[size_of[rank]] for rank in range(candidate.num_ranks)],
+        host_rows=round(nodes) if host_rows is None else host_rows,
+        code_bytes=code_bytes,
+    )

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from gnnplan.planner.cache_folder import cache_path
+from gnnplan.planner.array_cache import cache_path
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.gpu.nvml import Inventory, inventory
 from gnnplan.planner.probe.quiet import SLOW, Disturbance, seen_before

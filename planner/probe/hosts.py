@@ -29,7 +29,7 @@ from gnnplan.planner.probe.collectives import (
 )
 from gnnplan.planner.probe.context import MIB, ProbeSizes, ProgressCallback
 from gnnplan.planner.probe.timing import Measurement, make_burst, summarize
-from gnnplan.planner.progress import silent
+from gnnplan.planner.units import silent
 from gnnplan.runtime.comm.route import split_endpoint, use_route_to
 from gnnplan.runtime.launch.hosts import Roll, call_roll
 from gnnplan.runtime.process import batch_threads

@@ -8,7 +8,6 @@ are measured: their provenance is `derived` and never `measured`.
 import itertools
 from dataclasses import replace
 
-import networkx as nx
 import numpy as np
 
 from gnnplan.planner.machine.model import Link, MachineModel, Memory, Processor, Switch, Table
@@ -170,6 +169,8 @@ def pcie_groups(inventory: Inventory) -> list[list[int]]:
     bridges = {g.index: g.pci_bridges for g in inventory.gpus if g.pci_bridges is not None}
     if present <= set(bridges):
         return shared_bridges({index: bridges[index] for index in sorted(present)})
+    import networkx as nx
+
     near: nx.Graph[int] = nx.Graph()
     near.add_edges_from(
         (pair.first, pair.second)

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from gnnplan.planner.cache_folder import cache_folder
+from gnnplan.planner.array_cache import cache_folder
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import (
     MachineModel,
@@ -27,7 +27,7 @@ from gnnplan.planner.machine.model import (
     make_table,
     num_hosts,
 )
-from gnnplan.planner.progress import Progress
+from gnnplan.planner.units import Progress
 from gnnplan.runtime import codec
 from gnnplan.runtime.device import VARIABLE, machine_facts, machine_fingerprint
 from gnnplan.runtime.errors import did_you_mean
@@ -251,12 +251,20 @@ def on_hosts(machine: MachineModel, hosts: int | None) -> MachineModel:
     return load_preset(f"{machine.name}:{hosts}")
 
 
+def load_yaml(text: str) -> Any:
+    """Read YAML without types of its own, by the parser in C where there is one."""
+    import yaml  # on use: the command line starts without it
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(text, Loader=loader)
+
+
 def parse_preset(text: str, name: str, *, num_hosts: int = 1) -> MachineModel:
     """Return a preset from its YAML text, or raise MachineError."""
     import yaml  # on use: the command line starts without it
 
     try:
-        plain: Any = yaml.safe_load(text)
+        plain: Any = load_yaml(text)
     except yaml.YAMLError as error:
         raise MachineError(f"preset {name}: not YAML ({' '.join(str(error).split())})") from None
     if isinstance(plain, dict) and "kind" in plain:
@@ -380,9 +388,7 @@ def read_number(value: Any, where: str) -> Number:
 
 @functools.cache
 def _file(name: str) -> dict[str, Any]:
-    import yaml  # on use: the command line starts without it
-
-    return yaml.safe_load((PARTS_FOLDER / f"{name}.yaml").read_text())
+    return load_yaml((PARTS_FOLDER / f"{name}.yaml").read_text())
 
 
 GIB = 1 << 30

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gnnplan.planner.cache_folder import cache_folder
+from gnnplan.planner.array_cache import cache_folder
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import (
     MachineModel,
@@ -47,7 +47,7 @@ from gnnplan.planner.probe.hosts_machine import join_hosts
 from gnnplan.planner.probe.quiet import disturbance
 from gnnplan.planner.probe.team import OutOfTime, Team
 from gnnplan.planner.probe.timing import summarize
-from gnnplan.planner.progress import silent
+from gnnplan.planner.units import silent
 from gnnplan.runtime.codec import content_hash
 from gnnplan.runtime.comm.route import check_loopback
 from gnnplan.runtime.device import available_ram_bytes, machine_facts, machine_fingerprint

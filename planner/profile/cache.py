@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gnnplan.planner.cache_folder import cache_folder as root_folder
+from gnnplan.planner.array_cache import cache_folder as root_folder
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.settings import PlanSettings

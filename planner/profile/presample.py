@@ -34,8 +34,8 @@ from gnnplan.planner.profile.draw import (
     shared_batch,
     whole_steps,
 )
-from gnnplan.planner.progress import Progress
 from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.units import Progress
 from gnnplan.planner.workload import (
     BatchProfile,
     Combination,

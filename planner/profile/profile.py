@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from gnnplan.planner.cache_folder import cache_folder
+from gnnplan.planner.array_cache import cache_folder
 from gnnplan.planner.cost.request import part_of, part_profile, seeds_per_rank
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel, make_table
@@ -27,9 +27,9 @@ from gnnplan.planner.profile.protocol import GPU, GpuTimingAnswer, GpuTimingRepl
 from gnnplan.planner.profile.roofline import check_model, rooflines
 from gnnplan.planner.profile.schedule import Timed, TimedBatch, time_all
 from gnnplan.planner.profile.team import Team, launcher_bytes
-from gnnplan.planner.progress import Progress, portion, silent
 from gnnplan.planner.search.dimensions.joined_ranks import shares_batches, shares_topology
 from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.units import Progress, portion, silent
 from gnnplan.planner.workload import (
     SCALES,
     BatchProfile,

@@ -43,7 +43,7 @@ from gnnplan.planner.workload import (
 )
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.models import product_comes_first
-from gnnplan.runtime.plan.schema import Workload
+from gnnplan.runtime.plan.schema import GraphRef, Workload
 
 FLOAT_BYTES = 4
 INDEX_BYTES = 4
@@ -215,12 +215,12 @@ def roofline_timing(
     """
     check_model(workload, machine)
     widths = layer_widths(workload, in_dim, num_outputs)
-    flops, kernel = _product_rate(machine, workload), machine.table("gpu_kernel")
+    flops, kernel = product_rate(machine, workload), machine.table("gpu_kernel")
     start, layers = start_seconds(machine), workload.num_layers
     relations = len(batch.edge_types)
     started = start * pass_starts(workload.model, layers, relations)
     blocks_started = start * block_starts(workload.model, layers)
-    rate = _Rate(
+    rate = RooflineRate(
         flops=flops.at(ranks=1.0),
         bytes=min(
             x.bandwidth_bytes_per_second
@@ -284,7 +284,7 @@ def cores_timing(
     spread = rates["core_spread"].value
     if known is not None and workload.model in HELD_MODELS:
         spread = known.spread
-    rate = _Rate(
+    rate = RooflineRate(
         flops=rates["core_flops_per_second"].value / pace,
         bytes=rates["core_bytes_per_second"].value / pace,
     )
@@ -324,18 +324,21 @@ def cores_timing(
     )
 
 
-def _product_rate(machine: MachineModel, workload: Workload) -> Table:
+def product_rate(machine: MachineModel, workload: Workload) -> Table:
     """Return the table of matrix products; a GPU without TF32 multiplies in float32."""
     rounded = machine.tables.get("gpu_flops_tf32") if workload.precision == "tf32" else None
     return rounded or machine.table("gpu_flops")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Rate:
+class RooflineRate:
+    """Operations and bytes of memory per second."""
+
     flops: float
     bytes: float
 
     def seconds(self, operation: Operation) -> float:
+        """Return the longer of the two that an operation takes."""
         return max(operation.flops / self.flops, operation.moved_bytes / self.bytes)
 
 
@@ -394,7 +397,7 @@ def _activation_bytes(workload: Workload, shapes: Sequence[LayerShape], device: 
 
 
 def rooflines(
-    graph: Graph,
+    graph: Graph | GraphRef,
     settings: PlanSettings,
     machine: MachineModel,
     combinations: Sequence[Combination],
@@ -425,13 +428,13 @@ def rooflines(
     }
 
 
-def _outputs(graph: Graph, settings: PlanSettings) -> int:
+def _outputs(graph: Graph | GraphRef, settings: PlanSettings) -> int:
     special = {"binary": 1, "link": settings.workload.hidden}
     return special.get(str(graph.task), graph.num_classes)
 
 
 def rates_of_cores(
-    graph: Graph,
+    graph: Graph | GraphRef,
     settings: PlanSettings,
     machine: MachineModel,
     combinations: Sequence[Combination],

@@ -33,8 +33,8 @@ from gnnplan.planner.profile.protocol import (
     half_range,
 )
 from gnnplan.planner.profile.team import Team
-from gnnplan.planner.progress import Progress, silent
 from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.units import Progress, silent
 from gnnplan.planner.workload import BatchProfile, Combination, ModelTiming
 from gnnplan.runtime.graph.dataset import Graph
 

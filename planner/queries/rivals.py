@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gnnplan.planner.cache_folder import cache_path
+from gnnplan.planner.array_cache import cache_path
 from gnnplan.planner.cost.systems import (
     DEFAULT_SYSTEM,
     EpochWork,

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from gnnplan.planner.cost.link_use import LinkUse, PlanRoutes
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel
-from gnnplan.planner.progress import Progress
 from gnnplan.planner.queries.replay import (
     BatchCounts,
     Replay,
@@ -30,6 +29,7 @@ from gnnplan.planner.queries.simulated_times import (
     topology_links,
 )
 from gnnplan.planner.search.dimensions.ranks import plans_gpus
+from gnnplan.planner.units import Progress
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.plan.io import load_plan

@@ -22,14 +22,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gnnplan.planner.array_cache import cache_folder
 from gnnplan.planner.assemble import assemble, candidate_of
-from gnnplan.planner.cache_folder import cache_folder
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.probe.quiet import disturbance
 from gnnplan.planner.probe.timing import WAITED, Patience
 from gnnplan.planner.profile.cache import load_record, save_record
-from gnnplan.planner.progress import Progress, silent
 from gnnplan.planner.queries.calibrate import refit
 from gnnplan.planner.queries.compare import absolute_percentage_error, compare
 from gnnplan.planner.queries.simulate import open_plan_graph
@@ -48,6 +47,7 @@ from gnnplan.planner.search.dimensions.registry import name_of
 from gnnplan.planner.search.samplers import plan_sampler
 from gnnplan.planner.search.search import Search
 from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.units import Progress, silent
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import GnnplanError, InputError
 from gnnplan.runtime.identity import check_identity

@@ -11,8 +11,8 @@ from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Interval
 
 if TYPE_CHECKING:
-    from gnnplan.planner.progress import Progress
     from gnnplan.planner.settings import PlanSettings
+    from gnnplan.planner.units import Progress
     from gnnplan.runtime.report import RunReport
 
 
@@ -267,7 +267,7 @@ def train_dataset(
 
 def learn_pace() -> None:
     """Look how fast this machine's cores are, for the next first answer; nothing else is timed."""
-    from gnnplan.planner.cache_folder import cache_folder
+    from gnnplan.planner.array_cache import cache_folder
     from gnnplan.planner.probe.quiet import disturbance
 
     with disturbance(cache_folder()) as watched:

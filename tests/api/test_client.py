@@ -21,6 +21,7 @@ from gnnplan.planner.client.connection import Problem, RequestRefusedError, erro
 from gnnplan.planner.client.resources import plan_body, profile_body
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
 from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.queries.estimate import EstimateSettings, estimate
 from gnnplan.planner.queries.explain import Explanation, explain
 from gnnplan.planner.settings import PlanSettings, SamplerChoice
 from gnnplan.runtime import codec
@@ -146,6 +147,8 @@ def test_lists_are_read_to_their_last_page(client: TestClient):
 
 def test_a_machine_goes_there_and_back(client: TestClient):
     service, machine = over(client), load_preset("cpu-2core")
+    sizes = EstimateSettings(nodes=2e6, edges=6e7, features=100, machine="dgx-a100")
+    assert service.estimate(sizes) == estimate(sizes)
     uploaded = service.machines.upload(machine)
     assert service.machines.get(uploaded.id) == machine
     assert service.machines.get("cpu-2core") == machine

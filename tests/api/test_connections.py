@@ -17,7 +17,7 @@ import pytest
 
 from gnnplan.api.connections import RESERVED_FILES, GuardedProtocol, limit_to_files
 from gnnplan.api.serve import connection_limits, server_of
-from gnnplan.api.settings import ServiceSettings
+from gnnplan.api.service.context import ServiceSettings
 from tests.support.ranks import free_port
 from tests.support.service import ServiceProcess
 

@@ -24,6 +24,7 @@ from gnnplan.api.storage.job_queue import Ending, JobQueue, NewJob
 from gnnplan.api.storage.storage import Storage
 from gnnplan.planner.errors import PlanDoesNotFit
 from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.queries.estimate import EstimateSettings, estimate
 from gnnplan.runtime import codec
 from gnnplan.runtime.device import usable_cores
 from gnnplan.runtime.graph.dataset import Graph
@@ -497,3 +498,34 @@ def test_a_report_of_another_version_is_told_from_a_failure(tmp_path: Path):
         refused = client.get(f"/v1/runs/{row.id}/report")
         assert (refused.status_code, refused.json()["type"]) == (409, "other-version")
         assert client.get(f"/v1/jobs/{row.id}/result").json() == {"before": 1}
+
+
+def test_an_estimate_is_asked_for_by_an_address_or_a_document(client: TestClient):
+    body = {"nodes": 2e6, "edges": 6e7, "features": 100, "machine": "dgx-a100", "fanouts": [5, 5]}
+    posted = client.post("/v1/estimate", json=body)
+    assert posted.status_code == 200
+    address = "nodes=2e6&edges=6e7&features=100&machine=dgx-a100&fanouts=5&fanouts=5"
+    assert client.get(f"/v1/estimate?{address}").json() == posted.json()
+    settings = EstimateSettings(
+        nodes=2e6, edges=6e7, features=100, machine="dgx-a100", fanouts=[5, 5]
+    )
+    assert posted.json() == codec.to_plain(estimate(settings))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"nodes": 2e6}, "no --edges and --features"),
+        ({"like": "atlantis"}, "expected a data set"),
+        ({"like": "reddit", "machine": "/etc/passwd"}, "expected presets"),
+        ({"like": "reddit", "model": "lstm"}, "model"),
+        ({"graph": "../outside"}, "inside the graph roots"),
+        ({"graph": "nowhere"}, "expected a dataset folder"),
+    ],
+)
+def test_an_estimate_that_cannot_be_is_a_problem(
+    client: TestClient, body: dict[str, Any], said: str
+):
+    found = client.post("/v1/estimate", json=body)
+    assert found.status_code in (403, 422)
+    assert said in found.json()["detail"]

@@ -37,6 +37,8 @@ NEEDS = {
     "GET /readyz": OPEN,
     "GET /metrics": READ,
     "GET /v1/audit": ADMIN,
+    "GET /v1/estimate": READ,
+    "POST /v1/estimate": READ,
     "GET /v1/graphs": READ,
     "GET /v1/graphs/{graph}": READ,
     "GET /v1/jobs": READ,
@@ -77,6 +79,7 @@ NEEDS = {
     # The dashboard, which the document leaves out.
     "GET /": READ,
     "GET /compare": READ,
+    "GET /estimate": READ,
     "GET /jobs": READ,
     "GET /jobs/{job}": READ,
     "POST /jobs/{job}/cancel": MAKE,

@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gnnplan.planner.cache_folder import cache_folder
+from gnnplan.planner.array_cache import cache_folder
 from gnnplan.planner.machine.model import MachineModel, load_machine, save_machine
 from gnnplan.planner.probe.probe import probe, with_disk_again
 from gnnplan.planner.probe.quiet import SLOW, disturbance

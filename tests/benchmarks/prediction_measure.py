@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.cache_folder import cache_folder
+from gnnplan.planner.array_cache import cache_folder
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.quiet import disturbance
 from gnnplan.planner.probe.timing import DISTURBED

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gnnplan.planner import cache_folder as caches
-from gnnplan.planner.cache_folder import cache_folder
+from gnnplan.planner import array_cache as caches
+from gnnplan.planner.array_cache import cache_folder
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.profile import cache as profiles
 from gnnplan.runtime.errors import InputError

@@ -7,8 +7,8 @@ import pytest
 
 from gnnplan.planner import pipeline
 from gnnplan.planner.profile.cache import Profile
-from gnnplan.planner.progress import Progress, onward, portion
 from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.units import Progress, onward, portion
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import Workload
 from tests.support.machines import machine

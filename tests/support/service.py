@@ -14,7 +14,7 @@ from typing import Any
 from fastapi.testclient import TestClient
 
 from gnnplan.api.app import create_app
-from gnnplan.api.settings import ServiceSettings
+from gnnplan.api.service.context import ServiceSettings
 from tests.support.ranks import free_port
 
 LOOPBACK = "http://127.0.0.1"

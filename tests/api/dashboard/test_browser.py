@@ -12,9 +12,8 @@ from selenium.webdriver.common.action_chains import ActionChains
 
 from gnnplan.api.app import create_app
 from gnnplan.api.requests import NoopRequest
-from gnnplan.api.service.context import Caller, Service
+from gnnplan.api.service.context import Caller, Service, ServiceSettings
 from gnnplan.api.service.jobs import get_job, submit_noop
-from gnnplan.api.settings import ServiceSettings
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.runtime.graph.dataset import Graph
 from tests.api.dashboard.chromium import SIZES, Browser, chromium, served

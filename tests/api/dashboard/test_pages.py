@@ -16,10 +16,9 @@ from gnnplan.api.dashboard.plans import request_fields
 from gnnplan.api.jobs.process import EVENTS_FILE, append_line
 from gnnplan.api.requests import NoopRequest
 from gnnplan.api.security import create_key
-from gnnplan.api.service.context import Caller, Service
+from gnnplan.api.service.context import Caller, Service, ServiceSettings
 from gnnplan.api.service.jobs import get_job, submit, submit_noop
 from gnnplan.api.service.plans import get_plan
-from gnnplan.api.settings import ServiceSettings
 from gnnplan.api.storage.job_queue import Ending
 from gnnplan.api.storage.tables import AuditRow, JobRow, PlanRow
 from gnnplan.planner.errors import SettingsError
@@ -191,6 +190,22 @@ def test_the_form_makes_a_job_and_a_wrong_field_is_told_beside_it(
         assert refused.status_code in (403, 422), wrong
         assert words in " ".join(Page(refused.text).words)
     assert len(service.storage.database.page(JobRow).items) == 1
+
+
+def test_an_estimate_is_a_form_and_a_table_without_a_script(
+    service_client: tuple[Service, TestClient],
+):
+    _, client = service_client
+    Page(empty := read(client, "/estimate"))
+    assert "<table" not in empty
+    asked = "nodes=2e6&edges=6e7&features=100&machine=dgx-a100,dgx-v100&sort=time&fanouts=5,5"
+    Page(text := read(client, f"/estimate?{asked}"))
+    assert "dgx-a100" in text
+    assert "estimated" in text
+    assert 'value="2e6"' in text
+    refused = read(client, "/estimate?nodes=2e6", 422)
+    assert "no --edges and --features" in refused
+    assert "Edges: expected a number" in read(client, "/estimate?edges=many", 422)
 
 
 def test_form_fields_become_the_rest_request():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gnnplan.planner.cache_folder import cache_folder
+from gnnplan.planner.array_cache import cache_folder
 from gnnplan.planner.probe import quiet as module
 from gnnplan.planner.probe.doctor import examine
 from gnnplan.planner.probe.host import disturbance_notes

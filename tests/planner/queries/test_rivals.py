@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gnnplan.planner.cache_folder import cache_path
+from gnnplan.planner.array_cache import cache_path
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.pipeline import plan

@@ -1,0 +1,455 @@
+"""Estimate a training on machines that nobody has here: all presets at once, nothing measured.
+
+    sizes of a graph -> each machine, every number of GPUs and way to train (price_ways)
+        -> the best that fits, or what is missing; seconds and costs of an epoch
+
+Batches come from the law of the graph's sizes, rates from presets, prices from a dated file. What
+is said is an estimate, neither a prediction nor a measurement.
+"""
+
+import functools
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from gnnplan.planner.candidate import topology_words
+from gnnplan.planner.cost.memory import size_text, sum_text
+from gnnplan.planner.errors import MachineError, SettingsError
+from gnnplan.planner.machine.model import MachineModel, num_hosts
+from gnnplan.planner.probe.presets import find_machine, is_preset, list_presets
+from gnnplan.planner.settings import PlanSettings, check_values
+from gnnplan.planner.units import seconds_text
+from gnnplan.runtime import codec
+from gnnplan.runtime.errors import InputError, did_you_mean
+from gnnplan.runtime.plan.schema import GraphRef, Interval, Workload
+from gnnplan.runtime.plan.setting import Range, Setting
+
+if TYPE_CHECKING:
+    from gnnplan.planner.queries.price_ways import KnownGraph, PricedWay
+
+_MANY = Range(least=1, most=1e13, whole=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EstimateSettings:
+    """What a user asks an estimate of; sizes that are left out are those of a known graph."""
+
+    nodes: Annotated[
+        float | None,
+        Setting(
+            help="Nodes of the graph, such as 111e6.", unset="of --like or DATASET", range=_MANY
+        ),
+    ] = None
+    edges: Annotated[
+        float | None,
+        Setting(help="Stored edges, both directions.", unset="of --like or DATASET", range=_MANY),
+    ] = None
+    features: Annotated[
+        int | None,
+        Setting(
+            help="Columns of a feature row.",
+            unset="of --like or DATASET",
+            range=Range(least=1, most=1 << 20),
+        ),
+    ] = None
+    dtype: Annotated[
+        Literal["auto", "float16", "float32"],
+        Setting(help="Type of stored features; auto: of --like or DATASET, else float32."),
+    ] = "auto"
+    train: Annotated[
+        float | None,
+        Setting(
+            help="Share of the nodes that are trained on.",
+            unset="of --like or DATASET, else 0.1",
+            range=Range(least=0, most=1, whole=False, above_least=True),
+        ),
+    ] = None
+    classes: Annotated[
+        int | None,
+        Setting(
+            help="Classes.",
+            unset="of --like or DATASET, else 50",
+            range=Range(least=1, most=1 << 20),
+        ),
+    ] = None
+    like: Annotated[
+        str | None,
+        Setting(help="Data set whose sizes are taken, such as papers100m.", unset="none"),
+    ] = None
+    machine: Annotated[
+        str | None,
+        Setting(
+            help="Presets, separated by commas; NAME:4 is four hosts.", unset="all of one host"
+        ),
+    ] = None
+    hosts: Annotated[
+        int | None,
+        Setting(
+            help="Hosts, with equally many GPUs and their own copy of the data.",
+            unset="1",
+            range=Range(least=1, most=1024),
+        ),
+    ] = None
+    devices: Annotated[
+        int | None,
+        Setting(
+            help="GPUs of each host.", unset="the fastest number", range=Range(least=1, most=4096)
+        ),
+    ] = None
+    model: Annotated[
+        Literal["sage", "gcn", "gat", "rgcn", "rgat"],
+        Setting(help="Model; rgcn and rgat (which is not trained yet) are of --types."),
+    ] = "sage"
+    hidden: Annotated[int, Setting(help="Hidden columns.", range=Range(least=1, most=65_536))] = 256
+    heads: Annotated[
+        int, Setting(help="Attention heads (gat).", range=Range(least=1, most=1024))
+    ] = 4
+    fanouts: Annotated[
+        list[int],
+        Setting(help="Neighbours per hop, the hop next to the seeds first; -1 takes all."),
+    ] = field(default_factory=lambda: [15, 10])
+    dialect: Annotated[
+        Literal["first_seen", "every_hop"],
+        Setting(help="Which nodes a hop expands: those met first (PyG), or all again (DGL)."),
+    ] = "first_seen"
+    batch_size: Annotated[
+        int,
+        Setting(
+            help="Global batch: seeds per optimiser step over all GPUs of all hosts.",
+            range=Range(least=1, most=2**31 - 1),
+        ),
+    ] = 1024
+    precision: Annotated[Literal["float32", "tf32"], Setting(help="Of products in training.")] = (
+        "float32"
+    )
+    all_numbers: Annotated[
+        bool,
+        Setting(help="Show each number of GPUs of a machine, not the fastest alone.", flag="all"),
+    ] = False
+    sort: Annotated[
+        Literal["time", "cost"], Setting(help="Order of the answers, by an epoch's time or cost.")
+    ] = "time"
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+    def workload(self) -> Workload:
+        """Return the training that these settings describe."""
+        return Workload(
+            model="rgcn" if self.model == "rgat" else self.model,
+            num_layers=len(self.fanouts),
+            hidden=self.hidden,
+            heads=self.heads,
+            fanouts=self.fanouts,
+            batch_size=self.batch_size,
+            precision=self.precision,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """What a training would take on one machine, or what the machine lacks for it."""
+
+    machine: str
+    hosts: int
+    gpus: int
+    """GPUs of all hosts; 0 where ranks are cores."""
+    gpu: str
+    """Model of the GPUs, or of the processor."""
+    fits: bool
+    missing: str = ""
+    """Sum of the memory that is too small; empty where all fits."""
+    memory: str = ""
+    """Name of that memory."""
+    short_bytes: int = 0
+    """Bytes that it lacks."""
+    step_seconds: Interval | None = None
+    epoch_seconds: Interval | None = None
+    bottleneck: str = ""
+    stages: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds per step by stage."""
+    row_shares: dict[str, float] = field(default_factory=dict[str, float])
+    """Share of feature rows by the place they are read from."""
+    topology: str = ""
+    """Where adjacency lists are read."""
+    dollars_per_hour: float | None = None
+    """List price of all hosts; None where the price file has none."""
+    dollars_per_epoch: Interval | None = None
+    price: str = ""
+    """Source and date of the price."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimates:
+    """Estimates of one training on several machines, best first."""
+
+    nodes: int
+    edges: int
+    feature_dim: int
+    feature_dtype: str
+    num_train: int
+    num_classes: int
+    steps_per_epoch: int
+    sizes: str
+    """Where the sizes and the law of degrees come from."""
+    rates: str
+    """Where the rates come from, and what the intervals hold."""
+    estimates: list[Estimate]
+    refused: dict[str, str] = field(default_factory=dict[str, str])
+    """Why a machine has no estimate, by its name."""
+
+
+def estimate(
+    settings: EstimateSettings,
+    dataset: Path | None = None,
+    *,
+    types: Path | None = None,
+    prices: Path | None = None,
+) -> Estimates:
+    """Estimate a training on every machine that is asked for.
+
+    Args:
+        settings: the graph's sizes, the training and the machines.
+        dataset: folder whose sizes are taken; its features are not read.
+        types: file with a typed graph's nodes and edges by type.
+        prices: price file in place of the one that comes with gnnplan.
+
+    Raises:
+        SettingsError: something cannot be estimated; the line names the flag.
+        DatasetError, MachineError, InputError: what is named is not there or damaged.
+    """
+    from gnnplan.planner.queries.price_ways import know_graph
+
+    PlanSettings(workload=settings.workload())
+    listed, known = read_prices(prices), know_graph(settings, dataset, types)
+    found, refused = list[Estimate](), dict[str, str]()
+    names = machine_names(settings)
+    for name in names:
+        try:
+            found += on_machine(name, settings, known, listed.get(name.partition(":")[0]))
+        except (SettingsError, MachineError) as error:
+            if settings.machine is not None and len(names) == 1:
+                raise
+            refused[name] = str(error)
+    graph = known.graph
+    return Estimates(
+        nodes=graph.num_nodes,
+        edges=graph.num_edges,
+        feature_dim=graph.feature_dim,
+        feature_dtype=graph.feature_dtype,
+        num_train=graph.num_train,
+        num_classes=graph.num_classes,
+        steps_per_epoch=-(-graph.num_train // settings.batch_size),
+        sizes=known.words,
+        rates="rates of presets, which `gnnplan machine show NAME` lists with their sources; "
+        "intervals hold 90%",
+        estimates=sorted(found, key=functools.partial(_order, settings.sort)),
+        refused=refused,
+    )
+
+
+def _order(sort: str, each: Estimate) -> tuple[float, ...]:
+    """Return a key: those that fit first, by cost where that is known, then by time."""
+    epoch = math.inf if each.epoch_seconds is None else each.epoch_seconds.value
+    cost = math.inf if each.dollars_per_epoch is None else each.dollars_per_epoch.value
+    return (cost, epoch, each.short_bytes) if sort == "cost" else (epoch, cost, each.short_bytes)
+
+
+def machine_names(settings: EstimateSettings) -> list[str]:
+    """List the machines that are asked for; of all presets those that can be so many hosts."""
+    if settings.machine is None:
+        return [name for name in list_presets() if (settings.hosts or 1) == 1 or _joins(name)]
+    names = [name.strip() for name in settings.machine.split(",") if name.strip()]
+    for name in names:
+        find_machine(name)
+    return list(dict.fromkeys(names))
+
+
+def _joins(name: str) -> bool:
+    """Tell whether a preset can be asked for as several hosts."""
+    try:
+        find_machine(f"{name}:2")
+    except MachineError:
+        return False
+    return True
+
+
+def on_machine(
+    name: str, settings: EstimateSettings, known: "KnownGraph", price: "Price | None" = None
+) -> list[Estimate]:
+    """Estimate a training on one machine: its fastest number of GPUs, or each."""
+    from gnnplan.planner.queries.price_ways import best_way, price_ways
+    from gnnplan.planner.search.dimensions.ranks import machine_of_ranks
+
+    base, _, count = name.partition(":")
+    hosts = settings.hosts or (int(count) if count and is_preset(name) else 1)
+    machine = find_machine(base if is_preset(name) else name)
+    if hosts > 1 or num_hosts(machine) > 1:
+        _refuse_hosts(name, base)
+    work = settings.workload()
+    here = replace(work, batch_size=-(-work.batch_size // hosts))
+    asked = PlanSettings(workload=here, devices=settings.devices)
+    machine = machine_of_ranks(machine, asked)
+    ways: dict[int, list[PricedWay]] = {}
+    for each in price_ways(machine, asked, known, hosts=hosts, model=settings.model):
+        ways.setdefault(each.candidate.num_ranks, []).append(each)
+    found = [
+        _answer(name, machine, hosts, best_way(each), known.graph, work, price)
+        for _, each in sorted(ways.items())
+    ]
+    if settings.all_numbers:
+        return found
+    return [min(found, key=functools.partial(_order, settings.sort))]
+
+
+def _refuse_hosts(name: str, base: str) -> None:
+    """Refuse several hosts of a file, or of a preset that names no network."""
+    if not is_preset(name):
+        raise SettingsError(
+            f"--hosts: expected a preset for several hosts, found {name}; name a preset, or a file "
+            "of one host"
+        )
+    find_machine(f"{base}:2")
+
+
+def _answer(
+    name: str,
+    machine: MachineModel,
+    hosts: int,
+    way: "PricedWay",
+    graph: GraphRef,
+    work: Workload,
+    price: "Price | None",
+) -> Estimate:
+    """Say what a way takes, or what the machine lacks for it."""
+    candidate, step = way.candidate, way.step
+    cpu = next(p.model for p in machine.processors if p.kind == "cpu")
+    told = Estimate(
+        machine=name.partition(":")[0] if is_preset(name) else name,
+        hosts=hosts,
+        gpus=hosts * len(candidate.gpus),
+        gpu=machine.gpus[0].model if candidate.gpus else cpu,
+        fits=way.headroom >= 0,
+        topology=topology_words(candidate.topology) if candidate.gpus else "on the host",
+        dollars_per_hour=None if price is None else hosts * price.dollars_per_hour,
+        price="" if price is None else price.words,
+    )
+    if way.headroom < 0:
+        memory = min(way.memories, key=lambda each: way.memories[each].headroom)
+        use = way.memories[memory]
+        return replace(
+            told, memory=memory, short_bytes=-use.headroom, missing=sum_text(memory, use)
+        )
+    epoch = way.epoch_seconds(graph.num_train, work.batch_size)
+    spent = _around(epoch, way.half_width)
+    hourly = told.dollars_per_hour
+    paid = None if hourly is None else _around(epoch * hourly / 3600, way.half_width)
+    return replace(
+        told,
+        step_seconds=_around(step.seconds, way.half_width),
+        epoch_seconds=spent,
+        bottleneck=step.bottleneck,
+        stages=step.stages,
+        row_shares=way.rows.ranks[0].shares,
+        dollars_per_epoch=paid,
+    )
+
+
+def _around(value: float, half_width: float) -> Interval:
+    """Return the interval of an estimate: as likely so many times more as less (DEC-144)."""
+    factor = 1.0 + half_width
+    return Interval(value=value, low=value / factor, high=value * factor)
+
+
+PRICES = Path(__file__).with_name("prices.yaml")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Price:
+    """List price of one host of a machine."""
+
+    dollars_per_hour: float
+    date: str
+    """Day on which the price was listed, such as 2026-01-31."""
+    source: str
+
+    def __post_init__(self) -> None:
+        if not (self.dollars_per_hour > 0 and math.isfinite(self.dollars_per_hour)):
+            raise ValueError(f"expected dollars_per_hour above 0, found {self.dollars_per_hour}")
+
+    @property
+    def words(self) -> str:
+        """Say where the price is from."""
+        return f"{self.source}, {self.date}"
+
+
+def read_prices(path: Path | None = None) -> dict[str, Price]:
+    """Read prices by preset; None for those that come with gnnplan.
+
+    Raises:
+        InputError: the file is missing or damaged, or names a machine that is no preset.
+    """
+    import yaml  # on use: the command line starts without it
+
+    place = path or PRICES
+    try:
+        plain: Any = yaml.safe_load(place.read_text())
+        found = {
+            str(name): codec.decode(Price, {**each, "date": str(each["date"])})
+            for name, each in dict(plain).items()
+        }
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        why = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise InputError(f"--prices {place}: expected a YAML file, found {why}") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(
+            f"--prices {place}: expected lines like `hgx-h100: {{dollars_per_hour: 55, date: "
+            f"2026-01-31, source: a page}}`, found otherwise ({' '.join(str(error).split())})"
+        ) from None
+    unknown = [name for name in found if path is not None and not is_preset(name)]
+    if unknown:
+        raise InputError(
+            f"--prices {place}: expected names of presets, found {unknown[0]!r}"
+            f"{did_you_mean(unknown[0], list_presets())}"
+        )
+    return found
+
+
+COLUMNS = ["machine", "GPUs", "step", "epoch (90%)", "bottleneck", "rows", "$/epoch"]
+
+
+def render(found: Estimates) -> tuple[list[str], list[tuple[str, ...]], list[str]]:
+    """Return the columns and rows of a table of estimates, and the lines below it."""
+    rows = [_row(each) for each in found.estimates]
+    paid = {
+        f"price: {each.machine} {each.dollars_per_hour / each.hosts:g} $/h: {each.price}": None
+        for each in found.estimates
+        if each.dollars_per_hour is not None
+    }
+    lines = [
+        f"estimated, nothing was measured: {found.sizes}: {found.nodes:,} nodes, {found.edges:,} "
+        f"edges, {found.feature_dim} features of {found.feature_dtype}; {found.num_train:,} to "
+        f"train on, {found.steps_per_epoch:,} steps an epoch",
+        found.rates,
+        *paid,
+        *(f"{name}: no estimate: {why}" for name, why in found.refused.items()),
+    ]
+    return COLUMNS, rows, lines
+
+
+def _row(each: Estimate) -> tuple[str, ...]:
+    boxes = f" x {each.hosts}" if each.hosts > 1 else ""
+    first = (f"{each.machine}{boxes}", f"{each.gpus} {each.gpu}" if each.gpus else each.gpu)
+    if each.step_seconds is None or each.epoch_seconds is None:
+        short = f"does not fit: {each.memory} lacks {size_text(each.short_bytes)}"
+        return (*first, "", short, "", "", "")
+    epoch, paid = each.epoch_seconds, each.dollars_per_epoch
+    return (
+        *first,
+        seconds_text(each.step_seconds.value),
+        f"{seconds_text(epoch.value)} ({seconds_text(epoch.low)} to {seconds_text(epoch.high)})",
+        each.bottleneck,
+        ", ".join(f"{share:.0%} {place}" for place, share in each.row_shares.items()),
+        "" if paid is None else f"{paid.value:.3g}",
+    )

@@ -1,0 +1,319 @@
+"""What a training would take on machines nobody has here: sizes, prices, fit, and monotone."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gnnplan.planner.cli.main import main
+from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.pipeline import first_answer
+from gnnplan.planner.placement.costs import RowCosts
+from gnnplan.planner.placement.order import HeatGroups, split_rows
+from gnnplan.planner.placement.policies.song_jiang import best_of
+from gnnplan.planner.probe.presets import is_preset, list_presets, load_preset
+from gnnplan.planner.profile.analytic import expand, lognormal_classes
+from gnnplan.planner.queries.estimate import (
+    Estimates,
+    EstimateSettings,
+    estimate,
+    read_prices,
+    render,
+)
+from gnnplan.planner.queries.price_ways import best_way, know_graph, price_ways
+from gnnplan.planner.queries.typed_estimate import SPREAD, TypedGraph, typed_batch
+from gnnplan.planner.search.dimensions.ranks import LINKS, faster_link
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.generate import generate_rmat
+
+SMALL = EstimateSettings(
+    nodes=2e6, edges=6e7, features=100, train=0.1, machine="dgx-a100,dgx-v100", batch_size=4096
+)
+
+
+@pytest.fixture(scope="module")
+def found() -> Estimates:
+    return estimate(SMALL)
+
+
+def test_each_machine_says_what_an_epoch_takes_with_its_interval(found: Estimates):
+    assert {each.machine for each in found.estimates} == {"dgx-a100", "dgx-v100"}
+    assert found.steps_per_epoch == math.ceil(200_000 / 4096)
+    for each in found.estimates:
+        step, epoch = each.step_seconds, each.epoch_seconds
+        assert each.fits
+        assert step is not None
+        assert epoch is not None
+        assert step.low < step.value < step.high
+        assert step.value * step.value == pytest.approx(step.low * step.high)
+        assert epoch.value == pytest.approx(step.value * 200_000 / 4096, rel=0.05)
+        assert sum(each.row_shares.values()) == pytest.approx(1.0)
+    text = " ".join(render(found)[2])
+    assert "estimated" in text
+    assert "measured" in text
+    assert "predicted" not in text
+
+
+def test_answers_are_sorted_by_time_or_by_cost():
+    times = [x.epoch_seconds.value for x in estimate(SMALL).estimates if x.epoch_seconds]
+    assert times == sorted(times)
+
+
+def test_prices_of_a_file_are_multiplied_out(tmp_path: Path):
+    prices = tmp_path / "prices.yaml"
+    prices.write_text(
+        "dgx-a100: {dollars_per_hour: 1000, date: 2026-01-31, source: dear}\n"
+        "dgx-v100: {dollars_per_hour: 0.5, date: 2026-01-31, source: cheap}\n"
+    )
+    by_cost = estimate(replace(SMALL, sort="cost"), prices=prices).estimates
+    assert [each.machine for each in by_cost] == ["dgx-v100", "dgx-a100"]
+    for each in by_cost:
+        assert each.dollars_per_epoch is not None
+        assert each.epoch_seconds is not None
+        assert each.dollars_per_hour is not None
+        hours = each.epoch_seconds.value / 3600
+        assert each.dollars_per_epoch.value == pytest.approx(hours * each.dollars_per_hour)
+        assert each.price.endswith("2026-01-31")
+    two = estimate(replace(SMALL, machine="perlmutter", hosts=2), prices=prices).estimates[0]
+    assert two.dollars_per_epoch is None
+
+
+def test_listed_prices_are_dated_and_of_presets():
+    listed = read_prices()
+    assert listed
+    for name, price in listed.items():
+        assert is_preset(name), name
+        assert price.date[:2] == "20"
+        assert len(price.source) > 10
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("dgx-a10: {dollars_per_hour: 1, date: 2026-01-31, source: x}", "did you mean dgx-a100"),
+        ("dgx-a100: {dollars_per_hour: -1, date: 2026-01-31, source: x}", "above 0"),
+        ("dgx-a100: 3", "expected lines like"),
+        ("- 3", "expected lines like"),
+        ("{", "YAML"),
+    ],
+)
+def test_a_price_file_that_cannot_be_is_refused_in_a_line(tmp_path: Path, text: str, words: str):
+    (tmp_path / "p.yaml").write_text(text)
+    with pytest.raises(InputError, match=words) as refused:
+        read_prices(tmp_path / "p.yaml")
+    assert "\n" not in str(refused.value)
+
+
+def test_what_does_not_fit_says_which_memory_lacks_how_much():
+    huge = replace(SMALL, nodes=2e9, edges=1.2e11, features=1024, machine="dgx-v100")
+    (told,) = estimate(huge).estimates
+    assert not told.fits
+    assert told.step_seconds is None
+    assert told.memory == "host0"  # lists of 400 GB beside 512 GB at most
+    host = next(m for m in load_preset("dgx-v100").memories if m.name == "host0")
+    assert told.short_bytes > 4 * 1.2e11 - host.capacity_bytes
+    assert "topology" in told.missing
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--nodes", "1e6"], "no --edges and --features"),
+        (["--like", "paper100m"], "did you mean papers100m"),
+        (["--like", "reddit", "--machine", "dgx-a10"], "did you mean dgx-a100"),
+        (["--like", "reddit", "--nodes", "many"], "--nodes: expected a number or auto"),
+        (["--like", "reddit", "--sort", "tme"], "did you mean time"),
+        (["--like", "reddit", "--machine", "dgx-a100", "--devices", "9"], "at most 8 devices"),
+        (["--like", "reddit", "--machine", "siton", "--hosts", "2"], "expected one host"),
+        (["--like", "reddit", "--model", "rgat"], "--types FILE"),
+        (["--like", "reddit", "--fanouts", "0"], "fan-outs of at least 1"),
+        (["nowhere"], "expected a graph dataset folder"),
+        (["nowhere", "--like", "reddit"], "drop one"),
+    ],
+)
+def test_wrong_input_is_a_line_and_exit_code_2(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["estimate", *words]) == 2
+    told = capsys.readouterr().err.strip()
+    assert said in told
+    assert "\n" not in told
+
+
+def test_the_command_prints_json_and_a_table(capsys: pytest.CaptureFixture[str]):
+    words = ["estimate", "--nodes", "2e6", "--edges", "6e7", "--features", "100"]
+    words += ["--machine", "dgx-a100", "--train", "0.1", "--batch-size", "4096"]
+    assert main([*words, "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    (one,) = estimate(replace(SMALL, machine="dgx-a100")).estimates
+    assert one.step_seconds is not None
+    assert plain["estimates"][0]["step_seconds"]["value"] == one.step_seconds.value
+    assert main([*words, "--all"]) == 0
+    table = capsys.readouterr().out
+    assert table.count("NVIDIA A100") == 4  # one, two, four and eight GPUs
+
+
+def best_seconds(machine: MachineModel, asked: EstimateSettings) -> float:
+    work = PlanSettings(workload=asked.workload())
+    return best_way(list(price_ways(machine, work, know_graph(asked)))).step.seconds
+
+
+def with_more(machine: MachineModel, what: str, factor: float) -> MachineModel:
+    """The machine with more of one thing: a sort of links, a memory, or arithmetic."""
+    if what in LINKS:
+        links = [faster_link(x, factor) if LINKS[what](x) else x for x in machine.links]
+        return replace(machine, links=links)
+    if what == "arithmetic":
+        flops = machine.table("gpu_flops")
+        more = replace(flops, values=[value * factor for value in flops.values])
+        return machine.with_tables({"gpu_flops": more})
+    memories = [
+        replace(m, capacity_bytes=int(m.capacity_bytes * factor)) if m.kind == what else m
+        for m in machine.memories
+    ]
+    return replace(machine, memories=memories)
+
+
+def check_monotone(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    machine = load_preset(str(rng.choice([n for n in list_presets() if n != "cpu-2core"])))
+    asked = EstimateSettings(
+        nodes=float(10 ** rng.uniform(5, 8.5)),
+        edges=float(10 ** rng.uniform(7, 9.5)),
+        features=int(rng.choice([16, 100, 128, 602, 1024])),
+        train=float(rng.uniform(0.01, 1)),
+        model=str(rng.choice(["sage", "gcn", "gat"])),  # pyright: ignore[reportArgumentType]
+        hidden=int(rng.choice([32, 128, 256])),
+        fanouts=[int(k) for k in rng.integers(2, 20, int(rng.integers(1, 4)))],
+        batch_size=int(2 ** rng.integers(7, 15)),
+    )
+    before = best_seconds(machine, asked)
+    for what in (*(name for name in LINKS if name != "disk"), "arithmetic", "device", "host"):
+        after = best_seconds(with_more(machine, what, float(rng.uniform(1.05, 4))), asked)
+        assert after <= before * (1 + 1e-9), (machine.name, what, after / before)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_more_bandwidth_arithmetic_or_memory_is_never_slower(seed: int):
+    check_monotone(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 40))
+def test_more_is_never_slower_on_many_machines(seed: int):
+    check_monotone(seed)
+
+
+@pytest.mark.parametrize("members", [1, 2, 4])
+def test_rows_are_split_as_well_as_any_split_and_as_song_and_jiang_do(members: int):
+    rng = np.random.default_rng(members)
+    chance = np.sort(rng.random(60) ** 3)[::-1]
+    costs = RowCosts(local=0.1, peer=0.4, host=1.0)
+    heat = HeatGroups(
+        nodes=np.full(60, 10.0), chance=chance, reads=np.zeros(60), lengths=np.zeros(60)
+    )
+    rows, seconds = split_rows(heat, costs, members=members, own_rows=120.0, host_rows=600.0)
+    assert sum(rows.values()) == pytest.approx(10 * chance.sum())
+    every = [
+        split_rows_by_hand(np.repeat(chance, 10), costs, members, 120, copied)
+        for copied in range(121)
+    ]
+    # Between whole rows it may be a little less.
+    assert min(every) * (1 - 1e-3) <= seconds <= min(every) * (1 + 1e-9)
+    placed = best_of(np.repeat(chance, 10), costs, members, 120)
+    assert seconds == pytest.approx(placed.variants[0].mean_seconds, rel=0.01)
+
+
+def split_rows_by_hand(
+    p: np.ndarray, costs: RowCosts, members: int, capacity: int, copied: int
+) -> float:
+    held = min(p.size, copied + members * (capacity - copied))
+    hot, warm, all_of = p[:copied].sum(), p[copied:held].sum(), p.sum()
+    own = hot + warm / members
+    return float(
+        own * costs.local + (hot + warm - own) * costs.peer + (all_of - hot - warm) * costs.host
+    )
+
+
+def test_a_typed_graph_of_one_type_is_a_plain_one():
+    nodes, edges = 100_000, 2_000_000
+    typed = TypedGraph(seeds="a", nodes={"a": nodes}, edges=[("a", "a", edges)])
+    found = typed_batch(typed, 500, [10, 5], every_hop=True)
+    classes = lognormal_classes(nodes, edges, SPREAD)
+    plain = expand(classes, classes.nodes * (500 / nodes), [10, 5], "neighbor")
+    assert [each["a"] for each in found.vertices] == pytest.approx(
+        [plain.count(hop) for hop in range(3)]
+    )
+    assert [each[0] for each in found.edges] == pytest.approx(plain.edges)
+
+
+def test_typed_graphs_are_estimated_with_models_of_the_cost_file(tmp_path: Path):
+    types = tmp_path / "types.yaml"
+    types.write_text(
+        "seeds: paper\nnodes: {paper: 1000000, author: 2000000}\n"
+        "edges: [[paper, paper, 9000000], [author, paper, 4000000], [paper, author, 4000000]]\n"
+    )
+    asked = EstimateSettings(
+        features=128, model="rgat", machine="dgx-a100", fanouts=[9, 9], batch_size=1 << 18
+    )
+    (one,) = estimate(asked, types=types).estimates
+    (wider,) = estimate(replace(asked, hidden=1024), types=types).estimates
+    assert one.step_seconds is not None
+    assert wider.step_seconds is not None
+    assert one.stages["forward_backward"] < wider.stages["forward_backward"]
+    types.write_text("seeds: papers\nnodes: {paper: 10}\nedges: [[paper, paper, 9]]\n")
+    with pytest.raises(InputError, match="papers"):
+        estimate(asked, types=types)
+
+
+def test_several_hosts_share_the_batch_and_sum_over_their_cards():
+    wide = replace(SMALL, machine="hgx-h100", batch_size=1 << 18, hidden=1024, devices=8)
+    (one,), (eight,) = (estimate(each).estimates for each in (wide, replace(wide, hosts=8)))
+    assert (one.gpus, eight.gpus) == (8, 64)
+    assert one.step_seconds is not None
+    assert eight.step_seconds is not None
+    assert one.step_seconds.value / 8 < eight.step_seconds.value < one.step_seconds.value
+    (alone,) = estimate(replace(wide, batch_size=1 << 15)).estimates
+    assert eight.stages["forward_backward"] == alone.stages["forward_backward"]
+    assert eight.stages["all_reduce"] > alone.stages["all_reduce"]
+    named = estimate(replace(wide, machine="hgx-h100:8")).estimates[0]
+    assert named == eight
+
+
+@pytest.fixture(scope="module")
+def rmat(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    place = tmp_path_factory.mktemp("estimate") / "rmat"
+    return generate_rmat(place, num_nodes=20_000, degree=12, feature_dim=64, seed=3)
+
+
+def test_of_a_dataset_an_estimate_is_near_the_first_answer_of_a_plan(
+    rmat: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
+    asked = EstimateSettings(machine="dgx-a100", devices=4, batch_size=1024, hidden=64)
+    (told,) = estimate(asked, rmat.path).estimates
+    made = first_answer(
+        rmat.path,
+        PlanSettings(workload=asked.workload(), devices=4),
+        machine=load_preset("dgx-a100"),
+        out=tmp_path / "plan",
+    )
+    assert told.step_seconds is not None
+    assert told.step_seconds.value == pytest.approx(made.prediction.step_seconds.value, rel=0.05)
+
+
+def test_of_a_dataset_no_row_and_no_edge_is_read(rmat: Graph, tmp_path: Path):
+    import shutil
+
+    other = tmp_path / "other"
+    shutil.copytree(rmat.path, other)
+    for name in ("indices", "x"):
+        np.save(other / f"{name}.npy", np.zeros_like(np.load(other / f"{name}.npy")))
+    asked = EstimateSettings(machine="dgx-a100")
+    first, second = (estimate(asked, folder) for folder in (rmat.path, other))
+    assert first.estimates == second.estimates
