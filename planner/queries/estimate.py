@@ -276,7 +276,7 @@ def _joins(name: str) -> bool:
 
 
 def on_machine(
-    name: str, settings: EstimateSettings, known: "KnownGraph", price: "Price | None" = None
+    name: str, settings: EstimateSettings, known: "KnownGraph", price: "ListPrice | None" = None
 ) -> list[Estimate]:
     """Estimate a training on one machine: its fastest number of GPUs, or each."""
     from gnnplan.planner.queries.price_ways import best_way, price_ways
@@ -320,7 +320,7 @@ def _answer(
     way: "PricedWay",
     graph: GraphRef,
     work: Workload,
-    price: "Price | None",
+    price: "ListPrice | None",
 ) -> Estimate:
     """Say what a way takes, or what the machine lacks for it."""
     candidate, step = way.candidate, way.step
@@ -366,7 +366,7 @@ PRICES = Path(__file__).with_name("prices.yaml")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Price:
+class ListPrice:
     """List price of one host of a machine."""
 
     dollars_per_hour: float
@@ -384,7 +384,7 @@ class Price:
         return f"{self.source}, {self.date}"
 
 
-def read_prices(path: Path | None = None) -> dict[str, Price]:
+def read_prices(path: Path | None = None) -> dict[str, ListPrice]:
     """Read prices by preset; None for those that come with gnnplan.
 
     Raises:
@@ -396,7 +396,7 @@ def read_prices(path: Path | None = None) -> dict[str, Price]:
     try:
         plain: Any = yaml.safe_load(place.read_text())
         found = {
-            str(name): codec.decode(Price, {**each, "date": str(each["date"])})
+            str(name): codec.decode(ListPrice, {**each, "date": str(each["date"])})
             for name, each in dict(plain).items()
         }
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
