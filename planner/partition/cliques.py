@@ -10,7 +10,7 @@ import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numba
 import numpy as np
@@ -127,7 +127,7 @@ def _covers_of(
         cliques = [tuple(group[i] for i in clique) for clique in greedy.cliques]
         return [_cover(links, cliques, exact=False)]
     linked = np.array([sum(1 << b for b in range(size) if inner[a, b]) for a in range(size)])
-    compiled: Any = _fewest
+    compiled = cast("Any", _fewest)
     # To load the compiled form takes longer than to find the cover of few.
     fewest, is_clique = (compiled if size > PLAIN else compiled.py_func)(linked, size)
 
