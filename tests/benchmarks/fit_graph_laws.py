@@ -37,6 +37,12 @@ ROWS = {
     "gnnlab-f10-degree-PR-hit",
     "gnnlab-f10-presample_1-PR-hit",
     "gnnlab-f10-optimal-PR-hit",
+    "gnnlab-f10-degree-TW-hit",
+    "gnnlab-f10-presample_1-TW-hit",
+    "gnnlab-f10-optimal-TW-hit",
+    "gnnlab-f10-degree-UK-hit",
+    "gnnlab-f10-presample_1-UK-hit",
+    "gnnlab-f10-optimal-UK-hit",
     "gb-disk-nodes-neighbour",
     "gb-disk-nodes-LABOR-0",
     "gb-disk-miss-SIEVE",
@@ -135,6 +141,17 @@ FITTED["papers100m-both"] = [
     inputs("labor", 479331),
     hit("optimal", 10e9 / 512 / 111059956, 1 - 0.0408, fanouts=TEN, seeds=1024),
 ]
+FITTED["twitter"] = [
+    # GNNLab, exp/fig10: 10% of the rows
+    hit("degree", 0.1, 0.7272),
+    hit("presample", 0.1, 0.7487),
+    hit("optimal", 0.1, 0.79827),
+]
+FITTED["uk-2006-05"] = [
+    hit("degree", 0.1, 0.2801),
+    hit("presample", 0.1, 0.6129),
+    hit("optimal", 0.1, 0.6523),
+]
 START = {
     "reddit": (PRIOR, ("spread", "inside", "community", "seed_lean")),
     "products": (PRIOR, ("spread", "inside", "community", "seed_lean")),
@@ -152,6 +169,19 @@ START = {
             stray=0.02,
         ),
         ("spread", "region", "lists", "named", "rest_spread", "stray"),
+    ),
+    "twitter": (replace(PRIOR, both_ways=False), ("spread", "inside", "community")),
+    "uk-2006-05": (
+        replace(
+            PRIOR,
+            both_ways=False,
+            region=0.5,
+            lists=0.5,
+            named=0.5,
+            rest_spread=1.5,
+            spread=1.5,
+        ),
+        ("spread", "region", "rest_spread"),
     ),
     "papers100m-both": (
         replace(PRIOR, region=0.3),

@@ -10,6 +10,7 @@ import pytest
 from gnnplan.planner.graph_presets import generate_like, graph_preset, graph_presets, preset_law
 from gnnplan.planner.profile.community_law import (
     CommunityLaw,
+    Policy,
     community_law,
     count_batch,
     hit_rate,
@@ -183,6 +184,28 @@ def test_every_preset_says_where_its_law_is_from():
         assert len(preset.law_source) > 20, name
         assert 0 < preset.law.inside < 1
         assert preset.train_share <= preset.law.region or str(preset.task) == "link"
+        # what names the region's nodes is its own lists at least, and all edges at most
+        assert preset.law.lists <= preset.law.named <= 1 / preset.law.region
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "share", "published"),
+    [
+        # GNNLab, figures 4a, 11 and 12; none of these was fitted
+        ("papers100m", "presample", 0.15, 0.985),
+        ("papers100m", "presample", 0.21, 0.9852),
+        ("papers100m", "degree", 0.15, 0.6396),
+        ("papers100m", "degree", 0.3, 0.8841),
+        ("uk-2006-05", "presample", 0.14, 0.6953),
+        ("uk-2006-05", "degree", 0.14, 0.3595),
+    ],
+)
+def test_published_hit_rates_are_within_three_points(
+    name: str, policy: Policy, share: float, published: float
+):
+    law = preset_law(graph_preset(name))
+    found = hit_rate(law, 8000, (15, 10, 5), "neighbor", policy=policy, share=share)
+    assert found == pytest.approx(published, abs=0.03)
 
 
 def test_a_published_count_of_three_hops_is_explained():
