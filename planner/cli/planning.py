@@ -91,7 +91,11 @@ def plan_command(
         if machine is not None and not remote.is_upload(machine):
             check_machine_name(machine)
         made = remote.plan(server, graph, output, settings, machine=machine, calibrated=calibrated)
-        print_plan(made, output, as_json=as_json, today=today)
+        if as_json:
+            emit_json(made)
+            return
+        explain_command(Path(made.plan_id), today, server)  # its machine and counts are there
+        console().print(f"written to {output}", markup=False, soft_wrap=True)
         return
     plan_here(
         graph, output, settings, machine=machine, as_json=as_json, calibrated=calibrated,
