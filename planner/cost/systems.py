@@ -39,13 +39,15 @@ from gnnplan.planner.cost.stages.sample import (
     gpu_sample_seconds,
 )
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.machine.model import MachineModel, Provenance
+from gnnplan.planner.machine.model import CollectiveBackend, MachineModel, Provenance
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import did_you_mean
 
 FILE = Path(__file__).with_name("systems.yaml")
 DEFAULT_SYSTEM = "pyg-loader"
 """System that is taken for what a user runs today."""
+DEFAULT_WHOLE = "bns-gcn"
+"""The same of training on the whole graph."""
 
 SystemKind = Literal["cpu_loader", "uva", "gpu_cache", "full_graph", "disk"]
 
@@ -90,6 +92,8 @@ class System:
     overhead: SystemOverhead
     provenance: Provenance
     source: str
+    backend: CollectiveBackend | None = None
+    """Library of its collectives, where that and not the machine sets their pace."""
     rows_used: list[str] = field(default_factory=list[str])
     """Ids of the published times that the overhead was set from; empty for none."""
 
@@ -286,14 +290,11 @@ def epoch_times(
     added = overhead or system.overhead
     hit = hit_rate if system.cache != "none" else 0.0
     in_memory = host_hit_rate if system.kind == "disk" else 1.0
-    exchange = rates.reduce_seconds(work.gradient_bytes)
-    if system.kind == "full_graph":
-        exchange += rates.send_seconds(work.exchange_bytes, work.exchanges)
     one = SystemTimes(
         sample=_sample_seconds(system, work, rates, added.edge_seconds),
         features=_feature_seconds(system, work, rates, added.row_share, hit, in_memory),
         compute=added.compute_factor * work.compute_seconds,
-        exchange=exchange,
+        exchange=_exchange_seconds(system, work, rates),
         other=added.batch_seconds,
         epoch_seconds=0.0,
     )
@@ -328,6 +329,18 @@ def _overlapped(
             for s in tried
         )
     return serial
+
+
+def _exchange_seconds(system: System, work: EpochWork, rates: SystemRates) -> float:
+    """Price the gradient's sum and, of whole graphs, the boundary rows."""
+    sent = work.exchange_bytes if system.kind == "full_graph" else 0.0
+    if rates.gpus == 1:
+        return 0.0
+    if system.backend is None:
+        reduced = rates.reduce_seconds(work.gradient_bytes)
+        return reduced + rates.send_seconds(sent, work.exchanges)
+    reduced = system.backend.all_reduce_seconds(work.gradient_bytes, rates.gpus)
+    return reduced + (system.backend.exchange_seconds(sent, work.exchanges) if sent else 0.0)
 
 
 def _sample_seconds(

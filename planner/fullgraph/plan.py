@@ -13,15 +13,19 @@ from gnnplan.planner.assemble import make_plan
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.link_use import link_of
 from gnnplan.planner.cost.memory import Budgets
+from gnnplan.planner.cost.rates import topology_bytes
 from gnnplan.planner.cost.request import row_bytes
+from gnnplan.planner.cost.stages.all_reduce import gradient_bytes
+from gnnplan.planner.cost.systems import EpochWork
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.fullgraph.candidate import DRAWS, Cut, cut_of, cuts_of, settings_of
 from gnnplan.planner.fullgraph.choose import FullGraphChoice, alternatives, choose, runners_up
-from gnnplan.planner.fullgraph.price import FullRequest, PricedEpoch, price
+from gnnplan.planner.fullgraph.exchange import exchanged_widths
+from gnnplan.planner.fullgraph.price import FullRequest, PricedEpoch, halo_bytes, price
 from gnnplan.planner.fullgraph.profile import CutProfile, profile_cuts
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.profile.roofline import check_model
-from gnnplan.planner.queries.rivals import RunnersUp
+from gnnplan.planner.queries.rivals import RunnersUp, TodayCounts
 from gnnplan.planner.request import check_training_data
 from gnnplan.planner.search.choose import shadow_prices
 from gnnplan.planner.search.dimensions.ranks import (
@@ -166,7 +170,38 @@ def plan_full_graph(
     chosen = found[cut_of(choice.chosen.candidate)]
     made = assemble(request, profiles, choice)
     runners = runners_up(choice, asked=asked is not None)
+    runners = replace(runners, today=_count_for_today(request, chosen.numbers, choice.chosen))
     return made, {"partition": chosen.partition}, runners
+
+
+def _count_for_today(
+    request: FullRequest, profile: CutProfile, chosen: PricedEpoch
+) -> TodayCounts | None:
+    """Count what a framework of today computes and sends on the plan's GPUs; None on cores."""
+    candidate, stages = chosen.candidate, chosen.prediction.stages
+    if not candidate.gpus:
+        return None
+    once = candidate.full_graph.precompute_first_layer
+    work = EpochWork(
+        batches=1,
+        input_rows=0.0,
+        edges=0.0,
+        expanded=0.0,
+        row_bytes=row_bytes(request.graph),
+        compute_seconds=stages["forward_backward"] + stages["optimizer"],
+        gradient_bytes=gradient_bytes(profile.num_parameters),
+        exchange_bytes=halo_bytes(profile, candidate) / candidate.num_ranks,
+        exchanges=len(exchanged_widths(profile.widths, precomputed=once)),
+    )
+    return TodayCounts(
+        work=work,
+        gpus=len(candidate.gpus),
+        num_nodes=request.graph.num_nodes,
+        list_bytes=topology_bytes(request.graph),
+        hit_shares=[1.0],
+        hit_rates=[1.0],
+        whole=True,
+    )
 
 
 def draws_of(settings: PlanSettings, allowed: StatisticsClass) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import numpy as np
 from gnnplan.planner.array_cache import cache_path
 from gnnplan.planner.cost.systems import (
     DEFAULT_SYSTEM,
+    DEFAULT_WHOLE,
     EpochWork,
     System,
     SystemRates,
@@ -50,6 +51,8 @@ class TodayCounts:
     """Shares of the nodes, hottest first, of which `hit_rates` are."""
     hit_rates: list[float]
     """Shares of a batch's input rows among those nodes."""
+    whole: bool = False
+    """Whether an epoch is one step over the whole graph."""
 
     @property
     def feature_bytes(self) -> int:
@@ -182,10 +185,11 @@ def _cached_share(
     system: System, counts: TodayCounts, machine: MachineModel, rates: SystemRates
 ) -> float:
     """Return the share of the rows in a system's caches, or refuse what it cannot run."""
-    if system.kind == "full_graph":
+    if (system.kind == "full_graph") != counts.whole:
+        how = "on the whole graph" if counts.whole else "in batches"
         raise SettingsError(
-            f"--today {system.name}: expected a system that trains in batches, as the plan does, "
-            "found one that trains whole graphs"
+            f"--today {system.name}: expected a system that trains {how}, as the plan does; "
+            f"{system.title} does not"
         )
     if rates.candidate is None:
         if system.sampling != "cores":
@@ -214,9 +218,10 @@ def today_of(plan: Plan, runners: RunnersUp, asked: str | None) -> SystemToday |
         read_today(asked)
     try:
         if runners.today is None:
-            raise SettingsError(f"--today: expected a plan in batches with its counts, {NO_COUNTS}")
+            raise SettingsError(f"--today: expected a plan with its counts, {NO_COUNTS}")
         machine, epoch = load_record(plan).machine, plan.prediction.epoch_seconds.value
-        return estimate_today(runners.today, machine, asked or DEFAULT_SYSTEM, epoch)
+        usual = DEFAULT_WHOLE if runners.today.whole else DEFAULT_SYSTEM
+        return estimate_today(runners.today, machine, asked or usual, epoch)
     except InputError:
         if asked is not None:
             raise
@@ -224,8 +229,7 @@ def today_of(plan: Plan, runners: RunnersUp, asked: str | None) -> SystemToday |
 
 
 NO_COUNTS = (
-    "found none: it trains the whole graph, was planned elsewhere or the cache was emptied; plan "
-    "again"
+    "found none: it trains a whole graph on cores, was planned elsewhere or the cache was emptied"
 )
 
 

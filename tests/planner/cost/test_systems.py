@@ -119,11 +119,15 @@ def test_a_cache_of_a_clique_reads_peers_and_one_of_a_gpu_does_not() -> None:
 
 def test_boundary_rows_go_at_the_rate_of_the_backend() -> None:
     # BNS-GCN on two parts of Reddit: 208 MB of BES over .5 GB/s a part are .21 s of its .48.
-    machine, bns = load_preset("rtx-2080ti-x10"), find_system("bns-gcn")
+    machine, own = load_preset("rtx-2080ti-x10"), find_system("bns-gcn")
+    bns = replace(own, backend=None)
     work = replace(WORK, batches=1, edges=0.0, exchange_bytes=208e6 / 2, exchanges=6)
     assert machine.backend is not None
     gloo = epoch_times(bns, work, system_rates(machine, 2, 400)).exchange
     assert gloo == pytest.approx(104e6 / 5e8 + 6e-4 + 1e6 / 5e8 + 1e-4, rel=1e-6)
+    for name in ("rtx-2080ti-x10", "dgx-v100"):  # it brings gloo along, whatever the machine
+        rates = system_rates(load_preset(name), 2, 400)
+        assert epoch_times(own, work, rates).exchange == pytest.approx(gloo)
     links = epoch_times(bns, work, system_rates(replace(machine, backend=None), 2, 400)).exchange
     assert links < gloo / 5
 

@@ -136,3 +136,12 @@ def test_hosts_share_devices_evenly(small_graph: Graph) -> None:
         cuts_of(replace(SETTINGS, devices=3, hosts=2), hosts_machine(2))
     with pytest.raises(SettingsError, match="at most 2 hosts"):
         cuts_of(replace(SETTINGS, hosts=3), hosts_machine(2))
+
+
+def test_a_whole_graph_is_held_against_what_trains_whole_graphs(small_graph: Graph, tmp_path: Path):
+    made = make(small_graph, tmp_path / "p", "dgx-v100", devices=2)
+    found = explain(made).today
+    assert found is not None
+    assert (found.system, found.gpus, found.workers) == ("bns-gcn", 2, 0)
+    with pytest.raises(SettingsError, match="on the whole graph, as the plan does"):
+        explain(made, "dgl-uva")
