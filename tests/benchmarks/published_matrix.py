@@ -19,7 +19,6 @@ from gnnplan.planner.machine.routes import byte_seconds
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.profile.analytic import DegreeClasses, lognormal_classes, mean_drawn
 from gnnplan.planner.profile.roofline import LayerShape
-from tests.benchmarks.published_cooperative import sigma
 from tests.benchmarks.published_parts import chosen, sage_seconds
 from tests.benchmarks.published_tables import (
     BATCHES,
@@ -106,6 +105,8 @@ class ScaledEpoch:
     replication: int
     most: int
     """The largest c that fits."""
+    bulk: int
+    """k: a rank's batches that are sampled at once."""
 
     @property
     def seconds(self) -> float:
@@ -128,7 +129,8 @@ def most_gpus(name: str, efficiency: float) -> int:
 @functools.cache
 def _lists(name: str) -> Lists:
     nodes, edges, _ = MATRIX_GRAPHS[name]
-    return lists_of(lognormal_classes(nodes, edges, sigma()), TRIPATHY_BATCH, TRIPATHY_FANOUTS)
+    classes = lognormal_classes(nodes, edges, graph_preset(name).law.spread)
+    return lists_of(classes, TRIPATHY_BATCH, TRIPATHY_FANOUTS)
 
 
 @functools.cache
@@ -143,7 +145,10 @@ def matrix_epoch(name: str, gpus: int, copies: int | None = None) -> ScaledEpoch
     Args:
         name: of `MATRIX_GRAPHS`.
         gpus: p, whole nodes.
-        copies: c; None: the fastest that fits.
+        copies: c; None: the largest that fits beside the largest k.
+
+    P of k batches and rows of c copies share a GPU's memory. As published, both are as high as it
+    allows; k is raised first (formulas 4.9).
     """
     machine, lists = _machine(gpus // 4), _lists(name)
     nodes, edges, width = MATRIX_GRAPHS[name]
@@ -152,7 +157,6 @@ def matrix_epoch(name: str, gpus: int, copies: int | None = None) -> ScaledEpoch
     kernel = machine.table("gpu_kernel").at(ranks=1.0)
     depth = len(lists.drawn)
     entries = sum(lists.entries)
-    sample = entries * PASSES_BYTES * byte + KERNELS_PER_HOP * depth * kernel
     widths = [width, TRIPATHY_HIDDEN, TRIPATHY_HIDDEN, graph_preset(name).classes]
     shapes = [
         LayerShape(
@@ -171,29 +175,30 @@ def matrix_epoch(name: str, gpus: int, copies: int | None = None) -> ScaledEpoch
     memory = next(m.capacity_bytes for m in machine.memories if m.kind == "device")
     row_bytes = width * FLOAT_BYTES
     hidden = sum(lists.rows[:-1]) * TRIPATHY_HIDDEN * FLOAT_BYTES
+    batch = ENTRY_BYTES * (entries + sum(lists.drawn))
+    other = lists.rows[-1] * row_bytes + ACTIVATIONS * hidden
+    topology = edges * STORED_BYTES + nodes * OFFSET_BYTES
+    free = memory * USABLE - topology - other - nodes * row_bytes / gpus
+    steps = -(-BATCHES[name] // gpus)
+    bulk = max(1, min(steps, int(free // batch)))
     most = largest_replication(
         gpus,
         memory * USABLE,
         nodes * row_bytes,
-        edges * STORED_BYTES + nodes * OFFSET_BYTES,
-        other_bytes=ENTRY_BYTES * (entries + sum(lists.drawn))
-        + lists.rows[-1] * row_bytes
-        + ACTIVATIONS * hidden,
+        topology,
+        other_bytes=bulk * batch + other,
         topology_partitioned=False,
     )
-    choices = [copies] if copies is not None else replications(gpus, max(1, most))
-    fetches = {c: fetch_seconds(machine, gpus, c, lists.rows[-1], width) for c in choices}
-    best = min(fetches, key=lambda c: (fetches[c], c))
+    best = copies or max(replications(gpus, max(1, most)))
+    sample = entries * PASSES_BYTES * byte + KERNELS_PER_HOP * depth * kernel / bulk
     step = Step(
         sample=sample,
-        fetch=fetches[best],
+        fetch=fetch_seconds(machine, gpus, best, lists.rows[-1], width),
         local=2 * lists.rows[-1] * row_bytes * byte,  # read at random places, written in a row
         compute=sage_seconds(machine, shapes),
         all_reduce=reduced.seconds,
     )
-    return ScaledEpoch(
-        step=step, steps=-(-BATCHES[name] // gpus), replication=best, most=max(1, most)
-    )
+    return ScaledEpoch(step=step, steps=steps, replication=best, most=max(1, most), bulk=bulk)
 
 
 def fetch_seconds(

@@ -8,16 +8,15 @@ import numpy as np
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.stages.all_reduce import gpu_all_reduce
-from gnnplan.planner.cost.stages.gather_gpu import find_routes
+from gnnplan.planner.cost.stages.exchange_gpu import exchange_seconds
 from gnnplan.planner.fullgraph.formulas import epoch_bytes, published_bytes
 from gnnplan.planner.graph_presets import graph_preset
 from gnnplan.planner.machine.model import MachineModel
-from gnnplan.planner.machine.routes import byte_seconds
 from gnnplan.planner.probe.presets import load_preset
+from gnnplan.planner.profile.analytic import DegreeClasses, lognormal_classes
 from gnnplan.planner.profile.roofline import LayerShape, layer_operations
 from gnnplan.runtime.plan.schema import Threads
-from tests.benchmarks.published_cooperative import classes_of
-from tests.benchmarks.published_tables import BNS_MODELS
+from tests.benchmarks.published_tables import BNS_INDUCTIVE, BNS_LINEAR, BNS_MODELS
 from tests.support.candidates import candidate_of_ranks
 
 BNS_MACHINE = "rtx-2080ti-x10"
@@ -38,20 +37,68 @@ def chosen(machine: MachineModel, count: int) -> Candidate:
 
 def sage_seconds(machine: MachineModel, shapes: list[LayerShape]) -> float:
     """Forward and backward of SAGE by the roofline."""
+    return layers_seconds(machine, [("sage", shape) for shape in shapes])
+
+
+def layers_seconds(machine: MachineModel, layers: list[tuple[str, LayerShape]]) -> float:
+    """Forward and backward of layers, each of a model, by the roofline."""
     flops = machine.table("gpu_flops").at(ranks=1.0)
     kernel = machine.table("gpu_kernel").at(ranks=1.0)
     memory = min(x.bandwidth_bytes_per_second for x in machine.links if x.name.endswith(".hbm"))
     return sum(
         max(op.flops / flops, op.moved_bytes / memory) + kernel
-        for shape in shapes
-        for op in layer_operations("sage", shape)
+        for model, shape in layers
+        for op in layer_operations(model, shape)
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingGraph:
+    """The graph that an epoch aggregates over, and the model's layers."""
+
+    nodes: float
+    edges: float
+    widths: list[int]
+    graph_layers: int
+    """Layers that aggregate; the others multiply alone."""
+
+    @property
+    def exchanged(self) -> list[int]:
+        """Widths up to the last layer that aggregates: what is exchanged before each of them."""
+        return self.widths[: self.graph_layers + 1]
+
+    def sent_bytes(self, rows: float) -> float:
+        """Bytes of so many boundary rows over an epoch; the first layer's sums are known."""
+        sizes = self.exchanged
+        return float(epoch_bytes(rows, sizes, precomputed=True, id_bytes=ID_BYTES))
+
+
+@functools.cache
+def training_graph(name: str) -> TrainingGraph:
+    """What the released scripts train on: inductive ones the training nodes and their own edges."""
+    like, share = graph_preset(name), 1.0
+    if name in BNS_INDUCTIVE:
+        share = like.train_share
+    layers, hidden = BNS_MODELS[name]
+    return TrainingGraph(
+        nodes=like.nodes * share,
+        edges=like.edges * share**2,
+        widths=[like.feature_dim, *[hidden] * (layers - 1), like.classes],
+        graph_layers=layers - BNS_LINEAR.get(name, 0),
+    )
+
+
+@functools.cache
+def training_classes(name: str) -> DegreeClasses:
+    """Degrees of the training graph, by the law of its data set."""
+    graph = training_graph(name)
+    return lognormal_classes(round(graph.nodes), round(graph.edges), graph_preset(name).law.spread)
 
 
 @functools.cache
 def random_boundary(name: str, parts: int) -> float:
     """Boundary nodes of a random partition, over all parts: (m - 1) sum_v 1 - exp(-d_v / m)."""
-    classes = classes_of(name)
+    classes = training_classes(name)
     return (parts - 1) * float(classes.nodes @ -np.expm1(-classes.degree / parts))
 
 
@@ -68,7 +115,7 @@ def crossing_share(name: str, parts: int, keep: float) -> float:
     Nodes on the boundary are taken to have a random cut's edges across (assumed, as in
     `cut_share`): one or hundreds, so the mean number would overrate what crosses.
     """
-    classes = classes_of(name)
+    classes = training_classes(name)
     some, every = (
         float(classes.nodes @ -np.expm1(-x * classes.degree / parts)) for x in (keep, 1.0)
     )
@@ -84,10 +131,38 @@ class Epoch:
     memory_bytes: float
 
 
+def _layers(
+    graph: TrainingGraph, inner: float, halo: float, edges: float
+) -> list[tuple[str, LayerShape]]:
+    """Layers of a part: one whose sums are known, those that aggregate, and linear ones."""
+    found: list[tuple[str, LayerShape]] = []
+    for layer, (a, b) in enumerate(itertools.pairwise(graph.widths)):
+        aggregates = 0 < layer < graph.graph_layers
+        shape = LayerShape(
+            num_src=inner + (halo if aggregates else 0.0),
+            num_dst=inner,
+            num_edges=edges if aggregates else 0.0,
+            in_dim=a,
+            out_dim=b,
+            inputs=layer == 0,
+            heads=1,
+        )
+        found.append(("sage" if layer < graph.graph_layers else "gcn", shape))
+    return found
+
+
+def _memory_bytes(graph: TrainingGraph, inner: int, halo: float, keep: float) -> float:
+    """The published formula, in which layers that do not aggregate have no halo."""
+    first = published_bytes(inner, 0, graph.widths[:2], keep)
+    inside = published_bytes(inner, halo, graph.widths[1 : graph.graph_layers + 1], keep)
+    linear = itertools.pairwise(graph.widths[graph.graph_layers :])
+    return float(first + inside) + sum(FLOAT_BYTES * inner * (a + b) for a, b in linear)
+
+
 def bns_epoch(
     name: str, parts: int, boundary: float, *, rows: float, edges_kept: float, memory_keep: float
 ) -> Epoch:
-    """An epoch on so many RTX 2080 Ti, mean part.
+    """An epoch on so many RTX 2080 Ti, mean part, exchanged as the machine's backend does.
 
     Args:
         name: data set.
@@ -97,33 +172,22 @@ def bns_epoch(
         edges_kept: share of all edges that are aggregated.
         memory_keep: p of the memory formula.
     """
-    like, machine = graph_preset(name), load_preset(BNS_MACHINE)
-    layers, hidden = BNS_MODELS[name]
-    widths = [like.feature_dim, *[hidden] * (layers - 1), like.classes]
-    inner, halo = like.nodes / parts, boundary / parts
+    graph, machine = training_graph(name), load_preset(BNS_MACHINE)
+    inner, halo = graph.nodes / parts, boundary / parts
     candidate = chosen(machine, parts)
-    shapes = [
-        LayerShape(
-            num_src=inner + rows * halo,
-            num_dst=inner,
-            num_edges=edges_kept * like.edges / parts,
-            in_dim=a,
-            out_dim=b,
-            inputs=layer == 0,
-            heads=1,
-        )
-        for layer, (a, b) in enumerate(itertools.pairwise(widths))
-    ]
-    compute = sage_seconds(machine, shapes)
-    sent = epoch_bytes(rows * boundary, widths, id_bytes=ID_BYTES)
-    parameters = sum(2 * a * b for a, b in itertools.pairwise(widths))
-    peers = max(byte_seconds(find_routes(machine, candidate).peer).values())
+    edges = edges_kept * graph.edges / parts
+    compute = layers_seconds(machine, _layers(graph, inner, rows * halo, edges))
+    sent = graph.sent_bytes(rows * boundary)
+    parameters = sum(2 * a * b for a, b in itertools.pairwise(graph.widths))
+    calls = 2 * (graph.graph_layers - 1)
+    exchanged = exchange_seconds(machine, candidate, sent / parts)
+    exchanged += (calls - 1) * exchange_seconds(machine, candidate, 0.0)
     reduced = gpu_all_reduce(machine, candidate, float(FLOAT_BYTES * parameters)).seconds
-    memory = published_bytes(round(inner), halo, widths, memory_keep)
     return Epoch(
-        seconds=compute + float(sent) / parts * peers + reduced,
-        sent_bytes=float(sent),
-        memory_bytes=float(memory) + 4 * FLOAT_BYTES * parameters,
+        seconds=compute + exchanged + reduced,
+        sent_bytes=sent,
+        memory_bytes=_memory_bytes(graph, round(inner), halo, memory_keep)
+        + 4 * FLOAT_BYTES * parameters,
     )
 
 

@@ -31,6 +31,34 @@ pes,dataset,sampler,mode,samp,feat_nocache,feat_cache,feat_cache_kappa,fb,total
 16,mag240M,NS,Coop,19.3,116.1,53.1,,160.4,232.8
 """
 """formulas 5.8: milliseconds per mini-batch, Balin et al."""
+SAMPLERS_TABLE = """\
+dataset,algo,V3,E2,V2,E1,V1,E0,V0,it_s,test_f1,std
+reddit,PLADIES,24,2390,14.1,927,6.0,33.2,1,1.7,96.21,0.06
+reddit,LADIES,25,2270,14.5,852,6.0,32.5,1,1.8,96.20,0.05
+reddit,LABOR-*,24,1070,13.7,435,6.0,26.9,1,4.1,96.23,0.05
+reddit,LABOR-1,27,261,14.4,116,6.1,16.7,1,24.8,96.23,0.06
+reddit,LABOR-0,36,177,17.8,67,6.8,9.6,1,37.6,96.25,0.05
+reddit,NS,167,682,68.3,100,10.1,9.7,1,14.2,96.24,0.05
+products,PLADIES,160,2380,51.2,293,9.7,11.7,1,4.1,78.44,0.24
+products,LADIES,165,2230,51.8,270,9.7,11.5,1,4.2,78.59,0.22
+products,LABOR-*,166,1250,51.8,167,9.8,10.6,1,6.2,78.59,0.34
+products,LABOR-1,178,799,53.4,136,9.8,10.5,1,21.3,78.47,0.26
+products,LABOR-0,237,615,62.4,100,10.1,9.9,1,32.5,78.76,0.26
+products,NS,513,944,95.4,106,10.6,9.9,1,24.6,78.48,0.29
+yelp,PLADIES,100,1300,29.5,183,6.2,6.9,1,5.1,61.55,0.87
+yelp,LADIES,102,1280,29.7,182,6.2,6.9,1,5.3,61.89,0.66
+yelp,LABOR-*,105,991,30.7,158,6.1,6.8,1,13.3,61.57,0.67
+yelp,LABOR-1,109,447,31.0,96,6.2,6.8,1,27.3,61.71,0.70
+yelp,LABOR-0,138,318,35.1,54,6.2,6.3,1,27.2,61.55,0.85
+yelp,NS,188,392,42.5,55,6.3,6.3,1,23.0,61.50,0.66
+flickr,PLADIES,55,309,24.9,85,6.2,6.9,1,10.2,51.52,0.26
+flickr,LADIES,56,308,25.1,85,6.2,6.9,1,10.5,50.79,0.29
+flickr,LABOR-*,57,308,25.6,85,6.3,6.9,1,20.3,51.67,0.27
+flickr,LABOR-1,58,242,25.9,73,6.3,6.9,1,32.7,51.66,0.24
+flickr,LABOR-0,66,219,29.1,52,6.4,6.7,1,33.3,51.65,0.26
+flickr,NS,73,244,32.8,52,6.4,6.7,1,31.7,51.70,0.23
+"""
+"""formulas 5.8: thousands of vertices and edges per batch of 1000 seeds, by sampler."""
 SPEEDUPS = {
     ("papers100M", "LABOR-0"): (14.5, 25.3, 64.2),
     ("papers100M", "NS"): (21.4, 36.4, 61.1),
@@ -38,8 +66,6 @@ SPEEDUPS = {
     ("mag240M", "NS"): (12.1, 21.7, 47.3),
 }
 """formulas 5.8: per cent on 4, 8 and 16 processors."""
-INPUT_VERTICES = {"reddit": 167e3, "products": 513e3, "yelp": 188e3, "flickr": 73e3}
-"""formulas 5.8, column V3 of NS: 1000 seeds, fan-out 10, three layers."""
 COOPERATIVE_FANOUTS, COOPERATIVE_CACHE = (10, 10, 10), 2_000_000
 """formulas 5.8: cache 2M rows; fan-out 10 and three layers inferred there."""
 GLOBAL_BATCH = {4: 1 << 12, 8: 1 << 13, 16: 1 << 13}
@@ -67,6 +93,11 @@ yelp3,BNS,75.7,0.270
 """formulas 3.7, p = 0.1."""
 BNS_MODELS = {"reddit": (4, 256), "products": (3, 128), "yelp": (4, 512)}
 """formulas 3.7, hyper-parameters: SAGE layers and hidden width."""
+BNS_INDUCTIVE = frozenset({"reddit", "yelp"})
+"""Data sets whose released scripts train on the training nodes alone (GATECH-EIC/BNS-GCN, scripts,
+`--inductive`); all of its scripts have the first layer's sums known beforehand (`--use-pp`)."""
+BNS_LINEAR = {"yelp": 2}
+"""Last layers that do not aggregate (the same scripts, `--n-linear`)."""
 
 EFFICIENCY = {"products": 0.88, "papers100m": 0.47, "protein": 0.61}
 """formulas 4.9: parallel efficiencies of Tripathy et al.; the numbers of GPUs are not at hand."""

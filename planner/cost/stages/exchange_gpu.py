@@ -38,6 +38,7 @@ from gnnplan.planner.cost.stages.sample import (
     NEIGHBOUR_BYTES,
     OFFSETS_BYTES,
     gpu_sample_seconds,
+    scan_seconds,
 )
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.machine.routes import byte_seconds
@@ -235,6 +236,8 @@ class BatchSizes:
     edges: list[float]
     """|E_p^l|, l = 0 .. L-1: edges drawn."""
     cooperative: bool
+    entries: float = 0.0
+    """Entries of the lists that a sampler reads whole; 0 where it reads chosen neighbours alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -280,6 +283,8 @@ def gpu_batch_seconds(
     elsewhere, rho the share of rows that the PE's cache lacks (`miss_rate`), d and h the bytes of a
     stored row and of a row of activations; all PEs read.
 
+    A sampler that decides on every neighbour reads whole lists in place of what it draws.
+
     Source: docs/formulas.md 5.6 [R11], [C20].
     """
     ranks = candidate.num_ranks
@@ -287,14 +292,21 @@ def gpu_batch_seconds(
     ids = read_seconds(machine, candidate, NEIGHBOUR_BYTES)
     offsets = read_seconds(machine, candidate, OFFSETS_BYTES)
     stored = read_seconds(machine, candidate, row_bytes)
+    lists = sum(sizes.owned[:-1])
+    whole = None
+    if sizes.entries > 0:
+        list_bytes = max(1, round(NEIGHBOUR_BYTES * sizes.entries / lists))
+        read = max(read_seconds(machine, candidate, list_bytes)[topology])
+        whole = scan_seconds(sizes.entries, lists, read)
     sample = gpu_sample_seconds(
         sum(sizes.edges),
-        sum(sizes.owned[:-1]),
+        lists,
         KERNELS_PER_HOP * len(sizes.edges),
         neighbour_seconds=max(ids[topology]),
         offsets_seconds=max(offsets[topology]),
         hash_seconds=max(ids["own"]),
         kernel_seconds=launch,
+        lists_seconds=whole,
     )
     rows = sizes.owned[-1]
     features = rows * (miss_rate * max(stored["host"]) + (1 - miss_rate) * max(stored["own"]))
