@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.common import record
+from tests.benchmarks.published_counts import count_value
 from tests.benchmarks.published_fit import (
     Fit,
     Timed,
@@ -20,8 +21,9 @@ from tests.benchmarks.published_fit import (
     half_widths,
     off_by,
 )
-from tests.benchmarks.published_predict import count_value, priced
-from tests.benchmarks.published_rows import Case, cases_of, read_rows
+from tests.benchmarks.published_predict import priced
+from tests.benchmarks.published_cases import Case, cases_of
+from tests.benchmarks.published_rows import read_rows
 from tests.benchmarks.published_score import (
     RATES,
     Scored,
@@ -36,9 +38,9 @@ Emit = Callable[..., Any]
 
 def fitted_rows() -> frozenset[str]:
     """Rows that the graph laws were fitted to, which are not scored."""
-    from tests.benchmarks.fit_graph_laws import FITTED
+    from tests.benchmarks.fit_graph_laws import ROWS
 
-    return frozenset(FITTED)
+    return frozenset(ROWS)
 
 
 @dataclass(slots=True)

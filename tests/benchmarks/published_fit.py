@@ -1,7 +1,7 @@
 """Fit frameworks' overheads to published seconds, each paper left out in turn, and say how far off.
 
-A framework has one overhead (`planner.cost.systems.SystemOverhead`). For a paper it is fitted to the rows
-of all others: first one of its class, each paper weighing alike, by the least mean |log2 ratio|;
+A framework has one overhead (`planner.cost.systems.SystemOverhead`). For a paper it is fitted to
+the rows of all others: first one of its class, each paper weighing alike, by the least mean |log2 ratio|;
 from there one of the framework, where other papers have rows of it, with a charge for each doubling
 of a parameter. Where none has, the class's stands. A second scoring scales a framework's seconds in
 a paper by the ratio of its first row there, which is then not scored.
@@ -24,9 +24,13 @@ STARTS = {
         batch_seconds=5e-3, edge_seconds=3e-7, row_share=0.5, compute_factor=2.0, epoch_seconds=0.5
     ),
     "uva": SystemOverhead(batch_seconds=4e-3, edge_seconds=1e-9, row_share=0.5, compute_factor=2.0),
-    "gpu_cache": SystemOverhead(batch_seconds=2e-3, edge_seconds=1e-9, row_share=0.6, compute_factor=2.0),
+    "gpu_cache": SystemOverhead(
+        batch_seconds=2e-3, edge_seconds=1e-9, row_share=0.6, compute_factor=2.0
+    ),
     "full_graph": SystemOverhead(batch_seconds=5e-2, row_share=0.5, compute_factor=2.0),
-    "disk": SystemOverhead(batch_seconds=5e-3, edge_seconds=1e-8, row_share=0.3, compute_factor=2.0),
+    "disk": SystemOverhead(
+        batch_seconds=5e-3, edge_seconds=1e-8, row_share=0.3, compute_factor=2.0
+    ),
 }
 """Where a class's search begins."""
 BOUNDS = {

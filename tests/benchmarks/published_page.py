@@ -14,7 +14,7 @@ from markupsafe import Markup
 from gnnplan.planner.report.page import style
 from gnnplan.planner.report.svg import element
 from tests.benchmarks.published_csv import Found
-from tests.benchmarks.published_rows import Case
+from tests.benchmarks.published_cases import Case
 from tests.benchmarks.published_score import Scored
 
 ROOT = Path(__file__).resolve().parents[2]

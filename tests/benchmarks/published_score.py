@@ -8,12 +8,12 @@ in the printed order; pairs that are printed closer than that say nothing.
 import itertools
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.benchmarks.published_rows import Case
+from tests.benchmarks.published_cases import Case
 
 NEAR_SHARE, NEAR_POINTS = 0.05, 0.03
 NOISE = 0.05
@@ -21,14 +21,9 @@ NOISE = 0.05
 TIE = 0.001
 """Predictions closer than this share have no order."""
 RATES = ("hit", "miss", "touched")
-SETTINGS = (
-    "system", "machine", "gpus", "hosts", "graph", "model", "hidden", "fanouts", "sampler", "batch",
-    "samplers", "workers", "cache", "sampling", "rows", "epoch", "title",
-)  # fmt: skip
-TOGETHER = ({"gpus", "hosts"}, {"gpus", "hosts", "batch"}, {"sampling", "rows", "cache"},
-            {"machine", "rows"}, {"model", "fanouts", "hidden"}, {"title", "system"},
-            {"title", "system", "samplers"}, {"title", "samplers"}, {"title", "cache"})  # fmt: skip
-"""Settings that change together: one choice of the source."""
+TOGETHER = ({"model", "fanouts"}, {"machine", "cache"}, {"system", "cache"})
+"""Settings that change together, as one choice of the source: a model with its fan-outs, a machine
+with where rows fit in it, a system with its cache."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,28 +61,38 @@ class Scored:
 
 
 def _settings(case: Case) -> dict[str, Any]:
-    cache = case.cache
-    # A policy and a share are settings of their own, read from the same words.
-    found = {name: getattr(case, name) for name in SETTINGS if name not in ("cache", "title")}
-    found["cache"] = cache
-    found["title"] = case.row.system
-    return found
+    """What a source sets, mostly as its columns say; notes tell workers, sampler and kappa."""
+    row = case.row
+    return {
+        "system": row.system,
+        "machine": case.machine.partition(":")[0],
+        "size": (row.gpus, row.hosts),
+        "graph": row.dataset,
+        "model": (row.model, row.layers, row.hidden),
+        "fanouts": row.fanouts,
+        "batch": case.batch,
+        "cache": row.cache,
+        "sampler": (case.sampler, case.cache.kappa),
+        "workers": case.workers,
+        "epoch": case.epoch,
+    }
 
 
-def _asked(case: Case) -> tuple[Any, ...]:
-    asked = case.asked
-    return (case.row.source, asked.kind, asked.stages, asked.per, asked.cache, case.row.unit)
+def _asked(case: Case, alone: bool) -> tuple[Any, ...]:
+    asked, source = case.asked, case.paper if alone else case.row.source
+    return (source, asked.kind, asked.stages, asked.per, asked.cache, case.row.unit)
 
 
 def groups(scored: Sequence[Scored]) -> list[list[Scored]]:
     """Rows of one source that differ in one setting alone, each largest such set once."""
     by_asked: dict[tuple[Any, ...], list[Scored]] = defaultdict(list)
-    for each in scored:
-        by_asked[_asked(each.case)].append(each)
+    sources = Counter(each.case.row.source for each in scored)
+    for each in scored:  # a source of one row is a part of its paper
+        by_asked[_asked(each.case, sources[each.case.row.source] == 1)].append(each)
     found: dict[frozenset[str], list[Scored]] = {}
     for rows in by_asked.values():
         settings = {id(each): _settings(each.case) for each in rows}
-        for varied in [{name} for name in SETTINGS] + list(TOGETHER):
+        for varied in [*({name} for name in _settings(rows[0].case)), *TOGETHER]:
             alike: dict[str, list[Scored]] = defaultdict(list)
             for each in rows:
                 rest = {k: v for k, v in settings[id(each)].items() if k not in varied}
@@ -110,6 +115,8 @@ def in_order(group: Sequence[Scored]) -> bool:
     for a, b in itertools.combinations(group, 2):
         if abs(a.published - b.published) <= NOISE * max(abs(a.published), abs(b.published)):
             continue
+        if _settings(a.case) == _settings(b.case):
+            continue  # equal boxes
         if abs(a.value - b.value) <= TIE * max(abs(a.value), abs(b.value)):
             return False
         if (a.value > b.value) != (a.published > b.published):

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.benchmarks.published_cases import Case, case_of, cases_of
 from tests.benchmarks.published_csv import predict, report
 from tests.benchmarks.published_fit import Fit, from_first_rows, half_widths
-from tests.benchmarks.published_rows import COLUMNS, Case, Row, case_of, cases_of, read_rows
+from tests.benchmarks.published_rows import COLUMNS, Row, read_rows
 from tests.benchmarks.published_score import Scored, groups, in_order
 
 PLAIN = Row(
@@ -26,11 +27,14 @@ def case(**changed: Any) -> Case:
 
 def test_words_lead_to_machine_graph_model_and_framework() -> None:
     found = case()
-    assert found.machine and found.graph == "products" and found.model == "sage"
+    assert found.machine
+    assert found.graph == "products"
+    assert found.model == "sage"
     assert (found.system, found.sampling, found.rows) == ("dgl-uva", "host", "in_place")
     assert found.fanouts == (10, 5)  # DGL's lists end next to the seeds
     assert case(system="PyG 2.6").fanouts == (5, 10)
-    assert not found.notes and not found.reason
+    assert not found.notes
+    assert not found.reason
 
 
 @pytest.mark.parametrize(
@@ -52,7 +56,9 @@ def test_words_that_nobody_knows_fall_to_a_default_and_say_so() -> None:
     )  # fmt: skip
     assert len(found.notes) == 5
     assert (found.preset.nodes, found.preset.edges, found.preset.feature_dim) == (3e6, 40e6, 77)
-    assert found.machine and found.system and found.fanouts
+    assert found.machine
+    assert found.system
+    assert found.fanouts
 
 
 def test_what_cannot_be_predicted_has_a_reason() -> None:
@@ -108,7 +114,8 @@ def test_a_paper_s_own_figures_do_not_enter_its_predictions() -> None:
         else:
             assert values[1][name] > 2 * value
     assert set(before.origins.values()) == {"system"}
-    assert before.one_row["one-1"] is None and before.one_row["one-2"] is not None
+    assert before.one_row["one-1"] is None
+    assert before.one_row["one-2"] is not None
     assert before.one_row["one-2"] == pytest.approx(
         values[0]["one-2"] * 8.0 / values[0]["one-1"], rel=1e-9
     )
@@ -124,14 +131,16 @@ def test_a_class_stands_in_for_a_framework_that_no_other_paper_has() -> None:
 
 def test_intervals_come_from_other_papers() -> None:
     widths = half_widths(["a", "a", "b", "b"], [0.5, -0.2, 2.0, 2.0])
-    assert widths["a"] == 2.0 and widths["b"] == 0.5
+    assert widths["a"] == 2.0
+    assert widths["b"] == 0.5
 
 
 def test_the_first_row_of_a_framework_gives_its_overhead_and_is_not_scored() -> None:
     timed = predict(cases_of(rows_of_two_papers())).timed
     found = from_first_rows(timed, [1.0] * len(timed))
     assert [x is None for x in found] == [True, False, False, True, False, False]
-    assert found[1] == pytest.approx(8.0) and found[4] == pytest.approx(24.0)
+    assert found[1] == pytest.approx(8.0)
+    assert found[4] == pytest.approx(24.0)
 
 
 def scored(value: float, **changed: Any) -> Scored:
@@ -156,7 +165,7 @@ def test_groups_differ_in_one_setting_alone_and_their_order_is_judged() -> None:
 def test_a_file_is_reported_row_by_row_and_a_bad_row_ends_nothing(tmp_path: Path) -> None:
     path = tmp_path / "numbers.csv"
     rows = [
-        {**{name: str(getattr(PLAIN, name)) for name in COLUMNS}, "id": "good", "dataset": "reddit"},
+        {name: str(getattr(PLAIN, name)) for name in COLUMNS} | {"id": "good"},
         {**{name: "" for name in COLUMNS}, "id": "bad", "value": "0", "unit": "s"},
         {**{name: "" for name in COLUMNS}, "id": "score", "value": "1", "quantity": "accuracy"},
     ]
@@ -171,6 +180,9 @@ def test_a_file_is_reported_row_by_row_and_a_bad_row_ends_nothing(tmp_path: Path
 
     cases = cases_of(read_rows(path))
     report(cases, predict(cases), keep, frozenset())
-    assert lines["good"]["value"] > 0 and lines["good"]["interval"][0] < lines["good"]["value"]
-    assert lines["bad"]["value"] is None and "above 0" in lines["bad"]["why"]
-    assert lines["score"]["value"] is None and lines["csv_rows"]["value"] == 1
+    assert lines["good"]["value"] > 0
+    assert lines["good"]["interval"][0] < lines["good"]["value"]
+    assert lines["bad"]["value"] is None
+    assert "above 0" in lines["bad"]["why"]
+    assert lines["score"]["value"] is None
+    assert lines["csv_rows"]["value"] == 1

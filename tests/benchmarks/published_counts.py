@@ -1,0 +1,301 @@
+"""Count what a published row's batches touch and its caches hold, by the law of its graph."""
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnnplan.planner.graph_presets import graph_presets, preset_law
+from gnnplan.planner.probe.presets import load_effects, load_preset
+from gnnplan.planner.profile.analytic import lognormal_classes
+from gnnplan.planner.profile.community_law import (
+    CommunityLaw,
+    community_law,
+    count_batch,
+    hit_rate,
+    touched_share,
+)
+from gnnplan.planner.profile.roofline import LayerShape
+from tests.benchmarks.published_cases import Case
+
+FLOAT_BYTES, ITEM_BYTES, ID_BYTES = 4, {"float16": 2, "float32": 4}, 8
+RELATIONS = {"mag240m": 5, "mag": 7, "igbh": 7}
+"""Directed relations that their baselines have, by the beginning of the data set's name."""
+USABLE = 0.95
+"""Share of a GPU's memory that a cache may fill with the rest."""
+PAGE_CACHE = 0.5
+"""Share of a host's memory that keeps pages of a mapped file, where a row says that it does."""
+INPUT_COPIES = 2
+"""Copies of a batch's input rows beside the cache: read, and being read for the next."""
+STATIC = ("optimal", "presample", "degree", "random")
+"""Policies of caches that are filled before training."""
+OWN_CACHES, SHARED_CACHES = ("gnnlab", "sgnn"), ("quiver", "wholegraph", "cugraph-pyg")
+"""Frameworks that fill what is free of a GPU's memory with rows, each its own or all together."""
+LISTS_ON_GPU = ("sgnn", "wholegraph", "cugraph-pyg")
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counts:
+    """What one trainer's batch touches."""
+
+    vertices: tuple[float, ...]
+    """Up to each hop, seeds first."""
+    edges: tuple[float, ...]
+    entries: float
+    nodes: Array
+    chance: Array
+
+    @property
+    def inputs(self) -> float:
+        """Distinct input nodes."""
+        return self.vertices[-1]
+
+
+@functools.cache
+def _counts(law: CommunityLaw, seeds: int, fanouts: tuple[int, ...], sampler: str) -> Counts:
+    found = count_batch(law, float(seeds), fanouts, sampler)
+    return Counts(
+        vertices=tuple(found.vertices),
+        edges=tuple(found.edges),
+        entries=float(sum(found.entries)),
+        nodes=np.asarray(found.nodes, np.float64),
+        chance=np.asarray(found.chance, np.float64),
+    )
+
+
+def law_of(case: Case) -> CommunityLaw:
+    """The graph law of a case's data set, or one of its class."""
+    preset = case.preset
+    if case.graph in graph_presets():
+        return preset_law(preset)
+    share = min(1.0, case.train / preset.nodes)
+    return community_law(float(preset.nodes), float(preset.edges), share)
+
+
+def counts_of(case: Case) -> Counts:
+    """What a batch of the case touches."""
+    return _counts(law_of(case), round(seeds_of(case)), case.fanouts, case.sampler)
+
+
+def seeds_of(case: Case) -> float:
+    """Nodes that a trainer's batch begins with."""
+    return float(case.ends * min(case.batch, max(1, int(case.train))))
+
+
+def row_bytes(case: Case) -> int:
+    """Bytes of a stored row."""
+    return case.preset.feature_dim * ITEM_BYTES[case.preset.feature_dtype]
+
+
+def relations_of(case: Case) -> int:
+    if case.model not in ("rgcn", "rgat"):
+        return 1
+    return next((n for name, n in RELATIONS.items() if case.graph.startswith(name)), 2)
+
+
+def layers_of(case: Case, counts: Counts | None) -> list[LayerShape]:
+    """Layer sizes, the one that reads inputs first; the whole graph where there are no counts."""
+    depth = len(case.fanouts) if counts is not None else max(1, case.row.layers or 3)
+    widths = [case.preset.feature_dim, *[case.hidden] * (depth - 1), case.preset.classes]
+    shapes: list[LayerShape] = []
+    for layer, (a, b) in enumerate(itertools.pairwise(widths)):
+        hop = depth - 1 - layer
+        if counts is not None:
+            size = (counts.vertices[hop + 1], counts.vertices[hop], counts.edges[hop])
+        else:
+            parts = max(1, case.gpus)
+            inner = case.preset.nodes / parts
+            size = (inner + boundary_of(case) / parts, inner, case.preset.edges / parts)
+        shapes.append(
+            LayerShape(
+                num_src=size[0], num_dst=size[1], num_edges=size[2], in_dim=a, out_dim=b,
+                inputs=layer == 0, heads=case.heads, relations=relations_of(case),
+            )
+        )  # fmt: skip
+    return shapes
+
+
+# Parts of a graph.
+
+
+def _outside(case: Case) -> float:
+    """Share of a node's edges that a good cut into the case's parts leaves between parts."""
+    parts = max(1, case.hosts if case.hosts > 1 else case.gpus)
+    clustering = case.preset.law if case.graph in graph_presets() else None
+    inside = clustering.inside if clustering is not None else 0.5
+    return (1 - inside) * (parts - 1) / parts
+
+
+def boundary_of(case: Case) -> float:
+    """Boundary nodes over all parts, of parts that keep communities whole."""
+    parts = max(1, case.gpus)
+    known = case.preset.law if case.graph in graph_presets() else None
+    spread, inside = (known.spread, known.inside) if known is not None else (1.3, 0.5)
+    classes = lognormal_classes(case.preset.nodes, case.preset.edges, spread)
+    crossing = classes.degree * (1 - inside) / parts
+    return (parts - 1) * float(classes.nodes @ -np.expm1(-crossing))
+
+
+def remote_share(case: Case, counts: Counts) -> float:
+    """Share of a batch's inputs that lie on other hosts, with parts that keep communities whole.
+
+    sum_l (new nodes of hop l) (1 - (1 - c)^l) over all inputs, c the share of edges that cross.
+    """
+    cut = _outside(case)
+    new = np.diff(np.array([0.0, *counts.vertices]))
+    far = 1 - (1 - cut) ** np.arange(len(new))
+    return float(new @ far) / counts.inputs
+
+
+def cached_remote(case: Case, counts: Counts) -> float:
+    """Share of the remote reads that rows kept of other hosts serve."""
+    kept = case.cache.replication
+    if not kept:
+        return 0.0
+    # Each part keeps `kept` times its own rows, of parts - 1 times as many that others own.
+    share = kept / max(1, case.hosts - 1)
+    policy = "degree" if "deg" in case.row.system.lower() else "presample"
+    return _static_hits(case, min(1.0, share), policy)
+
+
+# Caches.
+
+
+def _static_hits(case: Case, share: float, policy: str) -> float:
+    if not 0 < share < 1:
+        return float(share >= 1)
+    law, seeds, ranks = law_of(case), round(seeds_of(case)), case.trainers
+    return _hits(law, seeds, case.fanouts, case.sampler, policy, share, ranks)
+
+
+@functools.cache
+def _hits(
+    law: CommunityLaw, seeds: int, fanouts: tuple[int, ...], sampler: str, policy: str,
+    share: float, ranks: int,
+) -> float:  # fmt: skip
+    return hit_rate(law, seeds, fanouts, sampler, policy=policy, share=share, ranks=ranks)  # type: ignore[arg-type]
+
+
+def refilled_misses(counts: Counts, slots: float) -> float:
+    """Share of reads that a cache which keeps what was read last misses, after many batches [A7].
+
+    sum_v 1 - (1 - p_v)^tau = C,  misses = sum_v p_v (1 - p_v)^tau / sum_v p_v
+    """
+    p, nodes = np.clip(counts.chance, 0.0, 1 - 1e-12), counts.nodes
+    if slots >= float(nodes @ (p > 0)):
+        return 0.0
+    stay = np.log1p(-p)
+
+    def held(log_tau: float) -> float:
+        return float(nodes @ -np.expm1(stay * math.exp(log_tau)))
+
+    low, high = -20.0, 40.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if held(middle) < slots else (low, middle)
+    return float((nodes * p) @ np.exp(stay * math.exp(low))) / float(nodes @ p)
+
+
+def _slots(rows: float | None, num_bytes: float | None, each: int) -> float:
+    return rows if rows is not None else (0.0 if num_bytes is None else num_bytes / each)
+
+
+def gpu_hits(case: Case, counts: Counts) -> float:
+    """Share of the input rows that the GPU's cache serves."""
+    cache, each, nodes = case.cache, row_bytes(case), case.preset.nodes
+    slots = _slots(cache.gpu_rows, cache.gpu_bytes, each)
+    share = cache.share if cache.share is not None else slots / nodes
+    if cache.share is None and not slots:
+        share = _free_share(case, counts)
+    if case.system in ("graphbolt-uva", "graphbolt-disk") or cache.policy in ("lru", "clock"):
+        return 1 - _dependent(case, counts, share * nodes)
+    policy = cache.policy if cache.policy in STATIC else _policy(case)
+    return _static_hits(case, share, policy)
+
+
+def _policy(case: Case) -> str:
+    return "degree" if case.system == "quiver" else "presample"
+
+
+def _dependent(case: Case, counts: Counts, slots: float) -> float:
+    """Misses of a cache that refills itself; dependent batches ask again for what they had.
+
+    Of dependent batches, kappa steps share their numbers more or less: a row that passed is drawn
+    again as often as a seed sees it, so that the first of kappa reads alone is as of a new batch.
+    """
+    misses = refilled_misses(counts, slots)
+    if case.sampler != "labor" or case.cache.kappa <= 1:
+        return misses
+    kappa = case.cache.kappa
+    return misses * (1 / kappa + (1 - 1 / kappa) * min(1.0, misses))
+
+
+def _free_share(case: Case, counts: Counts) -> float:
+    """Share of all rows that fit GPUs beside their lists, a batch and the process.
+
+    Caches that are dealt to a clique's GPUs hold as much together.
+    """
+    if case.system not in OWN_CACHES + SHARED_CACHES or not case.gpus:
+        return 0.0
+    machine, each = load_preset(case.machine), row_bytes(case)
+    size = machine.memory(machine.gpus[0].memory).capacity_bytes * USABLE
+    lists = case.preset.edges * FLOAT_BYTES + case.preset.nodes * ID_BYTES
+    together = max(1, case.gpus // case.hosts) if case.system in SHARED_CACHES else 1
+    free = size - load_effects()["context_bytes"].value - _batch_bytes(case, counts)
+    if case.system in LISTS_ON_GPU or case.sampling == "gpu":
+        free -= lists / together
+    return min(1.0, max(0.0, free) * together / (each * case.preset.nodes))
+
+
+def _batch_bytes(case: Case, counts: Counts) -> float:
+    """Bytes of a batch's rows and activations on a GPU."""
+    shapes = layers_of(case, counts)
+    kept = sum(s.num_dst * (s.in_dim + 2 * s.out_dim) for s in shapes)
+    blocks = 2 * ID_BYTES * sum(counts.edges)
+    rows = INPUT_COPIES * counts.inputs * case.preset.feature_dim * FLOAT_BYTES
+    return rows + 2 * FLOAT_BYTES * kept + blocks
+
+
+def host_hits(case: Case, counts: Counts) -> float:
+    """Share of the rows that the GPU's cache lacks that a host's cache serves; else disk does."""
+    cache, each, nodes = case.cache, row_bytes(case), float(case.preset.nodes)
+    slots = _slots(cache.host_rows, cache.host_bytes, each)
+    if "in memory" in case.row.cache.lower():
+        return 1.0
+    if not slots:
+        machine = load_preset(case.machine)
+        free = max(m.capacity_bytes for m in machine.memories if m.kind == "host")
+        text = case.row.cache.lower()
+        cached = "page cache" in text and "limited" not in text
+        slots = PAGE_CACHE * free / each if cached else 0.0
+    ahead = max(1e-12, 1 - gpu_hits(case, counts))
+    reads = case.steps * counts.inputs
+    misses = _dependent(case, counts, min(nodes, slots)) if slots else ahead
+    if case.epoch == 1:  # what an epoch touches comes once from the disk
+        touched = touched_share(law_of(case), seeds_of(case), case.fanouts, case.sampler)
+        touched *= nodes
+        misses = max(misses, min(1.0, touched / reads))
+    return 1 - min(1.0, misses / ahead)
+
+
+def count_value(case: Case) -> float:
+    """A count in the row's unit, which no overhead enters."""
+    counts, kind = counts_of(case), case.asked.kind
+    if kind == "inputs":
+        found = counts.inputs
+    elif kind == "touched":
+        found = touched_share(law_of(case), seeds_of(case), case.fanouts, case.sampler)
+    elif kind == "remote":
+        left = remote_share(case, counts) * (1 - cached_remote(case, counts))
+        # Each of the parts trains its share of the epoch's batches.
+        found = case.steps * case.trainers * counts.inputs * left
+    elif kind == "memory":
+        found = load_effects()["context_bytes"].value + _batch_bytes(case, counts)
+    else:
+        found = gpu_hits(case, counts) if case.asked.cache == "gpu" else host_hits(case, counts)
+        found = 1 - found if kind == "miss" else found
+    return found / case.asked.scale
