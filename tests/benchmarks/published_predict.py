@@ -135,10 +135,10 @@ class Priced:
         each = {
             "edges": work.edges,
             "bytes": work.input_rows * work.row_bytes,
-            "seeds": float(self.case.batch * self.case.trainers),
-            "step": 1.0,
+            "seeds": float(self.case.batch),
+            "step": 1.0 / self.case.trainers,  # all of them make one step
         }[per]
-        return each * self.batches
+        return each * self.batches * self.case.trainers
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Read a file of published figures, one a row, and what each of them is."""
 
 import csv
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ SECONDS = {
     "s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "minutes": 60.0,
     "h": 3600.0, "hours": 3600.0,
 }  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
     """One line of the file, as printed."""
@@ -22,6 +25,7 @@ class Row:
     system: str
     quantity: str
     value: float
+    """NaN where there is no number."""
     unit: str
     hardware: str
     gpus: int
@@ -60,7 +64,7 @@ class Asked:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read a file of published figures; ValueError where a column or a figure is missing."""
+    """Read a file of published figures; ValueError where a column is missing."""
     with path.open(newline="") as file:
         lines = list(csv.DictReader(file))
     missing = [name for name in COLUMNS if lines and name not in lines[0]]
@@ -72,12 +76,10 @@ def read_rows(path: Path) -> list[Row]:
 def _row(line: dict[str, str]) -> Row:
     text = {name: (line.get(name) or "").strip() for name in COLUMNS}
     number = first_number(text["value"])
-    if number is None:
-        raise ValueError(f"{text['id']}: expected a number as value, found {text['value']!r}")
     whole = {name: int(first_number(text[name]) or 0) for name in ("gpus", "hosts", "layers")}
     whole["hidden"] = int(first_number(text["hidden"]) or 0)
     rest = {name: text[name] for name in COLUMNS if name not in whole and name != "value"}
-    return Row(value=number, **whole, **rest)
+    return Row(value=math.nan if number is None else number, **whole, **rest)
 
 
 def first_number(text: str) -> float | None:
@@ -94,7 +96,7 @@ def first_number(text: str) -> float | None:
 
 
 STAGES = (
-    (r"\bdata load|of loading|loader", ("sample", "features")),
+    (r"\bdata load|of loading|loader|batch prep", ("sample", "features")),
     (r"sampl", ("sample",)),
     (r"extract|copy|feature|gather|slic|transfer|\bload\b", ("features",)),
     (r"\btrainer epoch", ("features", "compute")),
@@ -107,12 +109,16 @@ OUTSIDE = (
     (r"accura|score|\bf1\b|loss|\bauc\b|\bmrr\b", "a score follows from training on the data set"),
     (r"speed-?up|\bratio\b|faster", "a ratio of two runs, of which each is a row of its own"),
     (r"preprocess|compil|\bpack", "preparation before training is not modelled"),
+    (r"time to (?:train|accura|conver)", "how many epochs it took is not stated"),
+    (r"(?<!without )(?:evaluat|validat|inference)", "what follows training is not modelled"),
 )
 
 
 def asked_of(row: Row) -> Asked:
     """Read what the figure is from quantity and unit."""
     text, unit = row.quantity.lower(), row.unit.lower().strip()
+    if math.isnan(row.value):
+        return Asked(kind="", reason="the row has no number")
     for pattern, reason in OUTSIDE:
         if re.search(pattern, text):
             return Asked(kind="", reason=reason)

@@ -167,6 +167,7 @@ def test_a_file_is_reported_row_by_row_and_a_bad_row_ends_nothing(tmp_path: Path
     rows = [
         {name: str(getattr(PLAIN, name)) for name in COLUMNS} | {"id": "good"},
         {**{name: "" for name in COLUMNS}, "id": "bad", "value": "0", "unit": "s"},
+        {**{name: "" for name in COLUMNS}, "id": "none", "value": "?", "unit": "s"},
         {**{name: "" for name in COLUMNS}, "id": "score", "value": "1", "quantity": "accuracy"},
     ]
     with path.open("w", newline="") as file:
@@ -184,5 +185,6 @@ def test_a_file_is_reported_row_by_row_and_a_bad_row_ends_nothing(tmp_path: Path
     assert lines["good"]["interval"][0] < lines["good"]["value"]
     assert lines["bad"]["value"] is None
     assert "above 0" in lines["bad"]["why"]
+    assert "no number" in lines["none"]["why"]
     assert lines["score"]["value"] is None
     assert lines["csv_rows"]["value"] == 1
