@@ -2,10 +2,12 @@
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.stages.all_reduce import gpu_all_reduce
@@ -27,7 +29,7 @@ from tests.benchmarks.published_tables import (
     COOPERATIVE_FANOUTS,
     GLOBAL_BATCH,
 )
-from tests.reference.cache_hits import dependent_hit_rate, lru_hit_rate
+from tests.reference.cache_hits import dependent_hit_rate, frozen_hit_rate
 from tests.support.candidates import candidate_of_ranks
 
 MACHINES = {4: "a100x4", 8: "a100x8", 16: "v100x16"}
@@ -38,6 +40,9 @@ HIDDEN = 1024
 """As the authors' launch scripts for several GPUs set them."""
 RELATIONS = 5
 """Of mag240M: directed relations, each with a matrix of its own, in OGB's baseline."""
+Array = NDArray[np.float64]
+FROZEN = 1024
+"""Steps of a run from which its numbers are taken to stand still while a cache keeps a row."""
 SAMPLED_NODES = 100_000
 """Nodes that stand for all of a graph where a cache is modelled."""
 FLOAT_BYTES, ITEM_BYTES = 4, {"float16": 2, "float32": 4}
@@ -123,15 +128,51 @@ def miss_rate(batch: BatchCounts, share: int, *, kappa: int) -> float:
 
     A PE that owns 1/P of the vertices has 2M slots for those alone.
     """
-    counts = np.round(batch.nodes / batch.nodes.sum() * SAMPLED_NODES).astype(int)
-    known = counts > 0
-    p = np.repeat(batch.chance[known], counts[known])
-    seen = np.repeat(np.maximum(batch.seen[known], 1e-300), counts[known])
-    slots = round(COOPERATIVE_CACHE / (batch.nodes.sum() / share) * len(p))
-    if kappa == 1:
-        return 1 - lru_hit_rate(p, slots)
-    q = np.minimum(1.0, p / seen)
-    return 1 - dependent_hit_rate(p / q, q, slots, kappa)
+    slots = COOPERATIVE_CACHE * share
+    return refilled_misses(batch.nodes, batch.chance, batch.seen, slots, kappa)
+
+
+def refilled_misses(
+    nodes: Array, chance: Array, seen: Array, slots: float, kappa: int = 1
+) -> float:
+    """Share of reads that a cache which keeps what was read last misses, after many batches [A7].
+
+    sum_v 1 - (1 - p_v)^tau = C,  misses = sum_v p_v (1 - p_v)^tau / sum_v p_v
+
+    Dependent batches, whose numbers change over `kappa` steps, are counted on nodes that stand for
+    the others.
+
+    Args:
+        nodes: how many there are of each class.
+        chance: p, that a batch touches one.
+        seen: chance that the last hop's lists name one.
+        slots: C, rows of the cache.
+        kappa: steps of a run; 1 for independent batches.
+    """
+    if slots >= float(nodes @ (chance > 0)):
+        return 0.0
+    if kappa > 1:
+        return _dependent_misses(nodes, chance, seen, slots, kappa)
+    stay = np.log1p(-np.clip(chance, 0.0, 1 - 1e-12))
+    low, high = -20.0, 40.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        held = float(nodes @ -np.expm1(stay * math.exp(middle)))
+        low, high = (middle, high) if held < slots else (low, middle)
+    return float((nodes * chance) @ np.exp(stay * math.exp(low))) / float(nodes @ chance)
+
+
+def _dependent_misses(
+    nodes: Array, chance: Array, seen: Array, slots: float, kappa: int
+) -> float:
+    counts = np.round(nodes / nodes.sum() * SAMPLED_NODES).astype(int)
+    p = np.repeat(chance, counts)
+    named = np.repeat(np.maximum(seen, 1e-300), counts)
+    q = np.minimum(1.0, p / named)
+    places = round(slots / float(nodes.sum()) * len(p))
+    if kappa >= FROZEN:
+        return 1 - frozen_hit_rate(p / q, q, places)
+    return 1 - dependent_hit_rate(p / q, q, places, kappa)
 
 
 def _matrices(dataset: str) -> int:

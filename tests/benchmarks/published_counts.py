@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +19,7 @@ from gnnplan.planner.profile.community_law import (
 )
 from gnnplan.planner.profile.roofline import LayerShape
 from tests.benchmarks.published_cases import Case
+from tests.benchmarks.published_cooperative import refilled_misses
 
 FLOAT_BYTES, ITEM_BYTES, ID_BYTES = 4, {"float16": 2, "float32": 4}, 8
 RELATIONS = {"mag240m": 5, "mag": 7, "igbh": 7}
@@ -48,6 +48,7 @@ class Counts:
     entries: float
     nodes: Array
     chance: Array
+    seen: Array
 
     @property
     def inputs(self) -> float:
@@ -64,6 +65,7 @@ def _counts(law: CommunityLaw, seeds: int, fanouts: tuple[int, ...], sampler: st
         entries=float(sum(found.entries)),
         nodes=np.asarray(found.nodes, np.float64),
         chance=np.asarray(found.chance, np.float64),
+        seen=np.asarray(found.seen, np.float64),
     )
 
 
@@ -92,6 +94,7 @@ def row_bytes(case: Case) -> int:
 
 
 def relations_of(case: Case) -> int:
+    """Directed relations with a matrix each; 1 where the model has no types."""
     if case.model not in ("rgcn", "rgat"):
         return 1
     return next((n for name, n in RELATIONS.items() if case.graph.startswith(name)), 2)
@@ -180,26 +183,6 @@ def _hits(
     return hit_rate(law, seeds, fanouts, sampler, policy=policy, share=share, ranks=ranks)  # type: ignore[arg-type]
 
 
-def refilled_misses(counts: Counts, slots: float) -> float:
-    """Share of reads that a cache which keeps what was read last misses, after many batches [A7].
-
-    sum_v 1 - (1 - p_v)^tau = C,  misses = sum_v p_v (1 - p_v)^tau / sum_v p_v
-    """
-    p, nodes = np.clip(counts.chance, 0.0, 1 - 1e-12), counts.nodes
-    if slots >= float(nodes @ (p > 0)):
-        return 0.0
-    stay = np.log1p(-p)
-
-    def held(log_tau: float) -> float:
-        return float(nodes @ -np.expm1(stay * math.exp(log_tau)))
-
-    low, high = -20.0, 40.0
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if held(middle) < slots else (low, middle)
-    return float((nodes * p) @ np.exp(stay * math.exp(low))) / float(nodes @ p)
-
-
 def _slots(rows: float | None, num_bytes: float | None, each: int) -> float:
     return rows if rows is not None else (0.0 if num_bytes is None else num_bytes / each)
 
@@ -212,7 +195,7 @@ def gpu_hits(case: Case, counts: Counts) -> float:
     if cache.share is None and not slots:
         share = _free_share(case, counts)
     if case.system in ("graphbolt-uva", "graphbolt-disk") or cache.policy in ("lru", "clock"):
-        return 1 - _dependent(case, counts, share * nodes)
+        return 1 - _misses(case, share * nodes)
     policy = cache.policy if cache.policy in STATIC else _policy(case)
     return _static_hits(case, share, policy)
 
@@ -221,17 +204,18 @@ def _policy(case: Case) -> str:
     return "degree" if case.system == "quiver" else "presample"
 
 
-def _dependent(case: Case, counts: Counts, slots: float) -> float:
-    """Misses of a cache that refills itself; dependent batches ask again for what they had.
+def _misses(case: Case, slots: float) -> float:
+    """Misses of a cache that refills itself; dependent batches ask again for what they had."""
+    kappa = case.cache.kappa if case.sampler == "labor" else 1
+    return _refilled(law_of(case), round(seeds_of(case)), case.fanouts, case.sampler, slots, kappa)
 
-    Of dependent batches, kappa steps share their numbers more or less: a row that passed is drawn
-    again as often as a seed sees it, so that the first of kappa reads alone is as of a new batch.
-    """
-    misses = refilled_misses(counts, slots)
-    if case.sampler != "labor" or case.cache.kappa <= 1:
-        return misses
-    kappa = case.cache.kappa
-    return misses * (1 / kappa + (1 - 1 / kappa) * min(1.0, misses))
+
+@functools.cache
+def _refilled(
+    law: CommunityLaw, seeds: int, fanouts: tuple[int, ...], sampler: str, slots: float, kappa: int
+) -> float:
+    found = _counts(law, seeds, fanouts, sampler)
+    return refilled_misses(found.nodes, found.chance, found.seen, slots, kappa)
 
 
 def _free_share(case: Case, counts: Counts) -> float:
@@ -273,8 +257,8 @@ def host_hits(case: Case, counts: Counts) -> float:
         cached = "page cache" in text and "limited" not in text
         slots = PAGE_CACHE * free / each if cached else 0.0
     ahead = max(1e-12, 1 - gpu_hits(case, counts))
-    reads = case.steps * counts.inputs
-    misses = _dependent(case, counts, min(nodes, slots)) if slots else ahead
+    reads = case.steps * case.trainers * counts.inputs
+    misses = _misses(case, min(nodes, slots)) if slots else ahead
     if case.epoch == 1:  # what an epoch touches comes once from the disk
         touched = touched_share(law_of(case), seeds_of(case), case.fanouts, case.sampler)
         touched *= nodes
