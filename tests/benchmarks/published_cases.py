@@ -83,6 +83,12 @@ class Case:
     notes: list[str] = field(default_factory=list[str])
 
     @property
+    def framework(self) -> str:
+        """The framework's model and, by the first word, its own name."""
+        words = re.findall(r"[a-z][\w+-]*", self.row.system.lower())
+        return f"{self.system}/{words[0] if words else ''}"
+
+    @property
     def trainers(self) -> int:
         """GPUs that train; without GPUs the hosts."""
         return max(1, self.gpus - self.samplers) if self.gpus else max(1, self.hosts)
@@ -140,9 +146,9 @@ def machine_of(row: Row, notes: list[str]) -> str:
             return name
     chips = {name: _chip(machine) for name, machine in known.items()}
     chip = next((t for t in words if t in set(chips.values())), "")
-    if not chip:
+    if not chip and "count" not in words:
         notes.append(f"no GPU that is known in {row.hardware!r}: {DEFAULT_CHIP} taken")
-        chip = DEFAULT_CHIP
+    chip = chip or DEFAULT_CHIP
     sizes = {int(n) for n in re.findall(r"(?<![\d.])(\d{1,3})\s?-?g", row.hardware.lower())}
     sizes |= {int(t) for t in words if t.isdecimal()}
     sizes = {size for size in sizes if 8 <= size <= 200}

@@ -1,10 +1,11 @@
 """Fit frameworks' overheads to published seconds, each paper left out in turn, and say how far off.
 
 A framework has one overhead (`planner.cost.systems.SystemOverhead`). For a paper it is fitted to
-the rows of all others: first one of its class, each paper weighing alike, by the least mean |log2 ratio|;
-from there one of the framework, where other papers have rows of it, with a charge for each doubling
-of a parameter. Where none has, the class's stands. A second scoring scales a framework's seconds in
-a paper by the ratio of its first row there, which is then not scored.
+the framework's rows in all other papers, each paper weighing alike, by the least mean |log2 ratio|
+and a charge for each doubling of a parameter away from what such software is assumed to take. Where
+no other paper has rows of it, each parameter is the median over its class's frameworks, those of
+other papers and the assumption. A second scoring scales a framework's seconds in a paper by the
+ratio of its first row there, which is then not scored.
 
 Half-widths of intervals are the 90th percentile of what the other papers, each left out, were off.
 """
@@ -32,7 +33,7 @@ STARTS = {
         batch_seconds=5e-3, edge_seconds=1e-8, row_share=0.3, compute_factor=2.0
     ),
 }
-"""Where a class's search begins."""
+"""What software of a class is assumed to take, where each search begins."""
 BOUNDS = {
     "batch_seconds": (1e-5, 1.0),
     "edge_seconds": (1e-12, 1e-5),
@@ -44,7 +45,7 @@ STEPS = (8.0, 3.0, 1.6, 1.25, 1.1)
 """Factors by which a parameter is tried up and down, coarse first."""
 SWEEPS = 3
 CHARGE = 0.05
-"""Of a doubling of a framework's parameter away from its class's, beside mean |log2 ratio|."""
+"""Of a doubling of a parameter away from the assumed, beside mean |log2 ratio|."""
 LEAST_ROWS = 2
 COVER = 0.9
 LEAST_WIDTH, USUAL_WIDTH = 0.1, 1.5
@@ -65,8 +66,8 @@ class Timed:
 
     @property
     def system(self) -> str:
-        """Its framework."""
-        return self.priced.case.system
+        """Its framework, under its own name."""
+        return self.priced.case.framework
 
     @property
     def kind(self) -> str:
@@ -125,39 +126,46 @@ def descend(rows: Sequence[Timed], start: SystemOverhead, charge: float) -> Syst
 
 
 class Fit:
-    """Overheads of classes and frameworks, from any choice of papers."""
+    """Overheads of frameworks and classes, from any choice of papers."""
 
     def __init__(self, rows: Sequence[Timed]) -> None:
         self.rows = list(rows)
-        self.class_overhead = functools.cache(self._class_overhead)
-        self.overhead = functools.cache(self._overhead)
+        self.fitted = functools.cache(self._fitted)
 
-    def _rows(self, without: str, **same: str) -> list[Timed]:
-        return [
+    def _fitted(self, system: str, kind: str, without: str) -> SystemOverhead | None:
+        """A framework's overhead from other papers; None where they have too few rows of it."""
+        rows = [
             row
             for row in self.rows
-            if row.paper != without and all(getattr(row, k) == v for k, v in same.items())
+            if row.paper != without and row.system == system and row.kind == kind
         ]
-
-    def _class_overhead(self, kind: str, without: str) -> SystemOverhead:
-        rows = self._rows(without, kind=kind)
-        return descend(rows, STARTS[kind], 0.0) if rows else STARTS[kind]
-
-    def _overhead(self, system: str, kind: str, without: str) -> tuple[SystemOverhead, str]:
-        """The framework's, from its rows in other papers; else its class's."""
-        usual = self.class_overhead(kind, self._key(kind, without))
-        rows = self._rows(without, system=system, kind=kind)
         if len(rows) < LEAST_ROWS:
-            return usual, "class"
-        return descend(rows, usual, CHARGE), "system"
+            return None
+        return descend(rows, STARTS[kind], CHARGE)
 
-    def _key(self, kind: str, without: str) -> str:
-        """The paper left out where the class has rows of it; else none: the same fit."""
-        return without if any(r.paper == without and r.kind == kind for r in self.rows) else ""
+    def class_overhead(self, kind: str, without: str) -> SystemOverhead:
+        """The median of each parameter over a class's frameworks and the assumption."""
+        systems = sorted({row.system for row in self.rows if row.kind == kind})
+        known = [self.fitted(name, kind, self._key(name, without)) for name in systems]
+        every = [STARTS[kind], *(each for each in known if each is not None)]
+        return SystemOverhead(
+            **{name: statistics.median(getattr(each, name) for each in every) for name in BOUNDS}
+        )
+
+    def overhead(self, row: Timed) -> tuple[SystemOverhead, str]:
+        """What a row is predicted with, and whose it is."""
+        own = self.fitted(row.system, row.kind, self._key(row.system, row.paper))
+        if own is not None:
+            return own, "system"
+        return self.class_overhead(row.kind, row.paper), "class"
+
+    def _key(self, system: str, without: str) -> str:
+        """The paper left out where it has rows of the framework; else none: the same fit."""
+        return without if any(r.paper == without and r.system == system for r in self.rows) else ""
 
     def left_out(self, row: Timed) -> Fitted:
         """Predict a row from other papers alone."""
-        overhead, origin = self.overhead(row.system, row.kind, row.paper)
+        overhead, origin = self.overhead(row)
         return Fitted(value=row.priced.value(overhead), origin=origin)
 
 

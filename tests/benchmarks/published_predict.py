@@ -41,6 +41,8 @@ from tests.benchmarks.published_counts import (
 LINE_IDS = 16
 """Neighbours' ids in a line of 64 bytes, which whole lists are read by."""
 LIST_PASSES = 2
+SLICED_BY_ALL = ("salient", "gnnlab", "sgnn", "graphbolt-disk")
+"""Frameworks whose rows are gathered by all of a GPU's share of the cores, in C++, not by one."""
 NETWORK_BYTES_PER_SECOND = 12.5e9
 """Of a host whose network is not stated: 100 Gbit/s."""
 
@@ -191,6 +193,9 @@ def priced(case: Case) -> Priced:
         hits = 0.0
     batches = float(case.steps)
     rates = _rates(case.machine, case.gpus, each, case.cores)
+    if case.system in SLICED_BY_ALL:
+        mine = max(1.0, rates.cores / max(1, rates.gpus))
+        rates = replace(rates, core_row=rates.core_row / mine)
     if system.overlap == "factored" and case.gpus > 1:
         batches *= case.trainers / rates.gpus  # of all GPUs, those that sample alone included
     work = EpochWork(
