@@ -201,7 +201,13 @@ def gpu_hits(case: Case, counts: Counts) -> float:
 
 
 def _policy(case: Case) -> str:
-    return "degree" if case.system == "quiver" else "presample"
+    """Policy of a framework's cache where the row names none.
+
+    Quiver orders rows by degree, and so does the baseline of GNNLab's paper with a cache of its
+    own size; where that paper states the cache's share, rows are presampled.
+    """
+    own_size = case.cache.share is None and case.system == "sgnn"
+    return "degree" if case.system == "quiver" or own_size else "presample"
 
 
 def _misses(case: Case, slots: float) -> float:

@@ -38,6 +38,7 @@ from tests.benchmarks.published_counts import (
     row_bytes,
 )
 
+WHOLE = {"sample", "features", "compute"}
 LINE_IDS = 16
 """Neighbours' ids in a line of 64 bytes, which whole lists are read by."""
 LIST_PASSES = 2
@@ -116,7 +117,7 @@ class Priced:
             samplers=self.samplers,
         )
         asked, batches = self.case.asked, self.batches
-        if set(asked.stages) >= {"sample", "features", "compute"}:
+        if WHOLE <= set(asked.stages):
             far = batches * self.remote_seconds
             serial = self.system.overlap in ("in_line", "workers")
             whole = times.epoch_seconds + far if serial else max(times.epoch_seconds, far)
@@ -124,6 +125,8 @@ class Priced:
             seconds = whole / batches if asked.per == "step" else whole
         else:
             each = sum(getattr(times, stage) for stage in asked.stages)
+            # What a batch takes of the software is spread over its three stages.
+            each += times.other * len(WHOLE & set(asked.stages)) / len(WHOLE)
             each += self.remote_seconds if "features" in asked.stages else 0.0
             each += self.exchange_seconds if "exchange" in asked.stages else 0.0
             seconds = each if asked.per == "step" else each * batches
