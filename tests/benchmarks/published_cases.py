@@ -89,6 +89,14 @@ class Case:
         return f"{self.system}/{words[0] if words else ''}"
 
     @property
+    def version(self) -> str:
+        """The framework's version, as far as its name says."""
+        text = self.row.system.lower()
+        number = re.search(r"\b(\d+\.\d+)", text)
+        early = re.search(r"\b(?:first|dev|early|alpha|beta|prototype)\b", text)
+        return f"{number[1] if number else ''}{' ' + early[0] if early else ''}"
+
+    @property
     def trainers(self) -> int:
         """GPUs that train; without GPUs the hosts."""
         return max(1, self.gpus - self.samplers) if self.gpus else max(1, self.hosts)
@@ -352,8 +360,11 @@ SYSTEMS: tuple[tuple[str, str], ...] = (
 DEFAULT_SYSTEM = "dgl-uva"
 SEEDS_LAST = re.compile(r"dgl|graphbolt|gnnlab|sgnn|cache policy|ugache|distrgcn")
 """Systems whose lists of fan-outs go from the inputs to the seeds."""
-BOTH_WAYS = re.compile(r"graphbolt|salient|partitioned|cugraph")
-"""Systems that train papers100M on both directions of its edges."""
+BOTH_WAYS = re.compile(r"graphbolt|salient|partitioned|cugraph|diskgnn")
+"""Systems and sources that train papers100M on both directions of its edges (DiskGNN's load_graph
+adds the reverse ones, for its baselines too)."""
+NARROWED = re.compile(r"diskgnn")
+"""Sources that train MAG240M on all node types with 128 float32 columns (DiskGNN's load_graph)."""
 
 
 def system_of(row: Row, notes: list[str]) -> str:
@@ -398,8 +409,12 @@ def case_of(row: Row) -> Case:
     system = system_of(row, notes)
     own = row.system.lower()
     model, heads = model_of(row, notes)
-    two_ways = bool(BOTH_WAYS.search(own))
+    source = f"{own} {row.source.lower()}"
+    two_ways = bool(BOTH_WAYS.search(source))
     name, preset, train = graph_of(row, two_ways=two_ways, notes=notes)
+    if name == "mag240m" and NARROWED.search(source):
+        name = "mag240m-all"
+        preset = replace(graph_preset(name), feature_dim=128, feature_dtype="float32")
     if system == "wholegraph" and "mlperf" in own:
         seeds_last = False  # MLPerf's rules count hops from the seeds
     else:

@@ -32,6 +32,8 @@ INPUT_COPIES = 2
 """Copies of a batch's input rows beside the cache: read, and being read for the next."""
 STATIC = ("optimal", "presample", "degree", "random")
 """Policies of caches that are filled before training."""
+HOTTEST = ("sieve", "fifo")
+"""Policies of caches that refill themselves and still keep the rows that are read most."""
 OWN_CACHES, SHARED_CACHES = ("gnnlab", "sgnn"), ("quiver", "wholegraph", "cugraph-pyg")
 """Frameworks that fill what is free of a GPU's memory with rows, each its own or all together."""
 LISTS_ON_GPU = ("sgnn", "wholegraph", "cugraph-pyg")
@@ -264,11 +266,13 @@ def host_hits(case: Case, counts: Counts) -> float:
         slots = PAGE_CACHE * free / each if cached else 0.0
     ahead = max(1e-12, 1 - gpu_hits(case, counts))
     reads = case.steps * case.trainers * counts.inputs
-    misses = _misses(case, min(nodes, slots)) if slots else ahead
-    if case.epoch == 1:  # what an epoch touches comes once from the disk
+    if slots and cache.policy in HOTTEST:
+        misses = 1 - _static_hits(case, min(1.0, slots / nodes), "presample")
+    else:
+        misses = _misses(case, min(nodes, slots)) if slots else ahead
+    if case.epoch == 1:  # the cache is filled from the disk, too
         touched = touched_share(law_of(case), seeds_of(case), case.fanouts, case.sampler)
-        touched *= nodes
-        misses = max(misses, min(1.0, touched / reads))
+        misses = min(1.0, misses + min(slots, touched * nodes) / reads)
     return 1 - min(1.0, misses / ahead)
 
 

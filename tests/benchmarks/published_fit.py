@@ -1,7 +1,7 @@
 """Fit frameworks' overheads to published seconds, each paper left out in turn, and say how far off.
 
 A framework has one overhead (`planner.cost.systems.SystemOverhead`). For a paper it is fitted to
-the framework's rows in all other papers, each paper weighing alike, by the least mean |log2 ratio|
+the rows of the same version in all other papers, else of any version, by the least mean |log2 ratio|
 and a charge for each doubling of a parameter away from what such software is assumed to take. Where
 no other paper has rows of it, each parameter is the median over its class's frameworks, those of
 other papers and the assumption. A second scoring scales a framework's seconds in a paper by the
@@ -44,7 +44,7 @@ BOUNDS = {
 STEPS = (8.0, 3.0, 1.6, 1.25, 1.1)
 """Factors by which a parameter is tried up and down, coarse first."""
 SWEEPS = 3
-CHARGE = 0.05
+CHARGE = 0.1
 """Of a doubling of a parameter away from the assumed, beside mean |log2 ratio|."""
 LEAST_ROWS = 2
 COVER = 0.9
@@ -70,6 +70,11 @@ class Timed:
         return self.priced.case.framework
 
     @property
+    def version(self) -> str:
+        """Its framework with its version."""
+        return f"{self.system} {self.priced.case.version}"
+
+    @property
     def kind(self) -> str:
         """Its framework's class."""
         return self.priced.system.kind
@@ -85,15 +90,16 @@ class Fitted:
 
     value: float
     origin: str
-    """Whose overhead: the system's or its class's."""
+    """Whose overhead: that of the version, of the system in any version, or of its class."""
 
 
 def weighted_loss(rows: Sequence[Timed], overhead: SystemOverhead) -> float:
-    """Mean |log2 ratio| in which every paper weighs alike."""
+    """Mean |log2 ratio|, in which a paper weighs as the root of its rows."""
     by_paper: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         by_paper[row.paper].append(abs(row.off(overhead)))
-    return statistics.fmean(statistics.fmean(each) for each in by_paper.values())
+    weights = [math.sqrt(len(each)) for each in by_paper.values()]
+    return statistics.fmean(map(statistics.fmean, by_paper.values()), weights)
 
 
 def _doublings(a: SystemOverhead, b: SystemOverhead) -> float:
@@ -132,12 +138,12 @@ class Fit:
         self.rows = list(rows)
         self.fitted = functools.cache(self._fitted)
 
-    def _fitted(self, system: str, kind: str, without: str) -> SystemOverhead | None:
-        """A framework's overhead from other papers; None where they have too few rows of it."""
+    def _fitted(self, names: str, name: str, kind: str, without: str) -> SystemOverhead | None:
+        """An overhead from other papers' rows; None where there are too few."""
         rows = [
             row
             for row in self.rows
-            if row.paper != without and row.system == system and row.kind == kind
+            if row.paper != without and getattr(row, names) == name and row.kind == kind
         ]
         if len(rows) < LEAST_ROWS:
             return None
@@ -146,7 +152,7 @@ class Fit:
     def class_overhead(self, kind: str, without: str) -> SystemOverhead:
         """The median of each parameter over a class's frameworks and the assumption."""
         systems = sorted({row.system for row in self.rows if row.kind == kind})
-        known = [self.fitted(name, kind, self._key(name, without)) for name in systems]
+        known = [self._of("system", name, kind, without) for name in systems]
         every = [STARTS[kind], *(each for each in known if each is not None)]
         return SystemOverhead(
             **{name: statistics.median(getattr(each, name) for each in every) for name in BOUNDS}
@@ -154,14 +160,16 @@ class Fit:
 
     def overhead(self, row: Timed) -> tuple[SystemOverhead, str]:
         """What a row is predicted with, and whose it is."""
-        own = self.fitted(row.system, row.kind, self._key(row.system, row.paper))
-        if own is not None:
-            return own, "system"
+        for names in ("version", "system"):
+            own = self._of(names, getattr(row, names), row.kind, row.paper)
+            if own is not None:
+                return own, names
         return self.class_overhead(row.kind, row.paper), "class"
 
-    def _key(self, system: str, without: str) -> str:
-        """The paper left out where it has rows of the framework; else none: the same fit."""
-        return without if any(r.paper == without and r.system == system for r in self.rows) else ""
+    def _of(self, names: str, name: str, kind: str, without: str) -> SystemOverhead | None:
+        """The fit without a paper; one that has no such rows leaves the same fit as none."""
+        left = any(r.paper == without and getattr(r, names) == name for r in self.rows)
+        return self.fitted(names, name, kind, without if left else "")
 
     def left_out(self, row: Timed) -> Fitted:
         """Predict a row from other papers alone."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gnnplan.planner.cost.stages.exchange_gpu import card_bandwidth
+from gnnplan.planner.cost.stages.host import pass_starts, start_seconds
 from gnnplan.planner.cost.systems import (
     EpochWork,
     System,
@@ -42,6 +43,8 @@ WHOLE = {"sample", "features", "compute"}
 LINE_IDS = 16
 """Neighbours' ids in a line of 64 bytes, which whole lists are read by."""
 LIST_PASSES = 2
+STARTED_AS = {"pinsage": "sage", "rgat": "gat"}
+"""Models whose layers' kernels are those of another."""
 SLICED_BY_ALL = ("salient", "gnnlab", "sgnn", "graphbolt-disk")
 """Frameworks whose rows are gathered by all of a GPU's share of the cores, in C++, not by one."""
 NETWORK_BYTES_PER_SECOND = 12.5e9
@@ -53,8 +56,7 @@ def _operations(case: Case, shape: LayerShape) -> Iterator[Operation]:
     if case.model == "gcn":
         yield from convolution(shape, 1)
     else:
-        named = {"pinsage": "sage", "rgat": "gat"}.get(case.model, case.model)
-        yield from layer_operations(named, shape)
+        yield from layer_operations(STARTED_AS.get(case.model, case.model), shape)
 
 
 def _gpu_memory_rate(machine: MachineModel) -> float:
@@ -63,7 +65,7 @@ def _gpu_memory_rate(machine: MachineModel) -> float:
 
 
 def compute_seconds(case: Case, shapes: list[LayerShape]) -> float:
-    """Forward, backward and update by the roofline, without starts."""
+    """Forward, backward and update by the roofline, or the host's starts where they take longer."""
     if case.model == "none":
         return 0.0
     machine = load_preset(case.machine)
@@ -77,7 +79,13 @@ def compute_seconds(case: Case, shapes: list[LayerShape]) -> float:
         flops = effects["core_flops_per_second"].value * speed
         memory = effects["core_bytes_per_second"].value * speed
     work = (op for shape in shapes for op in _operations(case, shape))
-    return sum(max(op.flops / flops, op.moved_bytes / memory) for op in work)
+    worked = sum(max(op.flops / flops, op.moved_bytes / memory) for op in work)
+    if not case.gpus:
+        return worked
+    relations = relations_of(case)
+    named = "rgcn" if relations > 1 else STARTED_AS.get(case.model, case.model)
+    starts = pass_starts(named, len(shapes), relations if relations > 1 else 0)
+    return max(worked, starts * start_seconds(machine))
 
 
 def _parameters(case: Case, shapes: list[LayerShape]) -> float:
@@ -164,6 +172,8 @@ def _system(case: Case) -> System:
     stated = case.cache.share or case.cache.gpu_rows or case.cache.gpu_bytes
     if found.cache == "none" and (stated or _all_on_gpus(case)):
         changed["cache"] = "own"
+    if case.system == "salient":
+        changed["overlap"] = "in_line" if "no pipeline" in case.row.words else "pipeline"
     return replace(found, **changed) if changed else found  # type: ignore[arg-type]
 
 
@@ -199,6 +209,8 @@ def priced(case: Case) -> Priced:
     if case.system in SLICED_BY_ALL:
         mine = max(1.0, rates.cores / max(1, rates.gpus))
         rates = replace(rates, core_row=rates.core_row / mine)
+        if system.sampling == "cores":
+            edges /= mine
     if system.overlap == "factored" and case.gpus > 1:
         batches *= case.trainers / rates.gpus  # of all GPUs, those that sample alone included
     work = EpochWork(
