@@ -46,7 +46,7 @@ STEPS = (8.0, 3.0, 1.6, 1.25, 1.1)
 SWEEPS = 3
 CHARGE = 0.1
 """Of a doubling of a parameter away from the assumed, beside mean |log2 ratio|."""
-LEAST_ROWS = 2
+LEAST_ROWS = 4
 COVER = 0.9
 LEAST_WIDTH, USUAL_WIDTH = 0.1, 1.5
 """Half-width of an interval in log2 at least, and where no other paper has been priced."""
