@@ -21,9 +21,9 @@ NOISE = 0.05
 TIE = 0.001
 """Predictions closer than this share have no order."""
 RATES = ("hit", "miss", "touched")
-TOGETHER = ({"model", "fanouts"}, {"machine", "cache"}, {"system", "cache"})
+TOGETHER = ({"model", "fanouts"}, {"machine", "cache"}, {"machine", "size"}, {"system", "cache"})
 """Settings that change together, as one choice of the source: a model with its fan-outs, a machine
-with where rows fit in it, a system with its cache."""
+with where rows fit in it, GPUs with a preset that has as many, a system with its cache."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
