@@ -128,8 +128,8 @@ def report(cases: Sequence[Case], found: Found, emit: Emit, fitted: frozenset[st
             continue
         if row.id in found.origins:
             words |= {"overhead": found.origins[row.id], "with_one_row": found.one_row[row.id]}
-        if each.is_count:
-            words |= {"near": each.near, **({"fitted": True} if row.id in fitted else {})}
+        words |= {"near": each.near} if each.is_count else {}
+        words |= {"fitted": True} if row.id in fitted else {}
         emit(
             row.id,
             each.value,
@@ -154,7 +154,7 @@ def summarise(found: Found, emit: Emit, fitted: frozenset[str], total: int) -> N
     _emit_share(emit, "csv_counts_near", [x.near for x in counts], by=_by_kind(counts))
     every_count = [x for x in found.scored if x.is_count]
     _emit_order(emit, "csv_counts_order", every_count)
-    times = [x for x in found.scored if x.case.row.id in found.origins]
+    times = [x for x in found.scored if x.case.row.id in found.origins.keys() - fitted]
     if times:
         _emit_times(found, times, emit)
     _emit_share(emit, "csv_intervals_hold", [x.covered for x in times + counts])
