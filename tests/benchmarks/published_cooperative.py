@@ -15,7 +15,7 @@ from gnnplan.planner.cost.stages.exchange_gpu import BatchSizes, GpuStep, gpu_ba
 from gnnplan.planner.graph_presets import graph_preset, preset_law
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import load_preset
-from gnnplan.planner.profile.community_law import BatchCounts, count_batch
+from gnnplan.planner.profile.community_law import LawCounts, count_batch
 from gnnplan.planner.profile.roofline import (
     LayerShape,
     Operation,
@@ -123,7 +123,7 @@ def model_row(pes: int, dataset: str, sampler: str, mode: str) -> Row:
     )
 
 
-def miss_rate(batch: BatchCounts, share: int, *, kappa: int) -> float:
+def miss_rate(batch: LawCounts, share: int, *, kappa: int) -> float:
     """Share of its input rows that a PE's LRU cache of 2M rows lacks [A7].
 
     A PE that owns 1/P of the vertices has 2M slots for those alone.
