@@ -42,11 +42,11 @@ KEYS = ("pes", "dataset", "sampler", "mode")
 WITHIN = 0.25
 TELLING = 0.01
 WHY_RUNTIME = {
-    "samp": "published sampling has milliseconds per hop that are neither link nor memory time "
-    "(the framework's launches and waits); our stage is transactions over links",
+    "samp": "published sampling has more milliseconds of launches and waits than the median of its "
+    "class, which is added to transactions over links",
     "feat": "vertices per batch follow a law, not the data set; caches are an LRU model's",
     "fb": "layers' extras and how R-GCN's relations are multiplied are not in the text at hand; "
-    "ours is the roofline",
+    "ours is the roofline times its class's factor",
 }
 WHY_SAMPLER = "the graph law counts uniform neighbours and LABOR-0, not importance sampling"
 WHY_LAW = "one law for vertices and edges of all hops, hit rates and the share that is touched"

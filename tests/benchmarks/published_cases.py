@@ -238,7 +238,8 @@ def _stated(text: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, pattern in (("nodes", r"([\d.,]+\s*[kmgb]?)\s*(?:nodes|vertices)"),
                          ("edges", r"([\d.,]+\s*[kmgb]?)\s*edges"),
-                         ("train", r"([\d,]{4,})\s*(?:training\s*)?(?:seeds|training)")):  # fmt: skip
+                         ("train", r"([\d,]{4,})\s*(?:training\s*)?(?:seeds|training)"),
+                         ):  # fmt: skip
         if match := re.search(pattern, text):
             number = first_number(match[1].upper())
             found |= {} if number is None else {key: number}

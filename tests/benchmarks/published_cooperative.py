@@ -28,6 +28,7 @@ from tests.benchmarks.published_tables import (
     COOPERATIVE_CACHE,
     COOPERATIVE_FANOUTS,
     GLOBAL_BATCH,
+    UVA_OVERHEAD,
 )
 from tests.reference.cache_hits import dependent_hit_rate, frozen_hit_rate
 from tests.support.candidates import candidate_of_ranks
@@ -108,18 +109,22 @@ def model_row(pes: int, dataset: str, sampler: str, mode: str) -> Row:
             miss_rate=misses,
         )
 
-    cached = step(miss_rate(whole, share, kappa=1))
-    last = cached if name != "labor" else step(miss_rate(whole, share, kappa=KAPPA))
+    def features(misses: float) -> float:
+        far = misses * (step(1.0).features - step(0.0).features)
+        return step(misses).features + far * (1 / UVA_OVERHEAD.row_share - 1)
+
+    independent = miss_rate(whole, share, kappa=1)
+    last = miss_rate(whole, share, kappa=KAPPA) if name == "labor" else independent
     widths = [like.feature_dim, HIDDEN, HIDDEN, like.classes]
     compute = _roofline(machine, dataset, sizes, widths)
     parameters = sum(a * b * _matrices(dataset) for a, b in itertools.pairwise(widths))
     reduced = gpu_all_reduce(machine, candidate, float(FLOAT_BYTES * parameters)).seconds
     return Row(
-        samp=last.sample,
-        feat=last.features,
-        fb=compute + last.exchange + reduced,
-        feat_nocache=step(1.0).features,
-        feat_cache=cached.features,
+        samp=step(last).sample + UVA_OVERHEAD.batch_seconds,
+        feat=features(last),
+        fb=UVA_OVERHEAD.compute_factor * compute + step(last).exchange + reduced,
+        feat_nocache=features(1.0),
+        feat_cache=features(independent),
     )
 
 
@@ -162,9 +167,7 @@ def refilled_misses(
     return float((nodes * chance) @ np.exp(stay * math.exp(low))) / float(nodes @ chance)
 
 
-def _dependent_misses(
-    nodes: Array, chance: Array, seen: Array, slots: float, kappa: int
-) -> float:
+def _dependent_misses(nodes: Array, chance: Array, seen: Array, slots: float, kappa: int) -> float:
     counts = np.round(nodes / nodes.sum() * SAMPLED_NODES).astype(int)
     p = np.repeat(chance, counts)
     named = np.repeat(np.maximum(seen, 1e-300), counts)

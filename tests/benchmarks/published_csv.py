@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.common import record
+from tests.benchmarks.published_cases import Case, cases_of
 from tests.benchmarks.published_counts import count_value
 from tests.benchmarks.published_fit import (
     Fit,
@@ -22,7 +23,6 @@ from tests.benchmarks.published_fit import (
     off_by,
 )
 from tests.benchmarks.published_predict import priced
-from tests.benchmarks.published_cases import Case, cases_of
 from tests.benchmarks.published_rows import read_rows
 from tests.benchmarks.published_score import (
     RATES,

@@ -1,11 +1,11 @@
 """Fit frameworks' overheads to published seconds, each paper left out in turn, and say how far off.
 
 A framework has one overhead (`planner.cost.systems.SystemOverhead`). For a paper it is fitted to
-the rows of the same version in all other papers, else of any version, by the least mean |log2 ratio|
-and a charge for each doubling of a parameter away from what such software is assumed to take. Where
-no other paper has rows of it, each parameter is the median over its class's frameworks, those of
-other papers and the assumption. A second scoring scales a framework's seconds in a paper by the
-ratio of its first row there, which is then not scored.
+the rows of the same version in all other papers, else of any version, by the least mean |log2
+ratio| and a charge for each doubling of a parameter away from what such software is assumed to
+take. Where no other paper has rows of it, each parameter is the median over its class's frameworks,
+those of other papers and the assumption. A second scoring scales a framework's seconds in a paper
+by the ratio of its first row there, which is then not scored.
 
 Half-widths of intervals are the 90th percentile of what the other papers, each left out, were off.
 """
@@ -46,7 +46,7 @@ STEPS = (8.0, 3.0, 1.6, 1.25, 1.1)
 SWEEPS = 3
 CHARGE = 0.1
 """Of a doubling of a parameter away from the assumed, beside mean |log2 ratio|."""
-LEAST_ROWS = 4
+LEAST_ROWS = 1
 COVER = 0.9
 LEAST_WIDTH, USUAL_WIDTH = 0.1, 1.5
 """Half-width of an interval in log2 at least, and where no other paper has been priced."""

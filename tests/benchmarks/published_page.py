@@ -1,6 +1,6 @@
 """Write docs/published.md and docs/published.svg: published figures beside our predictions.
 
-    python -m tests.benchmarks.published --csv FILE --page
+python -m tests.benchmarks.published --csv FILE --page
 """
 
 import math
@@ -13,8 +13,8 @@ from markupsafe import Markup
 
 from gnnplan.planner.report.page import style
 from gnnplan.planner.report.svg import element
-from tests.benchmarks.published_csv import Found
 from tests.benchmarks.published_cases import Case
+from tests.benchmarks.published_csv import Found
 from tests.benchmarks.published_score import Scored
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,7 +104,7 @@ def draw(found: Found) -> str:
     css = "\n".join(line for line in style().splitlines() if line.startswith(STYLES))
     drawn = [_panel(title, points, PAD + i * (SIZE + PAD + 20))
              for i, (title, points) in enumerate(panels)]  # fmt: skip
-    for i, (kind, words) in enumerate(KIND_WORDS.items()):
+    for i, words in enumerate(KIND_WORDS.values()):
         across = PAD + i * (width - PAD) / len(KIND_WORDS)
         drawn.append(element("circle", cx=across, cy=height - 12, r=4, fill=COLOURS[i]))
         drawn.append(element("text", words, class_="size", x=across + 9, y=height - 8))
@@ -123,10 +123,11 @@ def _number(value: float) -> str:
 HEAD = """\
 # Published figures, predicted
 
-`python -m tests.benchmarks.published --json --csv FILE` predicts every figure of a file of published ones: the
-machine is a preset, the graph a law, the framework a model of how it samples and moves rows, with one overhead
-for each framework. Nothing was run for these pages. Each paper's times are predicted with that paper left out whole;
-counts have no overhead at all. Lines in the picture are equality and a factor of two.
+`python -m tests.benchmarks.published --json --csv FILE` predicts every figure of a file of
+published ones: the machine is a preset, the graph a law, the framework a model of how it samples
+and moves rows, with one overhead for each framework. Nothing was run for this page. Each paper's
+times are predicted with that paper left out whole; counts have no overhead at all, and those that a
+graph's law was fitted to are not in the shares. Lines in the picture: equality, a factor of two.
 
 ![predicted against published figures](published.svg)
 

@@ -9,6 +9,7 @@ import numpy as np
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.stages.all_reduce import gpu_all_reduce
 from gnnplan.planner.cost.stages.exchange_gpu import exchange_seconds
+from gnnplan.planner.cost.systems import find_system
 from gnnplan.planner.fullgraph.formulas import epoch_bytes, published_bytes
 from gnnplan.planner.graph_presets import graph_preset
 from gnnplan.planner.machine.model import MachineModel
@@ -184,7 +185,7 @@ def bns_epoch(
     exchanged += (calls - 1) * exchange_seconds(machine, candidate, 0.0)
     reduced = gpu_all_reduce(machine, candidate, float(FLOAT_BYTES * parameters)).seconds
     return Epoch(
-        seconds=compute + exchanged + reduced,
+        seconds=compute + exchanged + reduced + find_system("bns-gcn").overhead.batch_seconds,
         sent_bytes=sent,
         memory_bytes=_memory_bytes(graph, round(inner), halo, memory_keep)
         + 4 * FLOAT_BYTES * parameters,

@@ -125,7 +125,7 @@ class Priced:
             samplers=self.samplers,
         )
         asked, batches = self.case.asked, self.batches
-        if WHOLE <= set(asked.stages):
+        if set(asked.stages) >= WHOLE:
             far = batches * self.remote_seconds
             serial = self.system.overlap in ("in_line", "workers")
             whole = times.epoch_seconds + far if serial else max(times.epoch_seconds, far)

@@ -137,7 +137,9 @@ def asked_of(row: Row) -> Asked:
     if unit in ("mib", "gib", "mb", "gb") and "memory" in text:
         sizes = {"mib": 2**20, "gib": 2**30, "mb": 1e6, "gb": 1e9}
         return Asked(kind="memory", scale=float(sizes[unit]))
-    per = "step" if re.search(r"per (?:mini-?)?(?:batch|step|iter)|\biter|\bstep", text) else "epoch"
+    per = (
+        "step" if re.search(r"per (?:mini-?)?(?:batch|step|iter)|\biter|\bstep", text) else "epoch"
+    )
     stages = _stages(text)
     if unit in SECONDS:
         return Asked(kind="time", stages=stages, per=per, scale=SECONDS[unit])

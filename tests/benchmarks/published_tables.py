@@ -3,6 +3,8 @@
 import csv
 import io
 
+from gnnplan.planner.cost.systems import SystemOverhead
+
 RUNTIMES = """\
 pes,dataset,sampler,mode,samp,feat_nocache,feat_cache,feat_cache_kappa,fb,total
 4,papers100M,LABOR-0,Indep,21.7,18.4,16.8,11.2,8.9,41.8
@@ -68,6 +70,9 @@ SPEEDUPS = {
 """formulas 5.8: per cent on 4, 8 and 16 processors."""
 COOPERATIVE_FANOUTS, COOPERATIVE_CACHE = (10, 10, 10), 2_000_000
 """formulas 5.8: cache 2M rows; fan-out 10 and three layers inferred there."""
+UVA_OVERHEAD = SystemOverhead(batch_seconds=4e-3, row_share=0.45, compute_factor=2.0)
+"""Median of its class's frameworks (DGL and GraphBolt with lists or rows on the host), each fitted
+to other papers' published times (`published_fit`), none of them of this table."""
 GLOBAL_BATCH = {4: 1 << 12, 8: 1 << 13, 16: 1 << 13}
 """formulas 5.8, |S^0|, inferred there."""
 

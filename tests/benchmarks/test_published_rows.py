@@ -166,9 +166,9 @@ def test_a_file_is_reported_row_by_row_and_a_bad_row_ends_nothing(tmp_path: Path
     path = tmp_path / "numbers.csv"
     rows = [
         {name: str(getattr(PLAIN, name)) for name in COLUMNS} | {"id": "good"},
-        {**{name: "" for name in COLUMNS}, "id": "bad", "value": "0", "unit": "s"},
-        {**{name: "" for name in COLUMNS}, "id": "none", "value": "?", "unit": "s"},
-        {**{name: "" for name in COLUMNS}, "id": "score", "value": "1", "quantity": "accuracy"},
+        {**dict.fromkeys(COLUMNS, ""), "id": "bad", "value": "0", "unit": "s"},
+        {**dict.fromkeys(COLUMNS, ""), "id": "none", "value": "?", "unit": "s"},
+        {**dict.fromkeys(COLUMNS, ""), "id": "score", "value": "1", "quantity": "accuracy"},
     ]
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
