@@ -153,7 +153,10 @@ def make_loop(plan: Plan, graph: Graph, mesh: Mesh, loader: PlannedLoader) -> Tr
         precision=precision,
         overlapped=overlap_of(plan, gradients, mesh.comm),
     )
-    return CapturedLoop.of(loop, plan) if captured else loop
+    if captured:
+        loop = CapturedLoop.of(loop, plan)
+        loader.draw_padded()
+    return loop
 
 
 def read_config(path: Path) -> RunConfig:

@@ -166,14 +166,14 @@ class DeviceGatherStage(AbstractStage):
         *,
         ordered: bool,
     ) -> None:
-        self._store, self._meter, self._streams = store, meter, streams
+        self.store, self._meter, self._streams = store, meter, streams
         self.ordered = ordered
         self._counted: deque[_Counted] = deque()
         self._lock = threading.Lock()
 
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
         """Fill `x`, and meter the counts that have come."""
-        store = self._store
+        store = self.store
         ids, num_read = self._ids(batch)
         rows, counts = store.empty(ids.numel()), store.new_counts()
         with lock_launches(store.device):
@@ -192,7 +192,7 @@ class DeviceGatherStage(AbstractStage):
     def _ids(self, batch: MiniBatch) -> tuple[Tensor, int]:
         """Return the ids of the batch's rows, and how many of the first are read here."""
         drawn = isinstance(batch, DeviceMiniBatch)
-        ids = on_device(batch.drawn.n_id if drawn else batch.n_id, self._store.device)
+        ids = on_device(batch.drawn.n_id if drawn else batch.n_id, self.store.device)
         return ids, ids.numel()
 
     def finish(self) -> None:
@@ -208,7 +208,7 @@ class DeviceGatherStage(AbstractStage):
                 elif not each.mark.done():
                     return
                 self._counted.popleft()
-                found = sum_counters([self._store.named(each.counts.tolist()), each.fetched])
+                found = sum_counters([self.store.named(each.counts.tolist()), each.fetched])
                 self._meter.count(each.index, found.rows, found.bytes)
 
 
@@ -460,4 +460,4 @@ class CooperativeDeviceGatherStage(DeviceGatherStage):
 
     def _ids(self, batch: MiniBatch) -> tuple[Tensor, int]:
         exchange = batch.exchanges[0]
-        return on_device(exchange.ids, self._store.device), exchange.num_own
+        return on_device(exchange.ids, self.store.device), exchange.num_own

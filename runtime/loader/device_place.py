@@ -5,9 +5,11 @@ features stay with the host's stages, as does all where Triton or page-locked me
 with one warning. Batches and losses are the same either way.
 """
 
+import functools
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,17 @@ from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.features.tier import AbstractFeatureStore
 from gnnplan.runtime.graph.dataset import Graph, is_typed
 from gnnplan.runtime.loader.bulk import open_shard
+from gnnplan.runtime.loader.stages import AbstractStage
 from gnnplan.runtime.loader.tasks import device_link_sampler, device_typed_sampler, sort_lists
 from gnnplan.runtime.loader.topology import FIRST_PEER, LocatedLists, read_lists
+from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.processor import processor_of
-from gnnplan.runtime.sampling.minibatch import Dialect
+from gnnplan.runtime.sampling.memory import Envelope
+from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.registry import find_sampler, is_able, parameters_of
+from gnnplan.runtime.stages import Stage
 
 
 def refusal(plan: Plan, graph: Graph) -> str:
@@ -280,3 +286,78 @@ def threads_ahead(
         "each other's memory",
     )
     return 0
+
+
+class PaddedStep(MiniBatch):
+    """Step whose batch the device draws as it is trained on; nothing is drawn before."""
+
+    __slots__ = ("draws", "make", "meter_rows")
+
+    draws: Any
+    """`PaddedDraws` that draw it."""
+    make: Callable[[], MiniBatch]
+    """Function that draws it batch by batch, for a step that did not fit."""
+    meter_rows: Callable[[], None]
+    """Function that meters the rows that were read so far; waits."""
+
+
+class PaddedStage(AbstractStage):
+    """Stage in the place of all others, where the device draws what is trained on."""
+
+    name = Stage.SAMPLE
+
+    def __init__(
+        self, stages: Sequence[AbstractStage], draws: Any, store: Any, meter: StageMeter
+    ) -> None:
+        """Hand out steps of `draws`; `stages` make a batch that did not fit."""
+        self._stages, self.draws, self._store, self._meter = list(stages), draws, store, meter
+        self._last = 0
+
+    def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
+        """Return the step of the batch's epoch and number."""
+        self._last = max(self._last, index)
+        step = PaddedStep(**{each.name: getattr(batch, each.name) for each in fields(batch)})
+        step.draws, step.meter_rows = self.draws, self._meter_rows
+        step.make = functools.partial(self._make, batch, index)
+        return step
+
+    def _make(self, batch: MiniBatch, index: int) -> MiniBatch:
+        for stage in self._stages:
+            batch = stage.wait(stage.submit(batch, index))
+        return batch
+
+    def _meter_rows(self) -> None:
+        found = self._store.named(self.draws.take_row_counts())
+        self._meter.count(self._last, found.rows, found.bytes)
+        for stage in self._stages:
+            stage.finish()
+
+
+def padded_stage(
+    stages: Sequence[AbstractStage], plan: Plan, graph: Graph, schedule: Any, meter: StageMeter
+) -> PaddedStage | None:
+    """Return the stage of padded steps that a plan's stages may be replaced by; None: none may.
+
+    The device draws and gathers all that a batch consists of, one step at a time, without weights.
+    """
+    from gnnplan.runtime.loader.device import DeviceGatherStage, DeviceSampleStage
+
+    drawing = next((each for each in stages if type(each) is DeviceSampleStage), None)
+    gather = next((each for each in stages if type(each) is DeviceGatherStage), None)
+    shapes = plan.strategy.shapes
+    weighs = plan.workload.model not in ("sage", "gat")
+    if drawing is None or gather is None or shapes is None or weighs:
+        return None
+    from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler
+    from gnnplan.runtime.sampling.gpu.padded import PaddedDraws
+
+    if not isinstance(drawing.sampler, DeviceNeighborSampler):
+        return None
+    envelope = Envelope(tuple(shapes.rows), tuple(shapes.edges))
+    try:
+        draws = PaddedDraws(
+            drawing.sampler, schedule, envelope, store=gather.store, labels=graph.y
+        )  # fmt: skip
+    except SamplerError:  # rows that are not in place, or dependent batches
+        return None
+    return PaddedStage(stages, draws, gather.store, meter)

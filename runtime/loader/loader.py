@@ -28,6 +28,7 @@ from gnnplan.runtime.errors import DatasetError, InputError, PlanError
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.identity import open_planned_graph, unused_weights
 from gnnplan.runtime.loader.device import DeviceSampleStage
+from gnnplan.runtime.loader.device_place import padded_stage
 from gnnplan.runtime.loader.factory import LoaderParts
 from gnnplan.runtime.loader.pyg import (
     PygView,
@@ -404,6 +405,16 @@ class PlannedLoader:
     def set_epoch(self, epoch: int) -> None:
         """Go to the first step of `epoch`, or stay where `load_state_dict` went within it."""
         self.position.set_epoch(epoch)
+
+    def draw_padded(self) -> None:
+        """Hand out steps that the device draws as they are trained on, where it can.
+
+        For the loop of a captured step alone, whose shapes the plan has.
+        """
+        padded = padded_stage(
+            self.stages, self.plan, self._selected.graph, self._parts.schedule, self.meter
+        )
+        self.stages = self.stages if padded is None else [padded]
 
     def set_factor(self, factor: float) -> None:
         """Sample with another locality factor (sampler las) from the next batch on.

@@ -2,6 +2,9 @@
 
   batch -> inputs of fixed shapes -> forward, backward, all-reduce, update -> results on the device
 
+Where the device can draw and gather a batch without the host (`gpu.padded`), that is the step's
+first part, and nothing is copied (DEC-174).
+
 Numbers of true rows lie on the device, where kernels read them. Padding adds zeros alone to loss
 and gradients. A batch that does not fit is taken as an empty one and flagged: its update, and every
 later one, is left out on the device until the host looks, every `LOOK_EVERY` steps. The host then
@@ -14,12 +17,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnnplan.runtime.device import has_triton
 from gnnplan.runtime.errors import PlanError
+from gnnplan.runtime.loader.device_place import PaddedStep
 from gnnplan.runtime.meter import STEP
 from gnnplan.runtime.models.adjacency import TorchBlock, torch_blocks
 from gnnplan.runtime.models.functions import drawing_by
@@ -53,6 +58,40 @@ class StepInputs:
     """1 where this rank's batch did not fit, else 0; float32 (1,)."""
     key: Tensor
     """Stream of the step's dropout, int64 (1,)."""
+    draws: Any = None
+    """`PaddedDraws` that fill the buffers of `padded`; None: batches are copied in."""
+    padded: Any = None
+
+    @staticmethod
+    def over(draws: Any) -> "StepInputs":
+        """Return buffers that the device draws every batch into."""
+        padded = draws.new_batch()
+        device = padded.x.device
+        blocks = [
+            TorchBlock(
+                num_src=block.num_src, num_dst=block.num_dst, indptr=block.indptr,
+                indices=block.indices, live=block.num_dst_now, dst=block.dst,
+            )
+            for block in padded.blocks
+        ]  # fmt: skip
+        return StepInputs(
+            blocks=blocks,
+            x=padded.x,
+            y=padded.y,
+            num_labels=padded.counts[:1],
+            global_num_seeds=torch.ones(1, device=device),
+            overflow=torch.zeros(1, device=device),
+            key=torch.zeros(1, dtype=torch.int64, device=device),
+            draws=draws,
+            padded=padded,
+        )
+
+    def draw(self) -> None:
+        """Draw the next batch on the device, where batches are not copied in; waits for nothing."""
+        if self.draws is not None:
+            self.draws.fill(self.padded)
+            self.global_num_seeds.copy_(self.padded.now[3:].clamp(min=1))
+            self.overflow.copy_(self.padded.overflow)
 
     @staticmethod
     def like(
@@ -171,6 +210,7 @@ class CapturedLoop(TrainLoop):
     """Steps between two looks of the host."""
     _inputs: StepInputs | None = field(init=False, default=None)
     _replay: Callable[[], None] | None = field(init=False, default=None)
+    _drawn: PaddedStep | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         device = self.gradients.flat.device
@@ -220,7 +260,8 @@ class CapturedLoop(TrainLoop):
             if batch is not None:
                 self.meter.enter(Stage.FORWARD_BACKWARD, index)
                 fits = self._submit(batch)
-                kept = batch if self.comm.size > 1 or not fits else None
+                late = self.comm.size > 1 or isinstance(batch, PaddedStep)
+                kept = batch if late or not fits else None
                 window.append(_Taken(batch.epoch, batch.step, kept, waited))
             alone = self.comm.size == 1 and not fits  # what the host knows need not wait
             if batch is None or alone or len(window) == self.every:
@@ -236,6 +277,12 @@ class CapturedLoop(TrainLoop):
                     return losses
             del batch
 
+    def _meter_rows(self) -> None:
+        """Meter the rows that the device read for the batches that it drew."""
+        if self._drawn is not None:
+            self._drawn.meter_rows()
+            self._drawn = None
+
     def _wait(self, batches: Iterator[MiniBatch], index: int) -> tuple[MiniBatch | None, float]:
         self.meter.enter(Stage.WAIT, index)
         core, start = time.thread_time(), time.perf_counter()
@@ -247,6 +294,8 @@ class CapturedLoop(TrainLoop):
 
     def _submit(self, batch: MiniBatch) -> bool:
         """Start a step on a batch without waiting for it; return whether the batch fits."""
+        if isinstance(batch, PaddedStep):
+            return self._submit_drawn(batch)
         blocks = batch.device_blocks or torch_blocks(batch)
         if self._inputs is None:
             self._inputs = StepInputs.like(
@@ -259,6 +308,18 @@ class CapturedLoop(TrainLoop):
             self._replay = self._capture()
         self._replay()
         return fits
+
+    def _submit_drawn(self, step: PaddedStep) -> bool:
+        """Start a step whose batch the device draws; whether it fits shows at the next look."""
+        if self._inputs is None:
+            self._inputs = StepInputs.over(step.draws)
+            self._replay = self._capture()
+        assert self._replay is not None
+        self._drawn = step
+        step.draws.expect(step.epoch, step.step)
+        self._inputs.key.fill_(self._dropout_stream(step.epoch, step.step))
+        self._replay()
+        return True
 
     def _dropout_stream(self, epoch: int, step: int) -> int:
         value = int(stream(self.seed, epoch, step, self.comm.rank, Purpose.DROPOUT))
@@ -292,6 +353,7 @@ class CapturedLoop(TrainLoop):
         """Make the step's calls, none of which waits for the device."""
         inputs, flat = self._inputs, self.gradients.flat
         assert inputs is not None
+        inputs.draw()
         flat.zero_()
         with self.precision.forward(flat.device.type), drawing_by(inputs.key):
             logits = self.model(inputs.x, inputs.blocks)
@@ -327,6 +389,7 @@ class CapturedLoop(TrainLoop):
             self.meter.add(STEP, index + number, each + taken.waited_seconds, core)
         self._place.zero_()
         self._skip.zero_()
+        self._meter_rows()
         if done < len(window):
             lost = each * (len(window) - done)
             found.append(self._redo(window[done], index + done, lost))
@@ -337,7 +400,8 @@ class CapturedLoop(TrainLoop):
         assert taken.batch is not None
         self.overflowed += 1
         core, start = time.thread_time(), time.perf_counter()
-        loss = self.step(taken.batch, index)
+        batch = taken.batch.make() if isinstance(taken.batch, PaddedStep) else taken.batch
+        loss = self.step(batch, index)
         seconds = time.perf_counter() - start + lost_seconds + taken.waited_seconds
         self.meter.add(STEP, index, seconds, time.thread_time() - core)
         return loss

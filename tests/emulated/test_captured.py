@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +22,7 @@ from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.meter import STEP, StageMeter
 from gnnplan.runtime.models.adjacency import device_blocks
 from gnnplan.runtime.models.build import build_model
+from gnnplan.runtime.plan.io import save_plan
 from gnnplan.runtime.plan.schema import Plan, StepShapes
 from gnnplan.runtime.processor import EMULATED
 from gnnplan.runtime.sampling.minibatch import MiniBatch
@@ -235,3 +237,41 @@ def test_what_cannot_be_captured_is_refused_with_the_reason(
     work = replace(plan.workload, precision="float16")
     with pytest.raises(PlanError, match="float16"):
         CapturedLoop.of(loop, replace(plan, strategy=strategy, workload=work))
+
+
+@pytest.mark.parametrize("tight", [False, True])
+@pytest.mark.parametrize("model", ["sage", pytest.param("gat", marks=pytest.mark.slow)])
+def test_steps_draw_their_batches_on_the_device(
+    model: str, tight: bool, graph: Graph, batches: Batches, gpu: EmulatedGpu, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    work: dict[str, Any] = {"dropout": 0.4} | ({"heads": 2} if model == "gat" else {})
+    host, drawn = batches(graph, model, **work)
+    sizes = [batch.n_id.shape[0] for batch in drawn]
+    shapes = replace(ROOMY, rows=[16, 64, max(sizes) if tight else 121])
+    made = make_plan(
+        graph, tmp_path, model=model, fanouts=FANOUTS, batch_size=SEEDS, hidden=HIDDEN, **work
+    )
+    arrays = {name: np.load(tmp_path / ref.file) for name, ref in made.arrays.items()}
+    device = replace(made.strategy.devices[0], kind="cuda", emulated=True)
+    strategy = replace(made.strategy, step="captured", shapes=shapes, devices=[device])
+    save_plan(replace(made, strategy=strategy), arrays, tmp_path)
+    plain, padded = (loop_of(host, graph, shapes) for _ in range(2))
+    loader = PlannedLoader(tmp_path, graph, device=EMULATED)
+    loader.draw_padded()
+    padded = replace(padded, meter=loader.meter)
+    expected = eager(plain, drawn)
+    found = padded.run(loader.batches(), 0, lambda _: None)
+    assert padded._inputs is not None
+    assert padded._inputs.draws is not None
+    assert padded.overflowed == (sizes.count(max(sizes)) if tight else 0)
+    assert found == pytest.approx(expected, rel=1e-6)
+    for mine, theirs in zip(parameters(padded), parameters(plain), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    rows = sum(loader.meter.totals()[0].values())
+    assert rows >= sum(sizes)
+    if not tight:
+        assert rows == sum(sizes)
+        padded._inputs.draws.begin_epoch(0)
+        assert waits_of(padded, monkeypatch) == []
+    loader.close()

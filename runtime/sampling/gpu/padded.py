@@ -25,7 +25,11 @@ from torch import Tensor
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.gpu.choose import BlockEdges
-from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler, PaddedHops
+from gnnplan.runtime.sampling.gpu.neighbor import (
+    CapturedNeighborSampler,
+    DeviceNeighborSampler,
+    PaddedHops,
+)
 from gnnplan.runtime.sampling.gpu.relabel import AGE, programs_for
 from gnnplan.runtime.sampling.gpu.rng import LOWEST, plain_words, signed, stream_of
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
@@ -230,6 +234,7 @@ class PaddedDraws:
         integers = self._hops.integers
         self.row_counts = integers(1) if store is None else store.new_counts()
         """Rows gathered so far by source, as `DeviceFeatureStore.named` takes them."""
+        self._next: tuple[int, int] | None = None
         # Epoch, step, steps, seed; epoch and first step of the streams.
         self._cursor = integers(6)
         self._missed = integers(1 + 2 * _MOST_MISSED)
@@ -309,6 +314,20 @@ class PaddedDraws:
     def seek(self, step: int) -> None:
         """Let the next batch be that of a step of the same epoch; waits for nothing."""
         self._cursor[1:2].fill_(step)
+
+    def expect(self, epoch: int, step: int) -> None:
+        """Make sure that the next batch is that of a step, which is then drawn."""
+        if self._next is None or self._next[0] != epoch:
+            self.begin_epoch(epoch, step)
+        elif self._next[1] != step:
+            self.seek(step)
+        self._next = (epoch, step + 1)
+
+    def take_row_counts(self) -> list[int]:
+        """Return rows by source since the last call, as `row_counts`; waits."""
+        counts = self.row_counts.tolist()
+        self.row_counts.zero_()
+        return counts
 
     def _deal(self, epoch: int) -> tuple[Tensor, list[tuple[int, int, int]]]:
         """Return positions of seeds, and of each step its first, its end, and the seeds of all."""
@@ -397,7 +416,7 @@ class PaddedDraws:
 
 def _check(sampler: DeviceNeighborSampler, schedule: SeedSchedule, envelope: Envelope) -> None:
     plain = (
-        type(sampler) is DeviceNeighborSampler
+        type(sampler) in (DeviceNeighborSampler, CapturedNeighborSampler)
         and sampler.streams.kappa == 1
         and not sampler.streams.layer_dependent
         and type(sampler.topology) is DeviceTopology
