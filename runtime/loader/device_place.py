@@ -353,8 +353,8 @@ def padded_stage(
 
     if not isinstance(drawing.sampler, DeviceNeighborSampler):
         return None
-    envelope = Envelope(tuple(shapes.rows), tuple(shapes.edges))
     try:
+        envelope = Envelope(tuple(shapes.rows), tuple(shapes.edges))
         draws = PaddedDraws(
             drawing.sampler, schedule, envelope, store=gather.store, labels=graph.y
         )  # fmt: skip

@@ -138,7 +138,7 @@ def object_bytes(num_batches: int, num_blocks: int) -> int:
 
 
 ID_BYTES = 8
-_LOCAL_BYTES = FLOAT_BYTES = 4
+_LOCAL_BYTES = 4
 DENSE_BYTES = 1 << 30
 """Most bytes of a relabelling table with a rank for each node of the graph; else nodes are
 hashed."""
@@ -278,18 +278,6 @@ class Envelope:
     def most_entered(self) -> int:
         """Return the most nodes that a hop finds in the relabelling table, or enters in it."""
         return max(known + drawn for known, drawn in zip(self.rows, self.edges, strict=False))
-
-    def batch_bytes(self, *, edge_ids: bool = False) -> int:
-        """Return the bytes of one batch's nodes and blocks, without rows and labels.
-
-        >>> Envelope((16, 40, 80), (32, 80)).batch_bytes()
-        2192
-        """
-        row_ends = sum(self.rows[:-1]) + self.num_hops
-        per_edge = 2 * _LOCAL_BYTES + (ID_BYTES if edge_ids else 0)
-        per_seed = ID_BYTES + FLOAT_BYTES
-        nodes = ID_BYTES * (row_ends + self.rows[-1]) + per_seed * self.rows[0]
-        return nodes + per_edge * sum(self.edges)
 
     def shared_bytes(
         self,

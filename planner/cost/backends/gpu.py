@@ -17,6 +17,7 @@ from gnnplan.planner.cost.backends.gpu_lanes import (
     captured_bytes,
     captured_step_bytes,
     captured_words,
+    drawn_bytes,
     has_lanes,
     step_compute,
 )
@@ -106,7 +107,10 @@ class GpusBackend(Backend):
             captured_bytes=captured_bytes(request, candidate),
         )
         timing = self.batch_and_timing(request, candidate)[1]
-        more = captured_step_bytes(candidate, batch, timing, 4 * request.graph.feature_dim)
+        graph = request.graph
+        more = captured_step_bytes(candidate, batch, timing, 4 * graph.feature_dim)
+        if candidate.shapes is not None:
+            more += drawn_bytes(candidate.shapes, graph.num_nodes, graph.num_train)
         return found | ({"captured step": more} if more else {})
 
     def memory_use(

@@ -23,7 +23,7 @@ from gnnplan.planner.cost.stages.sample import batch_launches
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.workload import BatchProfile, GpuTiming, ModelTiming, Spread
 from gnnplan.runtime.plan.schema import StepShapes
-from gnnplan.runtime.sampling.memory import capture_bytes, may_capture
+from gnnplan.runtime.sampling.memory import Envelope, capture_bytes, may_capture
 from gnnplan.runtime.stages import Stage
 
 
@@ -259,6 +259,12 @@ def captured_step_bytes(
     ))  # fmt: skip
     pool = timing.activation_bytes * padding_ratio(shapes, batch)
     return round(shapes.rows[-1] * row_bytes + ends + edges + pool)
+
+
+def drawn_bytes(shapes: StepShapes, num_nodes: int, num_train: int) -> int:
+    """Return the bytes that batches pass through where a captured step draws its own."""
+    envelope = Envelope(tuple(shapes.rows), tuple(shapes.edges))
+    return envelope.shared_bytes(num_nodes, num_train)
 
 
 ROW_END_BYTES, PADDED_EDGE_BYTES = 8, 12
