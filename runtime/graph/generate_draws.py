@@ -132,7 +132,7 @@ def draw_communities(
         recent=(1 - leaving, crossing),
         rng=rng,
     )
-    return distinct_pairs(draw, num_nodes, degree, rng, both_ways=shape.both_ways)
+    return distinct_pairs(draw, num_nodes, degree, rng, both_ways=shape.both_ways, crowded=True)
 
 
 def _community_drawer(
@@ -168,26 +168,36 @@ def _community_drawer(
 
 
 def distinct_pairs(
-    draw: Drawer, num_nodes: int, degree: float | int, rng: Rng, *, both_ways: bool = True
+    draw: Drawer,
+    num_nodes: int,
+    degree: float | int,
+    rng: Rng,
+    *,
+    both_ways: bool = True,
+    crowded: bool = False,
 ) -> Ids:
     """Draw `num_nodes * degree / 2` distinct edges u < v as sorted keys `u * num_nodes + v`.
 
-    Edges that are not `both_ways` are twice as many, and their ends as they were drawn.
+    Edges that are not `both_ways` are twice as many, and their ends as they were drawn. Where few
+    draws of a `crowded` graph are new, more are made at once.
     """
     wanted = max(1, round(num_nodes * degree / (2 if both_ways else 1)))
-    keys = np.empty(0, np.int64)
+    keys, rate = np.empty(0, np.int64), 1.0
     while len(keys) < wanted:
         have = len(keys)
         missing = wanted - have
+        count = int(min(missing / rate, wanted) * 1.1) + 1024
         fresh: list[Ids] = [keys]
-        for start in range(0, int(missing * 1.1) + 1024, DRAW_EDGES):
-            u, v = draw(min(DRAW_EDGES, int(missing * 1.1) + 1024 - start))
+        for start in range(0, count, DRAW_EDGES):
+            u, v = draw(min(DRAW_EDGES, count - start))
             low, high = (np.minimum(u, v), np.maximum(u, v)) if both_ways else (u, v)
             key = low * num_nodes + high
             fresh.append(key[u != v])
         keys = np.concatenate(fresh)
         keys.sort()
         keys = keys[np.concatenate([[True], keys[1:] != keys[:-1]])]
+        if crowded:
+            rate = max(0.01, (len(keys) - have) / count)
         if len(keys) - have < min(missing, max(64, missing // 100)):
             raise DatasetError(
                 f"found only {len(keys)} distinct edges of {wanted} among {num_nodes} nodes; "
