@@ -6,6 +6,7 @@ free.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
 from gnnplan.planner.cost.backends.backend import Backend, Hosts
@@ -55,11 +56,17 @@ def fixed_parts(
 
 
 def price_step(
-    request: Request, candidate: Candidate, placed: PlacedRows, firsts: Sequence[int] = ()
+    request: Request,
+    candidate: Candidate,
+    placed: PlacedRows,
+    firsts: Sequence[int] = (),
+    *,
+    varied: bool = True,
 ) -> tuple[StepTimes, float]:
     """Price a step; return its times, and the relative half-width of their interval.
 
-    `firsts` names for each rank one whose times are its own too; empty: each is priced.
+    `firsts` names for each rank one whose times are its own too; empty: each is priced. A step of
+    batches that are not `varied` is a lower bound, and found sooner.
     """
     backend, machine = backend_of(candidate), request.machine
     batch, _ = backend.batch_and_timing(request, candidate)
@@ -67,6 +74,11 @@ def price_step(
         rank: backend.rank_times(request, candidate, placed, rank)
         for rank in sorted(set(firsts or range(candidate.num_ranks)))
     }
+    if not varied:
+        priced = {
+            rank: replace(times, loader_sigma=0.0, trainer_sigma=0.0, wait_sigma=None)
+            for rank, times in priced.items()
+        }
     every = [priced[first] for first in firsts] if firsts else list(priced.values())
     step = combine_ranks(candidate, machine, every)
     half = relative_half_width(

@@ -120,9 +120,10 @@ class EstimateSettings:
             range=Range(least=1, most=2**31 - 1),
         ),
     ] = 1024
-    precision: Annotated[Literal["float32", "tf32"], Setting(help="Of products in training.")] = (
-        "float32"
-    )
+    precision: Annotated[
+        Literal["float32", "tf32", "bfloat16"],
+        Setting(help="Of products in training; bfloat16 is priced for rgat alone."),
+    ] = "float32"
     all_numbers: Annotated[
         bool,
         Setting(help="Show each number of GPUs of a machine, not the fastest alone.", flag="all"),
@@ -219,6 +220,7 @@ def estimate(
         SettingsError: something cannot be estimated; the line names the flag.
         DatasetError, MachineError, InputError: what is named is not there or damaged.
     """
+    _refuse_two_sources(settings, dataset, types)
     from gnnplan.planner.queries.price_ways import know_graph
 
     PlanSettings(workload=settings.workload())
@@ -247,6 +249,32 @@ def estimate(
         estimates=sorted(found, key=functools.partial(_order, settings.sort)),
         refused=refused,
     )
+
+
+TYPED_MODELS = ("rgat", "rgcn")
+"""Models of typed graphs."""
+
+
+def _refuse_two_sources(
+    settings: EstimateSettings, dataset: Path | None, types: Path | None
+) -> None:
+    """Refuse sizes from two places, and a model that does not go with the types."""
+    sources = {"a dataset": dataset, "--like": settings.like, "--types": types}
+    named = [source for source, given in sources.items() if given is not None]
+    if len(named) > 1:
+        raise SettingsError(
+            f"estimate: expected one of {', '.join(sources)}, found {' and '.join(named)}; drop one"
+        )
+    if settings.precision == "bfloat16" and settings.model != "rgat":
+        raise SettingsError(
+            f"--precision bfloat16: expected --model rgat, found {settings.model}, whose products "
+            "are priced in float32 and tf32; choose one of these"
+        )
+    if (settings.model in TYPED_MODELS) != (types is not None):
+        wanted = "sage, gcn or gat without" if types is None else "rgat or rgcn with"
+        raise SettingsError(
+            f"--model {settings.model}: expected {wanted} --types FILE; change one of them"
+        )
 
 
 def _order(sort: str, each: Estimate) -> tuple[float, ...]:
@@ -293,14 +321,12 @@ def on_machine(
     machine = machine_of_ranks(machine, asked)
     ways: dict[int, list[PricedWay]] = {}
     for each in price_ways(machine, asked, known, hosts=hosts, model=settings.model):
-        ways.setdefault(each.candidate.num_ranks, []).append(each)
-    found = [
+        number = each.candidate.num_ranks if settings.all_numbers else 0
+        ways.setdefault(number, []).append(each)
+    return [
         _answer(name, machine, hosts, best_way(each), known.graph, work, price)
         for _, each in sorted(ways.items())
     ]
-    if settings.all_numbers:
-        return found
-    return [min(found, key=functools.partial(_order, settings.sort))]
 
 
 def _refuse_hosts(name: str, base: str) -> None:

@@ -43,7 +43,6 @@ from gnnplan.planner.queries.estimate import EstimateSettings
 from gnnplan.planner.queries.typed_estimate import (
     COSTED,
     MOST_GROUPS,
-    TYPED_MODELS,
     TypedGraph,
     costed_timing,
     read_cost,
@@ -139,7 +138,6 @@ def know_graph(
         SettingsError: a size is missing, cannot be, or there is no such data set.
         DatasetError: the folder is no dataset, or the file of types is damaged.
     """
-    _refuse_two_sources(settings, dataset, types)
     typed = None if types is None else read_types(types)
     known, words = _known_sizes(settings, dataset, typed)
     given = {
@@ -160,27 +158,6 @@ def know_graph(
     return KnownGraph(
         graph=graph, law=law, words=words, error=error, every_hop=every_hop, typed=typed
     )
-
-
-def _refuse_two_sources(
-    settings: EstimateSettings, dataset: Path | None, types: Path | None
-) -> None:
-    """Refuse sizes from two places, and a model that does not go with the types."""
-    sources = {
-        "a dataset": dataset is not None,
-        "--like": settings.like is not None,
-        "--types": types is not None,
-    }
-    named = [source for source, given in sources.items() if given]
-    if len(named) > 1:
-        raise SettingsError(
-            f"estimate: expected one of {', '.join(sources)}, found {' and '.join(named)}; drop one"
-        )
-    if (settings.model in TYPED_MODELS) != (types is not None):
-        wanted = "sage, gcn or gat without" if types is None else "rgat or rgcn with"
-        raise SettingsError(
-            f"--model {settings.model}: expected {wanted} --types FILE; change one of them"
-        )
 
 
 def _graph_of(sizes: dict[str, Any], name: str) -> GraphRef:
@@ -257,10 +234,12 @@ def _law_of(dataset: Path) -> GraphLaw:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PricedWay:
-    """One way to train on a machine, with its price."""
+    """One way to train on a machine, with its price or a lower bound of it."""
 
+    request: Request
     candidate: Candidate
     step: StepTimes
+    """Of steady batches, until `exact` prices those that vary."""
     half_width: float
     """Relative half-width of the step's interval."""
     memories: dict[str, MemoryUse]
@@ -270,6 +249,12 @@ class PricedWay:
         """Return the seconds of an epoch in global batches of all hosts."""
         return epoch_seconds(num_train, batch_size, self.step.seconds, self.step.fill_seconds)
 
+    def exact(self) -> "PricedWay":
+        """Price the step with batches that vary."""
+        firsts = _first_alike(self.request, self.candidate)
+        step, half = price_step(self.request, self.candidate, self.rows, firsts)
+        return replace(self, step=step, half_width=half)
+
     @property
     def headroom(self) -> int:
         """Return the bytes left in the fullest memory; negative where one is too small."""
@@ -277,11 +262,22 @@ class PricedWay:
 
 
 def best_way(ways: Sequence[PricedWay]) -> PricedWay:
-    """Return the fastest way that fits; where none does, the one that lacks least."""
+    """Return the fastest way that fits, exactly priced; where none does, what lacks least.
+
+    Ways whose lower bound is above the best one's price are not priced any further.
+    """
     fitting = [way for way in ways if way.headroom >= 0 and math.isfinite(way.step.seconds)]
-    if fitting:
-        return min(fitting, key=lambda way: way.step.seconds)
-    return max(ways, key=lambda way: way.headroom)
+    if not fitting:
+        return max(ways, key=lambda way: way.headroom)
+    best: PricedWay | None = None
+    for way in sorted(fitting, key=lambda way: way.step.seconds):
+        if best is not None and way.step.seconds >= best.step.seconds:
+            break
+        found = way.exact()
+        if best is None or found.step.seconds < best.step.seconds:
+            best = found
+    assert best is not None
+    return best
 
 
 def price_ways(
@@ -327,18 +323,31 @@ def price_ways(
         numbers, timing=_timing(known, settings, machine, combinations, numbers, model)
     )
     joined = {each.ranks: _of_hosts(machine, each.ranks, hosts) for each in combinations}
-    for way in ways:
+    done = set[tuple[object, ...]]()
+    for way in sorted(ways, key=_turn):
+        # With every row on the GPU batches made ahead are no slower, nor with every list.
+        if {_twin(way, ahead=True), _twin(way, ahead=False)} & done:
+            continue
         request = Request(
-            graph=graph,
-            workload=work,
-            profile=numbers,
-            machine=joined[way.num_ranks],
-            sampler=known.sampler,
-            every_hop=known.every_hop,
-            budgets=Budgets(),
-        )
+            graph=graph, workload=work, profile=numbers, machine=joined[way.num_ranks],
+            sampler=known.sampler, every_hop=known.every_hop, budgets=Budgets(),
+        )  # fmt: skip
         heat = heats[seeds_per_rank(work.batch_size, way.num_ranks)]
-        yield price_way(request, settings, way, heat)
+        found = price_way(request, settings, way, heat)
+        if gpus and found.headroom >= 0 and set(found.rows.ranks[0].shares) == {"own"}:
+            done.add(_twin(way, ahead=True))
+            if way.topology.policy == "replicated":
+                done.add(_twin(way, ahead=False))
+        yield found
+
+
+def _turn(way: Candidate) -> tuple[bool, bool]:
+    return way.threads.sample == 0, way.topology.policy != "replicated"
+
+
+def _twin(way: Candidate, *, ahead: bool) -> tuple[object, ...]:
+    """Name the ways that one of them stands for: on the same GPUs, with the same lists or any."""
+    return way.gpus, way.cliques, way.topology.policy if ahead else ""
 
 
 def _price_key(machine: MachineModel, way: Candidate, stored: int) -> tuple[object, ...]:
@@ -407,13 +416,14 @@ def price_way(
     """Place the rows of a way to train by their heat, and price it."""
     candidate = with_capture(settings, request, candidate)
     placed = _placed(request, candidate, heat)
-    step, half = price_step(request, candidate, placed, _first_alike(request, candidate))
-    backend = backend_of(candidate)
-    parts = fixed_parts(request, candidate, 0, placed.code_bytes)
-    memories = backend.memory_use(request, candidate, placed, [parts] * candidate.num_ranks)
+    firsts = _first_alike(request, candidate)
+    step, half = price_step(request, candidate, placed, firsts, varied=False)
+    parts = [fixed_parts(request, candidate, 0, placed.code_bytes)] * candidate.num_ranks
+    memories = backend_of(candidate).memory_use(request, candidate, placed, parts)
     return PricedWay(
-        candidate=candidate, step=step, half_width=half, memories=memories, rows=placed
-    )
+        request=request, candidate=candidate, step=step, half_width=half, memories=memories,
+        rows=placed,
+    )  # fmt: skip
 
 
 def _first_alike(request: Request, candidate: Candidate) -> list[int]:
