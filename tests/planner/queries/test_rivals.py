@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from gnnplan.planner.array_cache import cache_path
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.pipeline import plan
@@ -38,10 +37,12 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     return generate_rmat(folder, num_nodes=20_000, degree=10, feature_dim=128, seed=1)
 
 
-@pytest.fixture
-def made(graph: Graph, tmp_path: Path) -> Plan:
-    settings = replace(SETTINGS, devices=2)
-    return plan(graph.path, settings, machine=load_preset("dgx-v100"), out=tmp_path / "p")
+@pytest.fixture(scope="module")
+def made(graph: Graph, cache: Path) -> Plan:
+    settings, machine = replace(SETTINGS, devices=2), load_preset("dgx-v100")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GNNPLAN_CACHE", str(cache))
+        return plan(graph.path, settings, machine=machine, out=graph.path.parent / "p")
 
 
 def test_the_default_is_the_loader_of_pyg_on_half_of_the_cores(made: Plan) -> None:
@@ -72,8 +73,10 @@ def test_fewer_workers_take_longer_and_other_systems_have_their_own_stages(made:
     assert "100% of its rows cached" in explain(made, "quiver").answers.what_you_run_today
 
 
-def test_what_cannot_be_estimated_is_said_only_where_it_was_asked_for(made: Plan) -> None:
-    (cache_path() / "runners" / f"{made.plan_id}.json").unlink()
+def test_what_cannot_be_estimated_is_said_only_where_it_was_asked_for(
+    made: Plan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "another"))
     assert explain(made).today is None
     assert "what you run today" not in render(explain(made))
     with pytest.raises(SettingsError, match="planned elsewhere or the cache was emptied"):
