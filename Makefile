@@ -14,7 +14,7 @@ REFUSED := refused_locking
 # with minutes that are estimates:
 #   10 to 60 minutes: cooperative, full_graph_plan, learning, learning_samplers, matrix, memory_plans,
 #     partition, placement_scale, plan_scale --scale 0.0625, policies, scaling, soak_failures, service
-#   boundary (100 minutes), prediction (three hours, can be stopped and gone on with)
+#   boundary (100 minutes), prediction (three hours), drawn (90 minutes); both can be stopped and gone on with
 BENCH ?= placement published sampling samplers bulk gather loader compute end_to_end planning gpu
 # What a bare CUDA image (Python 3.12, x86-64; torch, triton, numba, torch_geometric, typer) lacks of what
 # the GPU's experiments import.

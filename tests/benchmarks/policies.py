@@ -1,6 +1,7 @@
 """Every placement policy on five graphs and five machines, by the one evaluator, against joint.
 
-    python -m tests.benchmarks.policies --json [--graphs a,b] [--only table|song-jiang|las|cliques]
+    python -m tests.benchmarks.policies --json [--graphs a,b]
+        [--only table|disk|song-jiang|las|cliques]
 
 The three largest graphs of the packs by nodes and two R-MAT graphs; GPUs of presets, none of them
 measured here; every GPU has room for 5% of all feature rows and lists. Lines:
@@ -10,6 +11,8 @@ measured here; every GPU has room for 5% of all feature rows and lists. Lines:
   the lower bound. `ratio` is joint's seconds over the policy's: 1 is as good. `verified`: budgets
   and reads checked, bytes counted again without the evaluator; for joint also that a second run
   gives the same bytes.
+- `policies_<graph>_<preset>_<global|sharded>_disk`: the same where every GPU has room for 10% and
+  the host for 31%, on machines of two cliques of four; the rest is read from one disk of 3 GB/s.
 - `song_jiang_*`, `las_*`, `cliques_*`: see policies_shapes.py.
 
 No line holds a time of this machine, so two runs print the same bytes.
@@ -39,6 +42,8 @@ PRESETS = ("dgx-v100", "siton", "dgx-a100", "iowa-v100-bridge-2+2", "iowa-v100-b
 SHARDED = ("dgx-v100", "siton")
 """Legion's machines of several cliques, where its cut gives each clique a law of its own."""
 CACHE_SHARE = 0.05
+SPILL_PRESETS, SPILL_CACHE, SPILL_HOST = ("dgx-v100",), 0.1, 0.31
+"""Where rows spill to disk: machines, and the shares that each GPU and the host have room for."""
 BAR_GAP = 0.01
 
 
@@ -74,8 +79,8 @@ def hits(scored: PlacementScore) -> dict[str, Any]:
     }
 
 
-def table(graph: str, preset: str, drawing: str) -> None:
-    """One line per policy of one graph on one machine."""
+def table(graph: str, preset: str, drawing: str, *, spill: bool = False) -> None:
+    """One line per policy of one graph on one machine, with `spill` of short memories."""
     found, candidate = cases.found(graph), cases.all_gpus(preset)
     num = candidate.num_ranks
     if drawing == "global":
@@ -86,10 +91,11 @@ def table(graph: str, preset: str, drawing: str) -> None:
         laws = tuple(next(c for c, q in enumerate(candidate.cliques) if g in q) for g in range(num))
     total = found.num_nodes * (cases.ROW_BYTES + 8) + 4 * len(found.indices)
     instance = cases.make_instance(
-        preset, candidate, rows, laws, int(CACHE_SHARE * total), lists=(lists, found.in_degree)
-    )
+        preset, candidate, rows, laws, int((SPILL_CACHE if spill else CACHE_SHARE) * total),
+        lists=(lists, found.in_degree), host_bytes=int(SPILL_HOST * total) if spill else None,
+    )  # fmt: skip
     joint, again = place_joint(instance), place_joint(instance)
-    name = f"policies_{graph}_{preset}_{drawing}"
+    name = f"policies_{graph}_{preset}_{drawing}" + "_disk" * spill
     line(
         name,
         joint.placement,
@@ -149,7 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="accepted; output is always JSON")
     parser.add_argument("--graphs", default=",".join(GRAPHS))
-    parser.add_argument("--only", choices=["table", "song-jiang", "las", "cliques"])
+    parser.add_argument("--only", choices=["table", "disk", "song-jiang", "las", "cliques"])
     args = parser.parse_args()
     for graph in args.graphs.split(","):
         if cases.topology(graph) is None:
@@ -160,6 +166,10 @@ def main() -> None:
             for preset in PRESETS:
                 for drawing in ("global", "sharded") if preset in SHARDED else ("global",):
                     table(graph, preset, drawing)
+        if args.only in (None, "disk"):
+            for preset in SPILL_PRESETS:
+                for drawing in ("global", "sharded"):
+                    table(graph, preset, drawing, spill=True)
         if args.only in (None, "song-jiang"):
             shapes.song_jiang(graph)
         if args.only in (None, "las"):

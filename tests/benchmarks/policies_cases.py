@@ -9,7 +9,7 @@ own. Parts are kept between runs, since they only depend on the graph.
 import functools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.partition.partition import hierarchical_parts, partition
-from gnnplan.planner.placement.costs import PLACES
+from gnnplan.planner.placement.costs import DISK, HOST, PLACES, ReadNetwork
 from gnnplan.planner.placement.placement import Placement, find_places
 from gnnplan.planner.placement.policies.policy import Knowledge
 from gnnplan.planner.placement.problem import ItemKind, PlacementProblem
@@ -34,6 +34,7 @@ from tests.support.gpu_networks import Access, gpu_network
 FANOUTS, SEEDS, BATCHES = (25, 10), 256, 64
 ROW_BYTES = 512
 """128 floats per node, whatever a pack holds: so that graphs differ in their edges alone."""
+DISK_BYTES_PER_SECOND = 3e9
 LIST_READ_BYTES = 64
 """One transaction per neighbour read (formulas 2.4)."""
 
@@ -209,6 +210,7 @@ def make_instance(
     device_bytes: int,
     *,
     lists: tuple[Rows, NDArray[np.int64]] | None = None,
+    host_bytes: int | None = None,
 ) -> PlacementProblem:
     """Feature rows, and lists (their reads and the in-degrees), on a preset's GPUs.
 
@@ -219,6 +221,7 @@ def make_instance(
         laws: of each GPU.
         device_bytes: of each GPU.
         lists: reads of lists by law, [D, N], and in-degrees; None: lists stay on the host.
+        host_bytes: of the host, the rest lies on a disk; None: it has everything.
     """
     kinds = [ItemKind(name="features", heat=rows, laws=laws, size=ROW_BYTES, read_bytes=ROW_BYTES)]
     accesses = [Access(bytes=ROW_BYTES, counted=ROW_BYTES)]
@@ -234,13 +237,24 @@ def make_instance(
             )
         )
         accesses.append(Access(bytes=4, counted=LIST_READ_BYTES))
+    network = gpu_network(load_preset(preset), candidate, accesses)
     return PlacementProblem(
         kinds=tuple(kinds),
         cliques=candidate.cliques,
         device_bytes=(device_bytes,) * candidate.num_ranks,
-        host_bytes=None,
-        network=gpu_network(load_preset(preset), candidate, accesses),
+        host_bytes=host_bytes,
+        network=network if host_bytes is None else with_disk(network),
     )
+
+
+def with_disk(network: ReadNetwork) -> ReadNetwork:
+    """The network with a disk behind the host, which all GPUs share and no preset has."""
+    loads = np.concatenate([network.loads, np.zeros_like(network.loads[:, :1])], axis=1)
+    loads[..., DISK] = loads[..., HOST]
+    loads[:, -1, :, DISK] = 1 / DISK_BYTES_PER_SECOND
+    alone = network.alone.copy()
+    alone[..., DISK] = loads[..., DISK].max(axis=1)
+    return replace(network, links=(*network.links, "disk"), loads=loads, alone=alone)
 
 
 def recount(instance: PlacementProblem, layout: Placement) -> NDArray[np.float64]:

@@ -73,7 +73,10 @@ class Buckets:
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
 def _density(heat: np.ndarray, size: np.ndarray, v: int) -> tuple:
-    """Return the sum over laws of heat by bytes, the law of most heat, and that one's share."""
+    """Return the sum over laws of heat by bytes, the law of most heat, and that one's share.
+
+    An item without bytes counts as one byte: it is dense, and not infinitely so.
+    """
     total, most, law = 0.0, -1.0, 0
     for d in range(heat.shape[0]):
         x = heat[d, v]
@@ -81,7 +84,7 @@ def _density(heat: np.ndarray, size: np.ndarray, v: int) -> tuple:
         if x > most:
             most, law = x, d
     share = most / total if total > 0 else 0.0
-    return total / size[v if size.size > 1 else 0], law, share
+    return total / max(size[v if size.size > 1 else 0], 1), law, share
 
 
 @numba.njit(cache=True, nogil=True)

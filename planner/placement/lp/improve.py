@@ -5,6 +5,10 @@ for every device, the items that would gain most against the copies that are mis
 what lowers a sum of powers of the objective's rows, which comes ever closer to their maximum. Only
 moves that keep every budget are tried; the compiled loops change `loads` [rows of the objective] by
 what the clique's reads of a move's items weigh, and take back what does not lower the sum.
+
+Of few items every one is tried against every other (`exchange`). Of many, long queues change place
+front against front, and the host's items are chosen anew, until the objective is near enough to its
+bound (`exchange_queues`).
 """
 
 import itertools
@@ -16,9 +20,9 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.planner.placement.costs import OWN, PEER, ObjectiveRows
+from gnnplan.planner.placement.costs import DISK, HOST, OWN, PEER, PLACES, ObjectiveRows
 from gnnplan.planner.placement.evaluate import read_bytes
-from gnnplan.planner.placement.placement import ItemPlacement, Placement
+from gnnplan.planner.placement.placement import ItemPlacement, Placement, fill_host
 from gnnplan.planner.placement.problem import PlacementProblem
 
 
@@ -191,8 +195,74 @@ def _reread(power, loads, weights, own, code, far, reads, size, free, kind, cliq
                 code[c, i] = old
 
 
+DROPPED = 64
+"""Most copies that make room for one item."""
+FAILURES = 24
+"""Items in a row that lower nothing, after which a queue is left."""
+
+
+@numba.njit(cache=True, nogil=True)
+@typing.no_type_check
+def _exchange_queues(
+    g, wanted, missed, power, loads, weights, own, code, far, reads, size, free, kind, clique
+):
+    """Give device g the wanted items in turn, for the copies that are missed least."""
+    c = clique[g]
+    trial, dropped = np.empty_like(loads), np.empty(DROPPED, np.int64)
+    last, codes = np.zeros(DROPPED, np.bool_), np.zeros(DROPPED, np.uint8)
+    front, failed = 0, 0
+    for i in wanted:
+        room, count, at = free[g], 0, front
+        while room < size[i] and at < missed.size and count < DROPPED:
+            j = missed[at]
+            at += 1
+            last[count] = _holders(own, clique, c, j) == 1
+            if last[count] and _needed_across(own, code, clique, c, j):
+                continue
+            dropped[count], codes[count] = j, code[c, j]
+            room += size[j]
+            count += 1
+        code_i, done = code[c, i], False
+        for via_peer in (1, 0):
+            if room < size[i] or (via_peer == 0 and code_i == 1):
+                break
+            trial[:] = loads
+            _move(trial, weights, own, code, reads, kind, clique, c, i, -1.0)
+            for d in range(count):
+                _move(trial, weights, own, code, reads, kind, clique, c, dropped[d], -1.0)
+            own[g, i] = True
+            if via_peer:
+                code[c, i] = 1
+            for d in range(count):
+                own[g, dropped[d]] = False
+                if last[d] and codes[d] == 1:
+                    code[c, dropped[d]] = far[dropped[d]]
+                _move(trial, weights, own, code, reads, kind, clique, c, dropped[d], 1.0)
+            _move(trial, weights, own, code, reads, kind, clique, c, i, 1.0)
+            done = _better(trial, loads, power)
+            if done:
+                break
+            own[g, i], code[c, i] = False, code_i
+            for d in range(count):
+                own[g, dropped[d]], code[c, dropped[d]] = True, codes[d]
+        if done:
+            loads[:] = trial
+            free[g] = room - size[i]
+            front = at
+        failed = 0 if done else failed + 1
+        if failed == FAILURES:
+            break
+
+
 MOST_PAIRS = 400_000
 """Items times devices up to which exchanges are tried; with more, an item is a small matter."""
+MOST_QUEUED = 32_000_000
+"""Items times devices up to which queues are exchanged: nine bytes are kept for each."""
+QUEUE_PAIRS = 96_000_000
+"""Items times devices that all rounds of queues go over together."""
+QUEUE_ROUNDS = 24
+QUEUED, STILL = 16, 1e-3
+"""One in so many of a device's copies stands in a queue; the next power follows a smaller gain."""
 TRIED = 48
 """Items and copies of a device that are tried against each other."""
 PASSES = 6
@@ -231,6 +301,31 @@ def worth_exchanging(problem: PlacementProblem) -> bool:
     return items * problem.num_devices <= MOST_PAIRS
 
 
+def exchange_queues(
+    problem: PlacementProblem, rows: ObjectiveRows, placement: Placement, enough: float
+) -> Placement:
+    """Improve a placement of many items until its objective is `enough`, or nothing helps."""
+    pairs = sum(kind.num_items for kind in problem.kinds) * problem.num_devices
+    if pairs > MOST_QUEUED:
+        return placement
+    state = _State(problem, placement)
+    loads, weights = rows.values(state.read_bytes()), np.ascontiguousarray(rows.weights)
+    powers = list(POWERS)
+    for _ in range(min(QUEUE_ROUNDS, max(2, QUEUE_PAIRS // pairs))):
+        before = float(loads.max())
+        if before <= enough or not powers:
+            break
+        loads = state.choose_host(rows, loads, powers[0])
+        for g in range(problem.num_devices):
+            finite = state.finite(_seconds_at(rows, loads, powers[0]))
+            queues = state.worth_trying(g, finite, share=QUEUED)
+            _exchange_queues(g, *queues, powers[0], loads, weights, *state.arrays)
+        _reread(powers[0], loads, weights, *state.arrays)
+        if float(loads.max()) > before * (1 - STILL):
+            powers.pop(0)
+    return state.placement(placement)
+
+
 def _descend(
     problem: PlacementProblem,
     rows: ObjectiveRows,
@@ -245,8 +340,7 @@ def _descend(
     for power in powers:
         for _ in range(PASSES):
             priced = _seconds_at(rows, loads, power) if seconds is None else seconds
-            known = np.isfinite(priced) & np.isfinite(problem.network.alone)
-            finite = np.where(known, priced, 1e30)
+            finite = state.finite(priced)
             top = float(loads.max())
             before = cast(float, _sum_of_powers(loads, power, top))
             for g in range(problem.num_devices):
@@ -267,6 +361,14 @@ def _seconds_at(rows: ObjectiveRows, loads: NDArray[np.float64], power: int) -> 
     most = max(float(loads.max()), 1e-300)
     weights = (loads / most) ** ((power or max(POWERS)) - 1)
     return np.einsum("k,ktgs->tgs", weights / max(float(weights.sum()), 1e-300), rows.weights)
+
+
+def _least_first(values: NDArray[np.float64], most: int) -> NDArray[np.int64]:
+    """Sort the places of the least values, at most so many; ties by place."""
+    if len(values) > 8 * most:
+        few = np.flatnonzero(values <= np.partition(values, most)[most])
+        return few[np.argsort(values[few], kind="stable")[:most]]
+    return np.argsort(values, kind="stable")[:most]
 
 
 class _State:
@@ -307,13 +409,55 @@ class _State:
                 self.clique)  # fmt: skip
 
     def worth_trying(
-        self, g: int, seconds: NDArray[np.float64]
+        self, g: int, seconds: NDArray[np.float64], *, share: int = 0
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """List the items g would gain most from, and its copies that would be missed least."""
-        gain = self.gains(g, seconds) / self.size
+        """List the items g would gain most from, and its copies that would be missed least.
+
+        With `share` they are as many as one in so many of its copies, if that is more.
+        """
+        gain = self.gains(g, seconds) / np.maximum(self.size, 1)
         lacks, holds = np.flatnonzero(~self.own[g]), np.flatnonzero(self.own[g])
-        wanted = lacks[np.argsort(-gain[lacks], kind="stable")[:TRIED]]
-        return wanted, holds[np.argsort(gain[holds], kind="stable")[:TRIED]]
+        tried = max(TRIED, len(holds) // share) if share else TRIED
+        wanted = lacks[_least_first(-gain[lacks], tried)]
+        return wanted, holds[_least_first(gain[holds], tried)]
+
+    def finite(self, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Price far above all what cannot be read."""
+        known = np.isfinite(seconds) & np.isfinite(self.problem.network.alone)
+        return np.where(known, seconds, 1e30)
+
+    def read_bytes(self) -> NDArray[np.float64]:
+        """Count the bytes read by kind, device and place, shape [T, G, 5]."""
+        kinds, places = len(self.problem.kinds), len(PLACES)
+        found = np.zeros((kinds, len(self.own), places))
+        for g, own in enumerate(self.own):
+            at = self.kind * places + np.where(own, OWN, self.code[self.clique[g]])
+            sums = np.bincount(at, self.reads[g], minlength=kinds * places)
+            found[:, g] = sums.reshape(kinds, places)
+        return found
+
+    def choose_host(
+        self, rows: ObjectiveRows, loads: NDArray[np.float64], power: int
+    ) -> NDArray[np.float64]:
+        """Choose the host's items anew at the present loads; the loads, which never get worse."""
+        if self.problem.host_bytes is None:
+            return loads
+        seconds = self.finite(_seconds_at(rows, loads, power))
+        saved = np.zeros(len(self.size))
+        for g, reads in enumerate(self.reads):
+            gain = seconds[:, g, DISK] - seconds[:, g, HOST]
+            lacks = (self.code[self.clique[g]] >= HOST) & ~self.own[g]
+            saved += np.where(lacks, reads * gain[self.kind], 0.0)
+        order = np.argsort(-saved / np.maximum(self.size, 1), kind="stable")
+        kept = np.concatenate(fill_host(self.problem, order))
+        before = self.far.copy(), self.code.copy()
+        self.far[:] = np.where(kept, HOST, DISK)
+        np.copyto(self.code, self.far, where=self.code >= HOST)
+        found = rows.values(self.read_bytes())
+        if _better(found, loads, power):
+            return found
+        self.far[:], self.code[:] = before
+        return loads
 
     def gains(self, g: int, seconds: NDArray[np.float64]) -> NDArray[np.float64]:
         """Compute the priced seconds the clique would lose without g's copy, or gain by one."""
@@ -348,5 +492,6 @@ class _State:
                 fresh[ids] = False
                 own.append(np.concatenate([ids[mine[ids]], np.flatnonzero(fresh)]))
             codes = [row[span].copy() for row in self.code]
-            found.append(ItemPlacement(own=own, elsewhere=codes, on_host=old.on_host))
+            on_host = None if old.on_host is None else self.far[span] == HOST
+            found.append(ItemPlacement(own=own, elsewhere=codes, on_host=on_host))
         return replace(start, items=tuple(found))

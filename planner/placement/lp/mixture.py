@@ -110,7 +110,7 @@ def _densities(heat: np.ndarray, size: np.ndarray, read_bytes: float, limit: int
     for v in range(heat.size):
         bytes_ = size[v if size.size > 1 else 0]
         if bytes_ <= limit:
-            found[v] = read_bytes * heat[v] / bytes_
+            found[v] = read_bytes * heat[v] / max(bytes_, 1)
     return found
 
 

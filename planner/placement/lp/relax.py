@@ -158,6 +158,10 @@ def sort_is_exact(problem: PlacementProblem, goal: Goal, groups: Groups) -> bool
     )
 
 
+LEAST_BYTES = 1e-6
+"""Bytes that a bucket without any counts as, so that its items have a density."""
+
+
 def density_shares(
     problem: PlacementProblem, rows: ObjectiveRows, groups: Groups, buckets: list[Buckets]
 ) -> tuple[list[NDArray[np.float64]], Prices]:
@@ -182,7 +186,7 @@ def density_shares(
             # devices that differ do not count on each other's copies
             n = n if len(each.groups) == 1 else 1
             items = KnapsackItems(
-                size=np.where(fits, sizes, np.inf),
+                size=np.where(fits, np.maximum(sizes, LEAST_BYTES), np.inf),
                 replicated=heat * cost[:, OWN],
                 dealt=heat * (cost[:, OWN] / n + peer * (n - 1) / n),
                 host=heat * host,

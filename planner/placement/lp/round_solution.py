@@ -127,7 +127,7 @@ class _Members:
     def split(self, b: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """List one bucket, hottest first, and the share of its bytes before each item's middle."""
         ids = np.flatnonzero(self.buckets.of == b)
-        sizes = self.kind.sizes(ids).astype(np.float64)
+        sizes = np.maximum(self.kind.sizes(ids), 1).astype(np.float64)
         if self.density is not None:
             density = self.density[ids]
         else:
@@ -456,5 +456,5 @@ def host_items(
                 mine = np.where(far, kind.heat[kind.laws[g]], 0.0) * gain
                 mine[own[t][g]] = 0.0
                 saved += mine
-        rates.append(saved / kind.size_array())
+        rates.append(saved / np.maximum(kind.size_array(), 1))
     return [*fill_host(problem, np.argsort(-np.concatenate(rates), kind="stable"))]

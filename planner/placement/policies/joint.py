@@ -3,26 +3,54 @@
     buckets -> linear programme (a child process; one sort where that is proved exact)
             -> whole items within every budget -> small exchanges -> score, bound, prices
 
+Exchanges start from whatever scores best: the rounded programme, a published placement, or the
+densest items dealt over each clique. Of many items, whose buckets blur, they go on until the score
+is near its bound.
+
 Where cliques draw from laws of their own, buckets would have to tell apart who asks for an item as
 well as how often, and become coarse: there mixtures of whole fills take the buckets' place. The one
 evaluator scores the result; the bound comes from the programme's prices by weak duality, so neither
-depends on what the solver claims. A published policy that scores better is taken instead.
+depends on what the solver claims.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gnnplan.planner.placement.costs import Goal, ObjectiveRows, drop_dominated, objective_rows
-from gnnplan.planner.placement.evaluate import PlacementScore, evaluate_rows, score
+import numpy as np
+from numpy.typing import NDArray
+
+from gnnplan.planner.placement.costs import (
+    DISK,
+    HOST,
+    OWN,
+    PEER,
+    Goal,
+    ObjectiveRows,
+    drop_dominated,
+    objective_rows,
+)
+from gnnplan.planner.placement.evaluate import PlacementScore, evaluate_rows, read_bytes, score
 from gnnplan.planner.placement.lp.formulate import Buckets, Groups, find_groups, make_buckets
-from gnnplan.planner.placement.lp.improve import exchange
+from gnnplan.planner.placement.lp.improve import exchange, exchange_queues, worth_exchanging
 from gnnplan.planner.placement.lp.mixture import can_fill, mix_fills, round_mixture
 from gnnplan.planner.placement.lp.relax import SECONDS, Relaxation, lagrangian_bound, relax
-from gnnplan.planner.placement.lp.round_solution import read_seconds, round_shares
-from gnnplan.planner.placement.placement import Placement
-from gnnplan.planner.placement.policies.policy import Knowledge, place_by
+from gnnplan.planner.placement.lp.round_solution import (
+    WantedCopies,
+    fill_devices,
+    read_seconds,
+    round_shares,
+)
+from gnnplan.planner.placement.placement import Placement, find_places
+from gnnplan.planner.placement.policies.policy import (
+    FAR,
+    Copies,
+    Knowledge,
+    complete_copies,
+    place_by,
+)
 from gnnplan.planner.placement.policies.registry import PLACEMENT_POLICIES
 from gnnplan.planner.placement.policies.song_jiang import sort_key
-from gnnplan.planner.placement.problem import PlacementProblem
+from gnnplan.planner.placement.problem import Ids, PlacementProblem
 from gnnplan.runtime.process import side_by_side
 
 JOINT = "joint"
@@ -30,6 +58,8 @@ UNKNOWNS = 2400
 """Buckets times groups that are aimed at: a programme of this size takes well under a second."""
 BOUND_BUCKETS = 128
 """Buckets per kind for a bound alone."""
+ENOUGH = 2e-3
+"""Gap at which exchanges of many items end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -58,12 +88,14 @@ def place_joint(
     limit: int | None = None,
     seconds: float = SECONDS,
     solver: str = "",
+    others: Sequence[Placement] | None = None,
 ) -> JointPlacement:
-    """Place by the linear programme under an objective.
+    """Place by the linear programme under an objective, and go on from the best of the `others`.
 
     Past `seconds` of the solver the density order places. The buckets per kind follow from the
     number of groups where no `limit` is given; solver is highs, cbc, sort or density, over buckets,
     or empty: mixtures of fills where they serve, sort where it is exact, else what is installed.
+    `others` are published placements; they are made if left out.
     """
     rows = drop_dominated(objective_rows(problem.network, goal))
     groups = find_groups(problem, rows)
@@ -76,12 +108,85 @@ def place_joint(
         buckets = make_all_buckets(problem, limit)
         relaxed = relax(problem, rows, groups, buckets, goal=goal, seconds=seconds, solver=solver)
         placement = round_shares(problem, rows, groups, buckets, relaxed)
+    bound = lagrangian_bound(problem, rows, relaxed.prices)
+    placement = _start_from_best(problem, rows, placement, relaxed, others, bound)
     return JointPlacement(
-        placement=placement,
-        score=score(problem, placement, goal),
-        bound=lagrangian_bound(problem, rows, relaxed.prices),
-        relaxed=relaxed,
+        placement=placement, score=score(problem, placement, goal), bound=bound, relaxed=relaxed
     )
+
+
+def _start_from_best(
+    problem: PlacementProblem,
+    rows: ObjectiveRows,
+    own: Placement,
+    relaxed: Relaxation,
+    others: Sequence[Placement] | None,
+    bound: float,
+) -> Placement:
+    """Exchange from another placement that leads, and of many items on towards the bound."""
+
+    def value(found: Placement) -> float:
+        return float(rows.values(read_bytes(problem, found)).max())
+
+    few, enough = worth_exchanging(problem), bound * (1 + ENOUGH)
+    if not few and value(own) <= enough:
+        return own
+    seconds = read_seconds(problem, rows, relaxed.prices)
+    known = place_published(problem, Knowledge()) if others is None else others
+    starts = [each for each in known if each.cliques == problem.cliques]
+    named = [name_places(problem, each) for each in (*starts, deal_densest(problem, seconds))]
+    best = min((own, *named), key=value)
+    if not few:
+        return min((best, exchange_queues(problem, rows, best, enough)), key=value)
+    return own if best is own else min((best, exchange(problem, rows, best, seconds)), key=value)
+
+
+def name_places(problem: PlacementProblem, found: Placement) -> Placement:
+    """Write down where cliques read each item of a placement."""
+    items = tuple(
+        replace(held, elsewhere=[row.copy() for row in find_places(problem, found, t)])
+        for t, held in enumerate(found.items)
+    )
+    return replace(found, items=items, policy=JOINT)
+
+
+def deal_densest(problem: PlacementProblem, seconds: NDArray[np.float64]) -> Placement:
+    """Deal over each clique what saves it most per byte, at seconds per byte of shape [T, G, 5].
+
+    The host keeps what saves most of the rest.
+    """
+    found = [list_densest(problem, clique, seconds) for clique in problem.cliques]
+    none = np.zeros(0, np.int64)
+    chosen = [
+        WantedCopies(
+            replicated=[none] * len(found), dealt=dealt, single=[none] * problem.num_devices
+        )
+        for dealt in map(list, zip(*found, strict=True))
+    ]
+    own = dict(enumerate(fill_devices(problem, chosen, evenly=True)))
+    return complete_copies(problem, JOINT, Copies(own=own, variant="dealt"))
+
+
+def list_densest(
+    problem: PlacementProblem, clique: Sequence[int], seconds: NDArray[np.float64]
+) -> list[Ids]:
+    """List by kind what saves a clique most per byte, as much as its devices have room for."""
+    far = HOST if problem.host_bytes is None else DISK
+    gain = seconds[:, :, far] - seconds[:, :, PEER if len(clique) > 1 else OWN]
+    gain = np.minimum(gain, FAR)
+    saved = np.concatenate(
+        [
+            np.sum([kind.read_bytes * gain[t, g] * kind.heat[kind.laws[g]] for g in clique], axis=0)
+            for t, kind in enumerate(problem.kinds)
+        ]
+    )
+    size = np.concatenate([np.broadcast_to(k.size_array(), k.num_items) for k in problem.kinds])
+    order = np.argsort(-saved / np.maximum(size, 1), kind="stable")
+    room = sum(problem.device_bytes[g] for g in clique)
+    order = order[: np.searchsorted(np.cumsum(size[order]), room, side="right")]
+    ends = np.cumsum([0, *(kind.num_items for kind in problem.kinds)])
+    kind_of = np.searchsorted(ends, order, side="right") - 1
+    return [order[kind_of == t] - ends[t] for t in range(len(problem.kinds))]
 
 
 def make_all_buckets(problem: PlacementProblem, limit: int) -> list[Buckets]:
@@ -128,12 +233,22 @@ def bound_placements(problem: PlacementProblem, goal: Goal) -> float:
 
 def place_jointly(problem: PlacementProblem, know: Knowledge) -> Placement:
     """Place feature rows by the programme, or by a policy held against it that scores better."""
-    found = place_joint(problem, "serial")
+    others = place_published(problem, know)
+    found = place_joint(problem, "serial", others=others)
     items = tuple(replace(items, elsewhere=None) for items in found.placement.items)
     own = replace(found.placement, items=items, variant=found.relaxed.solver)
-    others = [place_by(each, problem, know) for each in PLACEMENT_POLICIES if each.checks_joint]
-    tried = [own, *(each for each in others if isinstance(each, Placement))]
-    return replace(min(tried, key=lambda each: _rank(problem, each)), policy=JOINT)
+    return replace(min((own, *others), key=lambda each: _rank(problem, each)), policy=JOINT)
+
+
+def place_published(problem: PlacementProblem, know: Knowledge) -> list[Placement]:
+    """Place by the published policies that joint is held against, as far as they can.
+
+    They place rows of one size: none where the first kind has several.
+    """
+    if not isinstance(problem.kinds[0].size, int):
+        return []
+    made = (place_by(each, problem, know) for each in PLACEMENT_POLICIES if each.checks_joint)
+    return [each for each in made if isinstance(each, Placement)]
 
 
 def _rank(problem: PlacementProblem, found: Placement) -> tuple[float, ...]:

@@ -129,7 +129,7 @@ def choose_host_items(
     for t, kind in enumerate(problem.kinds):
         costs = problem.read_costs(t)
         gain = max(0.0, min(costs.disk, FAR) - min(costs.host, FAR))
-        rates.append(saved[t] * gain / kind.size_array())
+        rates.append(saved[t] * gain / np.maximum(kind.size_array(), 1))
     return [*fill_host(problem, hotness_order(np.concatenate(rates)))]
 
 

@@ -38,7 +38,8 @@ class PlacementPolicy:
     auto_turn: int | None = None
     """Turn among those that `auto` tries, counted from 1; None: `auto` does not try it."""
     checks_joint: bool = False
-    """Whether `joint` takes its placement where that scores better; it may need nothing else."""
+    """Whether `joint` starts from its placement where that scores better; never where what it
+    needs is not known."""
 
 
 PLACEMENT_POLICIES: tuple[PlacementPolicy, ...] = (
@@ -85,6 +86,7 @@ PLACEMENT_POLICIES: tuple[PlacementPolicy, ...] = (
         source="Quiver (2023)",
         function="gnnplan.planner.placement.policies.published:place_quiver",
         needs=("out_degree",),
+        checks_joint=True,
     ),
     PlacementPolicy(
         name="pagraph",
