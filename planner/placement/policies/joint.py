@@ -172,8 +172,9 @@ def list_densest(
 ) -> list[Ids]:
     """List by kind what saves a clique most per byte, as much as its devices have room for."""
     far = HOST if problem.host_bytes is None else DISK
-    gain = seconds[:, :, far] - seconds[:, :, PEER if len(clique) > 1 else OWN]
-    gain = np.minimum(gain, FAR)
+    peer = seconds[:, :, PEER]
+    near = np.where(np.isfinite(peer), peer, seconds[:, :, OWN])
+    gain = np.minimum(seconds[:, :, far] - near, FAR)
     saved = np.concatenate(
         [
             np.sum([kind.read_bytes * gain[t, g] * kind.heat[kind.laws[g]] for g in clique], axis=0)
