@@ -3,9 +3,9 @@
     buckets -> linear programme (a child process; one sort where that is proved exact)
             -> whole items within every budget -> small exchanges -> score, bound, prices
 
-Exchanges start from whatever scores best: the rounded programme, a published placement, or the
-densest items dealt over each clique. Of many items, whose buckets blur, they go on until the score
-is near its bound.
+A published placement that scores better is taken instead. Many items blur in buckets: there what
+scores best, also the densest items dealt over each clique, is where exchanges start, which go on
+until the score is near its bound.
 
 Where cliques draw from laws of their own, buckets would have to tell apart who asks for an item as
 well as how often, and become coarse: there mixtures of whole fills take the buckets' place. The one
@@ -13,6 +13,7 @@ evaluator scores the result; the bound comes from the programme's prices by weak
 depends on what the solver claims.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -33,14 +34,20 @@ from gnnplan.planner.placement.evaluate import PlacementScore, evaluate_rows, re
 from gnnplan.planner.placement.lp.formulate import Buckets, Groups, find_groups, make_buckets
 from gnnplan.planner.placement.lp.improve import exchange, exchange_queues, worth_exchanging
 from gnnplan.planner.placement.lp.mixture import can_fill, mix_fills, round_mixture
-from gnnplan.planner.placement.lp.relax import SECONDS, Relaxation, lagrangian_bound, relax
+from gnnplan.planner.placement.lp.relax import (
+    SECONDS,
+    Prices,
+    Relaxation,
+    lagrangian_bound,
+    relax,
+)
 from gnnplan.planner.placement.lp.round_solution import (
     WantedCopies,
     fill_devices,
     read_seconds,
     round_shares,
 )
-from gnnplan.planner.placement.placement import Placement, find_places
+from gnnplan.planner.placement.placement import Placement, fill_host, find_places
 from gnnplan.planner.placement.policies.policy import (
     FAR,
     Copies,
@@ -58,8 +65,12 @@ UNKNOWNS = 2400
 """Buckets times groups that are aimed at: a programme of this size takes well under a second."""
 BOUND_BUCKETS = 128
 """Buckets per kind for a bound alone."""
-ENOUGH = 2e-3
-"""Gap at which exchanges of many items end."""
+ENOUGH, BLURRED = 2e-3, 1e-2
+"""Gaps at which exchanges of many items end, and from which on prices are scaled."""
+DEALS = 6
+"""Rounds in which a short host and the cliques settle who keeps what."""
+SCALES = 12
+"""Scales of the prices of bytes that are tried."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -109,6 +120,10 @@ def place_joint(
         relaxed = relax(problem, rows, groups, buckets, goal=goal, seconds=seconds, solver=solver)
         placement = round_shares(problem, rows, groups, buckets, relaxed)
     bound = lagrangian_bound(problem, rows, relaxed.prices)
+    if not worth_exchanging(problem):
+        most = float(rows.values(read_bytes(problem, placement)).max())
+        if most > bound * (1 + BLURRED):
+            bound = max(bound, bound_at_best_scale(problem, rows, relaxed.prices))
     placement = _start_from_best(problem, rows, placement, relaxed, others, bound)
     return JointPlacement(
         placement=placement, score=score(problem, placement, goal), bound=bound, relaxed=relaxed
@@ -123,7 +138,7 @@ def _start_from_best(
     others: Sequence[Placement] | None,
     bound: float,
 ) -> Placement:
-    """Exchange from another placement that leads, and of many items on towards the bound."""
+    """Take another placement that leads; of many items, exchange on from it towards the bound."""
 
     def value(found: Placement) -> float:
         return float(rows.values(read_bytes(problem, found)).max())
@@ -131,14 +146,38 @@ def _start_from_best(
     few, enough = worth_exchanging(problem), bound * (1 + ENOUGH)
     if not few and value(own) <= enough:
         return own
-    seconds = read_seconds(problem, rows, relaxed.prices)
     known = place_published(problem, Knowledge()) if others is None else others
     starts = [each for each in known if each.cliques == problem.cliques]
-    named = [name_places(problem, each) for each in (*starts, deal_densest(problem, seconds))]
-    best = min((own, *named), key=value)
     if not few:
-        return min((best, exchange_queues(problem, rows, best, enough)), key=value)
-    return own if best is own else min((best, exchange(problem, rows, best, seconds)), key=value)
+        starts += deal_densest(problem, read_seconds(problem, rows, relaxed.prices))
+    best = min((own, *(name_places(problem, each) for each in starts)), key=value)
+    return best if few else min((best, exchange_queues(problem, rows, best, enough)), key=value)
+
+
+def bound_at_best_scale(problem: PlacementProblem, rows: ObjectiveRows, prices: Prices) -> float:
+    """Bound at the prices of bytes times the factor, of 0 to 2, that bounds best.
+
+    Buckets that blur who asks for what make bytes look dearer than they are. The bound is concave
+    in the factor, so that a golden section finds it.
+    """
+
+    def at(factor: float) -> float:
+        scaled = replace(prices, device=prices.device * factor, host=prices.host * factor)
+        return lagrangian_bound(problem, rows, scaled)
+
+    low, high, share = 0.0, 2.0, (5**0.5 - 1) / 2
+    left, right = high - share * (high - low), low + share * (high - low)
+    of_left, of_right = at(left), at(right)
+    for _ in range(SCALES - 2):
+        if of_left >= of_right:
+            high, right, of_right = right, left, of_left
+            left = high - share * (high - low)
+            of_left = at(left)
+        else:
+            low, left, of_left = left, right, of_right
+            right = low + share * (high - low)
+            of_right = at(right)
+    return max(of_left, of_right)
 
 
 def name_places(problem: PlacementProblem, found: Placement) -> Placement:
@@ -150,44 +189,79 @@ def name_places(problem: PlacementProblem, found: Placement) -> Placement:
     return replace(found, items=items, policy=JOINT)
 
 
-def deal_densest(problem: PlacementProblem, seconds: NDArray[np.float64]) -> Placement:
+def deal_densest(problem: PlacementProblem, seconds: NDArray[np.float64]) -> list[Placement]:
     """Deal over each clique what saves it most per byte, at seconds per byte of shape [T, G, 5].
 
-    The host keeps what saves most of the rest.
+    Where the host is short, it is left what most cliques want, and they deal again without that:
+    round by round, each of which is a placement.
     """
-    found = [list_densest(problem, clique, seconds) for clique in problem.cliques]
-    none = np.zeros(0, np.int64)
-    chosen = [
-        WantedCopies(
-            replicated=[none] * len(found), dealt=dealt, single=[none] * problem.num_devices
-        )
-        for dealt in map(list, zip(*found, strict=True))
-    ]
-    own = dict(enumerate(fill_devices(problem, chosen, evenly=True)))
-    return complete_copies(problem, JOINT, Copies(own=own, variant="dealt"))
+    limited = problem.host_bytes is not None
+    size = np.concatenate([np.broadcast_to(k.size_array(), k.num_items) for k in problem.kinds])
+    size = np.maximum(size, 1)
+    far = [saved_rates(problem, c, seconds, DISK if limited else HOST) for c in problem.cliques]
+    near = [saved_rates(problem, c, seconds, HOST) for c in problem.cliques]
+    kept, found = np.zeros(len(size), np.bool_), list[Placement]()
+    for _ in range(DEALS if limited else 1):
+        rates = [np.where(kept, n, f) / size for n, f in zip(near, far, strict=True)]
+        taken = [take_densest(problem, c, r) for c, r in zip(problem.cliques, rates, strict=True)]
+        found.append(place_dealt(problem, taken))
+        if limited:
+            least = [float(r[t[-1]]) if len(t) else 0.0 for r, t in zip(rates, taken, strict=True)]
+            wanted = sum(cap_rate(f / size, x) for f, x in zip(far, least, strict=True))
+            order = np.argsort(-np.asarray(wanted), kind="stable")
+            kept = np.concatenate(fill_host(problem, order))
+    return found
 
 
-def list_densest(
-    problem: PlacementProblem, clique: Sequence[int], seconds: NDArray[np.float64]
-) -> list[Ids]:
-    """List by kind what saves a clique most per byte, as much as its devices have room for."""
-    far = HOST if problem.host_bytes is None else DISK
+def saved_rates(
+    problem: PlacementProblem, clique: Sequence[int], seconds: NDArray[np.float64], far: int
+) -> NDArray[np.float64]:
+    """Add up what a clique saves by each item that it reads from a peer, not from `far`."""
     peer = seconds[:, :, PEER]
     near = np.where(np.isfinite(peer), peer, seconds[:, :, OWN])
-    gain = np.minimum(seconds[:, :, far] - near, FAR)
-    saved = np.concatenate(
+    gain = np.clip(seconds[:, :, far] - near, 0.0, FAR)
+    return np.concatenate(
         [
             np.sum([kind.read_bytes * gain[t, g] * kind.heat[kind.laws[g]] for g in clique], axis=0)
             for t, kind in enumerate(problem.kinds)
         ]
     )
+
+
+def cap_rate(rate: NDArray[np.float64], least: float) -> NDArray[np.float64]:
+    """Cap what an item saves per byte at the least that is dealt: more would be dealt otherwise.
+
+    Of those above, the hotter are worth a little less to the host.
+    """
+    above = np.maximum(rate, least)
+    share = np.divide(least, above, out=np.ones_like(above), where=above > 0)
+    return np.where(rate > least, least * (0.99 + 0.01 * share), rate)
+
+
+def take_densest(
+    problem: PlacementProblem, clique: Sequence[int], rate: NDArray[np.float64]
+) -> Ids:
+    """List what saves a clique most per byte, of all kinds, as far as its devices have room."""
+    order = np.argsort(-rate, kind="stable")
     size = np.concatenate([np.broadcast_to(k.size_array(), k.num_items) for k in problem.kinds])
-    order = np.argsort(-saved / np.maximum(size, 1), kind="stable")
     room = sum(problem.device_bytes[g] for g in clique)
-    order = order[: np.searchsorted(np.cumsum(size[order]), room, side="right")]
+    return order[: np.searchsorted(np.cumsum(size[order]), room, side="right")]
+
+
+def place_dealt(problem: PlacementProblem, taken: Sequence[Ids]) -> Placement:
+    """Deal to the cliques what each has taken of all kinds; the host keeps what else saves most."""
     ends = np.cumsum([0, *(kind.num_items for kind in problem.kinds)])
-    kind_of = np.searchsorted(ends, order, side="right") - 1
-    return [order[kind_of == t] - ends[t] for t in range(len(problem.kinds))]
+    none = np.zeros(0, np.int64)
+    chosen = [
+        WantedCopies(
+            replicated=[none] * len(taken),
+            dealt=[ids[(ids >= start) & (ids < end)] - start for ids in taken],
+            single=[none] * problem.num_devices,
+        )
+        for start, end in itertools.pairwise(ends.tolist())
+    ]
+    own = dict(enumerate(fill_devices(problem, chosen, evenly=True)))
+    return complete_copies(problem, JOINT, Copies(own=own, variant="dealt"))
 
 
 def make_all_buckets(problem: PlacementProblem, limit: int) -> list[Buckets]:

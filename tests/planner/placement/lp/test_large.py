@@ -66,8 +66,10 @@ def test_a_hundred_thousand_rows_are_too(share: float, goal: Goal) -> None:
 
 
 @pytest.mark.slow
-def test_rows_and_lists_are_too() -> None:
-    near_its_bound(zipf_problem(100_000, 0.4, lists=True))
+@pytest.mark.parametrize("laws", ["shared", "clique", "device"])
+@pytest.mark.parametrize("lists", [False, True])
+def test_laws_of_their_own_and_lists_are_too(laws: str, lists: bool) -> None:
+    near_its_bound(zipf_problem(100_000, 0.4, laws=laws, lists=lists))
 
 
 @pytest.mark.slow
