@@ -143,15 +143,17 @@ def _start_from_best(
     def value(found: Placement) -> float:
         return float(rows.values(read_bytes(problem, found)).max())
 
-    few, enough = worth_exchanging(problem), bound * (1 + ENOUGH)
-    if not few and value(own) <= enough:
-        return own
+    def lead(best: Placement, starts: Sequence[Placement]) -> Placement:
+        same = (each for each in starts if each.cliques == problem.cliques)
+        return min((best, *(name_places(problem, each) for each in same)), key=value)
+
     known = place_published(problem, Knowledge()) if others is None else others
-    starts = [each for each in known if each.cliques == problem.cliques]
-    if not few:
-        starts += deal_densest(problem, read_seconds(problem, rows, relaxed.prices))
-    best = min((own, *(name_places(problem, each) for each in starts)), key=value)
-    return best if few else min((best, exchange_queues(problem, rows, best, enough)), key=value)
+    best, enough = lead(own, known), bound * (1 + ENOUGH)
+    if worth_exchanging(problem) or value(best) <= enough:
+        return best
+    seconds = read_seconds(problem, rows, relaxed.prices)
+    best = lead(best, deal_densest(problem, seconds))
+    return min((best, exchange_queues(problem, rows, best, enough)), key=value)
 
 
 def bound_at_best_scale(problem: PlacementProblem, rows: ObjectiveRows, prices: Prices) -> float:
