@@ -75,8 +75,8 @@ PACKS: dict[Task, dict[str, Pack]] = {
         "tolokers": Pack(seeds=5_879),
     },
     "link": {
-        "ca-astroph": Pack(seeds=158_440, noise=64),
-        "mesh-copter2": Pack(seeds=281_790, noise=32),
+        "ca-astroph": Pack(seeds=158_452, noise=64),
+        "mesh-copter2": Pack(seeds=282_052, noise=32),
     },
     "full": {
         "actor": Pack(seeds=3_648),
