@@ -28,7 +28,7 @@ from gnnplan.planner.cost.backends.gpu_lanes import (
 )
 from gnnplan.planner.cost.memory import gpu_capacity, size_text
 from gnnplan.planner.cost.model import batch_and_timing, predict
-from gnnplan.planner.cost.request import Request, steps_per_epoch
+from gnnplan.planner.cost.request import Request, seeds_per_rank, steps_per_epoch
 from gnnplan.planner.cost.stages.all_reduce import gradient_bytes
 from gnnplan.planner.cost.stages.exchange import UNMEASURED, hidden_share, measured_eta
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
@@ -49,6 +49,7 @@ from gnnplan.planner.search.samplers import of_links_or_types
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import Hotness
 from gnnplan.runtime.plan.schema import Alternative, Interval, Prediction
+from gnnplan.runtime.sampling.memory import Envelope
 from gnnplan.runtime.sampling.registry import is_able
 from gnnplan.runtime.stages import most_parts, refuse_captured
 
@@ -86,10 +87,34 @@ def with_step(settings: PlanSettings, request: Request, candidate: Candidate) ->
     if settings.step == "eager" or refuse_captured(eager, request.workload):
         return eager
     batch, timing = batch_and_timing(request, candidate)
-    captured = replace(eager, step="captured", shapes=step_shapes(batch))
+    drawn, bounds = _draws_padded(settings, request, eager), None
+    if drawn:
+        seeds = seeds_per_rank(request.workload.batch_size, eager.num_ranks)
+        nodes, fanouts = request.graph.num_nodes, request.workload.fanouts
+        bounds = Envelope.largest(seeds, fanouts, nodes, every_hop=request.every_hop)
+    shapes = step_shapes(batch, drawn=drawn, bounds=bounds)
+    captured = replace(eager, step="captured", shapes=shapes)
+    if drawn:
+        threads = replace(eager.threads, sample=0, capture=0)
+        captured = replace(captured, threads=threads)
     now, then = (step_compute(request.machine, each, batch, timing) for each in (eager, captured))
     gain = 1 - (then.forward_backward + then.optimizer) / (now.forward_backward + now.optimizer)
     return captured if settings.step == "captured" or gain > request.machine.noise else eager
+
+
+DRAWN_MODELS = ("sage", "gat")
+"""Models whose blocks have no weights, so that the device draws whole batches of them."""
+
+
+def _draws_padded(settings: PlanSettings, request: Request, candidate: Candidate) -> bool:
+    """Return whether the device draws whole batches into a captured step's shapes."""
+    plain = is_able(settings.sampler, settings.sampler_parameters, "captured")
+    node = not of_links_or_types(request.graph.task, request.workload)
+    node = node and request.workload.model in DRAWN_MODELS
+    alone = candidate.las is None and candidate.bulk_batches == 1 and candidate.cache is None
+    whole = candidate.topology.policy in ("host", "replicated") and candidate.hosts == 1
+    bounded = min(request.workload.fanouts, default=-1) > 0
+    return plain and node and alone and whole and bounded and settings.shared_host
 
 
 def with_parts(

@@ -307,6 +307,8 @@ class StepShapes:
     """Rows for the nodes known after each hop; length L + 1."""
     edges: list[int]
     """Edges of each hop's block as drawn, without self-loops that a model adds; length L."""
+    drawn: bool = False
+    """Whether the device draws whole batches into these shapes, as far as it can."""
     overflow_share: float = 0.0
     """Predicted share of steps whose batch does not fit."""
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from gnnplan.planner.candidate import Candidate, PlacedRows
 from gnnplan.planner.cost.backends.backend import Backend, Parts, time_to_start
 from gnnplan.planner.cost.backends.gpu_lanes import (
+    GRAPH_STARTS,
     captured_bytes,
     captured_step_bytes,
     captured_words,
-    drawn_bytes,
     has_lanes,
     step_compute,
 )
@@ -107,10 +107,7 @@ class GpusBackend(Backend):
             captured_bytes=captured_bytes(request, candidate),
         )
         timing = self.batch_and_timing(request, candidate)[1]
-        graph = request.graph
-        more = captured_step_bytes(candidate, batch, timing, 4 * graph.feature_dim)
-        if candidate.shapes is not None:
-            more += drawn_bytes(candidate.shapes, graph.num_nodes, graph.num_train)
+        more = captured_step_bytes(candidate, request.graph, batch, timing)
         return found | ({"captured step": more} if more else {})
 
     def memory_use(
@@ -246,11 +243,21 @@ class _Reads:
 
 
 def _starts(work: RankWork, candidate: Candidate) -> Starts:
+    if candidate.shapes is not None and candidate.shapes.drawn:
+        return Starts(
+            draw=GRAPH_STARTS, mix=0.0, share=0.0, gather=0.0, cache=0.0, pack=0.0, copy=0.0
+        )
     found = loader_starts(
         candidate, len(work.batch.edges), sampler=work.sampler, every_hop=work.every_hop
     )
     more = FANOUT_STARTS * more_fanouts(work.workload, len(work.batch.edge_types))
     return replace(found, draw=found.draw + more)
+
+
+def _without_host(timing: ModelTiming) -> ModelTiming:
+    """Return the timing whose edge weights the host does not start."""
+    device = timing.batch_seconds - timing.batch_host_seconds
+    return replace(timing, batch_seconds=device, batch_host_seconds=0.0)
 
 
 def _derived_times(work: RankWork) -> RankTimes:
@@ -263,7 +270,10 @@ def _derived_times(work: RankWork) -> RankTimes:
     near += swept + reads.drawing(_own_part(work), located=located)
     sample = swept + reads.drawing(work.list_places, starts.draw, located=located)
     copy, step = reads.copying(launch), step_compute(work.machine, candidate, work.batch, timing)
-    launches = launch * (starts.draw + starts.gather + starts.copy) + timing.batch_host_seconds
+    batch_host = timing.batch_host_seconds
+    if candidate.shapes is not None and candidate.shapes.drawn:  # seeds and labels lie there
+        copy, timing, batch_host = 0.0, _without_host(timing), 0.0
+    launches = launch * (starts.draw + starts.gather + starts.copy) + batch_host
     loader = sample + moving + launch * starts.gather + copy + timing.batch_seconds
     seconds = {
         Stage.SAMPLE: sample,

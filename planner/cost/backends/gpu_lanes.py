@@ -22,7 +22,7 @@ from gnnplan.planner.cost.stages.host import start_seconds
 from gnnplan.planner.cost.stages.sample import batch_launches
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.workload import BatchProfile, GpuTiming, ModelTiming, Spread
-from gnnplan.runtime.plan.schema import StepShapes
+from gnnplan.runtime.plan.schema import GraphRef, StepShapes
 from gnnplan.runtime.sampling.memory import Envelope, capture_bytes, may_capture
 from gnnplan.runtime.stages import Stage
 
@@ -171,7 +171,9 @@ def step_compute(
     )
     if candidate.shapes is None or not worked:
         return eager
-    host = captured_starts(len(batch.edges)) * start_seconds(machine)
+    drawn = candidate.shapes.drawn
+    starts = GRAPH_STARTS if drawn else captured_starts(len(batch.edges))
+    host = starts * start_seconds(machine)
     device = worked * padding_ratio(candidate.shapes, batch)
     return StepCompute(forward_backward=host + device, optimizer=0.0, host=host, device=device)
 
@@ -203,36 +205,41 @@ SHAPE_MULTIPLE = 64
 """Multiple that rows and edges are rounded up to."""
 
 
-def step_shapes(batch: BatchProfile) -> StepShapes:
+def step_shapes(
+    batch: BatchProfile, *, drawn: bool = False, bounds: Envelope | None = None
+) -> StepShapes:
     """Return the padded shapes for batches of a profiled size, and the share that overflows them.
 
-    Rows and edges are 1.1 times what one of a thousand batches exceeds, and a row more, which is
-    padding's; seeds have a bound of their own. The share adds up the normal tails of all of them.
+    Rows and edges are 1.1 times what one of a thousand batches exceeds, within `bounds`, and a row
+    more, which is padding's. The share adds up the normal tails of all of them.
 
     Source: docs/formulas.md 8.10 [A10] for the quantile.
     """
-    rows = [*batch.vertices[1:]]
-    edges = list(reversed(batch.block_edges))
-    limits = [[_shape_of(each, batch.num_batches) for each in sizes] for sizes in (rows, edges)]
-    beyond = [
-        _normal_tail(each, limit - is_rows)
-        for sizes, found, is_rows in ((rows, limits[0], 1), (edges, limits[1], 0))
-        for each, limit in zip(sizes, found, strict=True)
-    ]
+    sizes = (batch.vertices, list(reversed(batch.block_edges)))
+    rows, edges = ([tail(each, batch.num_batches, SHAPE_DRAWS) for each in some] for some in sizes)
     ends = batch.vertices[0]  # of links, whose number varies
-    seeds = _shape_of(ends, batch.num_batches) if ends.std > 0 else batch.seeds_per_rank + 1
-    seeds = _rounded_up(max(seeds, ends.largest + 1))
+    rows[0] = SHAPE_MARGIN * rows[0] if ends.std > 0 else max(batch.seeds_per_rank, ends.largest)
+    found = Envelope.around(rows, edges, bounds, margin=SHAPE_MARGIN, multiple=SHAPE_MULTIPLE)
+    limits = ([each - 1 for each in found.rows], found.edges)
+    beyond = [
+        _normal_tail(size, limit)
+        for some, most in zip(sizes, limits, strict=True)
+        for size, limit in zip(some, most, strict=True)
+    ]
     return StepShapes(
-        rows=[seeds, *limits[0]], edges=limits[1], overflow_share=min(1.0, sum(beyond))
+        rows=list(found.rows),
+        edges=list(found.edges),
+        drawn=drawn,
+        overflow_share=0.0 if _within(found, bounds) else min(1.0, sum(beyond)),
     )
 
 
-def _shape_of(size: Spread, profiled: int) -> int:
-    return _rounded_up(SHAPE_MARGIN * tail(size, profiled, SHAPE_DRAWS) + 1)
-
-
-def _rounded_up(count: float) -> int:
-    return math.ceil(count / SHAPE_MULTIPLE) * SHAPE_MULTIPLE
+def _within(found: Envelope, bounds: Envelope | None) -> bool:
+    """Return whether nothing can overflow an envelope."""
+    if bounds is None:
+        return False
+    sizes = zip((*found.rows, *found.edges), (*bounds.rows, *bounds.edges), strict=True)
+    return all(size >= bound for size, bound in sizes)
 
 
 def _normal_tail(size: Spread, limit: float) -> float:
@@ -243,28 +250,22 @@ def _normal_tail(size: Spread, limit: float) -> float:
 
 
 def captured_step_bytes(
-    candidate: Candidate, batch: BatchProfile, timing: ModelTiming, row_bytes: int
+    candidate: Candidate, graph: GraphRef, batch: BatchProfile, timing: ModelTiming
 ) -> int:
     """Return the bytes that a captured step takes beside an eager one's; 0 of an eager one.
 
-    Its buffers, and a pool of the activations over padded shapes: a batch that does not fit is
-    trained beside them.
+    Its buffers with float32 rows, what draws pass through, and a pool of the activations over
+    padded shapes: a batch that does not fit is trained beside them.
     """
     shapes = candidate.shapes
     if shapes is None:
         return 0
-    ends = sum(ROW_END_BYTES * rows for rows in shapes.rows[:-1])
-    edges = sum(PADDED_EDGE_BYTES * (edges + rows) for edges, rows in zip(
-        shapes.edges, shapes.rows, strict=False
-    ))  # fmt: skip
-    pool = timing.activation_bytes * padding_ratio(shapes, batch)
-    return round(shapes.rows[-1] * row_bytes + ends + edges + pool)
-
-
-def drawn_bytes(shapes: StepShapes, num_nodes: int, num_train: int) -> int:
-    """Return the bytes that batches pass through where a captured step draws its own."""
     envelope = Envelope(tuple(shapes.rows), tuple(shapes.edges))
-    return envelope.shared_bytes(num_nodes, num_train)
+    shared = envelope.shared_bytes(graph.num_nodes, graph.num_train) if shapes.drawn else 0
+    edges = PADDED_EDGE_BYTES * (sum(shapes.edges) + sum(shapes.rows[:-1]))
+    rows = 4 * graph.feature_dim * shapes.rows[-1] + ROW_END_BYTES * sum(shapes.rows)
+    pool = timing.activation_bytes * padding_ratio(shapes, batch)
+    return round(shared + edges + rows + pool)
 
 
 ROW_END_BYTES, PADDED_EDGE_BYTES = 8, 12
