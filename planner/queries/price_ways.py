@@ -324,30 +324,21 @@ def price_ways(
     )
     joined = {each.ranks: _of_hosts(machine, each.ranks, hosts) for each in combinations}
     done = set[tuple[object, ...]]()
-    for way in sorted(ways, key=_turn):
-        # With every row on the GPU batches made ahead are no slower, nor with every list.
-        if {_twin(way, ahead=True), _twin(way, ahead=False)} & done:
+    for way in sorted(ways, key=lambda way: way.topology.policy != "replicated"):
+        # Where every row and list is on the GPU no other place of lists is faster.
+        if (way.gpus, way.cliques, way.threads.sample) in done:
             continue
         request = Request(
             graph=graph, workload=work, profile=numbers, machine=joined[way.num_ranks],
             sampler=known.sampler, every_hop=known.every_hop, budgets=Budgets(),
         )  # fmt: skip
         heat = heats[seeds_per_rank(work.batch_size, way.num_ranks)]
-        found = price_way(request, settings, way, heat)
-        if gpus and found.headroom >= 0 and set(found.rows.ranks[0].shares) == {"own"}:
-            done.add(_twin(way, ahead=True))
-            if way.topology.policy == "replicated":
-                done.add(_twin(way, ahead=False))
-        yield found
-
-
-def _turn(way: Candidate) -> tuple[bool, bool]:
-    return way.threads.sample == 0, way.topology.policy != "replicated"
-
-
-def _twin(way: Candidate, *, ahead: bool) -> tuple[object, ...]:
-    """Name the ways that one of them stands for: on the same GPUs, with the same lists or any."""
-    return way.gpus, way.cliques, way.topology.policy if ahead else ""
+        for each in dict.fromkeys((way, with_capture(settings, request, way))):
+            found = price_way(request, each, heat)
+            whole = set(found.rows.ranks[0].shares) == {"own"}
+            if way.topology.policy == "replicated" and whole and found.headroom >= 0:
+                done.add((way.gpus, way.cliques, way.threads.sample))
+            yield found
 
 
 def _price_key(machine: MachineModel, way: Candidate, stored: int) -> tuple[object, ...]:
@@ -410,11 +401,8 @@ def _of_hosts(machine: MachineModel, gpus: int, hosts: int) -> MachineModel:
     return machine.with_tables({MachineTable.NCCL_ALL_REDUCE: summed})
 
 
-def price_way(
-    request: Request, settings: PlanSettings, candidate: Candidate, heat: HeatGroups
-) -> PricedWay:
+def price_way(request: Request, candidate: Candidate, heat: HeatGroups) -> PricedWay:
     """Place the rows of a way to train by their heat, and price it."""
-    candidate = with_capture(settings, request, candidate)
     placed = _placed(request, candidate, heat)
     firsts = _first_alike(request, candidate)
     step, half = price_step(request, candidate, placed, firsts, varied=False)
