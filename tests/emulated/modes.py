@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from gnnplan.planner.candidate import Candidate, columns_of
 from gnnplan.planner.placement.owned import OWNED
-from gnnplan.runtime.plan.schema import Links, Plan, Strategy
+from gnnplan.runtime.plan.schema import Links, Plan, StepShapes, Strategy
 
 ONE, HOST, HOSTS = "1 GPU", "n GPUs, one host", "n GPUs, several hosts"
 COLUMNS = (ONE, HOST, HOSTS)
@@ -113,6 +113,14 @@ def _ahead(candidate: Candidate) -> bool:
 
 def _in_line(candidate: Candidate) -> bool:
     return candidate.threads.sample == 0
+
+
+def _captures(rows: list[int], edges: list[int]) -> Callable[[Strategy], Strategy]:
+    """Replay the step over these shapes."""
+    shapes = StepShapes(rows=rows, edges=edges)
+    return lambda strategy: replace(
+        strategy, step="captured", shapes=shapes, threads=replace(strategy.threads, comm=0)
+    )
 
 
 def _stacked(candidate: Candidate) -> bool:
@@ -232,6 +240,12 @@ MODES = [
     Mode(name="gcn", row="independent", settings={"workload": {"model": "gcn"}}),
     Mode(name="gat", row="independent", settings={"workload": {"model": "gat", "heads": 2}}),
     Mode(name="dropout", row="independent", settings={"workload": {"dropout": 0.3}}),
+    Mode(name="captured", row="independent", devices=1, wants=_in_line,
+         change=_captures([33, 129, 241], [96, 288])),
+    Mode(name="captured, some overflow", row="independent",
+         change=_captures([17, 65, 116], [48, 144])),
+    Mode(name="captured gcn", row="independent", settings={"workload": {"model": "gcn"}},
+         change=_captures([17, 65, 241], [48, 144])),
     Mode(name="bfloat16", row="independent", settings={"workload": {"precision": "bfloat16"}},
          tolerance=1e-2, score_tolerance=0.1),
     *(

@@ -45,6 +45,8 @@ TESTED = {
     "training": ("train/test_streams.py", "train/test_shared_device.py"),
 }  # fmt: skip
 """Tests below tests/runtime whose kernels take the GPU that is here."""
+CAPTURED = ("sage", "sage_tf32", "sage_bfloat16", "gcn", "gat")
+"""Cases of `tests.silicon.captured`, the hardest bars first."""
 SANITIZED = ("features/test_gather_triton.py", "sampling/gpu/test_neighbor_triton.py")
 PARTS = {"gathers": 100.0, "sampling": 110.0, "epoch": 110.0, "sampling,curve": 120.0}
 """Parts of the GPU benchmark, with their seconds."""
@@ -188,6 +190,29 @@ def _steps() -> list[Experiment]:
     ]
 
 
+def _captured() -> list[Experiment]:
+    """Captured steps, the hardest first; R-GCN and links are not built."""
+    cases = [
+        Experiment(
+            name=f"captured_step_{case}",
+            question=f"captured step of {case}: how many times the GPU's own work in it?",
+            entry="tests.silicon.captured:time_step",
+            seconds=75,
+            files=(*WORKER, "tests/silicon/step.py"),
+            arguments=(("case", case),),
+        )
+        for case in CAPTURED
+    ]
+    overflow = Experiment(
+        name="captured_step_overflow",
+        question="batches that overflow a captured step's shapes: the losses of eager steps?",
+        entry="tests.silicon.captured:force_overflow",
+        seconds=75,
+        files=(*WORKER, "tests/silicon/step.py"),
+    )
+    return [overflow, *cases]
+
+
 def _probes() -> list[Experiment]:
     ranks = [
         Experiment(
@@ -259,6 +284,6 @@ def _programs() -> list[Experiment]:
 
 
 EXPERIMENTS = [
-    *_collectives(), *_hosts(), *_faults(), *_peers(), *_probes(), *_modes(), *_steps(),
-    *_programs(),
+    *_collectives(), *_hosts(), *_faults(), *_peers(), *_probes(), *_captured(), *_modes(),
+    *_steps(), *_programs(),
 ]  # fmt: skip

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from gnnplan.runtime.comm.mesh import backend_of
+from gnnplan.runtime.emulation.threads import stop
 from gnnplan.runtime.graph.generate import generate_sbm
 from tests.emulated.modes import MODES
-from tests.silicon import __main__ as command, nccl, peers, probing, queue, rows, step
-from tests.silicon.experiments import EXPERIMENTS, TESTED, mode_name
+from tests.silicon import __main__ as command, captured, nccl, peers, probing, queue, rows, step
+from tests.silicon.experiments import CAPTURED, EXPERIMENTS, TESTED, mode_name
 from tests.silicon.queue import Experiment, Outcome, State
 from tests.silicon.setting import Setting
 from tests.support.plans import make_plan
@@ -214,6 +215,20 @@ class TestEntries:
         lines = queue.parse_lines(capsys.readouterr().out)
         names = {line["name"] for line in lines}
         assert {"floor_bfloat16", "step_kernels", "step_waits", "step_gpu_seconds"} <= names
+
+    @pytest.mark.slow
+    def test_captured_steps_are_timed_and_overflow_on_cores(
+        self, capsys: pytest.CaptureFixture[str]
+    ):
+        assert tuple(captured.CASES) == CAPTURED
+        for case in CAPTURED:
+            captured.time_step(Setting(emulated=True), case=case)
+        captured.force_overflow(Setting(emulated=True))
+        stop()
+        lines = queue.parse_lines(capsys.readouterr().out)
+        names = {line["name"] for line in lines}
+        assert names == {f"captured_step_{case}" for case in (*CAPTURED, "overflow")}
+        assert all(line["value"] > 0 for line in lines)
 
     def test_a_probe_is_timed_by_kind_of_work(self, capsys: pytest.CaptureFixture[str]):
         probing.time_probe(Setting(emulated=True), quick=True)

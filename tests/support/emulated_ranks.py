@@ -137,6 +137,8 @@ def on_cores(plan: Plan, folder: Path, out: Path) -> Plan:
         devices=devices,
         pipeline=[name for name in strategy.pipeline if name != "copy"],
         threads=replace(strategy.threads, capture=0, gather_programs=0),
+        step="eager",
+        shapes=None,
     )
     return save_plan(replace(plan, strategy=strategy), arrays, out)
 
