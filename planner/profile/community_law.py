@@ -15,7 +15,7 @@ communities are grouped by these numbers. Within one group a node of relative de
 
 and under LABOR-0 with the integral over x of the same of ends whose min(1, k/d) is at least x. A
 list that is drawn from again brings a share 1 - q per earlier draw anew, and where edges run both
-ways one entry of a list that an edge led to leads back (DEC-160).
+ways one entry of a list that an edge led to leads back (DEC-155).
 """
 
 import functools
@@ -48,11 +48,11 @@ NAMES = 20
 STAND_IN = 1 << 16
 """Vertices of a hotness that stand for a graph's."""
 COUNT_ERROR = 0.1
-"""Relative standard error of the law's input vertices (DEC-160)."""
+"""Relative standard error of the law's input vertices (DEC-155)."""
 
 
 TYPICAL = Clustering(spread=1.3, inside=0.6, community=3000.0)
-"""Clustering of graphs of which nothing else is known: the middle of the fitted ones (DEC-160)."""
+"""Clustering of graphs of which nothing else is known: the middle of the fitted ones (DEC-155)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

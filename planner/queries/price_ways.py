@@ -4,7 +4,7 @@
 
 No array is as large as the graph. Of ranks whose reads take as long, one is priced for all. Several
 hosts that are alike are one of them, with its share of the batch and the gradient summed over all
-(DEC-169).
+(DEC-162).
 """
 
 import math
@@ -66,7 +66,7 @@ from gnnplan.runtime.plan.schema import GraphRef, MemoryUse, TopologyPlacement, 
 from gnnplan.runtime.sampling.registry import BY_TYPE, DEFAULT_SAMPLER
 
 SIZES_ERROR = 0.15
-"""Relative standard error of the input nodes of such a graph's batches (DEC-169)."""
+"""Relative standard error of the input nodes of such a graph's batches (DEC-162)."""
 MOST_READ = 1 << 22
 """Most nodes of a dataset whose degrees are read."""
 DEFAULT_TRAIN, DEFAULT_CLASSES = 0.1, 50

@@ -3,7 +3,7 @@
     nodes and edges by type -> expected nodes and edges of each hop by type -> sizes of each layer's
         relations -> kernels of the cost file -> roofline
 
-The runtime trains R-GCN on typed graphs; R-GAT has a cost here and no training yet (DEC-170).
+The runtime trains R-GCN on typed graphs; R-GAT has a cost here and no training yet (DEC-163).
 """
 
 from collections.abc import Iterator, Sequence

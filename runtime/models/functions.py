@@ -138,7 +138,7 @@ _step_draws: ContextVar[_StepDraws | None] = ContextVar("_step_draws", default=N
 def drawing_by(key: Tensor) -> Iterator[None]:
     """Let `drop` draw by counter in the body, one forward pass, from a stream int64 (1,).
 
-    A row's draws then depend on its number alone, not on how many rows there are (DEC-178).
+    A row's draws then depend on its number alone, not on how many rows there are (DEC-169).
     """
     token = _step_draws.set(_StepDraws(key))
     try:

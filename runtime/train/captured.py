@@ -3,12 +3,12 @@
   batch -> inputs of fixed shapes -> forward, backward, all-reduce, update -> results on the device
 
 Where the device can draw and gather a batch without the host (`gpu.padded`), that is the step's
-first part, and nothing is copied (DEC-174).
+first part, and nothing is copied (DEC-166).
 
 Numbers of true rows lie on the device, where kernels read them. Padding adds zeros alone to loss
 and gradients. A batch that does not fit is taken as an empty one and flagged: its update, and every
 later one, is left out on the device until the host looks, every `LOOK_EVERY` steps. The host then
-takes that batch kernel by kernel and goes on behind it, so updates keep their order (DEC-177).
+takes that batch kernel by kernel and goes on behind it, so updates keep their order (DEC-168).
 
 A GPU replays a CUDA graph; where none is captured the same calls are made one by one.
 """
@@ -38,7 +38,7 @@ from gnnplan.runtime.train.minibatch import TrainLoop, finite_loss
 from gnnplan.runtime.train.precision import widen
 
 LOOK_EVERY = 16
-"""Steps between two looks of the host at losses and flags (DEC-177)."""
+"""Steps between two looks of the host at losses and flags (DEC-168)."""
 _WARM_RUNS = 3
 """Runs before the capture, in which kernels are compiled and libraries make their workspaces."""
 

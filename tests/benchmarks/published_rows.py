@@ -5,6 +5,7 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 COLUMNS = (
     "id", "system", "quantity", "value", "unit", "hardware", "gpus", "hosts", "dataset", "model",
@@ -78,8 +79,12 @@ def _row(line: dict[str, str]) -> Row:
     number = first_number(text["value"])
     whole = {name: int(first_number(text[name]) or 0) for name in ("gpus", "hosts", "layers")}
     whole["hidden"] = int(first_number(text["hidden"]) or 0)
-    rest = {name: text[name] for name in COLUMNS if name not in whole and name != "value"}
-    return Row(value=math.nan if number is None else number, **whole, **rest)
+    read: dict[str, Any] = {
+        **{name: text[name] for name in COLUMNS if name not in whole and name != "value"},
+        **whole,
+        "value": math.nan if number is None else number,
+    }
+    return Row(**read)
 
 
 def first_number(text: str) -> float | None:

@@ -159,7 +159,7 @@ def step_compute(
     rows of the padded shapes over the mean batch's, and K_f starts around the graph. All of D grows
     with p here, though kernels that sum over edges stop at the true rows: an upper bound.
 
-    Source: derived (DEC-179).
+    Source: derived (DEC-170).
     """
     ranks, threads = candidate.num_ranks, candidate.threads.compute
     worked = timing.device_seconds if timing.gpu is None else timing.gpu.device_seconds
@@ -200,7 +200,7 @@ def padding_ratio(shapes: StepShapes, batch: BatchProfile) -> float:
 SHAPE_DRAWS = 1000
 """Number of batches of which one is expected to reach the quantile that shapes are made of."""
 SHAPE_MARGIN = 1.1
-"""Ratio of shapes to that quantile (DEC-179)."""
+"""Ratio of shapes to that quantile (DEC-170)."""
 SHAPE_MULTIPLE = 64
 """Multiple that rows and edges are rounded up to."""
 

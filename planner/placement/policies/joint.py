@@ -160,7 +160,7 @@ def bound_at_best_scale(problem: PlacementProblem, rows: ObjectiveRows, prices: 
     """Bound at the prices of bytes times the factor, of 0 to 2, that bounds best.
 
     Buckets that blur who asks for what make bytes look dearer than they are. The bound is concave
-    in the factor, so that a golden section finds it (DEC-172).
+    in the factor, so that a golden section finds it (DEC-165).
     """
 
     def at(factor: float) -> float:
@@ -195,7 +195,7 @@ def deal_densest(problem: PlacementProblem, seconds: NDArray[np.float64]) -> lis
     """Deal over each clique what saves it most per byte, at seconds per byte of shape [T, G, 5].
 
     Where the host is short, it is left what most cliques want, and they deal again without that:
-    round by round, each of which is a placement (DEC-171).
+    round by round, each of which is a placement (DEC-164).
     """
     limited = problem.host_bytes is not None
     size = np.concatenate([np.broadcast_to(k.size_array(), k.num_items) for k in problem.kinds])

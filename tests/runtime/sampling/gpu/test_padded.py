@@ -222,7 +222,7 @@ def test_batches_beyond_the_envelope_are_left_empty_and_told(
     for place in places:
         # One size after another is a little less than the batch that needs most of it.
         most = [np.max(sizes, 0).tolist() for sizes in (rows, edges)]
-        room = Envelope.around(*most, draws_bounds(dialect), margin=1, multiple=1)
+        room = Envelope.around(most[0], most[1], draws_bounds(dialect), margin=1, multiple=1)
         sizes = [*room.rows[1:], *room.edges]
         sizes[place] -= 1
         need = [[n + 1 for n in r[1:]] + e for r, e in zip(rows, edges, strict=True)]
@@ -435,6 +435,7 @@ def test_other_deals_and_streams_are_followed(kernel_device: torch.device) -> No
             topology_of(graph, kernel_device), [3], device=kernel_device, seed=-5,
             steps_per_epoch=schedule.num_steps,
         )  # fmt: skip
+        count = -1
         draws = PaddedDraws(sampler, schedule, Envelope((14, 61), (61,)))
         batch = draws.new_batch()
         draws.begin_epoch(7)
@@ -454,7 +455,8 @@ def test_what_has_no_padded_form_is_refused(kernel_device: torch.device) -> None
 
     topology = topology_of(random_graph(1), kernel_device)
     schedule, room = SeedSchedule(np.arange(9), 4, seed=0), Envelope((5, 20), (20,))
-    for settings in ({"kappa": 4}, {"layer_dependent": True}):
+    unpadded: tuple[dict[str, Any], ...] = ({"kappa": 4}, {"layer_dependent": True})
+    for settings in unpadded:
         sampler = DeviceNeighborSampler(topology, [3], device=kernel_device, **settings)
         with pytest.raises(SamplerError, match="independent batches to pad"):
             PaddedDraws(sampler, schedule, room)
