@@ -158,6 +158,7 @@ def test_padded_steps_train_what_eager_ones_do(
     assert waits_of(padded, monkeypatch) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["links", "typed"])
 def test_links_and_typed_graphs_are_padded_too(
     kind: str, batches: Batches, gpu: EmulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

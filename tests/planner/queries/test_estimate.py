@@ -204,7 +204,20 @@ def test_more_bandwidth_arithmetic_or_memory_is_never_slower(seed: int):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 40))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(
+            seed,
+            marks=pytest.mark.xfail(
+                strict=True, reason="more GPU memory makes one way of g6.4xlarge 4% slower"
+            )
+            if seed == 9
+            else (),
+        )
+        for seed in range(2, 40)
+    ],
+)
 def test_more_is_never_slower_on_many_machines(seed: int):
     check_monotone(seed)
 

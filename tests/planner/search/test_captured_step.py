@@ -154,6 +154,7 @@ def test_what_cannot_be_captured_is_refused_before_anything_is_measured(
         PlanSettings(**{"workload": WORK, "step": "captured", **changes})
 
 
+@pytest.mark.slow
 def test_a_machine_without_gpus_has_no_captured_step(graph: Graph, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--step captured: a step is captured on GPUs alone"):
         made(graph, tmp_path / "p", load_preset("cpu-2core"), step="captured")
