@@ -442,6 +442,11 @@ def read_prices(path: Path | None = None) -> dict[str, ListPrice]:
     return found
 
 
+HOST_BOUND = (
+    "host: starting kernels sets the pace, taken as alike on all hosts; a faster GPU or more GPUs "
+    "change nothing there, a larger batch does"
+)
+"""What is said where some machine is bound by its host."""
 COLUMNS = ["machine", "GPUs", "step", "epoch (90%)", "bottleneck", "rows", "$/epoch"]
 
 
@@ -458,6 +463,7 @@ def render(found: Estimates) -> tuple[list[str], list[tuple[str, ...]], list[str
         f"edges, {found.feature_dim} features of {found.feature_dtype}; {found.num_train:,} to "
         f"train on, {found.steps_per_epoch:,} steps an epoch",
         found.rates,
+        *({HOST_BOUND: None} if any(x.bottleneck == "host" for x in found.estimates) else {}),
         *paid,
         *(f"{name}: no estimate: {why}" for name, why in found.refused.items()),
     ]

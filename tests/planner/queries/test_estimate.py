@@ -17,6 +17,7 @@ from gnnplan.planner.placement.policies.song_jiang import best_of
 from gnnplan.planner.probe.presets import is_preset, list_presets, load_preset
 from gnnplan.planner.profile.analytic import expand, lognormal_classes
 from gnnplan.planner.queries.estimate import (
+    HOST_BOUND,
     Estimates,
     EstimateSettings,
     estimate,
@@ -57,6 +58,8 @@ def test_each_machine_says_what_an_epoch_takes_with_its_interval(found: Estimate
     assert "estimated" in text
     assert "measured" in text
     assert "predicted" not in text
+    bound = {each.bottleneck for each in found.estimates}
+    assert (HOST_BOUND in render(found)[2]) == ("host" in bound)
 
 
 def test_answers_are_sorted_by_time_or_by_cost():
