@@ -33,7 +33,6 @@ from gnnplan.planner.queries.tuned import TuneRequest, TuneResult, train_and_kee
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.codec import write_text_atomically
 from gnnplan.runtime.errors import InputError
-from gnnplan.runtime.graph.format import META_FILE
 from gnnplan.runtime.launch.config import TrainOptions, read_trials
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
@@ -42,6 +41,9 @@ from gnnplan.runtime.plan.setting import Setting, flat_values
 if TYPE_CHECKING:
     from gnnplan.planner.queries.compare import Comparison
     from gnnplan.runtime.report import RunReport
+
+DATASET_FILE = "graph.json"
+"""File that tells a dataset from a plan."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,7 +162,7 @@ def train_command(
         "--node-rank": hosts.node_rank != 0,
         "--hosts": (settings.hosts or 1) > 1,
     }
-    if (plan / META_FILE).is_file():
+    if (plan / DATASET_FILE).is_file():
         _refuse_flags(plan, elsewhere)
         out = job.output or Path(f"{plan.resolve().name}-plan")
         report = train_here(plan, settings, options, machine=machine, out=out, as_json=as_json)
@@ -289,7 +291,7 @@ def _refuse_settings(plan: Path, settings: PlanSettings, machine: str | None) ->
     if flags or machine is not None:
         raise SettingsError(
             f"{plan}: expected planning flags for a dataset alone, found "
-            f"{', '.join(flags or ['--machine'])} and no {META_FILE}; name the dataset, or plan "
+            f"{', '.join(flags or ['--machine'])} and no {DATASET_FILE}; name the dataset, or plan "
             "again with them"
         )
 

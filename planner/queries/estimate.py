@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from gnnplan.planner.candidate import topology_words
-from gnnplan.planner.cost.memory import size_text, sum_text
 from gnnplan.planner.errors import MachineError, SettingsError
 from gnnplan.planner.machine.model import MachineModel, num_hosts
 from gnnplan.planner.probe.presets import find_machine, is_preset, list_presets
@@ -349,6 +347,9 @@ def _answer(
     price: "ListPrice | None",
 ) -> Estimate:
     """Say what a way takes, or what the machine lacks for it."""
+    from gnnplan.planner.candidate import topology_words  # on use: a start imports little
+    from gnnplan.planner.cost.memory import sum_text
+
     candidate, step = way.candidate, way.step
     cpu = next(p.model for p in machine.processors if p.kind == "cpu")
     told = Estimate(
@@ -471,6 +472,8 @@ def render(found: Estimates) -> tuple[list[str], list[tuple[str, ...]], list[str
 
 
 def _row(each: Estimate) -> tuple[str, ...]:
+    from gnnplan.planner.cost.memory import size_text  # on use: a start imports little
+
     boxes = f" x {each.hosts}" if each.hosts > 1 else ""
     first = (f"{each.machine}{boxes}", f"{each.gpus} {each.gpu}" if each.gpus else each.gpu)
     if each.step_seconds is None or each.epoch_seconds is None:

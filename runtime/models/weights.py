@@ -240,10 +240,11 @@ def _gcn_block_device(
         mean = block.weight
     weight = full[row] * mean * inverse_root[row] * inverse_root[source]
     inserted = insert_self_loops(block, may_loop=may_loop)
+    edges, padded = inserted.block.num_edges, block.live is not None
     # One place more takes what of a padded block stays out.
-    filled = weight.new_zeros(inserted.block.num_edges + 1)
+    filled = weight.new_zeros(edges + 1) if padded else weight.new_empty(edges)
     filled[inserted.edges] = weight if inserted.kept is None else weight[inserted.kept]
     own = inverse_root[: block.num_dst]
     filled[inserted.loops] = own * own
-    inserted.block.weight = filled[:-1]
+    inserted.block.weight = filled[:edges]
     return inserted.block

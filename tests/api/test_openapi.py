@@ -66,8 +66,10 @@ def test_query_parameters_that_are_not_known_are_refused(client: TestClient, pat
 
 CASES = int(os.environ.get("GNNPLAN_API_CASES", "100"))
 DATABASE = os.environ.get("GNNPLAN_API_DATABASE", "sqlite")
+SLOW = ("/v1/estimate",)
+"""Paths of which every case prices all machines."""
 OPERATIONS = [
-    (method.upper(), path)
+    pytest.param(method.upper(), path, marks=pytest.mark.slow if path in SLOW else ())
     for path, item in json.loads(COMMITTED.read_text())["paths"].items()
     if not path.endswith("/events")  # streams have no end to compare
     for method in item

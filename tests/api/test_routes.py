@@ -32,7 +32,8 @@ from tests.support.furnished import keep_plan
 from tests.support.plans import make_plan
 from tests.support.service import follow, make_client
 
-PLAN = {"machine": "cpu-2core", "devices": 1, "fanouts": [5, 5], "batch_size": 256, "hidden": 16}
+PLAN = {"machine": "cpu-2core", "devices": 1, "fanouts": [5, 5], "batch_size": 256, "hidden": 16,
+        "quick": True}  # fmt: skip
 
 
 def events_of(client: TestClient, path: str, **headers: str) -> list[dict[str, str]]:

@@ -174,7 +174,7 @@ def _system(case: Case) -> System:
         changed["cache"] = "own"
     if case.system == "salient":
         changed["overlap"] = "in_line" if "no pipeline" in case.row.words else "pipeline"
-    return replace(found, **changed) if changed else found  # type: ignore[arg-type]
+    return replace(found, **changed) if changed else found
 
 
 def _all_on_gpus(case: Case) -> bool:

@@ -171,7 +171,7 @@ def test_a_file_is_reported_row_by_row_and_a_bad_row_ends_nothing(tmp_path: Path
         {**dict.fromkeys(COLUMNS, ""), "id": "score", "value": "1", "quantity": "accuracy"},
     ]
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter[str](file, COLUMNS)
+        writer: csv.DictWriter[str] = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(rows)
     lines: dict[str, dict[str, Any]] = {}

@@ -29,6 +29,7 @@ TESTED = {
         "sampling/gpu/test_neighbor_triton.py", "sampling/gpu/test_neighbor_captured.py",
         "sampling/gpu/test_neighbor_stack_device.py", "sampling/gpu/test_rng_triton.py",
     ),
+    "sampling_padded": ("sampling/gpu/test_padded.py",),
     "sampling_layers": (
         "sampling/gpu/test_layerwise_device.py", "sampling/gpu/test_segments_triton.py",
         "sampling/gpu/test_labor_device.py", "sampling/gpu/test_locality_device.py",

@@ -452,7 +452,7 @@ def lists_of(graph: DeviceTopology) -> tuple[Tensor, Tensor, int]:
 
 def row_tile(fanout: int) -> int:
     """Return how many rows draw so many edges at a time, a power of two."""
-    return min(max(_TILE // triton.next_power_of_2(max(fanout, 1)), 1), 128)
+    return min(max(_TILE // int(triton.next_power_of_2(max(fanout, 1))), 1), 128)
 
 
 def choose_edges(

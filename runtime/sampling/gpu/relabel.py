@@ -274,7 +274,8 @@ def chunks_for(bound: int, least: int) -> int:
     >>> [chunks_for(bound, 64) for bound in (100, 10000, 1 << 24)]
     [32, 256, 2048]
     """
-    return min(max(triton.next_power_of_2(triton.cdiv(bound, least)), 32), _MOST_CHUNKS)
+    chunks = int(triton.next_power_of_2(triton.cdiv(bound, least)))
+    return min(max(chunks, 32), _MOST_CHUNKS)
 
 
 def chunk_of(bound: int, chunks: int, least: int) -> int:
@@ -283,13 +284,13 @@ def chunk_of(bound: int, chunks: int, least: int) -> int:
     >>> [chunk_of(bound, chunks_for(bound, 64), 64) for bound in (100, 10000, 1 << 24)]
     [64, 64, 8192]
     """
-    return max(least, triton.next_power_of_2(triton.cdiv(bound, chunks)))
+    return max(least, int(triton.next_power_of_2(triton.cdiv(bound, chunks))))
 
 
 def programs_for(bound: int, each: int, device: torch.device) -> int:
     """Return the programs of a grid that strides over so many positions."""
     most = _PROGRAMS * processor_of(device).multiprocessors
-    return max(1, min(triton.cdiv(bound, each), most))
+    return max(1, min(int(triton.cdiv(bound, each)), most))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,12 +27,17 @@ def test_a_plan_that_a_server_makes_is_printed_once_and_not_made_here_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     done: list[str] = []
-    monkeypatch.setattr(planning.remote, "plan", lambda *_, **__: done.append("there"))
+
+    def plan_there(*_: Any, **__: Any) -> SimpleNamespace:
+        done.append("there")
+        return SimpleNamespace(plan_id="its-plan")
+
+    monkeypatch.setattr(planning.remote, "plan", plan_there)
     monkeypatch.setattr(planning, "plan_here", lambda *_, **__: done.append("here"))
-    monkeypatch.setattr(planning, "print_plan", lambda *_, **__: done.append("printed"))
+    monkeypatch.setattr(planning, "explain_command", lambda plan, *_: done.append(f"told {plan}"))
     words = ["plan", "G", "-o", str(tmp_path / "P"), "--server", "http://127.0.0.1:9"]
     assert main(words) == 0
-    assert done == ["there", "printed"]
+    assert done == ["there", "told its-plan"]
 
 
 def test_a_warning_is_a_line_without_the_code_that_saw_it(monkeypatch: pytest.MonkeyPatch):

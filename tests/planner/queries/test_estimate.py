@@ -148,7 +148,10 @@ def test_wrong_input_is_a_line_and_exit_code_2(
     assert "\n" not in told
 
 
-def test_the_command_prints_json_and_a_table(capsys: pytest.CaptureFixture[str]):
+def test_the_command_prints_json_and_a_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("COLUMNS", raising=False)  # as wide as it likes where no terminal is
     words = ["estimate", "--nodes", "2e6", "--edges", "6e7", "--features", "100"]
     words += ["--machine", "dgx-a100", "--train", "0.1", "--batch-size", "4096"]
     assert main([*words, "--json"]) == 0
