@@ -48,6 +48,7 @@ def run(folder: Path, code: str, *words: str) -> "subprocess.CompletedProcess[st
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_training_and_a_script_run_beside_packages_of_the_users_own(
     project: Path, small_graph: Graph

@@ -64,7 +64,10 @@ def budget(graph: Graph, out: Path, machine: str, devices: int, rows: int) -> in
 
 @pytest.mark.parametrize(
     ("machine", "cliques"),
-    [("siton", 4), pytest.param("dgx-v100", 2, marks=pytest.mark.slow)],
+    [
+        pytest.param("siton", 4, marks=pytest.mark.slow),
+        pytest.param("dgx-v100", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_a_plan_on_all_gpus_names_devices_cliques_and_every_stage(
     graph: Graph, tmp_path: Path, machine: str, cliques: int

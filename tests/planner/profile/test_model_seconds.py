@@ -39,7 +39,7 @@ def test_the_model_leaves_a_core_to_the_loader_thread_that_is_timed(
         ("neighbor", {}, "first_seen"),
         ("labor", {}, "first_seen"),
         pytest.param("labor", {"estimator": "plain"}, "first_seen", marks=pytest.mark.slow),
-        ("ladies", {"sizes": "20,40"}, "every_hop"),
+        pytest.param("ladies", {"sizes": "20,40"}, "every_hop", marks=pytest.mark.slow),
     ],
 )
 def test_the_model_is_timed_on_blocks_like_the_samplers(

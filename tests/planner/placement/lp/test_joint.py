@@ -309,6 +309,7 @@ def test_three_devices_are_bounded_by_enumeration():
         assert found.bound <= best + 1e-9 <= found.score.seconds + 2e-9
 
 
+@pytest.mark.slow
 def test_the_programme_of_two_cliques_has_the_size_the_formulas_say():
     # formulas [U6]: K = 256 x 2 kinds x 4 places x 2 cliques; a place more, and shares of groups
     rng = np.random.default_rng(6)
