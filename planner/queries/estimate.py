@@ -454,18 +454,19 @@ COLUMNS = ["machine", "GPUs", "step", "epoch (90%)", "bottleneck", "rows", "$/ep
 def render(found: Estimates) -> tuple[list[str], list[tuple[str, ...]], list[str]]:
     """Return the columns and rows of a table of estimates, and the lines below it."""
     rows = [_row(each) for each in found.estimates]
-    paid = {
-        f"price: {each.machine} {each.dollars_per_hour / each.hosts:g} $/h: {each.price}": None
-        for each in found.estimates
-        if each.dollars_per_hour is not None
-    }
+    paid = dict[str, dict[str, None]]()
+    for each in found.estimates:
+        if each.dollars_per_hour is not None:
+            what, _, terms = each.price.partition(", ")
+            named = f"{each.machine} {each.dollars_per_hour / each.hosts:g} ({what})"
+            paid.setdefault(terms, {})[named] = None
     lines = [
         f"estimated, nothing was measured: {found.sizes}: {found.nodes:,} nodes, {found.edges:,} "
         f"edges, {found.feature_dim} features of {found.feature_dtype}; {found.num_train:,} to "
         f"train on, {found.steps_per_epoch:,} steps an epoch",
         found.rates,
         *({HOST_BOUND: None} if any(x.bottleneck == "host" for x in found.estimates) else {}),
-        *paid,
+        *(f"$/h of a host, {terms}: {', '.join(named)}" for terms, named in paid.items()),
         *(f"{name}: no estimate: {why}" for name, why in found.refused.items()),
     ]
     return COLUMNS, rows, lines
