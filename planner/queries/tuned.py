@@ -242,27 +242,47 @@ def train_dataset(
         say: called with a line on the first answer, on what is tried, and on what is kept.
         options: further arguments of `runtime.launch.launch.train`.
     """
-    trials = None
-    if not (resume and (out / "run").is_dir()):
-        from gnnplan.planner.queries.explain import seconds_text
-        from gnnplan.planner.queries.tune import LONG_SECONDS, plan_trials
-        from gnnplan.planner.refine import answer_first
+    if resume and (out / "run").is_dir():
+        report = train_and_keep(
+            out, None, progress=progress, say=say, epochs=epochs, resume=True, **options
+        )
+    else:
+        from gnnplan.runtime.launch.launch import await_command
 
-        made = answer_first(graph, settings, machine=machine, out=out, progress=planning, say=say)
-        say(f"first answer: {seconds_text(made.prediction.step_seconds.value)} per step, in {out}")
-        least = 0.0 if settings.thorough else LONG_SECONDS
-        found = plan_trials(out, epochs, least_seconds=least)
-        if isinstance(found, str):
-            say(found)
-        else:
-            trials = found
-            say(f"{len(found.plans)} plans are tried in the first {found.num_steps} steps")
-    report = train_and_keep(
-        out, trials, progress=progress, say=say, epochs=epochs, resume=resume, **options
-    )
+        with await_command() as early:  # its libraries load while the plan is made
+            trials = _answer_and_try(graph, settings, machine, out, epochs, planning, say)
+            options |= {"resume": resume, "early": early}
+            report = train_and_keep(
+                out, trials, progress=progress, say=say, epochs=epochs, **options
+            )
     if machine is None and load_plan(out).prediction.estimated:
         learn_pace()
     return report
+
+
+def _answer_and_try(
+    graph: Path,
+    settings: "PlanSettings",
+    machine: str | None,
+    out: Path,
+    epochs: int,
+    planning: "Progress | None",
+    say: Callable[[str], None],
+) -> Trials | None:
+    """Write the first answer, and the plans that are tried where the training is long enough."""
+    from gnnplan.planner.queries.explain import seconds_text
+    from gnnplan.planner.queries.tune import LONG_SECONDS, plan_trials
+    from gnnplan.planner.refine import answer_first
+
+    made = answer_first(graph, settings, machine=machine, out=out, progress=planning, say=say)
+    say(f"first answer: {seconds_text(made.prediction.step_seconds.value)} per step, in {out}")
+    least = 0.0 if settings.thorough else LONG_SECONDS
+    found = plan_trials(out, epochs, least_seconds=least)
+    if isinstance(found, str):
+        say(found)
+        return None
+    say(f"{len(found.plans)} plans are tried in the first {found.num_steps} steps")
+    return found
 
 
 def learn_pace() -> None:

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from gnnplan.runtime.launch.hosts import (
     run_folder_of,
     torchrun_arguments,
 )
+from gnnplan.runtime.launch.torchrun import WAIT, Command
 from gnnplan.runtime.limits import check_limit, memory_group
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
@@ -95,13 +97,49 @@ def torchrun_command(arguments: list[str], run_path: Path, entry: list[str]) -> 
 
 
 @contextmanager
+def await_command() -> Iterator["subprocess.Popen[bytes]"]:
+    """Start a torchrun that loads its libraries and waits, while its plan is still being made.
+
+    `train(early=...)` tells it what to run; without that it is gone after the block.
+    """
+    leash = ["-m", "gnnplan.runtime.launch.torchrun", str(os.getpid()), WAIT]
+    job = subprocess.Popen(
+        [sys.executable, *leash],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # as in `run_ranks`
+    )
+    try:
+        yield job
+    finally:
+        _end(job)
+
+
+def tell_command(
+    early: "subprocess.Popen[bytes]", command: list[str], environment: dict[str, str], output: Any
+) -> None:
+    """Let a waiting torchrun run a command of `torchrun_command`."""
+    given = command[command.index(str(os.getpid())) + 1 :]
+    told = Command(arguments=given, environment=environment, output=output.name)
+    assert early.stdin is not None
+    with early.stdin as channel:
+        channel.write(json.dumps(asdict(told)).encode())
+
+
+@contextmanager
 def run_ranks(
-    command: list[str], plan: Plan, environment: dict[str, str], output: Any = None
+    command: list[str],
+    plan: Plan,
+    environment: dict[str, str],
+    output: Any = None,
+    early: "subprocess.Popen[bytes] | None" = None,
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """Start torchrun with all ranks; nothing of it is alive after the block, however it is left.
 
     Shared memory that killed jobs have left is freed first. `output` is the ranks' file, None where
-    this process prints. WorkerFailed says that this host's processes cannot reach each other.
+    this process prints; `early` is a torchrun that waits for its command, which then has a file.
+    WorkerFailed says that this host's processes cannot reach each other.
     """
     check_loopback()
     sweep_segments()
@@ -111,9 +149,14 @@ def run_ranks(
     }
     if plan.strategy.emulated:
         env |= EMULATION
+    env = with_huge_pages(env | environment)
+    if early is not None and early.poll() is None:
+        tell_command(early, command, env, output)
+        yield early  # whoever started it ends it
+        return
     job = subprocess.Popen(
         command,
-        env=with_huge_pages(env | environment),
+        env=env,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=None if output is None else subprocess.STDOUT,
@@ -158,6 +201,7 @@ def train(
     progress: Progress | None = None,
     environment: dict[str, str] | None = None,
     trials: Trials | None = None,
+    early: "subprocess.Popen[bytes] | None" = None,
     **options: Any,
 ) -> RunReport:
     """Train under a plan on all its ranks, or on those of this host.
@@ -180,6 +224,7 @@ def train(
         environment: Variables added to the ranks' environment.
         trials: Plans that are tried in turn, of which `plan_folder` is the first; a resumed run
             goes on with its own.
+        early: Process of `await_command` that starts the ranks; None: a new one.
         **options: Other fields of `RunConfig`.
 
     Raises:
@@ -216,7 +261,7 @@ def train(
     )
     with (run_path / LOG_FILE).open("ab") as log:
         since = log.tell()
-        with run_ranks(command, plan, variables, output=log) as job:
+        with run_ranks(command, plan, variables, output=log, early=early) as job:
             follow_events(run_path / EVENTS_FILE, lambda: job.poll() is not None, progress)
     if job.returncode != 0:
         raise failure_of(run_path, run_path / LOG_FILE, job.returncode, since=since)

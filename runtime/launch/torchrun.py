@@ -3,13 +3,20 @@
 It adds three things to torch.distributed.run: it ends when the process that started it ends; it
 watches its ranks (`faults.watch`), ends hung ones and writes to a file what ended each attempt; and
 a job on several hosts first calls the roll (`hosts`).
+
+With `--wait` in place of the arguments it imports what it needs, then reads a `Command` from its
+standard input: who is about to plan starts it early (`launch.await_command`).
 """
 
 import gc
+import json
 import os
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+
+WAIT = "--wait"
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -24,10 +31,42 @@ def die_with(parent_pid: int, how: signal.Signals) -> None:
         os.kill(os.getpid(), how)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """What a torchrun that was started early is told, as JSON on its standard input."""
+
+    arguments: list[str]
+    """Those of `main` after the parent's process number."""
+    environment: dict[str, str]
+    output: str
+    """Log file to append to."""
+
+
+def take_command() -> list[str]:
+    """Wait for a command, and take on its environment and output; exit where none comes."""
+    import torch.distributed.run  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    import gnnplan.runtime.faults.watch  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    text = sys.stdin.read()
+    if not text:
+        sys.exit(0)
+    command = Command(**json.loads(text))
+    os.environ.clear()
+    os.environ.update(command.environment)
+    output = os.open(command.output, os.O_WRONLY | os.O_APPEND)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    return command.arguments
+
+
 def main(arguments: list[str]) -> int:
     """Run torchrun; return its exit code."""
     parent_pid, failure_file, *rest = arguments
     die_with(int(parent_pid), signal.SIGTERM)
+    if failure_file == WAIT:
+        failure_file, *rest = take_command()
     from gnnplan.runtime.errors import WorkerFailed
     from gnnplan.runtime.faults.watch import Supervisor, supervise
     from gnnplan.runtime.launch.hosts import call_roll, place_ranks, read_roll

@@ -1,7 +1,7 @@
 """What `gnnplan train DATASET` costs and gains: seconds to the first step and to the plan it keeps.
 
     python -m tests.benchmarks.first_training --json [--graphs NAME,...] [--epochs 50]
-        [--candidates 6] [--work FOLDER] [--data FOLDER]
+        [--candidates 6] [--minutes M] [--work FOLDER] [--data FOLDER]
 
 Per graph, in processes of their own: a job of so many epochs under a plan that was there before
 (nobody planned: what training alone takes), the same job by `gnnplan train DATASET`, and afterwards
@@ -10,6 +10,10 @@ short runs, forth and back, of the plan it kept and of the next candidates that 
 Three lines per graph: seconds until the first step beside those of the job without planning;
 seconds of the whole job beside it; and the step of the kept plan beside that of the best candidate
 (`ratio` 1: nothing was faster). GNNPLAN_CACHE decides what is known of the machine before.
+
+With --minutes one line per graph instead, for a job of that predicted length: seconds until it
+keeps a plan (`value`), those in which the job without planning comes to the same step (`baseline`),
+and the difference as a share of the whole job. Both jobs are ended there.
 """
 
 import argparse
@@ -17,6 +21,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -77,6 +82,60 @@ def watch(command: list[str], run: Path) -> Watched:
         raise SystemExit(f"{' '.join(command)}: {done.stderr.strip().splitlines()[-1]}")
     first = min(seen[each] for each in ("step", "epoch") if each in seen)
     return Watched(first_step=first, kept=seen.get("kept"), whole=whole)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reached:
+    """Where a job was left: steps it had taken, and seconds since its process began."""
+
+    steps: int
+    seconds: float
+
+
+def leave_at(command: list[str], run: Path, steps: int | None) -> Reached:
+    """Run a job until it keeps a plan, or has taken so many steps, and end it there."""
+    begun, events = time.perf_counter(), run / EVENTS_FILE
+    job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        while job.poll() is None:
+            lines = events.read_text().splitlines()[:-1] if events.is_file() else []
+            told = [json.loads(line) for line in lines if line.strip()]
+            seconds = time.perf_counter() - begun
+            for event in told:
+                if steps is None and event["event"] == "kept":
+                    return Reached(steps=int(event["step"]), seconds=seconds)
+                if steps is not None and event["event"] == "step":
+                    taken = event["epoch"] * event["steps"] + event["step"]
+                    if taken >= steps:
+                        return Reached(steps=taken, seconds=seconds)
+            time.sleep(0.05)
+        _, words = job.communicate()
+        raise SystemExit(f"{' '.join(command)}: ended before: {words.strip()[-300:]}")
+    finally:
+        job.send_signal(signal.SIGINT)
+        job.wait()
+
+
+def hold_long(graph: Graph, name: str, work: Path, minutes: float) -> None:
+    """Print what planning costs a job of so many minutes."""
+    cli = [sys.executable, "-m", "gnnplan.planner"]
+    before, out = work / "before", work / "kept"
+    for each in (before, out):
+        shutil.rmtree(each, ignore_errors=True)
+    subprocess.run(
+        [*cli, "plan", str(graph.path), "-o", str(before), "--quick"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    epochs = int(60 * minutes / load_plan(before).prediction.epoch_seconds.value) + 1
+    flags = [f"--epochs={epochs}"]
+    planned = leave_at([*cli, "train", str(graph.path), "-o", str(out), *flags], out / "run", None)
+    plain = leave_at([*cli, "train", str(before), *flags], before / "run", planned.steps)
+    later = planned.seconds - plain.seconds
+    record(
+        f"{name}: planning of {minutes:g} minutes", planned.seconds, "s", baseline=plain.seconds,
+        later=later, share=later / (60 * minutes), steps=planned.steps, baseline_steps=plain.steps,
+        epochs=epochs, load=os.getloadavg()[0],
+    )  # fmt: skip
 
 
 def alike(out: Path, most: int) -> list[Path]:
@@ -149,11 +208,15 @@ def main() -> None:
     parser.add_argument("--graphs", default=f"{PACKS},rmat-17,rmat-16")
     parser.add_argument("--epochs", type=int, default=50)
     parser.add_argument("--candidates", type=int, default=6)
+    parser.add_argument("--minutes", type=float)
     parser.add_argument("--work", type=Path, default=Path("first_trainings"))
     parser.add_argument("--data", type=Path, default=default_data())
     options = parser.parse_args()
     for name, graph in graphs(options.graphs.split(","), options.work, options.data):
-        hold(graph, name, options.work, options.epochs, options.candidates)
+        if options.minutes is None:
+            hold(graph, name, options.work, options.epochs, options.candidates)
+        else:
+            hold_long(graph, name, options.work, options.minutes)
 
 
 if __name__ == "__main__":

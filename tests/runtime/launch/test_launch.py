@@ -76,12 +76,14 @@ def test_ranks_and_one_process_have_the_same_losses(
         "drawn": {"fanouts": [5, 3], "dialect": "every_hop", "sample_threads": 1},
     }
     settings = {"batch_size": 64, "learning_rate": 0.01, "seed": 3} | cases[name]
-    make_plan(small_graph, tmp_path / "plan", ranks=ranks, **settings)
     events: list[dict[str, Any]] = []
-    report = launch.train(
-        tmp_path / "plan", epochs=4, eval_every=0, oversubscribe=True, verify=True,
-        progress=events.append,
-    )  # fmt: skip
+    with launch.await_command() as early:  # before there is a plan
+        make_plan(small_graph, tmp_path / "plan", ranks=ranks, **settings)
+        report = launch.train(
+            tmp_path / "plan", epochs=4, eval_every=0, oversubscribe=True, verify=True,
+            progress=events.append, early=early,
+        )  # fmt: skip
+        assert early.returncode == 0
     assert [e["event"] for e in (events[0], events[-1])] == ["start", "end"]
     assert {"step"} <= {e["event"] for e in events}
     single = one_process(small_graph, tmp_path, **settings)
@@ -112,6 +114,12 @@ def test_ranks_without_seeds_join_every_collective(small_graph: Graph, tmp_path:
         )
     )
     np.testing.assert_allclose(report.losses, single.losses, rtol=1e-4)
+
+
+def test_a_torchrun_that_gets_no_command_is_gone() -> None:
+    with launch.await_command() as early:
+        assert early.poll() is None
+    assert early.returncode == -signal.SIGTERM
 
 
 @pytest.mark.distributed
