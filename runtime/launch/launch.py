@@ -110,9 +110,11 @@ def await_command() -> Iterator["subprocess.Popen[bytes]"]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # as in `run_ranks`
     )
+    assert job.stdin is not None
     try:
         yield job
     finally:
+        job.stdin.close()
         _end(job)
 
 

@@ -160,7 +160,8 @@ def test_a_dataset_is_planned_trained_and_tuned_by_one_command(
     alone = train(out / "run" / "plans" / "0", run_folder=tmp_path / "alone", epochs=ENOUGH,
                   eval_every=0)  # fmt: skip
     assert report.losses == pytest.approx(alone.losses, rel=1e-5)
-    assert load_calibration(machine_fingerprint()).observations[-1].plan_id == found.plan_id
+    taught = [each.plan_id for each in load_calibration(machine_fingerprint()).observations]
+    assert taught[-1:] == ([] if report.noise.overloaded else [found.plan_id])
     assert main(["train", str(out), "--resume", "--epochs", str(ENOUGH + 1)]) == 0
     again = load_report(out)
     assert (again.plan_id, again.first_step) == (found.plan_id, 3 * ENOUGH)
