@@ -46,7 +46,7 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 
 
 class CollectiveRules:
-    """Rules of NCCL for a rank's collectives, which gloo carries and would not hold (DEC-112).
+    """Hold a rank's collectives to NCCL's rules: gloo carries them here, and has none (DEC-112).
 
     Calls come in the same order on all ranks, which one thread alone can promise. Each is looked at
     before it is made: which thread makes it, and whether all ranks make the same one.
@@ -210,7 +210,7 @@ class EmulatedGpu:
         return Reachable([*self.memory.ranges(), *self._elsewhere()])
 
     def addresses(self, tensor: Tensor) -> bool:
-        """Whether a kernel can address a tensor: the device's, a peer's, or page-locked memory."""
+        """Tell whether a kernel can address a tensor: the device's, a peer's, or page-locked memory."""
         if self.memory.find(tensor) is not None or tensor.numel() == 0:
             return True
         first = tensor.untyped_storage().data_ptr()
@@ -306,7 +306,7 @@ def call_function(gpu: EmulatedGpu, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def is_emulated(device: Any) -> bool:
-    """Whether a device's name is that of an emulated GPU."""
+    """Tell whether a device's name is that of an emulated GPU."""
     return torch.device(device) == EMULATED
 
 

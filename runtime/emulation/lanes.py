@@ -70,11 +70,11 @@ class DeviceLanes:
                 _join(self._everyone, seen)
 
     def host_knows(self, lane: str, count: int) -> bool:
-        """Whether this thread of the host has waited for that much of a lane's work."""
+        """Tell whether this thread of the host has waited for that much of a lane's work."""
         return max(self._thread().get(lane, 0), self._everyone.get(lane, 0)) >= count
 
     def lane_knows(self, lane: str, other: str, count: int) -> bool:
-        """Whether a lane's next work comes after that much of another one's."""
+        """Tell whether a lane's next work comes after that much of another one's."""
         with self._lock:
             return self._known(lane).get(other, 0) >= count
 

@@ -44,9 +44,9 @@ class Command:
 
 def take_command() -> list[str]:
     """Wait for a command, and take on its environment and output; exit where none comes."""
-    import torch.distributed.run  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    import torch.distributed.run  # noqa: F401
 
-    import gnnplan.runtime.faults.watch  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    import gnnplan.runtime.faults.watch  # noqa: F401
 
     text = sys.stdin.read()
     if not text:

@@ -296,7 +296,7 @@ def exchange(
 
 
 def worth_exchanging(problem: PlacementProblem) -> bool:
-    """Whether the items are few enough for one to matter, and for exchanges to be quick."""
+    """Tell whether items are few enough for exchanges of single ones to matter and to be quick."""
     items = sum(kind.num_items for kind in problem.kinds)
     return items * problem.num_devices <= MOST_PAIRS
 

@@ -275,7 +275,7 @@ class _Cliques:
 
 
 def can_fill(problem: PlacementProblem, groups: Groups) -> bool:
-    """Whether cliques differ in their laws, are alike inside, and share nothing but links."""
+    """Tell whether cliques differ in their laws, are alike inside, and share nothing but links."""
     return (
         any(kind.heat.shape[0] > 1 for kind in problem.kinds)
         and all(len(each.groups) == 1 for each in groups.classes)

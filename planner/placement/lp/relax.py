@@ -139,7 +139,7 @@ def _worthwhile(
 
 
 def sort_is_exact(problem: PlacementProblem, goal: Goal, groups: Groups) -> bool:
-    """Whether one sort is the programme's optimum (formulas 6.3 [C22]).
+    """Tell whether one sort gives the programme's optimum (formulas 6.3 [C22]).
 
     One clique of alike devices, an objective that adds places up, memory of devices the only
     capacity, and no link that several devices share.
