@@ -210,7 +210,7 @@ class EmulatedGpu:
         return Reachable([*self.memory.ranges(), *self._elsewhere()])
 
     def addresses(self, tensor: Tensor) -> bool:
-        """Tell whether a kernel can address a tensor: the device's, a peer's, or page-locked memory."""
+        """Tell whether a kernel can address a tensor: own memory, a peer's, or page-locked."""
         if self.memory.find(tensor) is not None or tensor.numel() == 0:
             return True
         first = tensor.untyped_storage().data_ptr()
