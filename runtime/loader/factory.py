@@ -51,6 +51,7 @@ from gnnplan.runtime.loader.stages import (
     GatherStage,
     SampleStage,
     SeedsStage,
+    seed_batch,
 )
 from gnnplan.runtime.loader.tasks import LinkShareStage, link_stages, typed_sampler
 from gnnplan.runtime.loader.topology import Topology
@@ -60,11 +61,18 @@ from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan, Sampler
 from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.build import BatchSampler, build_sampler
+from gnnplan.runtime.sampling.memory import HopShapes
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, find_sampler, is_default
 from gnnplan.runtime.sampling.seeds import LinkSchedule, SeedSchedule, ShardSchedule
+from gnnplan.runtime.stages import Stage
 from gnnplan.runtime.train.overlap import IN_READ
 from gnnplan.runtime.train.streams import AbstractStreams
+
+PADDED_SHARE = 0.999
+"""Share of batches that fit padded shapes where neither script nor plan says another."""
+_PILOT_STEPS = 32
+"""Most batches that are drawn to estimate padded shapes."""
 
 
 class LoaderParts:
@@ -191,6 +199,28 @@ class LoaderParts:
             )
         processor.synchronize()  # tables were filled on this thread's stream, not on the lanes
         return [made[name] for name in names]
+
+    def padded_shapes(
+        self, stages: Sequence[AbstractStage], padded: bool | float, epoch: int
+    ) -> HopShapes:
+        """Return the plan's shapes, or those that a share of an epoch's first batches fit."""
+        planned, share = self.plan.strategy.shapes, self.schedule.largest_share()
+        known = None
+        if padded == 1 and planned is not None:
+            known = HopShapes.of_plan(share, planned.rows, planned.edges)
+        if known is not None:
+            return known
+        names = [stage.name for stage in stages]
+        drawing = stages[: names.index(Stage.SAMPLE) + 1]
+        counts: dict[int, list[tuple[int, ...]]] = {}
+        for step in range(min(self.schedule.num_steps, _PILOT_STEPS)):
+            batch = seed_batch(epoch, step, self.dialect)
+            for stage in drawing:
+                batch = stage.wait(stage.submit(batch, 0))
+            num_seeds, *nodes = batch.num_sampled_nodes
+            counts.setdefault(num_seeds, []).append((*nodes, *batch.num_sampled_edges))
+        quantile = padded if padded < 1 else PADDED_SHARE
+        return HopShapes.of_quantile(share, counts[max(counts)], quantile)
 
     def _gather_stage(self, *, ordered: bool) -> AbstractStage:
         shared = self.cooperation

@@ -34,6 +34,7 @@ from gnnplan.runtime.loader.pyg import (
     PygView,
     Selection,
     check_keywords,
+    check_padded,
     link_form,
     select_seeds,
     select_training_seeds,
@@ -166,6 +167,12 @@ class PlannedLoader:
         size: Number of ranks; as `rank`.
         device: Device of `x` and `y`.
         blocks: False gives PyG `Data` (sampler dialect first_seen only).
+        padded: Pads each PyG batch to the same sizes, hop by hop, with node_mask, edge_mask and
+            seed_mask, as a model needs that is captured in a CUDA graph. True takes the shapes of
+            the plan's captured step, or those that 999 of 1,000 batches fit; a number, another
+            share. A batch that does not fit comes as it is, `padded` False, and is counted in
+            `overflowed`. y is -100 in all rows but the seeds', and e_id comes only with
+            `edge_data` or weights.
         epoch: First epoch.
         comm: Communicator of exchanges with peers, which training uses too: GPUs send for both in
             one order. None makes one where a rank has peers.
@@ -203,6 +210,7 @@ class PlannedLoader:
         size: int | None = None,
         device: str | torch.device = "cpu",
         blocks: bool = True,
+        padded: bool | float = False,
         epoch: int = 0,
         comm: Communicator | None = None,
         meter: StageMeter | None = None,
@@ -244,7 +252,7 @@ class PlannedLoader:
         self._view_of = functools.partial(
             PygView, self.graph, form=form, node_data=node_data, edge_data=edge_data
         )
-        self._open(selected, blocks=blocks, transform=transform, epoch=epoch)
+        self._open(selected, blocks=blocks, transform=transform, padded=padded, epoch=epoch)
 
     def over(
         self,
@@ -257,6 +265,7 @@ class PlannedLoader:
         drop_last: bool = False,
         transform: Callable[[Any], Any] | None = None,
         blocks: bool | None = None,
+        padded: bool | float = False,
         alone: bool = False,
     ) -> "PlannedLoader":
         """Return a loader over other seeds that reads rows by this one's store.
@@ -274,9 +283,7 @@ class PlannedLoader:
         )  # fmt: skip
         made = copy.copy(self)
         made.meter = StageMeter()
-        made._open(
-            selected, blocks=blocks, transform=transform, lender=self._parts,
-        )  # fmt: skip
+        made._open(selected, blocks=blocks, transform=transform, padded=padded, lender=self._parts)
         return made
 
     def _open(
@@ -285,6 +292,7 @@ class PlannedLoader:
         *,
         blocks: bool,
         transform: Callable[[Any], Any] | None,
+        padded: bool | float,
         epoch: int = 0,
         lender: LoaderParts | None = None,
     ) -> None:
@@ -294,6 +302,7 @@ class PlannedLoader:
             raise TypeError(
                 "PlannedLoader: transform: expected blocks=False, since it takes PyG's Data"
             )
+        check_padded(padded, self.graph, self.plan.workload, blocks=blocks)
         self._selected = selected
         nodes = memory_nodes(self.plan, self.rank)
         with memory_spread_over(nodes):
@@ -329,7 +338,8 @@ class PlannedLoader:
         self._ready: Prefetcher[MadeBatch] | None = None
         self._view = None
         if not blocks:
-            self._view = self._view_of(self.plan.workload, transform=transform)
+            shapes = self._parts.padded_shapes(self.stages, padded, epoch) if padded else None
+            self._view = self._view_of(self.plan.workload, transform=transform, shapes=shapes)
         elif self.rank == 0:
             for line in unused_weights(self.plan, self.graph):
                 _log.warning("%s", line)
@@ -338,6 +348,11 @@ class PlannedLoader:
         self._factor = self.plan.strategy.sampler.parameters.get("factor")
         self.handed_out = 0
         """Number of batches given so far by this process, over epochs."""
+
+    @property
+    def overflowed(self) -> int:
+        """Number of batches that did not fit padded shapes, and came as they are."""
+        return 0 if self._view is None else self._view.overflowed
 
     @property
     def batch_size(self) -> int:

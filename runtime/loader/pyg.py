@@ -17,8 +17,18 @@ from numpy.typing import NDArray
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import Graph, GraphTypes, is_typed, types_of
 from gnnplan.runtime.plan.schema import Plan, Sampler, Strategy, TopologyPlacement, Workload
+from gnnplan.runtime.sampling.memory import HopShapes
 from gnnplan.runtime.sampling.minibatch import MiniBatch
-from gnnplan.runtime.sampling.pyg import HeteroView, to_pyg
+from gnnplan.runtime.sampling.pyg import (
+    NO_EDGE,
+    HeteroView,
+    columns_of,
+    label_links,
+    pad_pyg,
+    take_edge_rows,
+    take_rows,
+    to_pyg,
+)
 from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER
 
 _log = logging.getLogger(__name__)
@@ -122,6 +132,24 @@ class Selection:
     drop_last: bool = False
     alone: bool = False
     """Whether this rank goes over all of the seeds by itself."""
+
+
+def check_padded(padded: float, graph: Graph, workload: Workload, *, blocks: bool) -> None:
+    """Refuse padded batches of links, types or blocks, and what is no share of batches."""
+    if not padded:
+        return
+    if blocks:
+        raise TypeError("PlannedLoader: padded: expected blocks=False, since it pads PyG's Data")
+    if not 0 < padded <= 1:
+        raise TypeError(
+            f"PlannedLoader: padded: expected True, or the share of batches that fit, between 0 "
+            f"and 1, found {padded!r:.60}"
+        )
+    if graph.task == "link" or is_typed(workload):
+        raise InputError(
+            "padded: expected nodes as seeds in a graph without types, found links or types, for "
+            "which it is not built; leave it out"
+        )
 
 
 def select_training_seeds(
@@ -354,20 +382,14 @@ def _check_range(what: str, ids: NDArray[np.int64], count: int) -> None:
         )
 
 
-NO_EDGE = np.iinfo(np.int64).min
-"""`e_id` of a self-loop that import added, which is no edge of the source.
-
-It is an error as an index, where -1 would take the last edge's row.
-"""
-
-
 class PygView:
     """View of a loader's batches as PyG's `Data`, or `HeteroData` of a typed graph.
 
     Samplers count edges by their place in the dataset's `indices`. In a view `e_id` is the edge's
     place in the imported source, for `data.edge_attr[batch.e_id]`; `edge_weight` holds the
     dataset's weights, unless the sampler gives its own. Both are read here alone, from mapped
-    files. `form`, `transform`, `node_data` and `edge_data` are as in `PlannedLoader`.
+    files. `form`, `transform`, `node_data` and `edge_data` are as in `PlannedLoader`; batches are
+    padded to `shapes`, where there are any, and lie where the rows do.
     """
 
     def __init__(
@@ -379,9 +401,11 @@ class PygView:
         transform: Callable[[Any], Any] | None = None,
         node_data: Mapping[str, Any] | None = None,
         edge_data: Mapping[Any, Any] | None = None,
+        shapes: HopShapes | None = None,
     ) -> None:
         self._graph, self._hetero = graph, None
-        self._form, self._transform = form, transform
+        self._form, self._transform, self._shapes = form, transform, shapes
+        self.overflowed = 0
         self._edge_id = None if graph.edge_id is None else np.asarray(graph.edge_id)
         self._weight = None if graph.edge_weight is None else np.asarray(graph.edge_weight)
         sizes: dict[str, int] = {}
@@ -389,10 +413,10 @@ class PygView:
             types = types_of(graph)
             self._hetero = HeteroView(graph, types)
             sizes = _sizes_by_type(graph, types)
-        self._node_data = _columns_of("node_data", node_data, sizes or graph.num_nodes)
+        self._node_data = columns_of("node_data", node_data, sizes or graph.num_nodes)
         if sizes and edge_data:
             self._edge_data = {
-                name if isinstance(name, str) else "__".join(name): _columns_of(
+                name if isinstance(name, str) else "__".join(name): columns_of(
                     "edge_data", columns, None
                 )
                 for name, columns in edge_data.items()
@@ -404,21 +428,50 @@ class PygView:
                     f"{', '.join(types_of(graph).edge_types)}, found {unknown[0]!r:.80}"
                 )
         else:
-            self._edge_data = _columns_of("edge_data", edge_data, None)
+            self._edge_data = columns_of("edge_data", edge_data, None)
 
     def __call__(self, batch: MiniBatch) -> Any:
         """Return the batch with x, y and the further columns of all its nodes and edges."""
         found = self._typed(batch) if self._hetero is not None else self._plain(batch)
+        if self._shapes is not None:
+            found = self._padded(found, batch.y, self._shapes)
         return found if self._transform is None else self._transform(found)
 
+    def _padded(self, data: Any, labels: Any, shapes: HopShapes) -> Any:
+        """Return the batch in fixed shapes; count one that does not fit, and say so once."""
+        of_edges = [name for name in ("e_id", "edge_weight") if name in data]
+        padded = pad_pyg(
+            data, shapes, labels,
+            [*(name for name in ("x", "n_id") if name in data), *self._node_data],
+            [*of_edges, *self._edge_data],
+        )  # fmt: skip
+        if not padded.padded and not self.overflowed:
+            _log.warning(
+                "PlannedLoader: a batch of %d nodes and %d edges does not fit padded shapes of %d "
+                "and %d; such batches come as they are, and are counted (overflowed)",
+                padded.num_nodes, padded.num_edges, sum(shapes.nodes), sum(shapes.edges),
+            )  # fmt: skip
+        self.overflowed += not padded.padded
+        return padded
+
     def _plain(self, batch: MiniBatch) -> Any:
-        labels = None if self._graph.y is None else torch.from_numpy(self._graph.y[batch.n_id])
-        data = to_pyg(batch, batch.x, labels)
+        if self._shapes is None:
+            labels = None if self._graph.y is None else torch.from_numpy(self._graph.y[batch.n_id])
+            data = to_pyg(batch, batch.x, labels)
+        else:
+            data = self._where_rows_are(batch)
         if batch.links is not None and self._form == "binary":
-            _label_links(data)
+            label_links(data)
         for name, rows in self._node_data.items():
-            data[name] = _take(rows, data.n_id)
+            data[name] = take_rows(rows, data.n_id)
         self._fill_edges(data, self._edge_data)
+        return data
+
+    def _where_rows_are(self, batch: MiniBatch) -> Any:
+        """Return a batch that is on the rows' device, without its edges' places if none asks."""
+        data = to_pyg(getattr(batch, "drawn", batch), batch.x).to(batch.x.device)
+        if self._weight is None and not self._edge_data:
+            data.e_id = None  # to look places up, the host would wait for the device
         return data
 
     def _typed(self, batch: MiniBatch) -> Any:
@@ -426,7 +479,7 @@ class PygView:
         data = self._hetero(batch, batch.x)
         for name, columns in self._node_data.items():
             for column, rows in columns.items():
-                data[name][column] = _take(rows, data[name].n_id)
+                data[name][column] = take_rows(rows, data[name].n_id)
         for key, store in zip(data.edge_types, data.edge_stores, strict=True):
             self._fill_edges(store, self._edge_data.get("__".join(key), {}))
         return data
@@ -435,14 +488,14 @@ class PygView:
         """Give the source's places and columns to edges, whose `e_id` are places in `indices`."""
         if "e_id" not in edges:
             return
-        places = edges.e_id.numpy()
+        device, places = edges.e_id.device, edges.e_id.cpu().numpy()
         if self._weight is not None and "edge_weight" not in edges:
-            edges.edge_weight = torch.from_numpy(self._weight[places])
+            edges.edge_weight = torch.from_numpy(self._weight[places]).to(device)
         if self._edge_id is not None:
             found = self._edge_id[places]
-            edges.e_id = torch.from_numpy(np.where(found < 0, NO_EDGE, found))
+            edges.e_id = torch.from_numpy(np.where(found < 0, NO_EDGE, found)).to(device)
         for name, rows in columns.items():
-            edges[name] = _take_edges(name, rows, edges.e_id)
+            edges[name] = take_edge_rows(name, rows, edges.e_id)
 
 
 def _sizes_by_type(graph: Graph, types: GraphTypes) -> dict[str, int]:
@@ -450,59 +503,3 @@ def _sizes_by_type(graph: Graph, types: GraphTypes) -> dict[str, int]:
         return {types.node_types[0]: graph.num_nodes}
     counts = np.bincount(graph.node_type, minlength=len(types.node_types))
     return dict(zip(types.node_types, counts.tolist(), strict=True))
-
-
-def _columns_of(
-    what: str, given: Mapping[Any, Any] | None, sizes: Mapping[str, int] | int | None
-) -> dict[str, Any]:
-    """Return columns after a look at their numbers of rows; by type where sizes are."""
-    found: dict[str, Any] = {}
-    for name, rows in (given or {}).items():
-        if isinstance(sizes, Mapping):
-            if name not in sizes or not isinstance(rows, Mapping):
-                raise InputError(
-                    f"{what}: expected columns by node type among {', '.join(sizes)}, found "
-                    f"{name!r:.60}"
-                )
-            found[name] = _columns_of(f"{what}[{name!r}]", rows, sizes[name])
-            continue
-        column = rows if isinstance(rows, torch.Tensor) else np.asarray(rows)
-        if sizes is not None and (column.ndim == 0 or len(column) != sizes):
-            raise InputError(
-                f"{what}: expected {name} with one row for each of {sizes} nodes, found shape "
-                f"{list(column.shape)}"
-            )
-        found[name] = column
-    return found
-
-
-def _take(rows: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Return rows of a tensor, or of an array that may be mapped from a file."""
-    return rows[ids] if isinstance(rows, torch.Tensor) else torch.from_numpy(rows[ids.numpy()])
-
-
-def _take_edges(name: str, rows: Any, e_id: torch.Tensor) -> torch.Tensor:
-    """Return the rows of a batch's edges, by their places in the source."""
-    if e_id.numel() and not 0 <= int(e_id.min()) <= int(e_id.max()) < len(rows):
-        if int(e_id.min()) == NO_EDGE:
-            raise InputError(
-                f"edge_data: expected a row of {name} for each edge, found self-loops that import "
-                "added, which have none; import without --self-loops add"
-            )
-        raise InputError(
-            f"edge_data: expected {name} with a row per edge of the source, found {len(rows)} rows "
-            f"and an edge {int(e_id.max())}"
-        )
-    return _take(rows, e_id)
-
-
-def _label_links(data: Any) -> None:
-    """Put links in PyG's binary form: `edge_label_index` and `edge_label`, negatives last."""
-    source, negative = data.src_index, data.dst_neg_index
-    count = negative.shape[1]
-    positives = torch.stack([source, data.dst_pos_index])
-    negatives = torch.stack([source.repeat_interleave(count), negative.reshape(-1)])
-    data.edge_label_index = torch.cat([positives, negatives], dim=1)
-    data.edge_label = torch.cat([torch.ones(len(source)), torch.zeros(negatives.shape[1])])
-    for name in ("src_index", "dst_pos_index", "dst_neg_index"):
-        del data[name]

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, TypeVar
 
 import numpy as np
@@ -295,3 +296,60 @@ class Envelope:
         table = ID_BYTES * num_nodes if dense else _PER_SLOT * table_slots(self.most_entered)
         per_edge = index_bytes + _LOCAL_BYTES + (0 if dense else ID_BYTES)
         return table + per_edge * max(self.edges) + 2 * ID_BYTES * num_train
+
+
+SPARE_ROWS = 32
+"""Least rows of padding in a hop: sums of thousands of edges into a single row take long."""
+
+
+@dataclass(frozen=True, slots=True)
+class HopShapes:
+    """Sizes to which PyG's batches of one rank are padded."""
+
+    batch_size: int
+    """Most seeds of a batch."""
+    nodes: tuple[int, ...]
+    """Rows of the seeds, then of each hop's new nodes, [L + 1]."""
+    edges: tuple[int, ...]
+    """Edges of each hop, [L]."""
+
+    @staticmethod
+    def of_plan(batch_size: int, rows: Sequence[int], edges: Sequence[int]) -> "HopShapes | None":
+        """Take a captured step's shapes, which count up; None where a hop's rest is too small.
+
+        >>> HopShapes.of_plan(60, [128, 512], [700])
+        HopShapes(batch_size=60, nodes=(128, 384), edges=(700,))
+        """
+        nodes = (rows[0], *(after - before for before, after in itertools.pairwise(rows)))
+        drawn = (edges[0], *(after - before for before, after in itertools.pairwise(edges)))
+        if min(nodes) <= SPARE_ROWS or min(drawn) < 1 or nodes[0] <= batch_size:
+            return None
+        return HopShapes(batch_size, nodes, drawn)
+
+    @staticmethod
+    def of_quantile(
+        batch_size: int, counts: Sequence[Sequence[int]], quantile: float, *, multiple: int = 64
+    ) -> "HopShapes":
+        """Estimate what a share of batches does not exceed, hop by hop.
+
+        `counts` are the new nodes of each hop of a batch, then its edges: sums over many seeds,
+        which are taken to be normal.
+
+        >>> HopShapes.of_quantile(100, [(300, 900, 300, 950), (310, 910, 310, 960)], 0.5)
+        HopShapes(batch_size=100, nodes=(192, 384, 960), edges=(320, 960))
+        """
+        found = np.array(counts, np.float64)
+        spread = found.std(axis=0, ddof=int(len(found) > 1))
+        most = (found.mean(axis=0) + NormalDist().inv_cdf(quantile) * spread).tolist()
+        hops = len(most) // 2
+        nodes = [batch_size, *most[:hops]]
+        return HopShapes(
+            batch_size,
+            tuple(round_up(each + SPARE_ROWS, multiple) for each in nodes),
+            tuple(round_up(max(each, 1), multiple) for each in most[hops:]),
+        )
+
+    def fits(self, nodes: Sequence[int], edges: Sequence[int]) -> bool:
+        """Tell whether a batch leaves each hop a row of padding, and has no more edges."""
+        rows = all(have < room for have, room in zip(nodes, self.nodes, strict=True))
+        return rows and all(have <= room for have, room in zip(edges, self.edges, strict=True))

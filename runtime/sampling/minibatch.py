@@ -22,6 +22,9 @@ from gnnplan.runtime.sampling.workspace import Workspace
 
 B = TypeVar("B")
 
+IGNORED = -100
+"""Label of padding: negative labels are unknown ones, which losses leave out."""
+
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class RowExchange:

@@ -1,19 +1,33 @@
-"""View a mini-batch as PyG's NeighborLoader would have given it, for users' own training loops."""
+"""View a mini-batch as PyG's NeighborLoader would have given it, for users' own training loops.
 
+A view may be padded: each hop's nodes, and its edges, then begin at the same place in every batch.
+What a hop leaves free are rows without a node and edges that join such rows, so that no layer of
+messages adds anything to a node's row.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.errors import InputError, SamplerError
 from gnnplan.runtime.graph.dataset import Graph, GraphTypes, rows_within_types
-from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
+from gnnplan.runtime.sampling.memory import HopShapes
+from gnnplan.runtime.sampling.minibatch import IGNORED, Dialect, MiniBatch
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
 
+    from gnnplan.runtime.sampling.gpu.hops import DeviceBatch
 
-def to_pyg(batch: MiniBatch, x: Any = None, y: Any = None) -> "Data":
+
+def to_pyg(batch: "MiniBatch | DeviceBatch", x: Any = None, y: Any = None) -> "Data":
     """View a first_seen batch as `torch_geometric.data.Data`.
+
+    What a device drew stays there.
 
     Fields: x, y, edge_index (source, destination), n_id with the seeds first, e_id (places in the
     graph's `indices`) where the sampler kept edge ids, input_id, batch_size, num_sampled_nodes and
@@ -26,7 +40,6 @@ def to_pyg(batch: MiniBatch, x: Any = None, y: Any = None) -> "Data":
         x: Feature rows of `batch.n_id`, a tensor or array [num_input, ...], or None.
         y: Labels of `batch.n_id` (all nodes, not only the seeds), likewise.
     """
-    import torch
     from torch_geometric.data import Data
 
     if batch.dialect is not Dialect.FIRST_SEEN:
@@ -35,14 +48,11 @@ def to_pyg(batch: MiniBatch, x: Any = None, y: Any = None) -> "Data":
             "draws anew at each hop; wrap the model with runtime.models.planned instead"
         )
     outer = batch.blocks[0]
-    destinations = np.repeat(np.arange(outer.num_dst), np.diff(outer.indptr))
     data = Data(
-        edge_index=torch.stack(
-            [torch.from_numpy(outer.indices.astype(np.int64)), torch.from_numpy(destinations)]
-        ),
-        n_id=torch.from_numpy(batch.n_id),
+        edge_index=_edge_index(outer),
+        n_id=_tensor(batch.n_id),
         input_id=torch.from_numpy(batch.input_id),
-        batch_size=batch.num_seeds,
+        batch_size=len(batch.seeds),
         num_sampled_nodes=list(batch.num_sampled_nodes),
         num_sampled_edges=list(batch.num_sampled_edges),
     )
@@ -51,14 +61,101 @@ def to_pyg(batch: MiniBatch, x: Any = None, y: Any = None) -> "Data":
         if rows is not None:
             data[name] = torch.as_tensor(_one_row_per_node(name, rows, len(batch.n_id)))
     if batch.links is not None:
-        links = torch.from_numpy(batch.links)
+        links = _tensor(batch.links)
         data.src_index, data.dst_pos_index = links[:, 0], links[:, 1]
         data.dst_neg_index = links[:, 2:]
     if outer.e_id is not None:
-        data.e_id = torch.from_numpy(outer.e_id)
+        data.e_id = _tensor(outer.e_id)
     if outer.weight is not None:
-        data.edge_weight, data.weights_of_sampler = torch.from_numpy(outer.weight), True
+        data.edge_weight, data.weights_of_sampler = _tensor(outer.weight), True
     return data
+
+
+def _tensor(values: Any) -> Tensor:
+    return values if isinstance(values, Tensor) else torch.from_numpy(values)
+
+
+def _edge_index(block: Any) -> Tensor:
+    if not isinstance(block.indices, Tensor):
+        ends = np.repeat(np.arange(block.num_dst), np.diff(block.indptr))
+        return torch.stack([_tensor(block.indices.astype(np.int64)), _tensor(ends)])
+    rows = torch.arange(block.num_dst, device=block.indices.device)
+    count = block.indices.shape[0]
+    ends = torch.repeat_interleave(rows, block.indptr.diff(), output_size=count)
+    return torch.stack([block.indices.long(), ends])
+
+
+def pad_pyg(
+    data: "Data", shapes: HopShapes, labels: Any, of_nodes: Iterable[str], of_edges: Iterable[str]
+) -> "Data":
+    """Return a batch padded to fixed shapes, or as it is where it does not fit.
+
+    Either has node_mask, edge_mask and seed_mask (bool), true where there is no padding, and
+    `padded` says which it is. y is `IGNORED` in all rows but the seeds'.
+
+    Args:
+        data: Of `to_pyg`, with further fields.
+        shapes: Sizes of padded batches.
+        labels: Labels of the seeds, [batch_size] or [batch_size, C]; None: none.
+        of_nodes: Fields with a row per node; of padding 0.
+        of_edges: Fields with a row per edge, likewise.
+    """
+    nodes, edges, num_seeds = data.num_sampled_nodes, data.num_sampled_edges, data.batch_size
+    data.padded = shapes.fits(nodes, edges)
+    if not data.padded:
+        shapes = HopShapes(num_seeds, tuple(nodes), tuple(edges))
+    device = data.edge_index.device
+    data.edge_index = _pad_edges(data.edge_index, nodes, edges, shapes)
+    for names, counts, rooms in ((of_nodes, nodes, shapes.nodes), (of_edges, edges, shapes.edges)):
+        for name in names:
+            data[name] = _pad(data[name], counts, rooms)
+    for name, counts, rooms in (
+        ("node_mask", nodes, shapes.nodes),
+        ("edge_mask", edges, shapes.edges),
+        ("seed_mask", [num_seeds], [shapes.batch_size]),
+    ):
+        data[name] = _pad(torch.ones(sum(counts), dtype=torch.bool, device=device), counts, rooms)
+    data.input_id = _pad(data.input_id.to(device), [num_seeds], [shapes.batch_size])
+    if labels is not None:
+        rest = IGNORED if labels.dtype.is_signed else 0
+        data.y = _pad(labels, [num_seeds], [sum(shapes.nodes)], rest)
+    data.num_nodes, data.batch_size = sum(shapes.nodes), shapes.batch_size
+    data.num_sampled_nodes, data.num_sampled_edges = list(shapes.nodes), list(shapes.edges)
+    return data
+
+
+def _pad(values: Tensor, counts: Sequence[int], rooms: Sequence[int], rest: int = 0) -> Tensor:
+    """Copy stretches of rows to where their rooms begin, and fill what the rooms leave free."""
+    if list(counts) == list(rooms):
+        return values
+    out = values.new_empty((sum(rooms), *values.shape[1:]))
+    begin = place = 0
+    for count, room in zip(counts, rooms, strict=True):
+        out[place : place + count] = values[begin : begin + count]
+        out[place + count : place + room] = rest
+        begin, place = begin + count, place + room
+    return out
+
+
+def _pad_edges(
+    ends: Tensor, nodes: Sequence[int], edges: Sequence[int], shapes: HopShapes
+) -> Tensor:
+    """Renumber the ends of edges; padding joins each free row of the destinations' hop to itself.
+
+    Edges stay in the order of their destinations.
+    """
+    ids = torch.arange(sum(nodes), device=ends.device)
+    starts = [0, *itertools.accumulate(shapes.nodes)]
+    places = torch.cat(
+        [part - part[:1] + start for part, start in zip(ids.split(nodes), starts, strict=False)]
+    )
+    parts: list[Tensor] = []
+    for hop, part in enumerate(places[ends].split(edges, dim=1)):
+        more = shapes.edges[hop] - edges[hop]
+        free = shapes.nodes[hop] - nodes[hop]
+        rest = torch.arange(more, device=ends.device) * free // max(more, 1)
+        parts += [part, (rest + starts[hop] + nodes[hop]).expand(2, more)]
+    return torch.cat(parts, dim=1)
 
 
 def _one_row_per_node(name: str, rows: Any, num_nodes: int) -> Any:
@@ -94,7 +191,6 @@ class HeteroView:
         hop, and e_id (positions in the dataset's `indices`) where the sampler kept edge ids. The
         seeds' type has batch_size and input_id, its seeds first.
         """
-        import torch
         from torch_geometric.data import HeteroData
 
         outer = batch.blocks[0]
@@ -126,8 +222,6 @@ class HeteroView:
         return data
 
     def _add_edges(self, data: "HeteroData", batch: MiniBatch, local: Any, hop_of: Any) -> None:
-        import torch
-
         outer = batch.blocks[0]
         assert outer.relation_ptr is not None
         sizes = np.diff(outer.relation_ptr)
@@ -155,3 +249,68 @@ def _triple(name: str, node_types: list[str]) -> tuple[str, str, str]:
             f"{', '.join(node_types)}, found {name!r}; iterate blocks, or rename it in graph.json"
         )
     return parts[0], parts[1], parts[2]
+
+
+NO_EDGE = np.iinfo(np.int64).min
+"""`e_id` of a self-loop that import added, which is no edge of the source.
+
+It is an error as an index, where -1 would take the last edge's row.
+"""
+
+
+def columns_of(
+    what: str, given: Mapping[Any, Any] | None, sizes: Mapping[str, int] | int | None
+) -> dict[str, Any]:
+    """Return columns after a look at their numbers of rows; by type where sizes are."""
+    found: dict[str, Any] = {}
+    for name, rows in (given or {}).items():
+        if isinstance(sizes, Mapping):
+            if name not in sizes or not isinstance(rows, Mapping):
+                raise InputError(
+                    f"{what}: expected columns by node type among {', '.join(sizes)}, found "
+                    f"{name!r:.60}"
+                )
+            found[name] = columns_of(f"{what}[{name!r}]", rows, sizes[name])
+            continue
+        column = rows if isinstance(rows, Tensor) else np.asarray(rows)
+        if sizes is not None and (column.ndim == 0 or len(column) != sizes):
+            raise InputError(
+                f"{what}: expected {name} with one row for each of {sizes} nodes, found shape "
+                f"{list(column.shape)}"
+            )
+        found[name] = column
+    return found
+
+
+def take_rows(rows: Any, ids: Tensor) -> Tensor:
+    """Return rows of a tensor, or of an array that may be mapped from a file."""
+    host = ids.cpu()
+    found = rows[host] if isinstance(rows, Tensor) else torch.from_numpy(rows[host.numpy()])
+    return found.to(ids.device)
+
+
+def take_edge_rows(name: str, rows: Any, e_id: Tensor) -> Tensor:
+    """Return the rows of a batch's edges, by their places in the source."""
+    if e_id.numel() and not 0 <= int(e_id.min()) <= int(e_id.max()) < len(rows):
+        if int(e_id.min()) == NO_EDGE:
+            raise InputError(
+                f"edge_data: expected a row of {name} for each edge, found self-loops that import "
+                "added, which have none; import without --self-loops add"
+            )
+        raise InputError(
+            f"edge_data: expected {name} with a row per edge of the source, found {len(rows)} rows "
+            f"and an edge {int(e_id.max())}"
+        )
+    return take_rows(rows, e_id)
+
+
+def label_links(data: Any) -> None:
+    """Put links in PyG's binary form: `edge_label_index` and `edge_label`, negatives last."""
+    source, negative = data.src_index, data.dst_neg_index
+    count = negative.shape[1]
+    positives = torch.stack([source, data.dst_pos_index])
+    negatives = torch.stack([source.repeat_interleave(count), negative.reshape(-1)])
+    data.edge_label_index = torch.cat([positives, negatives], dim=1)
+    data.edge_label = torch.cat([torch.ones(len(source)), torch.zeros(negatives.shape[1])])
+    for name in ("src_index", "dst_pos_index", "dst_neg_index"):
+        del data[name]

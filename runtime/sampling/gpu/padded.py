@@ -34,15 +34,13 @@ from gnnplan.runtime.sampling.gpu.relabel import AGE, programs_for
 from gnnplan.runtime.sampling.gpu.rng import LOWEST, plain_words, signed, stream_of
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 from gnnplan.runtime.sampling.memory import DENSE_BYTES, Envelope
-from gnnplan.runtime.sampling.minibatch import Dialect
+from gnnplan.runtime.sampling.minibatch import IGNORED, Dialect
 from gnnplan.runtime.sampling.rng import Purpose, stream
 from gnnplan.runtime.sampling.seeds import SeedSchedule
 
 if TYPE_CHECKING:
     from gnnplan.runtime.features.device_store import DeviceFeatureStore
 
-IGNORED = -100
-"""Label of padding: negative labels are unknown ones, which losses leave out."""
 _BLOCK = 512
 _MOST_MISSED = 1 << 14
 """Overflowed batches that are noted until the host looks."""
