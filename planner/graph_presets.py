@@ -32,7 +32,7 @@ class GraphPreset:
     edges: int
     """Stored edges: both directions where the paper counts both."""
     feature_dim: int
-    feature_dtype: Literal["float16", "float32"]
+    feature_dtype: Literal["float16", "float32", "bfloat16"]
     classes: int
     train_share: float
     """Share of training nodes; of training links for task link."""

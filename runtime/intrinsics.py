@@ -108,20 +108,22 @@ def fence(_context: Any) -> Any:
     return types.void(), codegen
 
 
-def _widen(lanes: int) -> Any:
-    """Make an intrinsic that turns `lanes` float16 at one address into float32 at another."""
+def _widen(lanes: int, *, brain: bool = False) -> Any:
+    """Make an intrinsic that turns `lanes` float16 or bfloat16 at an address into float32."""
 
     def typing_of(_context: Any, target: Any, source: Any) -> Any:
         del target, source
 
         def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            half = ir.VectorType(ir.HalfType(), lanes)
-            single = ir.VectorType(ir.FloatType(), lanes)
+            half = ir.VectorType(ir.IntType(16) if brain else ir.HalfType(), lanes)
+            single = ir.VectorType(_INT32 if brain else ir.FloatType(), lanes)
             value = builder.load(_pointer(builder, arguments[1], half))
             value.align = 1
-            store = builder.store(
-                builder.fpext(value, single), _pointer(builder, arguments[0], single)
-            )
+            if brain:  # the upper half of a float32
+                wide = builder.shl(builder.zext(value, single), ir.Constant(single, [16] * lanes))
+            else:
+                wide = builder.fpext(value, single)
+            store = builder.store(wide, _pointer(builder, arguments[0], single))
             store.align = 1
             return context.get_dummy_value()
 
@@ -134,3 +136,7 @@ widen_8 = _widen(8)
 """widen_8(target, source): eight float16 become float32."""
 widen_1 = _widen(1)
 """widen_1(target, source): one float16 becomes float32."""
+widen_brain_8 = _widen(8, brain=True)
+"""widen_brain_8(target, source): eight bfloat16 become float32."""
+widen_brain_1 = _widen(1, brain=True)
+"""widen_brain_1(target, source): one bfloat16 becomes float32."""

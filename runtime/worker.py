@@ -123,7 +123,7 @@ def open_loader(
     """Open this rank's loader of a plan of mini-batches."""
     return PlannedLoader(
         folder, graph, rank=mesh.rank, size=mesh.size, device=mesh.device, comm=mesh.comm,
-        meter=meter,
+        meter=meter, row_dtype=None,
     )  # fmt: skip
 
 

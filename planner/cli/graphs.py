@@ -228,12 +228,16 @@ def _feature_storage(graph: "Graph") -> str:
 
 
 def _feature_tables(graph: "Graph") -> dict[str, str]:
+    from gnnplan.runtime.graph.format import row_type_name
+
     tables = {f"x_{name}": table for name, table in graph.x_by_type.items()}
     if graph.x is not None:
         tables["x"] = graph.x
     if graph.x_csr is not None:
         tables["x_data"] = graph.x_csr.data
-    return {name: f"{table.dtype} {list(table.shape)}" for name, table in tables.items()}
+    return {
+        name: f"{row_type_name(table.dtype)} {list(table.shape)}" for name, table in tables.items()
+    }
 
 
 def _num_labelled(y: NDArray[np.int64] | None) -> int:
@@ -394,6 +398,13 @@ def import_command(
         str,
         typer.Option(help="auto | dense | sparse | project:D (seeded random projection) | none."),
     ] = "auto",
+    feature_dtype: Annotated[
+        str,
+        typer.Option(
+            help="float32 | float16 (only for values that it holds exactly) | bfloat16 (rounded; "
+            "--precision bfloat16 reads such rows as they are) | keep (the source's)."
+        ),
+    ] = "float32",
     symmetrise: Annotated[bool, typer.Option(help="Store both directions of each edge.")] = False,
     self_loops: Annotated[str, typer.Option(help="keep | add | remove.")] = "keep",
     deduplicate: Annotated[bool, typer.Option(help="Keep each edge once.")] = False,
@@ -428,6 +439,7 @@ def import_command(
         task=task,
         feature_dim=feature_dim,
         features=features,
+        feature_dtype=feature_dtype,
         symmetrise=symmetrise,
         self_loops=self_loops,
         deduplicate=deduplicate,

@@ -214,19 +214,20 @@ def common_parts(
     timing: ModelTiming,
     code_bytes: int,
     steps_per_epoch: int,
+    *,
+    handed_row_bytes: int,
 ) -> dict[str, int]:
     """Return the bytes of a rank that do not depend on its processor.
 
-    Threads and prefetch depth set how many batches, with rows in float32, live at once.
+    Threads and prefetch depth set how many batches, with rows of `handed_row_bytes`, live at once.
     """
     largest = BatchTail.of(batch)
     ahead = candidate.prefetch_depth if candidate.threads.sample else 0
     buffers = live_batches(ahead, steps_per_epoch)
-    row_bytes = 4 * graph.feature_dim
     return {
         "model and optimizer": model_bytes(timing.num_parameters),
         "activations": round(timing.activation_bytes * largest.scale),
-        "batches": batch_bytes(largest.vertices, largest.edges, row_bytes, buffers),
+        "batches": batch_bytes(largest.vertices, largest.edges, handed_row_bytes, buffers),
         "location table": graph.num_nodes * code_bytes,
     } | ({"stack of batches": candidate.bulk_bytes} if candidate.bulk_batches > 1 else {})
 

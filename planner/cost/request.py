@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.memory import Budgets
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.workload import (
@@ -29,6 +30,18 @@ ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 def row_bytes(graph: Graph | GraphRef) -> int:
     """Return the bytes of a stored feature row."""
     return graph.feature_dim * ITEM_BYTES.get(graph.feature_dtype, 4)
+
+
+def handed_row_bytes(request: "Request", candidate: Candidate) -> int:
+    """Return the bytes of a feature row in a batch, as the first product reads it.
+
+    Rows come in float32, but as they are stored where the products' precision is that type.
+    """
+    graph = request.graph
+    same = graph.feature_dtype == request.workload.precision
+    return (
+        row_bytes(graph) if same and candidate.batching == "independent" else 4 * graph.feature_dim
+    )
 
 
 def seeds_per_rank(batch_size: int, num_ranks: int) -> int:

@@ -70,6 +70,7 @@ from gnnplan.runtime.train.overlap import (
     pass_through,
     take_made,
 )
+from gnnplan.runtime.train.precision import DTYPES
 from gnnplan.runtime.train.streams import AbstractStreams, streams_of
 
 FEW_SEEDS = 8
@@ -122,6 +123,8 @@ class LoopParts:
     """Training loop, whose meter is not used."""
     label_shape: tuple[int, ...]
     """Shape of one seed's label, for a graph that has none."""
+    row_dtype: torch.dtype
+    """Type of rows in batches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,7 +182,7 @@ def _one_round(
     stages: list[AbstractStage] = [
         SeedsStage(parts.schedule, parts.dialect),
         DeviceSampleStage(parts.samplers[way.captured], device, meter, counted=False),
-        DeviceGatherStage(parts.store, meter, streams, ordered=False),
+        DeviceGatherStage(parts.store, meter, streams, ordered=False, row_dtype=parts.row_dtype),
         CopyStage(device, streams),
         parts.filling,
     ]
@@ -232,6 +235,9 @@ class GpuTimed:
         self._blocks = DeviceBatchStage(
             self._graph, request.workload, device, lambda batch: batch, weighted=True
         )
+        same = self._graph.feature_dtype == request.workload.precision
+        narrow = DTYPES.get(request.workload.precision, torch.float32)
+        self._row_dtype = narrow if same else torch.float32
         self._store = self._some_rows()
         self._counts = self._store.new_counts()
         several = str(self._graph.task) == "multilabel"
@@ -307,7 +313,7 @@ class GpuTimed:
     def _hand(self, drawn: Any) -> MiniBatch:
         """Run the loader's stages after sampling, up to where training takes the batch."""
         batch = DeviceMiniBatch(drawn)
-        batch.x = self._store.empty(drawn.n_id.numel())
+        batch.x = self._store.empty(drawn.n_id.numel(), self._row_dtype)
         self._store.gather(drawn.n_id, batch.x, self._counts)
         return add_labels(self._blocks.submit(batch, self._step), self._label_shape, self._device)
 
@@ -319,7 +325,7 @@ class GpuTimed:
             most = min(most, ROWS_SHARE * free)
         rows = max(1, min(nodes, int(most) // (FLOAT_BYTES * width)))
         codes = encode(np.zeros(nodes, np.uint8), np.arange(nodes) % rows)
-        table = torch.randn(rows, width, device=self._device)
+        table = torch.randn(rows, width, device=self._device).to(self._row_dtype)
         return DeviceFeatureStore(DeviceTable(codes, {0: DeviceRows("own", table)}, self._device))
 
     def loop_parts(self, by_graph: CapturedNeighborSampler | None) -> LoopParts:
@@ -334,6 +340,7 @@ class GpuTimed:
             dialect=Dialect(named.dialect),
             training=self._loop,
             label_shape=self._label_shape,
+            row_dtype=self._row_dtype,
         )
 
     def _sizes(self, seeds: int) -> "_Drawn":

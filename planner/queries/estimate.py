@@ -52,7 +52,7 @@ class EstimateSettings:
         ),
     ] = None
     dtype: Annotated[
-        Literal["auto", "float16", "float32"],
+        Literal["auto", "float16", "float32", "bfloat16"],
         Setting(help="Type of stored features; auto: of --like or DATASET, else float32."),
     ] = "auto"
     train: Annotated[

@@ -394,6 +394,8 @@ def _gpu_summary(plan: Plan) -> str:
     count = f"{counted(len(devices), kind)} ({groups})"
     policy = plan.strategy.features.policy
     captured = ", steps captured" if plan.strategy.step == "captured" else ""
+    if (stored := plan.graph.feature_dtype) == plan.workload.precision != "float32":
+        policy += f" in {stored}, which the first product reads as they are"
     return (
         f"{count} of {plan.machine.name}, topology {where}, {_loading(plan)}, rows placed by "
         f"{policy}{captured}"

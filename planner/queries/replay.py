@@ -22,6 +22,7 @@ from gnnplan.runtime.features.location import MAX_SOURCES, SOURCE_BITS
 from gnnplan.runtime.features.store import read_location
 from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters
 from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.format import row_dtype
 from gnnplan.runtime.loader.factory import LoaderParts
 from gnnplan.runtime.loader.stages import AbstractStage, SampleStage, seed_batch
 from gnnplan.runtime.meter import StageMeter
@@ -199,7 +200,7 @@ class RowCounter:
         if slots and self._typed is None:
             clock, nodes = cache.policy == "clock", graph.num_nodes
             self._slots = Slots(nodes, min(slots, nodes), clock=clock)
-            stored = np.dtype(plan.graph.feature_dtype if graph.x_csr is None else np.float32)
+            stored = row_dtype("float32" if graph.x_csr is not None else plan.graph.feature_dtype)
             self._cache_row_bytes = plan.graph.feature_dim * stored.itemsize
             self._bypass = np.zeros(MAX_SOURCES, np.bool_)
             for number in range(len(self._sources)):
@@ -215,9 +216,9 @@ class RowCounter:
     def _bytes_of_sources(self, plan: Plan) -> list[int]:
         """Return the bytes of a row by source number, as stored there."""
         width = plan.graph.feature_dim
-        stored = width * np.dtype(plan.strategy.features.storage_dtype).itemsize
+        stored = width * row_dtype(plan.strategy.features.storage_dtype).itemsize
         dense = self._graph.x_csr is None
-        host = width * (np.dtype(plan.graph.feature_dtype).itemsize if dense else 4)
+        host = width * (row_dtype(plan.graph.feature_dtype).itemsize if dense else 4)
         kinds = [self._kind(number) for number in range(len(self._sources))]
         return [stored if kind in ("own", "peer") else host for kind in kinds]
 

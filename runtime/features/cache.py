@@ -28,6 +28,7 @@ from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.features.gather import check_output, check_storage, copy_from_addresses
 from gnnplan.runtime.features.location import SOURCE_MASK, Codes, LocationTable
 from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters
+from gnnplan.runtime.graph.format import convert_rows
 
 USED, NEXT, OLDEST, HAND, STATE_LENGTH = 0, 1, 2, 3, 4
 LOG = 3
@@ -260,8 +261,8 @@ class CachedFeatureStore(AbstractFeatureStore):
     ) -> None:
         """Put an empty cache in front of a store, which is closed with it.
 
-        The location table says what this rank owns. Rows are kept as float32, or float16 where
-        every row below holds float16 values.
+        The location table says what this rank owns. Rows are kept as float32, or in 16 bits where
+        every row below holds such values.
         """
         if policy not in POLICIES:
             raise PlanError(f"expected a cache policy among {', '.join(POLICIES)}, found {policy}")
@@ -294,7 +295,7 @@ class CachedFeatureStore(AbstractFeatureStore):
             decision = self._slots.decide(ids, self._codes, self._bypass)
             direct = decision.ids.size == ids.size  # nothing to merge: read into the output
             try:
-                rows = out if direct else self._staged(decision.ids.size)
+                rows = out if direct else self._staged(decision.ids.size, out.dtype)
                 counters = self.below.read(decision.ids, rows)
             except BaseException:
                 self._slots.clear()  # rows that it lists were never read
@@ -314,14 +315,12 @@ class CachedFeatureStore(AbstractFeatureStore):
             slots = np.flatnonzero(self._slots.node_of >= 0)
             return self._slots.node_of[slots], self._table[slots]
 
-    def _staged(self, num_rows: int) -> NDArray[np.float32]:
-        if self._staging.shape[0] < num_rows:
-            self._staging = np.empty((num_rows + num_rows // 4, self.feature_dim), np.float32)
+    def _staged(self, num_rows: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        if self._staging.shape[0] < num_rows or self._staging.dtype != dtype:
+            self._staging = np.empty((num_rows + num_rows // 4, self.feature_dim), dtype)
         return self._staging[:num_rows]
 
-    def _merge(
-        self, decision: Decision, rows: NDArray[np.float32], out: NDArray[np.float32]
-    ) -> None:
+    def _merge(self, decision: Decision, rows: NDArray[Any], out: NDArray[Any]) -> None:
         hit, read = np.empty((2, decision.where.size), np.int64)
         bases = (self._table.ctypes.data, self._table.strides[0], rows.ctypes.data, rows.strides[0])
         same = self._table.dtype == rows.dtype
@@ -330,9 +329,9 @@ class CachedFeatureStore(AbstractFeatureStore):
         if not same:
             copy_from_addresses(read, rows.dtype, out, threads=self._threads)
 
-    def _keep(self, decision: Decision, rows: NDArray[np.float32]) -> None:
+    def _keep(self, decision: Decision, rows: NDArray[Any]) -> None:
         if self._table.dtype != rows.dtype:
-            self._table[decision.slots] = rows[decision.rows]
+            self._table[decision.slots] = convert_rows(rows[decision.rows], self._table.dtype)
             return
         addresses = decision.rows * rows.strides[0] + rows.ctypes.data
         copy_from_addresses(

@@ -29,6 +29,7 @@ from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import GnnplanError, warn_once
 from gnnplan.runtime.features.tier import TypedHost
 from gnnplan.runtime.folders import Segment
+from gnnplan.runtime.graph.format import BFLOAT16
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.processor import EmulatedProcessor, processor_of
 
@@ -193,14 +194,28 @@ def copy_list(values: NDArray[Any], device: torch.device) -> Tensor:
 
 def torch_dtype(values: NDArray[Any] | TypedHost) -> torch.dtype:
     """Return torch's name of an array's type."""
-    return torch.from_numpy(np.empty(0, values.dtype)).dtype
+    return as_tensor(np.empty(0, values.dtype)).dtype
+
+
+def as_tensor(rows: NDArray[Any]) -> Tensor:
+    """Return a tensor over rows, without a copy; of bfloat16 where they are `BFLOAT16`."""
+    if rows.dtype == BFLOAT16:
+        return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(rows)
+
+
+def as_array(rows: Tensor) -> NDArray[Any]:
+    """Return the array under a tensor of the host, without a copy; bfloat16 as `BFLOAT16`."""
+    if rows.dtype == torch.bfloat16:
+        return rows.view(torch.int16).numpy().view(BFLOAT16)
+    return rows.numpy()
 
 
 def _fill(table: Tensor, rows: NDArray[Any] | TypedHost) -> None:
     most = max(1, _COPY_BYTES // max(1, rows[:1].nbytes))
     for first in range(0, rows.shape[0], most):
         part = np.array(rows[first : first + most])
-        table[first : first + most].copy_(torch.from_numpy(part))
+        table[first : first + most].copy_(as_tensor(part))
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.features.device_rows import padded_rows
+from gnnplan.runtime.features.device_rows import as_array, as_tensor, padded_rows
 from gnnplan.runtime.features.gather import check_output
 from gnnplan.runtime.features.location import MAX_SOURCES, SOURCE_BITS, SOURCE_MASK, Codes
 from gnnplan.runtime.features.peer import DeviceExchange
@@ -85,8 +85,8 @@ class DeviceCache:
         """Make an empty cache.
 
         `codes` is the location table without the cache, `number` the kept rows' source number in
-        it. Rows of the sources in `bypass` (256,) never enter. `dtype` is float16 where all sources
-        hold that.
+        it. Rows of the sources in `bypass` (256,) never enter. `dtype` is that of all sources, or
+        float32.
         """
         self.num_slots, self.number, self.device = num_slots, number, device
         self.num_nodes = int(codes.shape[0])
@@ -263,7 +263,7 @@ class Staged:
         for tier, sources in self._tiers:
             part = order[first : first + int(counts[sources].sum())]
             tier.read(
-                np.ascontiguousarray(slot[part]), part, counts[sources], staging.numpy(), counters
+                np.ascontiguousarray(slot[part]), part, counts[sources], as_array(staging), counters
             )
             first += part.size
         if slot.size:
@@ -419,7 +419,7 @@ class DeviceFeatureStore(AbstractFeatureStore):
         asked = torch.from_numpy(np.array(ids)).to(self.device)
         fetched = self.gather(asked, rows, counts)
         counters = sum_counters([self.named(counts.tolist()), fetched])
-        torch.from_numpy(out).copy_(rows)
+        as_tensor(out).copy_(rows)
         if self.cache is not None:  # whose next gather may be on a lane
             processor_of(self.device).synchronize()
         return counters

@@ -185,8 +185,8 @@ class Stored(NamedTuple):
     row_bytes: int
     data_offset: int
     end_bytes: int
-    widen: bool
-    """Whether rows are float16 and the output float32."""
+    widening: int
+    """What `gather.widening_of` says of the rows and the output."""
     drop_pages: bool
     """Whether reads go through the page cache, whose pages are then given back."""
 
@@ -211,7 +211,7 @@ def read_blocks_at(
         row_bytes=block_bytes,
         data_offset=0,
         end_bytes=(int(numbers.max()) + 1) * block_bytes,
-        widen=False,
+        widening=0,
         drop_pages=False,
     )
     found: tuple[int, int] = read_requests(
@@ -228,7 +228,7 @@ def read_requests(
     """Read requests `first`, `first + stride`, ... and copy their rows out.
 
     `buffer` is the address of an aligned buffer of the longest request, `target` that of
-    C-contiguous float32 rows (float16 without `widen`). Returns the request that could not be read
+    C-contiguous rows, in float32 or as they are stored. Returns the request that could not be read
     whole, else the number of requests; and the bytes read.
     """
     done = 0
@@ -253,8 +253,9 @@ def read_requests(
             _ADVISE(file, begin, end - begin, np.int32(_DROP_PAGES))
         for row in range(i, j):
             addresses[row] = buffer + offset + slots[row] * row_bytes - begin
-        if stored.widen:
-            widen_rows(addresses, requests.positions, target, row_bytes, i, j, _AHEAD, 0)
+        if stored.widening != 0:
+            mode = stored.widening
+            widen_rows(addresses, requests.positions, target, row_bytes, i, j, _AHEAD, mode)
         else:
             copy_rows(addresses, requests.positions, target, row_bytes, i, j, _AHEAD, 0)
         done += end - begin

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from gnnplan.runtime.errors import BudgetExceeded
 from gnnplan.runtime.features import direct
 from gnnplan.runtime.features.direct import Requests, Stored, read_buffers, read_requests
-from gnnplan.runtime.features.gather import copy_from_addresses
+from gnnplan.runtime.features.gather import copy_from_addresses, widening_of
 from gnnplan.runtime.features.tier import AbstractTier, Counters, Ids, Rows
 from gnnplan.runtime.intrinsics import pointer
 
@@ -175,7 +175,8 @@ def _serve_together(orders, answers, parts, stored, requests, jobs, ends, buffer
     """
     job = jobs[0]
     job.file, job.row_bytes, job.data_offset = stored.file, stored.row_bytes, stored.data_offset
-    job.end_bytes, job.widen, job.drop_pages = stored.end_bytes, stored.widen, stored.drop_pages
+    job.end_bytes, job.drop_pages = stored.end_bytes, stored.drop_pages
+    job.widening = stored.widening
     job.slots, job.positions = requests.slots.ctypes.data, requests.positions.ctypes.data
     job.firsts, job.addresses = requests.firsts.ctypes.data, requests.addresses.ctypes.data
     job.rows, job.count = requests.slots.size, requests.firsts.size - 1
@@ -206,7 +207,7 @@ def _wait_and_serve(orders, answers, jobs, ends, buffer):
             job.row_bytes,
             job.data_offset,
             job.end_bytes,
-            job.widen != 0,
+            job.widening,
             job.drop_pages != 0,
         )
         requests = Requests(
@@ -237,7 +238,7 @@ class Disk(AbstractTier):
     kind = "disk"
 
     def __init__(self, path: Path, *, budget_bytes: int, queue_depth: int = DEFAULT_DEPTH) -> None:
-        """Open a .npy file in C order, float32 or float16; nothing is read yet.
+        """Open a .npy file of rows in C order; nothing is read yet.
 
         Fewer requests than `queue_depth` are in flight where their buffers would take more than
         three quarters of the budget. BudgetExceeded says that it holds no buffer.
@@ -295,7 +296,7 @@ class Disk(AbstractTier):
             row_bytes=self.rows.row_bytes,
             data_offset=self.rows.data_offset,
             end_bytes=self.rows.end_bytes,
-            widen=self.rows.dtype != out.dtype,
+            widening=widening_of(self.rows.dtype, out.dtype),
             drop_pages=not self.is_direct,
         )
         failed, read_bytes = self._crew.serve(stored, requests, out)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
+from gnnplan.runtime.graph.format import BFLOAT16
 from gnnplan.runtime.intrinsics import (
     copy_bytes,
     fence,
@@ -24,6 +25,8 @@ from gnnplan.runtime.intrinsics import (
     stream_16_bytes,
     widen_1,
     widen_8,
+    widen_brain_1,
+    widen_brain_8,
 )
 
 PREFETCH_BYTES = 6144
@@ -32,6 +35,7 @@ STREAM_BYTES = 4 << 20
 """Least size of an output that is written past the caches."""
 STREAM_ROW_BYTES = 512
 """Least size of rows that are streamed although they share cache lines with their neighbours."""
+FROM_FLOAT16, FROM_BFLOAT16 = 1, 2
 NO_POSITIONS = np.empty(0, np.int64)
 """Positions that send row i of the source to row i of the output."""
 
@@ -94,8 +98,11 @@ def copy_rows(addresses, positions, target, row_bytes, first, last, ahead, strea
 
 @numba.njit(cache=True, nogil=True)
 @typing.no_type_check
-def widen_rows(addresses, positions, target, row_bytes, first, last, ahead, _streaming):
-    """Copy like `copy_rows`, from float16 rows of `row_bytes` to float32 rows twice as wide."""
+def widen_rows(addresses, positions, target, row_bytes, first, last, ahead, widening):
+    """Copy like `copy_rows`, from rows of `row_bytes` to float32 rows twice as wide.
+
+    `widening` is that of `widening_of`.
+    """
     for i in range(first, last):
         if i + ahead < last and addresses[i + ahead] != 0:
             _prefetch_row(addresses[i + ahead], row_bytes)
@@ -104,6 +111,12 @@ def widen_rows(addresses, positions, target, row_bytes, first, last, ahead, _str
             continue
         row = target + (positions[i] if positions.size else i) * row_bytes * 2
         whole = row_bytes - row_bytes % 16
+        if widening == FROM_BFLOAT16:
+            for offset in range(0, whole, 16):
+                widen_brain_8(row + 2 * offset, source + offset)
+            for offset in range(whole, row_bytes, 2):
+                widen_brain_1(row + 2 * offset, source + offset)
+            continue
         for offset in range(0, whole, 16):
             widen_8(row + 2 * offset, source + offset)
         for offset in range(whole, row_bytes, 2):
@@ -131,8 +144,15 @@ def in_ranges(work: Callable[[int, int], None], count: int, threads: int) -> Non
 
 def check_storage(dtype: np.dtype[Any]) -> None:
     """Refuse rows that the kernels cannot turn into float32 without loss."""
-    if dtype not in (np.dtype(np.float32), np.dtype(np.float16)):
-        raise DatasetError(f"expected float32 or float16 feature rows, found {dtype}")
+    if dtype not in (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16):
+        raise DatasetError(f"expected float32, float16 or bfloat16 feature rows, found {dtype}")
+
+
+def widening_of(stored: np.dtype[Any], out: np.dtype[Any]) -> int:
+    """Return how rows become those of an output: 0 as they are, else from which of 16 bits."""
+    if stored == out:
+        return 0
+    return FROM_BFLOAT16 if stored == BFLOAT16 else FROM_FLOAT16
 
 
 def _streamed_units(row_bytes: int, target: int) -> int:
@@ -159,22 +179,21 @@ def copy_from_addresses(
     Args:
         addresses: int64 (n,) into arrays that stay alive during the call; 0 leaves its row of `out`
             as it is.
-        dtype: Dtype of the rows: that of `out`, or float16 for a float32 `out`.
+        dtype: Dtype of the rows: that of `out`, or float16 or bfloat16 for a float32 `out`.
         out: (m, feature_dim), C-contiguous.
         positions: int64 (n,), below m; empty for 0, 1, ..., n - 1.
         threads: Threads that share the copy.
     """
     row_bytes = out.shape[1] * dtype.itemsize
     target = out.ctypes.data
-    same = dtype == out.dtype
-    kernel = copy_rows if same else widen_rows
-    streaming = 0
-    if same and positions.size == 0 and addresses.size * row_bytes >= STREAM_BYTES:
-        streaming = _streamed_units(row_bytes, target)
+    widening = mode = widening_of(dtype, out.dtype)
+    if not widening and positions.size == 0 and addresses.size * row_bytes >= STREAM_BYTES:
+        mode = _streamed_units(row_bytes, target)
+    kernel = widen_rows if widening else copy_rows
     ahead = min(max(PREFETCH_BYTES // max(row_bytes, 1), 2), 64)
 
-    def work(first: int, last: int) -> None:
-        kernel(addresses, positions, target, row_bytes, first, last, ahead, streaming)
+    def work(begin: int, end: int) -> None:
+        kernel(addresses, positions, target, row_bytes, begin, end, ahead, mode)
 
     in_ranges(work, addresses.size, threads)
 
@@ -207,7 +226,7 @@ def gather_rows(
     *,
     threads: int = 1,
 ) -> NDArray[np.float32]:
-    """Write table[ids[i]] to out[i] and return `out`; float16 rows are widened without loss.
+    """Write table[ids[i]] to out[i] and return `out`; rows of 16 bits are widened without loss.
 
     `table` (N, feature_dim) and `out` (n, feature_dim) are C-contiguous. An id outside the table
     raises IndexError.

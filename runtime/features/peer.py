@@ -26,6 +26,7 @@ from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.features.gather import addresses_of, copy_from_addresses
 from gnnplan.runtime.features.location import IN_DATASET, MAX_SOURCES, SOURCE_MASK, LocationTable
 from gnnplan.runtime.features.tier import AbstractTier, Counters, Ids, Rows, Served
+from gnnplan.runtime.graph.format import BFLOAT16, convert_rows
 from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.stages import Stage
@@ -80,8 +81,9 @@ class Peer(AbstractTier):
             self.served.take(asked.numpy(), served, threads=self._threads)
             rows = self._received[: slots.size]
             self._comm.all_to_all_rows(
-                torch.from_numpy(served), from_rank, to_rank, out=torch.from_numpy(rows)
-            )
+                torch.from_numpy(sendable(served)), from_rank, to_rank,
+                out=torch.from_numpy(sendable(rows)),
+            )  # fmt: skip
             addresses = addresses_of(rows, np.arange(slots.size), np.empty(slots.size, np.int64))
             copy_from_addresses(
                 addresses, rows.dtype, out, positions=positions, threads=self._threads
@@ -130,7 +132,7 @@ class DeviceExchange:
             counters.add_seconds(Stage.EXCHANGE_IDS.value, time.perf_counter() - start)
             start = time.perf_counter()
             served = self._own[asked.to(device)].contiguous()
-            rows = self._comm.all_to_all_rows(served, from_rank, counts)
+            rows = exchange_rows(self._comm, served, from_rank, counts)
             counters.add_seconds(Stage.EXCHANGE_ROWS.value, time.perf_counter() - start)
         out.index_copy_(0, places, rows.to(device=device, dtype=out.dtype))
         row_bytes = self._own.shape[1] * self._own.element_size()
@@ -145,6 +147,19 @@ class DeviceExchange:
     def close(self) -> None:
         """Give back the process group."""
         self._comm.close()
+
+
+def sendable(rows: NDArray[Any]) -> NDArray[Any]:
+    """Return rows as gloo and torch take them: bfloat16 by its bits, as float16."""
+    return rows.view(np.float16) if rows.dtype == BFLOAT16 else rows
+
+
+def exchange_rows(
+    comm: Communicator, rows: Tensor, counts: Sequence[int], received_counts: Sequence[int]
+) -> Tensor:
+    """Exchange rows as `Communicator.all_to_all_rows`; bfloat16 by its bits, as float16."""
+    bits = rows.view(torch.float16) if rows.dtype == torch.bfloat16 else rows
+    return comm.all_to_all_rows(bits, counts, received_counts).view(rows.dtype)
 
 
 def _grown(buffer: NDArray[Any], num_rows: int) -> NDArray[Any]:
@@ -237,7 +252,7 @@ def fetch_lacking(
     tier = Peer(served, list(range(comm.size)), comm.duplicate(), kind="remote")
     tier.read(ids[places[order]], order, counts, fetched, Counters())
     tier.close()
-    rows[places] = fetched.astype(rows.dtype)  # float16 was widened on the way: nothing is lost
+    rows[places] = convert_rows(fetched, rows.dtype)  # widened on the way: nothing is lost
 
 
 def number_by_rank(kind: str, sources: Sequence[Any], local: Sequence[int]) -> dict[int, int]:

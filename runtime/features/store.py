@@ -44,6 +44,7 @@ from gnnplan.runtime.features.tier import (
     TypedHost,
 )
 from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.format import convert_rows, row_dtype, row_type_name
 from gnnplan.runtime.plan.io import load_array
 from gnnplan.runtime.plan.schema import Plan
 
@@ -198,7 +199,7 @@ def open_store(
         rank=rank,
         policy=cache.policy,
         num_slots=cache.rows[rank],
-        dtype=graph.feature_dtype if graph.x is not None else np.float32,
+        dtype=np.float32 if graph.x is None else row_dtype(graph.feature_dtype),
         threads=threads,
     )
 
@@ -280,7 +281,7 @@ def load_own_rows(
     Rows that this host lacks come from another host; the call is collective then. Storage that
     would change values needs a plan that is `approximate`.
     """
-    stored = np.dtype(plan.strategy.features.storage_dtype)
+    stored = row_dtype(plan.strategy.features.storage_dtype)
     served = _host_rows(graph, threads)
     rows = np.empty((ids.size, served.width), served.dtype)
     served.take(ids, rows, threads=threads)
@@ -288,12 +289,13 @@ def load_own_rows(
         fetch_lacking(hosts, served, ids, rank, _all_ranks(comm, plan), rows)
     if rows.dtype == stored:
         return rows
-    converted = rows.astype(stored)
-    lossless = np.array_equal(converted.astype(rows.dtype), rows, equal_nan=True)
-    if not lossless and plan.statistics_class != "approximate":
+    converted, whole = convert_rows(rows, stored), np.dtype(np.float32)
+    kept, given = (convert_rows(each, whole) for each in (converted, rows))
+    if not np.array_equal(kept, given, equal_nan=True) and plan.statistics_class != "approximate":
+        name, other = row_type_name(stored), row_type_name(rows.dtype)
         raise PlanError(
-            f"features stored as {stored} differ from the dataset's {rows.dtype}, and the plan is "
-            f"{plan.statistics_class}; plan again with --allow approximate or without {stored}"
+            f"features stored as {name} differ from the dataset's {other}, and the plan is "
+            f"{plan.statistics_class}; plan again with --allow approximate or without {name}"
         )
     return converted
 

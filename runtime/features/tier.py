@@ -97,7 +97,7 @@ class Dense:
     """
 
     def __init__(self, kind: str, table: NDArray[Any], *, private: bool) -> None:
-        """Wrap a float32 or float16 table; `private` says that the memory is this rank's alone."""
+        """Wrap a table of rows; `private` says that the memory is this rank's alone."""
         self.kind = kind
         # A plain view: a memory map's subclass would slow every slice and confuse the kernels.
         self.table = np.asarray(table).view(np.ndarray)
@@ -257,13 +257,13 @@ class AbstractFeatureStore(ABC):
 
     @abstractmethod
     def read(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> Counters:
-        """Write the features of node `ids[i]` to `out[i]`; float16 rows are widened without loss.
+        """Write the features of node `ids[i]` to `out[i]`; rows are widened without loss.
 
         Where rows lie with other ranks the call is collective: all ranks read equally often.
 
         Args:
             ids: int64 (n,), from 0 to num_nodes - 1; may repeat, may be empty.
-            out: float32 (n, feature_dim), C-contiguous.
+            out: (n, feature_dim), C-contiguous; float32, or the type that all rows are stored in.
 
         Raises:
             IndexError: An id is outside the graph.

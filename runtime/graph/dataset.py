@@ -29,6 +29,8 @@ from gnnplan.runtime.graph.format import (
     content_fingerprint,
     map_arrays,
     read_meta,
+    row_dtype,
+    row_type_name,
     typed_names,
 )
 from gnnplan.runtime.graph.staging import Staging
@@ -62,7 +64,7 @@ class Graph:
     indices: NDArray[Any]
     """[num_edges] in-neighbours, int32 or int64."""
     x: NDArray[Any] | None = None
-    """Dense features [num_nodes, feature_dim], float16 or float32."""
+    """Dense features [num_nodes, feature_dim], float16, float32 or `format.BFLOAT16`."""
     x_csr: SparseFeatures | None = None
     x_by_type: dict[str, NDArray[Any]] = field(default_factory=dict)
     """Dense features per node type, rows in order of node id within the type."""
@@ -102,7 +104,7 @@ class Graph:
 
     @property
     def feature_dtype(self) -> str:
-        """NumPy name of the stored features' type."""
+        """Name of the stored features' type."""
         return self.meta.feature_dtype
 
     @property
@@ -123,7 +125,7 @@ class Graph:
     @property
     def row_bytes(self) -> int:
         """Bytes of one dense feature row in the stored type."""
-        return self.meta.feature_dim * np.dtype(self.meta.feature_dtype).itemsize
+        return self.meta.feature_dim * row_dtype(self.meta.feature_dtype).itemsize
 
     def array_path(self, name: str) -> Path:
         """Return the path of an array file; raises DatasetError where the graph was replaced."""
@@ -278,7 +280,7 @@ def write_graph(
             num_nodes=num_nodes,
             num_edges=len(indices),
             feature_dim=width,
-            feature_dtype="float32" if table is None else str(table.dtype),
+            feature_dtype="float32" if table is None else row_type_name(table.dtype),
             feature_storage="dense" if x is not None else ("none" if x_csr is None else "sparse"),
             num_classes=num_classes,
             task=task,

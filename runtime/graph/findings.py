@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gnnplan.runtime.graph.format import GraphMeta, chunks
+from gnnplan.runtime.graph.format import BFLOAT16, GraphMeta, chunks, convert_rows
 
 CHUNK_EDGES = 1 << 22
 """Number of stored edges that are compared with held-out links at once."""
@@ -253,6 +253,8 @@ def _not_finite(name: str, table: NDArray[Any]) -> Iterator[Finding]:
     nan = infinite = rows = 0
     for part in chunks(table):
         # A sum over the block is not finite where a value is not: most blocks end here.
+        if part.dtype == BFLOAT16:
+            part = convert_rows(part, np.dtype(np.float32))
         with np.errstate(all="ignore"):
             total = part.sum(dtype=np.float64)
         if np.isfinite(total):

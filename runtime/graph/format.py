@@ -2,7 +2,8 @@
 
 indptr.npy   int64 [num_nodes + 1]         in-neighbours of v: indices[indptr[v]:indptr[v + 1]]
 indices.npy  int32 or int64 [num_edges]
-x.npy        float16 or float32 [num_nodes, feature_dim]           (dense features)
+x.npy        float16, float32 or bfloat16, whose type in the file is V2 (`BFLOAT16`),
+             [num_nodes, feature_dim]                              (dense features)
 x_indptr.npy int64, x_indices.npy int32, x_data.npy float          (CSR features)
 x_<type>.npy one dense table per node type, in order of node id    (typed features)
 y.npy        int64 [num_nodes], or [num_nodes, num_classes] of 0/1 (multilabel); -1 is unknown
@@ -39,6 +40,8 @@ BLOCKS = 64
 BLOCK_BYTES = 16384
 SPLITS = ("train_idx", "val_idx", "test_idx")
 FLOATS = ("float16", "float32")
+BFLOAT16 = np.dtype("V2")
+"""Type of bfloat16 rows, which are no numbers to NumPy: arithmetic on them fails, never errs."""
 INDEX = ("int32", "int64")
 
 Task = Literal["multiclass", "multilabel", "binary", "link"]
@@ -67,7 +70,7 @@ class GraphMeta:
     num_edges: int
     feature_dim: int
     """Columns of a feature row; may be declared where there are no features."""
-    feature_dtype: Literal["float16", "float32"] = "float32"
+    feature_dtype: Literal["float16", "float32", "bfloat16"] = "float32"
     feature_storage: FeatureStorage = "none"
     num_classes: int = 0
     task: Task = "multiclass"
@@ -89,11 +92,49 @@ class GraphMeta:
                 "expected at least one node and one edge, found an empty graph of "
                 f"{self.num_nodes} nodes and {self.num_edges} edges"
             )
+        if self.feature_dtype == "bfloat16" and self.feature_storage != "dense":
+            raise ValueError(
+                f"expected dense features of type bfloat16, found {self.feature_storage} ones"
+            )
         if self.feature_dim < 0 or self.num_classes < 0:
             raise ValueError("expected feature_dim and num_classes of 0 or more")
         for name in self.node_types:
             if not re.fullmatch(r"[\w.\-]+", name):
                 raise ValueError(f"expected node types of letters, digits, _ . -, found {name!r}")
+
+
+def row_dtype(name: str) -> np.dtype[Any]:
+    """Return the type of rows by the name that graph.json and plans give it.
+
+    >>> row_dtype("bfloat16") == BFLOAT16, row_dtype("float16").itemsize
+    (True, 2)
+    """
+    return BFLOAT16 if name == "bfloat16" else np.dtype(name)
+
+
+def row_type_name(dtype: np.dtype[Any]) -> str:
+    """Return the name of a type of rows, as `row_dtype` takes it."""
+    return "bfloat16" if dtype == BFLOAT16 else str(dtype)
+
+
+def convert_rows(rows: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return rows in another type, rounded to nearest even; NaN stays NaN.
+
+    >>> half = convert_rows(np.array([1.0, 1.00390625, 3.0e38], np.float32), BFLOAT16)
+    >>> convert_rows(half, np.dtype(np.float32)).tolist()[:2]
+    [1.0, 1.0]
+    """
+    if rows.dtype == dtype:
+        return rows
+    if rows.dtype == BFLOAT16:
+        words = rows.view(np.uint16).astype(np.uint32) << 16
+        return words.view(np.float32).astype(dtype, copy=False)
+    if dtype != BFLOAT16:
+        return rows.astype(dtype)
+    wide = np.ascontiguousarray(rows, np.float32)
+    bits = wide.view(np.uint32)
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    return np.where(np.isnan(wide), 0x7FC0, rounded).astype(np.uint16).view(BFLOAT16)
 
 
 def read_meta(folder: Path) -> GraphMeta:
@@ -171,7 +212,7 @@ def check_fast(folder: Path, meta: GraphMeta, arrays: dict[str, NDArray[Any]]) -
     rules: dict[str, tuple[tuple[str, ...], tuple[int | None, ...]]] = {
         "indptr": (("int64",), (nodes + 1,)),
         "indices": (INDEX, (edges,)),
-        "x": ((meta.feature_dtype,), (nodes, dim)),
+        "x": ((str(row_dtype(meta.feature_dtype)),), (nodes, dim)),
         "x_indptr": (("int64",), (nodes + 1,)),
         "x_indices": (INDEX, (None,)),
         "x_data": ((meta.feature_dtype,), (None,)),

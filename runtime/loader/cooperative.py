@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.features.gather import gather_rows
+from gnnplan.runtime.features.peer import sendable
 from gnnplan.runtime.features.tier import AbstractFeatureStore
 from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.format import convert_rows, row_dtype
 from gnnplan.runtime.loader.stages import AbstractStage, BufferRing, SampleStage
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.weights import fill_weights
@@ -60,7 +62,7 @@ class Cooperation:
         self.ids = comm.duplicate() if self._alone else comm
         self.rows = comm.duplicate() if self._alone else comm
         self._plan, self._graph = plan, graph
-        self.wire_dtype = np.dtype(plan.strategy.features.storage_dtype)
+        self.wire_dtype = row_dtype(plan.strategy.features.storage_dtype)
 
     def schedule(self) -> "CooperativeSeeds":
         """Make the schedule of the seeds that this rank owns."""
@@ -214,13 +216,13 @@ class CooperativeGatherStage(AbstractStage):
         sent = self._room(exchange.send_rows.shape[0], rows.shape[1])
         gather_rows(own, exchange.send_rows, sent)
         received = self._comm.all_to_all_rows(
-            torch.from_numpy(sent.astype(self._wire_dtype, copy=False)),
+            torch.from_numpy(sendable(convert_rows(sent, self._wire_dtype))),
             exchange.send_counts,
             exchange.receive_counts,
             out=torch.from_numpy(remote) if self._wire_dtype == np.float32 else None,
         )
         if self._wire_dtype != np.float32:
-            remote[...] = received.numpy()
+            remote[...] = convert_rows(received.numpy().view(self._wire_dtype), remote.dtype)
         batch.x = torch.from_numpy(rows)
         batch.rows_by_source, batch.bytes_by_source = counters.rows, counters.bytes
         self._exchanged.end(batch, index, sum(counters.seconds.values()))

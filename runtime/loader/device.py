@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.features.device_rows import as_tensor
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.features.gather import take_labels
+from gnnplan.runtime.features.peer import exchange_rows
 from gnnplan.runtime.features.tier import Counters, sum_counters
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.loader.bulk import BulkSampleStage, refuse_lists, row_requests
@@ -165,9 +167,10 @@ class DeviceGatherStage(AbstractStage):
         streams: AbstractStreams,
         *,
         ordered: bool,
+        row_dtype: torch.dtype = torch.float32,
     ) -> None:
         self.store, self._meter, self._streams = store, meter, streams
-        self.ordered = ordered
+        self.ordered, self.row_dtype = ordered, row_dtype
         self._counted: deque[_Counted] = deque()
         self._lock = threading.Lock()
 
@@ -175,7 +178,7 @@ class DeviceGatherStage(AbstractStage):
         """Fill `x`, and meter the counts that have come."""
         store = self.store
         ids, num_read = self._ids(batch)
-        rows, counts = store.empty(ids.numel()), store.new_counts()
+        rows, counts = store.empty(ids.numel(), self.row_dtype), store.new_counts()
         with lock_launches(store.device):
             fetched = store.gather(ids[:num_read], rows[:num_read], counts)
         batch.x = rows
@@ -440,7 +443,7 @@ class CooperativeDeviceGatherStage(DeviceGatherStage):
         super().__init__(store, meter, streams, ordered=True)
         self._comm = comm
         self._exchanged = ExchangeMeter(comm, meter, Stage.EXCHANGE_ROWS)
-        self._wire_dtype = torch.from_numpy(np.empty(0, wire_dtype)).dtype
+        self._wire_dtype = as_tensor(np.empty(0, wire_dtype)).dtype
 
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
         """Fill `x` with own rows from the store and the others from their owners."""
@@ -448,7 +451,8 @@ class CooperativeDeviceGatherStage(DeviceGatherStage):
         exchange = batch.exchanges[0]
         self._exchanged.begin()
         own, remote = batch.x[: exchange.num_own], batch.x[exchange.num_own :]
-        received = self._comm.all_to_all_rows(
+        received = exchange_rows(
+            self._comm,
             own.index_select(0, on_device(exchange.send_rows, own.device)).to(self._wire_dtype),
             exchange.send_counts,
             exchange.receive_counts,

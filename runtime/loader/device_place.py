@@ -356,7 +356,8 @@ def padded_stage(
     try:
         envelope = Envelope(tuple(shapes.rows), tuple(shapes.edges))
         draws = PaddedDraws(
-            drawing.sampler, schedule, envelope, store=gather.store, labels=graph.y
+            drawing.sampler, schedule, envelope, store=gather.store, labels=graph.y,
+            row_dtype=gather.row_dtype,
         )  # fmt: skip
     except SamplerError:  # rows that are not in place, or dependent batches
         return None

@@ -13,7 +13,7 @@ import torch
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.comm.order import CollectiveOrder
-from gnnplan.runtime.errors import DatasetError, PlanError
+from gnnplan.runtime.errors import DatasetError, InputError, PlanError
 from gnnplan.runtime.features.device_rows import PinError
 from gnnplan.runtime.features.device_store import DeviceFeatureStore
 from gnnplan.runtime.features.store import TypedFeatureStore, open_store
@@ -67,6 +67,7 @@ from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, find_sampler, is_
 from gnnplan.runtime.sampling.seeds import LinkSchedule, SeedSchedule, ShardSchedule
 from gnnplan.runtime.stages import Stage
 from gnnplan.runtime.train.overlap import IN_READ
+from gnnplan.runtime.train.precision import DTYPES
 from gnnplan.runtime.train.streams import AbstractStreams
 
 PADDED_SHARE = 0.999
@@ -100,6 +101,7 @@ class LoaderParts:
         shuffle: bool = True,
         drop_last: bool = False,
         alone: bool = False,
+        row_dtype: torch.dtype | None = torch.float32,
         lender: "LoaderParts | None" = None,
     ) -> None:
         ranks, own = (1, 0) if alone else (size, rank)
@@ -114,6 +116,7 @@ class LoaderParts:
         if self._lent and self._lists is None:
             self.place = replace(self.place, samples=False)
         self._folder, self._comm, self._as_blocks = folder, comm, blocks
+        self._row_dtype = _type_of_rows(plan, graph, row_dtype)
         self.dialect = Dialect(plan.strategy.sampler.dialect)
         self.cooperation = self._cooperate(comm)
         self.schedule = self._make_schedule()
@@ -227,12 +230,12 @@ class LoaderParts:
         if isinstance(self.store, DeviceFeatureStore):
             where = (self.store, self.meter, self._streams)
             if shared is None:
-                return DeviceGatherStage(*where, ordered=ordered)
+                return DeviceGatherStage(*where, ordered=ordered, row_dtype=self._row_dtype)
             return CooperativeDeviceGatherStage(*where, shared.rows, wire_dtype=shared.wire_dtype)
         processor = processor_of(self.place.device)
         pinned = processor.is_gpu and not processor.emulated and may_pin()
         depth = self.plan.strategy.prefetch_depth
-        ring = BufferRing(depth + 2, self.store.feature_dim, pinned=pinned)
+        ring = BufferRing(depth + 2, self.store.feature_dim, pinned=pinned, dtype=self._row_dtype)
         if shared is None:
             return GatherStage(self.store, ring, self.meter, ordered=ordered)
         return CooperativeGatherStage(
@@ -422,6 +425,24 @@ class LoaderParts:
         return open_store(
             self.graph, self.plan, self._folder, self.rank, comm=comm, threads=threads
         )
+
+
+def _type_of_rows(plan: Plan, graph: Graph, asked: torch.dtype | None) -> torch.dtype:
+    """Return the type of rows that are handed out; InputError for one that would change values."""
+    name = plan.strategy.features.storage_dtype
+    plain = graph.x is not None and name == graph.feature_dtype
+    stored = DTYPES.get(name, torch.float32) if plain else torch.float32
+    if plan.strategy.batching == "cooperative":  # rows of other ranks come in float32
+        stored = torch.float32
+    if asked is None:
+        return stored if plan.workload.precision == name else torch.float32
+    if asked not in (torch.float32, stored):
+        known = " or ".join(sorted({"torch.float32", str(stored)}))
+        raise InputError(
+            f"row_dtype: expected {known}, found {asked}; import the graph with "
+            f"--feature-dtype, or convert the batch"
+        )
+    return asked
 
 
 def _places_rows(plan: Plan) -> bool:

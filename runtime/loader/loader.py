@@ -144,7 +144,7 @@ class PlannedLoader:
     also after a `break`: with several ranks all must leave at the same batch. `load_state_dict`
     goes on in the middle of an epoch.
 
-    A batch is a `MiniBatch`: `x` is the float32 tensor of all its vertices' rows, `y` holds the
+    A batch is a `MiniBatch`: `x` is the tensor of all its vertices' rows, in float32, `y` holds the
     seeds' labels. With `blocks=False` it is PyG `Data` with NeighborLoader's fields: `e_id` counts
     edges as the imported source does, `edge_weight` holds the dataset's weights, or the sampler's
     own. A dropped loader closes itself.
@@ -168,11 +168,12 @@ class PlannedLoader:
         device: Device of `x` and `y`.
         blocks: False gives PyG `Data` (sampler dialect first_seen only).
         padded: Pads each PyG batch to the same sizes, hop by hop, with node_mask, edge_mask and
-            seed_mask, as a model needs that is captured in a CUDA graph. True takes the shapes of
-            the plan's captured step, or those that 999 of 1,000 batches fit; a number, another
-            share. A batch that does not fit comes as it is, `padded` False, and is counted in
-            `overflowed`. y is -100 in all rows but the seeds', and e_id comes only with
-            `edge_data` or weights.
+            seed_mask, for a model that is captured in a CUDA graph. True takes the shapes of the
+            plan's captured step, or those that 999 of 1,000 batches fit; a number, another share.
+            Others come as they are, `padded` False, and are counted in `overflowed`. y is -100
+            but for seeds; e_id comes only with `edge_data` or weights.
+        row_dtype: Type of `x`: float32 or the type that the dataset stores; None: of the two what
+            the plan's precision reads.
         epoch: First epoch.
         comm: Communicator of exchanges with peers, which training uses too: GPUs send for both in
             one order. None makes one where a rank has peers.
@@ -211,6 +212,7 @@ class PlannedLoader:
         device: str | torch.device = "cpu",
         blocks: bool = True,
         padded: bool | float = False,
+        row_dtype: torch.dtype | None = torch.float32,
         epoch: int = 0,
         comm: Communicator | None = None,
         meter: StageMeter | None = None,
@@ -234,7 +236,8 @@ class PlannedLoader:
         if comm is None and self.size > 1 and made.strategy.threads.comm == 0:
             make_batch(GLOO_THREADS)  # of the group that a user's script has made
         self.meter = StageMeter() if meter is None else meter
-        self._device, self._on_device, self._comm = torch.device(device), on_device, comm
+        self._device, self._row_dtype = torch.device(device), row_dtype
+        self._on_device, self._comm = on_device, comm
         self._streams = streams_of(self._device) if streams is None else streams
         asked: dict[str, Any] = {
             "batch_size": batch_size,
@@ -311,7 +314,7 @@ class PlannedLoader:
                 comm=self._comm, meter=self.meter, blocks=blocks, device=self._device,
                 on_device=self._on_device, streams=self._streams, shuffle=selected.shuffle,
                 drop_last=selected.drop_last,
-                alone=selected.alone, lender=lender,
+                alone=selected.alone, row_dtype=self._row_dtype, lender=lender,
             )  # fmt: skip
         self.store = self._parts.store
         self.cooperation = self._parts.cooperation

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from gnnplan.runtime.features.gather import take_labels
 from gnnplan.runtime.features.tier import AbstractFeatureStore
 from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.format import BFLOAT16
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.adjacency import device_blocks
 from gnnplan.runtime.plan.schema import Workload
@@ -97,22 +98,25 @@ SPARE_FRACTION = 0.125
 
 
 class BufferRing:
-    """Growing float32 buffers of rows of one width, each used again once nobody holds its rows.
+    """Growing buffers of rows of one width, each used again once nobody holds its rows.
 
     Fresh arrays of megabytes would cost page faults. Any thread may take a buffer. Pinned memory is
-    page-locked, for copies to a GPU.
+    page-locked, for copies to a GPU. Rows of bfloat16 are int16 in these arrays.
     """
 
-    def __init__(self, count: int, width: int, *, pinned: bool = False) -> None:
+    def __init__(
+        self, count: int, width: int, *, pinned: bool = False, dtype: torch.dtype = torch.float32
+    ) -> None:
         self._width = width
         self._pinned = pinned
+        self._dtype = torch.int16 if dtype == torch.bfloat16 else dtype
         self._buffers = [self._allocate(0) for _ in range(count)]
         # Popping and appending a deque are atomic; a weak reference's callback may run anywhere.
         self._free: deque[int] = deque(range(count))  # a stack
-        self._in_use: dict[int, weakref.ref[NDArray[np.float32]]] = {}
+        self._in_use: dict[int, weakref.ref[NDArray[Any]]] = {}
         self.overflows = 0
 
-    def take(self, rows: int) -> NDArray[np.float32]:
+    def take(self, rows: int) -> NDArray[Any]:
         """Return a C-contiguous array (rows, width) of undefined content."""
         try:
             slot = self._free.pop()  # the latest returned: few are ever touched
@@ -136,10 +140,11 @@ class BufferRing:
         """Bytes that the ring holds now."""
         return sum(buffer.nbytes for buffer in self._buffers)
 
-    def _allocate(self, rows: int) -> NDArray[np.float32]:
+    def _allocate(self, rows: int) -> NDArray[Any]:
         if self._pinned:
-            return torch.empty((rows, self._width), dtype=torch.float32, pin_memory=True).numpy()
-        return np.empty((rows, self._width), np.float32)  # numpy's large arrays get huge pages
+            return torch.empty((rows, self._width), dtype=self._dtype, pin_memory=True).numpy()
+        dtype = torch.empty(0, dtype=self._dtype).numpy().dtype
+        return np.empty((rows, self._width), dtype)  # numpy's large arrays get huge pages
 
 
 class GatherStage(AbstractStage):
@@ -158,8 +163,10 @@ class GatherStage(AbstractStage):
     def submit(self, batch: MiniBatch, index: int) -> MiniBatch:
         """Fill `x` and the counts by source; exchanges inside the read are metered apart."""
         rows = self._ring.take(batch.n_id.shape[0])
-        counters = self._store.read(batch.n_id, rows)
-        batch.x = torch.from_numpy(rows)
+        half = rows.dtype == np.int16
+        counters = self._store.read(batch.n_id, rows.view(BFLOAT16) if half else rows)
+        held = torch.from_numpy(rows)  # the ring's own array, which is free again with it
+        batch.x = held.view(torch.bfloat16) if half else held
         batch.rows_by_source, batch.bytes_by_source = counters.rows, counters.bytes
         for stage, seconds in counters.seconds.items():
             batch.seconds[stage] = seconds

@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from gnnplan.runtime.errors import GnnplanError, InputError
 from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.format import convert_rows
 
 
 def _count_not_finite(scores: Tensor) -> int:
@@ -339,5 +340,5 @@ def _rows(
         ids = np.sort(np.random.default_rng(0).choice(ids, most_rows, replace=False))
     assert graph.x is not None
     assert graph.y is not None
-    x = torch.from_numpy(np.asarray(graph.x[ids], dtype=np.float32))
+    x = torch.from_numpy(convert_rows(graph.x[ids], np.dtype(np.float32)))
     return x, torch.from_numpy(np.asarray(graph.y[ids], dtype=np.int64))

@@ -38,8 +38,9 @@ class Mode:
     """Of `ROWS`."""
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     """Fields of `PlanSettings`; `workload` holds changes of the workload's."""
-    graph: Literal["nodes", "links", "typed"] = "nodes"
-    """What is trained on: nodes of one type, links, or nodes of a graph with tables by type."""
+    graph: Literal["nodes", "links", "typed", "halves"] = "nodes"
+    """What is trained on: nodes of one type, links, nodes of a graph with tables by type, or nodes
+    whose rows are stored in bfloat16."""
     devices: int = 2
     hosts: int = 1
     recording: str | None = None
@@ -248,6 +249,8 @@ MODES = [
          change=_captures([17, 65, 241], [48, 144])),
     Mode(name="bfloat16", row="independent", settings={"workload": {"precision": "bfloat16"}},
          tolerance=1e-2, score_tolerance=0.1),
+    Mode(name="bfloat16 rows", row="independent", graph="halves",
+         settings={"workload": {"precision": "bfloat16"}}, tolerance=1e-2, score_tolerance=0.1),
     *(
         Mode(
             name=name, row="rows", devices=devices, settings=settings, room_rows=rows,

@@ -29,7 +29,7 @@ WHOLE = ["papers100m-both", "mag240m-all"]
 """The two largest as cooperative batching counts them: both directions, all node types."""
 LATER = ["twitter", "uk-2006-05", "friendster", "igbh-full", "igb-large", "arxiv", "mag"]
 """Those of GNNLab, DiskGNN, MLPerf, IGB and OGB on which other published times are."""
-ROW_BYTES = {"float16": 2, "float32": 4}
+ROW_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
 def test_every_named_data_set_is_there_with_its_source():

@@ -24,7 +24,8 @@ from gnnplan.planner.search.search import Search, SearchResult
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime import worker
 from gnnplan.runtime.comm.mesh import open_mesh
-from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.graph.dataset import Graph, open_graph, write_graph
+from gnnplan.runtime.graph.format import BFLOAT16, convert_rows
 from gnnplan.runtime.graph.generate import generate_links, generate_sbm, generate_typed
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.loader.loader import PlannedLoader
@@ -57,9 +58,17 @@ def make_graph(folder: Path, kind: str = "nodes") -> Graph:
             author_dim=128, num_classes=3, seed=5, train_fraction=0.5, val_fraction=0.1,
             test_fraction=0.1,
         )  # fmt: skip
-    return generate_sbm(
+    made = generate_sbm(
         folder, num_nodes=240, degree=6.0, feature_dim=256, num_classes=3, seed=5,
         train_fraction=0.4, val_fraction=0.06, test_fraction=0.06,
+    )  # fmt: skip
+    if kind == "nodes":
+        return made
+    names = ("indptr", "indices", "y", "train_idx", "val_idx", "test_idx")
+    arrays = {name: np.array(getattr(made, name)) for name in names}
+    return write_graph(
+        folder, name="halves", x=convert_rows(np.array(made.x), BFLOAT16), task="multiclass",
+        num_classes=3, overwrite=True, **arrays,
     )  # fmt: skip
 
 

@@ -15,7 +15,13 @@ from gnnplan.planner.cost.link_use import link_of
 from gnnplan.planner.cost.memory import common_parts
 from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
 from gnnplan.planner.cost.rates import MachineTable, ranks_here, rate_per_rank, topology_bytes
-from gnnplan.planner.cost.request import Request, row_bytes, seeds_per_rank, steps_per_epoch
+from gnnplan.planner.cost.request import (
+    Request,
+    handed_row_bytes,
+    row_bytes,
+    seeds_per_rank,
+    steps_per_epoch,
+)
 from gnnplan.planner.cost.stages.all_reduce import gradient_bytes
 from gnnplan.planner.cost.terms import add_terms
 from gnnplan.planner.errors import SettingsError
@@ -133,7 +139,10 @@ class Backend(ABC):
         graph = request.graph
         batch, timing = self.batch_and_timing(request, candidate)
         steps = steps_per_epoch(graph.num_train, request.workload.batch_size)
-        common = common_parts(candidate, graph, batch, timing, code_bytes, steps)
+        common = common_parts(
+            candidate, graph, batch, timing, code_bytes, steps,
+            handed_row_bytes=handed_row_bytes(request, candidate),
+        )  # fmt: skip
         return common | self.own_parts(request, candidate, batch, rank, reads_peers=reads_peers)
 
     def memory(

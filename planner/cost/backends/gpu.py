@@ -24,7 +24,7 @@ from gnnplan.planner.cost.backends.gpu_lanes import (
 from gnnplan.planner.cost.memory import gpu_memory_use, gpu_parts
 from gnnplan.planner.cost.rank_times import DeviceTimes, RankTimes, RankWork, StageTime
 from gnnplan.planner.cost.rates import MachineTable, Rate
-from gnnplan.planner.cost.request import Request, row_bytes
+from gnnplan.planner.cost.request import Request, handed_row_bytes, row_bytes
 from gnnplan.planner.cost.stages.all_reduce import (
     exposed_in_parts,
     gpu_all_reduce,
@@ -107,7 +107,8 @@ class GpusBackend(Backend):
             captured_bytes=captured_bytes(request, candidate),
         )
         timing = self.batch_and_timing(request, candidate)[1]
-        more = captured_step_bytes(candidate, request.graph, batch, timing)
+        handed = handed_row_bytes(request, candidate)
+        more = captured_step_bytes(candidate, request.graph, batch, timing, handed)
         return found | ({"captured step": more} if more else {})
 
     def memory_use(

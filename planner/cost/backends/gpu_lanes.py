@@ -250,12 +250,16 @@ def _normal_tail(size: Spread, limit: float) -> float:
 
 
 def captured_step_bytes(
-    candidate: Candidate, graph: GraphRef, batch: BatchProfile, timing: ModelTiming
+    candidate: Candidate,
+    graph: GraphRef,
+    batch: BatchProfile,
+    timing: ModelTiming,
+    handed_row_bytes: int,
 ) -> int:
     """Return the bytes that a captured step takes beside an eager one's; 0 of an eager one.
 
-    Its buffers with float32 rows, what draws pass through, and a pool of the activations over
-    padded shapes: a batch that does not fit is trained beside them.
+    Its buffers with rows of `handed_row_bytes`, what draws pass through, and a pool of the
+    activations over padded shapes: a batch that does not fit is trained beside them.
     """
     shapes = candidate.shapes
     if shapes is None:
@@ -263,7 +267,7 @@ def captured_step_bytes(
     envelope = Envelope(tuple(shapes.rows), tuple(shapes.edges))
     shared = envelope.shared_bytes(graph.num_nodes, graph.num_train) if shapes.drawn else 0
     edges = PADDED_EDGE_BYTES * (sum(shapes.edges) + sum(shapes.rows[:-1]))
-    rows = 4 * graph.feature_dim * shapes.rows[-1] + ROW_END_BYTES * sum(shapes.rows)
+    rows = handed_row_bytes * shapes.rows[-1] + ROW_END_BYTES * sum(shapes.rows)
     pool = timing.activation_bytes * padding_ratio(shapes, batch)
     return round(shared + edges + rows + pool)
 

@@ -15,7 +15,14 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import DatasetError
-from gnnplan.runtime.graph.format import CHUNK_BYTES, Projection, chunks, count_overflows
+from gnnplan.runtime.graph.format import (
+    CHUNK_BYTES,
+    Projection,
+    chunks,
+    convert_rows,
+    count_overflows,
+    row_dtype,
+)
 from gnnplan.runtime.graph.imports.source import (
     ImportOptions,
     RawFeatures,
@@ -52,6 +59,8 @@ def write_features(
     if choice == "auto":
         ram = memory_bytes() if ram_bytes is None else ram_bytes
         choice, width = _choose_storage(raw, source, ram)
+    if options.feature_dtype == "bfloat16":
+        _say_rounded(raw, choice)
     if choice == "project":
         return _project(source, width, staging, options.seed)
     return _store(source, choice, staging, _stored_type(source, options))
@@ -81,6 +90,19 @@ def _draw(raw: RawGraph, staging: Staging, options: ImportOptions, ram: int) -> 
     return {"feature_dim": width, "feature_storage": "dense", "feature_dtype": "float32"}
 
 
+def _say_rounded(raw: RawGraph, choice: str) -> None:
+    """Add a note that values are rounded to bfloat16; refuse storage that is never read so."""
+    if choice != "dense":
+        raise DatasetError(
+            f"features: expected dense ones for type bfloat16, found {choice}; import with "
+            "--features dense, or in float32"
+        )
+    raw.notes.append(
+        "features: rounded to bfloat16, 2 bytes a value: 8 binary digits, off by 1 part in 256 at "
+        "most"
+    )
+
+
 def _check_numeric(source: RawFeatures) -> None:
     if source.dim < 1 or source.dtype.kind not in "fiub":
         raise DatasetError(
@@ -95,6 +117,11 @@ def _write_tables(
     if choice not in ("auto", "dense"):
         raise DatasetError(
             f"features: expected auto or dense for a graph of several node types, found {choice}"
+        )
+    if options.feature_dtype == "bfloat16":
+        raise DatasetError(
+            "features: expected float32 or float16 for a graph of several node types, whose rows "
+            "in bfloat16 are not built, found bfloat16"
         )
     for table in raw.tables.values():
         _check_numeric(table)
@@ -117,7 +144,7 @@ def _store(
     if choice == "sparse":
         _write_sparse(source, staging, dtype)
     else:
-        table = staging.create(name, dtype, (source.dim,))
+        table = staging.create(name, row_dtype(dtype), (source.dim,))
         for rows in _row_chunks(source, source.dim):
             table.append(_cast(source, rows.toarray() if sp.issparse(rows) else rows, dtype))
         table.close()
@@ -171,7 +198,8 @@ def _stored_type(source: RawFeatures, options: ImportOptions) -> str:
 
 def _cast(source: RawFeatures, values: NDArray[Any], dtype: str) -> NDArray[Any]:
     with np.errstate(over="ignore", invalid="ignore"):
-        out = values.astype(dtype, copy=False)
+        first = "float32" if dtype == "bfloat16" else dtype
+        out = values.astype(first, copy=False)
     if dtype == "float16" and not np.array_equal(
         out.astype(np.float64), values.astype(np.float64), equal_nan=True
     ):
@@ -179,9 +207,9 @@ def _cast(source: RawFeatures, values: NDArray[Any], dtype: str) -> NDArray[Any]
             "features: expected values that float16 holds exactly, found others; "
             "import with feature type float32"
         )
-    if dtype == "float32" and count_overflows(values, out):
+    if first == "float32" and count_overflows(values, out):
         raise _beyond_float32(source)
-    return out
+    return convert_rows(out, row_dtype(dtype))
 
 
 def _beyond_float32(source: RawFeatures) -> DatasetError:

@@ -34,7 +34,7 @@ class ImportOptions:
     task: str = "auto"
     """auto | multiclass | multilabel | binary | link."""
     feature_dtype: str = "float32"
-    """float32 | float16 (only for values that float16 holds exactly) | keep."""
+    """float32 | float16 (only for values that it holds exactly) | bfloat16 (rounded) | keep."""
     split_index: int = 0
     """Number of the split to take, where the source numbers several."""
     split_name: str = ""
@@ -54,7 +54,7 @@ class ImportOptions:
         choices = {
             "self_loops": (self.self_loops, ("keep", "add", "remove")),
             "task": (self.task, ("auto", *TASKS)),
-            "feature_dtype": (self.feature_dtype, ("float32", "float16", "keep")),
+            "feature_dtype": (self.feature_dtype, ("float32", "float16", "bfloat16", "keep")),
         }
         for key, (value, allowed) in choices.items():
             if value not in allowed:

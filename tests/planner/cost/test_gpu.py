@@ -208,7 +208,15 @@ def test_memory_of_gpus_and_hosts_by_hand():
     machine = load_preset("siton")
     chosen = candidate(machine, 2, topology="replicated")
     parts = [
-        common_parts(chosen, GRAPH, batch_profile(100), timing(100, 2), 4, 100)
+        common_parts(
+            chosen,
+            GRAPH,
+            batch_profile(100),
+            timing(100, 2),
+            4,
+            100,
+            handed_row_bytes=4 * GRAPH.feature_dim,
+        )
         | gpu_parts(chosen, GRAPH, batch_profile(100), machine, r, Budgets())
         for r in range(2)
     ]

@@ -9,6 +9,7 @@ import pytest
 
 from gnnplan.runtime.features.location import encode
 from gnnplan.runtime.graph.dataset import Graph, SparseFeatures, write_graph
+from gnnplan.runtime.graph.format import convert_rows
 from gnnplan.runtime.plan.io import save_plan
 from gnnplan.runtime.plan.schema import (
     Certificate,
@@ -37,7 +38,7 @@ def make_graph(tmp_path: Path) -> MakeGraph:
         num_nodes: int = 500, dim: int = 100, dtype: Any = np.float32, sparse: bool = False
     ) -> Graph:
         rng = np.random.default_rng(num_nodes + dim)
-        x = rng.standard_normal((num_nodes, dim)).astype(dtype)
+        x = convert_rows(rng.standard_normal((num_nodes, dim)), np.dtype(dtype))
         features: dict[str, Any] = {"x": x}
         if sparse:
             held = rng.random(x.shape) < 0.2
@@ -46,7 +47,7 @@ def make_graph(tmp_path: Path) -> MakeGraph:
             features = {"x_csr": csr, "feature_dim": dim}
         some = np.arange(3)
         return write_graph(
-            tmp_path / f"graph-{num_nodes}-{dim}-{np.dtype(dtype)}-{sparse}",
+            tmp_path / f"graph-{num_nodes}-{dim}-{np.dtype(dtype).str}-{sparse}",
             name="ring",
             indptr=np.arange(num_nodes + 1),
             indices=(np.arange(num_nodes) + 1) % num_nodes,

@@ -16,6 +16,7 @@ from gnnplan.runtime.features.cache import LOG, CachedFeatureStore, Slots
 from gnnplan.runtime.features.store import open_store
 from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters
 from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.format import BFLOAT16, convert_rows
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.plan.schema import DynamicCache, Plan, Source
 from tests.support.caches import SlowClock, SlowLru
@@ -174,7 +175,7 @@ def test_the_store_below_is_read_even_where_nothing_is_missing() -> None:
 
 
 @pytest.mark.parametrize("policy", SLOW)
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, BFLOAT16])
 def test_a_plans_cache_stands_before_all_but_own_rows(
     make_graph: MakeGraph, make_plan: MakePlan, tmp_path: Path, policy: Policy, dtype: Any
 ) -> None:
@@ -187,7 +188,7 @@ def test_a_plans_cache_stands_before_all_but_own_rows(
     codes = np.load(tmp_path / "plan" / plan.arrays["feature_location_0"].file)
     own = np.array([s.kind == "own" for s in MIX])[codes & 0xFF]
     slow = SLOW[policy](64)
-    x = np.array(graph.x).astype(np.float32)
+    x = convert_rows(np.array(graph.x), np.dtype(np.float32))
     for ids in _batches(500, 60, 300, seed=5):
         out, counters = _read(store, ids)
         assert np.array_equal(out, x[ids])

@@ -11,6 +11,7 @@ import torch
 from gnnplan.runtime.errors import BudgetExceeded, SlowerPathWarning, forget_warnings
 from gnnplan.runtime.features.cache import CachedFeatureStore
 from gnnplan.runtime.features.store import open_store
+from gnnplan.runtime.graph.format import BFLOAT16, convert_rows
 from gnnplan.runtime.plan.schema import DynamicCache, Source
 from tests.support.inprocess import run_in_process
 
@@ -23,7 +24,7 @@ from gnnplan.runtime.features.device_store import Staged
 OWN_AND_HOST = [Source(kind="own"), Source(kind="host")]
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, BFLOAT16])
 @pytest.mark.parametrize("dim", [1, 100])
 def test_rows_and_counters_equal_the_host_stores(
     make_graph: Any, make_plan: Any, tmp_path: Path, dtype: Any, dim: int,
@@ -41,7 +42,7 @@ def test_rows_and_counters_equal_the_host_stores(
         assert (mine.rows, mine.bytes) == (theirs.rows, theirs.bytes)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, BFLOAT16])
 def test_rows_of_a_disk_cross_in_the_width_that_they_are_stored_in(
     make_graph: Any, make_plan: Any, tmp_path: Path, dtype: Any, kernel_device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
@@ -62,7 +63,7 @@ def test_rows_of_a_disk_cross_in_the_width_that_they_are_stored_in(
     monkeypatch.setattr(tier, "read", watch)
     found = np.empty((60, 8), np.float32)
     store.read(np.arange(60), found)
-    np.testing.assert_array_equal(found, graph.x)
+    np.testing.assert_array_equal(found, convert_rows(np.array(graph.x), found.dtype))
     assert seen == [dtype]
     store.close()
 
@@ -104,7 +105,7 @@ MIXES = [
 
 
 @pytest.mark.parametrize("mix", range(len(MIXES)))
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, BFLOAT16])
 def test_rows_on_disk_are_staged_and_counted_as_the_host_stores(
     make_graph: Any, make_plan: Any, tmp_path: Path, mix: int, dtype: Any,
     kernel_device: torch.device,

@@ -5,19 +5,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.features import gather
 from gnnplan.runtime.features.gather import copy_from_addresses, gather_rows
+from gnnplan.runtime.graph.format import BFLOAT16, convert_rows
 
 WIDTHS = (1, 3, 4, 7, 16, 33, 100, 128, 1433)
 
 
 def _table(num_rows: int, dim: int, dtype: Any) -> Any:
-    return np.random.default_rng(dim).standard_normal((num_rows, dim)).astype(dtype)
+    return convert_rows(
+        np.random.default_rng(dim).standard_normal((num_rows, dim)), np.dtype(dtype)
+    )
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, BFLOAT16])
 @pytest.mark.parametrize("dim", WIDTHS)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_gather_equals_indexing(dim: int, dtype: Any, threads: int) -> None:
@@ -26,7 +30,7 @@ def test_gather_equals_indexing(dim: int, dtype: Any, threads: int) -> None:
     ids[:2], ids[-2:] = (0, 299), (299, 0)
     out = np.full((5000, dim), np.nan, np.float32)
     gather_rows(table, ids, out, threads=threads)
-    assert np.array_equal(out.view(np.uint32), table[ids].astype(np.float32).view(np.uint32))
+    assert np.array_equal(out.view(np.uint32), convert_rows(table[ids], out.dtype).view(np.uint32))
 
 
 def test_streamed_stores_equal_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +77,20 @@ def test_float16_specials_widen_exactly() -> None:
     expected = table.astype(np.float32)
     same = (out == expected) | (np.isnan(out) & np.isnan(expected))
     assert same.all()
+
+
+def test_rows_are_rounded_to_bfloat16_as_torch_rounds_them_and_widen_exactly() -> None:
+    """Ties, subnormals, infinities and NaN included; every bfloat16 comes back."""
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 1 << 32, 4000, dtype=np.uint32)
+    bits = np.concatenate([bits, bits & 0xFFFF0000 | 0x8000, [0x7F800000, 0xFF800000, 0x7F7FFFFF]])
+    values = bits.astype(np.uint32).view(np.float32).reshape(-1, 1)
+    found = torch.from_numpy(convert_rows(values, BFLOAT16).view(np.int16)).view(torch.bfloat16)
+    assert torch.equal(found.nan_to_num(), torch.from_numpy(values).bfloat16().nan_to_num())
+    assert torch.equal(found.isnan(), torch.from_numpy(values).isnan())
+    every = np.arange(1 << 16, dtype=np.uint16).view(BFLOAT16).reshape(-1, 16)
+    wide = gather_rows(every, np.arange(len(every)), np.empty(every.shape, np.float32))
+    assert np.array_equal(wide.view(np.uint32) >> 16, every.view(np.uint16))
 
 
 def test_no_ids_leave_nothing_to_do() -> None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.features.store import open_store
 from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.graph.format import BFLOAT16
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan, Source
 from tests.support.ranks import free_port, run_on_ranks
@@ -28,7 +29,7 @@ def _read_on_rank(rank: int, size: int, port: int, graph_folder: Path, folder: P
     dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
     graph, plan = open_graph(graph_folder, validate=False), load_plan(folder)
     store = open_store(graph, plan, folder, rank, comm=Communicator(), threads=rank + 1)
-    x = np.array(graph.x).astype(np.float32)
+    x = convert_rows(np.array(graph.x), np.dtype(np.float32))
     codes = np.load(folder / plan.arrays[f"feature_location_{rank}"].file)
     kinds = np.array([source.kind for source in plan.strategy.features.sources])[codes & 0xFF]
     rng = np.random.default_rng(rank)
@@ -55,7 +56,7 @@ def _read_on_rank(rank: int, size: int, port: int, graph_folder: Path, folder: P
     ("size", "others", "dtype"),
     [
         (2, ["host"], np.float32),
-        (2, ["disk"], np.float16),
+        (2, ["disk"], BFLOAT16),
         (3, ["own", "host", "disk"], np.float32),
     ],
 )

@@ -11,6 +11,7 @@ from gnnplan.runtime.errors import BudgetExceeded, DatasetError, PlanError
 from gnnplan.runtime.features.store import AbstractFeatureStore, open_store
 from gnnplan.runtime.features.tier import sum_counters
 from gnnplan.runtime.graph.dataset import Graph, write_graph
+from gnnplan.runtime.graph.format import BFLOAT16, convert_rows
 from gnnplan.runtime.plan.schema import Plan, Source
 
 MakeGraph = Callable[..., Graph]
@@ -30,7 +31,7 @@ MIXES = {
 def _rows(graph: Graph) -> Any:
     """The features as one dense float32 array, without the code under test."""
     if graph.x is not None:
-        return np.array(graph.x).astype(np.float32)
+        return convert_rows(np.array(graph.x), np.dtype(np.float32))
     csr = graph.x_csr
     assert csr is not None
     rows = np.zeros((graph.num_nodes, graph.feature_dim), np.float32)
@@ -60,13 +61,17 @@ def _check_reads(store: AbstractFeatureStore, graph: Graph, plan: Plan, folder: 
         out = np.full((ids.size, graph.feature_dim), np.nan, np.float32)
         counters = store.read(ids, out)
         assert np.array_equal(out, x[ids])
+        if graph.x is not None and graph.x.dtype == BFLOAT16:
+            stored = np.empty(out.shape, BFLOAT16)  # as they are: nothing is widened on the way
+            store.read(ids, stored)
+            assert np.array_equal(convert_rows(stored, out.dtype), out)
         for kind in ("own", "host", "disk", "peer"):
             rows = int((kinds[ids] == kind).sum())
             assert counters.rows.get(kind, 0) == rows
             assert counters.bytes.get(kind, 0) == rows * graph.row_bytes
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, BFLOAT16])
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("dim", [100, 33])
 def test_any_mix_returns_the_rows_and_counts_them(

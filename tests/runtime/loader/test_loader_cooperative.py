@@ -9,6 +9,7 @@ import pytest
 
 from gnnplan.runtime.errors import PlanError, SamplerError
 from gnnplan.runtime.graph.dataset import Graph, write_graph
+from gnnplan.runtime.graph.format import BFLOAT16, convert_rows
 from gnnplan.runtime.graph.generate import generate_links
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.plan.schema import DynamicCache, Sampler
@@ -110,7 +111,9 @@ def test_ranks_that_leave_at_the_same_batch_begin_the_next_epoch_together(
     assert first == [expected[0][:2], expected[1][:1], expected[2]]
 
 
-@pytest.mark.parametrize(("dtype", "width_bytes"), [(np.float32, 4), (np.float16, 2)])
+@pytest.mark.parametrize(
+    ("dtype", "width_bytes"), [(np.float32, 4), (np.float16, 2), (BFLOAT16, 2)]
+)
 def test_rows_are_sent_as_they_are_stored_and_counted(
     small_graph: Graph, tmp_path: Path, dtype: Any, width_bytes: int
 ) -> None:
@@ -120,7 +123,7 @@ def test_rows_are_sent_as_they_are_stored_and_counted(
         name="typed",
         indptr=np.array(small_graph.indptr),
         indices=np.array(small_graph.indices),
-        x=np.array(small_graph.x).astype(dtype),
+        x=convert_rows(np.array(small_graph.x), np.dtype(dtype)),
         y=small_graph.y,
         train_idx=small_graph.train_idx,
         val_idx=small_graph.val_idx,
@@ -135,7 +138,8 @@ def test_rows_are_sent_as_they_are_stored_and_counted(
         traffic = loader.cooperation.rows.traffic[Stage.EXCHANGE_ROWS]
         assert traffic.sent_bytes == sent * 16 * width_bytes > 0
         for batch in batches:
-            np.testing.assert_array_equal(batch.x.numpy(), graph.x[batch.n_id].astype(np.float32))
+            rows = convert_rows(graph.x[batch.n_id], np.dtype(np.float32))
+            np.testing.assert_array_equal(batch.x.numpy(), rows)
 
 
 def test_an_owners_cache_holds_own_rows_alone_and_hits(small_graph: Graph, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import scipy.sparse as sp
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.graph.csc import array_edges
 from gnnplan.runtime.graph.dataset import Graph, SparseFeatures, open_graph
+from gnnplan.runtime.graph.format import BFLOAT16, convert_rows
 from gnnplan.runtime.graph.imports import features
 from gnnplan.runtime.graph.imports.features import projection_matrix, write_features
 from gnnplan.runtime.graph.imports.importing import ImportOptions, import_graph
@@ -96,6 +97,21 @@ def test_float16_is_kept_cast_or_refused(tmp_path: Path):
     for lossy in (wide + 1e-6, wide * 1e6):
         with pytest.raises(DatasetError, match="holds exactly"):
             stored(tmp_path, raw(lossy), feature_dtype="float16")
+
+
+def test_rows_are_rounded_to_bfloat16_and_it_is_said(tmp_path: Path):
+    graph = raw(DENSE)
+    facts, arrays = stored(tmp_path, graph, feature_dtype="bfloat16", features="dense")
+    assert (facts["feature_dtype"], arrays["x"].dtype) == ("bfloat16", BFLOAT16)
+    found = convert_rows(arrays["x"], np.dtype(np.float32))
+    assert 0 < np.max(np.abs(found - DENSE) / np.abs(DENSE).clip(1e-30)) <= 2.0**-8
+    assert graph.notes == [
+        "features: rounded to bfloat16, 2 bytes a value: 8 binary digits, off by 1 part in 256 at "
+        "most"
+    ]
+    for choice in ("sparse", "project:16"):
+        with pytest.raises(DatasetError, match="expected dense ones for type bfloat16"):
+            stored(tmp_path, raw(DENSE), feature_dtype="bfloat16", features=choice)
 
 
 def test_rows_that_do_not_match_the_nodes_are_refused(tmp_path: Path):
