@@ -42,7 +42,10 @@ TESTED = {
         "models/test_device_blocks.py", "models/test_aggregate_triton.py",
         "fullgraph/test_forward.py", "test_rounding.py",
     ),
-    "loaders": ("loader/test_loader_device.py", "loader/test_loader_device_bulk.py"),
+    "loaders": (
+        "loader/test_loader_device.py", "loader/test_loader_device_bulk.py",
+        "loader/test_loader_padded.py", "loader/test_loader_row_dtype.py",
+    ),
     "training": ("train/test_streams.py", "train/test_shared_device.py"),
 }  # fmt: skip
 """Tests below tests/runtime whose kernels take the GPU that is here."""
@@ -211,7 +214,14 @@ def _captured() -> list[Experiment]:
         seconds=75,
         files=(*WORKER, "tests/silicon/step.py"),
     )
-    return [overflow, *cases]
+    own = Experiment(
+        name="own_model_replayed",
+        question="a user's own model, replayed over padded batches: the losses of its kernels?",
+        entry="tests.silicon.own_model:replay_own_model",
+        seconds=75,
+        files=(*WORKER, "tests/silicon/step.py"),
+    )
+    return [overflow, own, *cases]
 
 
 def _probes() -> list[Experiment]:

@@ -254,6 +254,7 @@ class TestEntries:
             "probe_2_ranks",
             "nccl_rank_killed",
             "nccl_rank_stopped",
+            "own_model_replayed",
         ],
     )
     def test_longer_ones_run_on_cores(self, name: str):

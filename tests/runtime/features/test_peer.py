@@ -14,7 +14,7 @@ import torch.distributed as dist
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.features.store import open_store
 from gnnplan.runtime.graph.dataset import Graph, open_graph
-from gnnplan.runtime.graph.format import BFLOAT16
+from gnnplan.runtime.graph.format import BFLOAT16, convert_rows
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan, Source
 from tests.support.ranks import free_port, run_on_ranks
