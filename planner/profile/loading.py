@@ -29,7 +29,7 @@ from gnnplan.runtime.features.disk import Disk
 from gnnplan.runtime.features.gather import gather_rows
 from gnnplan.runtime.features.tier import Counters
 from gnnplan.runtime.graph.dataset import Graph, open_graph
-from gnnplan.runtime.graph.format import convert_rows, row_dtype
+from gnnplan.runtime.graph.format import BFLOAT16, row_dtype
 from gnnplan.runtime.plan.schema import Workload
 from gnnplan.runtime.process import keep_thread_to
 from gnnplan.runtime.sampling.minibatch import MiniBatch
@@ -167,8 +167,9 @@ def gathers_of(
     if graph.feature_dim == 0:
         return {}
     num_rows = max(1, min(graph.num_nodes, TABLE_BYTES // graph.row_bytes))
-    ones = np.ones((num_rows, graph.feature_dim), np.float16)
-    private = convert_rows(ones, row_dtype(graph.feature_dtype))
+    stored = row_dtype(graph.feature_dtype)
+    ones = np.ones((num_rows, graph.feature_dim), np.float16 if stored == BFLOAT16 else stored)
+    private = ones.view(stored)
     found = {"gather": _gathering(private, batches, out)}
     if graph.x is not None:
         found["mapped_gather"] = _gathering(graph.x[:num_rows], batches, out)

@@ -102,7 +102,8 @@ def _half_precision(
         size = memory.parts.get("own rows", 0)
     else:
         size = memory.parts.get("features", 0) + found.own_rows * row_bytes(graph)
-    return {"features in float16 (changes values: --allow approximate)": size // 2}
+    how = "graph import --feature-dtype bfloat16"
+    return {f"features in bfloat16 ({how}, which rounds them)": size // 2}
 
 
 def _other_ranks(

@@ -207,12 +207,12 @@ class LoaderParts:
         self, stages: Sequence[AbstractStage], padded: bool | float, epoch: int
     ) -> HopShapes:
         """Return the plan's shapes, or those that a share of an epoch's first batches fit."""
-        planned, share = self.plan.strategy.shapes, self.schedule.largest_share()
-        known = None
-        if padded == 1 and planned is not None:
-            known = HopShapes.of_plan(share, planned.rows, planned.edges)
-        if known is not None:
-            return known
+        planned, most = self.plan.strategy.shapes, self.schedule.largest_share()
+        links = self.graph.task == "link"
+        if padded == 1 and planned is not None and not links:
+            known = HopShapes.of_plan(most, planned.rows, planned.edges)
+            if known is not None:
+                return known
         names = [stage.name for stage in stages]
         drawing = stages[: names.index(Stage.SAMPLE) + 1]
         counts: dict[int, list[tuple[int, ...]]] = {}
@@ -220,10 +220,14 @@ class LoaderParts:
             batch = seed_batch(epoch, step, self.dialect)
             for stage in drawing:
                 batch = stage.wait(stage.submit(batch, 0))
-            num_seeds, *nodes = batch.num_sampled_nodes
-            counts.setdefault(num_seeds, []).append((*nodes, *batch.num_sampled_edges))
-        quantile = padded if padded < 1 else PADDED_SHARE
-        return HopShapes.of_quantile(share, counts[max(counts)], quantile)
+            sizes = (*batch.num_sampled_nodes, *batch.num_sampled_edges)
+            counts.setdefault(len(batch.input_id), []).append(sizes)
+        return HopShapes.of_quantile(
+            counts[max(counts)],
+            padded if padded < 1 else PADDED_SHARE,
+            batch_size=0 if links else most,
+            links=most if links else 0,
+        )
 
     def _gather_stage(self, *, ordered: bool) -> AbstractStage:
         shared = self.cooperation

@@ -168,10 +168,10 @@ class PlannedLoader:
         device: Device of `x` and `y`.
         blocks: False gives PyG `Data` (sampler dialect first_seen only).
         padded: Pads each PyG batch to the same sizes, hop by hop, with node_mask, edge_mask and
-            seed_mask, for a model that is captured in a CUDA graph. True takes the shapes of the
-            plan's captured step, or those that 999 of 1,000 batches fit; a number, another share.
-            Others come as they are, `padded` False, and are counted in `overflowed`. y is -100
-            but for seeds; e_id comes only with `edge_data` or weights.
+            seed_mask or link_mask, for a model in a CUDA graph. True takes the shapes of the plan's
+            captured step, or those that 999 of 1,000 batches fit; a number, another share. Others
+            come as they are, `padded` False, and are counted in `overflowed`. y is -100 but for
+            seeds; e_id comes only with `edge_data` or weights.
         row_dtype: Type of `x`: float32 or the type that the dataset stores; None: of the two what
             the plan's precision reads.
         epoch: First epoch.
@@ -222,7 +222,7 @@ class PlannedLoader:
     ) -> None:
         check_keywords(others)
         self._folder = plan_folder(plan)
-        made = load_plan(self._folder)
+        self._planned = made = load_plan(self._folder)
         here, ranks = rank_and_size()
         self.rank = here if rank is None else rank
         self.size = ranks if size is None else size
@@ -250,7 +250,6 @@ class PlannedLoader:
         else:
             asked |= {"edge_label_index": edge_label_index, "blocks": blocks}
             selected = select_seeds(made, self.graph, input_nodes, **asked)
-        self._planned = made
         form = link_form(neg_sampling, neg_sampling_ratio, made.workload)
         self._view_of = functools.partial(
             PygView, self.graph, form=form, node_data=node_data, edge_data=edge_data
@@ -305,7 +304,7 @@ class PlannedLoader:
             raise TypeError(
                 "PlannedLoader: transform: expected blocks=False, since it takes PyG's Data"
             )
-        check_padded(padded, self.graph, self.plan.workload, blocks=blocks)
+        check_padded(padded, self.plan.workload, blocks=blocks)
         self._selected = selected
         nodes = memory_nodes(self.plan, self.rank)
         with memory_spread_over(nodes):

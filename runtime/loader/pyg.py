@@ -134,8 +134,8 @@ class Selection:
     """Whether this rank goes over all of the seeds by itself."""
 
 
-def check_padded(padded: float, graph: Graph, workload: Workload, *, blocks: bool) -> None:
-    """Refuse padded batches of links, types or blocks, and what is no share of batches."""
+def check_padded(padded: float, workload: Workload, *, blocks: bool) -> None:
+    """Refuse padded batches of several types or blocks, and what is no share of batches."""
     if not padded:
         return
     if blocks:
@@ -145,10 +145,10 @@ def check_padded(padded: float, graph: Graph, workload: Workload, *, blocks: boo
             f"PlannedLoader: padded: expected True, or the share of batches that fit, between 0 "
             f"and 1, found {padded!r:.60}"
         )
-    if graph.task == "link" or is_typed(workload):
+    if is_typed(workload):
         raise InputError(
-            "padded: expected nodes as seeds in a graph without types, found links or types, for "
-            "which it is not built; leave it out"
+            "padded: expected a graph without types, found types, for which it is not built; leave "
+            "it out"
         )
 
 
@@ -435,13 +435,15 @@ class PygView:
         found = self._typed(batch) if self._hetero is not None else self._plain(batch)
         if self._shapes is not None:
             found = self._padded(found, batch.y, self._shapes)
+        if self._form == "binary" and "src_index" in found:
+            label_links(found)
         return found if self._transform is None else self._transform(found)
 
     def _padded(self, data: Any, labels: Any, shapes: HopShapes) -> Any:
         """Return the batch in fixed shapes; count one that does not fit, and say so once."""
         of_edges = [name for name in ("e_id", "edge_weight") if name in data]
         padded = pad_pyg(
-            data, shapes, labels,
+            data, shapes, None if shapes.links else labels,
             [*(name for name in ("x", "n_id") if name in data), *self._node_data],
             [*of_edges, *self._edge_data],
         )  # fmt: skip
@@ -460,8 +462,6 @@ class PygView:
             data = to_pyg(batch, batch.x, labels)
         else:
             data = self._where_rows_are(batch)
-        if batch.links is not None and self._form == "binary":
-            label_links(data)
         for name, rows in self._node_data.items():
             data[name] = take_rows(rows, data.n_id)
         self._fill_edges(data, self._edge_data)

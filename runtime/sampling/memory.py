@@ -307,18 +307,20 @@ class HopShapes:
     """Sizes to which PyG's batches of one rank are padded."""
 
     batch_size: int
-    """Most seeds of a batch."""
+    """Most seeds of a batch; where links are drawn, rows of their ends."""
     nodes: tuple[int, ...]
     """Rows of the seeds, then of each hop's new nodes, [L + 1]."""
     edges: tuple[int, ...]
     """Edges of each hop, [L]."""
+    links: int = 0
+    """Most links of a batch; 0: its seeds are nodes."""
 
     @staticmethod
     def of_plan(batch_size: int, rows: Sequence[int], edges: Sequence[int]) -> "HopShapes | None":
         """Take a captured step's shapes, which count up; None where a hop's rest is too small.
 
         >>> HopShapes.of_plan(60, [128, 512], [700])
-        HopShapes(batch_size=60, nodes=(128, 384), edges=(700,))
+        HopShapes(batch_size=60, nodes=(128, 384), edges=(700,), links=0)
         """
         nodes = (rows[0], *(after - before for before, after in itertools.pairwise(rows)))
         drawn = (edges[0], *(after - before for before, after in itertools.pairwise(edges)))
@@ -328,26 +330,28 @@ class HopShapes:
 
     @staticmethod
     def of_quantile(
-        batch_size: int, counts: Sequence[Sequence[int]], quantile: float, *, multiple: int = 64
+        counts: Sequence[Sequence[int]],
+        quantile: float,
+        *,
+        batch_size: int = 0,
+        links: int = 0,
+        multiple: int = 64,
     ) -> "HopShapes":
         """Estimate what a share of batches does not exceed, hop by hop.
 
-        `counts` are the new nodes of each hop of a batch, then its edges: sums over many seeds,
-        which are taken to be normal.
+        `counts` are the seeds of a batch, the new nodes of each hop, and its edges: sums over many
+        draws, which are taken to be normal. Of seeds there are `batch_size`, if that is known.
 
-        >>> HopShapes.of_quantile(100, [(300, 900, 300, 950), (310, 910, 310, 960)], 0.5)
-        HopShapes(batch_size=100, nodes=(192, 384, 960), edges=(320, 960))
+        >>> HopShapes.of_quantile([(9, 300, 900, 300, 950), (9, 310, 910, 310, 960)], 0.5)
+        HopShapes(batch_size=64, nodes=(64, 384, 960), edges=(320, 960), links=0)
         """
         found = np.array(counts, np.float64)
         spread = found.std(axis=0, ddof=int(len(found) > 1))
         most = (found.mean(axis=0) + NormalDist().inv_cdf(quantile) * spread).tolist()
-        hops = len(most) // 2
-        nodes = [batch_size, *most[:hops]]
-        return HopShapes(
-            batch_size,
-            tuple(round_up(each + SPARE_ROWS, multiple) for each in nodes),
-            tuple(round_up(max(each, 1), multiple) for each in most[hops:]),
-        )
+        most[0], hops = max(most[0], batch_size), len(most) // 2
+        nodes = tuple(round_up(each + SPARE_ROWS, multiple) for each in most[: hops + 1])
+        edges = tuple(round_up(max(each, 1), multiple) for each in most[hops + 1 :])
+        return HopShapes(batch_size or nodes[0], nodes, edges, links)
 
     def fits(self, nodes: Sequence[int], edges: Sequence[int]) -> bool:
         """Tell whether a batch leaves each hop a row of padding, and has no more edges."""

@@ -90,8 +90,9 @@ def pad_pyg(
 ) -> "Data":
     """Return a batch padded to fixed shapes, or as it is where it does not fit.
 
-    Either has node_mask, edge_mask and seed_mask (bool), true where there is no padding, and
-    `padded` says which it is. y is `IGNORED` in all rows but the seeds'.
+    Either has node_mask, edge_mask, seed_mask and, of links, link_mask (bool), true where there is
+    no padding, and `padded` says which it is. y is `IGNORED` in all rows but the seeds'; links of
+    padding join a row of padding.
 
     Args:
         data: Of `to_pyg`, with further fields.
@@ -102,8 +103,10 @@ def pad_pyg(
     """
     nodes, edges, num_seeds = data.num_sampled_nodes, data.num_sampled_edges, data.batch_size
     data.padded = shapes.fits(nodes, edges)
+    of_links = ("src_index", "dst_pos_index", "dst_neg_index") if shapes.links else ()
+    links = len(data.input_id)
     if not data.padded:
-        shapes = HopShapes(num_seeds, tuple(nodes), tuple(edges))
+        shapes = HopShapes(num_seeds, tuple(nodes), tuple(edges), links if of_links else 0)
     device = data.edge_index.device
     data.edge_index = _pad_edges(data.edge_index, nodes, edges, shapes)
     for names, counts, rooms in ((of_nodes, nodes, shapes.nodes), (of_edges, edges, shapes.edges)):
@@ -113,9 +116,13 @@ def pad_pyg(
         ("node_mask", nodes, shapes.nodes),
         ("edge_mask", edges, shapes.edges),
         ("seed_mask", [num_seeds], [shapes.batch_size]),
+        *([("link_mask", [links], [shapes.links])] if of_links else []),
     ):
         data[name] = _pad(torch.ones(sum(counts), dtype=torch.bool, device=device), counts, rooms)
-    data.input_id = _pad(data.input_id.to(device), [num_seeds], [shapes.batch_size])
+    for name in of_links:
+        data[name] = _pad(data[name], [links], [shapes.links], num_seeds)
+    most = shapes.links if of_links else shapes.batch_size
+    data.input_id = _pad(data.input_id, [links], [most])
     if labels is not None:
         rest = IGNORED if labels.dtype.is_signed else 0
         data.y = _pad(labels, [num_seeds], [sum(shapes.nodes)], rest)
@@ -312,5 +319,8 @@ def label_links(data: Any) -> None:
     negatives = torch.stack([source.repeat_interleave(count), negative.reshape(-1)])
     data.edge_label_index = torch.cat([positives, negatives], dim=1)
     data.edge_label = torch.cat([torch.ones(len(source)), torch.zeros(negatives.shape[1])])
+    if "link_mask" in data:
+        data.edge_label = data.edge_label.to(source.device)
+        data.edge_label_mask = torch.cat([data.link_mask, data.link_mask.repeat_interleave(count)])
     for name in ("src_index", "dst_pos_index", "dst_neg_index"):
         del data[name]

@@ -15,7 +15,7 @@ from torch_geometric.nn.models import GAT, GCN, GraphSAGE
 from gnnplan.runtime.device import has_triton
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.graph.generate import generate_links, generate_sbm
+from gnnplan.runtime.graph.generate import generate_links, generate_sbm, generate_typed
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.models.planned import planned
 from gnnplan.runtime.plan.io import load_plan, save_plan
@@ -183,10 +183,40 @@ def test_what_cannot_be_padded_is_refused(small_graph: Graph, plan: Path, tmp_pa
         PlannedLoader(plan, small_graph, padded=True)
     with pytest.raises(TypeError, match=r"padded: expected True, or .* found 1\.5"):
         loader_of(plan, small_graph, padded=1.5)
-    links = generate_links(tmp_path / "links", num_nodes=200, seed=0)
-    make_plan(links, tmp_path / "plan", fanouts=HOPS, batch_size=BATCH)
-    with pytest.raises(InputError, match="padded: expected nodes as seeds"):
-        loader_of(tmp_path / "plan", links, padded=True)
+    typed = generate_typed(tmp_path / "typed", num_papers=80, num_authors=30, num_classes=3)
+    make_plan(typed, tmp_path / "plan", model="rgcn", fanouts=HOPS, batch_size=BATCH)
+    with pytest.raises(InputError, match="padded: expected a graph without types"):
+        loader_of(tmp_path / "plan", typed, padded=True)
+
+
+@pytest.mark.parametrize("form", ["triplet", "binary"])
+def test_padded_links_score_what_the_links_do(form: str, tmp_path: Path) -> None:
+    graph = generate_links(tmp_path / "links", num_nodes=300, feature_dim=6, seed=0)
+    make_plan(graph, tmp_path / "plan", fanouts=HOPS, batch_size=BATCH)
+    settings: dict[str, Any] = {"neg_sampling": form}
+    torch.manual_seed(1)
+    model = GraphSAGE(graph.feature_dim, 8, num_layers=2)
+    shapes = list[Any]()
+    padded_loader = loader_of(tmp_path / "plan", graph, padded=True, **settings)
+    whole_loader = loader_of(tmp_path / "plan", graph, **settings)
+    for padded, whole in zip(padded_loader, whole_loader, strict=True):
+        shapes.append(shape_of(padded))
+        found, expected = (model(each.x, each.edge_index) for each in (padded, whole))
+        if form == "binary":
+            mask, pairs = padded.edge_label_mask, padded.edge_label_index
+            assert torch.equal(padded.edge_label[mask], whole.edge_label)
+            mine, theirs = found[pairs[:, mask]], expected[whole.edge_label_index]
+        else:
+            mask, names = padded.link_mask, ("src_index", "dst_pos_index")
+            mine = torch.cat([found[padded[name][mask]] for name in names])
+            theirs = torch.cat([expected[whole[name]] for name in names])
+            negatives = padded.dst_neg_index
+            assert torch.equal(negatives[mask], whole.dst_neg_index)
+            assert not padded.node_mask[negatives[~mask]].any()
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+        assert torch.equal(padded.input_id[padded.link_mask], whole.input_id)
+    assert all(shape == shapes[0] for shape in shapes)
+    assert not padded_loader.overflowed
 
 
 @pytest.mark.skipif(not has_triton(), reason="no triton, whose interpreter draws as a GPU does")
