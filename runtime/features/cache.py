@@ -288,7 +288,7 @@ class CachedFeatureStore(AbstractFeatureStore):
         held = self._table.nbytes + self._slots.nbytes + self._staging.nbytes
         return self.below.resident_bytes + held
 
-    def read(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> Counters:
+    def read(self, ids: NDArray[np.int64], out: NDArray[Any]) -> Counters:
         """Read rows as the contract says; source `cache` counts hits and repeats of a miss."""
         check_output(ids, out, self.feature_dim)
         with self._lock:

@@ -7,7 +7,7 @@ of the host are mapped where the plan says so and the devices can; rows of the o
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -236,7 +236,7 @@ class _Opening:
                 self.on_host.append(instead)
         return table
 
-    def _own_rows(self) -> NDArray[np.float32] | NDArray[np.float16]:
+    def _own_rows(self) -> NDArray[Any]:
         served = [t.served.table for t, _ in self.tiers if isinstance(t, Peer) and t.kind == "peer"
                   and isinstance(t.served, Dense)]  # fmt: skip
         held = served + [d.table for d in self.dense.values() if d.kind == "own"]

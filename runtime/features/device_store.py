@@ -9,7 +9,7 @@ for staged rows only; `read` adds the copies and the wait that arrays on the hos
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -412,7 +412,7 @@ class DeviceFeatureStore(AbstractFeatureStore):
         counts.index_add_(0, decision.numbers.clamp(min=0), -read.long())
         counts[number] += repeats.sum()
 
-    def read(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> Counters:
+    def read(self, ids: NDArray[np.int64], out: NDArray[Any]) -> Counters:
         """Read rows as `AbstractFeatureStore.read` says."""
         check_output(ids, out, self.feature_dim)
         rows, counts = self.empty(ids.size), self.new_counts()

@@ -211,7 +211,7 @@ def addresses_of(
     return addresses
 
 
-def check_output(ids: NDArray[np.int64], out: NDArray[np.float32], feature_dim: int) -> None:
+def check_output(ids: NDArray[np.int64], out: NDArray[Any], feature_dim: int) -> None:
     """Refuse an output that does not hold exactly the rows of `ids`."""
     if out.shape != (ids.size, feature_dim):
         raise ValueError(f"expected an output of {(ids.size, feature_dim)}, found {out.shape}")
@@ -220,12 +220,12 @@ def check_output(ids: NDArray[np.int64], out: NDArray[np.float32], feature_dim: 
 
 
 def gather_rows(
-    table: NDArray[np.float32] | NDArray[np.float16],
+    table: NDArray[Any],
     ids: NDArray[np.int64],
-    out: NDArray[np.float32],
+    out: NDArray[Any],
     *,
     threads: int = 1,
-) -> NDArray[np.float32]:
+) -> NDArray[Any]:
     """Write table[ids[i]] to out[i] and return `out`; rows of 16 bits are widened without loss.
 
     `table` (N, feature_dim) and `out` (n, feature_dim) are C-contiguous. An id outside the table

@@ -107,7 +107,7 @@ class FeatureStore(AbstractFeatureStore):
         held += [tier for tier, _ in self._tiers]
         return sum(each.resident_bytes for each in held) + self._scratch_bytes
 
-    def read(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> Counters:
+    def read(self, ids: NDArray[np.int64], out: NDArray[Any]) -> Counters:
         """Read rows as `AbstractFeatureStore.read` says."""
         check_output(ids, out, self.feature_dim)
         scratch = self._scratch(ids.size)
@@ -126,7 +126,7 @@ class FeatureStore(AbstractFeatureStore):
     def _copy_dense(
         self,
         num_ids: int,
-        out: NDArray[np.float32],
+        out: NDArray[Any],
         scratch: Scratch,
         counts: NDArray[np.int64],
         counters: Counters,
@@ -142,7 +142,7 @@ class FeatureStore(AbstractFeatureStore):
     def _read_tiers(
         self,
         num_ids: int,
-        out: NDArray[np.float32],
+        out: NDArray[Any],
         scratch: Scratch,
         counts: NDArray[np.int64],
         counters: Counters,
@@ -275,7 +275,7 @@ def load_own_rows(
     hosts: HostRows,
     comm: Communicator | None,
     threads: int,
-) -> NDArray[np.float32] | NDArray[np.float16]:
+) -> NDArray[Any]:
     """Copy this rank's rows out of the dataset, in the plan's storage dtype.
 
     Rows that this host lacks come from another host; the call is collective then. Storage that
@@ -365,7 +365,7 @@ class TypedFeatureStore(AbstractFeatureStore):
         """Bytes of the index from node to row."""
         return self._rows.resident_bytes
 
-    def read(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> Counters:
+    def read(self, ids: NDArray[np.int64], out: NDArray[Any]) -> Counters:
         """Read rows as `AbstractFeatureStore.read` says; columns beyond a type's own are zero."""
         check_output(ids, out, self.feature_dim)
         counters = Counters()

@@ -19,7 +19,7 @@ from gnnplan.runtime.features.gather import addresses_of, copy_from_addresses, i
 from gnnplan.runtime.graph.dataset import Graph, rows_within_types
 
 Ids = NDArray[np.int64]
-Rows = NDArray[np.float32]
+Rows = NDArray[Any]
 
 
 @dataclass(slots=True)
@@ -138,7 +138,7 @@ class SparseHost(AbstractTier):
         self,
         indptr: NDArray[np.int64],
         indices: NDArray[np.int32] | NDArray[np.int64],
-        data: NDArray[np.float32] | NDArray[np.float16],
+        data: NDArray[Any],
         width: int,
         *,
         threads: int = 1,
@@ -256,7 +256,7 @@ class AbstractFeatureStore(ABC):
     feature_dim: int
 
     @abstractmethod
-    def read(self, ids: NDArray[np.int64], out: NDArray[np.float32]) -> Counters:
+    def read(self, ids: NDArray[np.int64], out: NDArray[Any]) -> Counters:
         """Write the features of node `ids[i]` to `out[i]`; rows are widened without loss.
 
         Where rows lie with other ranks the call is collective: all ranks read equally often.
