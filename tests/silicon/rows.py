@@ -31,7 +31,7 @@ def train_mode(setting: Setting, label: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["GNNPLAN_CACHE"] = str(folder / "cache")
-        graph = make_graph(folder / "graph")
+        graph = make_graph(folder / "graph", mode.graph)
         plan = plan_mode(mode, graph, folder / "plan")
         if setting.emulated:
             found, cores = run_mode(plan, graph, folder)
