@@ -58,6 +58,7 @@ beartype_packages(
 
 from gnnplan.runtime.graph.dataset import Graph  # noqa: E402 - after the hook
 from gnnplan.runtime.graph.generate import generate_sbm  # noqa: E402
+from tests.support.compiling import compile_in_turn  # noqa: E402
 from tests.support.time_limit import (  # noqa: E402 - hooks of pytest
     pytest_addoption as pytest_addoption,
     pytest_collection_modifyitems as pytest_collection_modifyitems,
@@ -69,6 +70,8 @@ from tests.support.time_limit import (  # noqa: E402 - hooks of pytest
 )
 
 torch.set_num_threads(1)
+if "PYTEST_XDIST_WORKER" in os.environ:
+    compile_in_turn(ROOT / ".pytest_cache" / "compiling")
 settings.register_profile("untimed", deadline=None)  # how long an example takes fails no test
 settings.load_profile("untimed")
 
@@ -96,9 +99,9 @@ def kernel_device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     if importlib.util.find_spec("triton") is not None:
-        from gnnplan.runtime.emulation.threads import search_language_once
+        from gnnplan.runtime.emulation.threads import replace_language_once
 
-        search_language_once()
+        replace_language_once()
     return torch.device("cpu")
 
 

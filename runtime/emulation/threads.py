@@ -1,6 +1,5 @@
 """Threads of a process on an emulated GPU: their calls of torch, and their kernels, are watched."""
 
-import inspect
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -103,35 +102,31 @@ def _interpret() -> None:
             "unset; gnnplan train sets it"
         )
     _watch_backward()
-    search_language_once()
+    replace_language_once()
     executor: Any = interpreter.GridExecutor
     if not hasattr(executor, "unwatched"):
         executor.unwatched, executor.__call__ = executor.__call__, _launch
         executor.memory = interpreter._interpreter = CheckedMemory(interpreter._interpreter)
 
 
-def search_language_once() -> None:
-    """Have Triton's interpreter list its language's functions once in a process (DEC-136).
-
-    At each call of a kernel's function it still replaces those that are not replaced yet.
-    """
-    from triton.language import core
+def replace_language_once() -> None:
+    """Have Triton's interpreter replace its language's functions once, and for good (DEC-136)."""
     from triton.runtime import interpreter
 
     module: Any = interpreter
-    if hasattr(module, "unlisted"):
+    if hasattr(module, "replaced"):
         return
-    names: dict[Any, list[str]] = {}
+    replace, nothing = module._patch_lang, getattr(module, "_LangPatchScope", type(None))
+    module.replaced = dict[int, dict[str, Any]]()
 
-    def replace(package: Any, *rest: Any) -> None:
-        if package not in names:
-            members = inspect.getmembers(package)
-            names[package] = [name for name, member in members if core.is_builtin(member)]
-        for name in names[package]:
-            if core.is_builtin(member := getattr(package, name)):
-                module._patch_attr(package, name, member, *rest)
+    def replace_once(function: Any) -> Any:
+        names = function.__globals__
+        if id(names) not in module.replaced:
+            replace(function)
+            module.replaced[id(names)] = names
+        return nothing()  # to give back
 
-    module.unlisted, module._patch_builtin = module._patch_builtin, replace
+    module._patch_lang = replace_once
 
 
 def _watch_backward() -> None:

@@ -53,14 +53,38 @@ def fill_kernel(address, count, BLOCK: tl.constexpr):
     tl.store(at, 0.0, mask=tl.arange(0, BLOCK) < count)
 
 
+@triton.jit
+def increased(x):
+    return x + tl.sum(tl.full((4,), 1, tl.int32), axis=0)
+
+
+@triton.jit
+def increase_kernel(x, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x + at, increased(increased(tl.load(x + at))))
+
+
 DOUBLE: Any = double_kernel
 FILL: Any = fill_kernel
+INCREASE: Any = increase_kernel
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)
     DOUBLE[(1,)](x, out, x.numel(), BLOCK=16)
     return out
+
+
+def test_the_language_is_replaced_once(gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime import interpreter
+
+    x = torch.arange(8, device=EMULATED, dtype=torch.int32)
+    INCREASE[(1,)](x, BLOCK=8)
+    replaced: list[object] = []
+    monkeypatch.setattr(interpreter, "_patch_lang_core", lambda *found: replaced.append(found))
+    INCREASE[(1,)](x, BLOCK=8)
+    assert x.cpu().tolist() == list(range(16, 24))
+    assert replaced == []
 
 
 def test_a_processor_says_where_a_rank_computes(gpu: EmulatedGpu) -> None:
