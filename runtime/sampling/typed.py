@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import SamplerError
-from gnnplan.runtime.sampling.checks import check_fanouts, check_graph
+from gnnplan.runtime.sampling.checks import check_fanouts, check_graph, read_only
 from gnnplan.runtime.sampling.choose.uniform import AHEAD, choose_row
 from gnnplan.runtime.sampling.compiled import form_for, kernel
 from gnnplan.runtime.sampling.frontier import (
@@ -138,7 +138,7 @@ class SortedByType:
             np.empty(len(indices), indices.dtype),
             np.empty(len(indices), np.int64),
         )
-        types = np.ascontiguousarray(edge_type, dtype=np.int32)
+        types = read_only(np.ascontiguousarray(edge_type, dtype=np.int32))
         bad = int(
             sort_by_type(indptr, indices, types, num_types, made.ends, made.indices, made.order)
         )

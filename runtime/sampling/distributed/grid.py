@@ -205,7 +205,7 @@ def sage_hops(
             frontier = Frontier(
                 nodes=take(frontier.nodes, frontier.ends, own),
                 ends=take_ends(frontier.ends, own),
-                firsts=frontier.firsts[own],
+                firsts=frontier.firsts[own].copy(),
             )
             layers, words = [pick(layer, own, ledger) for layer in layers], words[own].copy()
         layer = expand_layer(

@@ -12,6 +12,7 @@ from scipy import stats
 from gnnplan.runtime.sampling.choose import layerwise as matrix_its
 from gnnplan.runtime.sampling.choose.layerwise import (
     RACE,
+    Numbers,
     choose_by_vertex,
     its_column,
     its_rows,
@@ -53,7 +54,7 @@ def draw_rows(
     out = (out_ptr, out_cols, out_factor)
     if race:
         zeros = np.zeros(k)
-        numbers = (streams, streams, zeros + 1, zeros)
+        numbers = Numbers(streams, streams, zeros + 1, zeros)
         choose_by_vertex((ptr, cols, values), numbers, size, RACE, (times, chosen, factor), out)
     else:
         its_rows(
