@@ -1,4 +1,4 @@
-"""From the command line to a comparison on emulated GPUs, with a rank killed on the way."""
+"""From the command line to a comparison on emulated GPUs, stopped or killed on the way."""
 
 import json
 import os
@@ -87,6 +87,11 @@ def play_hosts(patch: pytest.MonkeyPatch) -> None:
 
 def assert_resumed(report: RunReport, whole: RunReport) -> None:
     assert any(note.startswith("restart 1") for note in report.notes), report.notes
+    assert_the_rest(report, whole)
+
+
+def assert_the_rest(report: RunReport, whole: RunReport) -> None:
+    """What a resumed run has trained is what the whole one had after the same step."""
     done = report.first_step
     assert done >= EVERY
     np.testing.assert_allclose(report.losses, whole.losses[done:], rtol=1e-6)
@@ -109,7 +114,7 @@ def test_the_machine_is_marked_and_no_preset(
 
 
 @pytest.mark.distributed
-def test_a_plan_is_trained_killed_resumed_and_compared(
+def test_a_plan_is_trained_stopped_resumed_and_compared(
     nodes: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_machine(emulated_machine(), tmp_path / "machine.json")
@@ -120,9 +125,14 @@ def test_a_plan_is_trained_killed_resumed_and_compared(
     capsys.readouterr()
     assert main(["explain", str(plan)]) == 0
     assert "2 emulated GPUs" in capsys.readouterr().out
-    whole = train_on_ranks(plan, epochs=2, checkpoint_every_steps=EVERY)
-    found = train(plan, tmp_path / "run", progress=killer(tmp_path / "run", 1))
-    assert_resumed(found, whole)
+    whole = train(plan, tmp_path / "whole")
+    often = {"epochs": 2, "checkpoint_every_steps": EVERY}
+    stopped = train_on_ranks(plan, max_steps=2 * EVERY, **often)
+    np.testing.assert_allclose(stopped.losses, whole.losses[: 2 * EVERY], rtol=1e-6)
+    found = train_on_ranks(plan, resume=True, **often)
+    assert found.first_step == 2 * EVERY
+    assert_the_rest(found, whole)
+    assert EMULATED_NOTE in whole.notes
     assert EMULATED_NOTE in found.notes
     assert main(["compare", str(plan)]) == 0
     said = capsys.readouterr()

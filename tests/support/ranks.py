@@ -19,8 +19,10 @@ import torch.multiprocessing as mp
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.report import RunReport
 
-IMPORTED = ["numba", "pytest", "torch.distributed", "gnnplan.runtime.worker"]
-"""What the server has imported when it forks; it pulls in torch and torch_geometric."""
+IMPORTED = ["numba", "pytest", "torch.distributed", "gnnplan.runtime.worker", "triton"]
+IMPORTED += ["gnnplan.runtime.emulation.threads", "tests.support.emulated_ranks"]
+"""What the server has imported when it forks; it pulls in torch, torch_geometric and the planner,
+which ranks on emulated GPUs take."""
 
 
 def free_port() -> int:
@@ -56,13 +58,20 @@ def train_on_ranks(plan_folder: Path, **options: Any) -> RunReport:
     from gnnplan.runtime.report import load_report
 
     folder, size = plan_folder / "run", load_plan(plan_folder).num_ranks
-    folder.mkdir()
+    folder.mkdir(exist_ok=options.get("resume", False))
     config = RunConfig(
         plan_folder=str(plan_folder), run_folder=str(folder), pin=False, collective_seconds=120.0,
         **options,
     )  # fmt: skip
     run_on_ranks(_train, (size, free_port(), config), size)
     return load_report(folder)
+
+
+def train_under_torchrun(plan_folder: Path, **options: Any) -> RunReport:
+    """Train as `train_on_ranks` does, by the product's launcher: each rank imports for itself."""
+    from gnnplan.runtime.launch import launch
+
+    return launch.train(plan_folder, oversubscribe=True, **options)
 
 
 def _train(rank: int, size: int, port: int, config: RunConfig) -> None:

@@ -21,13 +21,13 @@ from gnnplan.planner.units import seconds_text
 from gnnplan.runtime import worker
 from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.launch import launch
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.plan.io import load_array, load_plan
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import WARMUP_STEPS
 from tests.planner.fullgraph.by_hand import WORK, hand_profiles, linked_machine
 from tests.support.fullgraph_plans import sent_bytes
+from tests.support.ranks import train_on_ranks
 
 EPOCHS = WARMUP_STEPS + 3
 SETTINGS = PlanSettings(workload=WORK, mode="full-graph")
@@ -78,7 +78,7 @@ def test_two_ranks_train_their_plan_and_send_the_bytes_it_says(
     full = made.strategy.full_graph
     assert full.keep == pytest.approx(0.5)
     assert made.statistics_class == "unbiased"
-    report = launch.train(tmp_path / "p", epochs=EPOCHS, eval_every=0, oversubscribe=True)
+    report = train_on_ranks(tmp_path / "p", epochs=EPOCHS, eval_every=0)
     partition = load_array(made, tmp_path / "p", "partition")
     parts = connect_cut(small_graph, partition, 2, work.model)
     widths = [small_graph.feature_dim, work.hidden, work.hidden, small_graph.num_classes]

@@ -1,6 +1,7 @@
 """Timing processes: the model at once on every rank, and loading beside it."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -18,17 +19,24 @@ from tests.support.profiles import profile as by_hand
 from tests.support.timings import request
 
 
+@pytest.fixture(scope="module")
+def team() -> Iterator[Team]:
+    """Two processes, of which a test takes one or both."""
+    with Team(2) as started:
+        yield started
+
+
+@pytest.mark.distributed
 def test_a_timing_process_loads_the_dataset_beside_the_model(
-    small_graph: Graph, monkeypatch: pytest.MonkeyPatch
+    small_graph: Graph, team: Team
 ) -> None:
     asked = LoadingRequest(
         graph=str(small_graph.path), sampler=Sampler(), num_ranks=1, shared=False, beside=True
     )
     wanted = replace(request(), in_dim=small_graph.feature_dim, loading=asked, times_loading=True)
-    with Team(1) as team:
-        found = team.load(wanted, 1)
-        alone = team.load(replace(wanted, loading=replace(asked, beside=False)), 1)
-        (steps,) = team.time(replace(wanted, times_loading=False), 1)
+    found = team.load(wanted, 1)
+    alone = team.load(replace(wanted, loading=replace(asked, beside=False)), 1)
+    (steps,) = team.time(replace(wanted, times_loading=False), 1)
     assert set(found.beside) == {"sample", "gather", "disk"}
     assert all(each.work > 0.0 and each.step >= 1.0 for each in found.beside.values())
     assert alone.beside == {}
@@ -83,14 +91,15 @@ def test_as_many_processes_load_at_once_as_a_job_has_ranks(monkeypatch: pytest.M
 
 
 @pytest.mark.distributed
-def test_ranks_wait_for_each_other_on_batches_that_they_draw(small_graph: Graph) -> None:
+def test_ranks_wait_for_each_other_on_batches_that_they_draw(
+    small_graph: Graph, team: Team
+) -> None:
     loading = LoadingRequest(
         graph=str(small_graph.path), sampler=Sampler(), num_ranks=2, shared=False, beside=False
     )
     asked = replace(request(), in_dim=small_graph.feature_dim, loading=loading)
-    with Team(2) as team:
-        drew = team.time(asked, ranks=2)
-        alike = team.time(replace(asked, loading=replace(loading, shared=True)), ranks=2)
+    drew = team.time(asked, ranks=2)
+    alike = team.time(replace(asked, loading=replace(loading, shared=True)), ranks=2)
     for own in drew:
         assert own.own_batches
         assert len(own.all_reduce) == asked.steps
@@ -102,21 +111,21 @@ def test_ranks_wait_for_each_other_on_batches_that_they_draw(small_graph: Graph)
 
 
 @pytest.mark.distributed
-def test_two_processes_time_the_model_at_once_and_report_its_failure() -> None:
-    with Team(2) as team:
-        first, second = team.time(request(), ranks=2)
-        assert len(first.forward_backward) == 3
-        assert all(s > 0 for s in first.forward_backward + second.forward_backward)
-        # 2 SAGE layers: (4 + 4) x 8 + 8, (8 + 8) x 3 + 3 = 123 parameters, by hand.
-        assert first.num_parameters == 123
-        assert first.activation_bytes > 0
-        # A sum for every step of every scale, by either rank.
-        assert len(first.all_reduce) == len(second.all_reduce) == 3 * request().steps
-        assert min(first.all_reduce + second.all_reduce) > 0
-        # Another group of other ranks may follow; one rank adds nothing up.
-        (alone,) = team.time(request(), ranks=1)
-        assert alone.all_reduce == []
-        assert min(team.time(request(), ranks=2)[0].all_reduce) > 0
-        assert team.process.resident_bytes > 10_000_000
-        with pytest.raises(WorkerFailed, match="nonsense"):
-            team.time(request("nonsense"), ranks=1)
+def test_two_processes_time_the_model_at_once_and_report_its_failure(team: Team) -> None:
+    """The last test of the file: its processes end with their failure."""
+    first, second = team.time(request(), ranks=2)
+    assert len(first.forward_backward) == 3
+    assert all(s > 0 for s in first.forward_backward + second.forward_backward)
+    # 2 SAGE layers: (4 + 4) x 8 + 8, (8 + 8) x 3 + 3 = 123 parameters, by hand.
+    assert first.num_parameters == 123
+    assert first.activation_bytes > 0
+    # A sum for every step of every scale, by either rank.
+    assert len(first.all_reduce) == len(second.all_reduce) == 3 * request().steps
+    assert min(first.all_reduce + second.all_reduce) > 0
+    # Another group of other ranks may follow; one rank adds nothing up.
+    (alone,) = team.time(request(), ranks=1)
+    assert alone.all_reduce == []
+    assert min(team.time(request(), ranks=2)[0].all_reduce) > 0
+    assert team.process.resident_bytes > 10_000_000
+    with pytest.raises(WorkerFailed, match="nonsense"):
+        team.time(request("nonsense"), ranks=1)

@@ -127,7 +127,11 @@ def test_a_torchrun_that_gets_no_command_is_gone() -> None:
     ("how", "expected"),
     [
         ("raise", r"^rank 1: RuntimeError: the model gave up; traceback in .*rank1\.txt$"),
-        ("kill", r"^rank 1: ended by SIGKILL \(out of memory\?\); output in .*ranks\.log$"),
+        pytest.param(
+            "kill",
+            r"^rank 1: ended by SIGKILL \(out of memory\?\); output in .*ranks\.log$",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_failing_rank_ends_the_job_and_is_named(

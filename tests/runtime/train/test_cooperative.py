@@ -1,6 +1,7 @@
 """Cooperative training on real gloo ranks: the losses and gradients of one process."""
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from gnnplan.runtime import worker
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import Graph, open_graph
-from gnnplan.runtime.launch import launch
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.report import RunReport
 from gnnplan.runtime.sampling.distributed.cooperative import CooperativeSampler
 from gnnplan.runtime.sampling.distributed.owner import Owners
 from gnnplan.runtime.stages import Stage
@@ -26,7 +27,7 @@ from gnnplan.runtime.train.minibatch import check_model, exchange_hidden
 from tests.support.cooperative import make_cooperative_plan, open_rank
 from tests.support.inprocess import run_in_process
 from tests.support.plans import make_plan
-from tests.support.ranks import free_port, run_on_ranks
+from tests.support.ranks import free_port, run_on_ranks, train_on_ranks, train_under_torchrun
 
 STEPS = 3
 CASES: dict[str, dict[str, Any]] = {
@@ -127,12 +128,15 @@ def test_losses_and_gradients_are_those_of_one_process(
 
 
 @pytest.mark.distributed
-def test_a_cooperative_plan_trains_evaluates_and_reports_under_torchrun(
-    small_graph: Graph, tmp_path: Path
+@pytest.mark.parametrize(
+    "train_two", [train_on_ranks, pytest.param(train_under_torchrun, marks=pytest.mark.slow)]
+)
+def test_a_cooperative_plan_trains_evaluates_and_reports(
+    small_graph: Graph, tmp_path: Path, train_two: Callable[..., RunReport]
 ) -> None:
     settings: dict[str, Any] = {"batch_size": 64, "fanouts": [5, 3], "sample_threads": 2}
     make_cooperative_plan(small_graph, tmp_path / "plan", ranks=2, **settings)
-    report = launch.train(tmp_path / "plan", epochs=2, oversubscribe=True)
+    report = train_two(tmp_path / "plan", epochs=2)
     make_plan(small_graph, tmp_path / "one", dialect="every_hop", **settings)
     config = {"epochs": 2, "eval_every": 1, "pin": False}
     (tmp_path / "run").mkdir()

@@ -1,6 +1,7 @@
 """Plans of mode full-graph through the worker: losses, resumption, report, ranks."""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,13 @@ import torch
 from gnnplan.runtime import worker
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.launch import launch
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.plan.io import load_plan, save_plan
 from gnnplan.runtime.plan.schema import FullGraph, Workload
 from gnnplan.runtime.report import RunReport, load_report
 from tests.support.fullgraph_plans import grown_parts, make_full_graph_plan
-from tests.support.ranks import free_port, run_on_ranks
+from tests.support.ranks import free_port, run_on_ranks, train_on_ranks, train_under_torchrun
 
 EPOCHS = 4
 
@@ -99,14 +99,17 @@ def test_a_plan_without_a_partition_is_refused(small_graph: Graph, tmp_path: Pat
 
 
 @pytest.mark.distributed
-def test_two_ranks_under_torchrun_have_the_losses_of_one(
-    small_graph: Graph, tmp_path: Path
+@pytest.mark.parametrize(
+    "train_two", [train_on_ranks, pytest.param(train_under_torchrun, marks=pytest.mark.slow)]
+)
+def test_two_ranks_have_the_losses_of_one(
+    small_graph: Graph, tmp_path: Path, train_two: Callable[..., RunReport]
 ) -> None:
     parts = grown_parts(small_graph.indptr, small_graph.indices, 2)
     make_full_graph_plan(
         small_graph, tmp_path / "plan", parts, ranks=2, comm_threads=1, learning_rate=0.01
     )
-    report = launch.train(tmp_path / "plan", epochs=EPOCHS, eval_every=EPOCHS, oversubscribe=True)
+    report = train_two(tmp_path / "plan", epochs=EPOCHS, eval_every=EPOCHS)
     np.testing.assert_allclose(report.losses, pyg_losses(small_graph, "sage"), rtol=1e-4)
     assert "halo_exchange" in report.ranks[0].stages
     waits = [rank.stages["halo_exchange"].p90 for rank in report.ranks]
