@@ -27,6 +27,7 @@ MIX_2 = np.uint64(0x94D049BB133111EB)
 Integers = int | np.integer | NDArray[np.integer]
 
 _MASK = (1 << 64) - 1
+_GOLDEN, _MIX_1, _MIX_2 = int(GOLDEN), int(MIX_1), int(MIX_2)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
@@ -61,14 +62,14 @@ def stream(seed: int, epoch: int, step: int, hop: int, purpose: Purpose) -> np.u
     """
     state = 0
     for word in (seed, epoch, step, hop, int(purpose)):
-        state = _mix_int((state ^ (word & _MASK)) + int(GOLDEN) & _MASK)
+        state = _mix_int((state ^ (word & _MASK)) + _GOLDEN & _MASK)
     return np.uint64(state)
 
 
 def _mix_int(z: int) -> int:
     """Apply `mix` to one Python integer (numpy scalars would warn of the wanted overflow)."""
-    z = ((z ^ (z >> 30)) * int(MIX_1)) & _MASK
-    z = ((z ^ (z >> 27)) * int(MIX_2)) & _MASK
+    z = ((z ^ (z >> 30)) * _MIX_1) & _MASK
+    z = ((z ^ (z >> 27)) * _MIX_2) & _MASK
     return z ^ (z >> 31)
 
 

@@ -8,14 +8,15 @@ position there. A batch's seeds are then the distinct ends of its links and of t
 ascending.
 """
 
-from typing import Any
+from typing import Any, no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import SamplerError
+from gnnplan.runtime.sampling.compiled import kernel
 from gnnplan.runtime.sampling.exclusion import check_pairs
-from gnnplan.runtime.sampling.rng import Purpose, draw, stream
+from gnnplan.runtime.sampling.rng import Purpose, key_kernel, stream, value_kernel
 
 
 class SeedSchedule:
@@ -74,7 +75,9 @@ class SeedSchedule:
 
     def _make_order(self, epoch: int) -> NDArray[np.int64]:
         source = stream(self.seed, epoch, 0, 0, Purpose.SHUFFLE)
-        return _stable_order(draw(source, np.arange(len(self.train_idx)), 0))
+        keys = np.empty(len(self.train_idx), np.uint64)
+        _draw_keys(source, keys)
+        return _stable_order(keys)
 
     def share(
         self, epoch: int, step: int, *, rank: int | None = None
@@ -181,6 +184,14 @@ class ShardSchedule(SeedSchedule):
         turn = np.empty(order.size, np.int64)
         turn[by_part] = np.arange(order.size) - np.repeat(begins, sizes)
         return order[np.lexsort((part, (2 * turn + 1) / (2 * sizes[part])))]
+
+
+@kernel
+@no_type_check
+def _draw_keys(source, keys):
+    """Fill the first draw of each position, as `rng.draw` says."""
+    for i in range(keys.shape[0]):
+        keys[i] = value_kernel(key_kernel(source, i), 0)
 
 
 def _stable_order(keys: NDArray[np.uint64]) -> NDArray[np.int64]:

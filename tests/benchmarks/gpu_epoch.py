@@ -95,7 +95,7 @@ def measure_epoch(bench: Bench) -> None:
     graph = dataclasses.replace(graph, train_idx=bench_seeds(graph))
     with tempfile.TemporaryDirectory() as folder:
         ours, stages, used, steps = _ours(bench, graph, Path(folder))
-    theirs, feeder, their_steps = _pyg(bench, graph)
+    theirs, feeder, their_steps = time_pyg(bench, graph)
     num_steps = -(-len(graph.train_idx) // bench.sizes.batch)
     extra: dict[str, Any] = {
         "steps": num_steps, "steps_measured": steps, "baseline_steps_measured": their_steps,
@@ -153,8 +153,8 @@ def _ours(
     return seconds, stages, used.share, steps
 
 
-def _pyg(bench: Bench, graph: Graph) -> tuple[float, str, int]:
-    """Seconds per step, what fed the model, and the steps taken."""
+def time_pyg(bench: Bench, graph: Graph) -> tuple[float, str, int]:
+    """Return seconds per step of PyG, what fed the model, and the steps taken."""
     sizes, device = bench.sizes, bench.device
     torch.manual_seed(0)
     model = PygSage(graph.feature_dim, sizes.hidden, graph.num_classes, len(sizes.fanouts))

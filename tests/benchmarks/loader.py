@@ -43,7 +43,7 @@ from tests.support.plans import make_plan
 FANOUTS = [15, 10, 5]
 BATCH_SIZE = 1024
 FEATURE_DIM = 128
-BAR = 0.05
+BAR = 0.03
 WARM_SECONDS = 1.0
 WARM_BATCHES = 5
 

@@ -5,6 +5,7 @@ rest the next time. Records go to tests/golden/silicon/NAME.jsonl, to be committ
 checkout has no history, GNNPLAN_COMMIT names the commit.
 
     --todo         list what is due, run nothing; needs no GPU
+    --bars         of what has a bar alone, the hardest first
     --only NAME    these alone, due or not (may be repeated)
     --log FILE     all lines of this call in one file too
     --take FILE    spread such a file over the records, run nothing
@@ -32,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--seconds", type=float, default=480.0, help="for the whole call")
     parser.add_argument("--todo", action="store_true", help="list what is due")
+    parser.add_argument("--bars", action="store_true", help="what has a bar alone")
     parser.add_argument("--only", action="append", choices=[each.name for each in EXPERIMENTS])
     parser.add_argument("--log", type=Path, help="all lines of this call in one file too")
     parser.add_argument("--take", type=Path, help="spread a file of --log over the records")
@@ -40,6 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
         return take_log(options.take)
     states = [read_state(each) for each in EXPERIMENTS]
     due = list_due(states)
+    if options.bars:
+        due = [state for state in due if state.experiment.bar]
     if options.only:
         due = [state for state in states if state.experiment.name in options.only]
     if options.todo:
@@ -65,7 +69,8 @@ def print_due(due: list[State]) -> None:
     """One line for each experiment that is due."""
     for state in due:
         experiment = state.experiment
-        print(f"{experiment.name:28} {experiment.seconds:5.0f} s  {state.reason}")
+        asked = f"; {experiment.bar}" if experiment.bar else ""
+        print(f"{experiment.name:28} {experiment.seconds:5.0f} s  {state.reason}{asked}")
     print(f"{len(due)} due, {sum(state.experiment.seconds for state in due):.0f} s at most")
 
 

@@ -1,5 +1,6 @@
 """The GPU part of a probe: what its seconds go to by point, and collectives of ranks in seconds."""
 
+import os
 import statistics
 import tempfile
 import time
@@ -11,10 +12,15 @@ from typing import Any
 from gnnplan.planner.probe.gpu import torch_device
 from gnnplan.planner.probe.gpu.measure import GPU_FULL as FULL, QUICK, GpuDevice, Work
 from gnnplan.planner.probe.gpu.parts import QUICK_RANKS_BYTES, RANKS_CALLS
+from gnnplan.planner.probe.probe import keep_for_plans, probe
 from gnnplan.planner.probe.team import State
 from tests.benchmarks.common import record
+from tests.silicon.bars import Bars
 from tests.silicon.setting import Setting, run_sharing
 from tests.support.gpu_parts import measure_gpus
+
+MOST_PROBE_SECONDS = 180.0
+"""Bar of a full probe."""
 
 
 def keep_seconds(device: GpuDevice) -> dict[str, list[float]]:
@@ -64,6 +70,34 @@ def _open(setting: Setting, quick: bool) -> tuple[GpuDevice, Any]:
     sizes = sizes_for(quick, host_bytes=total, device_bytes=total)
     assert sizes.row_bytes == (QUICK if quick else FULL).row_bytes
     return CudaDevice(torch, nvml), sizes
+
+
+def time_whole_probe(setting: Setting) -> None:
+    """Probe this machine as `gnnplan probe` does, by subject; on cores in seconds, kept nowhere."""
+    seconds_of: defaultdict[str, float] = defaultdict(float)
+    begun = [("start", start := time.perf_counter())]
+
+    def progress(what: str, share: float) -> None:
+        del share
+        now = time.perf_counter()
+        before, since = begun.pop()
+        seconds_of[before] += now - since
+        begun.append((what, now))
+
+    with tempfile.TemporaryDirectory() as folder:
+        if setting.emulated:
+            os.environ["GNNPLAN_CACHE"] = folder
+        found = probe(
+            quick=setting.emulated, progress=progress, seconds=5.0 if setting.emulated else None
+        )
+    whole = time.perf_counter() - start
+    for name, seconds in sorted(seconds_of.items(), key=lambda each: -each[1]):
+        record("probe_subject", seconds, "s", subject=name)
+    with Bars(setting) as bars:
+        bars.hold("probe_whole", whole, "s", most=MOST_PROBE_SECONDS, notes=found.notes)
+        if not setting.emulated:
+            keep_for_plans(found)
+            assert found.gpus, found.notes
 
 
 def time_ranks(setting: Setting, ranks: int) -> None:

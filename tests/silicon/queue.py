@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "tests" / "golden" / "silicon"
-LONGEST_SECONDS = 120.0
+LONGEST_SECONDS = 185.0
 """Most that one experiment may declare; longer ones are split."""
 COMMIT_VARIABLE = "GNNPLAN_COMMIT"
 """Names the commit where the checkout has no history."""
@@ -49,6 +49,8 @@ class Experiment:
     """Patterns below the repository's root of the files that its answer depends on."""
     arguments: tuple[tuple[str, Any], ...] = ()
     """Further keyword arguments of the function."""
+    bar: str = ""
+    """What its lines are held to, in words; empty: it only tells."""
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds <= LONGEST_SECONDS:

@@ -94,7 +94,7 @@ def find_floor(setting: Setting, *, precision: str) -> None:
         replay = step if setting.emulated else _capture(step)
         taken = list[float]()
         for _ in range(1 if setting.emulated else REPLAYS):
-            taken.append(_seconds(setting, replay))
+            taken.append(seconds_of(setting, replay))
         loss = float(loop.gradients.loss)
         loader.close()
     assert 0 < loss <= eager, f"the replayed step does not learn: {loss} after {eager}"
@@ -135,7 +135,8 @@ def _capture(step: Callable[[], None]) -> Callable[[], None]:
     return graph.replay
 
 
-def _seconds(setting: Setting, call: Callable[[], None]) -> float:
+def seconds_of(setting: Setting, call: Callable[[], object]) -> float:
+    """Seconds of a call, between two events where there is a GPU."""
     if setting.emulated:
         start = time.perf_counter()
         call()
