@@ -64,7 +64,7 @@ def test_query_parameters_that_are_not_known_are_refused(client: TestClient, pat
     assert client.get(path).status_code in (200, 404)
 
 
-CASES = int(os.environ.get("GNNPLAN_API_CASES", "50"))
+CASES = int(os.environ.get("GNNPLAN_API_CASES", "100"))
 DATABASE = os.environ.get("GNNPLAN_API_DATABASE", "sqlite")
 SLOW = ("/v1/estimate",)
 """Paths of which every case prices all machines."""
