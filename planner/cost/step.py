@@ -139,6 +139,8 @@ def _period(
     ordered = ordered_seconds(candidate, slowed.loader, trainer_seconds)
     if has_lanes(candidate):
         lanes = replace(lanes_of(candidate, machine, rank), training=trainer_seconds)
+        if candidate.draws_ahead:  # rows are gathered on the lane that draws
+            lanes = replace(lanes, sample=lanes.loader, gather=0.0)
         seconds = max(lanes_period(candidate, rank, lanes), ordered)
         return _Period(seconds=seconds, fill_seconds=lanes.loader, lanes=lanes)
     if candidate.threads.sample == 0:
@@ -187,7 +189,7 @@ def _slow_down(candidate: Candidate, machine: MachineModel, rank: RankTimes) -> 
     """Return a rank's stages slowed by its loader and training threads beside each other."""
     stages = {name: rank.seconds(name) for name in LOADER_STAGES}
     compute = rank.seconds(Stage.FORWARD_BACKWARD)
-    if candidate.threads.sample == 0 or rank.loader == 0.0:
+    if not candidate.loads_ahead or rank.loader == 0.0:
         lead = min(rank.exchange_lead, stages[Stage.EXCHANGE_ROWS])
         stages[Stage.EXCHANGE_ROWS] -= lead
         stages[Stage.GATHER] -= rank.disk_skew
@@ -276,7 +278,7 @@ def _straggling(candidate: Candidate, ranks: Sequence[RankTimes]) -> float:
     """Return the seconds that the slowest mean rank waits for the slowest of the step [A1]."""
     if len(ranks) == 1:
         return 0.0
-    inline = candidate.threads.sample == 0
+    inline = not candidate.loads_ahead
     means = [r.seconds(Stage.FORWARD_BACKWARD) + (r.loader if inline else 0.0) for r in ranks]
     waits = [r.trainer_sigma if r.wait_sigma is None else r.wait_sigma for r in ranks]
     sigmas = [

@@ -122,6 +122,8 @@ def _sampling(plan: Plan) -> str:
 
 def _loading(plan: Plan) -> str:
     threads, strategy = plan.strategy.threads, plan.strategy
+    if strategy.draws_ahead:
+        return "each batch drawn beside the step before it"
     if not threads.sample:
         return "batches made in line"
     loader = counted(threads.sample, "loader thread")

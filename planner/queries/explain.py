@@ -376,6 +376,8 @@ def _summary(plan: Plan) -> str:
 
 def _loading(plan: Plan) -> str:
     threads, strategy = plan.strategy.threads, plan.strategy
+    if strategy.draws_ahead:
+        return "each batch drawn beside the step before it"
     if not threads.sample:
         return "batches made in line"
     return f"{counted(threads.sample, 'loader thread')} {strategy.prefetch_depth} batches ahead"
@@ -404,7 +406,7 @@ def _gpu_summary(plan: Plan) -> str:
 
 def _stages(plan: Plan) -> list[StageRow]:
     """List loader stages first; a synchronous loader's stages stand for the wait."""
-    prediction, inline = plan.prediction, plan.strategy.threads.sample == 0
+    prediction, inline = plan.prediction, not plan.strategy.loads_ahead
     training = {stage.value for stage in TRAINING_STAGES}
     step = prediction.step_seconds.value
     rows: list[StageRow] = []

@@ -72,7 +72,7 @@ class Timeline:
 def timeline(plan: Plan) -> Timeline:
     """Lay a plan's predicted stages end to end on the two threads."""
     found, threads = plan.prediction.stages, plan.strategy.threads.sample
-    inline = threads == 0
+    inline = not plan.strategy.loads_ahead
     loader = [s.value for s in LOADER_STAGES if s in found]
     training = [s.value for s in TRAINING_STAGES if s in found]
     if inline and loader:

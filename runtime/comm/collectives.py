@@ -146,6 +146,14 @@ class Communicator:
         """Whether it sends tensors of GPUs, which all ranks must do in one order."""
         return self.size > 1 and processor_of(self.device).is_gpu
 
+    @property
+    def captures(self) -> bool:
+        """Whether a CUDA graph may hold its collectives.
+
+        gloo's are the host's work; those of an order come in its turns, which a replay cannot keep.
+        """
+        return self.size == 1 or (self.between_gpus and self._order is None)
+
     def follow(self, order: CollectiveOrder | None) -> None:
         """Issue further collectives of tensors by an order's thread; None: by the caller's."""
         self._order = order

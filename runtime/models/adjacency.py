@@ -1,7 +1,7 @@
 """Blocks as torch tensors, sharing the sampler's memory."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -98,6 +98,10 @@ class TorchBlock:
         moved: dict[str, Any] = {n: None if t is None else move(t) for n, t in tensors.items()}
         shape = {"num_src": self.num_src, "num_dst": self.num_dst, "step": self.step}
         return TorchBlock(**shape, **moved)
+
+    def without_rows(self) -> "TorchBlock":
+        """Return a block of no rows with this one's kinds of tensors."""
+        return replace(self.map_tensors(lambda tensor: tensor[:0]), num_src=0, num_dst=0)
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> "TorchBlock":
         """Copy the block to another device."""
@@ -212,3 +216,48 @@ def device_blocks(batch: MiniBatch, device: torch.device) -> list[TorchBlock]:
         return found[: tensor.numel()]
 
     return [block.map_tensors(moved) for block in torch_blocks(batch)]
+
+
+def make_padded(
+    block: TorchBlock, num_src: int, num_dst: int, num_edges: int, relations: int
+) -> TorchBlock:
+    """Make a padded block without true rows, with the tensors that a block has."""
+    return TorchBlock(
+        num_src=num_src,
+        num_dst=num_dst,
+        indptr=block.indptr.new_zeros(num_dst + 1),
+        indices=block.indices.new_full((num_edges,), num_src - 1),
+        weight=None if block.weight is None else block.weight.new_zeros(num_edges),
+        relation_ptr=None if block.relation_ptr is None else block.relation_ptr.new_zeros(
+            relations * num_dst + 1
+        ),
+        src_type=None if block.src_type is None else block.src_type.new_zeros(num_src),
+        live=block.indptr.new_zeros(1),
+        dst=block.indices.new_full((num_edges,), num_dst - 1),
+    )  # fmt: skip
+
+
+def fits_padded(own: TorchBlock, block: TorchBlock) -> bool:
+    """Return whether a block leaves the last row of sources and destinations to padding."""
+    rows = block.num_src < own.num_src and block.num_dst < own.num_dst
+    return rows and block.num_edges <= own.num_edges
+
+
+def fill_padded(own: TorchBlock, block: TorchBlock) -> None:
+    """Copy a block that fits into a padded one, and make padding of what is behind it."""
+    assert own.live is not None
+    assert own.dst is not None
+    own.live.fill_(block.num_dst)
+    _put(own.indptr, block.indptr, block.num_edges)
+    _put(own.indices, block.indices, own.num_src - 1)
+    _put(own.dst, block.row_of_edge() if block.num_edges else block.indices, own.num_dst - 1)
+    pairs = (own.weight, block.weight, 0), (own.relation_ptr, block.relation_ptr, block.num_edges)
+    for into, values, rest in (*pairs, (own.src_type, block.src_type, 0)):
+        if into is not None and values is not None:
+            _put(into, values, rest)
+
+
+def _put(into: Tensor, values: Tensor, rest: int) -> None:
+    """Copy values to the begin of a buffer, and fill what is behind them."""
+    into[: values.shape[0]].copy_(values)
+    into[values.shape[0] :].fill_(rest)

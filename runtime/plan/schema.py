@@ -311,6 +311,8 @@ class StepShapes:
     """Whether the device draws whole batches into these shapes, as far as it can."""
     overflow_share: float = 0.0
     """Predicted share of steps whose batch does not fit."""
+    ahead: int = field(default=0, metadata=codec.UNLESS_SET)
+    """Above 0, the device draws each batch beside the step before it, into buffers of its own."""
 
     def __hash__(self) -> int:
         return hash((*self.rows, *self.edges))
@@ -395,6 +397,16 @@ class Strategy:
     def busy_threads(self) -> int:
         """Number of threads over all ranks that want a core at once."""
         return self.num_ranks * (self.threads.compute + self.threads.sample)
+
+    @property
+    def draws_ahead(self) -> bool:
+        """Whether a captured step draws the next batch beside it."""
+        return self.shapes is not None and self.shapes.ahead > 0
+
+    @property
+    def loads_ahead(self) -> bool:
+        """Whether batches are made beside earlier steps, by threads or by the step's own graph."""
+        return self.threads.sample > 0 or self.draws_ahead
 
     @property
     def policy(self) -> str:

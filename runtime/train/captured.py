@@ -2,8 +2,15 @@
 
   batch -> inputs of fixed shapes -> forward, backward, all-reduce, update -> results on the device
 
-Where the device can draw and gather a batch without the host (`gpu.padded`), that is the step's
-first part, and nothing is copied (DEC-166).
+Where the device can draw and gather a batch without the host (`gpu.padded`), nothing is copied
+(DEC-166). Two sets of buffers then take turns: while a step trains on one, the next batch is drawn
+into the other on a lane of its own, forked and joined inside the graph (DEC-171).
+
+  training lane   step t          step t + 1
+  draw lane       batch t + 1     batch t + 2
+
+Gradients are summed inside the graph where its library can be captured and nothing else of this
+rank is sent meanwhile; else between two graphs, in the order that all ranks keep (DEC-172).
 
 Numbers of true rows lie on the device, where kernels read them. Padding adds zeros alone to loss
 and gradients. A batch that does not fit is taken as an empty one and flagged: its update, and every
@@ -15,8 +22,9 @@ A GPU replays a CUDA graph; where none is captured the same calls are made one b
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +34,13 @@ from gnnplan.runtime.device import has_triton
 from gnnplan.runtime.errors import PlanError
 from gnnplan.runtime.loader.device_place import PaddedStep
 from gnnplan.runtime.meter import STEP
-from gnnplan.runtime.models.adjacency import TorchBlock, torch_blocks
+from gnnplan.runtime.models.adjacency import (
+    TorchBlock,
+    fill_padded,
+    fits_padded,
+    make_padded,
+    torch_blocks,
+)
 from gnnplan.runtime.models.functions import drawing_by
 from gnnplan.runtime.models.metrics import loss_sum
 from gnnplan.runtime.plan.schema import Plan, StepShapes
@@ -36,11 +50,14 @@ from gnnplan.runtime.sampling.rng import Purpose, stream
 from gnnplan.runtime.stages import Stage, refuse_captured
 from gnnplan.runtime.train.minibatch import TrainLoop, finite_loss
 from gnnplan.runtime.train.precision import widen
+from gnnplan.runtime.train.streams import streams_of
 
 LOOK_EVERY = 16
 """Steps between two looks of the host at losses and flags (DEC-168)."""
 _WARM_RUNS = 3
 """Runs before the capture, in which kernels are compiled and libraries make their workspaces."""
+DRAW_LANE = "draw"
+"""Lane on which the next batch is drawn."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -61,6 +78,8 @@ class StepInputs:
     draws: Any = None
     """`PaddedDraws` that fill the buffers of `padded`; None: batches are copied in."""
     padded: Any = None
+    replay: Callable[[], None] | None = None
+    """What trains on these buffers; None before the capture."""
 
     @staticmethod
     def over(draws: Any) -> "StepInputs":
@@ -87,7 +106,10 @@ class StepInputs:
         )
 
     def draw(self) -> None:
-        """Draw the next batch on the device, where batches are not copied in; waits for nothing."""
+        """Draw the next batch on the device, where batches are not copied in; waits for nothing.
+
+        It reads nothing that a step writes, and writes nothing that a step reads but these buffers.
+        """
         if self.draws is not None:
             self.draws.fill(self.padded)
             self.global_num_seeds.copy_(self.padded.now[3:].clamp(min=1))
@@ -107,7 +129,7 @@ class StepInputs:
         device = batch.x.device
         rows, edges = list(reversed(shapes.rows)), list(reversed(shapes.edges))
         made = [
-            _empty_block(block, rows[i], rows[i + 1], edges[i] + loops * rows[i + 1], relations)
+            make_padded(block, rows[i], rows[i + 1], edges[i] + loops * rows[i + 1], relations)
             for i, block in enumerate(blocks)
         ]
         return StepInputs(
@@ -123,66 +145,17 @@ class StepInputs:
     def fill(self, batch: MiniBatch, blocks: list[TorchBlock]) -> bool:
         """Copy a batch in; return whether it fits. One that does not leaves an empty batch."""
         pairs = list(zip(self.blocks, blocks, strict=True))
-        room = [self.y.shape[0] >= batch.y.shape[0], *(_fits(own, block) for own, block in pairs)]
-        fits = all(room)
+        fits = self.y.shape[0] >= batch.y.shape[0]
+        fits = fits and all(fits_padded(own, block) for own, block in pairs)
         self.overflow.fill_(float(not fits))
         self.num_labels.fill_(batch.y.shape[0] if fits else 0)
         self.global_num_seeds.fill_(float(batch.global_num_seeds))
         for own, block in pairs:
-            _fill_block(own, block if fits else _without_rows(block))
+            fill_padded(own, block if fits else block.without_rows())
         if fits:
             self.x[: batch.x.shape[0]].copy_(batch.x)
             self.y[: batch.y.shape[0]].copy_(batch.y)
         return fits
-
-
-def _empty_block(
-    block: TorchBlock, num_src: int, num_dst: int, num_edges: int, relations: int
-) -> TorchBlock:
-    """Make a padded block without true rows, with the tensors that a block has."""
-    return TorchBlock(
-        num_src=num_src,
-        num_dst=num_dst,
-        indptr=block.indptr.new_zeros(num_dst + 1),
-        indices=block.indices.new_full((num_edges,), num_src - 1),
-        weight=None if block.weight is None else block.weight.new_zeros(num_edges),
-        relation_ptr=None if block.relation_ptr is None else block.relation_ptr.new_zeros(
-            relations * num_dst + 1
-        ),
-        src_type=None if block.src_type is None else block.src_type.new_zeros(num_src),
-        live=block.indptr.new_zeros(1),
-        dst=block.indices.new_full((num_edges,), num_dst - 1),
-    )  # fmt: skip
-
-
-def _fits(own: TorchBlock, block: TorchBlock) -> bool:
-    """Return whether a block leaves the last row of sources and destinations to padding."""
-    rows = block.num_src < own.num_src and block.num_dst < own.num_dst
-    return rows and block.num_edges <= own.num_edges
-
-
-def _without_rows(block: TorchBlock) -> TorchBlock:
-    """Return a block of no rows with a block's kinds of tensors."""
-    return replace(block.map_tensors(lambda tensor: tensor[:0]), num_src=0, num_dst=0)
-
-
-def _fill_block(own: TorchBlock, block: TorchBlock) -> None:
-    assert own.live is not None
-    assert own.dst is not None
-    own.live.fill_(block.num_dst)
-    _put(own.indptr, block.indptr, block.num_edges)
-    _put(own.indices, block.indices, own.num_src - 1)
-    _put(own.dst, block.row_of_edge() if block.num_edges else block.indices, own.num_dst - 1)
-    pairs = (own.weight, block.weight, 0), (own.relation_ptr, block.relation_ptr, block.num_edges)
-    for into, values, rest in (*pairs, (own.src_type, block.src_type, 0)):
-        if into is not None and values is not None:
-            _put(into, values, rest)
-
-
-def _put(into: Tensor, values: Tensor, rest: int) -> None:
-    """Copy values to the begin of a buffer, and fill what is behind them."""
-    into[: values.shape[0]].copy_(values)
-    into[values.shape[0] :].fill_(rest)
 
 
 @dataclass(slots=True)
@@ -209,11 +182,18 @@ class CapturedLoop(TrainLoop):
     every: int = LOOK_EVERY
     """Steps between two looks of the host."""
     _inputs: StepInputs | None = field(init=False, default=None)
-    _replay: Callable[[], None] | None = field(init=False, default=None)
+    """Buffers that the next step trains on."""
+    _ahead: StepInputs | None = field(init=False, default=None)
+    """Buffers that the batch after it is drawn into meanwhile; None: nothing is drawn ahead."""
+    _ready: tuple[int, int] | None = field(init=False, default=None)
+    """Epoch and step of the batch that was drawn ahead into `_inputs`."""
     _drawn: PaddedStep | None = field(init=False, default=None)
+    _pool: Any = field(init=False, default=None)
+    """Memory that all graphs share, of which one runs at a time."""
 
     def __post_init__(self) -> None:
         device = self.gradients.flat.device
+        self._streams = streams_of(device)
         self._skip = torch.zeros((), device=device)
         self._place = torch.zeros(1, dtype=torch.int64, device=device)
         self._results = torch.zeros((self.every, 2), device=device)
@@ -250,30 +230,31 @@ class CapturedLoop(TrainLoop):
         """Take one step per batch, as `TrainLoop.run`; losses come several at a time."""
         self.model.train()
         losses: list[float] = []
-        again: deque[MiniBatch] = deque()
+        coming: deque[tuple[MiniBatch | None, float]] = deque()
         window: list[_Taken] = []
         start = time.perf_counter()
         while True:
             index = first_index + len(losses) + len(window)
-            batch, waited = (again.popleft(), 0.0) if again else self._wait(batches, index)
+            batch, waited = coming.popleft() if coming else self._wait(batches, index)
+            if isinstance(batch, PaddedStep) and not coming:
+                coming.append(self._wait(batches, index + 1))  # a step to draw, not a batch yet
             fits = True
             if batch is not None:
                 self.meter.enter(Stage.FORWARD_BACKWARD, index)
-                fits = self._submit(batch)
+                fits = self._submit(batch, coming[0][0] if coming else None)
                 late = self.comm.size > 1 or isinstance(batch, PaddedStep)
                 kept = batch if late or not fits else None
                 window.append(_Taken(batch.epoch, batch.step, kept, waited))
             alone = self.comm.size == 1 and not fits  # what the host knows need not wait
             if batch is None or alone or len(window) == self.every:
                 found = self._look(window, first_index + len(losses), start)
-                again.extendleft(
-                    each.batch for each in reversed(window[len(found) :]) if each.batch is not None
-                )
+                again = [each.batch for each in window[len(found) :] if each.batch is not None]
+                coming.extendleft((each, 0.0) for each in reversed(again))
                 for loss in found:
                     losses.append(loss)
                     on_step(loss)
                 window, start = [], time.perf_counter()
-                if batch is None and not again:
+                if batch is None and not coming:
                     return losses
             del batch
 
@@ -292,41 +273,69 @@ class CapturedLoop(TrainLoop):
             self.meter.add(Stage.WAIT, index, waited, time.thread_time() - core)
         return batch, waited
 
-    def _submit(self, batch: MiniBatch) -> bool:
-        """Start a step on a batch without waiting for it; return whether the batch fits."""
+    def _submit(self, batch: MiniBatch, following: MiniBatch | None) -> bool:
+        """Start a step on a batch without waiting for it; return whether the batch fits.
+
+        Of a batch that the device draws that shows at the next look alone.
+        """
         if isinstance(batch, PaddedStep):
-            return self._submit_drawn(batch)
-        blocks = batch.device_blocks or torch_blocks(batch)
-        if self._inputs is None:
-            self._inputs = StepInputs.like(
-                batch, blocks, self.shapes, labels=self.most_labels, loops=self.loops,
-                relations=self.relations,
-            )  # fmt: skip
-        fits = self._inputs.fill(batch, blocks)
+            self._draw(batch, following)
+            fits = True
+        else:
+            blocks = batch.device_blocks or torch_blocks(batch)
+            if self._inputs is None:
+                self._inputs = StepInputs.like(
+                    batch, blocks, self.shapes, labels=self.most_labels, loops=self.loops,
+                    relations=self.relations,
+                )  # fmt: skip
+            fits = self._inputs.fill(batch, blocks)
+        assert self._inputs is not None
         self._inputs.key.fill_(self._dropout_stream(batch.epoch, batch.step))
-        if self._replay is None:
-            self._replay = self._capture()
-        self._replay()
+        if self._inputs.replay is None:
+            self._inputs.replay = self._capture()
+        self._inputs.replay()
+        self._take_turns()
         return fits
 
-    def _submit_drawn(self, step: PaddedStep) -> bool:
-        """Start a step whose batch the device draws; whether it fits shows at the next look."""
+    def _draw(self, step: PaddedStep, following: MiniBatch | None) -> None:
+        """See to it that a step's batch is drawn, and that the one behind it is drawn beside it."""
+        draws, self._drawn = step.draws, step
         if self._inputs is None:
-            self._inputs = StepInputs.over(step.draws)
-            self._replay = self._capture()
-        assert self._replay is not None
-        self._drawn = step
-        step.draws.expect(step.epoch, step.step)
-        self._inputs.key.fill_(self._dropout_stream(step.epoch, step.step))
-        self._replay()
-        return True
+            self._open(draws)
+        if self._ahead is None:
+            draws.expect(step.epoch, step.step)  # the step itself begins with the draw
+            return
+        assert self._inputs is not None
+        if self._ready != (step.epoch, step.step):
+            draws.expect(step.epoch, step.step)
+            self._inputs.draw()
+        self._ready = None
+        if following is None:
+            draws.expect_none()
+        else:
+            self._ready = following.epoch, following.step
+            draws.expect(*self._ready)
+
+    def _open(self, draws: Any) -> None:
+        """Make the buffers of drawn batches, and capture the step over them in each turn."""
+        draws.expect_none()  # runs before the capture have no batch
+        self._inputs = StepInputs.over(draws)
+        self._ahead = StepInputs.over(draws) if self.shapes.ahead else None
+        for inputs in (self._inputs, self._ahead):
+            if inputs is not None:
+                inputs.replay = self._capture()
+                self._take_turns()
+
+    def _take_turns(self) -> None:
+        if self._ahead is not None:
+            self._inputs, self._ahead = self._ahead, self._inputs
 
     def _dropout_stream(self, epoch: int, step: int) -> int:
         value = int(stream(self.seed, epoch, step, self.comm.rank, Purpose.DROPOUT))
         return value - (1 << 64) if value >= 1 << 63 else value
 
     def _capture(self) -> Callable[[], None]:
-        """Return what replays the step: a CUDA graph, or its calls one by one."""
+        """Return what replays the step over its present buffers: graphs, or single calls."""
         processor = processor_of(self.gradients.flat.device)
         if not processor.captures:
             return self._steps
@@ -339,21 +348,53 @@ class CapturedLoop(TrainLoop):
         with torch.cuda.stream(side):
             for _ in range(_WARM_RUNS):
                 self._skip.fill_(1.0)  # a run before the capture trains nothing
+                self._place.zero_()
                 self._steps()
         torch.cuda.current_stream(device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        # What the loader's threads do meanwhile is theirs, and no part of the graph.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._steps()
+        calls = [self._graph(piece) if whole else piece for piece, whole in self._pieces()]
         self._skip.copy_(before)
         self._place.zero_()
+        return partial(_call_all, calls)
+
+    def _graph(self, piece: Callable[[], None]) -> Callable[[], None]:
+        """Capture a piece of the step as a CUDA graph; return what replays it."""
+        graph = torch.cuda.CUDAGraph()
+        # What the loader's threads do meanwhile is theirs, and no part of the graph.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            piece()
+        self._pool = graph.pool()
         return graph.replay
+
+    def _pieces(self) -> list[tuple[Callable[[], None], bool]]:
+        """Return the step's pieces in order, each with whether a graph holds it."""
+        if self.comm.captures:
+            return [(partial(self._beside, self._compute, self._sum, self._update), True)]
+        return [(partial(self._beside, self._compute), True), (self._sum, False),
+                (self._update, True)]  # fmt: skip
 
     def _steps(self) -> None:
         """Make the step's calls, none of which waits for the device."""
+        _call_all([piece for piece, _ in self._pieces()])
+
+    def _beside(self, *calls: Callable[[], None]) -> None:
+        """Make calls while the next batch is drawn on a lane of its own; both are then joined."""
+        streams, ahead = self._streams, self._ahead
+        if ahead is None:
+            assert self._inputs is not None
+            self._inputs.draw()
+            _call_all(calls)
+            return
+        begun = streams.mark()
+        with streams.on(DRAW_LANE):
+            streams.wait(begun)
+            ahead.draw()
+            drawn = streams.mark()
+        _call_all(calls)
+        streams.wait(drawn)
+
+    def _compute(self) -> None:
         inputs, flat = self._inputs, self.gradients.flat
         assert inputs is not None
-        inputs.draw()
         flat.zero_()
         with self.precision.forward(flat.device.type), drawing_by(inputs.key):
             logits = self.model(inputs.x, inputs.blocks)
@@ -362,8 +403,12 @@ class CapturedLoop(TrainLoop):
         loss.backward()
         self.gradients.loss.copy_(loss.detach())
         self.gradients.overflow.copy_(inputs.overflow.squeeze(0))
+
+    def _sum(self) -> None:
         if self.comm.size > 1:
-            self.comm.all_reduce_sum(flat)
+            self.comm.all_reduce_sum(self.gradients.flat)
+
+    def _update(self) -> None:
         self._skip.copy_(torch.maximum(self._skip, (self.gradients.overflow > 0).float()))
         self.optimizer.step()
         result = torch.stack([self.gradients.loss, self._skip]).unsqueeze(0)
@@ -411,3 +456,8 @@ class CapturedLoop(TrainLoop):
         key = torch.tensor([self._dropout_stream(batch.epoch, batch.step)])
         with drawing_by(key.to(self.gradients.flat.device)):
             super()._forward_backward(batch)
+
+
+def _call_all(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()

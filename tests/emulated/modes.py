@@ -117,8 +117,8 @@ def _in_line(candidate: Candidate) -> bool:
 
 
 def _captures(rows: list[int], edges: list[int]) -> Callable[[Strategy], Strategy]:
-    """Replay the step over these shapes."""
-    shapes = StepShapes(rows=rows, edges=edges)
+    """Replay the step over these shapes, with the next batch drawn beside it where that can be."""
+    shapes = StepShapes(rows=rows, edges=edges, ahead=1)
     return lambda strategy: replace(
         strategy, step="captured", shapes=shapes, threads=replace(strategy.threads, comm=0)
     )
@@ -270,6 +270,12 @@ MODES = [
     Mode(
         name="peers exchanged", row="rows", settings={"policy": "legion"}, room_rows=60,
         wants=_together, change=_exchanges, holds=_reads("own", "peer", "host"),
+    ),
+    Mode(
+        name="captured, peers exchanged ahead", row="rows", settings={"policy": "legion"},
+        room_rows=60, wants=lambda candidate: _together(candidate) and _ahead(candidate),
+        change=lambda strategy: _captures([33, 129, 241], [96, 288])(_exchanges(strategy)),
+        holds=_reads("own", "peer", "host"),
     ),
     Mode(
         name="two cliques", row="rows", devices=4, settings={"policy": "legion"}, room_rows=60,

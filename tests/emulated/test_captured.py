@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.emulation.gpu import EmulatedGpu
+from gnnplan.runtime.emulation.lanes import OrderError
 from gnnplan.runtime.emulation.threads import start, stop
 from gnnplan.runtime.errors import GnnplanError, PlanError
 from gnnplan.runtime.graph.dataset import Graph, is_typed, types_of
@@ -25,6 +26,7 @@ from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.plan.io import save_plan
 from gnnplan.runtime.plan.schema import Plan, StepShapes
 from gnnplan.runtime.processor import EMULATED
+from gnnplan.runtime.sampling.gpu.padded import PaddedBatch, PaddedDraws
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 from gnnplan.runtime.stages import Stage
 from gnnplan.runtime.train.captured import CapturedLoop
@@ -277,3 +279,91 @@ def test_steps_draw_their_batches_on_the_device(
         padded._inputs.draws.begin_epoch(0)
         assert waits_of(padded, monkeypatch) == []
     loader.close()
+
+
+def drawn_loop(
+    graph: Graph, folder: Path, shapes: StepShapes, **work: Any
+) -> tuple[PlannedLoader, CapturedLoop]:
+    """A loader whose batches the steps of a loop draw."""
+    made = make_plan(graph, folder, fanouts=FANOUTS, batch_size=SEEDS, hidden=HIDDEN, **work)
+    arrays = {name: np.load(folder / ref.file) for name, ref in made.arrays.items()}
+    device = replace(made.strategy.devices[0], kind="cuda", emulated=True)
+    strategy = replace(made.strategy, step="captured", shapes=shapes, devices=[device])
+    save_plan(replace(made, strategy=strategy), arrays, folder)
+    loader = PlannedLoader(folder, graph, device=EMULATED)
+    loader.draw_padded()
+    return loader, replace(loop_of(made, graph, shapes), meter=loader.meter)
+
+
+def train_in_parts(
+    loader: PlannedLoader, loop: CapturedLoop, parts: tuple[int | None, ...]
+) -> list[float]:
+    """Losses of iterations of so many steps; an epoch has four, the last one short."""
+    losses: list[float] = []
+    for most in parts:
+        losses += loop.run(loader.batches(most), len(losses), lambda _: None)
+    loader.close()
+    return losses
+
+
+@pytest.mark.parametrize("tight", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_batch_drawn_beside_a_step_changes_nothing(
+    tight: bool, graph: Graph, batches: Batches, gpu: EmulatedGpu, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    fills: list[tuple[str, int]] = []
+    fill = PaddedDraws.fill
+
+    def noted(self: PaddedDraws, batch: PaddedBatch) -> None:
+        fill(self, batch)
+        fills.append((gpu.lanes.current, int(batch.now[1]) if int(batch.now[2]) else -1))
+
+    monkeypatch.setattr(PaddedDraws, "fill", noted)
+    sizes = [batch.n_id.shape[0] for batch in batches(graph, "sage")[1]]
+    shapes = replace(ROOMY, rows=[16, 56, max(sizes) if tight else 121])
+    parts = (2, None, 1) if tight else (3, None)
+    found: list[tuple[list[float], list[torch.Tensor], dict[str, int], int]] = []
+    for ahead in (0, 1):
+        fills.clear()
+        loader, loop = drawn_loop(
+            graph, tmp_path / str(ahead), replace(shapes, ahead=ahead), dropout=0.4
+        )
+        losses = train_in_parts(loader, loop, parts)
+        found.append((losses, parameters(loop), loader.meter.totals()[0], loop.overflowed))
+    turns, beside = found
+    assert len(turns[0]) == (5 if tight else 4)
+    assert beside[0] == turns[0]  # to the bit
+    assert all(torch.equal(a, b) for a, b in zip(beside[1], turns[1], strict=True))
+    assert beside[3] == turns[3]
+    assert (turns[3] > 0) == tight
+    if tight:
+        return
+    assert beside[2] == turns[2]
+    # The first batch of each iteration in turn; behind its last one, none.
+    assert fills == [
+        ("", 0), ("draw", 1), ("draw", 2), ("draw", -1),
+        ("", 3), ("draw", -1),
+    ]  # fmt: skip
+
+
+def test_lanes_that_are_not_joined_are_refused(
+    graph: Graph, gpu: EmulatedGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader, loop = drawn_loop(graph, tmp_path, replace(ROOMY, ahead=1))
+    monkeypatch.setattr(loop._streams, "wait", lambda mark: None)
+    with pytest.raises(OrderError, match="does not wait"):
+        loop.run(loader.batches(2), 0, lambda _: None)
+    loader.close()
+
+
+def test_a_sum_that_a_replay_cannot_keep_in_its_turn_stands_between_graphs(
+    graph: Graph, batches: Batches, gpu: EmulatedGpu
+) -> None:
+    loop = loop_of(batches(graph, "sage")[0], graph, ROOMY)
+    assert [whole for _, whole in loop._pieces()] == [True]
+    loop.comm.size = 2  # of ranks that share a GPU: gloo
+    assert [whole for _, whole in loop._pieces()] == [True, False, True]
+    loop.comm._device = EMULATED  # between GPUs: NCCL
+    assert [whole for _, whole in loop._pieces()] == [True]
+    loop.comm._order = Any  # whose turns rows are exchanged in, too
+    assert [whole for _, whole in loop._pieces()] == [True, False, True]

@@ -24,6 +24,7 @@ from gnnplan.runtime.plan.io import save_plan
 from gnnplan.runtime.plan.schema import StepShapes, TopologyPlacement
 from gnnplan.runtime.processor import EMULATED, emulated_gpu
 from gnnplan.runtime.sampling.minibatch import MiniBatch
+from gnnplan.runtime.train.captured import CapturedLoop
 from gnnplan.runtime.train.minibatch import TrainLoop
 from gnnplan.runtime.worker import make_loop
 from tests.benchmarks.common import record
@@ -64,6 +65,10 @@ WARM_STEPS, COUNTED_STEPS, PROFILED_STEPS = 40, 200, 20
 DRAWN = 20
 """Batches whose largest sizes the shapes are made of."""
 MARGIN = 1.1
+LANES = {"captured_step_lanes": False, "captured_step_lanes_host": True}
+"""Names of records of lanes, and whether rows lie on the host."""
+MOST_LANES_RATIO = 1.02
+"""Bar of a step with the next batch drawn beside it over draw and step in turn."""
 OVERFLOW_TOLERANCE = 1e-3
 """Relative, of a loss of a step that was redone."""
 
@@ -160,6 +165,41 @@ def force_overflow(setting: Setting, bars: Bars, graph: Graph, folder: Path) -> 
     bars.hold("captured_step_overflow_apart", worst, "relative", most=OVERFLOW_TOLERANCE)
 
 
+def time_lanes(setting: Setting) -> None:
+    """Time steps that draw the next batch beside them, against draw and step in turn."""
+    with tempfile.TemporaryDirectory() as folder, Bars(setting) as bars:
+        graph = open_kind(setting, "nodes", Path(folder))
+        for name, on_host in LANES.items():
+            with bars.attempt(name):
+                _time_lanes(setting, bars, graph, Path(folder) / name, name, on_host=on_host)
+
+
+def _time_lanes(
+    setting: Setting, bars: Bars, graph: Graph, folder: Path, name: str, *, on_host: bool
+) -> None:
+    warm, counted = (1, 3) if setting.emulated else (WARM_STEPS, COUNTED_STEPS)
+    took: list[float] = []
+    losses: list[list[float]] = []
+    shapes: StepShapes | None = None
+    for ahead in (1, 0):
+        loader, loop = open_captured(setting, graph, folder, shapes=shapes, rows_on_host=on_host)
+        assert isinstance(loop, CapturedLoop)
+        found, _ = train(loader, loop, warm, 0)
+        setting.wait()
+        more, seconds = train(loader, loop, counted, warm)
+        loader.close()
+        took.append(seconds / counted)
+        losses.append(found + more)
+        assert loop.shapes.ahead == ahead
+        shapes = replace(loop.shapes, ahead=0)
+    worst = max(abs(a / b - 1) for a, b in zip(*losses, strict=True))
+    bars.hold(
+        name, took[0], "s", ratio=took[0] / took[1], most_ratio=MOST_LANES_RATIO,
+        baseline="draw and step in turn", baseline_seconds=took[1], steps=counted,
+    )  # fmt: skip
+    bars.hold(f"{name}_apart", worst, "relative", most=OVERFLOW_TOLERANCE)
+
+
 def train(
     loader: PlannedLoader, loop: TrainLoop, steps: int, index: int
 ) -> tuple[list[float], float]:
@@ -249,4 +289,5 @@ def find_shapes(drawn: list[MiniBatch], quantile: float) -> StepShapes:
         rows=[most + 1, *(int(each * margin) + 2 for each in rows[1:])],
         edges=[int(each * margin) + 1 for each in edges],
         drawn=True,
+        ahead=1,
     )

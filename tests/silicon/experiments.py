@@ -259,6 +259,13 @@ def _bars() -> list[Experiment]:
         planned["middle"],
         planned["rest"],
         Experiment(
+            name="captured_step_lanes",
+            question="a batch drawn beside the step before it: shorter than the two in turn?",
+            entry="tests.silicon.captured:time_lanes",
+            seconds=75,
+            files=CAPTURED,
+        ),
+        Experiment(
             name="own_model_replayed",
             question="a user's own model, replayed over padded batches: the losses of its kernels?",
             entry="tests.silicon.own_model:replay_own_model",

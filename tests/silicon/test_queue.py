@@ -282,6 +282,8 @@ class TestEntries:
             ("captured_models", ["captured_step_links", "captured_step_rgcn", "captured_step_gat",
                                  "captured_step_gcn"]),
             ("papers", ["papers_gpu_rows", "papers_host_rows"]),
+            ("captured_step_lanes", ["captured_step_lanes", "captured_step_lanes_apart",
+                                     "captured_step_lanes_host", "captured_step_lanes_host_apart"]),
             ("plans_hardest", ["planned_step", "planned_step", "planned_step_error_median",
                                "planned_step_error_p90", "planned_choice_worst",
                                "planned_out_of_memory", "planned_configurations"]),

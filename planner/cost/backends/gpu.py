@@ -68,7 +68,9 @@ class GpusBackend(Backend):
     def stage_times(self, work: RankWork) -> RankTimes:
         """Price every stage, as timed on the GPU if it is here."""
         timing, candidate = work.timing, work.candidate
-        found = _derived_times(work) if timing.gpu is None else _timed_times(work, timing.gpu)
+        # Loops that were timed have their batches from the host, kernel by kernel.
+        timed = None if candidate.shapes is not None and candidate.shapes.drawn else timing.gpu
+        found = _derived_times(work) if timed is None else _timed_times(work, timed)
         reduced = gpu_reduced(work.machine, candidate, timing)
         slope = timing.slope_seconds(ranks=candidate.num_ranks, threads=candidate.threads.compute)
         stages = {**found.stages, Stage.ALL_REDUCE: StageTime.of(reduced)}

@@ -66,8 +66,8 @@ EXCHANGED = (Stage.EXCHANGE_IDS, Stage.EXCHANGE_ROWS, Stage.HALO_EXCHANGE, Stage
 
 
 def has_lanes(candidate: Candidate) -> bool:
-    """Return whether batches are made on lanes, ahead of the training thread."""
-    return candidate.kind == "cuda" and candidate.threads.sample > 0
+    """Return whether batches are made on lanes, ahead of the training thread or by its graph."""
+    return candidate.kind == "cuda" and candidate.loads_ahead
 
 
 def lanes_of(candidate: Candidate, machine: MachineModel, rank: RankTimes) -> Lanes:
@@ -100,6 +100,8 @@ def lanes_words(machine: MachineModel, candidate: Candidate) -> str:
     slowed, eta = MachineTable.GPU_BESIDE in machine.tables, measured_eta(machine, candidate)
     words = "lanes hide nothing of each other on the GPU itself; links are read beside compute, "
     words += "each slowed as measured" if slowed else "how that slows either was not measured"
+    if candidate.draws_ahead:
+        words = f"the step's graph draws the next batch on a lane of its own; {words}"
     if candidate.num_ranks == 1:
         return words
     hidden = "nothing, which was not measured" if eta is None else f"{eta:.0%}, as measured"
@@ -121,19 +123,21 @@ def lanes_period(candidate: Candidate, rank: RankTimes, lanes: Lanes) -> float:
     """Return the seconds between two steps.
 
     max( lanes, on_gpu, on_links, on_host, (s + g + t) / (d + 1) ) with d batches ahead, and at
-    least the period with the stalls of varying batches.
+    least the period with the stalls of varying batches. Lanes of one graph are joined at each step:
+    d is 1.
 
     Source: docs/formulas.md 8.2 [A2], with the GPU, its links and the host's interpreter shared.
     """
+    depth = 1 if candidate.draws_ahead else candidate.prefetch_depth
     three = [lanes.sample, lanes.gather, lanes.training]
     stalled = stochastic_period(
         max(lanes.sample, lanes.gather),
         lanes.training,
         variation=rank.variation,
-        depth=candidate.prefetch_depth,
+        depth=depth,
     )
     # Claimed at most d ahead of the consumer, whose own batch is one more.
-    regular = period(three, in_flight=candidate.prefetch_depth + 1)
+    regular = period(three, in_flight=depth + 1)
     return max(regular, stalled, lanes.on_gpu, lanes.on_links, lanes.on_host)
 
 
@@ -230,6 +234,7 @@ def step_shapes(
         rows=list(found.rows),
         edges=list(found.edges),
         drawn=drawn,
+        ahead=int(drawn),
         overflow_share=0.0 if _within(found, bounds) else min(1.0, sum(beyond)),
     )
 
@@ -258,8 +263,9 @@ def captured_step_bytes(
 ) -> int:
     """Return the bytes that a captured step takes beside an eager one's; 0 of an eager one.
 
-    Its buffers with rows of `handed_row_bytes`, what draws pass through, and a pool of the
-    activations over padded shapes: a batch that does not fit is trained beside them.
+    Its buffers with rows of `handed_row_bytes`, twice where a batch is drawn ahead, what draws pass
+    through, and a pool of the activations over padded shapes: a batch that does not fit is trained
+    beside them.
     """
     shapes = candidate.shapes
     if shapes is None:
@@ -269,7 +275,7 @@ def captured_step_bytes(
     edges = PADDED_EDGE_BYTES * (sum(shapes.edges) + sum(shapes.rows[:-1]))
     rows = handed_row_bytes * shapes.rows[-1] + ROW_END_BYTES * sum(shapes.rows)
     pool = timing.activation_bytes * padding_ratio(shapes, batch)
-    return round(shared + edges + rows + pool)
+    return round(shared + (1 + shapes.ahead) * (edges + rows) + pool)
 
 
 ROW_END_BYTES, PADDED_EDGE_BYTES = 8, 12

@@ -197,8 +197,12 @@ def peer_way(
 
 
 def add_peer_exchange(work: RankWork, times: RankTimes) -> RankTimes:
-    """Price rows of peers as exchanged where that takes less than reading them in place."""
-    if not work.candidate.gpus:
+    """Price rows of peers as exchanged where that takes less than reading them in place.
+
+    A captured step that draws its batch reads them in place: an exchange's sizes are the host's.
+    """
+    shapes = work.candidate.shapes
+    if not work.candidate.gpus or (shapes is not None and shapes.drawn):
         return times
     reads = peer_reads(work.machine, work.candidate, work.rank, work.rows, work.row_bytes)
     if reads is None or reads.way == "mapped":

@@ -321,6 +321,12 @@ class PaddedDraws:
             self.seek(step)
         self._next = (epoch, step + 1)
 
+    def expect_none(self) -> None:
+        """Let what is drawn next be an empty batch, of no step."""
+        if self._next is not None and self._next[1] < self.schedule.num_steps:
+            self.seek(self.schedule.num_steps)
+            self._next = self._next[0], self.schedule.num_steps
+
     def take_row_counts(self) -> list[int]:
         """Return rows by source since the last call, as `row_counts`; waits."""
         counts = self.row_counts.tolist()

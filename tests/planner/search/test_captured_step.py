@@ -10,6 +10,7 @@ import pytest
 
 from gnnplan.planner.cost.backends.gpu_lanes import (
     captured_starts,
+    captured_step_bytes,
     padding_ratio,
     step_compute,
     step_shapes,
@@ -25,12 +26,18 @@ from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import BatchProfile, ModelTiming, Spread
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_rmat
-from gnnplan.runtime.plan.schema import Plan, StepShapes, Threads, Workload
+from gnnplan.runtime.plan.schema import GraphRef, Plan, StepShapes, Threads, Workload
 from tests.support.candidates import candidate_of_ranks
 from tests.support.machines import constant
 
 WORK = Workload(batch_size=16, hidden=8, fanouts=[3, 2])
 ONE = candidate_of_ranks(threads=Threads(sample=1), gpus=("gpu0",))
+
+
+GRAPH = GraphRef(
+    name="g", path="/data/g", fingerprint="f", num_nodes=10_000, num_edges=60_000,
+    feature_dim=10, feature_dtype="float32", num_classes=3, task="node", num_train=5_000,
+)  # fmt: skip
 
 
 def spread(mean: float, std: float) -> Spread:
@@ -89,6 +96,10 @@ def test_a_captured_step_takes_the_gpus_seconds_times_its_padding() -> None:
     before = step_compute(found, ONE, batch(), known)
     found_before = (before.forward_backward, before.optimizer, before.host)
     assert found_before == pytest.approx((3e-3, 1e-4, 2.9e-3))
+    two = replace(captured, shapes=replace(shapes, ahead=1))
+    one, both = (captured_step_bytes(each, GRAPH, batch(), known) for each in (captured, two))
+    # Rows of 10 columns; ends of rows, and edges with those that a model may add.
+    assert both - one == 4 * 10 * 6000 + 8 * 7408 + 12 * (9400 + 1408)
     unknown = step_compute(found, captured, batch(), timing(0.0))
     assert unknown.forward_backward == pytest.approx(3e-3)
 
@@ -116,6 +127,9 @@ def test_a_plan_says_what_capture_saves_and_what_padding_costs(
     strategy, parts = found.strategy, found.prediction.memory_bytes["rank0"].parts
     assert strategy.step == "captured"
     assert strategy.shapes is not None
+    assert strategy.shapes.drawn
+    assert strategy.shapes.ahead == 1
+    assert "a lane of its own" in found.prediction.provenance["wait"]
     assert parts["captured step"] > 0
     assert found.prediction.step_seconds.value < eager.prediction.step_seconds.value
     assert "steps captured" in explain(found).summary

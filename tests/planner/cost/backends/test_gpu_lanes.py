@@ -17,7 +17,7 @@ from gnnplan.planner.cost.rank_times import DeviceTimes, RankTimes
 from gnnplan.planner.cost.step import combine_ranks
 from gnnplan.planner.machine.model import MachineModel, Table
 from gnnplan.planner.probe.presets import load_preset
-from gnnplan.runtime.plan.schema import Threads
+from gnnplan.runtime.plan.schema import StepShapes, Threads
 from tests.planner.cost.by_hand import times, work
 from tests.planner.cost.test_gpu import ROW, candidate, rows
 from tests.support.candidates import candidate_of_ranks, list_devices
@@ -66,6 +66,30 @@ def test_in_line_stages_add_up_and_ahead_the_busiest_part_binds(machine: Machine
     assert found.fill_seconds == pytest.approx(7e-3)
     assert combine_ranks(AHEAD, machine, [rank(sample=9e-3)]).bottleneck == "sample"
     assert combine_ranks(AHEAD, machine, [rank(memory=0.0)]).bottleneck == "forward_backward"
+
+
+def test_a_batch_that_the_steps_graph_draws_hides_reads_over_links_alone(
+    machine: MachineModel,
+) -> None:
+    def drawn(ahead: int) -> Candidate:
+        shapes = StepShapes(rows=[1, 1], edges=[1], drawn=True, ahead=ahead)
+        return replace(LINE, step="captured", shapes=shapes)
+
+    assert seconds(machine, drawn(0)) == pytest.approx(13e-3)
+    # One lane draws and gathers 7 ms beside 6 of training; of the 7 the GPU works 1, or all.
+    assert seconds(machine, drawn(1)) == pytest.approx(7e-3)
+    assert seconds(machine, drawn(1), memory=7e-3, links=0.0) == pytest.approx(13e-3)
+    found = combine_ranks(drawn(1), machine, [rank(gather=8e-3)])
+    assert (found.seconds, found.bottleneck) == (pytest.approx(11e-3), "sample")
+    assert found.stages["gather"] == pytest.approx(8e-3)
+    assert "on a lane of its own" in lanes_words(machine, drawn(1))
+    # No deeper queue than one batch, whatever the loader's would be.
+    even = Lanes(sample=6e-3, gather=0.0, training=6e-3, on_gpu=0.0, on_links=0.0)
+    one, deep = (
+        lanes_period(replace(drawn(1), prefetch_depth=depth), rank(sigma=2e-3), even)
+        for depth in (1, 4)
+    )
+    assert one == deep > 6e-3
 
 
 def test_one_interpreter_starts_the_kernels_of_all_lanes(machine: MachineModel) -> None:
