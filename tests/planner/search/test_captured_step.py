@@ -97,7 +97,7 @@ def test_a_captured_step_takes_the_gpus_seconds_times_its_padding() -> None:
     found_before = (before.forward_backward, before.optimizer, before.host)
     assert found_before == pytest.approx((3e-3, 1e-4, 2.9e-3))
     two = replace(captured, shapes=replace(shapes, ahead=1))
-    one, both = (captured_step_bytes(each, GRAPH, batch(), known) for each in (captured, two))
+    one, both = (captured_step_bytes(each, GRAPH, batch(), known, 40) for each in (captured, two))
     # Rows of 10 columns; ends of rows, and edges with those that a model may add.
     assert both - one == 4 * 10 * 6000 + 8 * 7408 + 12 * (9400 + 1408)
     unknown = step_compute(found, captured, batch(), timing(0.0))
