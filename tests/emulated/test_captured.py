@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("triton")
 
 from gnnplan.runtime.comm.collectives import Communicator
+from gnnplan.runtime.comm.order import CollectiveOrder
 from gnnplan.runtime.emulation.gpu import EmulatedGpu
 from gnnplan.runtime.emulation.lanes import OrderError
 from gnnplan.runtime.emulation.threads import start, stop
@@ -365,5 +366,8 @@ def test_a_sum_that_a_replay_cannot_keep_in_its_turn_stands_between_graphs(
     assert [whole for _, whole in loop._pieces()] == [True, False, True]
     loop.comm._device = EMULATED  # between GPUs: NCCL
     assert [whole for _, whole in loop._pieces()] == [True]
-    loop.comm._order = Any  # whose turns rows are exchanged in, too
+    order = CollectiveOrder(1, lambda: None)  # in whose turns rows are exchanged, too
+    loop.comm.follow(order)
     assert [whole for _, whole in loop._pieces()] == [True, False, True]
+    loop.comm.follow(None)
+    order.close()
