@@ -39,7 +39,7 @@ def rows(tmp_path: Path) -> Iterator[tuple[Stored, Any]]:
     x = np.random.default_rng(0).standard_normal((NUM_ROWS, DIM)).astype(np.float32)
     (tmp_path / "rows").write_bytes(x.tobytes())
     file = os.open(tmp_path / "rows", os.O_RDONLY)
-    yield Stored(file, DIM * 4, 0, x.nbytes, widen=False, drop_pages=False), x
+    yield Stored(file, DIM * 4, 0, x.nbytes, widening=0, drop_pages=False), x
     os.close(file)
 
 
@@ -66,7 +66,7 @@ def test_requests_that_fail_are_named_and_all_others_are_served(tmp_path: Path) 
     file = os.open(tmp_path / "rows", os.O_RDONLY)
     crew = Crew(_buffers(4))
     ids, out = np.arange(0, NUM_ROWS, 3), np.zeros((334, DIM), np.float32)
-    stored = Stored(file, DIM * 4, 0, x.nbytes, widen=False, drop_pages=False)
+    stored = Stored(file, DIM * 4, 0, x.nbytes, widening=0, drop_pages=False)
     failed, _ = crew.serve(stored, _requests(ids), out)
     whole = ids < 896  # the blocks that are all there
     assert set(np.flatnonzero(ids >= 900)) <= set(failed) <= set(np.flatnonzero(~whole))
