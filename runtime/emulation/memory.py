@@ -99,7 +99,8 @@ class DeviceMemory:
     def ranges(self) -> list[tuple[int, int]]:
         """Return first address and bytes of every storage."""
         with self._lock:
-            return [(each.address, each.size) for each in self._held.values()]
+            held = list(self._held.values())  # what is collected meanwhile is freed in this thread
+            return [(each.address, each.size) for each in held]
 
     def release(self, tensor: Tensor) -> None:
         """Count a tensor's storage as the host's."""

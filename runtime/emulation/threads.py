@@ -127,6 +127,20 @@ def replace_language_once() -> None:
         return nothing()  # to give back
 
     module._patch_lang = replace_once
+    module._get_np_dtype = _by_name(module._get_np_dtype)
+
+
+def _by_name(number_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Remember numpy's number for each type of the language."""
+    known: dict[str, Any] = {}
+
+    def find(kind: Any) -> Any:
+        found = known.get(kind.name)
+        if found is None:
+            found = known[kind.name] = number_of(kind)
+        return found
+
+    return find
 
 
 def _watch_backward() -> None:

@@ -1,7 +1,7 @@
 """Emulated GPUs train in every mode that is planned for them, with what CPU ranks get."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,9 +39,19 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
     monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path_factory.getbasetemp() / "emulated-cache"))
 
 
-def marked(mode: Mode) -> object:
-    marks = [pytest.mark.distributed] + ([] if mode.quick else [pytest.mark.slow])
-    return pytest.param(mode, marks=marks, id=mode.label)
+TWO_EPOCHS = ("independent", "samplers", "full graph")
+"""Rows whose quick modes train two epochs in `make test` too; the others do so in test-slow."""
+
+
+def cases() -> Iterator[object]:
+    """Every mode over two epochs, and the quick ones that are slow so over one."""
+    for mode in MODES:
+        short = mode.quick and mode.row not in TWO_EPOCHS
+        slow = [] if mode.quick and not short else [pytest.mark.slow]
+        yield pytest.param(mode, EPOCHS, marks=[pytest.mark.distributed, *slow], id=mode.label)
+        if short:
+            name = f"{mode.label}, one epoch"
+            yield pytest.param(mode, 1, marks=pytest.mark.distributed, id=name)
 
 
 def hold_lists(mode: Mode, folder: Path, report: RunReport) -> None:
@@ -72,18 +82,18 @@ def hold_probe(mode: Mode, plan: Plan, folder: Path) -> None:
     assert len(set(uuids)) == len(uuids)
 
 
-@pytest.mark.parametrize("mode", [marked(mode) for mode in MODES])
+@pytest.mark.parametrize(("mode", "epochs"), [*cases()])
 def test_emulated_gpus_train_as_cores_do(
-    mode: Mode, graph_of: Callable[[str], Graph], tmp_path: Path
+    mode: Mode, epochs: int, graph_of: Callable[[str], Graph], tmp_path: Path
 ) -> None:
     graph = graph_of(mode.graph)
     plan = plan_mode(mode, graph, tmp_path / "plan")
     assert [device.kind for device in plan.strategy.devices] == ["cuda"] * mode.devices
     assert plan.strategy.emulated
-    emulated, cores = run_mode(plan, graph, tmp_path)
+    emulated, cores = run_mode(plan, graph, tmp_path, epochs=epochs)
     assert emulated.emulated
     assert not cores.emulated
-    assert len(emulated.losses) == EPOCHS * plan.prediction.steps_per_epoch
+    assert len(emulated.losses) == epochs * plan.prediction.steps_per_epoch
     hold_mode(mode, emulated, cores)
     total = sum_rows(emulated)
     assert mode.holds(plan, total), total

@@ -157,14 +157,15 @@ Enter = Callable[[int, int], None]
 
 
 def run_mode(
-    plan: Plan, graph: Graph, folder: Path, enter: Enter | None = None
+    plan: Plan, graph: Graph, folder: Path, enter: Enter | None = None, *, epochs: int = EPOCHS
 ) -> tuple[RunReport, RunReport]:
     """Train under `folder`/plan on GPUs and on cores; the two reports."""
     on_cores(plan, folder / "plan", folder / "cores")
     for name in ("emulated", "host"):
         (folder / name).mkdir()
     ports = [free_port() for _ in range(3)]
-    run_on_ranks(_on_rank, (plan.num_ranks, ports, graph.path, folder, enter), plan.num_ranks)
+    arguments = (plan.num_ranks, ports, graph.path, folder, enter, epochs)
+    run_on_ranks(_on_rank, arguments, plan.num_ranks)
     return load_report(folder / "emulated"), load_report(folder / "host")
 
 
@@ -198,8 +199,9 @@ def sum_rows(report: RunReport) -> dict[str, int]:
 
 
 def _on_rank(
-    rank: int, size: int, ports: list[int], graph_path: Path, folder: Path, enter: Enter | None
-) -> None:
+    rank: int, size: int, ports: list[int], graph_path: Path, folder: Path, enter: Enter | None,
+    epochs: int,
+) -> None:  # fmt: skip
     from gnnplan.runtime.emulation.threads import stop
 
     torch.set_num_threads(1)
@@ -214,7 +216,7 @@ def _on_rank(
         stop()
         worker.run(
             RunConfig(
-                plan_folder=str(folder / plan), run_folder=str(folder / run), epochs=EPOCHS,
+                plan_folder=str(folder / plan), run_folder=str(folder / run), epochs=epochs,
                 pin=False, force=True, keep_checkpoints=0, collective_seconds=120.0,
             )
         )  # fmt: skip
@@ -222,9 +224,9 @@ def _on_rank(
 
 def hold_boundary(plan: Plan, graph: Graph, folder: Path, report: RunReport) -> None:
     """Hold the bytes that ranks have exchanged against those that their own draws say."""
-    settings, work = plan.strategy.full_graph, plan.workload
+    settings, work, epochs = plan.strategy.full_graph, plan.workload, len(report.epochs)
     counted = [rank.bytes_by_source["halo"] for rank in report.ranks]
-    predicted = EPOCHS * sum(plan.prediction.traffic_bytes.values())
+    predicted = epochs * sum(plan.prediction.traffic_bytes.values())
     if settings.keep >= 1:
         assert sum(counted) == predicted
     elif settings.drop != "nodes" and plan.num_ranks > 1:  # on average over draws
@@ -235,7 +237,7 @@ def hold_boundary(plan: Plan, graph: Graph, folder: Path, report: RunReport) -> 
         )
         widths = [graph.feature_dim, *[work.hidden] * (work.num_layers - 1), graph.num_classes]
         drawn = [
-            sent_bytes(parts, settings, widths, seed=work.seed, epoch=e) for e in range(EPOCHS)
+            sent_bytes(parts, settings, widths, seed=work.seed, epoch=e) for e in range(epochs)
         ]
         assert counted == [sum(each) for each in zip(*drawn, strict=True)]
 
