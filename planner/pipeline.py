@@ -29,7 +29,7 @@ from gnnplan.planner.partition.problem import make_problem
 from gnnplan.planner.placement.order import ENOUGH, count_out_degree, downsample_hotness
 from gnnplan.planner.probe.presets import machine_at_once, on_hosts
 from gnnplan.planner.profile.cache import PlanRecord, Profile, save_record
-from gnnplan.planner.profile.roofline import estimated_profile
+from gnnplan.planner.profile.estimated import estimated_profile
 from gnnplan.planner.queries.calibrate import calibrate_search, load_calibration
 from gnnplan.planner.queries.remedies import (
     advice,
@@ -185,7 +185,7 @@ def draft(
     if settings.mode == "full-graph":
         from gnnplan.planner.fullgraph.plan import plan_full_graph
 
-        found, arrays, runners = plan_full_graph(
+        found, arrays, runners, rivals = plan_full_graph(
             graph, graph_ref(graph), settings, machine, portion(say, 0.0, PROFILED),
             calibrate=calibrate,
         )  # fmt: skip

@@ -32,8 +32,14 @@ from gnnplan.runtime.errors import DatasetError, InputError, did_you_mean
 from gnnplan.runtime.graph.dataset import Graph, is_typed, open_graph, types_of
 from gnnplan.runtime.graph.format import META_FILE
 from gnnplan.runtime.plan.io import refuse_foreign_folder
-from gnnplan.runtime.plan.schema import is_dynamic
-from gnnplan.runtime.sampling.registry import DEFAULT_SAMPLER, is_default, is_layerwise
+from gnnplan.runtime.plan.schema import Sampler, is_dynamic
+from gnnplan.runtime.sampling.registry import (
+    DEFAULT_SAMPLER,
+    is_default,
+    is_layerwise,
+    layer_sizes,
+    parameters_of,
+)
 from gnnplan.runtime.sampling.statistics import StatisticsClass
 
 CODE_BYTES = 4
@@ -136,17 +142,18 @@ def no_estimate(graph: Graph, settings: PlanSettings) -> str:
     """Return why a request has no estimate before anything is measured; empty where it has one."""
     work = settings.workload
     if settings.mode == "full-graph":
-        return "full-graph training, for which the graph has to be cut into parts"
-    if is_typed(work):
-        return "a typed graph, whose edge types would all have to be read"
+        if settings.drop != "nodes" or settings.keep not in (None, 1.0):
+            return "edges or rows to drop, whose effect is estimated from the features"
+        return ""
     if work.model not in MODELS:
         return f"model {work.model}, whose work does not follow from its shapes"
     if settings.batching == "cooperative" or settings.owner != "hash" or settings.replication:
         return "ranks that share batches or lists, whose exchanges have to be counted"
     if settings.policy != "auto" and "parts" in find_policy(settings.policy).needs:
         return f"policy {settings.policy}, for which the graph has to be cut into parts"
-    layers = [each.sampler for each in settings.by_sampler() if is_layerwise(each.sampler)]
-    return f"sampler {layers[0]}, of whose layers no law is built" if layers else ""
+    if any(each.sampler_parameters.get("over") == "ladies" for each in settings.by_sampler()):
+        return "layers that prefer a rank's own nodes, of which no law is built"
+    return ""
 
 
 def check_settings(graph: Graph, settings: PlanSettings, *, gpus: bool = False) -> None:
@@ -173,6 +180,8 @@ def check_settings(graph: Graph, settings: PlanSettings, *, gpus: bool = False) 
             f"expected a sampler whose statistics are {allowed.value}, found {settings.sampler}, "
             f"which is {found.value} under {settings.workload.model}; add --allow {found.value}"
         )
+    if is_layerwise(settings.sampler):
+        _check_layers(graph, settings)
     check_lists(graph, settings)
     check_training_data(graph)
     row, device = graph.row_bytes, settings.device_memory_bytes
@@ -181,6 +190,20 @@ def check_settings(graph: Graph, settings: PlanSettings, *, gpus: bool = False) 
             f"expected device memory of at least one feature row ({row} bytes), found {device}; "
             "raise --device-memory"
         )
+
+
+def _check_layers(graph: Graph, settings: PlanSettings) -> None:
+    """Refuse layers that the sampler could not draw; SamplerError for their sizes."""
+    if settings.dialect != "every_hop":
+        raise SettingsError(
+            f"sampler {settings.sampler}: expected dialect every_hop (a layer is drawn for all "
+            f"vertices so far), found {settings.dialect}; plan with every_hop"
+        )
+    from gnnplan.runtime.sampling.checks import check_layer_sizes  # on use: with numba
+
+    values = parameters_of(Sampler(name=settings.sampler, parameters=settings.sampler_parameters))
+    sizes = layer_sizes(settings.sampler, values, settings.workload.fanouts)
+    check_layer_sizes(sizes, graph.num_nodes)
 
 
 def check_lists(graph: Graph, settings: PlanSettings) -> None:

@@ -378,6 +378,24 @@ class Hotness:
     order: Callable[[], NDArray[np.int32]] | None = None
     """Returns all vertices from hot to cold, where these stand for them."""
 
+    @classmethod
+    def expected(
+        cls,
+        seeds_per_rank: int,
+        chance: NDArray[np.float64],
+        reads: NDArray[np.float64],
+        class_of: NDArray[np.integer],
+    ) -> "Hotness":
+        """Return the hotness of nodes of which a class's chance and reads are computed."""
+        every = chance.astype(np.float32)[class_of]
+        return cls(
+            seeds_per_rank=seeds_per_rank,
+            first_half=every,
+            second_half=every,
+            num_batches=1,
+            topology=reads.astype(np.float32)[class_of],
+        )
+
     @property
     def everything(self) -> "Hotness":
         """Return the hotness of all vertices."""

@@ -24,7 +24,7 @@ from gnnplan.runtime.faults.failure import plan_on_trial, record_failure
 from gnnplan.runtime.faults.heartbeat import Heartbeat, attempt
 from gnnplan.runtime.graph.dataset import Graph, is_typed, open_graph, types_of
 from gnnplan.runtime.identity import check_identity, unused_weights
-from gnnplan.runtime.launch.config import RunConfig, read_trials
+from gnnplan.runtime.launch.config import RunConfig, read_offer, read_trials
 from gnnplan.runtime.launch.torchrun import die_with
 from gnnplan.runtime.limits import as_budget_error, memory_group, room_to_keep
 from gnnplan.runtime.loader.loader import PlannedLoader
@@ -103,6 +103,7 @@ def begin_trials(job: Job, graph: Graph, mesh: Mesh, usable: list[int]) -> None:
             trials,
             open_loader=functools.partial(open_loader, graph, mesh),
             use_threads=functools.partial(use_threads, rank=mesh.rank, pin=pin, usable=usable),
+            offer=read_offer(job.config.run_path),
         )
         job.trials.begin(job)
 

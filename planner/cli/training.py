@@ -311,7 +311,7 @@ def write_trace(file: Path, plan: Plan, report: "RunReport | None") -> None:
 
 def event_line(event: dict[str, object]) -> str:
     """Return the line to print for an epoch, restart or warning; empty for other events."""
-    if event.get("event") in ("restart", "warning"):
+    if event.get("event") in ("restart", "warning", "ranks"):
         return str(event["line"])
     if event.get("event") != "epoch":
         return ""

@@ -1,7 +1,7 @@
-"""Cut a graph into parts, and say what is timed of a rank's epoch on one, or derived for a GPU.
+"""Cut a graph into parts, and say what is timed of a rank's epoch on one, or derived.
 
-Seconds of GPUs are derived from the parts' sizes (DEC-122): the roofline of each layer, or what the
-host starts.
+Seconds of GPUs, and of cores for a first answer, are derived from the parts' sizes (DEC-122,
+DEC-187): the roofline of each layer, or what the host starts.
 
 Source: docs/formulas.md 3.1 and 3.5.
 """
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.planner.candidate import Candidate
+from gnnplan.planner.cost.rates import ranks_here
 from gnnplan.planner.cost.stages.gather_gpu import copy_seconds_per_byte, memory_seconds_per_byte
 from gnnplan.planner.cost.stages.host import UPDATE_STARTS, pass_starts, start_seconds
 from gnnplan.planner.fullgraph.candidate import Cut, first_layers, settings_of
@@ -21,7 +22,6 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.partition.partition import partition
 from gnnplan.planner.profile.roofline import (
     FLOAT_BYTES,
-    OPTIMIZER_PASSES,
     LayerShape,
     Operation,
     aggregation,
@@ -30,6 +30,8 @@ from gnnplan.planner.profile.roofline import (
     layer_widths,
     num_parameters,
     product,
+    rate_of_cores,
+    update_operation,
 )
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.fullgraph.part import Part, build_part, connect_parts
@@ -213,59 +215,79 @@ def derive_part(
     ends: tuple[int, int],
     crossing: PartSizes | None = None,
 ) -> PartAnswer:
-    """Derive a part's seconds on a GPU: the roofline of its layers, or the host's launches.
+    """Derive a part's seconds: the roofline of its layers, or on a GPU the host's launches.
 
     `ends` are the widths of inputs and outputs, `crossing` as of `crossing_of`.
 
     Source: profile.roofline; docs/modelling.md 5.
     """
     widths = layer_widths(work, *ends)
-    rate = _GpuRate(
-        flops=machine.table("gpu_flops").at(ranks=1.0),
-        byte_seconds=memory_seconds_per_byte(machine, candidate),
-        copy_seconds=max(copy_seconds_per_byte(machine, candidate)),
-        start_seconds=start_seconds(machine),
-    )
+    rate = _rate_of(machine, candidate, work)
     parameters = num_parameters(work.model, widths)
-    update = Operation(flops=10.0 * parameters, moved_bytes=4.0 * OPTIMIZER_PASSES * parameters)
-    spread = max(machine.table(name).spread for name in ("gpu_flops", "gpu_kernel"))
     return PartAnswer(
         cases=[
             _derive_case(
-                rate, work, sizes, case, widths, spread, crossing or sizes, candidate.num_ranks - 1
+                rate, work, sizes, case, widths, crossing or sizes, candidate.num_ranks - 1
             )
             for case in cases
         ],
-        optimizer_seconds=max(rate.of([update]), UPDATE_STARTS * rate.start_seconds),
+        optimizer_seconds=rate.of([update_operation(parameters)], UPDATE_STARTS),
         num_parameters=parameters,
         widths=[a for a, _, _ in widths] + [ends[1]],
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _GpuRate:
-    """Rates of the slowest GPU and its host."""
+class _PartRate:
+    """Rates of the slowest GPU and its host, or of a rank's cores."""
 
     flops: float
     byte_seconds: float
     copy_seconds: float
     start_seconds: float
+    spread: float
+    starts_alongside: bool
+    """Whether the host starts operations while others are worked on, as of a GPU."""
 
-    def of(self, operations: Iterable[Operation]) -> float:
-        """Add up the seconds of operations one after the other."""
-        return sum(
-            max(each.flops / self.flops, each.moved_bytes * self.byte_seconds)
-            for each in operations
+    def of(self, operations: Iterable[Operation], started: float = 0.0) -> float:
+        """Add up the seconds of operations one after the other; a GPU's host makes `started`."""
+        every = list(operations)
+        worked = sum(
+            max(each.flops / self.flops, each.moved_bytes * self.byte_seconds) for each in every
         )
+        if self.starts_alongside:
+            return max(worked, started * self.start_seconds)
+        return worked + len(every) * self.start_seconds
+
+
+def _rate_of(machine: MachineModel, candidate: Candidate, work: Workload) -> _PartRate:
+    if not candidate.gpus:
+        cores = rate_of_cores(work, machine, ranks_here(candidate))
+        slower = cores.slowdown / candidate.threads.compute**cores.threads_exponent
+        return _PartRate(
+            flops=cores.flops / slower,
+            byte_seconds=slower / cores.bytes,
+            copy_seconds=0.0,
+            start_seconds=cores.start_seconds,
+            spread=cores.spread,
+            starts_alongside=False,
+        )
+    return _PartRate(
+        flops=machine.table("gpu_flops").at(ranks=1.0),
+        byte_seconds=memory_seconds_per_byte(machine, candidate),
+        copy_seconds=max(copy_seconds_per_byte(machine, candidate)),
+        start_seconds=start_seconds(machine),
+        spread=max(machine.table(name).spread for name in ("gpu_flops", "gpu_kernel")),
+        starts_alongside=True,
+    )
 
 
 def _derive_case(
-    rate: _GpuRate,
+    rate: _PartRate,
     work: Workload,
     sizes: PartSizes,
     case: Case,
     widths: Sequence[tuple[int, int, int]],
-    spread: float,
     crossing: PartSizes,
     others: int,
 ) -> CaseSeconds:
@@ -282,7 +304,7 @@ def _derive_case(
     sample = _draw_seconds(rate, sizes, settings, layers, sent)
     if case.draws_only:
         return CaseSeconds(
-            sample=sample, forward_backward=0.0, packing=0.0, windows=[], spread=spread
+            sample=sample, forward_backward=0.0, packing=0.0, windows=[], spread=rate.spread
         )
     kept_inner = keep if settings.drop == "edges" else 1.0
     shapes = [
@@ -309,14 +331,14 @@ def _derive_case(
     moved = 2 * FLOAT_BYTES * sent * sum(shape.in_dim for shape in exchanged)
     return CaseSeconds(
         sample=sample,
-        forward_backward=max(rate.of(operations), started * rate.start_seconds),
+        forward_backward=rate.of(operations, started),
         packing=moved * rate.byte_seconds,
         windows=[
             rate.of([aggregation(beside, shape.in_dim)])
             for shape in exchanged
             for beside in _beside(shape, sizes, turns)
         ],
-        spread=spread,
+        spread=rate.spread,
     )
 
 
@@ -326,7 +348,7 @@ def _beside(shape: LayerShape, sizes: PartSizes, turns: int) -> list[LayerShape]
 
 
 def _draw_seconds(
-    rate: _GpuRate, sizes: PartSizes, settings: FullGraph, layers: int, sent: float
+    rate: _PartRate, sizes: PartSizes, settings: FullGraph, layers: int, sent: float
 ) -> float:
     """Derive the seconds of an epoch's draws: on the host, and of cutting blocks on the GPU."""
     by_edge, inner = settings.drop != "nodes", settings.drop == "edges"

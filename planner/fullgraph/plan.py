@@ -4,6 +4,7 @@ The array `partition` holds each node's rank. Nothing is timed but the profile: 
 machine file and cached profile a repeated plan is the same to the byte.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,12 @@ from gnnplan.planner.fullgraph.candidate import DRAWS, Cut, cut_of, cuts_of, set
 from gnnplan.planner.fullgraph.choose import FullGraphChoice, alternatives, choose, runners_up
 from gnnplan.planner.fullgraph.exchange import exchanged_widths
 from gnnplan.planner.fullgraph.price import FullRequest, PricedEpoch, halo_bytes, price
-from gnnplan.planner.fullgraph.profile import CutProfile, profile_cuts
+from gnnplan.planner.fullgraph.profile import (
+    CUTTING_SECONDS,
+    CutProfile,
+    estimate_cuts,
+    profile_cuts,
+)
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.profile.roofline import check_model
 from gnnplan.planner.queries.rivals import RunnersUp, TodayCounts
@@ -38,12 +44,14 @@ from gnnplan.planner.search.dimensions.ranks import (
 from gnnplan.planner.settings import PlanSettings, refuse_changed
 from gnnplan.planner.units import Progress
 from gnnplan.runtime.errors import PlanError
-from gnnplan.runtime.fullgraph.forward import check_settings
+from gnnplan.runtime.fullgraph import check_settings
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.plan.schema import (
+    Alternative,
     Certificate,
     FullGraph,
     GraphRef,
+    Interval,
     Plan,
     Source,
     Strategy,
@@ -131,11 +139,13 @@ def plan_full_graph(
     progress: Progress | None,
     *,
     calibrate: bool,
-) -> tuple[Plan, dict[str, NDArray[Any]], RunnersUp]:
+) -> tuple[Plan, dict[str, NDArray[Any]], RunnersUp, list[Interval]]:
     """Make the full-graph plan with the lowest predicted time per epoch, its array, and what lost.
 
-    Arguments and errors are those of `planner.pipeline.plan`, which writes what is found; factors
-    are learnt from mini-batches, so `calibrate` is refused.
+    What lost is the best of each number of ranks, and the step of every other candidate that fits;
+    of a cut that was not made it may be anything. Arguments and errors are those of
+    `planner.pipeline.plan`, which writes what is found; factors are learnt from mini-batches, so
+    `calibrate` is refused.
 
     Raises:
         WorkerFailed: the parts could not be timed.
@@ -157,21 +167,44 @@ def plan_full_graph(
         ),
         settings=settings,
     )
+    cuts, left = cuts_of(settings, machine), list[Cut]()
     allowed = StatisticsClass(settings.workload.allow)
-    found = {
-        p.numbers.cut: p
-        for p in profile_cuts(
-            graph, settings, machine, cuts_of(settings, machine), draws_of(settings, allowed),
-            progress=progress,
-        )
-    }  # fmt: skip
+    if settings.quick:
+        request = replace(request, settings=replace(settings, keep=1.0))
+        made, left = estimate_cuts(graph, request.settings, machine, cuts)
+    else:
+        draws = draws_of(settings, allowed)
+        made = profile_cuts(graph, settings, machine, cuts, draws, progress=progress)
+    found = {p.numbers.cut: p for p in made}
     profiles = {cut: p.numbers for cut, p in found.items()}
     choice = choose(request, profiles, allowed)
+    if settings.quick and settings.keep is None:
+        choice = replace(choice, why_keep=NOTHING_DROPPED)
     chosen = found[cut_of(choice.chosen.candidate)]
-    made = assemble(request, profiles, choice)
+    plan = assemble(request, profiles, choice)
+    plan = replace(plan, alternatives=[*_not_cut(left), *plan.alternatives])
     runners = runners_up(choice, asked=asked is not None)
     runners = replace(runners, today=_count_for_today(request, chosen.numbers, choice.chosen))
-    return made, {"partition": chosen.partition}, runners
+    return plan, {"partition": chosen.partition}, runners, _rivals(choice, left)
+
+
+NOTHING_DROPPED = "p = 1: what dropping rows adds to the variance takes the features to estimate"
+
+
+def _rivals(choice: FullGraphChoice, left: Sequence[Cut]) -> list[Interval]:
+    step = choice.chosen.prediction.step_seconds
+    others = [
+        each.prediction.step_seconds
+        for each in (*choice.exact, *choice.sampled)
+        if each.candidate != choice.chosen.candidate and not each.overflow
+    ]
+    return others + [replace(step, low=0.0) for _ in left]
+
+
+def _not_cut(left: Sequence[Cut]) -> list[Alternative]:
+    """Name the cuts that a first answer has no time for."""
+    why = f"not priced: cutting the graph takes more than {CUTTING_SECONDS:g} s; drop --quick"
+    return [Alternative(name=cut.name, step_seconds=None, why=why) for cut in left]
 
 
 def _count_for_today(

@@ -366,13 +366,16 @@ def _provenance(
     if candidate.gpus:
         measured = "derived: roofline of each part's shapes, the machine's flops and bandwidth"
         sample = "derived: the host's draws, kept edges over the GPU's bandwidth"
+    elif profile.is_derived:
+        measured = "derived: operations and bytes of each part at the rates of such cores"
+        sample = "derived: nothing is drawn"
     if drops_edges(candidate.full_graph) and candidate.num_ranks > 1:
         sample += "; rows of kept edges are asked for"
     cut = cut_of(candidate)
     words = {
         "sample": sample,
         "forward_backward": measured,
-        "optimizer": measured if candidate.gpus else "measured: on the model",
+        "optimizer": measured if candidate.gpus or profile.is_derived else "measured: on the model",
     }
     if cut.ranks > 1:
         words["halo_exchange"] = f"{exchange.provenance}; wait for the largest part: derived"
@@ -386,6 +389,8 @@ def _provenance(
             f"nodes; {columns} numbers per row and epoch"
         )
     words["startup"] = "measured: process start; derived: bytes over copy bandwidth"
+    if profile.is_derived:
+        words["startup"] = "derived: such processes' start, bytes over copy bandwidth"
     if candidate.gpus:
         words["startup"] = "derived: the machine's process start, bytes over the links to the GPUs"
     return words

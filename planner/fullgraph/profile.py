@@ -20,12 +20,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse  # pyright: ignore[reportMissingTypeStubs]
 
 from gnnplan.planner.array_cache import cache_folder as root_folder
-from gnnplan.planner.candidate import make_candidate
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.fullgraph.candidate import Cut
+from gnnplan.planner.fullgraph.candidate import Cut, whole_graph_candidate
 from gnnplan.planner.fullgraph.formulas import PartSizes, p_variance
 from gnnplan.planner.fullgraph.parts import (
     Case,
@@ -39,19 +37,21 @@ from gnnplan.planner.fullgraph.parts import (
     derive_part,
 )
 from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.partition.partition import predict_need
+from gnnplan.planner.partition.problem import make_problem
 from gnnplan.planner.probe.quiet import disturbance
 from gnnplan.planner.probe.timing import WAITED, Patience
 from gnnplan.planner.profile.cache import cache_folder
 from gnnplan.planner.profile.team import Team, launcher_bytes
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.units import Progress, silent
-from gnnplan.planner.workload import ProcessCost
+from gnnplan.planner.workload import PROCESS, ProcessCost
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import DatasetError
 from gnnplan.runtime.folders import take_name
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.npy import map_npy
-from gnnplan.runtime.train.evaluate import reader_of
+from gnnplan.runtime.plan.schema import FullGraph
 
 SAMPLED_NODES = 2000
 MOST_EDGES = 200_000
@@ -88,6 +88,10 @@ def measure_variance(graph: Graph, found: NDArray[np.int32], model: str) -> Vari
 
     Without features nothing is estimated. gcn weighs by both degrees, the other models by 1 / d.
     """
+    from scipy import sparse  # pyright: ignore[reportMissingTypeStubs]
+
+    from gnnplan.runtime.train.evaluate import reader_of  # on use: a first answer does without
+
     try:
         read = reader_of(graph, None)
     except DatasetError:
@@ -140,6 +144,8 @@ class CutProfile:
     process: ProcessCost
     crossing: list[PartSizes] = field(default_factory=list[PartSizes], metadata=codec.UNLESS_SET)
     """Parts with the rows that cross on average where edges are dropped; empty where nodes are."""
+    is_derived: bool = field(default=False, metadata=codec.UNLESS_SET)
+    """Whether seconds of cores are derived at known rates, not timed."""
 
     @property
     def volume(self) -> int:
@@ -280,24 +286,103 @@ def _derive(
     graph: Graph, settings: PlanSettings, machine: MachineModel, cut: Cut, cases: list[Case]
 ) -> FullProfile:
     """Partition and count, and derive what GPUs take."""
-    work = settings.workload
-    parts = connect_cut(graph, cut_graph(graph, cut), cut.ranks, work.model)
-    outputs = 1 if str(graph.task) == "binary" else graph.num_classes
-    candidate, crossing = make_candidate(cut.devices), _crossing(parts, settings)
+    parts = connect_cut(graph, cut_graph(graph, cut), cut.ranks, settings.workload.model)
+    crossing = _crossing(parts, settings)
     numbers = CutProfile(
         cut=cut,
         sizes=parts.sizes,
         seeds=parts.seeds,
-        variance=measure_variance(graph, parts.partition, work.model),
+        variance=measure_variance(graph, parts.partition, settings.workload.model),
         cases=cases,
-        ranks=[
-            derive_part(machine, candidate, work, sizes, cases, (graph.feature_dim, outputs), moved)
-            for sizes, moved in zip(parts.sizes, crossing or parts.sizes, strict=True)
-        ],
+        ranks=_derived_ranks(graph, settings, machine, cut, cases, parts.sizes, crossing),
         process=ProcessCost(start_seconds=0.0, resident_bytes=0),
         crossing=crossing,
     )
     return FullProfile(numbers=numbers, partition=parts.partition)
+
+
+def _derived_ranks(
+    graph: Graph,
+    settings: PlanSettings,
+    machine: MachineModel,
+    cut: Cut,
+    cases: list[Case],
+    sizes: Sequence[PartSizes],
+    crossing: Sequence[PartSizes] = (),
+) -> list[PartAnswer]:
+    outputs = 1 if str(graph.task) == "binary" else graph.num_classes
+    candidate = whole_graph_candidate(cut, FullGraph(), overlap=False)
+    ends = graph.feature_dim, outputs
+    return [
+        derive_part(machine, candidate, settings.workload, mine, cases, ends, moved)
+        for mine, moved in zip(sizes, crossing or sizes, strict=True)
+    ]
+
+
+CUTTING_SECONDS = 2.0
+"""Seconds of cutting, at most, in which a first answer's graph is cut once."""
+EDGE_SECONDS = 4e-8
+"""Seconds of building the parts of a graph, by its edges."""
+
+
+def estimate_cuts(
+    graph: Graph, settings: PlanSettings, machine: MachineModel, cuts: Sequence[Cut]
+) -> tuple[list[FullProfile], list[Cut]]:
+    """Derive the cuts that a first answer has time for; return them, and those that it leaves out.
+
+    Nothing is timed. One rank's part is the whole graph, of which nothing is read; of several ranks
+    the graph is cut. Where no cut is quick the quickest one is made.
+    """
+    parts = dict[tuple[int, str], tuple[list[PartSizes], list[int], NDArray[np.int32]]]()
+    left = list[Cut]()
+    need = {cut: _cutting_seconds(graph, cut) for cut in cuts}
+    quickest = min(cuts, key=lambda cut: need[cut])
+    found = list[FullProfile]()
+    for cut in cuts:
+        if need[cut] > CUTTING_SECONDS and cut != quickest:
+            left.append(cut)
+            continue
+        key = cut.ranks, cut.partitioner
+        parts[key] = parts.get(key) or _count_parts(graph, cut, settings.workload.model)
+        sizes, seeds, partition = parts[key]
+        cases = cases_of(cut, (), settings)
+        numbers = CutProfile(
+            cut=cut,
+            sizes=sizes,
+            seeds=seeds,
+            variance=Variance(boundary=0.0, signal=0.0, nodes=0),
+            cases=cases,
+            ranks=_derived_ranks(graph, settings, machine, cut, cases, sizes),
+            process=ProcessCost(start_seconds=0.0, resident_bytes=0) if cut.on_gpus else PROCESS,
+            is_derived=True,
+        )
+        found.append(FullProfile(numbers=numbers, partition=partition))
+    return found, left
+
+
+def _cutting_seconds(graph: Graph, cut: Cut) -> float:
+    """Predict the seconds of cutting a graph and of building its parts, at most."""
+    if cut.ranks == 1:
+        return 0.0
+    problem = make_problem(graph.indptr, graph.indices, parts=cut.ranks, training=graph.train_idx)
+    objective = "cut" if cut.partitioner == "random" else "volume"
+    need = predict_need(problem, cut.partitioner, objective=objective)
+    return need.high_seconds + EDGE_SECONDS * graph.num_edges
+
+
+def _count_parts(
+    graph: Graph, cut: Cut, model: str
+) -> tuple[list[PartSizes], list[int], NDArray[np.int32]]:
+    """Return the sizes of a cut's parts, their training nodes, and the part of each node."""
+    if cut.ranks > 1:
+        parts = connect_cut(graph, cut_graph(graph, cut), cut.ranks, model)
+        return parts.sizes, parts.seeds, parts.partition
+    loops = 0 if model == "sage" else graph.num_nodes
+    whole = PartSizes(
+        inner=graph.num_nodes, halo=0, sent=0, inner_edges=graph.num_edges + loops, halo_edges=0,
+        received=(0,),
+    )  # fmt: skip
+    return [whole], [graph.num_train], np.zeros(graph.num_nodes, np.int32)
 
 
 def _key(

@@ -20,11 +20,14 @@ Repeated edges are not taken out, so hubs are a little hotter here than in a gen
 From the lengths of a graph's lists alone: nodes of one class have lists of one length, or nearly,
 and edges end at a node in proportion to it, as if a list were as long as the number of lists that
 name the node and neighbours were independent. It is the law of a first answer (DEC-144).
+
+Layers drawn for a whole batch follow from it: a node is named k times by the batch's lists, k of
+Poisson's law around its mean, and drawn with the chance that the sampler gives to k (DEC-186).
 """
 
 import math
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,7 +38,15 @@ from numpy.typing import NDArray
 from gnnplan.planner.profile.community_law import Numbers, mean_drawn
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import BatchProfile, Hotness, Spread
-from gnnplan.runtime.sampling.registry import find_sampler, sampler_or_unknown
+from gnnplan.runtime.plan.schema import Sampler
+from gnnplan.runtime.sampling.registry import (
+    Draws,
+    find_sampler,
+    law_of,
+    layer_sizes,
+    parameters_of,
+    sampler_or_unknown,
+)
 
 Indices = NDArray[np.int32] | NDArray[np.int64]
 Chances = NDArray[np.float32] | NDArray[np.float64]
@@ -297,6 +308,78 @@ def _labor_hit(classes: DegreeClasses, now: Numbers, fanout: int) -> Numbers:
     return chance @ width
 
 
+MOST_NAMED = 96
+"""Times that lists name a node up to which each has a chance of its own."""
+
+
+def draw_layers(
+    classes: DegreeClasses, start: Numbers, sizes: Sequence[int], sampler: Sampler
+) -> Frontiers:
+    """Return the frontiers of layers drawn for a whole batch that begins with `start` by class.
+
+    Source: docs/formulas.md 4.2, 4.3 and 5.4.
+    """
+    held, expanded, edges, mean = [start], list[Numbers](), list[float](), np.zeros_like(start)
+    draws, squared = law_of(sampler).draws, parameters_of(sampler).get("norm") == "count2"
+    for size in sizes:
+        expanded.append(held[-1])
+        mean = _mentions(classes, held[-1])
+        share, named = _times_named(mean)
+        nodes = classes.nodes[:, None] * share
+        # FastGCN's chances are those of the whole graph, whether a list of the batch names a node.
+        power = classes.weight[:, None] if sampler.name == "fastgcn" else named ** (1 + squared)
+        chance = _drawn_chance(nodes, np.broadcast_to(power, named.shape), size, draws)
+        edges.append(float((nodes * named * chance).sum()))
+        left = 1 - np.minimum(1.0, held[-1] / classes.nodes)
+        held.append(classes.nodes * (1 - left * (1 - (share * chance).sum(axis=1))))
+    return Frontiers(vertices=held, expanded=expanded, edges=edges, seen=-np.expm1(-mean))
+
+
+def _mentions(classes: DegreeClasses, rows: Numbers) -> Numbers:
+    """Return how many lists of `rows` by class name a node, which none names twice."""
+    scale, mean, ends = 1.0, rows, float(rows @ classes.degree)
+    for _ in range(4):
+        mean = rows @ -np.expm1(-scale * np.outer(classes.degree, classes.weight))
+        scale *= ends / max(1e-300, float(classes.nodes @ mean))
+    return mean
+
+
+def _times_named(mean: Numbers) -> tuple[Numbers, Numbers]:
+    """Return shares of the nodes of each class by how often they are named, and how often."""
+    times = np.arange(MOST_NAMED, dtype=np.float64)
+    logs = np.concatenate([[0.0], np.cumsum(np.log(times[1:]))])
+    found = np.exp(times * np.log(np.maximum(mean, 1e-300))[:, None] - mean[:, None] - logs)
+    named = np.broadcast_to(times, found.shape).copy()
+    often = mean > MOST_NAMED / 3  # the law is narrow there
+    found[often], named[often] = 0.0, 0.0
+    found[often, 1], named[often, 1] = 1.0, mean[often]
+    return found, named
+
+
+def _drawn_chance(nodes: Numbers, power: Numbers, size: int, draws: Draws) -> Numbers:
+    """Return the chance that a node is drawn, whose weight is `power`, where `size` are drawn."""
+    total, there = float((nodes * power).sum()), power > 0
+    if total <= 0:
+        return np.zeros_like(nodes)
+    if draws is Draws.REPLACEMENT:
+        return -np.expm1(-size * power / total)
+    if float(nodes[there].sum()) <= size:
+        return there.astype(np.float64)
+
+    def chance(level: float) -> Numbers:
+        each = level * power
+        return np.minimum(1.0, each) if draws is Draws.POISSON else -np.expm1(-each)
+
+    low = high = size / total  # no more than `size` nodes
+    while float((nodes * chance(high)).sum()) < size * (1 - 1e-9):
+        low, high = high, 2 * high
+    for _ in range(40):
+        middle = (low + high) / 2
+        fewer = float((nodes * chance(middle)).sum()) < size
+        low, high = (middle, high) if fewer else (low, middle)
+    return chance(high)
+
+
 WIDTH = 1.05
 """Largest over smallest degree of a class of nodes with long lists."""
 SHORT = 64
@@ -338,9 +421,9 @@ def read_law(indptr: NDArray[np.int64], training: NDArray[np.int64]) -> GraphLaw
     return GraphLaw(classes=classes, class_of=class_of, seeds=seeds)
 
 
-LAW_ERROR, REPEATED_ERROR = 0.05, 0.15
-"""Relative standard errors of the law's input vertices (DEC-144), and where a sampler that draws
-each vertex once for all lists expands vertices again, whose lists the law takes for new ones."""
+LAW_ERROR, REPEATED_ERROR, LAYERS_ERROR = 0.05, 0.15, 0.1
+"""Relative standard errors of the law's input vertices (DEC-144), where a sampler that draws each
+vertex once expands vertices again, whose lists the law takes for new ones, and of layers."""
 
 
 def expected_seeds(
@@ -358,6 +441,20 @@ def expected_seeds(
     return drawn * (2 * law.seeds + negatives * any_node)
 
 
+def _expected_frontiers(
+    classes: DegreeClasses, start: Numbers, fanouts: Sequence[int], settings: PlanSettings
+) -> tuple[Frontiers, float]:
+    """Return the frontiers of the settings' sampler, and the relative error of the last."""
+    named, new_alone = find_sampler(settings.sampler), settings.dialect == "first_seen"
+    if named.layerwise:
+        sampler = Sampler(name=settings.sampler, parameters=settings.sampler_parameters)
+        sizes = layer_sizes(sampler.name, parameters_of(sampler), settings.workload.fanouts)
+        return draw_layers(classes, start, sizes, sampler), LAYERS_ERROR
+    repeated = named.one_draw_per_vertex and not new_alone
+    found = expand(classes, start, fanouts, settings.sampler, new_alone=new_alone)
+    return found, REPEATED_ERROR if repeated else LAW_ERROR
+
+
 def expected_batch(
     law: GraphLaw, settings: PlanSettings, seeds_per_rank: int, seeds: Numbers
 ) -> tuple[BatchProfile, Hotness]:
@@ -366,12 +463,11 @@ def expected_batch(
     `seeds` are the mean number of nodes of each class that a batch begins with.
     """
     classes, new_alone = law.classes, settings.dialect == "first_seen"
-    fanouts, named = settings.workload.fanouts, find_sampler(settings.sampler)
-    once = named.one_draw_per_vertex
-    if named.takes_all:
-        fanouts = [-1] * len(fanouts)
     start = classes.nodes * -np.expm1(-seeds / classes.nodes) if seeds.sum() else seeds
-    found = expand(classes, start, fanouts, settings.sampler, new_alone=new_alone)
+    named, fanouts = find_sampler(settings.sampler), settings.workload.fanouts
+    if named.takes_all or named.layerwise:  # which read whole lists
+        fanouts = [-1] * len(fanouts)
+    found, error = _expected_frontiers(classes, start, fanouts, settings)
     blocks = np.cumsum(found.edges) if new_alone else np.asarray(found.edges)
     batch = BatchProfile(
         seeds_per_rank=seeds_per_rank,
@@ -379,7 +475,7 @@ def expected_batch(
         vertices=[Spread.expected(found.count(hop)) for hop in range(len(found.vertices))],
         edges=[Spread.expected(edges) for edges in found.edges],
         block_edges=[Spread.expected(float(edges)) for edges in blocks[::-1]],
-        input_standard_error=REPEATED_ERROR if once and not new_alone else LAW_ERROR,
+        input_standard_error=error,
         half_epoch_error=0.0,
         list_entries=float(sum(each @ classes.degree for each in found.expanded)),
     )
@@ -387,12 +483,18 @@ def expected_batch(
         (each * classes.drawn(k) for each, k in zip(found.expanded, fanouts, strict=True)),
         start=np.zeros_like(classes.nodes),
     )
-    chance = (found.vertices[-1] / classes.nodes).astype(np.float32)[law.class_of]
-    hotness = Hotness(
-        seeds_per_rank=seeds_per_rank,
-        first_half=chance,
-        second_half=chance,
-        num_batches=1,
-        topology=(read / classes.nodes).astype(np.float32)[law.class_of],
-    )
-    return batch, hotness
+    chance, reads = found.vertices[-1] / classes.nodes, read / classes.nodes
+    return batch, Hotness.expected(seeds_per_rank, chance, reads, law.class_of)
+
+
+def expected_draws(
+    indptr: NDArray[np.int64], training: NDArray[np.int64], settings: PlanSettings, *, links: bool
+) -> Callable[[int], tuple[BatchProfile, Hotness]]:
+    """Return what answers a number of seeds by `expected_batch`, for training nodes or links."""
+    law, num_train = read_law(indptr, training.reshape(-1)), training.shape[0]
+
+    def draw(seeds: int) -> tuple[BatchProfile, Hotness]:
+        first = expected_seeds(law, settings, seeds, num_train=num_train, links=links)
+        return expected_batch(law, settings, seeds, first)
+
+    return draw

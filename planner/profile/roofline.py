@@ -15,7 +15,7 @@ number made here is `derived`.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gnnplan.planner.cost.backends.cooperative import part_of, part_profile
 from gnnplan.planner.cost.request import seeds_per_rank
@@ -28,15 +28,11 @@ from gnnplan.planner.cost.stages.host import (
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel, Table, make_table
 from gnnplan.planner.probe.presets import load_effects
-from gnnplan.planner.profile.analytic import expected_batch, expected_seeds, read_law
-from gnnplan.planner.profile.cache import Profile
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import (
-    PROCESS,
     SCALES,
     BatchProfile,
     Combination,
-    Hotness,
     LoopOverhead,
     ModelTiming,
     WorkloadProfile,
@@ -171,6 +167,16 @@ def num_parameters(model: str, widths: Sequence[tuple[int, int, int]], relations
     return total
 
 
+def _count_parameters(
+    workload: Workload, batch: BatchProfile, widths: Sequence[tuple[int, int, int]], in_dim: int
+) -> int:
+    """Count a model's parameters; rgcn also has a map for each node type."""
+    found = num_parameters(workload.model, widths, max(1, len(batch.edge_types)))
+    if workload.model == "rgcn":
+        found += max(1, len(batch.node_types)) * (in_dim + 1) * workload.hidden
+    return found
+
+
 def layer_widths(workload: Workload, in_dim: int, num_outputs: int) -> list[tuple[int, int, int]]:
     """Return (inputs, columns of a head, heads) of every layer.
 
@@ -234,10 +240,8 @@ def roofline_timing(
         return sum(rate.seconds(each) for each in operations)
 
     seconds = [max(started, worked(scale)) for scale in scales]
-    parameters = num_parameters(workload.model, widths, max(1, relations))
-    if workload.model == "rgcn":
-        parameters += max(1, len(batch.node_types)) * (in_dim + 1) * workload.hidden
-    update = Operation(flops=10.0 * parameters, moved_bytes=4.0 * OPTIMIZER_PASSES * parameters)
+    parameters = _count_parameters(workload, batch, widths, in_dim)
+    update = update_operation(parameters)
     one = {"ranks": [ranks], "threads": [1]}
     weighted = batch.block_edges if blocks_started else []
     spread = max(flops.spread, kernel.spread)
@@ -267,6 +271,42 @@ UPDATE_OPERATIONS = 4
 """Operations of torch that an update by Adam takes on cores."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CoresRate:
+    """Rates at which a rank's cores compute while others compute too."""
+
+    flops: float
+    bytes: float
+    start_seconds: float
+    """Seconds that torch takes to start an operation."""
+    slowdown: float
+    """Seconds of work over those of a rank alone, on one core."""
+    threads_exponent: float
+    spread: float
+
+    def seconds(self, operations: Sequence[Operation], threads: int) -> float:
+        """Return the seconds of operations one after the other on so many threads."""
+        rate = RooflineRate(flops=self.flops, bytes=self.bytes)
+        worked = sum(map(rate.seconds, operations)) * self.slowdown / threads**self.threads_exponent
+        return len(operations) * self.start_seconds + worked
+
+
+def rate_of_cores(workload: Workload, machine: MachineModel, ranks: int) -> CoresRate:
+    """Return the rates of such cores at the machine's pace, while so many ranks compute."""
+    rates, known = load_effects(), machine.tables.get("core_pace")
+    pace = 1.0 if known is None else known.at(ranks=1)
+    crowd = machine.tables.get("compute_slowdown")
+    held = known is not None and workload.model in HELD_MODELS
+    return CoresRate(
+        flops=rates["core_flops_per_second"].value / pace,
+        bytes=rates["core_bytes_per_second"].value / pace,
+        start_seconds=rates["core_start_seconds"].value * pace,
+        slowdown=1.0 if crowd is None else max(1.0, crowd.at(ranks=ranks)),
+        threads_exponent=rates["core_threads_exponent"].value,
+        spread=known.spread if known is not None and held else rates["core_spread"].value,
+    )
+
+
 def cores_timing(
     workload: Workload,
     machine: MachineModel,
@@ -279,49 +319,44 @@ def cores_timing(
     scales: Sequence[float],
 ) -> ModelTiming:
     """Return the model's time on cores while so many ranks compute, for each number of threads."""
-    rates, known = load_effects(), machine.tables.get("core_pace")
-    pace = 1.0 if known is None else known.at(ranks=1)
-    spread = rates["core_spread"].value
-    if known is not None and workload.model in HELD_MODELS:
-        spread = known.spread
-    rate = RooflineRate(
-        flops=rates["core_flops_per_second"].value / pace,
-        bytes=rates["core_bytes_per_second"].value / pace,
-    )
-    start = rates["core_start_seconds"].value * pace
-    exponent = rates["core_threads_exponent"].value
-    crowd = machine.tables.get("compute_slowdown")
-    slower = 1.0 if crowd is None else max(1.0, crowd.at(ranks=ranks))
+    rate = rate_of_cores(workload, machine, ranks)
     widths = layer_widths(workload, in_dim, num_outputs)
-
-    def seconds(scale: float, cores: int) -> float:
-        operations = list(_operations(workload, batch, widths, in_dim, scale, "cpu"))
-        worked = sum(map(rate.seconds, operations)) * slower / cores**exponent
-        return len(operations) * start + worked
-
-    parameters = num_parameters(workload.model, widths)
-    update = Operation(flops=10.0 * parameters, moved_bytes=4.0 * OPTIMIZER_PASSES * parameters)
+    worked = {
+        scale: list(_operations(workload, batch, widths, in_dim, scale, "cpu")) for scale in scales
+    }
+    parameters = _count_parameters(workload, batch, widths, in_dim)
     shared = {"ranks": [ranks], "threads": threads}
     shapes = _shapes(workload.model, batch, widths, 1.0)
     return ModelTiming(
         forward_backward=make_table(
             "seconds",
             {"scale": scales} | shared,
-            [seconds(scale, cores) for scale in scales for cores in threads],
-            spread,
+            [rate.seconds(worked[scale], cores) for scale in scales for cores in threads],
+            rate.spread,
             provenance="derived",
         ),
         optimizer=make_table(
             "seconds",
             shared,
-            [UPDATE_OPERATIONS * start + rate.seconds(update)] * len(threads),
-            spread,
+            [update_seconds(rate, parameters)] * len(threads),
+            rate.spread,
             provenance="derived",
         ),
         num_parameters=parameters,
         activation_bytes=_activation_bytes(workload, shapes, "cpu"),
         handing=LOOP,
     )
+
+
+def update_seconds(rate: CoresRate, parameters: int) -> float:
+    """Return the seconds of an update by Adam on cores."""
+    alone = RooflineRate(flops=rate.flops, bytes=rate.bytes)
+    return UPDATE_OPERATIONS * rate.start_seconds + alone.seconds(update_operation(parameters))
+
+
+def update_operation(parameters: int) -> Operation:
+    """Return the arithmetic and memory traffic of an update by Adam."""
+    return Operation(flops=10.0 * parameters, moved_bytes=4.0 * OPTIMIZER_PASSES * parameters)
 
 
 def product_rate(machine: MachineModel, workload: Workload) -> Table:
@@ -457,40 +492,3 @@ def rates_of_cores(
         )
         for key, mine in by_key.items()
     }
-
-
-def estimated_profile(
-    graph: Graph,
-    settings: PlanSettings,
-    machine: MachineModel,
-    combinations: Sequence[Combination],
-    *,
-    gpus: bool,
-) -> Profile:
-    """Return what the lengths of the graph's lists say of batches, and rates of the model.
-
-    Nothing is drawn or timed, and of the graph only `indptr` and the training nodes are read.
-    Ranks that share batches or the topology are left out: what they exchange has to be counted.
-    """
-    alone = [replace(c, parts=False) for c in combinations if not c.shared]
-    law, work = read_law(graph.indptr, graph.train_idx.reshape(-1)), settings.workload
-    links, num_train = str(graph.task) == "link", graph.num_train
-    found = dict[int, tuple[BatchProfile, Hotness]]()
-    for seeds in sorted({seeds_per_rank(work.batch_size, c.num_ranks) for c in alone}):
-        first = expected_seeds(law, settings, seeds, num_train=num_train, links=links)
-        found[seeds] = expected_batch(law, settings, seeds, first)
-    numbers = WorkloadProfile(
-        graph_fingerprint=graph.fingerprint,
-        sampler_fingerprint="law of the lists",
-        batches=[found[seeds][0] for seeds in sorted(found, reverse=True)],
-        process=PROCESS,
-        notes=["estimated: batches by the law of the lists' lengths, seconds by rates"],
-    )
-    if gpus:
-        timing = rooflines(graph, settings, machine, alone, numbers)
-    else:
-        timing = rates_of_cores(graph, settings, machine, alone, numbers)
-    return Profile(
-        numbers=replace(numbers, timing=timing),
-        hotness={seeds: hot for seeds, (_, hot) in found.items()},
-    )

@@ -38,9 +38,7 @@ from gnnplan.planner.placement.place import Capacity, capacity, gpu_row_costs
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.profile.analytic import GraphLaw, expected_batch, expected_seeds, read_law
 from gnnplan.planner.profile.community_law import TYPICAL, CommunityLaw, community_law, law_batch
-from gnnplan.planner.profile.roofline import rates_of_cores, rooflines
-from gnnplan.planner.queries.estimate import EstimateSettings
-from gnnplan.planner.queries.typed_estimate import (
+from gnnplan.planner.profile.estimated import (
     COSTED,
     MOST_GROUPS,
     TypedGraph,
@@ -49,6 +47,8 @@ from gnnplan.planner.queries.typed_estimate import (
     read_types,
     typed_batch,
 )
+from gnnplan.planner.profile.roofline import rates_of_cores, rooflines
+from gnnplan.planner.queries.estimate import EstimateSettings
 from gnnplan.planner.search.dimensions.ranks import DEPTHS, machine_candidates, plans_gpus
 from gnnplan.planner.search.search import with_capture
 from gnnplan.planner.settings import PlanSettings

@@ -51,7 +51,7 @@ from gnnplan.planner.units import Progress, silent
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import GnnplanError, InputError
 from gnnplan.runtime.identity import check_identity
-from gnnplan.runtime.launch.config import Trials, check_alike, read_trials
+from gnnplan.runtime.launch.config import Trials, check_alike, read_offer, read_trials
 from gnnplan.runtime.plan.io import copy_plan, load_plan, refuse_foreign_folder, save_plan
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import (
@@ -418,14 +418,15 @@ def plan_trials(out: Path, epochs: int, *, least_seconds: float = 0.0) -> Trials
     made = [copy_plan(out, place / "0")]
     chosen = choose(explored.priced, search.request.machine.noise)
     for each in shortlist(explored.priced, chosen, len(explored.priced))[1:]:
-        if len(made) == most or not _may_be_alike(search, each, plan):
+        same = each.candidate.num_ranks == plan.num_ranks
+        if len(made) == most or not same or not may_be_alike(search, each, plan):
             continue
         found = save_plan(*assemble(search, explored, each), place / str(len(made)))
         with contextlib.suppress(InputError):
             check_alike([plan, found])
             save_record(record, found.plan_id)
             made.append(found)
-    if len(made) == 1:
+    if len(made) == 1 and record.settings.devices is not None:
         return "trials: no other candidate trains the same on as many ranks"
     return _trials_of(range(len(made)), rounds, out)
 
@@ -437,12 +438,13 @@ def _trials_of(numbers: range, rounds: int, out: Path) -> Trials:
     return Trials(plans=[str(place / str(number)) for number in numbers], turns=turns)
 
 
-def _may_be_alike(search: Search, priced: PlacedCandidate, plan: Plan) -> bool:
-    """Tell cheaply which candidates need not be assembled."""
+def may_be_alike(search: Search, priced: PlacedCandidate, plan: Plan) -> bool:
+    """Tell cheaply which candidates fit and may train the same as a plan, on any ranks."""
     found, strategy = priced.candidate, plan.strategy
-    same = found.num_ranks == plan.num_ranks and found.partition == strategy.partition
     ours = codec.content_hash(strategy.sampler)[:12]
-    return same and not priced.overflow and statistics_key(search.settings, found) == ours
+    if priced.overflow or found.partition != strategy.partition:
+        return False
+    return statistics_key(search.settings, found) == ours
 
 
 def keep_plan(out: Path, kept: dict[str, Any]) -> TuneResult:
@@ -455,10 +457,12 @@ def keep_plan(out: Path, kept: dict[str, Any]) -> TuneResult:
     trials = read_trials(out / "run")
     assert trials is not None
     folders = [Path(each) for each in trials.plans]
+    if offer := read_offer(out / "run"):
+        folders.append(Path(offer.folder))
     plans = [load_plan(folder) for folder in folders]
     record, stack = load_record(plans[0]), max(plan.strategy.bulk_batches for plan in plans)
     rows, notes = list[TunedCandidate](), list[str]()
-    for number, plan in enumerate(plans):
+    for number, plan in enumerate(plans[: len(kept["seconds"])]):
         name = name_of(candidate_of(plan, record.settings))
         if why := kept["failed"].get(str(number), ""):
             notes.append(f"{name}: not tried to the end: {why}")
@@ -469,7 +473,7 @@ def keep_plan(out: Path, kept: dict[str, Any]) -> TuneResult:
     best = plans[number]
     row = next(each for each in rows if each.plan_id == best.plan_id)
     copy_plan(folders[number], out)
-    save_record(record, best.plan_id)
+    save_record(load_record(best), best.plan_id)
     found = TuneResult(
         plan_id=best.plan_id,
         kept=row.name,

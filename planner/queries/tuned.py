@@ -1,16 +1,18 @@
 """Define what tuning is asked for, what it finds, and what decides; imports nothing heavy."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from gnnplan.planner.errors import SettingsError
-from gnnplan.runtime.launch.config import Trials
+from gnnplan.runtime.launch.config import RanksOffer, Trials, check_alike, read_offer, write_offer
 from gnnplan.runtime.plan.io import load_plan
-from gnnplan.runtime.plan.schema import Interval
+from gnnplan.runtime.plan.schema import Interval, Plan
 
 if TYPE_CHECKING:
+    from gnnplan.planner.candidate import Candidate
     from gnnplan.planner.settings import PlanSettings
     from gnnplan.planner.units import Progress
     from gnnplan.runtime.report import RunReport
@@ -177,8 +179,114 @@ def kept_line(found: TuneResult, step: int) -> str:
     kept, first = rows[found.kept], rows[found.model_choice]
     line = f"after {step} steps: kept {found.kept}, measured {kept.median * 1e3:.3g} ms per step"
     if found.kept == found.model_choice:
-        return f"{line}, the first answer; no other of {len(rows)} was faster"
+        others = f"; no other of {len(rows)} was faster" if len(rows) > 1 else ""
+        return f"{line}, the first answer{others}"
     return f"{line}; the first answer took {first.median * 1e3:.3g} ms: {found.model_choice}"
+
+
+TRANSFERRED = 0.2
+"""Half-width (90%) of a step on other ranks whose stages were measured on some, as assumed."""
+OTHER_FOLDER = "other"
+"""Folder, within that of the tried plans, of the plan on another number of ranks."""
+
+
+def offer_ranks(out: Path, kept: dict[str, Any], epochs: int) -> str:
+    """Offer a run the plan on another number of ranks that promises to end it sooner (DEC-188).
+
+    Candidates are priced again with what the kept plan's stages took. The best is offered if it is
+    faster than the measured step by more than its interval, and saves more seconds over the epochs
+    that are left than two starts take. A number of ranks that the user gave stays.
+
+    Args:
+        out: plan folder, with the plan that its run keeps.
+        kept: the run's event `kept`.
+        epochs: epochs in all.
+
+    Returns:
+        A line on what is offered; empty where nothing is.
+    """
+    from gnnplan.planner.profile.cache import load_record, save_record
+    from gnnplan.planner.search.dimensions.registry import name_of
+    from gnnplan.runtime.plan.io import save_plan
+
+    plan, seconds = load_plan(out), kept["seconds"][int(kept["kept"])]
+    record = load_record(plan)
+    if record.settings.devices is not None or read_offer(out / "run") is not None or not seconds:
+        return ""
+    now = float(median(seconds))
+    ratios = measured_ratios(plan, kept["stages"])
+    steps = plan.prediction.steps_per_epoch
+    left = steps * (epochs - int(kept["step"]) // steps - 1)
+    for candidate, made, arrays in _on_other_ranks(plan, ratios, now, quick=record.settings.quick):
+        if not promises(made, plan, now, left, measured=bool(ratios)):
+            continue
+        place = (out / "run" / "plans" / OTHER_FOLDER).resolve()
+        found = save_plan(made, arrays, place)
+        check_alike([plan, found], any_ranks=True)
+        factors = {name: record.factors.get(name, 1.0) * r for name, r in ratios.items()}
+        save_record(replace(record, factors=record.factors | factors), found.plan_id)
+        write_offer(out / "run", RanksOffer(folder=str(place)))
+        return (
+            f"{name_of(candidate)} promises {made.prediction.step_seconds.value * 1e3:.3g} ms per "
+            f"step instead of {now * 1e3:.3g}: it is tried from the next epoch's end on"
+        )
+    return ""
+
+
+def measured_ratios(plan: Plan, stages: Mapping[str, float]) -> dict[str, float]:
+    """Return measured over predicted seconds by the factors that scale a search's rates.
+
+    None where stages are metered as a GPU's host hands them over.
+    """
+    from gnnplan.planner.queries.calibrate import TABLES, TIMED
+    from gnnplan.planner.queries.compare import factor_names, in_stacks, on_gpus
+
+    names, left_out = factor_names(plan), in_stacks(plan)
+    return {
+        names.get(name, name): stages[name] / predicted
+        for name, predicted in plan.prediction.stages.items()
+        if name in (*TABLES, *TIMED) and name not in left_out and not on_gpus(plan)
+        if predicted > 0 and stages.get(name, 0.0) > 0
+    }
+
+
+def promises(made: Plan, plan: Plan, now: float, steps: int, *, measured: bool) -> bool:
+    """Tell whether a plan saves more in so many steps than two starts take, by its interval.
+
+    `now` are the measured seconds of a step under `plan`; `measured` says whether stages were.
+    """
+    step = made.prediction.step_seconds
+    high = min(step.high, step.value * (1 + TRANSFERRED)) if measured else step.high
+    starts = made.prediction.startup_seconds + plan.prediction.startup_seconds
+    return high < now and (now - step.value) * steps > starts
+
+
+def _on_other_ranks(
+    plan: Plan, ratios: Mapping[str, float], now: float, *, quick: bool
+) -> Iterator[tuple["Candidate", Plan, dict[str, Any]]]:
+    """Yield the best plan of each other number of ranks that trains the same, the fastest first."""
+    from gnnplan.planner.assemble import assemble
+    from gnnplan.planner.cost.step import mark_estimated
+    from gnnplan.planner.pipeline import uuids_of
+    from gnnplan.planner.queries.calibrate import calibrate_search
+    from gnnplan.planner.queries.tune import may_be_alike
+    from gnnplan.planner.queries.whatif import reopen
+
+    if plan.strategy.partition != "none":
+        return  # its seeds are dealt by parts, which are as many as its ranks
+    search = calibrate_search(reopen(plan), ratios)
+    explored, seen = search.explore(), {plan.num_ranks}
+    for each in sorted(explored.priced, key=lambda p: p.seconds):
+        count = each.candidate.num_ranks
+        if each.seconds >= now or count in seen:
+            continue
+        if each.candidate.hosts > 1 or not may_be_alike(search, each, plan):
+            continue
+        seen.add(count)
+        made, arrays = assemble(search, explored, each)
+        prediction = mark_estimated(made.prediction) if quick else made.prediction
+        uuids = uuids_of(search.request.machine, made)
+        yield each.candidate, replace(made, prediction=prediction, gpu_uuids=uuids), arrays
 
 
 def train_and_keep(
@@ -205,12 +313,22 @@ def train_and_keep(
     def watch(event: dict[str, Any]) -> None:
         if event.get("event") == "kept":
             say(kept_line(keep_plan(out, event), int(event["step"])))
+            if line := _offer_line(out, event, int(options["epochs"])):
+                say(line)
         progress(event)
 
     folder = out if trials is None else Path(trials.plans[0])
     report = train(folder, run_folder=out / "run", trials=trials, progress=watch, **options)
     save_report(report, out)
     return report
+
+
+def _offer_line(out: Path, kept: dict[str, Any], epochs: int) -> str:
+    """Offer another number of ranks; what fails there must not end the run."""
+    try:
+        return offer_ranks(out, kept, epochs)
+    except Exception as error:  # whatever it is, the run goes on
+        return f"other numbers of ranks are not tried: {error}"
 
 
 def train_dataset(
@@ -281,7 +399,9 @@ def _answer_and_try(
     if isinstance(found, str):
         say(found)
         return None
-    say(f"{len(found.plans)} plans are tried in the first {found.num_steps} steps")
+    many = len(found.plans)
+    what = f"{many} plans are tried" if many > 1 else "the first answer is measured"
+    say(f"{what} in the first {found.num_steps} steps")
     return found
 
 

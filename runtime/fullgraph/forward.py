@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.errors import InputError, PlanError
+from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.fullgraph.draws import AbstractMasks, EpochDraws
 from gnnplan.runtime.fullgraph.exchange import Crossing, Exchange, Pending, edge_weights, kept_block
 from gnnplan.runtime.fullgraph.part import Part, build_part, connect
@@ -334,30 +334,6 @@ class Slices(AbstractOutside):
 
     def _only(self, rank: int, count: int) -> list[int]:
         return [count if r == rank else 0 for r in range(self._comm.size)]
-
-
-MODELS = ("sage", "gcn", "gat")
-
-
-def check_settings(settings: FullGraph, model: str, task: str) -> None:
-    """Raise PlanError where the plan's settings cannot be trained with this model and task."""
-    where = "full-graph training"
-    if model not in MODELS:
-        raise PlanError(f"{where}: expected model {', '.join(MODELS)}, found {model!r}")
-    if task == "link":
-        raise PlanError(f"{where}: expected a node task, found link; plan mini-batches instead")
-    if not 0 <= settings.keep <= 1:
-        raise PlanError(f"{where}: expected keep in [0, 1], found {settings.keep}; plan again")
-    if settings.exchange == "broadcast" and (settings.keep < 1 or model == "gat"):
-        raise PlanError(
-            f"{where}: broadcast sends whole slices for sage and gcn, expected keep 1, found model "
-            f"{model} with keep {settings.keep}; use exchange boundary"
-        )
-    if settings.drop == "edges" and settings.keep < 1 and settings.precompute_first_layer:
-        raise PlanError(
-            f"{where}: a first layer that is computed once cannot drop edges anew each epoch; "
-            "use drop boundary-edges or nodes, or leave precompute_first_layer out"
-        )
 
 
 class FullGraphModel:

@@ -7,15 +7,16 @@ sum_i |U_i| (BNS-GCN, MLSys 2022; docs/formulas.md 3.1).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import no_type_check
+from typing import TYPE_CHECKING, no_type_check
 
 import numba
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import PlanError
+
+if TYPE_CHECKING:
+    from gnnplan.runtime.comm.collectives import Communicator
 
 Lists = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]
 
@@ -162,11 +163,13 @@ def check_partition(partition: NDArray[np.int32], num_nodes: int, size: int) -> 
         )
 
 
-def connect(part: Part, comm: Communicator) -> Part:
+def connect(part: Part, comm: "Communicator") -> Part:
     """Add the send lists: every rank tells the owners which nodes it needs. Collective.
 
     8 bytes per halo node and 8 per other rank are sent, once (stage exchange_ids).
     """
+    import torch  # on use: planning does without it
+
     ids = torch.from_numpy(part.halo)
     wanted, counts = comm.all_to_all_ids(ids, part.halo_counts.tolist())
     return _with_requests(part, wanted.numpy(), np.asarray(counts, np.int64))

@@ -176,8 +176,44 @@ def read_trials(run_folder: Path) -> Trials | None:
         raise InputError(f"{path}: not a list of trials ({error}); remove it") from None
 
 
-def check_alike(plans: Sequence[Plan]) -> None:
-    """Refuse plans that would not train the same on the same ranks."""
+OFFER_FILE = "ranks.json"
+"""File in a run's folder that offers it a plan on another number of ranks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RanksOffer:
+    """A plan on another number of ranks, which a run tries from an epoch's end on."""
+
+    folder: str
+    """Its folder."""
+    folder_before: str = ""
+    """Folder of the plan that the run leaves for it, or goes back to; empty until it is tried."""
+    in_use: bool = False
+    """Whether the run goes on under it."""
+
+    def folder_in_use(self, first: Path) -> Path:
+        """Return the plan folder that a run goes on under; `first` where it never changed."""
+        return Path(self.folder if self.in_use else self.folder_before or first)
+
+
+def read_offer(run_folder: Path) -> RanksOffer | None:
+    """Read what a run is offered; None where that is nothing."""
+    path = run_folder / OFFER_FILE
+    if not path.is_file():
+        return None
+    try:
+        return codec.decode(RanksOffer, codec.parse(path.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: not an offer of a plan ({error}); remove it") from None
+
+
+def write_offer(run_folder: Path, offer: RanksOffer) -> None:
+    """Write what a run is offered, as a whole or not at all."""
+    codec.write_text_atomically(run_folder / OFFER_FILE, codec.dumps(offer))
+
+
+def check_alike(plans: Sequence[Plan], *, any_ranks: bool = False) -> None:
+    """Refuse plans that would not train the same, on the same ranks unless `any_ranks`."""
     from gnnplan.runtime.sampling.registry import find_sampler
 
     first = plans[0]
@@ -196,6 +232,8 @@ def check_alike(plans: Sequence[Plan]) -> None:
         )
     for other in plans[1:]:
         for name, ours in _trained(first).items():
+            if any_ranks and name == "devices":
+                continue
             if ours != _trained(other)[name]:
                 raise InputError(
                     f"trials: expected plans that train the same, found another {name} in plan "

@@ -17,24 +17,34 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from gnnplan.runtime import codec
 from gnnplan.runtime.comm.route import check_loopback
 from gnnplan.runtime.device import find_gpu, machine_facts, shown_text, usable_cores
-from gnnplan.runtime.errors import InputError
+from gnnplan.runtime.errors import GnnplanError, InputError
 from gnnplan.runtime.faults.failure import (
     ERRORS_FOLDER,
     LAUNCH_FAILURE,
     TRIAL_MARK,
     clear_failures,
     failure_of,
+    plan_on_trial,
 )
 from gnnplan.runtime.folders import sweep_segments
 from gnnplan.runtime.identity import check_identity
-from gnnplan.runtime.launch.config import TRIALS_FILE, RunConfig, Trials, check_alike
+from gnnplan.runtime.launch.config import (
+    OFFER_FILE,
+    TRIALS_FILE,
+    RanksOffer,
+    RunConfig,
+    Trials,
+    check_alike,
+    read_offer,
+    write_offer,
+)
 from gnnplan.runtime.launch.hosts import (
     Place,
     own_devices,
@@ -239,7 +249,6 @@ def train(
     plan_folder, place = Path(plan_folder).resolve(), place or Place()
     if max_restarts < 0:
         raise InputError(f"expected at least 0 restarts, found {max_restarts}")
-    plan = load_startable(plan_folder, place, force=force, oversubscribe=oversubscribe)
     run_path = (plan_folder / "run" if run_folder is None else Path(run_folder)).resolve()
     run_path = run_folder_of(run_path, place)
     config = RunConfig(
@@ -254,6 +263,59 @@ def train(
         max_steps=max_steps,
         launched=True,
         **options,
+    )
+    if resume:
+        _go_back(run_path)
+        config = _at(config, read_offer(run_path))
+    report: RunReport | None = None
+    while True:
+        try:
+            report = _train_under(
+                config, place, trials, oversubscribe=oversubscribe, max_restarts=max_restarts,
+                progress=progress, environment=environment, early=early,
+            )  # fmt: skip
+        except GnnplanError as error:
+            if not (config.resume and _go_back(run_path)):
+                raise
+            if progress is not None:
+                progress({"event": "warning", "line": f"the plan before goes on: {error}"})
+        after = _at(config, read_offer(run_path))
+        if report is not None and after.plan_folder == config.plan_folder:
+            return report
+        config, early = replace(after, resume=True), None
+
+
+def _at(config: RunConfig, offer: RanksOffer | None) -> RunConfig:
+    """Return the configuration under the plan that a run goes on under."""
+    if offer is None:
+        return config
+    return replace(config, plan_folder=str(offer.folder_in_use(Path(config.plan_folder))))
+
+
+def _go_back(run_path: Path) -> bool:
+    """Let a run that ended while it tried other ranks go on under the plan before; tell if so."""
+    offer, tried = read_offer(run_path), plan_on_trial(run_path)
+    if offer is None or not offer.in_use or tried != Path(offer.folder):
+        return False
+    write_offer(run_path, replace(offer, in_use=False))
+    return True
+
+
+def _train_under(
+    config: RunConfig,
+    place: Place,
+    trials: Trials | None,
+    *,
+    oversubscribe: bool,
+    max_restarts: int,
+    progress: Progress | None,
+    environment: dict[str, str] | None,
+    early: "subprocess.Popen[bytes] | None",
+) -> RunReport:
+    """Train on the ranks of one plan; arguments and errors are `train`'s."""
+    run_path = config.run_path
+    plan = load_startable(
+        Path(config.plan_folder), place, force=config.force, oversubscribe=oversubscribe
     )
     arguments = [*torchrun_arguments(plan, place), f"--max-restarts={max_restarts}"]
     prepare_run(run_path, config, trials)
@@ -312,7 +374,7 @@ def prepare_run(run_path: Path, config: RunConfig, trials: Trials | None = None)
     if not config.resume:
         # Before anything starts: a rank that fails early must not be restarted from these.
         set_aside(run_path / CHECKPOINTS)
-        for name in (TRIALS_FILE, TRIAL_MARK):
+        for name in (TRIALS_FILE, TRIAL_MARK, OFFER_FILE):
             (run_path / name).unlink(missing_ok=True)
         if trials is not None:
             codec.write_text_atomically(run_path / TRIALS_FILE, codec.dumps(trials))

@@ -20,6 +20,7 @@ from gnnplan.runtime.sampling.registry import (
     Estimator,
     Value,
     choice,
+    layer_sizes,
     load_function,
     number,
     parameters_of,
@@ -100,19 +101,7 @@ class SamplerRequest:
 
     def sizes(self) -> list[int]:
         """Return the vertices per layer; the fan-outs where the plan names none."""
-        text = str(self.values["sizes"])
-        try:
-            sizes = [int(part) for part in text.split(",")] if text else list(self.fanouts)
-        except ValueError:
-            raise SamplerError(
-                f"sampler {self.name}: expected sizes as in '512,256', found {text!r}; correct them"
-            ) from None
-        if len(sizes) != len(self.fanouts):
-            raise SamplerError(
-                f"sampler {self.name}: expected {len(self.fanouts)} sizes (one per layer), found "
-                f"{text!r}; correct them"
-            )
-        return sizes
+        return layer_sizes(self.name, self.values, self.fanouts)
 
     def over_ladies(self) -> bool:
         """Tell whether `las` draws layers rather than neighbours."""

@@ -5,7 +5,7 @@ imported when they are called, so that the table loads neither torch nor numba.
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, TypeVar
@@ -341,6 +341,27 @@ def number(name: str, values: Values, key: str) -> float:
         raise SamplerError(
             f"sampler {name}: expected {key} to be a number, found {values[key]!r}; correct it"
         ) from None
+
+
+def layer_sizes(name: str, values: Values, fanouts: Sequence[int]) -> list[int]:
+    """Return the vertices per layer of a sampler by layers; the fan-outs where it names none.
+
+    >>> layer_sizes("ladies", {"sizes": "512,256"}, [10, 5])
+    [512, 256]
+    """
+    text = str(values["sizes"])
+    try:
+        sizes = [int(part) for part in text.split(",")] if text else list(fanouts)
+    except ValueError:
+        raise SamplerError(
+            f"sampler {name}: expected sizes as in '512,256', found {text!r}; correct them"
+        ) from None
+    if len(sizes) != len(fanouts):
+        raise SamplerError(
+            f"sampler {name}: expected {len(fanouts)} sizes (one per layer), found {text!r}; "
+            "correct them"
+        )
+    return sizes
 
 
 def law_of(sampler: Sampler) -> SamplingLaw:

@@ -19,7 +19,8 @@ from torch import Tensor
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import DatasetError, InputError, PlanError
 from gnnplan.runtime.features.tier import AbstractFeatureStore, Counters
-from gnnplan.runtime.fullgraph.forward import FullGraphModel, check_settings
+from gnnplan.runtime.fullgraph import check_settings
+from gnnplan.runtime.fullgraph.forward import FullGraphModel
 from gnnplan.runtime.fullgraph.part import Part
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.loader.loader import Position

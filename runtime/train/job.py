@@ -202,6 +202,8 @@ class Job:
     """Optimiser steps before this process's first."""
     trials: TrialRun | None = None
     """Plans that the run tries in turn; None where it has one."""
+    is_leaving: bool = False
+    """Whether the run goes on under a plan on other ranks, which this process does not see."""
     test_score: float | None = None
     disk_full: bool = False
     """Whether the last checkpoint found no room."""
@@ -221,13 +223,15 @@ class Job:
         while self.loader.position.epoch < self.config.epochs and self._allowed() > 0:
             if self._train_epoch():
                 self._end_epoch()
-        if self.config.eval_every:
+        if self.config.eval_every and not self.is_leaving:
             self.heartbeat.begin(Phase.EVALUATING)
             last = self.first_epoch + len(self.epochs) - 1
             self.test_score, _ = self._score(f"epoch {last}, test", self.loader.graph.test_idx)
 
     def _allowed(self) -> int:
         """Return the number of steps that this run may still take."""
+        if self.is_leaving:
+            return 0
         if self.config.max_steps is None:
             return len(self.loader)
         return self.config.max_steps - len(self.losses)
@@ -293,7 +297,7 @@ class Job:
             self.loader.set_factor(self.factor.after_epoch(self.loop.comm))
         save(self)
         if self.trials is not None:
-            self.trials.end_turn(self)
+            self.trials.end_turn(self, epoch_ended=True)
         self.events.emit(
             "epoch", epoch=epoch, loss=report.loss, val=val, seconds=report.seconds, share=1.0
         )
@@ -350,7 +354,8 @@ class Job:
         hosts = [device.host for device in self.plan.strategy.devices]
         if self.loop.comm.rank == hosts.index(hosts[self.loop.comm.rank]):
             self._save_report(report)
-        self.events.emit("end", test=self.test_score, step_seconds=steps.median)
+        if not self.is_leaving:
+            self.events.emit("end", test=self.test_score, step_seconds=steps.median)
         return report
 
     def close(self) -> None:

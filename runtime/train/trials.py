@@ -8,6 +8,10 @@ plan's. One plan's memory is held at a time.
 
 A mark in the run's folder names the plan on trial. Where ranks end meanwhile, they start again from
 the last checkpoint, and that plan is not tried again.
+
+A plan on another number of ranks may be offered once one is kept (`launch.config.RanksOffer`). At
+an epoch's end the job leaves; the launcher starts it under that plan from the checkpoint. There it
+takes as many steps that count, and trains on or leaves again, for the plan before (DEC-188).
 """
 
 import contextlib
@@ -23,14 +27,20 @@ import numpy as np
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import GnnplanError, PlanError
 from gnnplan.runtime.faults.failure import TRIAL_MARK
-from gnnplan.runtime.faults.heartbeat import Phase
+from gnnplan.runtime.faults.heartbeat import Phase, attempt
 from gnnplan.runtime.graph.format import one_line
-from gnnplan.runtime.launch.config import Trials, check_alike
+from gnnplan.runtime.launch.config import (
+    RanksOffer,
+    Trials,
+    check_alike,
+    read_offer,
+    write_offer,
+)
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
-from gnnplan.runtime.report import WARMUP_STEPS, PlanUse, window_means
+from gnnplan.runtime.report import WARMUP_STEPS, PlanUse, typical_stages, window_means
 from gnnplan.runtime.train.gradients import overlap_of
 from gnnplan.runtime.train.minibatch import STEP
 from gnnplan.runtime.train.recovery import save
@@ -61,6 +71,7 @@ class TrialRun:
         trials: plans and turns.
         open_loader: opens a plan folder's loader with a meter, for this rank.
         use_threads: takes a plan's threads and cores; returns these.
+        offer: a plan on another number of ranks, if the run has been offered one.
     """
 
     def __init__(
@@ -69,6 +80,7 @@ class TrialRun:
         *,
         open_loader: Callable[[Path, StageMeter], PlannedLoader],
         use_threads: Callable[[Plan], list[int]],
+        offer: RanksOffer | None = None,
     ) -> None:
         self.trials = trials
         self.folders = [Path(each) for each in trials.plans]
@@ -81,7 +93,12 @@ class TrialRun:
         self._warmup = max(trials.warmup, WARMUP_STEPS)  # the first turn follows the start
         self.current = 0
         """Number of the plan in use."""
-        self.state = TrialState(seconds=[[] for _ in self.plans])
+        self.state = TrialState()
+        self.other_number: int | None = None
+        """Number of the plan on other ranks, where there is one."""
+        if offer is not None:
+            self._add_other(Path(offer.folder))
+        self._make_room()
 
     @property
     def folder(self) -> Path:
@@ -95,6 +112,15 @@ class TrialRun:
     def plain(self) -> dict[str, Any]:
         """Return the state as plain values for a checkpoint."""
         return asdict(self.state)
+
+    def _add_other(self, folder: Path) -> None:
+        self.other_number = len(self.plans)
+        self.folders.append(folder)
+        self.plans.append(load_plan(folder))
+        check_alike([self.plans[0], self.plans[-1]], any_ranks=True)
+
+    def _make_room(self) -> None:
+        self.state.seconds += [list[float]() for _ in self.plans[len(self.state.seconds) :]]
 
     def begin(self, job: "Job") -> None:
         """Take over a job that has opened one of the plans."""
@@ -110,33 +136,117 @@ class TrialRun:
         self._number_of(plan_id)
         if state is not None:
             self.state = TrialState(**state)
-        self._drop_marked(job)
+            self._make_room()
+        if self.current != self.other_number or attempt() > 0:
+            self._drop_marked(job)
         kept = self.state.kept
-        if kept is None:
+        if self.current == self.other_number:
+            self._go_on_elsewhere(job, kept)
+        elif kept is None:
             self._next_turn(job)
         elif kept != self.current:
             self._go_on_under(job, kept)
         self._note_use(job)
         self._warmup = max(self.trials.warmup, WARMUP_STEPS)
 
+    def _go_on_elsewhere(self, job: "Job", kept: int | None) -> None:
+        """Go on under the plan on other ranks, unless ranks have ended under it."""
+        if kept is None:
+            raise PlanError(
+                f"{job.config.run_folder}: expected a checkpoint from the end of an epoch under "
+                "the plan before, found none; train without --resume"
+            )
+        if str(self.other_number) in self.state.failed:
+            self._leave(job, kept)
+
+    @property
+    def _tries_other(self) -> bool:
+        """Whether the plan on other ranks is in use and not kept yet."""
+        return self.current == self.other_number != self.state.kept
+
+    @property
+    def _num_counted(self) -> int:
+        """Number of steps of a turn that count: on other ranks as many as of the plan before."""
+        kept = self.state.kept
+        return self.trials.steps if kept is None else len(self.state.seconds[kept])
+
     def steps_left(self) -> int:
         """Return the number of steps to the end of the turn; large where all turns are over."""
-        if self.state.kept is not None:
+        if self.state.kept is not None and not self._tries_other:
             return 1 << 62
-        return self._warmup + self.trials.steps - self._taken
+        return self._warmup + self._num_counted - self._taken
 
     def count(self, steps: int) -> None:
         """Count steps that were taken."""
         self._taken += steps
 
-    def end_turn(self, job: "Job") -> None:
-        """Begin the next turn if all steps of this one were taken. Collective then."""
-        if self.steps_left() > 0:
+    def end_turn(self, job: "Job", *, epoch_ended: bool = False) -> None:
+        """Begin the next turn if all steps of this one were taken. Collective then.
+
+        At an epoch's end, which all ranks reach together, a plan on other ranks may have its turn.
+        """
+        if self.steps_left() <= 0:
+            counted = job.loop.meter.seconds(STEP)[-self._num_counted :]
+            if self._tries_other:
+                self.state.seconds[self.current] = counted
+                self._judge_other(job)
+            else:
+                self.state.seconds[self.current] += counted
+                self.state.turn += 1
+                self._next_turn(job)
+            job.heartbeat.begin(Phase.TRAINING)
+        if epoch_ended and self.state.kept is not None and self.current != self.other_number:
+            self._take_offer(job)
+
+    def _take_offer(self, job: "Job") -> None:
+        """Leave for a plan on other ranks that is offered and untried, if epochs are left."""
+        config, found = job.config, ""
+        if job.loop.comm.rank == 0 and not job.disk_full:
+            offer = read_offer(config.run_path)
+            found = "" if offer is None or offer.folder_before else offer.folder
+        found = job.loop.comm.broadcast_object(found)
+        last = job.loader.position.epoch >= config.epochs or config.max_steps is not None
+        if not found or last or config.keep_checkpoints == 0:
             return
-        self.state.seconds[self.current] += job.loop.meter.seconds(STEP)[-self.trials.steps :]
-        self.state.turn += 1
-        self._next_turn(job)
-        job.heartbeat.begin(Phase.TRAINING)
+        if self.other_number is None:
+            self._add_other(Path(found))
+            self._make_room()
+        assert self.other_number is not None
+        if str(self.other_number) not in self.state.failed:
+            self._leave(job, self.other_number)
+
+    def _judge_other(self, job: "Job") -> None:
+        """Keep the plan on other ranks if it is faster by rank 0's seconds, else leave it."""
+        kept, other = self.state.kept, self.current
+        assert kept is not None
+        medians = [float(np.median(self.state.seconds[number])) for number in (kept, other)]
+        faster = bool(job.loop.comm.broadcast_object(medians[1] < medians[0]))
+        self._mark(job, 0)
+        if faster:
+            self.state.kept = other
+        save(job)
+        self._tell_kept(job)
+        if not faster:
+            self._leave(job, kept)
+
+    def _leave(self, job: "Job", number: int) -> None:
+        """Let the launcher go on under a plan on another number of ranks."""
+        job.is_leaving = True
+        plan, away = self.plans[number], number == self.other_number
+        if job.loop.comm.rank == 0:
+            before = self.folders[self.current if away else number]
+            offer = RanksOffer(
+                folder=str(self.folders[self.other_number or 0]),
+                folder_before=str(before),
+                in_use=away,
+            )
+            self._mark(job, number if away else 0)
+            write_offer(job.config.run_path, offer)
+        what = "is tried" if away else "was faster, and goes on"
+        ranks = f"{plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}"
+        line = f"after {job.steps} steps: a plan on {ranks} {what}, from the checkpoint"
+        job.notes.append(line)
+        job.events.emit("ranks", step=job.steps, plan_id=plan.plan_id, line=line)
 
     def _next_turn(self, job: "Job") -> None:
         turns, state = self.trials.turns, self.state
@@ -171,9 +281,16 @@ class TrialRun:
             self.state.kept = 0
             self._go_on_under(job, 0)
         save(job)
+        self._tell_kept(job)
+
+    def _tell_kept(self, job: "Job") -> None:
+        """Write what was measured of each plan, and the stages of the one in use. Collective."""
+        meter, counted = job.loop.meter, self._num_counted
+        samples = {name: meter.seconds(name)[-counted:] for name in meter.stages()}
+        stages = typical_stages(job.loop.comm.all_gather_objects(samples))
         told = {name: value for name, value in self.plain().items() if name != "uses"}
         ids = [plan.plan_id for plan in self.plans]
-        job.events.emit("kept", step=job.steps, plans=ids, **told)
+        job.events.emit("kept", step=job.steps, plans=ids, stages=stages, **told)
 
     def _fastest(self) -> int:
         """Return the number of the plan with the least median step, the first of equal ones.

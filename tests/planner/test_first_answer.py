@@ -22,14 +22,19 @@ from gnnplan.planner.probe import presets, quiet
 from gnnplan.planner.probe.gpu.nvml import inventory
 from gnnplan.planner.profile.cache import load_record
 from gnnplan.planner.profile.draw import drawer, sampler_of
-from gnnplan.planner.profile.roofline import estimated_profile
+from gnnplan.planner.profile.estimated import estimated_profile
 from gnnplan.planner.queries.compare import compare
 from gnnplan.planner.queries.explain import explain, render
 from gnnplan.planner.queries.whatif import reopen
 from gnnplan.planner.settings import PlanSettings, change_settings
-from gnnplan.planner.workload import Combination
+from gnnplan.planner.workload import BatchProfile, Combination
 from gnnplan.runtime.graph.dataset import Graph, open_graph
-from gnnplan.runtime.graph.generate import generate_links, generate_rmat, generate_sbm
+from gnnplan.runtime.graph.generate import (
+    generate_links,
+    generate_rmat,
+    generate_sbm,
+    generate_typed,
+)
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Workload
 from tests.support.nvml_recording import load_replay
@@ -121,14 +126,14 @@ def test_a_repeated_first_answer_is_the_same_to_the_byte(rmat: Graph, tmp_path: 
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"mode": "full-graph", "fanouts": [-1, -1]}, "full-graph training"),
+        ({"mode": "full-graph", "fanouts": [-1, -1], "keep": 0.5}, "edges or rows to drop"),
         ({"model": "numpy:array"}, "model numpy:array"),
         ({"batching": "cooperative"}, "ranks that share batches"),
         ({"policy": "metis"}, "policy metis"),
         (
-            {"sampler": "ladies", "sampler_parameters": {"sizes": "64,64"},
+            {"sampler": "las", "sampler_parameters": {"over": "ladies", "sizes": "64,64"},
              "dialect": "every_hop", "allow": "approximate"},
-            "sampler ladies",
+            "layers that prefer a rank's own nodes",
         ),
     ],
 )  # fmt: skip
@@ -172,12 +177,105 @@ def test_the_law_of_the_lists_holds_on_drawn_batches(
                 assert batch.block_edges[layer].mean == pytest.approx(np.mean(edges), rel=0.15)
 
 
+@pytest.mark.parametrize(
+    ("sampler", "parameters"),
+    [
+        ("ladies", {}),
+        ("ladies", {"norm": "count2", "draws": "replacement"}),
+        ("pladies", {}),
+        ("fastgcn", {}),
+    ],
+)
+def test_the_law_of_layers_holds_on_drawn_batches(
+    tmp_path: Path, rmat: Graph, sampler: str, parameters: dict[str, Any]
+):
+    sbm = generate_sbm(tmp_path / "sbm", num_nodes=4000, degree=14, feature_dim=8, seed=4)
+    settings = replace(
+        SETTINGS, sampler=sampler, dialect="every_hop",
+        sampler_parameters={"sizes": "300,200", **parameters},
+    )  # fmt: skip
+    for graph in (rmat, sbm):
+        batch = law_of_one_rank(graph, settings)
+        held_to(batch, [drawer(graph, WORK, sampler_of(settings), 1)(0, i) for i in range(12)])
+
+
+@pytest.mark.parametrize("expansion", ["first_seen", "every_hop"])
+def test_the_law_of_typed_lists_holds_on_drawn_batches(tmp_path: Path, expansion: Any):
+    graph = generate_typed(tmp_path / "typed", num_papers=3000, num_authors=1500, seed=5)
+    work = replace(
+        WORK, model="rgcn", type_fanouts={"author__writes__paper": [2, 3]}, fanouts=[4, 2]
+    )
+    settings = PlanSettings(workload=work, dialect=expansion)
+    batch = law_of_one_rank(graph, settings)
+    drawn = [drawer(graph, work, sampler_of(settings), 1)(0, step) for step in range(12)]
+    held_to(batch, drawn)
+    outer = [each.blocks[0] for each in drawn]
+    types = sum(np.diff(b.relation_ptr).reshape(b.num_dst, -1).sum(0) for b in outer)
+    assert batch.edge_types == pytest.approx(types / types.sum(), abs=0.03)
+    kinds = sum(np.bincount(b.src_type, minlength=2) for b in outer)
+    assert batch.node_types == pytest.approx(kinds / kinds.sum(), abs=0.03)
+
+
+def law_of_one_rank(graph: Graph, settings: PlanSettings) -> BatchProfile:
+    found = estimated_profile(
+        graph, settings, presets.load_preset("cpu-2core"), [Combination(ranks=1, threads=1)],
+        gpus=False,
+    )  # fmt: skip
+    return found.numbers.batch(settings.workload.batch_size)
+
+
+def held_to(batch: BatchProfile, drawn: list[Any]) -> None:
+    """Hold a law to drawn batches within 15%, at every hop."""
+    for hop in range(3):
+        sizes = [sum(each.num_sampled_nodes[: hop + 1]) for each in drawn]
+        assert batch.vertices[hop].mean == pytest.approx(np.mean(sizes), rel=0.15)
+    for layer in range(2):
+        edges = [each.blocks[layer].num_edges for each in drawn]
+        assert batch.block_edges[layer].mean == pytest.approx(np.mean(edges), rel=0.15)
+
+
+LADIES = {
+    "sampler": "ladies", "sampler_parameters": {"sizes": "64,64"}, "dialect": "every_hop",
+    "allow": "approximate",
+}  # fmt: skip
+WHOLE = {"mode": "full-graph", "fanouts": [-1, -1]}
+
+
+@pytest.mark.usefixtures("nothing_timed")
+@pytest.mark.parametrize("changes", [LADIES, WHOLE, {"model": "rgcn"}], ids=str)
+def test_other_requests_are_estimated_too(rmat: Graph, tmp_path: Path, changes: dict[str, Any]):
+    graph = rmat
+    if changes.get("model") == "rgcn":
+        graph = generate_typed(tmp_path / "typed", num_papers=300, num_authors=150, seed=5)
+    for ranks in (1, 2):
+        asked = replace(change_settings(SETTINGS, changes), devices=ranks)
+        made = first_answer(graph.path, asked, out=tmp_path / "plan")
+        assert made.prediction.estimated
+        assert made.num_ranks == ranks
+        assert "measured" not in " ".join(made.prediction.provenance.values())
+        step = made.prediction.step_seconds
+        assert step.low < step.value < step.high
+
+
+def test_a_cut_that_takes_long_is_named_and_not_made(
+    rmat: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("gnnplan.planner.fullgraph.profile.CUTTING_SECONDS", 0.0)
+    monkeypatch.setattr("gnnplan.planner.fullgraph.profile.cut_graph", refused)
+    here = replace(presets.load_preset("cpu-2core"), fingerprint="")
+    whole = change_settings(replace(SETTINGS, quick=True), WHOLE)
+    made = pipeline.draft(rmat.path, whole, machine=here)
+    assert made.plan.num_ranks == 1
+    lost = [each for each in made.plan.alternatives if "cutting the graph" in each.why]
+    assert {each.name for each in lost} == {
+        "2 ranks x 1 threads, kaminpar", "2 ranks x 1 threads, random"
+    }  # fmt: skip
+    assert refine.measuring_budget(made, replace(whole, epochs=10**6), probed=True).seconds > 0.0
+
+
 def test_links_begin_with_their_ends_and_negatives(tmp_path: Path):
     graph = generate_links(tmp_path / "links", num_nodes=2000, degree=12, feature_dim=8, seed=6)
-    made = estimated_profile(
-        graph, SETTINGS, presets.load_preset("cpu-2core"), [Combination(ranks=1, threads=1)],
-        gpus=False,
-    ).numbers.batch(WORK.batch_size)  # fmt: skip
+    made = law_of_one_rank(graph, SETTINGS)
     draw = drawer(graph, WORK, sampler_of(SETTINGS), 1)
     drawn = [draw(0, step) for step in range(16)]
     for hop in range(3):
@@ -353,12 +451,15 @@ def test_a_first_answer_is_made_without_torch(small_graph: Graph, tmp_path: Path
         "import sys\n"
         "from pathlib import Path\n"
         "from gnnplan.planner.pipeline import first_answer\n"
-        "from gnnplan.planner.settings import PlanSettings\n"
-        "made = first_answer(Path(sys.argv[1]), PlanSettings(), out=Path(sys.argv[2]))\n"
-        "print(made.prediction.estimated, 'torch' in sys.modules)"
+        "from gnnplan.planner.settings import PlanSettings, change_settings\n"
+        "whole = {'mode': 'full-graph', 'fanouts': [-1, -1]}\n"
+        "for changes in ({}, whole):\n"
+        "    asked = change_settings(PlanSettings(), changes)\n"
+        "    made = first_answer(Path(sys.argv[1]), asked, out=Path(sys.argv[2]))\n"
+        "    print(made.prediction.estimated, 'torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(small_graph.path), str(tmp_path / "plan")],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.stdout == "True False\n", done.stderr
+    assert done.stdout == "True False\n" * 2, done.stderr

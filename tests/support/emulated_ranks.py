@@ -92,7 +92,7 @@ def plan_mode(mode: Mode, graph: Graph, folder: Path) -> Plan:
         settings = replace(settings, **_budgets(mode, graph, use))
     if settings.mode == "full-graph":
         reference = pipeline.graph_ref(graph)
-        made, arrays, _ = plan_full_graph(
+        made, arrays, *_ = plan_full_graph(
             graph, reference, settings, machine, None, calibrate=False
         )
     else:

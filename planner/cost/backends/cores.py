@@ -37,9 +37,9 @@ from gnnplan.planner.cost.stages.gather import (
 )
 from gnnplan.planner.cost.stages.sample import sample_seconds
 from gnnplan.planner.machine.model import MachineModel
-from gnnplan.planner.workload import BatchProfile, LoopOverhead, ModelTiming, ProcessCost
+from gnnplan.planner.workload import BatchProfile, LoopOverhead, ModelTiming, ProcessCost, Spread
 from gnnplan.runtime.plan.schema import MemoryUse
-from gnnplan.runtime.sampling.registry import sampler_or_unknown
+from gnnplan.runtime.sampling.registry import is_layerwise, sampler_or_unknown
 from gnnplan.runtime.stages import Stage
 
 NO_OVERHEAD = LoopOverhead(seeds=0.0, labels=0.0, between=0.0)
@@ -198,7 +198,7 @@ def _sample(work: RankWork, exchanges: Exchanges) -> StageTime:
             "x the rates' slowdown beside others"
         )
     else:
-        seconds = _sample_seconds(work, work.candidate)
+        seconds = _sample_seconds(_with_lists(work), work.candidate)
         words = f"{edge.provenance}, {vertex.provenance} x profiled edges and vertices"
         if not sampler_or_unknown(work.sampler).is_probed:
             words = (
@@ -215,6 +215,14 @@ def _sample_seconds(work: RankWork, candidate: Candidate) -> float:
         edge_rate(work.machine, work.graph, candidate).seconds,
         vertex_rate(work.machine, work.graph, candidate).seconds,
     )
+
+
+def _with_lists(work: RankWork) -> RankWork:
+    """Count all neighbours in the lists of a batch whose layers are drawn from them all."""
+    if work.batch.list_entries <= 0 or not is_layerwise(work.sampler):
+        return work
+    read = Spread.expected(work.batch.list_entries)
+    return replace(work, batch=replace(work.batch, edges=[read]))
 
 
 def _crowding(work: RankWork) -> float:

@@ -16,6 +16,7 @@ from gnnplan.planner.placement.order import HeatGroups, split_rows
 from gnnplan.planner.placement.policies.song_jiang import best_of
 from gnnplan.planner.probe.presets import is_preset, list_presets, load_preset
 from gnnplan.planner.profile.analytic import expand, lognormal_classes
+from gnnplan.planner.profile.estimated import SPREAD, TypedGraph, typed_batch
 from gnnplan.planner.queries.estimate import (
     HOST_BOUND,
     Estimates,
@@ -25,7 +26,6 @@ from gnnplan.planner.queries.estimate import (
     render,
 )
 from gnnplan.planner.queries.price_ways import best_way, know_graph, price_ways
-from gnnplan.planner.queries.typed_estimate import SPREAD, TypedGraph, typed_batch
 from gnnplan.planner.search.dimensions.ranks import LINKS, faster_link
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.errors import InputError

@@ -1,6 +1,7 @@
 """Training tunes: candidates that train the same are tried in a run, and the fastest is kept."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,18 +9,27 @@ import pytest
 
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.machine.model import save_machine
+from gnnplan.planner.pipeline import first_answer
 from gnnplan.planner.probe import quiet
 from gnnplan.planner.probe.presets import machine_at_once
 from gnnplan.planner.profile.cache import load_record
 from gnnplan.planner.queries.calibrate import load_calibration
 from gnnplan.planner.queries.tune import LONG_SECONDS, TUNE_FILE, keep_plan, plan_trials
-from gnnplan.planner.queries.tuned import TuneResult, kept_line, learn_pace
+from gnnplan.planner.queries.tuned import (
+    TuneResult,
+    kept_line,
+    learn_pace,
+    measured_ratios,
+    offer_ranks,
+)
 from gnnplan.runtime import codec
 from gnnplan.runtime.device import machine_fingerprint
+from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.launch.config import TRIALS_FILE, Trials, check_alike
+from gnnplan.runtime.launch.config import TRIALS_FILE, Trials, check_alike, read_offer
 from gnnplan.runtime.launch.launch import train
 from gnnplan.runtime.plan.io import load_plan
+from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import load_report
 from tests.planner.queries.test_tune import SETTINGS, contents, folder, here, planned
 
@@ -110,6 +120,58 @@ def test_a_plan_that_failed_is_told_of(folder: Path) -> None:
     found = keep_plan(folder, asked)
     assert [row.name for row in found.candidates] == [found.kept]
     assert found.notes[0].endswith("not tried to the end: rank 0: MemoryError: no")
+
+
+@pytest.fixture
+def answered(small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A first answer that may use any number of ranks."""
+    monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
+    asked = replace(SETTINGS, devices=None)
+    first_answer(small_graph.path, asked, machine=here(), out=tmp_path / "plan")
+    return tmp_path / "plan"
+
+
+def measured(plan: Plan, times: float, **stages: float) -> dict[str, Any]:
+    """The event of a run whose steps took so many times the prediction, and stages as predicted."""
+    seconds = [[times * plan.prediction.step_seconds.value] * 20]
+    return {"step": 30, "kept": 0, "seconds": seconds, "stages": plan.prediction.stages | stages}
+
+
+def test_another_number_of_ranks_is_offered_where_it_promises_enough(answered: Path) -> None:
+    plan = load_plan(answered)
+    assert offer_ranks(answered, measured(plan, 1.0), 10**6) == ""  # the best by prediction
+    assert offer_ranks(answered, measured(plan, 5.0), 12) == ""  # a switch costs more than it saves
+    assert read_offer(answered / "run") is None
+    line = offer_ranks(answered, measured(plan, 5.0), 10**6)
+    assert "it is tried from the next epoch's end on" in line
+    offer = read_offer(answered / "run")
+    assert offer is not None
+    other = load_plan(Path(offer.folder), verify_arrays=True)
+    assert other.num_ranks != plan.num_ranks
+    assert other.prediction.estimated
+    check_alike([plan, other], any_ranks=True)
+    with pytest.raises(InputError, match="found another devices"):
+        check_alike([plan, other])
+    assert offer.folder_in_use(answered) == answered
+    assert offer_ranks(answered, measured(plan, 5.0), 10**6) == ""  # once
+
+
+def test_what_stages_took_enters_the_promise_and_the_record(answered: Path) -> None:
+    plan = load_plan(answered)
+    slower = 5.0 * plan.prediction.stages["forward_backward"]
+    taken = measured(plan, 6.0, forward_backward=slower)
+    assert measured_ratios(plan, taken["stages"])["forward_backward"] == pytest.approx(5.0)
+    offer_ranks(answered, taken, 10**6)
+    offer = read_offer(answered / "run")
+    if offer is not None:
+        factors = load_record(load_plan(Path(offer.folder))).factors
+        assert factors["forward_backward"] == pytest.approx(5.0)
+
+
+def test_a_number_of_ranks_that_the_user_gave_stays(folder: Path) -> None:
+    plan = load_plan(folder)
+    assert offer_ranks(folder, measured(plan, 50.0), 10**6) == ""
+    assert read_offer(folder / "run") is None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import torch
 
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import PlanError
-from gnnplan.runtime.fullgraph.forward import FullGraphModel, check_settings
+from gnnplan.runtime.fullgraph import check_settings
+from gnnplan.runtime.fullgraph.forward import FullGraphModel
 from gnnplan.runtime.plan.schema import FullGraph
 from tests.runtime.fullgraph.cases import (
     full_graph_gradient,

@@ -8,10 +8,18 @@ import pytest
 import torch
 
 from gnnplan.runtime import codec, worker
-from gnnplan.runtime.errors import InputError, PlanError
+from gnnplan.runtime.errors import InputError, PlanError, WorkerFailed
 from gnnplan.runtime.faults.failure import TRIAL_MARK, plan_on_trial, record_failure
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.launch.config import TRIALS_FILE, RunConfig, Trials, check_alike
+from gnnplan.runtime.launch.config import (
+    TRIALS_FILE,
+    RanksOffer,
+    RunConfig,
+    Trials,
+    check_alike,
+    read_offer,
+    write_offer,
+)
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.plan.io import copy_plan, load_plan
 from gnnplan.runtime.report import RunReport
@@ -171,6 +179,67 @@ def test_an_error_under_a_plan_on_trial_is_not_final(tmp_path: Path) -> None:
         assert found["final"] is final
 
 
+def offered(run: Path, first: Path, other: Path) -> None:
+    """One plan that is measured in steps 11 and 12, and another that is offered from then on."""
+    write_trials(run, [first], [0])
+    write_offer(run, RanksOffer(folder=str(other)))
+
+
+def test_a_plan_on_other_ranks_is_tried_at_an_epochs_end_and_kept_where_it_is_faster(
+    plans: list[Path], unswitched: RunReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks are one and one: what is held here is the way, not their number."""
+    run, ids = tmp_path / "run", [load_plan(plan).plan_id for plan in plans]
+    monkeypatch.setattr(worker, "open_loader", opening_with_meters({ids[0]: 3.0, ids[1]: 1.0}))
+    offered(run, plans[0], plans[1])
+    first = train(plans[0], run)
+    assert first.losses == unswitched.losses[:15]
+    assert events(run, "end") == []
+    assert plan_on_trial(run) == plans[1]
+    assert read_offer(run) == RanksOffer(
+        folder=str(plans[1]), folder_before=str(plans[0]), in_use=True
+    )
+    report = train(plans[1], run, resume=True)
+    assert report.losses == unswitched.losses[15:]
+    assert [e.loss for e in report.epochs] == [e.loss for e in unswitched.epochs]
+    assert [(use.step, use.plan_id) for use in report.plans] == [(0, ids[0]), (15, ids[1])]
+    kept = events(run, "kept")[-1]
+    assert (kept["step"], kept["kept"], kept["seconds"]) == (27, 1, [[3.0] * 2, [1.0] * 2])
+    assert kept["stages"]["step"] == 1.0
+    assert not (run / TRIAL_MARK).exists()
+    again = train(plans[1], run, resume=True, epochs=9)
+    assert (again.first_step, again.plan_id) == (STEPS, ids[1])
+
+
+def test_a_plan_on_other_ranks_that_is_slower_is_left_for_the_one_before(
+    plans: list[Path], unswitched: RunReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, ids = tmp_path / "run", [load_plan(plan).plan_id for plan in plans]
+    monkeypatch.setattr(worker, "open_loader", opening_with_meters({ids[0]: 1.0, ids[1]: 3.0}))
+    offered(run, plans[0], plans[1])
+    losses = [*train(plans[0], run).losses, *train(plans[1], run, resume=True).losses]
+    assert losses == unswitched.losses[:27]
+    offer = read_offer(run)
+    assert offer is not None
+    assert offer.folder_in_use(plans[1]) == plans[0]
+    report = train(plans[0], run, resume=True)
+    assert losses + report.losses == unswitched.losses
+    assert [use.step for use in report.plans] == [0, 15, 27]
+    assert report.plan_id == ids[0]
+
+
+def test_other_ranks_that_ended_are_not_tried_again(
+    plans: list[Path], unswitched: RunReport, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    offered(run, plans[0], plans[1])
+    train(plans[0], run)
+    report = train(plans[0], run, resume=True)  # as the launcher does after a failure
+    assert report.losses == unswitched.losses[15:]
+    name = load_plan(plans[1]).plan_id[:12]
+    assert f"plan {name} is not tried again: the ranks ended under it" in report.notes
+
+
 @pytest.mark.parametrize("way", [{"hidden": 8}, {"seed": 4}, {"ranks": 2}, {"fanouts": [5, 4]}])
 def test_plans_that_train_otherwise_are_refused(
     small_graph: Graph, plans: list[Path], tmp_path: Path, way: dict[str, Any]
@@ -245,3 +314,90 @@ def test_two_ranks_that_are_killed_around_a_switch_train_on(
     assert report.plan_id == load_plan(two_ranks[kept["kept"]]).plan_id
     again = faults.train(two_ranks[0], tmp_path / "run", epochs=9, resume=True)
     assert again.plan_id == report.plan_id
+
+
+@pytest.fixture(scope="module")
+def one_and_two(small_graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Plans on one rank and on two that differ in rounding: no masks, every hop expands all."""
+    place = tmp_path_factory.mktemp("ranks")
+    alike: dict[str, Any] = {"dropout": 0.0, "dialect": "every_hop"}
+    return [
+        plan_to_disturb(small_graph, place / str(ranks), ranks=ranks, **alike) for ranks in (1, 2)
+    ]
+
+
+@pytest.fixture(scope="module")
+def on_one_rank(one_and_two: list[Path]) -> list[float]:
+    report = train_on_ranks(one_and_two[0], epochs=16, eval_every=0)
+    return [epoch.loss for epoch in report.epochs]
+
+
+def try_two_ranks(one: Path, two: Path, run: Path, fault: str = "", **more: Any) -> RunReport:
+    """Train on one rank, which is kept after step 12, and from the end of the next epoch on two."""
+    trials = Trials(plans=[str(one)], turns=[0], steps=2, warmup=1)
+    faults.train(one, run, epochs=3, trials=trials)
+    write_offer(run, RanksOffer(folder=str(two)))
+    return faults.train(one, run, fault, **{"epochs": 16, "resume": True} | more)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("fault", "restarts", "dropped"),
+    [
+        ("", 0, False),
+        ("1:4:kill:once", 1, True),
+        ("1:4:kill", 0, True),
+        ("1:30:kill:once", 1, False),
+    ],
+    ids=["no", "at", "at, without restarts", "after"],
+)
+def test_a_run_goes_on_on_two_ranks_and_trains_the_same(
+    one_and_two: list[Path], on_one_rank: list[float], tmp_path: Path, fault: str, restarts: int,
+    dropped: bool,
+) -> None:  # fmt: skip
+    """It stays there, or comes back; killed around the switch it trains on under the last plan."""
+    run, ids = tmp_path / "run", [load_plan(each).plan_id for each in one_and_two]
+    said = list[dict[str, Any]]()
+    report = try_two_ranks(
+        *one_and_two, run, fault, max_restarts=restarts, progress=said.append
+    )  # fmt: skip
+    assert [each["event"] for each in said].count("end") == 1
+    assert next(each["plan_id"] for each in said if each["event"] == "ranks") == ids[1]
+    assert [epoch.loss for epoch in report.epochs] == pytest.approx(on_one_rank, rel=1e-4)
+    assert [(use.step, use.plan_id) for use in report.plans][:2] == [(0, ids[0]), (20, ids[1])]
+    assert any("ended under it" in note for note in report.notes) is dropped
+    state = load_newest(run / "checkpoints")
+    assert state is not None
+    assert report.plan_id == state["plan_id"] == report.plans[-1].plan_id
+    if dropped:
+        assert report.plan_id == ids[0]
+    again = faults.train(one_and_two[0], run, epochs=17, resume=True)
+    assert (again.plan_id, again.first_step) == (report.plan_id, 80)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_a_run_that_is_killed_before_other_ranks_are_tried_tries_them_when_it_resumes(
+    one_and_two: list[Path], on_one_rank: list[float], tmp_path: Path
+) -> None:
+    run, one = tmp_path / "run", one_and_two[0]
+    with pytest.raises(WorkerFailed):
+        try_two_ranks(*one_and_two, run, "0:3:kill", max_restarts=0)
+    report = faults.train(one, run, epochs=16, resume=True)
+    assert [epoch.loss for epoch in report.epochs] == pytest.approx(on_one_rank, rel=1e-4)
+    assert report.plans[1].step == 20
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_two_ranks_that_cannot_start_are_left_for_the_one_before(
+    one_and_two: list[Path], on_one_rank: list[float], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    copy_plan(one_and_two[1], broken)
+    (broken / "feature_own_ids_0.npy").unlink()
+    report = try_two_ranks(one_and_two[0], broken, tmp_path / "run", max_restarts=0)
+    assert report.plan_id == load_plan(one_and_two[0]).plan_id
+    assert [epoch.loss for epoch in report.epochs] == pytest.approx(on_one_rank, rel=1e-4)
+    assert any("ended under it" in note for note in report.notes)
