@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -208,8 +208,8 @@ def typed_batch(
 
 
 def typed_profile(
-    vertices: Sequence[Sequence[float] | Numbers],
-    edges: Sequence[Sequence[float] | Numbers],
+    vertices: Sequence[Sequence[float] | NDArray[Any]],
+    edges: Sequence[Sequence[float] | NDArray[Any]],
     seeds: int,
     error: float,
     *,
@@ -311,7 +311,7 @@ def _chunks(indptr: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     """Yield the first node, and that behind the last, of lists that are read together."""
     first = 0
     while first < len(indptr) - 1:
-        last = int(np.searchsorted(indptr, indptr[first] + CHUNK_EDGES, "right")) - 1
+        last = int(indptr.searchsorted(int(indptr[first]) + CHUNK_EDGES, "right")) - 1
         last = min(len(indptr) - 1, first + CHUNK_NODES, max(first + 1, last))
         yield first, last
         first = last

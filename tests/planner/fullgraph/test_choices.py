@@ -176,7 +176,7 @@ def test_slices_of_attention_are_refused() -> None:
 
 USED = {
     "devices", "cores", "hosts", "device_memory_bytes", "host_memory_bytes", "mode",
-    "oversubscribe", "thorough", "epochs", "model", "num_layers", "hidden", "heads", "dropout",
+    "oversubscribe", "quick", "thorough", "epochs", "model", "num_layers", "hidden", "heads", "dropout",
     "learning_rate", "weight_decay", "seed", "allow", *FULL_GRAPH,
 }  # fmt: skip
 """Settings that full-graph training uses, or has no need of: its parts are always timed whole."""
@@ -184,7 +184,6 @@ OTHER: dict[str, Any] = {
     "sampler": "labor", "policy": "degree", "replication": 2, "other_samplers":
     [SamplerChoice(name="labor")], "sampler_parameters": {"replace": "yes"}, "fanouts": [5, 5, 5],
     "type_fanouts": {"a": [1, 1, 1]}, "batch_size": 7, "shared_host": False,
-    "quick": True,
 }  # fmt: skip
 """Values of settings that have no other word to take."""
 
