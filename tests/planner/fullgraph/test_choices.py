@@ -176,10 +176,10 @@ def test_slices_of_attention_are_refused() -> None:
 
 USED = {
     "devices", "cores", "hosts", "device_memory_bytes", "host_memory_bytes", "mode",
-    "oversubscribe", "quick", "thorough", "epochs", "model", "num_layers", "hidden", "heads", "dropout",
-    "learning_rate", "weight_decay", "seed", "allow", *FULL_GRAPH,
+    "oversubscribe", "quick", "thorough", "epochs", "model", "num_layers", "hidden", "heads",
+    "dropout", "learning_rate", "weight_decay", "seed", "allow", *FULL_GRAPH,
 }  # fmt: skip
-"""Settings that full-graph training uses, or has no need of: its parts are always timed whole."""
+"""Settings that full-graph training uses, or has no need of: parts are timed whole or not at all."""
 OTHER: dict[str, Any] = {
     "sampler": "labor", "policy": "degree", "replication": 2, "other_samplers":
     [SamplerChoice(name="labor")], "sampler_parameters": {"replace": "yes"}, "fanouts": [5, 5, 5],
