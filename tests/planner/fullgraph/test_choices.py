@@ -179,7 +179,7 @@ USED = {
     "oversubscribe", "quick", "thorough", "epochs", "model", "num_layers", "hidden", "heads",
     "dropout", "learning_rate", "weight_decay", "seed", "allow", *FULL_GRAPH,
 }  # fmt: skip
-"""Settings that full-graph training uses, or has no need of: parts are timed whole or not at all."""
+"""Settings that full-graph training uses, or has no need of: parts are timed whole, or not."""
 OTHER: dict[str, Any] = {
     "sampler": "labor", "policy": "degree", "replication": 2, "other_samplers":
     [SamplerChoice(name="labor")], "sampler_parameters": {"replace": "yes"}, "fanouts": [5, 5, 5],
