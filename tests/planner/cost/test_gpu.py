@@ -8,13 +8,14 @@ import pytest
 from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows
 from gnnplan.planner.cost.backends.gpu import GpusBackend, gpu_traffic
 from gnnplan.planner.cost.memory import Budgets, common_parts, gpu_memory_use, gpu_parts
+from gnnplan.planner.cost.request import handed_row_bytes
 from gnnplan.planner.cost.stages.all_reduce import gpu_all_reduce, ring_bandwidth
 from gnnplan.planner.cost.stages.gather_gpu import copy_seconds_per_byte, read_seconds
 from gnnplan.planner.machine.model import MachineModel, Memory
 from gnnplan.planner.machine.routes import lines
 from gnnplan.planner.probe.presets import load_preset
-from gnnplan.runtime.plan.schema import GraphRef, Threads
-from tests.planner.cost.by_hand import at, work
+from gnnplan.runtime.plan.schema import GraphRef, Threads, Workload
+from tests.planner.cost.by_hand import at, request, work
 from tests.support.candidates import candidate_of_ranks
 from tests.support.profiles import batch_profile, timing
 
@@ -202,6 +203,19 @@ def test_traffic_over_each_link_is_counted_whole():
     assert found["nvlink.gpu1.gpu0"] == pytest.approx(10 * 512)
     # What comes over PCIe and NVLink crosses the GPU's own memory too.
     assert found["gpu0.hbm"] == pytest.approx(115 * 512)
+
+
+def test_rows_of_batches_take_the_bytes_in_which_the_first_product_reads_them():
+    machine, half = load_preset("siton"), replace(GRAPH, feature_dtype="bfloat16")
+    chosen = candidate(machine, 2)
+    for graph, precision, each in (
+        (GRAPH, "float32", 4), (half, "float32", 4), (half, "bfloat16", 2), (GRAPH, "bfloat16", 4),
+    ):  # fmt: skip
+        asked = replace(request(machine), graph=graph, workload=Workload(precision=precision))
+        assert handed_row_bytes(asked, chosen) == each * graph.feature_dim
+    shared = replace(chosen, batching="cooperative")
+    asked = replace(request(machine), graph=half, workload=Workload(precision="bfloat16"))
+    assert handed_row_bytes(asked, shared) == 4 * half.feature_dim
 
 
 def test_memory_of_gpus_and_hosts_by_hand():

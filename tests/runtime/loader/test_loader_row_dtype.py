@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gnnplan.planner.queries.replay import RowCounter, RowCounts
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.device import has_triton
 from gnnplan.runtime.errors import InputError
@@ -56,15 +57,18 @@ def loader_of(graph: Graph, folder: Path, settings: dict[str, Any], **others: An
 
 
 def same_rows(half: PlannedLoader, wide: PlannedLoader) -> None:
-    """Batches agree, and half the bytes are counted, from the same sources."""
+    """Batches agree, and half the bytes are counted, as predicted, from the same sources."""
+    predicted, counted = RowCounts(), RowCounter(half.plan, half._folder, half.graph, 0)
     for found, expected in zip(half.batches(STEPS), wide.batches(STEPS), strict=True):
         assert found.x.dtype == torch.bfloat16
         assert torch.equal(found.x.float().cpu(), expected.x)
+        predicted.merge(counted.count(found.n_id))
     (rows, size), (same, twice) = (
         [{kind: count for kind, count in each.items() if count} for each in loader.meter.totals()]
         for loader in (half, wide)
     )
-    assert rows == same
+    assert rows == same == predicted.rows
+    assert size == predicted.bytes
     assert {kind: 2 * count for kind, count in size.items()} == twice
     assert {kind: 2 * 6 * count for kind, count in rows.items()} == size
 
