@@ -113,13 +113,20 @@ def make_problem(
         raise SettingsError(f"expected {parts} weights of at least 1, found {weights}")
     num_nodes = len(indptr) - 1
     return PartitionProblem(
-        indptr=indptr,
-        indices=indices,
+        indptr=_read_only(indptr),
+        indices=_read_only(indices),
         training=_training_mask(training, num_nodes),
         weights=weights,
         seed=seed,
         balance=balance or Balance(),
     )
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a view that kernels may not write to, so that one compiled form serves any graph."""
+    view = np.asarray(array)[:]
+    view.flags.writeable = False
+    return view
 
 
 def _training_mask(training: NDArray[Any] | None, num_nodes: int) -> NDArray[np.bool_]:

@@ -169,7 +169,7 @@ except KeyboardInterrupt:
 def test_no_process_outlives_an_interrupted_or_killed_launcher(
     small_graph: Graph, tmp_path: Path, how: signal.Signals
 ) -> None:
-    make_plan(small_graph, tmp_path / "plan", ranks=2)
+    make_plan(small_graph, tmp_path / "plan", ranks=1)
     with subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, str(tmp_path / "plan")],
         stdout=subprocess.PIPE,
@@ -178,7 +178,7 @@ def test_no_process_outlives_an_interrupted_or_killed_launcher(
         assert launcher.stdout is not None
         while b"step" not in launcher.stdout.readline():
             assert launcher.poll() is None
-        assert len(processes_of(tmp_path)) >= 3  # torchrun and its ranks, beside the launcher
+        assert len(processes_of(tmp_path)) >= 2  # torchrun and its rank, beside the launcher
         launcher.send_signal(how)
         output = launcher.stdout.read()
     assert (b"interrupted" in output) == (how == signal.SIGINT)
