@@ -76,7 +76,7 @@ def _train(
     first = batches[0]
     layers = len(first.num_sampled_edges)
     model = GraphSAGE(first.x.shape[1], hidden, num_layers=layers, out_channels=classes)
-    forward = Seeds(model.to(setting.device), first)
+    forward: Any = Seeds(model.to(setting.device), first)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     if replays:
         inputs = (first.x.clone(), first.edge_index.clone())

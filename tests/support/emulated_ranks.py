@@ -65,7 +65,7 @@ def make_graph(folder: Path, kind: str = "nodes") -> Graph:
     if kind == "nodes":
         return made
     names = ("indptr", "indices", "y", "train_idx", "val_idx", "test_idx")
-    arrays = {name: np.array(getattr(made, name)) for name in names}
+    arrays: dict[str, Any] = {name: np.array(getattr(made, name)) for name in names}
     return write_graph(
         folder, name="halves", x=convert_rows(np.array(made.x), BFLOAT16), task="multiclass",
         num_classes=3, overwrite=True, **arrays,

@@ -42,7 +42,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Graph]:
     )
     half = convert_rows(np.array(exact.x), BFLOAT16)
     names = ("indptr", "indices", "y", "train_idx", "val_idx", "test_idx")
-    arrays = {name: np.array(getattr(exact, name)) for name in names}
+    arrays: dict[str, Any] = {name: np.array(getattr(exact, name)) for name in names}
     found = {"exact": exact}
     for name, x in (("half", half), ("rounded", convert_rows(half, WIDE))):
         found[name] = write_graph(
