@@ -273,7 +273,8 @@ MODES = [
     ),
     Mode(
         name="captured, peers exchanged ahead", row="rows", settings={"policy": "legion"},
-        room_rows=60, evaluation_rows=1500, wants=lambda candidate: _together(candidate) and _ahead(candidate),
+        room_rows=60, evaluation_rows=1500,
+        wants=lambda candidate: _together(candidate) and _ahead(candidate),
         change=lambda strategy: _captures([33, 129, 241], [96, 288])(_exchanges(strategy)),
         holds=_reads("own", "peer", "host"),
     ),
