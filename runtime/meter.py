@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,10 +27,11 @@ from gnnplan.runtime.stages import LOADER_STAGES
 
 STEP = "step"
 """Name in the meter of the whole step: the training stages and the Python between them."""
+_LAST_TRACED = WARMUP_STEPS + TRACED_STEPS
+"""Step from which on it is not kept when stages ran."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """Record of one stage of one step."""
 
     step: int
@@ -82,12 +84,17 @@ class StageMeter:
 
     def add(self, stage: str, step: int, seconds: float, core_seconds: float = 0.0) -> None:
         """Record a stage that was timed elsewhere, and has just ended."""
-        self._place(stage, step, seconds)
-        self._samples.setdefault(str(stage), []).append(Sample(step, seconds, core_seconds))
+        if step < _LAST_TRACED:
+            self._place(stage, step, seconds)
+        samples = self._samples.get(stage)
+        if samples is None:
+            samples = self._samples.setdefault(str(stage), [])
+        samples.append(Sample(step, seconds, core_seconds))
 
     def prolong(self, stage: str, step: int, seconds: float, core_seconds: float = 0.0) -> None:
         """Add to the stage's last record if it is of this step, else record it."""
-        self._place(stage, step, seconds)
+        if step < _LAST_TRACED:
+            self._place(stage, step, seconds)
         samples = self._samples.setdefault(str(stage), [])
         if samples and samples[-1].step == step:
             last = samples.pop()
@@ -95,9 +102,8 @@ class StageMeter:
         samples.append(Sample(step, seconds, core_seconds))
 
     def _place(self, stage: str, step: int, seconds: float) -> None:
-        if step < WARMUP_STEPS + TRACED_STEPS:
-            thread, now = threading.get_ident(), time.perf_counter()
-            self._ended.append(_Ended(str(stage), step, thread, now, seconds))
+        thread, now = threading.get_ident(), time.perf_counter()
+        self._ended.append(_Ended(str(stage), step, thread, now, seconds))
 
     def spans(self, *, skip_steps: int = 0) -> list[Span]:
         """Return when each stage ran, for the first steps after `skip_steps`, in order of start.

@@ -10,7 +10,7 @@ import math
 import typing
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -191,6 +191,9 @@ def copy_from_addresses(
         mode = _streamed_units(row_bytes, target)
     kernel = widen_rows if widening else copy_rows
     ahead = min(max(PREFETCH_BYTES // max(row_bytes, 1), 2), 64)
+    if threads == 1:
+        kernel(addresses, positions, target, row_bytes, 0, addresses.size, ahead, mode)
+        return
 
     def work(begin: int, end: int) -> None:
         kernel(addresses, positions, target, row_bytes, begin, end, ahead, mode)
@@ -198,17 +201,34 @@ def copy_from_addresses(
     in_ranges(work, addresses.size, threads)
 
 
+class TableAddress(NamedTuple):
+    """Where the rows of a C-contiguous table lie, found once."""
+
+    address: int
+    row_bytes: int
+    num_rows: int
+
+    @staticmethod
+    def of(table: NDArray[Any]) -> "TableAddress":
+        """Find a table, which must stay alive and where it is."""
+        if not table.flags.c_contiguous:
+            raise ValueError("expected a C-contiguous table of rows")
+        row_bytes = table.dtype.itemsize * math.prod(table.shape[1:])
+        return TableAddress(table.ctypes.data, row_bytes, table.shape[0])
+
+    def addresses(self, ids: NDArray[np.int64], out: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Fill and return the address of each row `ids[i]`."""
+        bad = _row_addresses(ids, self.address, self.row_bytes, self.num_rows, out)
+        if bad >= 0:
+            raise IndexError(f"expected row ids in [0, {self.num_rows}), found {ids[bad]}")
+        return out
+
+
 def addresses_of(
     table: NDArray[Any], ids: NDArray[np.int64], addresses: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Fill and return the address of each row `ids[i]` of a C-contiguous table."""
-    if not table.flags.c_contiguous:
-        raise ValueError("expected a C-contiguous table of rows")
-    row_bytes = table.dtype.itemsize * math.prod(table.shape[1:])
-    bad = _row_addresses(ids, table.ctypes.data, row_bytes, table.shape[0], addresses)
-    if bad >= 0:
-        raise IndexError(f"expected row ids in [0, {table.shape[0]}), found {ids[bad]}")
-    return addresses
+    return TableAddress.of(table).addresses(ids, addresses)
 
 
 def check_output(ids: NDArray[np.int64], out: NDArray[Any], feature_dim: int) -> None:

@@ -17,7 +17,7 @@ from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.errors import DatasetError, PlanError
 from gnnplan.runtime.features.cache import CachedFeatureStore
 from gnnplan.runtime.features.disk import Disk
-from gnnplan.runtime.features.gather import addresses_of, check_output, copy_from_addresses
+from gnnplan.runtime.features.gather import TableAddress, check_output, copy_from_addresses
 from gnnplan.runtime.features.location import (
     MAX_SOURCES,
     DenseGroup,
@@ -88,6 +88,7 @@ class FeatureStore(AbstractFeatureStore):
         self._groups = group_by_dtype(self._dense)
         self._order = [number for _, numbers in self._tiers for number in numbers]
         self._host = self._only_host()
+        self._host_address = None if self._host is None else TableAddress.of(self._host.table)
         self._local = threading.local()
         self._lock = threading.Lock()
         self._scratch_bytes = 0
@@ -112,8 +113,8 @@ class FeatureStore(AbstractFeatureStore):
         check_output(ids, out, self.feature_dim)
         scratch = self._scratch(ids.size)
         counters = Counters()
-        if self._host is not None:
-            addresses = addresses_of(self._host.table, ids, scratch.addresses[: ids.size])
+        if self._host is not None and self._host_address is not None:
+            addresses = self._host_address.addresses(ids, scratch.addresses[: ids.size])
             copy_from_addresses(addresses, self._host.table.dtype, out, threads=self._threads)
             counters.add_rows("host", ids.size, ids.size * self._host.row_bytes)
             return counters

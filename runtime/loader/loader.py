@@ -388,7 +388,9 @@ class PlannedLoader:
         order = self._order
 
         def produce(index: int, turns: Turns) -> MadeBatch:
-            with nullcontext() if order is None else order.failing():
+            if order is None:
+                return self._make(epoch, first + index, base + index, index, turns)
+            with order.failing():
                 return self._make(epoch, first + index, base + index, index, turns)
 
         if order is not None:

@@ -26,7 +26,14 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.sampling.compiled import kernel
-from gnnplan.runtime.sampling.rng import Integers, Purpose, draw, key_kernel, stream, value_kernel
+from gnnplan.runtime.sampling.rng import (
+    Integers,
+    Purpose,
+    draw,
+    hop_streams,
+    key_kernel,
+    value_kernel,
+)
 
 _CENTRE = 0.425
 _TAIL = 5.0
@@ -301,9 +308,8 @@ class StreamPolicy:
         return HopStreams(first, self._segment(epoch, segment + 1, hops), cosine, sine)
 
     def _segment(self, epoch: int, segment: int, hops: range) -> NDArray[np.uint64]:
-        numbers = [0 if self.layer_dependent else hop for hop in hops]
-        words = [stream(self.seed, epoch, segment, hop, self.purpose) for hop in numbers]
-        return np.array(words, dtype=np.uint64)
+        first, stride = (0, 0) if self.layer_dependent else (hops.start, 1)
+        return hop_streams(self.seed, epoch, segment, first, len(hops), self.purpose, stride=stride)
 
 
 def quarter_turn(c: float) -> tuple[float, float]:

@@ -196,19 +196,21 @@ def assemble(
 
     `weight` has one float32 per drawn edge of all hops, in order; it may be longer.
     """
-    rows, edges = int(w.row_ends[-1]), int(w.edge_ends[-1])
+    # As lists: an entry of an array is a new object each time it is read.
+    node_ends, row_ends, edge_ends = w.node_ends.tolist(), w.row_ends.tolist(), w.edge_ends.tolist()
+    rows, edges = row_ends[-1], edge_ends[-1]
     nested = dialect is Dialect.FIRST_SEEN
     row_ptr = copied(w.row_ptr, rows + 1) if nested else w.row_ptr
     indices = copied(w.local, edges)
     e_id = copied(w.positions, edges) if edge_ids else None
     weight = None if weight is None else copied(weight, edges)
     blocks = []
-    for hop in reversed(range(w.node_ends.shape[0] - 1)):
+    for hop in reversed(range(len(node_ends) - 1)):
         first = 0 if nested else hop
-        edge = slice(int(w.edge_ends[first]), int(w.edge_ends[hop + 1]))
-        indptr = row_ptr[int(w.row_ends[first]) : int(w.row_ends[hop + 1]) + 1]
+        edge = slice(edge_ends[first], edge_ends[hop + 1])
+        indptr = row_ptr[row_ends[first] : row_ends[hop + 1] + 1]
         indptr = indptr if nested else indptr - edge.start
-        blocks.append(cut_block(int(w.node_ends[hop + 1]), indptr, edge, indices, e_id, weight))
+        blocks.append(cut_block(node_ends[hop + 1], indptr, edge, indices, e_id, weight))
     return blocks
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnplan.runtime.intrinsics import mulhi
-from gnnplan.runtime.sampling.compiled import inlined_kernel
+from gnnplan.runtime.sampling.compiled import inlined_kernel, kernel
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 ODD = np.uint64(0xD1342543DE82EF95)
@@ -117,6 +117,35 @@ def mix_kernel(z):
     z = (z ^ (z >> _S30)) * MIX_1
     z = (z ^ (z >> _S27)) * MIX_2
     return z ^ (z >> _S31)
+
+
+@kernel
+@no_type_check
+def _fill_streams(seed, epoch, step, first_hop, stride, purpose, out):
+    """Fill the streams of hops first_hop, first_hop + stride, ... as `stream` derives them."""
+    for i in range(out.shape[0]):
+        state = np.uint64(0)
+        for word in (seed, epoch, step, first_hop + i * stride, purpose):
+            state = mix_kernel((state ^ np.uint64(word)) + GOLDEN)
+        out[i] = state
+
+
+def hop_streams(
+    seed: int, epoch: int, step: int, first_hop: int, count: int, purpose: Purpose, *, stride: int
+) -> NDArray[np.uint64]:
+    """Derive the streams of hops first_hop, first_hop + stride, ... of one step: uint64 [count].
+
+    Each is that of `stream`; a stride of 0 gives all hops the first one's.
+    """
+    words = (_signed(word & _MASK) for word in (seed, epoch, step))
+    out = np.empty(count, np.uint64)
+    _fill_streams(*words, first_hop, stride, int(purpose), out)
+    return out
+
+
+def _signed(word: int) -> int:
+    """Return the integer of as many bits that numba takes as its own."""
+    return word - (1 << 64) if word >> 63 else word
 
 
 @inlined_kernel

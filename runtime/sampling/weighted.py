@@ -255,15 +255,14 @@ class WeightedSampler(HopwiseSampler):
         self.edge_weight = float32_weight(edge_weight, self.indices.shape[0])
         self.draws, self.estimator = Draws(draws), Estimator(estimator)
         self.boost = Boost(_NOWHERE, 1.0) if boost is None else boost
-        self._ring = read_only(self.boost.ring)
         self._widest = int(np.diff(self.indptr).max(initial=0))
 
     def _choose(
         self, w: Workspace, streams: HopStreams, hop: int, first: int, last: int
     ) -> Weights | None:
         rows = WeightedRows(
-            self.indptr, self.indices, self.edge_weight, self._ring, self.num_hops - 1 - hop,
-            self.boost.factor, self.fanouts[hop], _CODES[self.draws],
+            self.indptr, self.indices, self.edge_weight, read_only(self.boost.ring),
+            self.num_hops - 1 - hop, self.boost.factor, self.fanouts[hop], _CODES[self.draws],
             self.estimator is Estimator.HAJEK,
         )  # fmt: skip
         scratch = self._of_thread("scratch", self._make_scratch)

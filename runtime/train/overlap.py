@@ -23,7 +23,7 @@ from gnnplan.runtime.loader.stages import AbstractStage
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.process import keep_thread_to
 from gnnplan.runtime.sampling.minibatch import MiniBatch
-from gnnplan.runtime.train.streams import AbstractMark, AbstractStreams
+from gnnplan.runtime.train.streams import AbstractMark, AbstractStreams, HostStreams
 
 T = TypeVar("T")
 JOIN_SECONDS = 5.0
@@ -276,17 +276,23 @@ def pass_through(
     """
     seconds: dict[str, float] = {}
     made = MadeBatch(batch)
+    in_order = type(streams) is HostStreams
     for number, stage in enumerate(stages):
         if stage.ordered:
             turns.take(number, turn)
         meter.enter(stage.name, index, meets=stage.ordered)
         start, before = time.perf_counter(), _exchanged(made.batch)
-        run = functools.partial(_run_stage, stage, made, streams, index)
-        if stage.ordered and order is not None:
+        if in_order and not stage.ordered:
+            core, batch = time.thread_time(), made.batch
+            found = stage.wait(stage.submit(batch, index))
+            core = time.thread_time() - core
+            made = made if found is batch else MadeBatch(found)
+        elif stage.ordered and order is not None:
             place = sum(each.ordered for each in stages[:number])
+            run = functools.partial(_run_stage, stage, made, streams, index)
             made, core = order.meet(turn, place, run)
         else:
-            made, core = run()
+            made, core = _run_stage(stage, made, streams, index)
         elapsed = time.perf_counter() - start
         if stage.ordered:
             turns.done(number, turn)
