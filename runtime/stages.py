@@ -70,6 +70,8 @@ def most_parts(gradient_bytes: float) -> int:
     return max(1, int(gradient_bytes // PART_BYTES))
 
 
+LOOK_EVERY = 16
+"""Captured steps between two looks of the host at losses and flags (DEC-168)."""
 CAPTURED_MODELS = ("sage", "gcn", "gat", "rgcn")
 """Models whose layers leave padding out."""
 

@@ -117,7 +117,7 @@ def shuffled(kernel_device: torch.device) -> Iterator[None]:
 
     def place(x: int, y: int, z: int) -> None:
         count = builder.grid_dim[0]
-        if x == 0 or count not in orders:
+        if (x, y, z) == (0, 0, 0) or count not in orders:
             orders[count] = drawn.sample(range(count), count)
         in_turn(orders[count][x], y, z)
 

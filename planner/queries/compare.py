@@ -233,6 +233,13 @@ def _notes(plan: Plan, report: RunReport, stages: dict[str, StageComparison]) ->
         notes.append(f"the hypervisor took {report.noise.steal_fraction:.0%} of the cores' time")
     if len(report.epochs) == 1:
         notes.append("only one epoch was run: its start-up is in the epoch's seconds")
+    if (shapes := plan.strategy.shapes) is not None:
+        steps = sum(epoch.steps for epoch in report.epochs)
+        expected = f"{shapes.overflow_share * steps:.2g} of {steps} predicted"
+        notes.append(
+            f"steps whose batch did not fit the captured shapes: {expected}, "
+            f"{report.overflowed_steps} measured"
+        )
     missing = [n for n in plan.prediction.stages if n not in stages]
     if missing:
         notes.append(f"predicted but not measured: {', '.join(missing)}")

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from gnnplan.planner.candidate import Candidate, PlacedRows
 from gnnplan.planner.cost.backends.gpu_lanes import (
+    MARGINS,
     MOST_OF_MEMORY,
     buffer_bytes,
     capture_gain,
@@ -45,7 +46,7 @@ from gnnplan.planner.search.dimensions.registry import (
     propose_more,
     rows_of,
 )
-from gnnplan.planner.search.samplers import of_links_or_types
+from gnnplan.planner.search.samplers import LINK_TASK, of_links_or_types
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import Hotness
 from gnnplan.runtime.plan.schema import Alternative, Interval, Prediction
@@ -81,40 +82,50 @@ def with_step(settings: PlanSettings, request: Request, candidate: Candidate) ->
     """Return the candidate with the step that is asked for, as far as it can be captured.
 
     With `auto` a step is captured where the machine's rates say that this saves more than the
-    noise.
+    noise. Of the margins of its shapes, the one with the least padding and steps that do not fit.
     """
     eager = replace(candidate, step="eager", shapes=None)
     if settings.step == "eager" or refuse_captured(eager, request.workload):
         return eager
     batch, timing = batch_and_timing(request, candidate)
-    drawn, bounds = _draws_padded(settings, request, eager), None
-    if drawn:
-        seeds = seeds_per_rank(request.workload.batch_size, eager.num_ranks)
-        nodes, fanouts = request.graph.num_nodes, request.workload.fanouts
-        bounds = Envelope.largest(seeds, fanouts, nodes, every_hop=request.every_hop)
-    shapes = step_shapes(batch, drawn=drawn, bounds=bounds)
-    captured = replace(eager, step="captured", shapes=shapes)
-    if drawn:
-        threads = replace(eager.threads, sample=0, capture=0)
-        captured = replace(captured, threads=threads)
-    now, then = (step_compute(request.machine, each, batch, timing) for each in (eager, captured))
-    gain = 1 - (then.forward_backward + then.optimizer) / (now.forward_backward + now.optimizer)
+    drawn = _draws_padded(settings, request, eager)
+    bounds = _most_drawn(request, eager, len(batch.edge_types)) if drawn else None
+    made: list[Candidate] = []
+    for margin in MARGINS:
+        shapes = step_shapes(batch, margin, drawn=drawn, bounds=bounds)
+        threads = replace(eager.threads, sample=0, capture=0) if drawn else eager.threads
+        made.append(replace(eager, step="captured", shapes=shapes, threads=threads))
+    steps = [step_compute(request.machine, each, batch, timing) for each in (eager, *made)]
+    now, usual, *others = (step.forward_backward + step.optimizer for step in steps)
+    captured, seconds = made[0], usual
+    for each, then in zip(made[1:], others, strict=True):
+        if then < seconds and 1 - then / usual > request.machine.noise:
+            captured, seconds = each, then
+    gain = 1 - seconds / now
     return captured if settings.step == "captured" or gain > request.machine.noise else eager
-
-
-DRAWN_MODELS = ("sage", "gat")
-"""Models whose blocks have no weights, so that the device draws whole batches of them."""
 
 
 def _draws_padded(settings: PlanSettings, request: Request, candidate: Candidate) -> bool:
     """Return whether the device draws whole batches into a captured step's shapes."""
+    work = request.workload
     plain = is_able(settings.sampler, settings.sampler_parameters, "captured")
-    node = not of_links_or_types(request.graph.task, request.workload)
-    node = node and request.workload.model in DRAWN_MODELS
     alone = candidate.las is None and candidate.bulk_batches == 1 and candidate.cache is None
     whole = candidate.topology.policy in ("host", "replicated") and candidate.hosts == 1
-    bounded = min(request.workload.fanouts, default=-1) > 0
-    return plain and node and alone and whole and bounded and settings.shared_host
+    of_types = [fanout for each in work.type_fanouts.values() for fanout in each]
+    bounded = min(work.fanouts, default=-1) > 0 and min(of_types, default=0) >= 0
+    return plain and alone and whole and bounded and settings.shared_host
+
+
+def _most_drawn(request: Request, candidate: Candidate, num_types: int) -> Envelope:
+    """Return the sizes that no batch can exceed: of all links' ends, or of all edge types."""
+    work, seeds = request.workload, seeds_per_rank(request.workload.batch_size, candidate.num_ranks)
+    if request.graph.task == LINK_TASK:
+        seeds *= 2 + work.links.num_negatives
+    named, fanouts = list(work.type_fanouts.values()), work.fanouts
+    if num_types:
+        others = num_types - len(named)
+        fanouts = [others * hop + sum(of) for hop, *of in zip(work.fanouts, *named, strict=True)]
+    return Envelope.largest(seeds, fanouts, request.graph.num_nodes, every_hop=request.every_hop)
 
 
 def with_parts(

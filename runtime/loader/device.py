@@ -27,6 +27,7 @@ from gnnplan.runtime.loader.topology import OFFSET_BYTES
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.models.adjacency import TorchBlock, device_blocks
 from gnnplan.runtime.models.weights import (
+    PaddedGcn,
     count_self_loops,
     full_degrees,
     gcn_blocks,
@@ -263,6 +264,14 @@ class DeviceBatchStage(AbstractStage):
             labels = torch.from_numpy(take_labels(self._labels, batch.seeds))
             batch.y = labels.to(self._device, non_blocking=True)
         return batch
+
+    def padded_weights(self, dialect: Dialect) -> PaddedGcn | None:
+        """Return what gives padded batches the model's weights; None where they have none."""
+        if not self._gcn:
+            return None
+        return PaddedGcn(
+            self._degree, self._loops, nested=dialect is Dialect.FIRST_SEEN, may_loop=self._may_loop
+        )
 
     def _weighted(self, batch: DeviceMiniBatch) -> list[TorchBlock]:
         blocks = drawn_blocks(batch.drawn)

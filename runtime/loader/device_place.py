@@ -338,27 +338,36 @@ def padded_stage(
 ) -> PaddedStage | None:
     """Return the stage of padded steps that a plan's stages may be replaced by; None: none may.
 
-    The device draws and gathers all that a batch consists of, one step at a time, without weights.
+    The device draws and gathers all that a batch consists of, one step at a time.
     """
-    from gnnplan.runtime.loader.device import DeviceGatherStage, DeviceSampleStage
+    from gnnplan.runtime.loader.device import (
+        DeviceBatchStage,
+        DeviceGatherStage,
+        DeviceSampleStage,
+        LinkDeviceSampleStage,
+    )
 
-    drawing = next((each for each in stages if type(each) is DeviceSampleStage), None)
-    gather = next((each for each in stages if type(each) is DeviceGatherStage), None)
+    drawing = _only(stages, DeviceSampleStage, LinkDeviceSampleStage)
+    gather, batch = _only(stages, DeviceGatherStage), _only(stages, DeviceBatchStage)
     shapes = plan.strategy.shapes
-    weighs = plan.workload.model not in ("sage", "gat")
-    if drawing is None or gather is None or shapes is None or weighs:
+    if drawing is None or gather is None or batch is None or shapes is None:
         return None
-    from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler
-    from gnnplan.runtime.sampling.gpu.padded import PaddedDraws
+    from gnnplan.runtime.sampling.gpu.padded import PaddedDraws, PaddedSampler
 
-    if not isinstance(drawing.sampler, DeviceNeighborSampler):
+    if not isinstance(drawing.sampler, PaddedSampler):
         return None
     try:
         envelope = Envelope(tuple(shapes.rows), tuple(shapes.edges))
         draws = PaddedDraws(
             drawing.sampler, schedule, envelope, store=gather.store, labels=graph.y,
             row_dtype=gather.row_dtype,
+            weights=batch.padded_weights(Dialect(plan.strategy.sampler.dialect)),
         )  # fmt: skip
     except SamplerError:  # rows that are not in place, or dependent batches
         return None
     return PaddedStage(stages, draws, gather.store, meter)
+
+
+def _only(stages: Sequence[AbstractStage], *kinds: type[AbstractStage]) -> Any:
+    """Return the stage of just these kinds; None where there is none."""
+    return next((each for each in stages if type(each) in kinds), None)

@@ -5,7 +5,7 @@ sums have a fixed order. Gradients are spread by atomic additions in the device'
 two runs may differ in their last bits.
 
 A block's weights are one number per edge, or with heads one per edge and head, (num_edges, heads),
-each for its share of the columns.
+each for its share of the columns. Kernels that give padded blocks GCN's are `weights.PaddedGcn`'s.
 """
 
 from dataclasses import replace
@@ -311,3 +311,106 @@ class DeviceSums(BlockSums):
     def gradient(self, grad: Tensor, width: int, *, with_root: bool) -> Tensor:
         """Spread by atomic additions, in float32."""
         return spread_rows(grad, self.block, width, with_root=with_root)
+
+
+@triton.jit
+@no_type_check
+def root_kernel(
+    n_id, counts, degree, self_loops, row_places, row_ptr, edge_places, stays, root_places, full,
+    roots, FULL: tl.constexpr, LOOPS: tl.constexpr, NESTED: tl.constexpr, HOPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write 1 / sqrt(d) of each source, and with FULL its full degree, for `weights.PaddedGcn`."""
+    which = tl.program_id(1)
+    block = which
+    if NESTED:
+        block += HOPS - 1
+    count, own = tl.load(counts + block + 1), tl.load(counts + block)
+    one = tl.full((BLOCK,), 1, tl.float32)
+    for chunk in range(tl.program_id(0), tl.cdiv(count, BLOCK), tl.num_programs(0)):
+        at = tl.arange(0, BLOCK).to(tl.int64) + chunk * BLOCK
+        mask = at < count
+        if FULL:
+            node = tl.load(n_id + at, mask=mask, other=0)
+            whole = tl.load(degree + node, mask=mask, other=0).to(tl.float32)
+            tl.store(full + at, whole, mask=mask)
+            if LOOPS:  # in float64, as numpy subtracts int32 from float32
+                others = whole.to(tl.float64)
+                others -= tl.load(self_loops + node, mask=mask, other=0).to(tl.float64)
+                root = (1.0 / tl.sqrt(others + 1.0)).to(tl.float32)
+            else:
+                root = tl.div_rn(one, tl.sqrt_rn(whole + 1.0))
+        else:
+            mine = mask & (at < own)
+            end = row_ptr + tl.load(row_places + block) + at
+            first, last = tl.load(end, mask=mine, other=0), tl.load(end + 1, mask=mine, other=0)
+            if LOOPS:
+                before = stays + tl.load(edge_places + block)
+                first = tl.load(before + first, mask=mine, other=0)
+                last = tl.load(before + last, mask=mine, other=0)
+            root = tl.div_rn(one, tl.sqrt_rn((last - first).to(tl.float32) + 1.0))
+        tl.store(roots + tl.load(root_places + which) + at, root, mask=mask)
+
+
+@triton.jit
+@no_type_check
+def weigh_kernel(
+    counts, sizes, row_places, row_ptr, edge_places, stays, rows, local, root_places, new_places,
+    full, roots, new_ptr, new_rows, new_local, weight, FULL: tl.constexpr, LOOPS: tl.constexpr,
+    HOPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write a block's edges with self-loops and weights, and padding, for `weights.PaddedGcn`."""
+    block = tl.program_id(1)
+    num_dst, num_edges = tl.load(counts + block), tl.load(counts + HOPS + 1 + block)
+    room, src_room = tl.load(sizes + block), tl.load(sizes + block + 1)
+    edge_room = tl.load(sizes + HOPS + 1 + block) + room
+    end_of = row_ptr + tl.load(row_places + block)
+    first_edge = tl.load(edge_places + block)
+    root, to = roots + tl.load(root_places + block), tl.load(new_places + block)
+    kept_ends = new_ptr + tl.load(row_places + block)
+    total = num_edges
+    earlier = first_edge * 0
+    if LOOPS:
+        earlier = tl.load(stays + first_edge)
+        total = tl.load(stays + first_edge + num_edges) - earlier
+    total += num_dst
+    lanes, stride = tl.arange(0, BLOCK).to(tl.int64), tl.num_programs(0) * BLOCK
+    begin = tl.program_id(0).to(tl.int64) * BLOCK
+    for at in range(begin, num_edges, stride):
+        edge = at + lanes
+        mask = edge < num_edges
+        row = tl.load(rows + first_edge + edge, mask=mask, other=0).to(tl.int64)
+        source = tl.load(local + first_edge + edge, mask=mask, other=0).to(tl.int64)
+        first = tl.load(end_of + row, mask=mask, other=0)
+        drawn = (tl.load(end_of + row + 1, mask=mask, other=1) - first).to(tl.float32)
+        whole = drawn
+        if FULL:
+            whole = tl.load(full + row, mask=mask, other=0)
+        value = whole * tl.div_rn(tl.full((BLOCK,), 1, tl.float32), drawn)
+        value = value * tl.load(root + row, mask=mask, other=0)
+        value = value * tl.load(root + source, mask=mask, other=0)
+        place = edge
+        if LOOPS:
+            place = tl.load(stays + first_edge + edge, mask=mask, other=0) - earlier
+            mask = mask & (row != source)
+        place += to + row
+        tl.store(new_local + place, source.to(tl.int32), mask=mask)
+        tl.store(new_rows + place, row.to(tl.int32), mask=mask)
+        tl.store(weight + place, value, mask=mask)
+    for at in range(begin, room, stride):
+        row = at + lanes
+        mask = row < num_dst
+        last = tl.load(end_of + row + 1, mask=mask, other=0)
+        if LOOPS:
+            last = tl.load(stays + first_edge + last, mask=mask, other=0) - earlier
+        own = tl.load(root + row, mask=mask, other=0)
+        tl.store(new_local + to + last + row, row.to(tl.int32), mask=mask)
+        tl.store(new_rows + to + last + row, row.to(tl.int32), mask=mask)
+        tl.store(weight + to + last + row, own * own, mask=mask)
+        tl.store(kept_ends + row + 1, tl.where(mask, last + row + 1, total), mask=row < room)
+    for at in range(total + begin, edge_room, stride):
+        place = at + lanes
+        inside = place < edge_room
+        tl.store(new_local + to + place, (src_room - 1).to(tl.int32), mask=inside)
+        tl.store(new_rows + to + place, (room - 1).to(tl.int32), mask=inside)
+        tl.store(weight + to + place, 0.0, mask=inside)

@@ -16,7 +16,8 @@ A GPU's blocks are weighted by torch operations with the same numbers: products 
 order of the loops, and roots and quotients are correctly rounded on both.
 """
 
-from typing import Any, no_type_check
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, no_type_check
 
 import numba
 import numpy as np
@@ -30,7 +31,12 @@ from gnnplan.runtime.plan.schema import Workload
 from gnnplan.runtime.processor import square_root
 from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 
+if TYPE_CHECKING:  # code without Triton names this type too
+    from gnnplan.runtime.sampling.gpu.hops import PaddedBatch
+
 _jit: Any = numba.njit(cache=True, nogil=True, error_model="numpy")
+_WEIGHED = 512
+"""Nodes, or edges, that a program gives weights at a time."""
 
 
 @_jit
@@ -248,3 +254,102 @@ def _gcn_block_device(
     filled[inserted.loops] = own * own
     inserted.block.weight = filled[:edges]
     return inserted.block
+
+
+class PaddedGcn:
+    """Gives padded batches self-loops and GCN's weights, those of `gcn_blocks`.
+
+    Args:
+        degree: Full in-degrees [N], self-loops included, for gcn_norm full; None: sampled.
+        loops: Self-loops [N]; None: the graph has none, or degrees are sampled.
+        nested: The outermost block holds the whole subgraph (dialect first_seen).
+        may_loop: A drawn edge may be a self-loop.
+    """
+
+    def __init__(
+        self, degree: Tensor | None, loops: Tensor | None, *, nested: bool, may_loop: bool
+    ) -> None:
+        self._degree, self._loops, self._may_loop = degree, loops, may_loop
+        # One root per node serves all blocks, but where each block has degrees of its own.
+        self._shared = nested or degree is not None
+        self._places: list[int] = []
+
+    @property
+    def launches(self) -> int:
+        """Return how many kernels `fill` launches."""
+        return 4 if self._may_loop else 2
+
+    def prepare(self, batch: "PaddedBatch") -> "PaddedBatch":
+        """Return the batch with room for blocks with weights."""
+        from gnnplan.runtime.sampling.gpu.hops import BlockEdges
+
+        if not self._places:
+            self._make_room(batch)
+        kept, places = batch.kept, self._places
+        looped = BlockEdges(
+            row_places=kept.row_places,
+            edge_places=self._new_places,
+            row_ptr=torch.zeros_like(kept.row_ptr),
+            rows=kept.rows.new_zeros(places[-1]),
+            local=kept.local.new_zeros(places[-1]),
+            weight=torch.zeros(places[-1], dtype=torch.float32, device=kept.rows.device),
+        )
+        made, row = list(batch.blocks), 0
+        for hop, block in enumerate(reversed(batch.blocks)):
+            edge = slice(places[hop], places[hop + 1])
+            assert looped.weight is not None
+            made[-1 - hop] = replace(
+                block,
+                indptr=looped.row_ptr[row : row + block.num_dst + 1],
+                indices=looped.local[edge],
+                dst=looped.rows[edge],
+                weight=looped.weight[edge],
+            )
+            row += block.num_dst + 1
+        return replace(batch, blocks=made, looped=looped)
+
+    def _make_room(self, batch: "PaddedBatch") -> None:
+        """Make what the weights of every batch pass through, in the sizes of this one."""
+        blocks, device = batch.blocks[::-1], batch.n_id.device
+        rows = [blocks[0].num_dst, *(block.num_src for block in blocks)]
+        edges = [block.dst.numel() for block in blocks]
+        begins = [0 if self._shared else sum(rows[1 : hop + 1]) for hop in range(len(edges))]
+        sizes = [drawn + own for drawn, own in zip(edges, rows, strict=False)]
+        self._places = [sum(sizes[:hop]) for hop in range(len(sizes) + 1)]
+        self._sizes, self._root_places, self._new_places = (
+            torch.tensor(each, device=device) for each in ([*rows, *edges], begins, self._places)
+        )
+        self._full = torch.zeros(rows[-1], device=device)
+        self._roots = torch.zeros(begins[-1] + rows[-1], device=device)
+        # Whether each edge is no self-loop, and how many before it are none.
+        self._others = torch.zeros(sum(edges), dtype=torch.bool, device=device)
+        self._stays = torch.zeros(sum(edges) + 1, dtype=torch.int64, device=device)
+
+    def fill(self, batch: "PaddedBatch") -> None:
+        """Add self-loops and weights to the edges drawn; only launches kernels."""
+        from gnnplan.runtime.models.aggregate_triton import root_kernel, weigh_kernel
+        from gnnplan.runtime.sampling.gpu.relabel import programs_for
+
+        kept, looped, none = batch.kept, batch.looped, batch.counts
+        assert looped is not None
+        if self._may_loop:
+            torch.ne(kept.local, kept.rows, out=self._others)
+            torch.cumsum(self._others, 0, dtype=torch.int64, out=self._stays[1:])
+        hops, device = len(batch.blocks), none.device
+        kind: dict[str, Any] = {
+            "FULL": self._degree is not None, "LOOPS": self._may_loop, "HOPS": hops,
+            "BLOCK": _WEIGHED,
+        }  # fmt: skip
+        drawn = (kept.row_places, kept.row_ptr, kept.edge_places, self._stays)
+        programs = programs_for(batch.blocks[0].num_src, _WEIGHED, device)
+        root_kernel[(programs, 1 if self._shared else hops)](
+            batch.n_id, batch.counts, none if self._degree is None else self._degree,
+            none if self._loops is None else self._loops, *drawn, self._root_places, self._full,
+            self._roots, **kind, NESTED=self._shared,
+        )  # fmt: skip
+        programs = programs_for(max(b.dst.numel() for b in batch.blocks), _WEIGHED, device)
+        weigh_kernel[(programs, hops)](
+            batch.counts, self._sizes, *drawn, kept.rows, kept.local, self._root_places,
+            self._new_places, self._full, self._roots, looped.row_ptr, looped.rows, looped.local,
+            looped.weight, **kind,
+        )  # fmt: skip

@@ -313,6 +313,10 @@ class StepShapes:
     """Predicted share of steps whose batch does not fit."""
     ahead: int = field(default=0, metadata=codec.UNLESS_SET)
     """Above 0, the device draws each batch beside the step before it, into buffers of its own."""
+    reached_by: int = field(default=0, metadata=codec.UNLESS_SET)
+    """Batches of which one is expected to reach the sizes under the margin; 0: unknown."""
+    margin: float = field(default=1.0, metadata=codec.UNLESS_SET)
+    """Ratio of the shapes to those sizes, before they are rounded up."""
 
     def __hash__(self) -> int:
         return hash((*self.rows, *self.edges))

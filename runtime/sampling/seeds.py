@@ -207,7 +207,7 @@ class LinkSchedule:
     """The links of every (epoch, step) for one rank, as `SeedSchedule` deals seeds.
 
     A pair (int64 [n, 2], source and destination) may occur more than once; the batch size counts
-    links.
+    links. `ids` deals them.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class LinkSchedule:
         self.pairs = np.ascontiguousarray(pairs, dtype=np.int64).view(np.ndarray)
         self.batch_size = batch_size
         ids = np.arange(len(self.pairs))
-        self._ids = SeedSchedule(
+        self.ids = SeedSchedule(
             ids, batch_size, seed=seed, num_ranks=num_ranks, rank=rank, drop_last=drop_last,
             shuffle=shuffle,
         )  # fmt: skip
@@ -233,21 +233,21 @@ class LinkSchedule:
     @property
     def num_steps(self) -> int:
         """Return the optimiser steps per epoch, the same on every rank."""
-        return self._ids.num_steps
+        return self.ids.num_steps
 
     def largest_share(self) -> int:
         """Return the most links of a batch of this rank."""
-        return self._ids.largest_share()
+        return self.ids.largest_share()
 
     def share(self, epoch: int, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
         """Return this rank's part of a batch: pairs [m, 2], global ids, links over all ranks."""
-        ids, _, total = self._ids.share(epoch, step)
+        ids, _, total = self.ids.share(epoch, step)
         return self.pairs[ids], ids, total
 
     def step_pairs(self, epoch: int, step: int) -> NDArray[np.int64]:
         """Return the whole global batch's pairs, int64 [b, 2], the same on every rank."""
         first = step * self.batch_size
-        return self.pairs[self._ids.order(epoch)[first : first + self.batch_size]]
+        return self.pairs[self.ids.order(epoch)[first : first + self.batch_size]]
 
 
 def link_seeds(

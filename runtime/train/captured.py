@@ -47,13 +47,11 @@ from gnnplan.runtime.plan.schema import Plan, StepShapes
 from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 from gnnplan.runtime.sampling.rng import Purpose, stream
-from gnnplan.runtime.stages import Stage, refuse_captured
+from gnnplan.runtime.stages import LOOK_EVERY, Stage, refuse_captured
 from gnnplan.runtime.train.minibatch import TrainLoop, finite_loss
 from gnnplan.runtime.train.precision import widen
 from gnnplan.runtime.train.streams import streams_of
 
-LOOK_EVERY = 16
-"""Steps between two looks of the host at losses and flags (DEC-168)."""
 _WARM_RUNS = 3
 """Runs before the capture, in which kernels are compiled and libraries make their workspaces."""
 DRAW_LANE = "draw"
@@ -89,7 +87,8 @@ class StepInputs:
         blocks = [
             TorchBlock(
                 num_src=block.num_src, num_dst=block.num_dst, indptr=block.indptr,
-                indices=block.indices, live=block.num_dst_now, dst=block.dst,
+                indices=block.indices, weight=block.weight, relation_ptr=block.relation_ptr,
+                src_type=block.src_type, live=block.num_dst_now, dst=block.dst,
             )
             for block in padded.blocks
         ]  # fmt: skip
@@ -97,7 +96,7 @@ class StepInputs:
             blocks=blocks,
             x=padded.x,
             y=padded.y,
-            num_labels=padded.counts[:1],
+            num_labels=padded.labels_now,
             global_num_seeds=torch.ones(1, device=device),
             overflow=torch.zeros(1, device=device),
             key=torch.zeros(1, dtype=torch.int64, device=device),

@@ -9,6 +9,7 @@ An exchange between ranks uses links and GPU, except for the measured share that
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.memory import tail
@@ -24,7 +25,7 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.workload import BatchProfile, GpuTiming, ModelTiming, Spread
 from gnnplan.runtime.plan.schema import GraphRef, StepShapes
 from gnnplan.runtime.sampling.memory import Envelope, capture_bytes, may_capture
-from gnnplan.runtime.stages import Stage
+from gnnplan.runtime.stages import LOOK_EVERY, Stage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,9 +162,10 @@ def step_compute(
 
     T_captured = p D + K_f t_s with D seconds in which the GPU works on a mean batch's own shapes, p
     rows of the padded shapes over the mean batch's, and K_f starts around the graph. All of D grows
-    with p here, though kernels that sum over edges stop at the true rows: an upper bound.
+    with p here, though kernels that sum over edges stop at the true rows: an upper bound. A share s
+    of steps does not fit, and takes an eager step and the replays that wait for the host besides.
 
-    Source: derived (DEC-170).
+    Source: derived (DEC-170, DEC-178).
     """
     ranks, threads = candidate.num_ranks, candidate.threads.compute
     worked = timing.device_seconds if timing.gpu is None else timing.gpu.device_seconds
@@ -179,7 +181,19 @@ def step_compute(
     starts = GRAPH_STARTS if drawn else captured_starts(len(batch.edges))
     host = starts * start_seconds(machine)
     device = worked * padding_ratio(candidate.shapes, batch)
-    return StepCompute(forward_backward=host + device, optimizer=0.0, host=host, device=device)
+    alone = eager.forward_backward + eager.optimizer
+    seconds = host + device
+    seconds += candidate.shapes.overflow_share * (alone + lost_replays(candidate) * seconds)
+    return StepCompute(forward_backward=seconds, optimizer=0.0, host=host, device=device)
+
+
+def lost_replays(candidate: Candidate) -> float:
+    """Return the replays that leave parameters alone until the host sees that a batch did not fit.
+
+    Where the host copies the batches of one rank it knows at once; else it looks every few steps.
+    """
+    told = candidate.shapes is not None and not candidate.shapes.drawn and candidate.num_ranks == 1
+    return 0.0 if told else (LOOK_EVERY - 1) / 2
 
 
 FILL_STARTS = (6, 9)
@@ -201,29 +215,41 @@ def padding_ratio(shapes: StepShapes, batch: BatchProfile) -> float:
     return max(1.0, sum(shapes.rows) / max(1.0, sum(v.mean for v in batch.vertices)))
 
 
-SHAPE_DRAWS = 1000
-"""Number of batches of which one is expected to reach the quantile that shapes are made of."""
-SHAPE_MARGIN = 1.1
-"""Ratio of shapes to that quantile (DEC-170)."""
+class Margin(NamedTuple):
+    """How far padded shapes lie above the sizes of a mean batch."""
+
+    draws: int
+    """Batches of which one is expected to reach the sizes that shapes are made of."""
+    ratio: float
+    """Rows and edges of the shapes over those sizes."""
+
+
+USUAL_MARGIN = Margin(1000, 1.1)
+"""Margin that is kept where no other is predicted to gain more than the noise (DEC-170)."""
+MARGINS = (USUAL_MARGIN, Margin(1000, 1.02), Margin(100_000, 1.02), Margin(100_000, 1.1))
 SHAPE_MULTIPLE = 64
 """Multiple that rows and edges are rounded up to."""
 
 
 def step_shapes(
-    batch: BatchProfile, *, drawn: bool = False, bounds: Envelope | None = None
+    batch: BatchProfile,
+    margin: Margin = USUAL_MARGIN,
+    *,
+    drawn: bool = False,
+    bounds: Envelope | None = None,
 ) -> StepShapes:
     """Return the padded shapes for batches of a profiled size, and the share that overflows them.
 
-    Rows and edges are 1.1 times what one of a thousand batches exceeds, within `bounds`, and a row
-    more, which is padding's. The share adds up the normal tails of all of them.
+    Rows and edges are the margin's ratio times its sizes, within `bounds`, and a row more, which is
+    padding's. The share adds up the normal tails of all of them.
 
     Source: docs/formulas.md 8.10 [A10] for the quantile.
     """
     sizes = (batch.vertices, list(reversed(batch.block_edges)))
-    rows, edges = ([tail(each, batch.num_batches, SHAPE_DRAWS) for each in some] for some in sizes)
+    rows, edges = ([tail(each, batch.num_batches, margin.draws) for each in some] for some in sizes)
     ends = batch.vertices[0]  # of links, whose number varies
-    rows[0] = SHAPE_MARGIN * rows[0] if ends.std > 0 else max(batch.seeds_per_rank, ends.largest)
-    found = Envelope.around(rows, edges, bounds, margin=SHAPE_MARGIN, multiple=SHAPE_MULTIPLE)
+    rows[0] = margin.ratio * rows[0] if ends.std > 0 else max(batch.seeds_per_rank, ends.largest)
+    found = Envelope.around(rows, edges, bounds, margin=margin.ratio, multiple=SHAPE_MULTIPLE)
     limits = ([each - 1 for each in found.rows], found.edges)
     beyond = [
         _normal_tail(size, limit)
@@ -236,6 +262,8 @@ def step_shapes(
         drawn=drawn,
         ahead=int(drawn),
         overflow_share=0.0 if _within(found, bounds) else min(1.0, sum(beyond)),
+        reached_by=margin.draws,
+        margin=margin.ratio,
     )
 
 
@@ -273,13 +301,16 @@ def captured_step_bytes(
     envelope = Envelope(tuple(shapes.rows), tuple(shapes.edges))
     shared = envelope.shared_bytes(graph.num_nodes, graph.num_train) if shapes.drawn else 0
     edges = PADDED_EDGE_BYTES * (sum(shapes.edges) + sum(shapes.rows[:-1]))
-    rows = handed_row_bytes * shapes.rows[-1] + ROW_END_BYTES * sum(shapes.rows)
+    if shapes.drawn:  # as drawn, beside those with the model's self-loops and weights
+        edges += DRAWN_EDGE_BYTES * sum(shapes.edges)
+    ends = max(1, len(batch.edge_types)) * sum(shapes.rows)
+    rows = handed_row_bytes * shapes.rows[-1] + ROW_END_BYTES * ends
     pool = timing.activation_bytes * padding_ratio(shapes, batch)
     return round(shared + (1 + shapes.ahead) * (edges + rows) + pool)
 
 
-ROW_END_BYTES, PADDED_EDGE_BYTES = 8, 12
-"""The end of a row's edges; an edge's source, destination and weight."""
+ROW_END_BYTES, PADDED_EDGE_BYTES, DRAWN_EDGE_BYTES = 8, 12, 8
+"""The end of a row's edges of one type; an edge's source, destination and weight; those two."""
 
 
 def captured_words(
@@ -294,12 +325,16 @@ def captured_words(
         return "replayed as one graph; what that saves was not measured on this machine"
     eager = before.forward_backward + before.optimizer
     more = now.device - before.device
-    share = candidate.shapes.overflow_share
+    shapes = candidate.shapes
+    share = shapes.overflow_share
     often = "no step" if share < 1e-9 else f"one step in {max(1, round(1 / share)):,}"
+    sized = ""
+    if shapes.reached_by:
+        sized = f", {shapes.margin:g} times what one batch in {shapes.reached_by:,} needs"
     return (
         f"replayed as one graph of kernels: {1e3 * eager:.2f} ms by single starts, "
         f"{1e3 * now.forward_backward:.2f} ms so; of these, padding ("
-        f"{padding_ratio(candidate.shapes, batch):.2f} times the mean batch's rows) takes "
+        f"{padding_ratio(shapes, batch):.2f} times the mean batch's rows{sized}) takes "
         f"{1e3 * more:.2f} ms; {often} is predicted not to fit and to be trained kernel by kernel"
     )
 

@@ -7,7 +7,6 @@ the device's memory, a peer's or the host's (`gpu.topology`). Streams and number
 from the device, so that a captured graph can change them.
 """
 
-from dataclasses import dataclass
 from typing import Any, no_type_check
 
 import torch
@@ -15,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gnnplan.runtime.sampling.gpu.hops import BlockEdges, HopRows, Rows
 from gnnplan.runtime.sampling.gpu.relabel import (
     AGE,
     FRESH,
@@ -32,20 +32,11 @@ SHORT = 256
 """Degree up to which rows are scanned several to a tile; longer ones have a program each."""
 SHORT_TILE, LONG_TILE = (16, 32), (1, 1024)
 LONGEST = (1 << 32) - 1
+NOWHERE = tl.constexpr(1 << 62)
+"""Place behind every list, and key behind every key."""
 SAMPLED = 0
 """Passes over a row of which only the drawn entries are read."""
 _UNITS = {torch.int32: tl.int32, torch.int64: tl.int64}
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Adjacency lists of n nodes, int64 [n] each: places in `indices`, and byte addresses."""
-
-    starts: Tensor
-    degrees: Tensor
-    counts: Tensor
-    """min(degree, fanout), what choosing without replacement draws."""
-    addresses: Tensor
 
 
 @triton.jit
@@ -63,6 +54,19 @@ def count_reads(reads, address, asked, entries, low, high, host_low, host_high):
     tl.atomic_add(reads + 5, tl.sum(tl.where(peer, entries, 0), axis=0))
 
 
+@triton.jit
+@no_type_check
+def list_of(indptr, places, base, node, mask, PLACES: tl.constexpr, BYTES: tl.constexpr):
+    """Return place, length and address of nodes' lists; of nodes that are masked 0 entries."""
+    start = tl.load(indptr + node, mask=mask, other=0)
+    degree = tl.load(indptr + node + 1, mask=mask, other=0) - start
+    if PLACES:
+        address = tl.load(places + node, mask=mask, other=0)
+    else:
+        address = base.to(tl.int64) + start * BYTES
+    return start, degree, address
+
+
 @triton.jit(do_not_specialize=["base", "low", "high", "host_low", "host_high"])
 @no_type_check
 def _bounds_kernel(
@@ -73,12 +77,7 @@ def _bounds_kernel(
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     asked = (at < bound) & (at < tl.load(total))
     node = tl.load(nodes + at, mask=asked, other=0)
-    start = tl.load(indptr + node, mask=asked, other=0)
-    degree = tl.load(indptr + node + 1, mask=asked, other=0) - start
-    if PLACES:
-        address = tl.load(places + node, mask=asked, other=0)
-    else:
-        address = base.to(tl.int64) + start * BYTES
+    start, degree, address = list_of(indptr, places, base, node, asked, PLACES, BYTES)
     count = tl.where(fanout < 0, degree, tl.minimum(degree, fanout))
     tl.store(starts + at, start, mask=at < bound)
     tl.store(degrees + at, degree, mask=at < bound)
@@ -93,11 +92,12 @@ def _bounds_kernel(
 @triton.jit
 @no_type_check
 def _floyd(
-    words, row, mask, key, degree, fanout, GIVEN: tl.constexpr, ROWS: tl.constexpr,
+    words, row, mask, key, degree, limit, fanout, GIVEN: tl.constexpr, ROWS: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
+    """Return offsets of up to `limit` edges of each row; `fanout` is the most of the limits."""
     columns = tl.arange(0, WIDE)[None, :]
-    some = degree > fanout
+    some = degree > limit
     chosen = tl.zeros((ROWS, WIDE), tl.int64) + columns
     for i in range(fanout):
         turn = tl.zeros((ROWS,), tl.int64) + i
@@ -106,7 +106,7 @@ def _floyd(
             word = word.to(tl.uint64, bitcast=True)
         else:
             word = value_of(key, turn)
-        last = tl.where(some, degree - fanout + i, 0)
+        last = tl.where(some, degree - limit + i, 0)
         offset = bounded(word, last + 1)
         equal = (chosen == offset[:, None]) & (columns < i)
         taken = tl.max(equal.to(tl.int32), axis=1) > 0
@@ -128,7 +128,7 @@ def _floyd_kernel(
     source = tl.load(stream + row * EACH, mask=mask, other=0)
     key = key_of(source, tl.load(nodes + row, mask=mask & (degree > 0), other=0))
     columns = tl.arange(0, WIDE)[None, :]
-    chosen = _floyd(words, row, mask, key, degree, fanout, GIVEN, ROWS, WIDE)
+    chosen = _floyd(words, row, mask, key, degree, fanout, fanout, GIVEN, ROWS, WIDE)
     kept = mask[:, None] & (columns < tl.minimum(degree, fanout)[:, None])
     edge = tl.load(row_ptr + row, mask=mask, other=0)[:, None] + columns
     position = tl.load(starts + row, mask=mask, other=0)[:, None] + chosen
@@ -140,23 +140,50 @@ def _floyd_kernel(
 
 @triton.jit
 @no_type_check
-def rows_left(before, known, flag):
+def rows_left(before, known, flag, EACH: tl.constexpr = 1):
     """Return the first row of a hop, and how many follow: none once a batch has overflowed."""
-    first = tl.load(before)
-    return first, tl.where(tl.load(flag) != 0, 0, tl.load(known) - first)
+    first = tl.load(before) * EACH
+    return first, tl.where(tl.load(flag) != 0, 0, tl.load(known) * EACH - first)
 
 
 @triton.jit
 @no_type_check
-def list_of(indptr, places, base, node, mask, PLACES: tl.constexpr, BYTES: tl.constexpr):
-    """Return place, length and address of nodes' lists; of nodes that are masked 0 entries."""
-    start = tl.load(indptr + node, mask=mask, other=0)
-    degree = tl.load(indptr + node + 1, mask=mask, other=0) - start
-    if PLACES:
-        address = tl.load(places + node, mask=mask, other=0)
-    else:
-        address = base.to(tl.int64) + start * BYTES
-    return start, degree, address
+def _list_number(nodes, row, mask, EACH: tl.constexpr):
+    """Return a row's list: its node's, or the one of its node and edge type."""
+    return tl.load(nodes + row // EACH, mask=mask, other=0) * EACH + row % EACH
+
+
+@triton.jit
+@no_type_check
+def _limit_of(limits, fanout, row, mask, EACH: tl.constexpr):
+    """Return the most edges of each row: the hop's, or those of its edge type."""
+    found = row * 0 + fanout
+    if EACH > 1:
+        found = tl.load(limits + row % EACH, mask=mask, other=0)
+    return found
+
+
+@triton.jit
+@no_type_check
+def keys_below(keys, wanted, mask, count, STEPS: tl.constexpr):
+    """Return how many of `count` ascending keys are below each wanted one; count < 2^STEPS."""
+    below = wanted * 0
+    for step in tl.static_range(STEPS):
+        tried = below + (1 << (STEPS - 1 - step))
+        key = tl.load(keys + tried - 1, mask=mask & (tried <= count), other=0)
+        below = tl.where((tried <= count) & (key < wanted), tried, below)
+    return below
+
+
+@triton.jit
+@no_type_check
+def _left_out(keys, num_keys, ends, num_nodes, node, mask, STEPS: tl.constexpr):
+    """Return where edges of each node that are left out begin, and how many there are."""
+    at = keys_below(keys, node * num_nodes, mask, num_keys, STEPS)
+    mine = mask & (at < num_keys)
+    mine = mine & (tl.load(keys + at, mask=mine, other=0) // num_nodes == node)
+    first = tl.load(ends + at, mask=mine, other=0)
+    return first, tl.load(ends + at + 1, mask=mine, other=0) - first
 
 
 @triton.jit
@@ -169,19 +196,40 @@ def store_total(edges, flag, earlier, total, free):
             tl.store(flag, 1)
 
 
+@triton.jit
+@no_type_check
+def put_edges(
+    edge, value, position, owner, kept, fresh, earlier, values, ranks, edge_places, rows, positions,
+    DENSE: tl.constexpr, POSITIONS: tl.constexpr, COPIES: tl.constexpr,
+):  # fmt: skip
+    """Write edges of some rows where their hop numbers them, and into the blocks that have them."""
+    tl.store(values + edge, value, mask=kept)
+    if DENSE:
+        tl.atomic_min(ranks + value, fresh + edge, mask=kept, sem="relaxed")
+    for copy in range(COPIES):
+        place = tl.load(edge_places + copy) + earlier + edge
+        tl.store(rows + place, (value * 0 + owner[:, None]).to(tl.int32), mask=kept)
+        if POSITIONS:
+            tl.store(positions + place, position, mask=kept)
+
+
 @triton.jit(do_not_specialize=["base", "low", "high", "host_low", "host_high"])
 @no_type_check
 def _count_kernel(
-    indptr, places, base, low, high, host_low, host_high, nodes, before, known, flag, reads, sums,
-    fanout, PLACES: tl.constexpr, BYTES: tl.constexpr, CHUNK: tl.constexpr,
+    indptr, places, base, low, high, host_low, host_high, nodes, before, known, flag, keys, ends,
+    num_keys, num_nodes, limits, fanout, reads, sums, PLACES: tl.constexpr, BYTES: tl.constexpr,
+    EACH: tl.constexpr, STEPS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    first, num_rows = rows_left(before, known, flag)
+    first, num_rows = rows_left(before, known, flag, EACH)
     for chunk in range(tl.program_id(0), tl.cdiv(num_rows, CHUNK), tl.num_programs(0)):
         row = tl.arange(0, CHUNK).to(tl.int64) + chunk * CHUNK
         asked = row < num_rows
-        node = tl.load(nodes + first + row, mask=asked, other=0)
+        node = _list_number(nodes, first + row, asked, EACH)
         _, degree, address = list_of(indptr, places, base, node, asked, PLACES, BYTES)
-        count = tl.minimum(degree, fanout)
+        if STEPS > 0:
+            degree -= _left_out(keys, num_keys, ends, num_nodes, node, asked, STEPS)[1]
+        limit = _limit_of(limits, fanout, first + row, asked, EACH)
+        count = tl.minimum(degree, limit)
         tl.store(sums + chunk, tl.sum(count, axis=0))
         count_reads(reads, address, asked, count, low, high, host_low, host_high)
 
@@ -189,13 +237,14 @@ def _count_kernel(
 @triton.jit(do_not_specialize=["base", "room"])
 @no_type_check
 def _choose_kernel(
-    stream, indptr, places, base, nodes, before, known, flag, edges_before, edges, room, sums,
-    values, ranks, stamp, row_places, edge_places, row_ptr, rows, positions,
-    fanout, UNIT: tl.constexpr, BYTES: tl.constexpr, PLACES: tl.constexpr, DENSE: tl.constexpr,
-    POSITIONS: tl.constexpr, COPIES: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
+    stream, indptr, places, base, nodes, before, known, flag, keys, ends, num_keys, num_nodes,
+    limits, fanout, out_places, edges_before, edges, room, sums, values, ranks, stamp, row_places,
+    edge_places, row_ptr, rows, positions, UNIT: tl.constexpr, BYTES: tl.constexpr,
+    PLACES: tl.constexpr, DENSE: tl.constexpr, POSITIONS: tl.constexpr, EACH: tl.constexpr,
+    STEPS: tl.constexpr, COPIES: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
     ROWS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    first, num_rows = rows_left(before, known, flag)
+    first, num_rows = rows_left(before, known, flag, EACH)
     num_chunks = tl.cdiv(num_rows, CHUNK)
     lanes = tl.arange(0, CHUNKS)
     parts = tl.load(sums + lanes, mask=lanes < num_chunks, other=0)
@@ -210,27 +259,31 @@ def _choose_kernel(
         for part in range(0, CHUNK, ROWS):
             row = tl.arange(0, ROWS).to(tl.int64) + chunk * CHUNK + part
             mask = row < num_rows
-            node = tl.load(nodes + first + row, mask=mask, other=0)
+            node = _list_number(nodes, first + row, mask, EACH)
+            limit = _limit_of(limits, fanout, first + row, mask, EACH)
             start, degree, address = list_of(indptr, places, base, node, mask, PLACES, BYTES)
+            if STEPS > 0:
+                out, num_out = _left_out(keys, num_keys, ends, num_nodes, node, mask, STEPS)
+                degree -= num_out
             chosen = _floyd(
-                values, row, mask, key_of(source, node), degree, fanout, False, ROWS, WIDE
+                values, row, mask, key_of(source, node), degree, limit, fanout, False, ROWS, WIDE
             )
-            count = tl.minimum(degree, fanout)
+            if STEPS > 0:
+                for turn in range(tl.max(num_out, axis=0)):
+                    passed = tl.load(out_places + out + turn, mask=turn < num_out, other=NOWHERE)
+                    chosen += ((passed - start)[:, None] <= chosen).to(tl.int64)
+            count = tl.minimum(degree, limit)
             starts = begin + tl.cumsum(count, axis=0) - count
             begin += tl.sum(count, axis=0)
             edge = starts[:, None] + columns
             kept = mask[:, None] & (columns < count[:, None]) & (edge < free)
             pointer = (address[:, None] + chosen * BYTES).to(tl.pointer_type(UNIT))
             value = tl.load(pointer, mask=kept, other=0).to(tl.int64)
-            tl.store(values + edge, value, mask=kept)
-            if DENSE:
-                tl.atomic_min(ranks + value, fresh + edge, mask=kept, sem="relaxed")
+            put_edges(
+                edge, value, start[:, None] + chosen, (first + row) // EACH, kept, fresh, earlier,
+                values, ranks, edge_places, rows, positions, DENSE, POSITIONS, COPIES,
+            )  # fmt: skip
             for copy in range(COPIES):
-                place = tl.load(edge_places + copy) + earlier + edge
-                number = tl.broadcast_to((first + row)[:, None], (ROWS, WIDE))
-                tl.store(rows + place, number.to(tl.int32), mask=kept)
-                if POSITIONS:
-                    tl.store(positions + place, start[:, None] + chosen, mask=kept)
                 tl.store(row_ptr + tl.load(row_places + copy) + first + row, earlier + starts, mask)
 
 
@@ -245,6 +298,27 @@ def share_word(fanout, degree):
 
 @triton.jit
 @no_type_check
+def read_and_keep(
+    source, address, place, degree, whole, threshold, UNIT: tl.constexpr, BYTES: tl.constexpr
+):
+    """Read entries of lists; return them, and which LABOR-0 keeps: all of rows taken whole."""
+    inside = place < degree[:, None]
+    pointer = (address[:, None] + place * BYTES).to(tl.pointer_type(UNIT))
+    value = tl.load(pointer, mask=inside, other=0).to(tl.int64)
+    word = value_of(key_of(source, value), tl.zeros_like(value))
+    return value, inside & (whole[:, None] | (word < threshold[:, None]))
+
+
+@triton.jit
+@no_type_check
+def share_of(degree, fanout):
+    """Return which rows are taken whole, and the others' threshold."""
+    whole = (degree <= fanout) | (tl.zeros_like(degree) + fanout < 0)
+    return whole, share_word(fanout, tl.where(whole, 1, degree))
+
+
+@triton.jit
+@no_type_check
 def _scan_kernel(
     stream, starts, degrees, addresses, counts, row_ptr, positions, values, num_rows, fanout,
     above, most, UNIT: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.constexpr,
@@ -254,8 +328,7 @@ def _scan_kernel(
     degree = tl.load(degrees + row, mask=row < num_rows, other=0)
     mine = (row < num_rows) & (degree > above) & (degree <= most)
     degree = tl.where(mine, degree, 0)
-    whole = (degree <= fanout) | (tl.zeros_like(degree) + fanout < 0)
-    threshold = share_word(fanout, tl.where(whole, 1, degree))
+    whole, threshold = share_of(degree, fanout)
     start = tl.load(starts + row, mask=mine, other=0)
     address = tl.load(addresses + row, mask=mine, other=0)
     source = tl.load(stream)
@@ -264,11 +337,7 @@ def _scan_kernel(
         edge = tl.load(row_ptr + row, mask=mine, other=0)
     for first in range(0, tl.max(degree, axis=0), COLUMNS):
         place = first + tl.arange(0, COLUMNS).to(tl.int64)[None, :]
-        inside = place < degree[:, None]
-        pointer = (address[:, None] + place * BYTES).to(tl.pointer_type(UNIT))
-        value = tl.load(pointer, mask=inside, other=0).to(tl.int64)
-        word = value_of(key_of(source, value), tl.zeros_like(value))
-        kept = inside & (whole[:, None] | (word < threshold[:, None]))
+        value, kept = read_and_keep(source, address, place, degree, whole, threshold, UNIT, BYTES)
         if WRITE:
             to = edge[:, None] + tl.cumsum(kept.to(tl.int32), axis=1) - 1
             tl.store(positions + to, start[:, None] + place, mask=kept)
@@ -374,74 +443,11 @@ def kernel_unit(graph: DeviceTopology) -> dict[str, Any]:
     return {"UNIT": _UNITS[graph.indices.dtype], "BYTES": graph.indices.element_size()}
 
 
-@dataclass(frozen=True, slots=True)
-class WholeRows:
-    """Rows with all their edges laid out one after another."""
-
-    rows: Rows
-    ptr: Tensor
-    row_of: Tensor
-    positions: Tensor
-    values: Tensor
-    widest: int
-
-
-def whole_rows(graph: DeviceTopology, nodes: Tensor, stream: Tensor) -> WholeRows:
-    """Lay out all edges of some nodes' rows; the host waits for their number."""
-    rows = row_bounds(graph, nodes, -1, passes=1)
-    ptr = row_ends(rows.degrees)
-    total = int(ptr[-1])
-    positions, values = (
-        torch.empty(total, dtype=torch.int64, device=nodes.device) for _ in range(2)
-    )
-    scan_below(stream, graph, rows, -1, ptr, (positions, values))
-    numbers = torch.arange(nodes.numel(), device=nodes.device)
-    row_of = torch.repeat_interleave(numbers, rows.degrees, output_size=total)
-    return WholeRows(rows, ptr, row_of, positions, values, graph.widest)
-
-
 def row_ends(counts: Tensor) -> Tensor:
     """Return 0 and the running sums of counts: int64 [n + 1]."""
     ptr = torch.zeros(counts.numel() + 1, dtype=torch.int64, device=counts.device)
     torch.cumsum(counts, 0, out=ptr[1:])
     return ptr
-
-
-@dataclass(frozen=True, slots=True)
-class HopRows:
-    """Rows that a hop expands, whose number is the device's alone."""
-
-    nodes: Tensor
-    """All nodes of the batch by number, int64."""
-    before: Tensor
-    """First node that is expanded, int64 [1]."""
-    known: Tensor
-    """End of those that are, int64 [1]."""
-    bound: int
-    """Most rows."""
-    sums: Tensor
-    """Room for edges by chunk of rows, int64, a power of two."""
-    counts: Tensor
-    """Room for edges of each row, int64, of rows that are scanned."""
-    turns: Tensor
-    """Room for edges before each row in its chunk, likewise."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlockEdges:
-    """Where the blocks that have a hop's edges keep them; a place in each array for each block."""
-
-    row_places: Tensor
-    """Where each block's row ends begin in `row_ptr`, int64 [blocks]."""
-    edge_places: Tensor
-    """Where its edges begin in the others, int64 [blocks]."""
-    row_ptr: Tensor
-    rows: Tensor
-    """Destination of each edge, int32."""
-    local: Tensor
-    """Number of each edge's neighbour, int32."""
-    positions: Tensor | None
-    """Position of each edge in the graph, int64; None: not wanted."""
 
 
 def lists_of(graph: DeviceTopology) -> tuple[Tensor, Tensor, int]:
@@ -469,19 +475,25 @@ def choose_edges(
     Edges beyond the room of `edges` raise its flag. Neighbours are entered in a dense table, with
     their first positions.
     """
-    rows = row_tile(fanout)
-    chunk = chunk_of(hop.bound, hop.sums.numel(), rows)
-    grid = (programs_for(hop.bound, chunk, hop.nodes.device),)
+    rows, bound = row_tile(fanout), hop.bound * hop.each
+    chunk = chunk_of(bound, hop.sums.numel(), rows)
+    grid = (programs_for(bound, chunk, hop.nodes.device),)
     lists, asked = lists_of(graph), (hop.nodes, hop.before, hop.known, edges.flag)
-    size = {"PLACES": graph.addresses is not None, "BYTES": graph.indices.element_size()}
-    size |= {"CHUNK": chunk}
+    out, none = hop.left_out, hop.sums
+    keys, ends, places = (none, none, none) if out is None else (out.keys, out.ends, out.places)
+    drawn = (keys, ends, keys.numel(), graph.num_nodes)
+    limits = (none if hop.limits is None else hop.limits, fanout)
+    size = {
+        "PLACES": graph.addresses is not None, "BYTES": graph.indices.element_size(),
+        "EACH": hop.each, "STEPS": 0 if out is None else keys.numel().bit_length(), "CHUNK": chunk,
+    }  # fmt: skip
     _count_kernel[grid](
-        *lists, *graph.own, *graph.host, *asked, graph.counts, hop.sums, fanout, **size
+        *lists, *graph.own, *graph.host, *asked, *drawn, *limits, graph.counts, hop.sums, **size
     )
     _choose_kernel[grid](
-        stream, *lists, *asked, edges.before, edges.total, edges.room, hop.sums, edges.values,
-        table.ranks, table.stamp, into.row_places, into.edge_places, into.row_ptr, into.rows,
-        into.rows if into.positions is None else into.positions, fanout, **size,
+        stream, *lists, *asked, *drawn, *limits, places, edges.before, edges.total, edges.room,
+        hop.sums, edges.values, table.ranks, table.stamp, into.row_places, into.edge_places,
+        into.row_ptr, into.rows, into.rows if into.positions is None else into.positions, **size,
         UNIT=_UNITS[graph.indices.dtype], DENSE=table.keys is None,
         POSITIONS=into.positions is not None, COPIES=into.row_places.numel(),
         CHUNKS=hop.sums.numel(), ROWS=rows, WIDE=triton.next_power_of_2(fanout),

@@ -262,3 +262,137 @@ def _relabelled(drawn: Drawn, relabel: DeviceRelabel, known: list[Tensor]) -> tu
     weight = None if drawn.weight is None else drawn.weight[:num_edges]
     hop = Hop(drawn.row_ptr, drawn.positions[:num_edges], local[:num_edges], weight, num_edges)
     return hop, new[:num_new]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Adjacency lists of n nodes, int64 [n] each: places in `indices`, and byte addresses."""
+
+    starts: Tensor
+    degrees: Tensor
+    counts: Tensor
+    """min(degree, fanout), what choosing without replacement draws."""
+    addresses: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Edges that a batch leaves out, found on the device."""
+
+    keys: Tensor
+    """Ascending destination * nodes + source of each edge asked, int64; behind them `NOWHERE`."""
+    ends: Tensor
+    """Places before those of each key's destination, int64, one more than keys."""
+    places: Tensor
+    """Positions in the graph of the edges found, by destination ascending, int64."""
+    turns: Tensor
+    """Room for edges found by part of each key's list, int64, several of each key."""
+    sums: Tensor
+    """Room for edges before each part, int64, one more."""
+
+
+@dataclass(frozen=True, slots=True)
+class HopRows:
+    """Rows of the nodes that a hop expands, whose number is the device's alone."""
+
+    nodes: Tensor
+    """All nodes of the batch by number, int64."""
+    before: Tensor
+    """First node that is expanded, int64 [1]."""
+    known: Tensor
+    """End of those that are, int64 [1]."""
+    bound: int
+    """Most nodes that are."""
+    sums: Tensor
+    """Room for edges by chunk of rows, int64, a power of two."""
+    counts: Tensor
+    """Room for edges of each row, int64, of rows that are scanned."""
+    turns: Tensor
+    """Room for edges before each row in its chunk, likewise."""
+    each: int = 1
+    """Rows of a node, one for each edge type."""
+    limits: Tensor | None = None
+    """Most edges of each of a node's rows, int64 [each]; None: the hop's of all."""
+    left_out: LeftOut | None = None
+    """Edges that are not drawn; None: all may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEdges:
+    """Where the blocks that have a hop's edges keep them; a place in each array for each block."""
+
+    row_places: Tensor
+    """Where each block's row ends begin in `row_ptr`, int64 [blocks]."""
+    edge_places: Tensor
+    """Where its edges begin in the others, int64 [blocks]."""
+    row_ptr: Tensor
+    rows: Tensor
+    """Destination of each edge, int32."""
+    local: Tensor
+    """Number of each edge's neighbour, int32."""
+    positions: Tensor | None = None
+    """Position of each edge in the graph, int64; None: not wanted."""
+    weight: Tensor | None = None
+    """Weight of each edge, float32; None: edges have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedBlock:
+    """One layer's rectangular adjacency in padded sizes, on the device."""
+
+    num_src: int
+    num_dst: int
+    indptr: Tensor
+    """int64 [num_dst + 1]; rows of padding have no edges."""
+    indices: Tensor
+    """int32, as many as the envelope has edges, and with self-loops rows; of padding `num_src` - 1.
+    """
+    dst: Tensor
+    """Destination of each edge, int32; of padding `num_dst` - 1."""
+    e_id: Tensor | None
+    """Position of each edge in the graph, int64, of padding 0; None: not wanted."""
+    num_src_now: Tensor
+    """Sources without padding, int64 [1]."""
+    num_dst_now: Tensor
+    """Destinations without padding, int64 [1]."""
+    num_edges_now: Tensor
+    """Edges without padding, int64 [1], before self-loops are added."""
+    weight: Tensor | None = None
+    """Weight of each edge, float32, of padding 0; None: edges have none."""
+    relation_ptr: Tensor | None = None
+    """Ends of the edges of each destination and type, int64; of typed graphs alone."""
+    src_type: Tensor | None = None
+    """Type of each source, int32; of typed graphs' outermost blocks alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedBatch:
+    """Buffers of one batch, which each draw fills anew; all on the device."""
+
+    blocks: list[PaddedBlock]
+    """Outermost first."""
+    n_id: Tensor
+    """Nodes, seeds first, int64; of padding 0."""
+    input_id: Tensor
+    """Position of each seed in the training index, int64; of padding 0."""
+    x: Tensor | None
+    """Feature rows of `n_id`; of padding 0."""
+    y: Tensor | None
+    """Labels of the seeds, of padding as of seeds whose label is unknown; or of links the numbers
+    of source, destination and negatives, int64 [links, 2 + q], of padding 0."""
+    labels_now: Tensor
+    """Rows of `y` without padding, int64 [1]."""
+    seed_weight: Tensor
+    """1 / seeds of the step over all ranks, float32; of padding 0."""
+    counts: Tensor
+    """Nodes known after 0 .. L hops, then edges of the blocks of hops 1 .. L, int64 [2 L + 1]."""
+    now: Tensor
+    """Epoch, step, seeds (or links) of this rank, those of all, int64 [4]."""
+    overflow: Tensor
+    """1 where the batch needed more than the envelope, int64 [1]."""
+    kept: BlockEdges
+    """Where the edges of all blocks lie one after another."""
+    row_ends: Tensor
+    """Ends of the rows of all blocks one after another, int64: of typed graphs of all types."""
+    looped: BlockEdges | None = None
+    """Where they lie with self-loops and weights; None: blocks are as they were drawn."""

@@ -22,22 +22,26 @@ from gnnplan.runtime.sampling.checks import check_edge_weight
 from gnnplan.runtime.sampling.choose.labor import MAX_PASSES
 from gnnplan.runtime.sampling.dependent import StreamPolicy
 from gnnplan.runtime.sampling.gpu.choose import (
-    BlockEdges,
-    HopRows,
-    WholeRows,
     count_reads,
     kernel_unit,
     list_of,
     lists_of,
+    put_edges,
+    read_and_keep,
     row_ends,
     row_tile,
     rows_left,
-    share_word,
+    share_of,
     store_total,
     tiles,
-    whole_rows,
 )
-from gnnplan.runtime.sampling.gpu.hops import AbstractDeviceHops, Drawn, HopDraws
+from gnnplan.runtime.sampling.gpu.hops import (
+    AbstractDeviceHops,
+    BlockEdges,
+    Drawn,
+    HopDraws,
+    HopRows,
+)
 from gnnplan.runtime.sampling.gpu.neighbor import SCANS, scan_rows
 from gnnplan.runtime.sampling.gpu.relabel import (
     AGE,
@@ -48,14 +52,16 @@ from gnnplan.runtime.sampling.gpu.relabel import (
     chunk_of,
     programs_for,
 )
-from gnnplan.runtime.sampling.gpu.rng import LOWEST, high_bits, hop_words, key_of, unit, value_of
+from gnnplan.runtime.sampling.gpu.rng import LOWEST, high_bits, hop_words, unit
 from gnnplan.runtime.sampling.gpu.segments import (
     NEVER,
+    WholeRows,
     row_scales,
     segment_counts,
     segment_largest,
     segment_sums,
     smallest,
+    whole_rows,
 )
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 from gnnplan.runtime.sampling.labor import Form, check_form, check_tolerance, check_variant
@@ -336,8 +342,7 @@ def _scan_kernel(
         start, degree, address = list_of(indptr, places, base, node, asked, PLACES, BYTES)
         mine = asked & (degree > above) & (degree <= most)
         degree = tl.where(mine, degree, 0)
-        whole = (degree <= fanout) | (tl.zeros_like(degree) + fanout < 0)
-        threshold = share_word(fanout, tl.where(whole, 1, degree))
+        whole, threshold = share_of(degree, fanout)
         edge = tl.zeros((ROWS,), tl.int64)
         if WRITE:
             edge += tl.gather(begins, tl.where(mine, row // CHUNK, 0).to(tl.int32), axis=0)
@@ -347,23 +352,15 @@ def _scan_kernel(
                 tl.store(to, earlier + edge, mask=mine)
         for begin in range(0, tl.max(degree, axis=0), COLUMNS):
             place = begin + tl.arange(0, COLUMNS).to(tl.int64)[None, :]
-            inside = place < degree[:, None]
-            pointer = (address[:, None] + place * BYTES).to(tl.pointer_type(UNIT))
-            value = tl.load(pointer, mask=inside, other=0).to(tl.int64)
-            word = value_of(key_of(source, value), tl.zeros_like(value))
-            kept = inside & (whole[:, None] | (word < threshold[:, None]))
+            value, kept = read_and_keep(
+                source, address, place, degree, whole, threshold, UNIT, BYTES
+            )
             if WRITE:
                 to = edge[:, None] + tl.cumsum(kept.to(tl.int32), axis=1) - 1
-                held = kept & (to < free)
-                tl.store(values + to, value, mask=held)
-                if DENSE:
-                    tl.atomic_min(ranks + value, fresh + to, mask=held, sem="relaxed")
-                for copy in range(COPIES):
-                    at = tl.load(edge_places + copy) + earlier + to
-                    number = tl.broadcast_to((first + row)[:, None], (ROWS, COLUMNS))
-                    tl.store(rows + at, number.to(tl.int32), mask=held)
-                    if POSITIONS:
-                        tl.store(positions + at, start[:, None] + place, mask=held)
+                put_edges(
+                    to, value, start[:, None] + place, first + row, kept & (to < free), fresh,
+                    earlier, values, ranks, edge_places, rows, positions, DENSE, POSITIONS, COPIES,
+                )  # fmt: skip
             edge += tl.sum(kept.to(tl.int64), axis=1)
         if not WRITE:
             tl.store(counts + row, edge, mask=mine)

@@ -18,7 +18,7 @@ from torch import Tensor
 from gnnplan.runtime.sampling.checks import check_layer_sizes, float32_weight
 from gnnplan.runtime.sampling.choose.layerwise import PATIENCE, Law, Method, Norm, check_boost
 from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
-from gnnplan.runtime.sampling.gpu.choose import WholeRows, row_ends, whole_rows
+from gnnplan.runtime.sampling.gpu.choose import row_ends
 from gnnplan.runtime.sampling.gpu.hops import (
     DeviceBatch,
     DeviceBlock,
@@ -29,12 +29,14 @@ from gnnplan.runtime.sampling.gpu.relabel import DeviceRelabel
 from gnnplan.runtime.sampling.gpu.rng import StackStreams, unit
 from gnnplan.runtime.sampling.gpu.segments import (
     NEVER,
+    WholeRows,
     prefix_sums,
     segment_counts,
     segment_sums,
     smallest,
     upper_bounds,
     water_levels,
+    whole_rows,
 )
 from gnnplan.runtime.sampling.gpu.stack import EVERY, owners
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology

@@ -15,17 +15,19 @@ from torch import Tensor
 
 from gnnplan.runtime.sampling.checks import float32_weight
 from gnnplan.runtime.sampling.dependent import StreamPolicy
-from gnnplan.runtime.sampling.gpu.choose import WholeRows, row_ends, whole_rows
+from gnnplan.runtime.sampling.gpu.choose import row_ends
 from gnnplan.runtime.sampling.gpu.hops import AbstractDeviceHops, Drawn, HopDraws
 from gnnplan.runtime.sampling.gpu.rng import draw, plain_words, unit
 from gnnplan.runtime.sampling.gpu.segments import (
     NEVER,
+    WholeRows,
     prefix_sums,
     segment_counts,
     segment_sums,
     smallest,
     upper_bounds,
     water_levels,
+    whole_rows,
 )
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 from gnnplan.runtime.sampling.locality import Correction, check_factor

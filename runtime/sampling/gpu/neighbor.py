@@ -28,8 +28,6 @@ from gnnplan.runtime.sampling.checks import refuse_bad_seeds
 from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
 from gnnplan.runtime.sampling.gpu.choose import (
     SAMPLED,
-    BlockEdges,
-    HopRows,
     choose_edges,
     choose_some,
     row_bounds,
@@ -37,7 +35,15 @@ from gnnplan.runtime.sampling.gpu.choose import (
     row_tile,
     scan_below,
 )
-from gnnplan.runtime.sampling.gpu.hops import AbstractDeviceHops, Drawn, Hop, HopDraws
+from gnnplan.runtime.sampling.gpu.hops import (
+    AbstractDeviceHops,
+    BlockEdges,
+    Drawn,
+    Hop,
+    HopDraws,
+    HopRows,
+    LeftOut,
+)
 from gnnplan.runtime.sampling.gpu.relabel import (
     CHUNK,
     HopEdges,
@@ -343,6 +349,8 @@ class PaddedHops:
         device: Where the kernels run.
         every_hop: Every hop expands all nodes that are known; blocks do not nest.
         method: How a row draws.
+        by_type: Neighbours of each edge type, hop by hop, [L][R]; a node then has R rows.
+        left_out: Edges that no hop draws.
         dense_bytes: Most bytes of a rank for each node; else nodes are hashed.
     """
 
@@ -355,8 +363,11 @@ class PaddedHops:
         *,
         every_hop: bool,
         method: Method = Method.NEIGHBOR,
+        by_type: Sequence[Sequence[int]] = (),
+        left_out: LeftOut | None = None,
         dense_bytes: int = DENSE_BYTES,
     ) -> None:
+        fanouts = [max(each) for each in by_type] or fanouts
         nested = not every_hop
         falls = any(after < before for before, after in itertools.pairwise(envelope.edges))
         if envelope.num_hops != len(fanouts) or 0 in fanouts or (nested and falls):
@@ -364,21 +375,18 @@ class PaddedHops:
                 f"expected an envelope of fan-outs that are not 0, hop by hop, found {envelope} "
                 f"for fan-outs {list(fanouts)}; plan again"
             )
-        self.topology, self.fanouts, self.envelope, self.device = (
-            topology,
-            fanouts,
-            envelope,
-            device,
-        )
-        self.nested, self._method = nested, method
-        hops = len(fanouts)
+        self.topology, self.envelope, self.device = topology, envelope, device
+        self.fanouts, self.nested, self._method = fanouts, nested, method
+        self._limits = [torch.tensor(each, device=device) for each in by_type]
+        self.each, self._left_out = len(by_type[0]) if by_type else 1, left_out
+        hops, num_nodes = len(fanouts), topology.num_nodes // self.each
         self.numbers = self.integers(2 * hops + 3)
         """Nodes after 0 .. L hops, edges of the L blocks, flag of overflow, and a zero."""
         self.streams = self.integers(hops)
         self.sizes = torch.tensor([*envelope.rows, *envelope.edges], device=device)
         most = max(envelope.edges)
-        if 8 * topology.num_nodes <= dense_bytes:
-            self.table = PaddedTable.dense(topology.num_nodes, device)
+        if 8 * num_nodes <= dense_bytes:
+            self.table = PaddedTable.dense(num_nodes, device)
         else:
             self.table = PaddedTable.hashed(table_slots(envelope.most_entered), device)
         self._values = torch.empty(most, dtype=topology.indices.dtype, device=device)
@@ -387,7 +395,7 @@ class PaddedHops:
         self._seed_slots = self.integers(envelope.rows[0] if hashed else 1)
         self._turns = torch.empty(most, dtype=torch.int32, device=device)
         self._row_sums = [
-            self.integers(chunks_for(room, row_tile(fanout)))
+            self.integers(chunks_for(self.each * room, row_tile(fanout)))
             for room, fanout in zip(envelope.rows, self.fanouts, strict=False)
         ]
         scanned = [
@@ -426,8 +434,10 @@ class PaddedHops:
         """Return the rows that a hop expands."""
         before = self._number(hop - 1) if self.nested and hop else self._number(-1)
         room = self.envelope.rows[hop]
-        sums, known = self._row_sums[hop], self._number(hop)
-        return HopRows(nodes, before, known, room, sums, self._counts, self._starts)
+        return HopRows(
+            nodes, before, self._number(hop), room, self._row_sums[hop], self._counts, self._starts,
+            self.each, self._limits[hop] if self._limits else None, self._left_out,
+        )  # fmt: skip
 
     def _scans(self, fanout: int) -> bool:
         return self._method is Method.LABOR or fanout < 0

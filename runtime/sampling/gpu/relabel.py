@@ -29,13 +29,11 @@ _NEVER = (1 << 63) - 1
 _BLOCK = 256
 
 
-@triton.jit(do_not_specialize=["first"])
+@triton.jit
 @no_type_check
-def _insert_kernel(values, total, slots, keys, ranks, wrap, first, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    asked = at < tl.load(total)
-    empty = tl.full((BLOCK,), -1, tl.int64)
-    value = tl.load(values + at, mask=asked, other=-1)
+def _enter(keys, value, asked, wrap, LANES: tl.constexpr):
+    """Enter values in a hash table; return their slots, of those not asked the spare one."""
+    empty = tl.full((LANES,), -1, tl.int64)
     slot = (mix(value.to(tl.uint64)) & wrap.to(tl.uint64)).to(tl.int64)
     # A compare-and-swap takes no mask: idle lanes swap -1 for -1 in the spare slot at the end.
     slot = tl.where(asked, slot, wrap + 1)
@@ -44,6 +42,15 @@ def _insert_kernel(values, total, slots, keys, ranks, wrap, first, BLOCK: tl.con
         held = tl.atomic_cas(keys + slot, empty, value, sem="relaxed")
         pending = pending & (held != -1) & (held != value)
         slot = tl.where(pending, (slot + 1) & wrap, slot)
+    return slot
+
+
+@triton.jit(do_not_specialize=["first"])
+@no_type_check
+def _insert_kernel(values, total, slots, keys, ranks, wrap, first, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    asked = at < tl.load(total)
+    slot = _enter(keys, tl.load(values + at, mask=asked, other=-1), asked, wrap, BLOCK)
     tl.store(slots + at, slot, mask=asked)
     tl.atomic_min(ranks + slot, first + at, mask=asked, sem="relaxed")
 
@@ -196,19 +203,11 @@ def _enter_kernel(
 ):
     count = _edges_left(before, total, flag)
     rank = tl.load(stamp) * AGE + first
-    empty = tl.full((LANES,), -1, tl.int64)
     for block in range(tl.program_id(0), tl.cdiv(count, LANES), tl.num_programs(0)):
         at = tl.arange(0, LANES).to(tl.int64) + block * LANES
         asked = at < count
         value = tl.load(values + at, mask=asked, other=-1).to(tl.int64)
-        slot = (mix(value.to(tl.uint64)) & wrap.to(tl.uint64)).to(tl.int64)
-        # A compare-and-swap takes no mask: idle lanes swap -1 for -1 in the spare slot at the end.
-        slot = tl.where(asked, slot, wrap + 1)
-        pending = asked
-        while tl.max(pending.to(tl.int32), axis=0) > 0:
-            held = tl.atomic_cas(keys + slot, empty, value, sem="relaxed")
-            pending = pending & (held != -1) & (held != value)
-            slot = tl.where(pending, (slot + 1) & wrap, slot)
+        slot = _enter(keys, value, asked, wrap, LANES)
         tl.store(slots + at, slot, mask=asked)
         tl.atomic_min(ranks + slot, rank + at, mask=asked, sem="relaxed")
 

@@ -71,6 +71,19 @@ def stream_of(seed, epoch, step, hop, purpose):
     return mix((state ^ purpose.to(tl.uint64)) + golden)
 
 
+@triton.jit
+@no_type_check
+def write_streams(cursor, streams, HOPS: tl.constexpr, LANES: tl.constexpr, PURPOSE: tl.constexpr):
+    """Write the streams of a batch's hops; a cursor has step, seed, epoch and first step."""
+    hop = tl.arange(0, LANES).to(tl.int64)
+    same = hop * 0
+    word = stream_of(
+        same + tl.load(cursor + 3), same + tl.load(cursor + 4),
+        same + tl.load(cursor + 5) + tl.load(cursor + 1), hop, same + PURPOSE,
+    )  # fmt: skip
+    tl.store(streams + hop, word.to(tl.int64, bitcast=True), mask=hop < HOPS)
+
+
 @triton.jit(do_not_specialize=["stream"])
 @no_type_check
 def _draw_kernel(stream, ids, turns, bounds, out, chosen, count, BLOCK: tl.constexpr):

@@ -10,6 +10,7 @@ every sum is taken in a fixed order, so that results do not depend on the order 
 In all functions `ptr` is where rows begin, int64 [n + 1], and `widest` at least the longest row.
 """
 
+from dataclasses import dataclass
 from typing import Any, no_type_check
 
 import torch
@@ -17,10 +18,55 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gnnplan.runtime.sampling.gpu.choose import tiles
+from gnnplan.runtime.processor import processor_of
+from gnnplan.runtime.sampling.gpu.choose import (
+    NOWHERE,
+    kernel_unit,
+    keys_below,
+    list_of,
+    lists_of,
+    row_bounds,
+    row_ends,
+    scan_below,
+    tiles,
+)
+from gnnplan.runtime.sampling.gpu.hops import LeftOut, Rows
+from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 
 NEVER = (1 << 63) - 1
 """Key of an entry that is not to be taken."""
+_LOOKED_UP = (8, 128)
+"""Keys of a program, and entries of a list at once."""
+_PARTS, _PARTS_INTERPRETED = 32, 2
+"""Parts of a list that are looked through at once: a list that many links end at is long."""
+COPIES = 4
+"""Edges that are found for each that is asked for; more parallel ones have no room."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeRows:
+    """Rows with all their edges laid out one after another."""
+
+    rows: Rows
+    ptr: Tensor
+    row_of: Tensor
+    positions: Tensor
+    values: Tensor
+    widest: int
+
+
+def whole_rows(graph: DeviceTopology, nodes: Tensor, stream: Tensor) -> WholeRows:
+    """Lay out all edges of some nodes' rows; the host waits for their number."""
+    rows = row_bounds(graph, nodes, -1, passes=1)
+    ptr = row_ends(rows.degrees)
+    total = int(ptr[-1])
+    positions, values = (
+        torch.empty(total, dtype=torch.int64, device=nodes.device) for _ in range(2)
+    )
+    scan_below(stream, graph, rows, -1, ptr, (positions, values))
+    numbers = torch.arange(nodes.numel(), device=nodes.device)
+    row_of = torch.repeat_interleave(numbers, rows.degrees, output_size=total)
+    return WholeRows(rows, ptr, row_of, positions, values, graph.widest)
 
 
 @triton.jit
@@ -286,3 +332,70 @@ def segment_counts(ptr: Tensor, marks: Tensor) -> Tensor:
     before = torch.zeros(marks.numel() + 1, dtype=torch.int64, device=marks.device)
     torch.cumsum(marks, 0, out=before[1:])
     return before[ptr[1:]] - before[ptr[:-1]]
+
+
+@triton.jit(do_not_specialize=["base"])
+@no_type_check
+def _look_up_kernel(
+    keys, num_keys, num_nodes, indptr, places, base, counts, ends, found, overflow, room,
+    WRITE: tl.constexpr, PLACES: tl.constexpr, UNIT: tl.constexpr, BYTES: tl.constexpr,
+    STEPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    part, parts = tl.program_id(1).to(tl.int64), tl.num_programs(1)
+    asked = at < num_keys
+    key = tl.load(keys + at, mask=asked, other=NOWHERE)
+    node = key // num_nodes
+    earlier = tl.load(keys + at - 1, mask=asked & (at > 0), other=0) // num_nodes
+    mine = (key < NOWHERE) & ((at == 0) | (earlier != node))
+    start, degree, address = list_of(indptr, places, base, node, mine, PLACES, BYTES)
+    # A part of each list is this program's: of a long one many at once.
+    length = (degree + parts - 1) // parts
+    begin, stop = part * length, tl.minimum(degree, (part + 1) * length)
+    edge = tl.zeros((ROWS,), tl.int64)
+    if WRITE:
+        edge += tl.load(ends + at * parts + part, mask=mine, other=0)
+    for first in range(0, tl.max(length, axis=0), COLUMNS):
+        place = begin[:, None] + first + tl.arange(0, COLUMNS).to(tl.int64)[None, :]
+        inside = place < stop[:, None]
+        pointer = (address[:, None] + place * BYTES).to(tl.pointer_type(UNIT))
+        value = tl.load(pointer, mask=inside, other=0).to(tl.int64)
+        wanted = node[:, None] * num_nodes + value
+        below = keys_below(keys, wanted, inside, num_keys, STEPS)
+        stored = inside & (below < num_keys)
+        stored = stored & (tl.load(keys + below, mask=stored, other=NOWHERE) == wanted)
+        if WRITE:
+            to = edge[:, None] + tl.cumsum(stored.to(tl.int32), axis=1) - 1
+            tl.store(found + to, start[:, None] + place, mask=stored & (to < room))
+        edge += tl.sum(stored.to(tl.int64), axis=1)
+    if WRITE:
+        if (part == 0) & (tl.program_id(0) == 0) & (tl.load(ends + num_keys * parts) > room):
+            tl.store(overflow, 1)
+    else:
+        tl.store(counts + at * parts + part, edge, mask=asked)
+
+
+def make_left_out(num_keys: int, device: torch.device) -> LeftOut:
+    """Make room for the edges of so many keys."""
+    parts = _PARTS if processor_of(device).captures else _PARTS_INTERPRETED
+    sizes = (num_keys, num_keys + 1, COPIES * num_keys, parts * num_keys, parts * num_keys + 1)
+    return LeftOut(*(torch.zeros(size, dtype=torch.int64, device=device) for size in sizes))
+
+
+def find_edges(graph: DeviceTopology, asked: Tensor, out: LeftOut, overflow: Tensor) -> None:
+    """Find in the graph the edges whose keys are asked for, in any order, int64 [n].
+
+    Launches five kernels and waits for nothing; more edges than there is room for raise a flag.
+    """
+    count, (rows, columns) = asked.numel(), _LOOKED_UP
+    parts = out.turns.numel() // count
+    torch.sort(asked, out=(out.keys, out.turns[:count]))
+    for write in (False, True):
+        _look_up_kernel[(triton.cdiv(count, rows), parts)](
+            out.keys, count, graph.num_nodes, *lists_of(graph), out.turns, out.sums, out.places,
+            overflow, out.places.numel(), WRITE=write, PLACES=graph.addresses is not None,
+            STEPS=count.bit_length(), ROWS=rows, COLUMNS=columns, **kernel_unit(graph),
+        )  # fmt: skip
+        if not write:
+            torch.cumsum(out.turns, 0, out=out.sums[1:])
+            out.ends.copy_(out.sums[::parts])

@@ -21,14 +21,15 @@ from torch import Tensor
 from gnnplan.runtime.sampling.dependent import StreamPolicy
 from gnnplan.runtime.sampling.exclusion import TRIES, Candidates, Exclude, excluded_pairs
 from gnnplan.runtime.sampling.gpu.choose import (
+    NOWHERE,
     SAMPLED,
-    Rows,
     choose_some,
     kernel_unit,
+    list_of,
+    lists_of,
     row_bounds,
     row_ends,
     scan_below,
-    whole_rows,
 )
 from gnnplan.runtime.sampling.gpu.hops import (
     AbstractDeviceHops,
@@ -37,32 +38,42 @@ from gnnplan.runtime.sampling.gpu.hops import (
     Drawn,
     Hop,
     HopDraws,
+    Rows,
 )
 from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler, room
-from gnnplan.runtime.sampling.gpu.rng import bounded, key_of, signed, value_of
+from gnnplan.runtime.sampling.gpu.relabel import AGE
+from gnnplan.runtime.sampling.gpu.rng import (
+    bounded,
+    key_of,
+    signed,
+    stream_of,
+    value_of,
+    write_streams,
+)
+from gnnplan.runtime.sampling.gpu.segments import whole_rows
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 from gnnplan.runtime.sampling.minibatch import Request
 from gnnplan.runtime.sampling.rng import Purpose, stream
 
 _TILE = (8, 128)
 """Negatives, or rows with edges left out, of a program, and entries of a list at once."""
-_NOWHERE = tl.constexpr(1 << 62)
 
 
 @triton.jit(do_not_specialize=["base"])
 @no_type_check
 def _negatives_kernel(
-    stream, pairs, links, pool, num_candidates, indptr, places, base, out, count, each,
-    POOLED: tl.constexpr, PLACES: tl.constexpr, UNIT: tl.constexpr, BYTES: tl.constexpr,
-    TRIES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    numbers, ends, links, pool, indptr, places, base, each, POOLED: tl.constexpr,
+    PLACES: tl.constexpr, UNIT: tl.constexpr, BYTES: tl.constexpr, TRIES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    mask = at < count
+    mask = at < tl.load(numbers + 1) * each
     link, number = at // each, at % each
-    source = tl.load(pairs + 2 * link, mask=mask, other=0)
-    destination = tl.load(pairs + 2 * link + 1, mask=mask, other=0)
-    key = key_of(tl.load(stream), tl.load(links + link, mask=mask, other=0))
-    bound = tl.zeros((ROWS,), tl.int64) + num_candidates
+    row = ends + link * (each + 2)
+    source = tl.load(row, mask=mask, other=0)
+    destination = tl.load(row + 1, mask=mask, other=0)
+    key = key_of(tl.load(numbers), tl.load(links + link, mask=mask, other=0))
+    bound = tl.zeros((ROWS,), tl.int64) + tl.load(numbers + 2)
     node = tl.zeros((ROWS,), tl.int64)
     turn = tl.zeros((ROWS,), tl.int64)
     pending = mask
@@ -71,12 +82,7 @@ def _negatives_kernel(
         if POOLED:
             found = tl.load(pool + found, mask=pending, other=0)
         node = tl.where(pending, found, node)
-        start = tl.load(indptr + node, mask=pending, other=0)
-        degree = tl.load(indptr + node + 1, mask=pending, other=0) - start
-        if PLACES:
-            address = tl.load(places + node, mask=pending, other=0)
-        else:
-            address = base.to(tl.int64) + start * BYTES
+        _, degree, address = list_of(indptr, places, base, node, pending, PLACES, BYTES)
         own = node == destination
         degree = tl.where(own, 0, degree)
         stored = tl.zeros((ROWS,), tl.int32)
@@ -89,7 +95,7 @@ def _negatives_kernel(
             stored = tl.maximum(stored, tl.max(equal.to(tl.int32), axis=1))
         turn += 1
         pending = pending & (own | (stored > 0)) & (turn < TRIES)
-    tl.store(out + at, node, mask=mask)
+    tl.store(row + 2 + number, node, mask=mask)
 
 
 @triton.jit
@@ -113,12 +119,83 @@ def _pass_over_kernel(
         at = edge[:, None] + column
         place = tl.load(positions + at, mask=inside, other=0)
         for turn in range(tl.max(left_out, axis=0)):
-            passed = tl.load(places + first + turn, mask=turn < left_out, other=_NOWHERE)
+            passed = tl.load(places + first + turn, mask=turn < left_out, other=NOWHERE)
             place += (passed[:, None] <= place).to(tl.int64)
         tl.store(positions + at, place, mask=inside)
         pointer = address[:, None] + (place - start[:, None]) * BYTES
         value = tl.load(pointer.to(tl.pointer_type(UNIT)), mask=inside, other=0)
         tl.store(values + at, value.to(tl.int64), mask=inside)
+
+
+@triton.jit
+@no_type_check
+def take_links_kernel(
+    cursor, spans, order, pairs, drawn, ends, links, weight, keys, pool, streams, overflow,
+    batch_size, num_nodes, room, PITCH: tl.constexpr, BOTH: tl.constexpr, POOLED: tl.constexpr,
+    KEYS: tl.constexpr, HOPS: tl.constexpr, LANES: tl.constexpr, PURPOSE: tl.constexpr,
+    NEGATIVE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the next links, the keys of the step's own edges, and what is drawn by."""
+    epoch, step = tl.load(cursor), tl.load(cursor + 1)
+    span = spans + 3 * step
+    begin, total = tl.load(span), tl.load(span + 2)
+    count, first = tl.load(span + 1) - begin, step * batch_size
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mine = at < count
+    link = tl.load(order + begin + at, mask=mine, other=0)
+    tl.store(links + at, link, mask=mine)
+    one = tl.full((BLOCK,), 1, tl.float32)
+    tl.store(weight + at, tl.div_rn(one, (at * 0 + tl.maximum(total, 1)).to(tl.float32)), mask=mine)
+    for column in range(PITCH):
+        node = tl.load(pairs + 2 * link + column, mask=mine & (column < 2), other=NOWHERE)
+        tl.store(ends + at * PITCH + column, node, mask=at < room)
+    inside = at < total
+    pair = pairs + 2 * tl.load(order + first + at, mask=inside, other=0)
+    source = tl.load(pair, mask=inside, other=0)
+    destination = tl.load(pair + 1, mask=inside, other=0)
+    if KEYS:
+        key = tl.where(inside, destination * num_nodes + source, NOWHERE)
+        tl.store(keys + at, key, mask=at < batch_size)
+        if BOTH:
+            key = tl.where(inside, source * num_nodes + destination, NOWHERE)
+            tl.store(keys + batch_size + at, key, mask=at < batch_size)
+    if POOLED:
+        tl.store(pool + at, destination, mask=inside)
+    if tl.program_id(0) == 0:
+        none = step * 0
+        word = stream_of(tl.load(cursor + 6), epoch, step, none, none + NEGATIVE)
+        tl.store(drawn, word.to(tl.int64, bitcast=True))
+        tl.store(drawn + 1, count)
+        if POOLED:
+            tl.store(drawn + 2, total)
+        else:
+            tl.store(drawn + 2, none + num_nodes)
+        tl.store(overflow, 0)
+        write_streams(cursor, streams, HOPS, LANES, PURPOSE)
+
+
+@triton.jit
+@no_type_check
+def number_ends_kernel(
+    values, order, sums, drawn, nodes, local, ranks, stamp, known, overflow, room,
+    PITCH: tl.constexpr, DENSE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write distinct ends as seeds, and of each end its number among them."""
+    count = tl.load(drawn + 1) * PITCH
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < count
+    number = tl.load(sums + at, mask=mask, other=1) - 1
+    node = tl.load(values + at, mask=mask, other=0)
+    tl.store(local + tl.load(order + at, mask=mask, other=0), number, mask=mask)
+    held = mask & (number < room)
+    tl.store(nodes + number, node, mask=held)
+    if DENSE:
+        tl.store(ranks + node, tl.load(stamp) * AGE + number, mask=held)
+    if tl.program_id(0) == 0:
+        last = tl.load(sums + count - 1, mask=count > 0, other=0)
+        tl.store(known, tl.minimum(last, room))
+        if last > room:
+            tl.store(overflow, 1)
 
 
 class DeviceNegatives:
@@ -138,30 +215,39 @@ class DeviceNegatives:
         epoch: int,
         step: int,
         batch_destinations: NDArray[np.int64],
-    ) -> tuple[Tensor, Tensor]:
-        """Return the pairs on the device, int64 [n, 2], and their negatives, int64 [n, q].
+    ) -> Tensor:
+        """Return the pairs on the device, and behind each its negatives, int64 [n, 2 + q].
 
         Arguments as in `NegativeSampler.draw`.
         """
-        graph, each = self.topology, self.num_negatives
-        device = graph.counts.device
-        pooled = self.candidates is Candidates.IN_BATCH
-        source = torch.tensor(
-            [signed(stream(self.seed, epoch, step, 0, Purpose.NEGATIVE))], device=device
-        )
-        held, ids = on_device(pairs, device), on_device(links, device)
-        pool = on_device(batch_destinations, device) if pooled else ids
-        out = torch.empty((len(pairs), each), dtype=torch.int64, device=device)
-        if out.numel():
-            places = graph.indptr if graph.addresses is None else graph.addresses
-            rows, columns = _TILE
-            _negatives_kernel[(triton.cdiv(out.numel(), rows),)](
-                source, held, ids, pool, pool.numel() if pooled else graph.num_nodes,
-                graph.indptr, places, graph.indices.data_ptr(), out, out.numel(), each,
-                POOLED=pooled, PLACES=graph.addresses is not None, TRIES=TRIES, ROWS=rows,
+        device, pooled = self.topology.counts.device, self.pooled
+        candidates = len(batch_destinations) if pooled else self.topology.num_nodes
+        source = signed(stream(self.seed, epoch, step, 0, Purpose.NEGATIVE))
+        ids = on_device(links, device)
+        ends = torch.empty((len(pairs), 2 + self.num_negatives), dtype=torch.int64, device=device)
+        ends[:, :2] = on_device(pairs, device)
+        numbers = torch.tensor([source, len(pairs), candidates], device=device)
+        self.launch(numbers, ends, ids, on_device(batch_destinations, device) if pooled else ids)
+        return ends
+
+    @property
+    def pooled(self) -> bool:
+        """Whether candidates are the batch's destinations."""
+        return self.candidates is Candidates.IN_BATCH
+
+    def launch(self, numbers: Tensor, ends: Tensor, links: Tensor, pool: Tensor) -> None:
+        """Draw negatives of the first links behind their pairs in `ends`, int64 [n, 2 + q].
+
+        `numbers` are the stream, how many links there are, and the candidates, int64 [3].
+        """
+        graph, (rows, columns) = self.topology, _TILE
+        count = ends.shape[0] * self.num_negatives
+        if count:
+            _negatives_kernel[(triton.cdiv(count, rows),)](
+                numbers, ends, links, pool, *lists_of(graph), self.num_negatives,
+                POOLED=self.pooled, PLACES=graph.addresses is not None, TRIES=TRIES, ROWS=rows,
                 COLUMNS=columns, **kernel_unit(graph),
             )  # fmt: skip
-        return held, out
 
 
 def on_device(values: NDArray[Any], device: torch.device) -> Tensor:
@@ -269,12 +355,12 @@ class DeviceLinkSampler:
     def __init__(
         self, sampler: DeviceExcludingSampler, negatives: DeviceNegatives, exclude: Exclude
     ) -> None:
-        self._sampler, self._negatives, self._exclude = sampler, negatives, exclude
+        self.neighbors, self.negatives, self.exclude = sampler, negatives, exclude
 
     @property
     def topology(self) -> DeviceTopology:
         """Return the graph."""
-        return self._sampler.topology
+        return self.neighbors.topology
 
     def sample(
         self,
@@ -291,12 +377,11 @@ class DeviceLinkSampler:
         `pairs` are its own, int64 [n, 2], `input_id` their global ids, `step_pairs` those of the
         whole global batch, which no rank finds in the graph.
         """
-        held, negatives = self._negatives.draw(
+        ends = self.negatives.draw(
             pairs, input_id, epoch=epoch, step=step, batch_destinations=step_pairs[:, 1]
         )
-        ends = torch.cat([held, negatives], dim=1)
         seeds, local = torch.unique(ends, return_inverse=True)
-        sampler = self._sampler.without(step_pairs, self._exclude)
+        sampler = self.neighbors.without(step_pairs, self.exclude)
         batch = sampler.sample(
             seeds.cpu().numpy(), epoch=epoch, step=step, input_id=input_id,
             global_num_seeds=global_num_seeds,
@@ -327,12 +412,13 @@ class DeviceTypedSampler(AbstractDeviceHops):
         streams = StreamPolicy(seed=seed, purpose=Purpose.NEIGHBOR)
         super().__init__(topology, [-1] * len(fanouts[0]), streams=streams, **settings)
         self.rows_per_node = len(fanouts)
+        self.by_type = [list(hop) for hop in zip(*fanouts, strict=True)]
         self.num_nodes = topology.num_nodes // self.rows_per_node
-        self._groups = [self._types_by_fanout(hop) for hop in zip(*fanouts, strict=True)]
+        self._groups = [self._types_by_fanout(hop) for hop in self.by_type]
         self._order = None if order is None else on_device(order, self.device)
-        self._node_type = None
+        self.node_type = None
         if node_type is not None:
-            self._node_type = torch.from_numpy(np.array(node_type, np.int32)).to(self.device)
+            self.node_type = torch.from_numpy(np.array(node_type, np.int32)).to(self.device)
 
     def _types_by_fanout(self, fanouts: Sequence[int]) -> list[tuple[int, Tensor]]:
         """Return each fan-out of a hop with its edge types."""
@@ -370,8 +456,8 @@ class DeviceTypedSampler(AbstractDeviceHops):
     def batch_of(self, request: Request, hops: list[Hop], nodes: list[Tensor]) -> DeviceBatch:
         """Make a batch as `AbstractDeviceHops` does, with the sources' types."""
         batch = super().batch_of(request, hops, nodes)
-        if self._node_type is not None:
-            batch.blocks[0] = replace(batch.blocks[0], src_type=self._node_type[batch.n_id])
+        if self.node_type is not None:
+            batch.blocks[0] = replace(batch.blocks[0], src_type=self.node_type[batch.n_id])
         return batch
 
     def _block(self, num_src: int, indptr: Tensor, num_edges: int, hop: Hop) -> DeviceBlock:

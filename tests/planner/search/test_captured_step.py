@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from gnnplan.planner.cost.backends.gpu_lanes import (
+    MARGINS,
     captured_starts,
     captured_step_bytes,
+    lost_replays,
     padding_ratio,
     step_compute,
     step_shapes,
@@ -28,6 +30,7 @@ from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_rmat
 from gnnplan.runtime.plan.schema import GraphRef, Plan, StepShapes, Threads, Workload
 from tests.support.candidates import candidate_of_ranks
+from tests.support.emulated_ranks import make_graph
 from tests.support.machines import constant
 
 WORK = Workload(batch_size=16, hidden=8, fanouts=[3, 2])
@@ -104,6 +107,28 @@ def test_a_captured_step_takes_the_gpus_seconds_times_its_padding() -> None:
     assert unknown.forward_backward == pytest.approx(3e-3)
 
 
+def test_steps_that_do_not_fit_are_priced_with_the_replays_that_wait_for_the_host() -> None:
+    found, known = load_preset("h200x1"), timing(1e-3)
+    shapes = StepShapes(rows=[128, 1280, 6000], edges=[1400, 8000], drawn=True)
+    fitting, failing = (
+        step_compute(found, replace(ONE, step="captured", shapes=each), batch(), known)
+        for each in (shapes, replace(shapes, overflow_share=0.1))
+    )
+    alone, seconds = 3.1e-3, fitting.forward_backward
+    assert failing.forward_backward == pytest.approx(seconds + 0.1 * (alone + 7.5 * seconds))
+    copied = replace(ONE, step="captured", shapes=replace(shapes, drawn=False))
+    assert lost_replays(copied) == 0.0
+
+
+def test_tighter_shapes_pad_less_and_fit_less_often() -> None:
+    wide = replace(batch(), vertices=[spread(100, 0), spread(1000, 50), spread(5000, 250)])
+    made = [step_shapes(wide, margin) for margin in MARGINS]
+    assert [(each.reached_by, each.margin) for each in made] == list(MARGINS)
+    usual, tight, middle, _ = made
+    assert sum(usual.rows) > sum(middle.rows) > sum(tight.rows)
+    assert usual.overflow_share < middle.overflow_share < tight.overflow_share
+
+
 @pytest.fixture
 def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Graph:
     monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path / "cache"))
@@ -149,6 +174,35 @@ def test_auto_captures_where_the_machines_rates_say_that_it_pays(
     quick = load_preset("h200x1").with_tables({"gpu_start": constant("seconds", ["ranks"], 1e-10)})
     slow = made(graph, tmp_path / "b", quick, step="auto").strategy
     assert (slow.step, slow.shapes) == ("eager", None)
+
+
+def test_gcn_draws_its_batches_within_the_step_and_the_margin_is_told(
+    graph: Graph, tmp_path: Path
+) -> None:
+    found = made(graph, tmp_path / "gcn", step="captured", workload=replace(WORK, model="gcn"))
+    shapes = found.strategy.shapes
+    assert shapes is not None
+    assert shapes.drawn
+    assert (shapes.reached_by, shapes.margin) in MARGINS
+    assert f"what one batch in {shapes.reached_by:,} needs" in render(explain(found))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["links", "typed"])
+def test_links_and_types_are_drawn_within_the_step(kind: str, graph: Graph, tmp_path: Path) -> None:
+    of_kind = make_graph(tmp_path / kind, kind)
+    work = replace(WORK, model="rgcn" if kind == "typed" else "sage")
+    if kind == "typed":
+        work = replace(work, type_fanouts={"author__writes__paper": [1, 2]})
+    shapes = made(of_kind, tmp_path / "plan", step="captured", workload=work).strategy.shapes
+    assert shapes is not None
+    assert shapes.drawn
+    whole = {name: [-1, 1] for name in work.type_fanouts}
+    if whole:
+        work = replace(work, type_fanouts=whole)
+        copied = made(of_kind, tmp_path / "copied", step="captured", workload=work).strategy.shapes
+        assert copied is not None
+        assert not copied.drawn
 
 
 @pytest.mark.parametrize(

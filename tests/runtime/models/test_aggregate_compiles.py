@@ -16,6 +16,8 @@ from triton.compiler import ASTSource
 from gnnplan.runtime.models import aggregate_triton as a
 
 KINDS = {"indptr": "*i64", "indices": "*i32", "true_rows": "*i64"}
+KINDS |= dict.fromkeys("self_loops rows local new_rows new_local".split(), "*i32")
+KINDS |= dict.fromkeys("full roots".split(), "*fp32")
 
 
 def compiled(kernel, rows, values):
@@ -46,6 +48,12 @@ for width in (4, 300):
     shape |= {"STEP": 1, "COUNTED": width == 300}
     shape.pop("num_warps")
     compiled(a._dot_kernel, "*fp32", shape | {"GRAD_STRIDE": 2 * width})
+
+for full in (False, True):
+    for loops in (False, True):
+        shape = {"FULL": full, "LOOPS": loops, "HOPS": 3, "BLOCK": 512}
+        compiled(a.root_kernel, "*i64", shape | {"NESTED": full})
+        compiled(a.weigh_kernel, "*i64", shape)
 """
 
 

@@ -18,7 +18,7 @@ from gnnplan.runtime.sampling.gpu import choose as c, rng as d, segments as s, s
 from gnnplan.runtime.sampling.gpu import padded as p, relabel as l, tasks as k
 
 NUMBERS = "num_rows fanout above most base low high bound count num_candidates each".split()
-NUMBERS += "host_low host_high room wrap first most_missed".split()
+NUMBERS += "host_low host_high room wrap first num_keys num_nodes label_room batch_size".split()
 DOUBLES = "inverse squares excess scale values_f levels sums goals".split()
 
 
@@ -58,18 +58,26 @@ chunks = {"CHUNKS": 1024, "CHUNK": 256, "COPIES": 3}
 for places, unit in ((False, tl.int32), (True, tl.int64)):
     lists = {"PLACES": places, "BYTES": 4 if unit == tl.int32 else 8}
     values = {"values": "*i32" if unit == tl.int32 else "*i64"}
-    compiled(c._count_kernel, lists | {"CHUNK": 256}, {"sums": "*i64"})
-    made = lists | chunks | {"UNIT": unit, "DENSE": places, "POSITIONS": places}
-    compiled(c._choose_kernel, made | {"ROWS": 64, "WIDE": 16},
-             values | {"rows": "*i32", "sums": "*i64"})
+    tasks = [{"EACH": 1, "STEPS": 11}] if places else [{"EACH": n, "STEPS": 0} for n in (1, 3)]
+    for task in tasks:
+        compiled(c._count_kernel, lists | task | {"CHUNK": 256}, {"sums": "*i64"})
+        made = lists | task | chunks | {"UNIT": unit, "DENSE": places, "POSITIONS": places}
+        compiled(c._choose_kernel, made | {"ROWS": 64, "WIDE": 16},
+                 values | {"rows": "*i32", "sums": "*i64"})
     compiled(l._first_kernel, {"CHUNK": 1024}, narrow | {"slots": values["values"]})
     compiled(l._localise_kernel, chunks | {"CHUNK": 1024},
              narrow | values | {"slots": values["values"]})
     labels = {"LABELS": 1, "HOPS": 3, "BLOCK": 512}
     compiled(p._take_kernel, labels | {"DENSE": places, "LANES": 4, "PURPOSE": 1},
              {"weight": "*fp32"})
-    compiled(p._seal_kernel, labels | {"IGNORE": -100, "POSITIONS": places, "LANES": 8},
-             narrow | {"weight": "*fp32"})
+    compiled(p._seal_kernel, labels | {"IGNORE": -100, "POSITIONS": places, "LANES": 8,
+             "EACH": 1 + places}, narrow | {"labels": "*i64", "weight": "*fp32"})
+    compiled(k.take_links_kernel, {"PITCH": 4, "BOTH": places, "POOLED": places, "KEYS": True,
+             "HOPS": 3, "LANES": 4, "PURPOSE": 1, "NEGATIVE": 2, "BLOCK": 512},
+             {"weight": "*fp32"})
+    compiled(k.number_ends_kernel, {"PITCH": 4, "DENSE": places, "BLOCK": 512}, {"sums": "*i64"})
+    compiled(s._look_up_kernel, lists | {"UNIT": unit, "WRITE": places, "STEPS": 11, "ROWS": 8,
+             "COLUMNS": 128})
 compiled(l._enter_kernel, {"LANES": 32}, {"values": "*i32"})
 """
 
@@ -80,4 +88,4 @@ def test_the_kernels_of_sampling_compile_for_hopper() -> None:
         [sys.executable, "-c", CODE], capture_output=True, text=True, env=environment, check=False
     )
     assert found.returncode == 0, found.stderr[-4000:]
-    assert len(set(found.stdout.split())) == 18
+    assert len(set(found.stdout.split())) == 21
