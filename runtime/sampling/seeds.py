@@ -194,13 +194,34 @@ def _draw_keys(source, keys):
         keys[i] = value_kernel(key_kernel(source, i), 0)
 
 
-def _stable_order(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Sort as np.argsort(keys, kind="stable"), in half its time where no two keys are equal."""
-    order = np.argsort(keys)
-    ranked = keys[order]
-    if (ranked[1:] != ranked[:-1]).all():
-        return order
-    return np.argsort(keys, kind="stable")
+@kernel
+@no_type_check
+def _stable_order(keys):
+    """Sort as np.argsort(keys, kind="stable"), keys that are spread evenly in linear time.
+
+    Keys are dealt in order to as many buckets by their top bits, then inserted in few steps each.
+    """
+    count, bits = keys.shape[0], 1
+    while 1 << bits < count:
+        bits += 1
+    shift = np.uint64(64 - bits)
+    ends = np.zeros((1 << bits) + 1, np.int64)
+    for i in range(count):
+        ends[np.int64(keys[i] >> shift) + 1] += 1
+    for bucket in range(1 << bits):
+        ends[bucket + 1] += ends[bucket]
+    order = np.empty(count, np.int64)
+    for i in range(count):
+        bucket = np.int64(keys[i] >> shift)
+        order[ends[bucket]] = i
+        ends[bucket] += 1
+    for i in range(1, count):
+        chosen, place = order[i], i
+        while place > 0 and keys[order[place - 1]] > keys[chosen]:
+            order[place] = order[place - 1]
+            place -= 1
+        order[place] = chosen
+    return order
 
 
 class LinkSchedule:
