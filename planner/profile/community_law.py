@@ -4,8 +4,8 @@ A graph of the law is made by chance. Its facts (`Clustering`):
 
 * degrees are log-normal, and Poisson around a node's mean; lists name nodes in proportion to it;
 * nodes lie in communities of equal size, in which a share of each list's ends stays;
-* training nodes lie in one region, which their lists hardly leave (recent papers are cited by
-  recent ones); the rest of the graph is not read.
+* training nodes are many in some communities and few in others, and lie in one region, which their
+  lists hardly leave (recent papers are cited by recent ones); the rest is not read.
 
 A batch meets communities by chance, as many times as a Poisson number says at each hop, so
 communities are grouped by these numbers. Within one group a node of relative degree r is met with
@@ -22,7 +22,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,22 +35,18 @@ from gnnplan.runtime.sampling.registry import find_sampler, sampler_or_unknown
 Numbers = NDArray[np.float64]
 MOST_POISSON = 60.0
 """Mean degree above which every fan-out is taken to be filled."""
-Policy = Literal["presample", "degree", "optimal", "random"]
-"""Ways to choose the nodes of a static cache."""
 CLASSES, LAST_SIGMA = 41, 5.0
 """Number of classes of degrees, and the standard deviations that they span."""
 GROUPS = 256
 """Groups of communities at most, by how often each hop's ends arrive."""
-CERTAIN = 64.0
-"""Mean number of reads in an epoch from which the number of one epoch is taken to be the mean."""
+LEVELS, LAST_LEVEL = 6, 2.5
+"""Kinds of communities by their share of training nodes, and the standard deviations they span."""
 NAMES = 20
 """Kinds of nodes of a class, by how many lists name them."""
 STAND_IN = 1 << 16
 """Vertices of a hotness that stand for a graph's."""
 COUNT_ERROR = 0.1
 """Relative standard error of the law's input vertices (DEC-155)."""
-
-
 TYPICAL = Clustering(spread=1.3, inside=0.6, community=3000.0)
 """Clustering of graphs of which nothing else is known: the middle of the fitted ones (DEC-155)."""
 
@@ -100,7 +96,7 @@ def community_law(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LawCounts:
-    """Expected counts of a batch; arrays go over classes of the region's nodes."""
+    """Expected counts of a batch; arrays go over classes of nodes of each kind of communities."""
 
     vertices: list[float]
     """Distinct vertices up to each hop, seeds first; length L + 1."""
@@ -117,6 +113,8 @@ class LawCounts:
     """Probability that the last hop's lists name it, drawn or not."""
     reads: Numbers
     """Mean neighbours read from a node's list per batch."""
+    again: float
+    """Share of an epoch's reads that come by a way which another epoch draws again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,21 +132,21 @@ class _Classes:
 
     def drawn(self, fanout: int, *, met: bool) -> Numbers:
         """Return the mean neighbours drawn of a seed's list, or of one that an edge led to."""
-        if not self.both_ways:
-            return self.lists if fanout < 0 else mean_drawn(self.lists, fanout)
-        if met:  # the edge it was met by is one entry more
-            return 1 + (self.lists if fanout < 0 else mean_drawn(self.lists, fanout - 1))
-        whole = self.lists if fanout < 0 else mean_drawn(self.lists, fanout)
-        return whole / -np.expm1(-self.lists)  # seeds have an edge
+        back = int(met and self.both_ways)  # the edge it was met by is one entry more
+        whole = back + (self.lists if fanout < 0 else mean_drawn(self.lists, fanout - back))
+        # Seeds have an edge.
+        return whole if met or not self.both_ways else whole / -np.expm1(-self.lists)
 
     def of_lists(self, now: Numbers) -> Numbers:
         """Return nodes of a frontier by class of their lists, over a community's nodes."""
         return now * self.share if self.both_ways else (now @ self.share)[:, None] * self.share
 
 
-def _relative(spread: float) -> tuple[Numbers, Numbers]:
-    """Return shares of the classes of a log-normal law, and their degrees over the mean."""
-    z = np.linspace(-LAST_SIGMA, LAST_SIGMA, CLASSES)
+def _relative(
+    spread: float, classes: int = CLASSES, last: float = LAST_SIGMA
+) -> tuple[Numbers, Numbers]:
+    """Return shares of the classes of a log-normal law, and their values over the mean."""
+    z = np.linspace(-last, last, classes)
     share = np.exp(-(z**2) / 2)
     share /= share.sum()
     relative = np.exp(spread * z)
@@ -196,6 +194,10 @@ class _Groups:
     """Arrivals of the present hop over their mean."""
     held: list[Numbers]
     """Share of a class's nodes up to each hop."""
+    level: NDArray[np.int64]
+    """Which kind of community a group is of, by training nodes; shape [groups]."""
+    levels: Numbers
+    """Share of each kind."""
 
     def split(self, mean: float, most: int) -> int:
         """Tell groups apart by a hop's arrivals; return into how many each falls."""
@@ -203,11 +205,17 @@ class _Groups:
         self.factor = np.tile(values / mean if mean > 0 else values, self.chance.size)
         self.chance = np.outer(self.chance, chances).ravel()
         self.held = [np.repeat(each, values.size, axis=0) for each in self.held]
+        self.level = np.repeat(self.level, values.size)
         return values.size
 
     def mean(self, of_groups: Numbers) -> Numbers:
         """Return the mean over communities of what each group has."""
         return self.chance @ of_groups
+
+    def apart(self, of_groups: Numbers) -> Numbers:
+        """Return the means over each kind of communities, one kind after the other."""
+        of = self.level == np.arange(self.levels.size)[:, None]
+        return ((of * self.chance / self.levels[:, None]) @ of_groups).ravel()
 
     def cohorts(self, *, new_alone: bool) -> list[tuple[Numbers, int]]:
         """Return the shares of nodes that each hop added and this one expands, with its age."""
@@ -225,6 +233,8 @@ class _Frontier:
     """Edges by class of lists, shape [groups, classes]."""
     listed: Numbers
     """Entries of the lists, likewise."""
+    again: Numbers
+    """Edges that another draw from the same lists would repeat, likewise."""
     fresh: Numbers
     """Ends that may name a node anew, of lists with at least each threshold, [groups, parts]."""
     whole: Numbers
@@ -242,7 +252,7 @@ def _frontier(
     of: _Classes, cohorts: list[tuple[Numbers, int]], first: int, fanout: int, *, once: bool
 ) -> _Frontier:
     """Count the ends of cohorts of which the one aged `first`, the seeds', was not met by edges."""
-    drawn, listed = np.zeros_like(cohorts[0][0]), np.zeros_like(cohorts[0][0])
+    drawn, listed, again = (np.zeros_like(cohorts[0][0]) for _ in range(3))
     fresh, whole = [np.zeros_like(drawn), np.zeros_like(drawn)], [drawn * 0, drawn * 0]
     chances: list[Numbers] = []
     for met in (False, True):
@@ -254,6 +264,7 @@ def _frontier(
                 lists = of.of_lists(now)
                 drawn += lists * taken
                 listed += lists * length
+                again += lists * taken * chances[met]
                 ends = lists * (length if once else taken)
                 whole[met] += ends
                 fresh[met] += ends * onward * (1 - chances[met]) ** age
@@ -266,7 +277,9 @@ def _frontier(
         width = chance[order] - np.append(chance[order][1:], 0.0)
         sums = [np.cumsum(np.hstack(ends)[:, order], axis=1) for ends in (fresh, whole)]
         sums, width = [each[:, width > 0] for each in sums], width[width > 0]
-    return _Frontier(drawn=drawn, listed=listed, fresh=sums[0], whole=sums[1], width=width)
+    return _Frontier(
+        drawn=drawn, listed=listed, again=again, fresh=sums[0], whole=sums[1], width=width
+    )
 
 
 def _start(law: CommunityLaw, of: _Classes, seeds: float, most: int) -> _Groups:
@@ -275,10 +288,19 @@ def _start(law: CommunityLaw, of: _Classes, seeds: float, most: int) -> _Groups:
     if of.both_ways:
         weight = weight * -np.expm1(-of.lists)
     chance = seeds / law.region_nodes * weight / float(of.share @ weight)
-    groups = _Groups(chance=np.ones(1), factor=np.ones(1), held=[])
-    groups.split(seeds / law.region_nodes * law.community_nodes, most)
-    groups.held.append(np.minimum(1.0, groups.factor[:, None] * chance))
-    return groups
+    mean, levels, dense = seeds / law.region_nodes * law.community_nodes, np.ones(1), np.ones(1)
+    if law.clustering.seed_spread:
+        levels, dense = _relative(law.clustering.seed_spread, LEVELS, LAST_LEVEL)
+    kinds = [_poisson(round(float(mean * each), 9), most) for each in dense]
+    level = np.repeat(np.arange(levels.size), [values.size for values, _ in kinds])
+    factor = np.concatenate([values for values, _ in kinds]) / max(mean, 1e-300)
+    return _Groups(
+        chance=levels[level] * np.concatenate([chances for _, chances in kinds]),
+        factor=factor,
+        held=[np.minimum(1.0, factor[:, None] * chance)],
+        level=level,
+        levels=levels,
+    )
 
 
 def count_batch(
@@ -301,11 +323,12 @@ def count_batch(
         ranks_together: ranks that share the batch, each its own nodes.
     """
     of, inside, part = _classes(law), law.clustering.inside, 1 / ranks_together
-    most = min(16, max(2, round(GROUPS ** (1 / max(1, len(fanouts))))))
+    kinds = GROUPS / (LEVELS if law.clustering.seed_spread else 1)
+    most = min(16, max(2, round(kinds ** (1 / max(1, len(fanouts))))))
     once = sampler_or_unknown(sampler).one_draw_per_vertex
     groups = _start(law, of, seeds, most)
-    edges, entries, asked = list[float](), list[float](), list[float]()
-    seen, reads = np.zeros(CLASSES), np.zeros(CLASSES)
+    edges, entries, asked, ways = list[float](), list[float](), list[float](), [1.0]
+    seen, reads = np.zeros(groups.levels.size * CLASSES), np.zeros(groups.levels.size * CLASSES)
     nodes = law.region_nodes * of.share
     for hop, fanout in enumerate(fanouts):
         cohorts = groups.cohorts(new_alone=new_alone)
@@ -313,10 +336,11 @@ def count_batch(
         drawn, listed = groups.mean(ends.drawn), groups.mean(ends.listed)
         edges.append(law.region_nodes * float(drawn.sum()))
         entries.append(law.region_nodes * float(listed.sum()))
-        reads += drawn / of.share
+        reads += groups.apart(ends.drawn / of.share)
+        ways.append(ways[-1] * float(groups.mean(ends.again).sum()) / max(drawn.sum(), 1e-300))
         away, far = ((1 - inside) * groups.mean(each)[None] for each in (ends.fresh, ends.whole))
         named = inside * ends.listed.sum(1) + (1 - inside) * float(listed.sum())
-        seen = groups.mean(-np.expm1(-named[:, None] * of.relative))
+        seen = groups.apart(-np.expm1(-named[:, None] * of.relative))
         held = groups.held[-1]
         shared = ends.hits(part * inside * ends.whole, part * far, of.relative)
         sources = groups.mean(1 - (1 - part * held) * (1 - shared))
@@ -329,19 +353,15 @@ def count_batch(
             away = groups.factor[:, None] * away
         hit = ends.hits(np.repeat(local, times, axis=0), away, of.relative)
         groups.held.append(1 - (1 - groups.held[-1]) * (1 - hit))
+    vertices = [float(groups.mean(held) @ nodes) for held in groups.held]
     return LawCounts(
-        vertices=[float(groups.mean(held) @ nodes) for held in groups.held],
-        edges=edges,
-        entries=entries,
-        asked=asked,
-        nodes=nodes,
-        chance=groups.mean(groups.held[-1]),
-        seen=seen,
-        reads=reads,
-    )
+        vertices=vertices, edges=edges, entries=entries, asked=asked, seen=seen, reads=reads,
+        nodes=np.outer(groups.levels, nodes).ravel(), chance=groups.apart(groups.held[-1]),
+        again=float(np.diff([0.0, *vertices]) @ ways) / vertices[-1],
+    )  # fmt: skip
 
 
-class _NodeReads(NamedTuple):
+class NodeReads(NamedTuple):
     """Nodes of the whole graph by how many lists name them; arrays have shape [kinds]."""
 
     nodes: Numbers
@@ -354,7 +374,7 @@ class _NodeReads(NamedTuple):
 
 
 def _by_names(nodes: Numbers, named: Numbers, chance: Numbers, topology: Numbers) -> Numbers:
-    """Return the columns of `_NodeReads` of classes: nodes that more lists name are read more."""
+    """Return the columns of `NodeReads` of classes: nodes that more lists name are read more."""
     kinds = [_poisson(float(mean), NAMES) for mean in named]
     sizes, names = [values.size for values, _ in kinds], np.concatenate([v for v, _ in kinds])
     shares = np.concatenate([held for _, held in kinds])
@@ -365,91 +385,22 @@ def _by_names(nodes: Numbers, named: Numbers, chance: Numbers, topology: Numbers
     return np.stack([np.repeat(nodes, sizes) * shares, names, known, np.repeat(topology, sizes)])
 
 
-def _reads(law: CommunityLaw, counts: LawCounts) -> _NodeReads:
+def node_reads(law: CommunityLaw, counts: LawCounts) -> NodeReads:
     """Return all nodes of the graph, those that batches cannot reach too."""
     facts, nothing = law.clustering, np.zeros(CLASSES)
     kept = counts.chance * (1 - facts.stray if facts.region < 1 else 1)
-    found = _by_names(counts.nodes, _classes(law).named, kept, counts.reads)
+    named = np.tile(_classes(law).named, counts.nodes.size // CLASSES)
+    found = _by_names(counts.nodes, named, kept, counts.reads)
     if facts.region < 1:
-        share, relative = _relative(
-            facts.spread if facts.rest_spread is None else facts.rest_spread
-        )
+        spread = facts.spread if facts.rest_spread is None else facts.rest_spread
+        share, relative = _relative(spread)
         left = max(0.0, 1 - facts.region * facts.named) / (1 - facts.region)
         named = np.maximum(left * law.edges / law.nodes * relative, 1e-9)
         nodes = law.nodes - law.region_nodes
         chance = facts.stray * counts.vertices[-1] / nodes * relative
         rest = _by_names(nodes * share, named, np.minimum(chance, 1.0), nothing)
         found = np.hstack([found, rest])
-    return _NodeReads(*found)
-
-
-def _epoch_counts(chance: Numbers, batches: int) -> Numbers:
-    """Return the probability of each number of reads in an epoch, shape [kinds, numbers]."""
-    most = int(min(batches, 2 * CERTAIN))
-    counts = np.arange(most + 1, dtype=np.float64)
-    logs = np.concatenate([[0.0], np.cumsum(np.log(counts[1:]))])
-    p = np.clip(chance, 1e-300, 1 - 1e-12)[:, None]
-    if batches <= most:
-        ways = logs[-1] - logs - logs[::-1]
-        return np.exp(ways + counts * np.log(p) + (batches - counts) * np.log1p(-p))
-    return np.exp(counts * np.log(batches * p) - batches * p - logs)
-
-
-def _served(keys: Numbers, nodes: Numbers, reads: Numbers, rows: float) -> float:
-    """Return the share of reads that the rows of the largest keys serve."""
-    order = np.argsort(-keys, kind="stable")
-    before = np.cumsum(nodes[order]) - nodes[order]
-    taken = np.clip((rows - before) / np.maximum(nodes[order], 1e-300), 0.0, 1.0)
-    return float(reads[order] @ taken) / max(float(reads.sum()), 1e-300)
-
-
-def hit_rate(
-    law: CommunityLaw,
-    seeds: float,
-    fanouts: Sequence[int],
-    sampler: str,
-    *,
-    policy: Policy,
-    share: float,
-    ranks: int = 1,
-    new_alone: bool = False,
-) -> float:
-    """Return the share of input reads that a static cache of `share` of all nodes serves.
-
-    Nodes are cached by their reads in one earlier epoch of `ranks` ranks with `seeds` each
-    (presample), by the lists that name them (degree), by their reads in the epoch itself (optimal),
-    or by chance (random); other arguments are as of `count_batch`.
-    """
-    counts = count_batch(law, seeds, fanouts, sampler, new_alone=new_alone)
-    found, batches = _reads(law, counts), _num_batches(law, seeds * ranks)
-    rows, mean = share * law.nodes, batches * found.chance
-    reads = found.nodes * mean
-    if policy == "random":
-        return min(1.0, share)
-    if policy == "degree":
-        return _served(found.names, found.nodes, reads, rows)
-    known = (mean > CERTAIN) & (batches > 2 * CERTAIN)
-    chances = _epoch_counts(found.chance[~known], batches)
-    times = np.arange(chances.shape[1], dtype=np.float64)
-    nodes = found.nodes[~known] @ chances
-    served = nodes * times if policy == "optimal" else reads[~known] @ chances
-    return _served(
-        np.concatenate([mean[known], times]),
-        np.concatenate([found.nodes[known], nodes]),
-        np.concatenate([reads[known], served]),
-        rows,
-    )
-
-
-def touched_share(law: CommunityLaw, seeds: float, fanouts: Sequence[int], sampler: str) -> float:
-    """Return the share of all nodes that some batch of an epoch reads."""
-    found = _reads(law, count_batch(law, seeds, fanouts, sampler))
-    missed = (1 - np.minimum(found.chance, 1.0)) ** _num_batches(law, seeds)
-    return float(found.nodes @ (1 - missed)) / law.nodes
-
-
-def _num_batches(law: CommunityLaw, seeds: float) -> int:
-    return max(1, math.ceil(law.train_share * law.nodes / seeds - 1e-9))
+    return NodeReads(*found)
 
 
 def law_batch(
@@ -482,7 +433,7 @@ def law_batch(
         half_epoch_error=0.0,
         list_entries=sum(counts.entries) / ranks_together,
     )
-    found = _reads(law, counts)
+    found = node_reads(law, counts)
     num = int(min(STAND_IN, law.nodes))
     ends = np.cumsum(found.nodes) / found.nodes.sum() * num
     kind = np.minimum(np.searchsorted(ends, np.arange(num) + 0.5), found.nodes.size - 1)

@@ -50,6 +50,7 @@ from gnnplan.runtime.graph.generate_draws import (
     equal_communities,
     noisy_labels,
     rmat_drawer,
+    seed_chances,
     signal_length,
     split_by_chance,
     split_nodes,
@@ -175,7 +176,7 @@ def generate_communities(
     names = community_weights(shape, num_nodes, region, shape.named, rng)
     keys = draw_communities(shape, names, region, degree, rng)
     src, dst, former = _shuffle_nodes(keys, np.arange(num_nodes), rng)
-    chances = np.where(former < region, names[former] ** shape.seed_lean, 0.0)
+    chances = seed_chances(shape, names, region, rng)[former]
     classes = rng.integers(0, num_classes, num_nodes)
     connected = np.zeros(num_nodes, bool)
     connected[src] = connected[dst] = True

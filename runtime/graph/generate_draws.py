@@ -30,6 +30,8 @@ class Clustering:
     """Nodes of a community."""
     seed_lean: float = 0.0
     """Exponent: training nodes are chosen in proportion to their degree to this power."""
+    seed_spread: float = 0.0
+    """Standard deviation of the log of communities' shares of training nodes."""
     both_ways: bool = True
     """Whether each edge is stored in both directions; else list lengths and names are unrelated."""
     region: float = 1.0
@@ -90,6 +92,11 @@ def equal_communities(num_nodes: int, num_communities: int) -> Ids:
     return np.arange(num_nodes) * num_communities // num_nodes
 
 
+def communities_of(shape: Clustering, num_nodes: int) -> int:
+    """Return how many communities so many nodes fall into."""
+    return max(1, round(num_nodes / shape.community))
+
+
 def community_weights(
     shape: Clustering, num_nodes: int, region: int, mean: float, rng: Rng
 ) -> NDArray[np.float64]:
@@ -105,12 +112,24 @@ def community_weights(
     return weights
 
 
+def seed_chances(
+    shape: Clustering, names: NDArray[np.float64], region: int, rng: Rng
+) -> NDArray[np.float64]:
+    """Weigh nodes by their chance to be training nodes, 0 outside the region."""
+    chances = np.where(np.arange(len(names)) < region, names**shape.seed_lean, 0.0)
+    if shape.seed_spread:
+        number = communities_of(shape, region)
+        dense = np.exp(shape.seed_spread * rng.standard_normal(number))
+        chances[:region] *= dense[equal_communities(region, number)]
+    return chances
+
+
 def draw_communities(
     shape: Clustering, names: NDArray[np.float64], region: int, degree: float | int, rng: Rng
 ) -> Ids:
     """Draw the keys of the edges (named node, node of the list)."""
     num_nodes = len(names)
-    number = [max(1, round(each / shape.community)) for each in (region, num_nodes - region)]
+    number = [communities_of(shape, each) for each in (region, num_nodes - region)]
     communities = np.concatenate(
         [
             equal_communities(region, number[0]),

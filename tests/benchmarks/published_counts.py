@@ -14,12 +14,14 @@ from gnnplan.planner.profile.community_law import (
     CommunityLaw,
     community_law,
     count_batch,
-    hit_rate,
-    touched_share,
+    node_reads,
 )
 from gnnplan.planner.profile.roofline import LayerShape
 from tests.benchmarks.published_cases import Case
 from tests.benchmarks.published_cooperative import refilled_misses
+from tests.benchmarks.published_drawn import drawn_inputs, drawn_misses, scaled
+from tests.benchmarks.published_remote import RemoteNodes, remote_nodes
+from tests.reference.law_caches import hit_rate, touched_share
 
 FLOAT_BYTES, ITEM_BYTES, ID_BYTES = 4, {"float16": 2, "float32": 4}, 8
 RELATIONS = {"mag240m": 5, "mag": 7, "igbh": 7}
@@ -85,6 +87,14 @@ def counts_of(case: Case) -> Counts:
     return _counts(law_of(case), round(seeds_of(case)), case.fanouts, case.sampler)
 
 
+def inputs_of(case: Case, counts: Counts) -> float:
+    """Input nodes of a batch, fewer where all hops draw by the same numbers."""
+    if case.sampler != "labor" or "layer dependency" not in case.row.words:
+        return counts.inputs
+    seeds = round(seeds_of(case))
+    return counts.inputs * drawn_inputs(law_of(case), seeds, case.fanouts)
+
+
 def seeds_of(case: Case) -> float:
     """Nodes that a trainer's batch begins with."""
     return float(case.ends * min(case.batch, max(1, int(case.train))))
@@ -127,14 +137,6 @@ def layers_of(case: Case, counts: Counts | None) -> list[LayerShape]:
 # Parts of a graph.
 
 
-def _outside(case: Case) -> float:
-    """Share of a node's edges that a good cut into the case's parts leaves between parts."""
-    parts = max(1, case.hosts if case.hosts > 1 else case.gpus)
-    clustering = case.preset.law if case.graph in graph_presets() else None
-    inside = clustering.inside if clustering is not None else 0.5
-    return (1 - inside) * (parts - 1) / parts
-
-
 def boundary_of(case: Case) -> float:
     """Boundary nodes over all parts, of parts that keep communities whole."""
     parts = max(1, case.gpus)
@@ -145,26 +147,21 @@ def boundary_of(case: Case) -> float:
     return (parts - 1) * float(classes.nodes @ -np.expm1(-crossing))
 
 
-def remote_share(case: Case, counts: Counts) -> float:
-    """Share of a batch's inputs that lie on other hosts, with parts that keep communities whole.
+def _remote(case: Case) -> RemoteNodes:
+    parts = max(1, case.hosts if case.hosts > 1 else case.gpus)
+    return remote_nodes(law_of(case), seeds_of(case), case.fanouts, case.sampler, parts)
 
-    sum_l (new nodes of hop l) (1 - (1 - c)^l) over all inputs, c the share of edges that cross.
+
+def remote_rows(case: Case) -> float:
+    """Rows that a batch reads of other parts and does not keep, with its seeds in its own.
+
+    A part keeps `replication` times as many rows as it owns: those its batches read most, unless
+    the row says that they are chosen by degree.
     """
-    cut = _outside(case)
-    new = np.diff(np.array([0.0, *counts.vertices]))
-    far = 1 - (1 - cut) ** np.arange(len(new))
-    return float(new @ far) / counts.inputs
-
-
-def cached_remote(case: Case, counts: Counts) -> float:
-    """Share of the remote reads that rows kept of other hosts serve."""
-    kept = case.cache.replication
-    if not kept:
-        return 0.0
-    # Each part keeps `kept` times its own rows, of parts - 1 times as many that others own.
-    share = kept / max(1, case.hosts - 1)
+    found, parts = _remote(case), max(1, case.hosts if case.hosts > 1 else case.gpus)
     policy = "degree" if "deg" in case.row.system.lower() else "presample"
-    return _static_hits(case, min(1.0, share), policy)
+    rows = (case.cache.replication or 0.0) * case.preset.nodes / parts
+    return found.reads * (1 - found.kept(rows, policy))
 
 
 # Caches.
@@ -222,8 +219,13 @@ def _misses(case: Case, slots: float) -> float:
 def _refilled(
     law: CommunityLaw, seeds: int, fanouts: tuple[int, ...], sampler: str, slots: float, kappa: int
 ) -> float:
-    found = _counts(law, seeds, fanouts, sampler)
-    return refilled_misses(found.nodes, found.chance, found.seen, slots, kappa)
+    if kappa > 1 and scaled(law, seeds):
+        return drawn_misses(law, seeds, fanouts, slots / law.nodes, kappa)
+    if kappa > 1:
+        counts = _counts(law, seeds, fanouts, sampler)
+        return refilled_misses(counts.nodes, counts.chance, counts.seen, slots, kappa)
+    found = node_reads(law, count_batch(law, float(seeds), fanouts, sampler))
+    return refilled_misses(found.nodes, found.chance, found.chance, slots)
 
 
 def _free_share(case: Case, counts: Counts) -> float:
@@ -280,13 +282,12 @@ def count_value(case: Case) -> float:
     """A count in the row's unit, which no overhead enters."""
     counts, kind = counts_of(case), case.asked.kind
     if kind == "inputs":
-        found = counts.inputs
+        found = inputs_of(case, counts)
     elif kind == "touched":
         found = touched_share(law_of(case), seeds_of(case), case.fanouts, case.sampler)
     elif kind == "remote":
-        left = remote_share(case, counts) * (1 - cached_remote(case, counts))
-        # Each of the parts trains its share of the epoch's batches.
-        found = case.steps * case.trainers * counts.inputs * left
+        # Each of the parts trains its share of the epoch's batches; the last ones are smaller.
+        found = case.train / case.batch * remote_rows(case)
     elif kind == "memory":
         found = load_effects()["context_bytes"].value + _batch_bytes(case, counts)
     else:

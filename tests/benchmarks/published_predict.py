@@ -29,13 +29,12 @@ from tests.benchmarks.published_counts import (
     ID_BYTES,
     Counts,
     boundary_of,
-    cached_remote,
     counts_of,
     gpu_hits,
     host_hits,
     layers_of,
     relations_of,
-    remote_share,
+    remote_rows,
     row_bytes,
 )
 
@@ -242,15 +241,15 @@ def _remote_seconds(case: Case, counts: Counts, each: int) -> float:
     if case.hosts <= 1 or "replicated" in words:
         return 0.0
     if case.system == "wholegraph":
-        share = (case.hosts - 1) / case.hosts if "over all" in words else 0.0
+        rows = counts.inputs * (case.hosts - 1) / case.hosts if "over all" in words else 0.0
     else:
-        share = remote_share(case, counts) * (1 - cached_remote(case, counts))
+        rows = remote_rows(case)
     machine = load_preset(case.machine)
     card = case.network
     if not card:
         card = card_bandwidth(machine) if num_hosts(machine) > 1 else NETWORK_BYTES_PER_SECOND
     ranks = -(-max(1, case.gpus) // case.hosts)
-    return share * counts.inputs * each * ranks / card
+    return rows * each * ranks / card
 
 
 def _full_graph(case: Case) -> Priced:

@@ -10,22 +10,21 @@ import pytest
 from gnnplan.planner.graph_presets import generate_like, graph_preset, graph_presets, preset_law
 from gnnplan.planner.profile.community_law import (
     CommunityLaw,
-    Policy,
     community_law,
     count_batch,
-    hit_rate,
     law_batch,
-    touched_share,
 )
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_communities
 from gnnplan.runtime.graph.generate_draws import Clustering
+from tests.reference.law_caches import Policy, hit_rate, touched_share
 
 NODES, DEGREE, TRAIN = 24_000, 14.0, 0.2
 SHAPES = {
     "together": Clustering(spread=0.8, inside=0.9, community=600),
     "apart": Clustering(spread=1.1, inside=0.0, community=600, seed_lean=0.5),
+    "uneven": Clustering(spread=0.8, inside=0.85, community=300, seed_spread=0.7),
     "recent": Clustering(
         spread=0.6,
         inside=0.6,
