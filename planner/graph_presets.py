@@ -6,17 +6,29 @@ training nodes lie. Links are drawn from a block model.
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.profile.community_law import TYPICAL, CommunityLaw, community_law
+from gnnplan.planner.placement.order import HeatGroups
+from gnnplan.planner.probe.presets import load_yaml
+from gnnplan.planner.profile.analytic import GraphLaw, expected_batch, expected_seeds, read_law
+from gnnplan.planner.profile.community_law import TYPICAL, CommunityLaw, community_law, law_batch
+from gnnplan.planner.profile.estimated import MOST_GROUPS, TypedGraph, read_types, typed_batch
+from gnnplan.planner.queries.estimate import EstimateSettings
+from gnnplan.planner.settings import PlanSettings
+from gnnplan.planner.workload import BatchProfile
 from gnnplan.runtime import codec
 from gnnplan.runtime.errors import did_you_mean
-from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.dataset import Graph, open_graph
+from gnnplan.runtime.graph.format import GraphMeta, map_array, read_meta
 from gnnplan.runtime.graph.generate import generate_communities, generate_links
 from gnnplan.runtime.graph.generate_draws import Clustering
+from gnnplan.runtime.plan.schema import GraphRef, Workload
+from gnnplan.runtime.sampling.registry import BY_TYPE, DEFAULT_SAMPLER
 
 FILE = Path(__file__).with_name("graph_presets.yaml")
 LEAST_NODES = 100
@@ -51,9 +63,7 @@ class GraphPreset:
 @functools.cache
 def graph_presets() -> dict[str, GraphPreset]:
     """Return all data sets by name, in lower case."""
-    import yaml  # on use: the command line starts without it
-
-    plain = yaml.safe_load(FILE.read_text())
+    plain = load_yaml(FILE.read_text())
     return {name: codec.decode(GraphPreset, value) for name, value in plain.items()}
 
 
@@ -127,3 +137,169 @@ def generate_like(
         val_fraction=held,
         test_fraction=held,
     )
+
+
+SIZES_ERROR = 0.15
+"""Relative standard error of the input nodes of such a graph's batches (DEC-162)."""
+MOST_READ = 1 << 22
+"""Most nodes of a dataset whose degrees are read."""
+DEFAULT_TRAIN, DEFAULT_CLASSES = 0.1, 50
+Batch = tuple[BatchProfile, HeatGroups]
+"""A rank's batches, and the heat of all nodes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnownGraph:
+    """Sizes of a graph, and the law of its degrees."""
+
+    graph: GraphRef
+    law: GraphLaw | CommunityLaw
+    """Of the graph's own degrees, or of its sizes."""
+    words: str
+    error: float
+    """Relative standard error of what the law says of batches; 0: the law's own."""
+    every_hop: bool = False
+    """Whether a hop expands every node again, not only new ones."""
+    typed: TypedGraph | None = None
+    """Types of nodes and edges; None where there is one of each."""
+    memo: dict[tuple[int, ...], Batch] = field(default_factory=dict[tuple[int, ...], Batch])
+    """Batches by the seeds of a rank and the fan-outs."""
+
+    @property
+    def sampler(self) -> str:
+        """Return the sampler by whose rates batches are drawn."""
+        return DEFAULT_SAMPLER if self.typed is None else BY_TYPE
+
+    def batch(self, seeds: int, work: Workload) -> Batch:
+        """Return the batches of a rank, and the heat of the graph's nodes."""
+        key = (seeds, *work.fanouts)
+        if key not in self.memo:
+            self.memo[key] = self._counted(seeds, work)
+        return self.memo[key]
+
+    def _counted(self, seeds: int, work: Workload) -> Batch:
+        drawn = min(seeds, self.graph.num_train)
+        if self.typed is not None:
+            found = typed_batch(self.typed, drawn, work.fanouts, every_hop=self.every_hop)
+            return found.profile(seeds, self.error), found.heat
+        dialect, law = "every_hop" if self.every_hop else "first_seen", self.law
+        settings = PlanSettings(workload=work, dialect=dialect)
+        if isinstance(law, CommunityLaw):
+            batch, hotness = law_batch(law, settings, drawn)
+            nodes = np.full(hotness.num_vertices, law.nodes / hotness.num_vertices)
+            # Of which nodes lists are long is not told: as of those that lists name often.
+            hot = hotness.features.astype(np.float64)
+            lengths = hot * (law.edges / law.nodes / max(float(hot.mean()), 1e-300))
+        else:
+            first = expected_seeds(
+                law, settings, seeds, num_train=self.graph.num_train, links=False
+            )
+            batch, hotness = expected_batch(law, settings, seeds, first)
+            nodes, lengths = law.classes.nodes, law.classes.degree
+        error = max(self.error, batch.input_standard_error)
+        batch = replace(batch, seeds_per_rank=seeds, input_standard_error=error)
+        chance, reads = (x.astype(np.float64) for x in (hotness.features, hotness.topology))
+        return batch, HeatGroups.of(nodes, chance, reads, lengths, MOST_GROUPS)
+
+
+def know_graph(
+    settings: EstimateSettings, dataset: Path | None = None, types: Path | None = None
+) -> KnownGraph:
+    """Return the sizes of the graph that is asked for; given ones go before a known graph's.
+
+    Raises:
+        SettingsError: a size is missing, cannot be, or there is no such data set.
+        DatasetError: the folder is no dataset, or the file of types is damaged.
+    """
+    typed = None if types is None else read_types(types)
+    known, words = _known_sizes(settings, dataset, typed)
+    given = {
+        "nodes": settings.nodes, "edges": settings.edges, "features": settings.features,
+        "dtype": None if settings.dtype == "auto" else settings.dtype, "train": settings.train,
+        "classes": settings.classes,
+    }  # fmt: skip
+    given = {name: value for name, value in given.items() if value is not None}
+    graph = _graph_of(known | given, settings.like or (dataset.name if dataset else "graph"))
+    every_hop = settings.dialect == "every_hop"
+    counts = {"nodes", "edges", "train"} & set(given)
+    if dataset is not None and graph.num_nodes <= MOST_READ and not counts:
+        law, words, error = _law_of(dataset), f"{words}, its degrees read", 0.0
+    elif settings.like is not None:
+        law, error = _law_like(graph, graph_preset(settings.like).law), 0.0
+    else:
+        law, words, error = _law_like(graph), f"{words}, clustered as usual", SIZES_ERROR
+    return KnownGraph(
+        graph=graph, law=law, words=words, error=error, every_hop=every_hop, typed=typed
+    )
+
+
+def _graph_of(sizes: dict[str, Any], name: str) -> GraphRef:
+    missing = [f"--{each}" for each in ("nodes", "edges", "features") if each not in sizes]
+    if missing:
+        raise SettingsError(
+            "estimate: expected --nodes, --edges and --features, --like NAME or a dataset, found "
+            f"no {' and '.join(missing)}"
+        )
+    nodes = round(sizes["nodes"])
+    return GraphRef(
+        name=name,
+        path="",
+        fingerprint="",
+        num_nodes=nodes,
+        num_edges=round(sizes["edges"]),
+        feature_dim=sizes["features"],
+        feature_dtype=sizes.get("dtype", "float32"),
+        num_classes=sizes.get("classes", DEFAULT_CLASSES),
+        task="multiclass",
+        num_train=max(1, round(sizes.get("train", DEFAULT_TRAIN) * nodes)),
+    )
+
+
+def _law_like(graph: GraphRef, clustering: Clustering = TYPICAL) -> CommunityLaw:
+    """Return the law of a graph of which sizes are known, and perhaps its clustering."""
+    share = graph.num_train / graph.num_nodes
+    return community_law(graph.num_nodes, graph.num_edges, share, clustering)
+
+
+def _known_sizes(
+    settings: EstimateSettings, dataset: Path | None, typed: TypedGraph | None
+) -> tuple[dict[str, Any], str]:
+    """Return sizes by the names of settings, and where they are from."""
+    if typed is not None:
+        counts = (count for _, _, count in typed.edges)
+        return {"nodes": sum(typed.nodes.values()), "edges": sum(counts)}, "sizes by type as given"
+    if settings.like is not None:
+        like = graph_preset(settings.like)
+        return {
+            "nodes": like.nodes, "edges": like.edges, "features": like.feature_dim,
+            "dtype": like.feature_dtype, "train": like.train_share, "classes": like.classes,
+        }, f"sizes like {settings.like.lower()}"  # fmt: skip
+    if dataset is None:
+        return {}, "sizes as given"
+    meta = read_meta(dataset)
+    _refuse_kinds(dataset, meta)
+    found: dict[str, Any] = {
+        "nodes": meta.num_nodes, "edges": meta.num_edges, "dtype": meta.feature_dtype,
+        "train": map_array(dataset / "train_idx.npy").shape[0] / meta.num_nodes,
+    }  # fmt: skip
+    found |= {"features": meta.feature_dim} if meta.feature_dim else {}
+    return found | (
+        {"classes": meta.num_classes} if meta.num_classes else {}
+    ), f"sizes of {dataset}"
+
+
+def _refuse_kinds(dataset: Path, meta: GraphMeta) -> None:
+    """Refuse graphs whose batches the law of one type of edges does not describe."""
+    kind = "links to predict" if meta.task == "link" else ""
+    kind = "several edge types" if len(meta.edge_types) > 1 else kind
+    if kind:
+        raise SettingsError(
+            f"{dataset}: expected a graph of one edge type with nodes to predict, found {kind}; "
+            "`gnnplan plan` takes it"
+        )
+
+
+def _law_of(dataset: Path) -> GraphLaw:
+    graph = open_graph(dataset, validate=False)
+    law = read_law(graph.indptr, graph.train_idx.reshape(-1))
+    return replace(law, class_of=np.arange(law.classes.nodes.size, dtype=np.uint16))

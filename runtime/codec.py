@@ -6,6 +6,7 @@ anywhere.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -128,8 +129,7 @@ def _decode_sequence(origin: Any, args: tuple[Any, ...], value: Any, path: str) 
 
 def _decode_dataclass(kind: Any, value: Any, path: str) -> Any:
     _expect(value, dict, f"an object ({kind.__name__})", path)
-    hints = typing.get_type_hints(kind)
-    fields = {f.name: f for f in dataclasses.fields(kind)}
+    hints, fields = _declared(kind)
     unknown = sorted(set(value) - set(fields))
     if unknown:
         raise CodecError(f"{path}: unknown field {_shown(unknown[0])} in {kind.__name__}")
@@ -143,6 +143,13 @@ def _decode_dataclass(kind: Any, value: Any, path: str) -> Any:
         return kind(**out)
     except ValueError as error:
         raise CodecError(f"{path}: {_shortened(str(error))}") from None
+
+
+@functools.cache
+def _declared(kind: type) -> "tuple[dict[str, Any], dict[str, dataclasses.Field[Any]]]":
+    """Return the types and the fields of a dataclass, by name."""
+    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(kind)
+    return typing.get_type_hints(kind), {f.name: f for f in fields}
 
 
 def _decode_scalar(kind: Any, value: Any, path: str) -> Any:

@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_type_hints
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from gnnplan.planner.settings import PlanSettings, change_settings
 from gnnplan.planner.units import AUTO, default_text, flag_help, is_repeated, is_text, read_texts
@@ -23,6 +20,9 @@ from gnnplan.runtime.plan.schema import Workload
 from gnnplan.runtime.plan.setting import SettingField, make_from, setting_fields
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from gnnplan.runtime.launch.hosts import Place
 
 Answer = TypeVar("Answer")
@@ -160,8 +160,10 @@ def _parameter(field: SettingField) -> inspect.Parameter:
     )
 
 
-def console(as_json: bool = False) -> Console:
+def console(as_json: bool = False) -> "Console":
     """Return where tables go: stdout, or stderr when stdout carries JSON."""
+    from rich.console import Console  # on use: a start prints no table
+
     return Console(stderr=as_json, highlight=False)
 
 
@@ -198,8 +200,10 @@ def wrap_line(line: str, width: int) -> list[str]:
     )
 
 
-def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], **looks: Any) -> Table:
+def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], **looks: Any) -> "Table":
     """Make a table without borders."""
+    from rich.table import Table
+
     table = Table(*columns, box=None, **looks)
     for row in rows:
         table.add_row(*row)
@@ -227,10 +231,12 @@ FIRST_LINE_SECONDS, LINE_SECONDS = 2.0, 5.0
 @contextmanager
 def progress_bar(title: str) -> Generator[ProgressCallback, None, None]:
     """Show on stderr what is done, for how long and how long still: a bar, or lines elsewhere."""
-    screen = Console(stderr=True, highlight=False)
+    screen = console(as_json=True)
     if not screen.is_terminal:
         yield _line_progress(title, time.monotonic)
         return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),

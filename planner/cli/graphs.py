@@ -290,6 +290,11 @@ Overwrite = Annotated[
 app = typer.Typer(help="Generate, import and look at graph datasets.", no_args_is_help=True)
 
 
+def register(parent: typer.Typer) -> None:
+    """Add `graph` to the top level."""
+    parent.add_typer(app, name="graph")
+
+
 @app.command()
 def generate(
     kind: Annotated[

@@ -25,7 +25,6 @@ from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import MachineModel, load_machine, save_machine
 from gnnplan.planner.probe.presets import find_machine, list_presets
 from gnnplan.planner.queries.estimate import Estimates, EstimateSettings, estimate, render
-from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,8 +38,9 @@ app = typer.Typer(help="Machines: presets and probed files.", no_args_is_help=Tr
 
 
 def register(parent: typer.Typer) -> None:
-    """Add `doctor`, `probe` and `estimate` to the top level."""
-    parent.command()(doctor)
+    """Add `doctor`, `probe`, `estimate` and `machine` to the top level."""
+    parent.add_typer(app, name="machine")
+    parent.command("doctor")(doctor)
     parent.command("probe")(probe_command)
     parent.command("estimate")(estimate_command)
 
@@ -129,6 +129,8 @@ def own_machine(path: Path, hosts: int) -> MachineModel:
     """Load this machine's model, of which a part is to be measured again."""
     if hosts > 1:
         raise InputError(f"--disk: expected one host, found --hosts {hosts}; leave one of them out")
+    from gnnplan.runtime.device import machine_fingerprint
+
     machine, here = load_machine(path), machine_fingerprint()
     if machine.fingerprint != here:
         raise MachineError(
@@ -167,7 +169,7 @@ def list_command(server: ServerOption = None, as_json: JsonFlag = False) -> None
             found = list(client.machines.list())
         names = {m.id: "" if m.id == m.name else f"  {m.name} ({m.origin})" for m in found}
     lines = [name + words for name, words in names.items()]
-    print_answer(list(names), lambda _: "\n".join(lines), as_json=as_json)
+    print_answer(list(names), lambda _: typer.echo("\n".join(lines)), as_json=as_json)
 
 
 @app.command("show")

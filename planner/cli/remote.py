@@ -12,7 +12,6 @@ import typer
 from gnnplan.planner.cli.common import progress_bar
 from gnnplan.planner.errors import SettingsError
 from gnnplan.runtime import codec
-from gnnplan.runtime.plan.io import PLAN_FILE, load_plan
 from gnnplan.runtime.plan.schema import Plan
 
 if TYPE_CHECKING:
@@ -43,6 +42,8 @@ def service(url: str) -> "Generator[Client]":
 
 def plan_id(plan: Path) -> str:
     """Return the id of a plan of the service, given as such or by a folder with that plan."""
+    from gnnplan.runtime.plan.io import PLAN_FILE, load_plan
+
     if not (plan / PLAN_FILE).is_file() and re.fullmatch(r"[0-9a-f]{32}", str(plan)):
         return str(plan)
     return load_plan(plan).plan_id
@@ -99,6 +100,7 @@ def plan(
 
 def train(server: str, plan: Path, options: "TrainOptions", on_event: Any) -> "RunReport":
     """Let the service train, and write its report into the plan's folder, if there is one."""
+    from gnnplan.runtime.plan.io import PLAN_FILE
     from gnnplan.runtime.report import REPORT_FILE
 
     def relay(event: "Event") -> None:

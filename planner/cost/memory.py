@@ -11,6 +11,7 @@ from gnnplan.planner.cost.pipeline_time import kappa
 from gnnplan.planner.cost.rates import INDPTR_BYTES, MachineTable, rate_per_rank, topology_bytes
 from gnnplan.planner.errors import MachineError, PlanDoesNotFit
 from gnnplan.planner.machine.model import MachineModel, Memory, prefix_of
+from gnnplan.planner.machine.routes import Wiring
 from gnnplan.planner.workload import BatchProfile, ModelTiming, ProcessCost, Spread
 from gnnplan.runtime.plan.schema import GraphRef, MemoryUse
 from gnnplan.runtime.sampling.memory import HEADROOM, BulkBytes
@@ -357,7 +358,7 @@ def _host_parts(ranks: int, placed: PlacedRows, row_bytes: int, topology: int) -
     return {"ranks": ranks, "features": placed.host_rows * row_bytes, "topology": topology}
 
 
-def host_memory_of(machine: MachineModel, host: int, kind: str = "host") -> Memory | None:
+def host_memory_of(machine: MachineModel | Wiring, host: int, kind: str = "host") -> Memory | None:
     """Return the memory of a kind on a host; None where the host has no disk."""
     name = f"{prefix_of(host)}{kind}0"
     for memory in machine.memories:
@@ -372,8 +373,7 @@ def gpu_capacity(
     machine: MachineModel, candidate: Candidate, rank: int, budgets: Budgets | None = None
 ) -> int:
     """Return the bytes of a rank's GPU, or the user's limit where that is less."""
-    names = {p.name: p.memory for p in machine.gpus}
-    size = machine.memory(names[candidate.gpus[rank]]).capacity_bytes
+    size = machine.memory(candidate.devices[rank].memory).capacity_bytes
     return _limited(size, None if budgets is None else budgets.device_bytes)
 
 

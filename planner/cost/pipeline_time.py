@@ -127,14 +127,19 @@ def stochastic_period(
     if variation <= 0.0 or mean.min() <= 0.0:
         return float(floor)
     sigma = np.sqrt(np.log1p(variation**2))
-    draws = np.random.default_rng(seed).standard_normal((2, _ITEMS))
     # Drawn noise is centred so that the sample's own mean does not shift the prediction.
-    factor = np.exp(sigma * draws)
+    factor = np.exp(sigma * _draws(seed))
     times = mean[:, None] * factor / factor.mean(axis=1, keepdims=True)
     end = _ends_of_training(times[0].tolist(), times[1].tolist(), depth, workers)
     skip = _ITEMS // 10
     measured = (end[-1] - end[skip - 1]) / (_ITEMS - skip)
     return max(float(floor), float(measured))
+
+
+@functools.lru_cache(maxsize=8)
+def _draws(seed: int) -> NDArray[np.float64]:
+    """Return normal draws for both stages of each item, shape [2, items]."""
+    return np.random.default_rng(seed).standard_normal((2, _ITEMS))
 
 
 def _ends_of_training(
@@ -211,9 +216,11 @@ def expected_maximum(means: Sequence[float], deviations: Sequence[float]) -> flo
         return float(mu[0] + sigma[0] * kappa(mu.size))
     low, high = float((mu - _REACH * sigma).min()), float((mu + _REACH * sigma).max())
     x = np.linspace(low, high, _POINTS)
-    product = np.ones_like(x)
-    for m, s in zip(mu, sigma, strict=True):
-        product *= _normal_cdf((x - m) / s) if s > 0 else (x >= m)
+    product, alike = np.ones_like(x), dict[tuple[float, float], NDArray[np.float64]]()
+    for m, s in zip(mu.tolist(), sigma.tolist(), strict=True):
+        if (m, s) not in alike:
+            alike[m, s] = _normal_cdf((x - m) / s) if s > 0 else (x >= m).astype(np.float64)
+        product *= alike[m, s]
     return max(float(high - np.trapezoid(product, x)), float(mu.max()))
 
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from gnnplan.planner.errors import MachineError
 from gnnplan.runtime import codec
 from gnnplan.runtime.plan.schema import MachineRef
@@ -60,18 +58,20 @@ class Table:
 
     def at(self, **coordinates: float | int) -> float:
         """Return the value at the coordinates, one for each axis; other names raise KeyError."""
-        if set(coordinates) != set(self.axes):
+        import numpy as np  # on use: the command line starts without it
+
+        if coordinates.keys() != set(self.axes):
             raise KeyError(f"expected coordinates {self.axes}, found {sorted(coordinates)}")
         grid = np.log(np.asarray(self.values, dtype=np.float64)).reshape(
             [len(p) for p in self.points]
         )
         for name, axis in zip(self.axes, self.points, strict=True):
-            x, p = np.log(max(float(coordinates[name]), 1e-300)), np.log(np.asarray(axis))
-            x = float(np.clip(x, p[0], p[-1]))
-            hi = int(np.clip(np.searchsorted(p, x), 1, max(len(p) - 1, 1))) if len(p) > 1 else 0
-            if hi == 0:
+            if len(axis) == 1:
                 grid = grid[0]
                 continue
+            p = np.log(np.asarray(axis))
+            x = min(max(float(np.log(max(float(coordinates[name]), 1e-300))), p[0]), p[-1])
+            hi = min(max(int(p.searchsorted(x)), 1), len(p) - 1)
             weight = (x - p[hi - 1]) / (p[hi] - p[hi - 1])
             grid = grid[hi - 1] * (1 - weight) + grid[hi] * weight
         return float(np.exp(grid))

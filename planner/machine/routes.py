@@ -4,6 +4,7 @@ A link's bandwidth is one capacity for all whose routes cross it: a PCIe switch'
 bridge between two NUMA nodes, a GPU's port to an NVSwitch, a network card, a disk, DRAM channels.
 """
 
+import functools
 import heapq
 import itertools
 import math
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gnnplan.planner.errors import MachineError
-from gnnplan.planner.machine.model import Link, MachineModel
+from gnnplan.planner.machine.model import Link, MachineModel, Memory, Processor, Switch
 
 PROBE_BYTES = 1 << 20
 """Default bytes of a copy for which the shortest route is chosen."""
@@ -65,8 +66,36 @@ def gather_bandwidth(link: Link) -> float:
     return link.gather_bytes_per_second or link.bandwidth_bytes_per_second
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wiring:
+    """Parts of a machine that routes depend on, as a cache's key."""
+
+    name: str
+    links: tuple[Link, ...]
+    memories: tuple[Memory, ...]
+    processors: tuple[Processor, ...]
+    switches: tuple[Switch, ...]
+
+    @staticmethod
+    def of(machine: MachineModel) -> "Wiring":
+        """Return a machine's wiring."""
+        return Wiring(
+            name=machine.name,
+            links=tuple(machine.links),
+            memories=tuple(machine.memories),
+            processors=tuple(machine.processors),
+            switches=tuple(machine.switches),
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.name)  # not of every link, at every look-up
+
+
 def shortest(
-    machine: MachineModel, source: str, target: str, size_bytes: float | int = PROBE_BYTES
+    machine: MachineModel | Wiring,
+    source: str,
+    target: str,
+    size_bytes: float | int = PROBE_BYTES,
 ) -> Route | None:
     """Return the route that carries that many bytes soonest; None where there is none.
 
@@ -74,6 +103,12 @@ def shortest(
     for each bandwidth that occurs, the least latency over links at least as wide is found. GPUs do
     not forward: another device's memory is never passed through.
     """
+    wiring = machine if isinstance(machine, Wiring) else Wiring.of(machine)
+    return _shortest(wiring, source, target, size_bytes)
+
+
+@functools.lru_cache(maxsize=4096)
+def _shortest(machine: Wiring, source: str, target: str, size_bytes: float | int) -> Route | None:
     ends = {source, target} | {p.memory for p in machine.processors if p.name in (source, target)}
     avoid = {m.name for m in machine.memories if m.kind == "device"} - ends
     usable = [x for x in machine.links if x.source not in avoid and x.target not in avoid]
@@ -138,7 +173,7 @@ def _trace(came: Mapping[str, Link], source: str, target: str) -> tuple[Link, ..
     return tuple(reversed(found))
 
 
-def routes(machine: MachineModel, memory: str, processor: str) -> list[Route]:
+def routes(machine: MachineModel | Wiring, memory: str, processor: str) -> list[Route]:
     """Return how a processor reads a memory: one route, or one per node of an interleaved memory.
 
     A memory with links to several `numa` switches has its pages spread evenly over them, so each of

@@ -17,7 +17,7 @@ import functools
 import math
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numba
@@ -304,6 +304,21 @@ class HeatGroups:
     """Mean reads from a vertex's list per batch."""
     lengths: Sums
     """Neighbours in a vertex's list."""
+    num_nodes: float = field(init=False)
+    """Vertices of all groups."""
+    ends: Sums = field(init=False)
+    """Vertices up to the end of each group, 0 first."""
+    rows: Sums = field(init=False)
+    """Rows of a batch among them."""
+
+    def __post_init__(self) -> None:
+        known = {
+            "num_nodes": float(self.nodes.sum()),
+            "ends": np.concatenate([[0.0], np.cumsum(self.nodes)]),
+            "rows": np.concatenate([[0.0], np.cumsum(self.nodes * self.chance)]),
+        }
+        for name, value in known.items():
+            object.__setattr__(self, name, value)
 
     @staticmethod
     def of(nodes: Sums, chance: Sums, reads: Sums, lengths: Sums, most: int) -> "HeatGroups":
@@ -320,29 +335,18 @@ class HeatGroups:
             nodes=count, chance=mean(chance), reads=mean(reads), lengths=mean(lengths)
         )
 
-    @property
-    def num_nodes(self) -> float:
-        """Return the vertices of all groups."""
-        return float(self.nodes.sum())
-
-    @property
-    def ends(self) -> Sums:
-        """Return the vertices up to the end of each group, 0 first."""
-        return np.concatenate([[0.0], np.cumsum(self.nodes)])
-
     def read_of(self, rows: Sums) -> Sums:
         """Return how many of a batch's rows are among so many of the hottest."""
-        sums = np.concatenate([[0.0], np.cumsum(self.nodes * self.chance)])
-        return np.interp(rows, self.ends, sums)
+        return np.interp(rows, self.ends, self.rows)
 
-    def kept_lists(self, num_bytes: float, entry_bytes: int) -> float:
-        """Return the share of reads from lists that the best lists of so many bytes serve."""
+    def kept_lists(self, num_bytes: Sums, entry_bytes: int) -> Sums:
+        """Return the shares of reads from lists that the best lists of so many bytes serve."""
         sizes = self.nodes * entry_bytes * self.lengths
         served = self.nodes * self.reads
         order = np.argsort(-np.divide(served, sizes, out=np.zeros_like(served), where=sizes > 0))
         ends = np.concatenate([[0.0], np.cumsum(sizes[order])])
         sums = np.concatenate([[0.0], np.cumsum(served[order])])
-        return float(np.interp(num_bytes, ends, sums) / max(sums[-1], 1e-300))
+        return np.interp(num_bytes, ends, sums) / max(sums[-1], 1e-300)
 
 
 def split_rows(

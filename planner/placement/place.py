@@ -48,10 +48,14 @@ def gpu_room(
     are 0 where the fixed parts alone do not fit.
     """
     machine, stored = request.machine, row_bytes(request.graph)
-    own = min(
-        gpu_capacity(machine, candidate, rank, request.budgets)
-        - sum(fixed_parts(request, candidate, rank, code_bytes).values())
+    # Ranks whose GPUs hold as much have as much beside their rows.
+    sizes = {
+        gpu_capacity(machine, candidate, rank, request.budgets): rank
         for rank in range(candidate.num_ranks)
+    }
+    own = min(
+        size - sum(fixed_parts(request, candidate, rank, code_bytes).values())
+        for size, rank in sizes.items()
     )
     process = int(machine.table("gpu_process").at(ranks=float(candidate.num_ranks)))
     host = min(

@@ -15,9 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
-from gnnplan.planner.array_cache import cache_folder
 from gnnplan.planner.errors import MachineError
 from gnnplan.planner.machine.model import (
     MachineModel,
@@ -29,7 +26,6 @@ from gnnplan.planner.machine.model import (
 )
 from gnnplan.planner.units import Progress
 from gnnplan.runtime import codec
-from gnnplan.runtime.device import VARIABLE, machine_facts, machine_fingerprint
 from gnnplan.runtime.errors import did_you_mean
 
 PRESETS_FOLDER = Path(__file__).with_name("presets")
@@ -37,13 +33,18 @@ PRESETS_FOLDER = Path(__file__).with_name("presets")
 
 def list_presets() -> list[str]:
     """List the names that `load_preset` knows, sorted."""
+    return sorted(_names())
+
+
+@functools.cache
+def _names() -> frozenset[str]:
     files = [path.stem for path in PRESETS_FOLDER.glob("*.yaml")]
-    return sorted([*files, *(size for family in _families().values() for size in family["sizes"])])
+    return frozenset(files).union(*(family["sizes"] for family in _families().values()))
 
 
 def is_preset(name: str) -> bool:
     """Tell whether a name, with a number of boxes or without, is a preset's."""
-    return name.partition(":")[0] in list_presets()
+    return name.partition(":")[0] in _names()
 
 
 def find_machine(name: str) -> MachineModel:
@@ -74,6 +75,8 @@ def choose_machine(
         MachineError: it was probed here and its GPUs are no longer joined as they were.
         InputError: GNNPLAN_CACHE names a folder that cannot be written.
     """
+    from gnnplan.planner.array_cache import cache_folder  # on use, as numpy: names need neither
+
     cache_folder()
     if name is not None:
         machine = find_machine(name)
@@ -98,6 +101,7 @@ def _as_it_is_now(machine: MachineModel) -> MachineModel:
             with_free_memory,
             with_gpus_of_here,
         )
+        from gnnplan.runtime.device import VARIABLE, machine_fingerprint
 
         found = inventory()
         machine = with_gpus_of_here(machine, found, machine_fingerprint())
@@ -122,6 +126,7 @@ def known_machine(name: str | None, *, quick: bool = True) -> MachineModel | Non
     Raises:
         MachineError, InputError: as `choose_machine`.
     """
+    from gnnplan.planner.array_cache import cache_folder
     from gnnplan.planner.probe.probe import cached_machine
 
     cache_folder()
@@ -142,8 +147,10 @@ def machine_at_once() -> MachineModel:
         MachineError: it was probed here and its GPUs are no longer joined as they were.
         InputError: GNNPLAN_CACHE names a folder that cannot be written.
     """
+    from gnnplan.planner.array_cache import cache_folder
     from gnnplan.planner.probe.gpu.nvml import inventory
     from gnnplan.planner.probe.host import host_memories, host_processor
+    from gnnplan.runtime.device import machine_facts, machine_fingerprint
 
     scratch, known = cache_folder(), known_machine(None)
     if known is not None:
@@ -174,7 +181,9 @@ def with_pace(machine: MachineModel) -> MachineModel:
     Each probe and profile looks how long a small model's step takes; a machine file of another
     machine stays as it is.
     """
+    from gnnplan.planner.array_cache import cache_folder
     from gnnplan.planner.probe.quiet import good_seconds, seen_before
+    from gnnplan.runtime.device import machine_fingerprint
 
     seen = seen_before(cache_folder()) if machine.fingerprint == machine_fingerprint() else []
     if not seen:
@@ -200,6 +209,8 @@ def on_cores(table: Table, cores: int) -> Table:
     >>> found.points, found.values
     ([[2.0, 8.0]], [1.0, 2.625])
     """
+    import numpy as np
+
     points = [list(axis) for axis in table.points]
     at = table.axes.index("ranks") if "ranks" in table.axes else None
     if cores <= 2 or at is None or 2.0 not in points[at]:
@@ -228,7 +239,7 @@ def unknown_machine(name: str) -> MachineError:
 def load_preset(name: str) -> MachineModel:
     """Return a machine known by name, such as siton or perlmutter:8, or raise MachineError."""
     base, colon, count = name.partition(":")
-    if base not in list_presets():
+    if base not in _names():
         raise unknown_machine(name)
     if colon and (not count.isdecimal() or int(count) < 1):
         raise MachineError(f"expected {base}:N with a number N of hosts, found {name!r}")
@@ -244,7 +255,7 @@ def on_hosts(machine: MachineModel, hosts: int | None) -> MachineModel:
     Raises:
         MachineError: the preset names no network between hosts, or there are too many.
     """
-    if (hosts or 1) <= 1 or machine.name not in list_presets():
+    if (hosts or 1) <= 1 or machine.name not in _names():
         return machine
     if machine != load_preset(machine.name):
         return machine  # a file that was made of a preset is a machine of its own

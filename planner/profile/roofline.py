@@ -14,6 +14,7 @@ cores (table core_pace). Nothing is run; the provenance of every
 number made here is `derived`.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -226,15 +227,13 @@ def roofline_timing(
     relations = len(batch.edge_types)
     started = start * pass_starts(workload.model, layers, relations)
     blocks_started = start * block_starts(workload.model, layers)
+    gpus = {gpu.name for gpu in machine.gpus}
     rate = RooflineRate(
         flops=flops.at(ranks=1.0),
-        bytes=min(
-            x.bandwidth_bytes_per_second
-            for x in machine.links
-            if x.target in {g.name for g in machine.gpus}
-        ),
+        bytes=min(x.bandwidth_bytes_per_second for x in machine.links if x.target in gpus),
     )
 
+    @functools.cache
     def worked(scale: float) -> float:
         operations = _operations(workload, batch, widths, in_dim, scale, "cuda")
         return sum(rate.seconds(each) for each in operations)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from gnnplan.planner.errors import MachineError, SettingsError
 from gnnplan.planner.machine.model import MachineModel, num_hosts
-from gnnplan.planner.probe.presets import find_machine, is_preset, list_presets
+from gnnplan.planner.probe.presets import find_machine, is_preset, list_presets, load_yaml
 from gnnplan.planner.settings import PlanSettings, check_values
 from gnnplan.planner.units import seconds_text
 from gnnplan.runtime import codec
@@ -24,7 +24,8 @@ from gnnplan.runtime.plan.schema import GraphRef, Interval, Workload
 from gnnplan.runtime.plan.setting import Range, Setting
 
 if TYPE_CHECKING:
-    from gnnplan.planner.queries.price_ways import KnownGraph, PricedWay
+    from gnnplan.planner.graph_presets import KnownGraph
+    from gnnplan.planner.queries.price_ways import UnplacedWay
 
 _MANY = Range(least=1, most=1e13, whole=False)
 
@@ -219,7 +220,7 @@ def estimate(
         DatasetError, MachineError, InputError: what is named is not there or damaged.
     """
     _refuse_two_sources(settings, dataset, types)
-    from gnnplan.planner.queries.price_ways import know_graph
+    from gnnplan.planner.graph_presets import know_graph
 
     PlanSettings(workload=settings.workload())
     listed, known = read_prices(prices), know_graph(settings, dataset, types)
@@ -305,80 +306,79 @@ def on_machine(
     name: str, settings: EstimateSettings, known: "KnownGraph", price: "ListPrice | None" = None
 ) -> list[Estimate]:
     """Estimate a training on one machine: its fastest number of GPUs, or each."""
-    from gnnplan.planner.queries.price_ways import best_way, price_ways
+    from gnnplan.planner.queries.price_ways import list_ways
     from gnnplan.planner.search.dimensions.ranks import machine_of_ranks
 
     base, _, count = name.partition(":")
     hosts = settings.hosts or (int(count) if count and is_preset(name) else 1)
     machine = find_machine(base if is_preset(name) else name)
-    if hosts > 1 or num_hosts(machine) > 1:
-        _refuse_hosts(name, base)
-    work = settings.workload()
-    here = replace(work, batch_size=-(-work.batch_size // hosts))
-    asked = PlanSettings(workload=here, devices=settings.devices)
-    machine = machine_of_ranks(machine, asked)
-    ways: dict[int, list[PricedWay]] = {}
-    for each in price_ways(machine, asked, known, hosts=hosts, model=settings.model):
-        number = each.candidate.num_ranks if settings.all_numbers else 0
-        ways.setdefault(number, []).append(each)
-    return [
-        _answer(name, machine, hosts, best_way(each), known.graph, work, price)
-        for _, each in sorted(ways.items())
-    ]
-
-
-def _refuse_hosts(name: str, base: str) -> None:
-    """Refuse several hosts of a file, or of a preset that names no network."""
-    if not is_preset(name):
+    if (hosts > 1 or num_hosts(machine) > 1) and not is_preset(name):
         raise SettingsError(
             f"--hosts: expected a preset for several hosts, found {name}; name a preset, or a file "
             "of one host"
         )
-    find_machine(f"{base}:2")
+    work = settings.workload()
+    here = replace(work, batch_size=-(-work.batch_size // hosts))
+    asked = PlanSettings(workload=here, devices=settings.devices)
+    machine = machine_of_ranks(machine, asked)
+    ways: dict[int, list[UnplacedWay]] = {}
+    for each in list_ways(machine, asked, known, hosts=hosts, model=settings.model):
+        number = each.candidate.num_ranks if settings.all_numbers else 0
+        ways.setdefault(number, []).append(each)
+    return [
+        _answer(name, machine, hosts, each, known.graph, work, price)
+        for _, each in sorted(ways.items())
+    ]
 
 
 def _answer(
     name: str,
     machine: MachineModel,
     hosts: int,
-    way: "PricedWay",
+    ways: "list[UnplacedWay]",
     graph: GraphRef,
     work: Workload,
     price: "ListPrice | None",
 ) -> Estimate:
-    """Say what a way takes, or what the machine lacks for it."""
+    """Say what the fastest of some ways takes, or what the machine lacks for the least of them."""
     from gnnplan.planner.candidate import topology_words  # on use: a start imports little
     from gnnplan.planner.cost.memory import sum_text
+    from gnnplan.planner.queries.price_ways import best_way
 
-    candidate, step = way.candidate, way.step
+    best = best_way(ways)
+    if best is None:
+        placed = max((way.place() for way in ways), key=lambda each: each.headroom)
+    else:
+        placed = best.placed
+    candidate = placed.way.candidate
     cpu = next(p.model for p in machine.processors if p.kind == "cpu")
     told = Estimate(
         machine=name.partition(":")[0] if is_preset(name) else name,
         hosts=hosts,
         gpus=hosts * len(candidate.gpus),
         gpu=machine.gpus[0].model if candidate.gpus else cpu,
-        fits=way.headroom >= 0,
+        fits=best is not None,
         topology=topology_words(candidate.topology) if candidate.gpus else "on the host",
         dollars_per_hour=None if price is None else hosts * price.dollars_per_hour,
         price="" if price is None else price.words,
     )
-    if way.headroom < 0:
-        memory = min(way.memories, key=lambda each: way.memories[each].headroom)
-        use = way.memories[memory]
+    if best is None:
+        memory = min(placed.memories, key=lambda each: placed.memories[each].headroom)
+        use = placed.memories[memory]
         return replace(
             told, memory=memory, short_bytes=-use.headroom, missing=sum_text(memory, use)
         )
-    epoch = way.epoch_seconds(graph.num_train, work.batch_size)
-    spent = _around(epoch, way.half_width)
+    step, epoch = best.step, best.epoch_seconds(graph.num_train, work.batch_size)
+    spent = _around(epoch, best.half_width)
     hourly = told.dollars_per_hour
-    paid = None if hourly is None else _around(epoch * hourly / 3600, way.half_width)
+    paid = None if hourly is None else _around(epoch * hourly / 3600, best.half_width)
     return replace(
         told,
-        step_seconds=_around(step.seconds, way.half_width),
+        step_seconds=_around(step.seconds, best.half_width),
         epoch_seconds=spent,
         bottleneck=step.bottleneck,
         stages=step.stages,
-        row_shares=way.rows.ranks[0].shares,
+        row_shares=placed.rows.ranks[0].shares,
         dollars_per_epoch=paid,
     )
 
@@ -421,7 +421,7 @@ def read_prices(path: Path | None = None) -> dict[str, ListPrice]:
 
     place = path or PRICES
     try:
-        plain: Any = yaml.safe_load(place.read_text())
+        plain: Any = load_yaml(place.read_text())
         found = {
             str(name): codec.decode(ListPrice, {**each, "date": str(each["date"])})
             for name, each in dict(plain).items()

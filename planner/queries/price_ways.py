@@ -7,17 +7,26 @@ hosts that are alike are one of them, with its share of the batch and the gradie
 (DEC-162).
 """
 
+import bisect
+import functools
+import heapq
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gnnplan.planner.candidate import Candidate, PlacedRows, list_gpus, make_candidate
+from gnnplan.planner.candidate import Candidate, PlacedRows, RankRows, list_gpus, make_candidate
+from gnnplan.planner.cost.backends.gpu import least_seconds
 from gnnplan.planner.cost.memory import Budgets, code_bytes
-from gnnplan.planner.cost.model import backend_of, epoch_seconds, fixed_parts, price_step
+from gnnplan.planner.cost.model import (
+    backend_of,
+    batch_and_timing,
+    epoch_seconds,
+    fixed_parts,
+    price_step,
+)
+from gnnplan.planner.cost.rank_times import RankWork
 from gnnplan.planner.cost.rates import INDEX_BYTES, MachineTable
 from gnnplan.planner.cost.request import Request, row_bytes, seeds_per_rank
 from gnnplan.planner.cost.stages.all_reduce import (
@@ -28,27 +37,16 @@ from gnnplan.planner.cost.stages.all_reduce import (
 from gnnplan.planner.cost.stages.gather_gpu import read_seconds
 from gnnplan.planner.cost.stages.host import start_seconds
 from gnnplan.planner.cost.stages.sample import NEIGHBOUR_BYTES
-from gnnplan.planner.cost.step import StepTimes
+from gnnplan.planner.cost.step import StepTimes, combine_ranks
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.graph_presets import graph_preset
+from gnnplan.planner.graph_presets import KnownGraph
 from gnnplan.planner.machine.model import MachineModel, make_table
 from gnnplan.planner.placement.costs import RowCosts
 from gnnplan.planner.placement.order import HeatGroups, place_by_heat, split_rows
 from gnnplan.planner.placement.place import Capacity, capacity, gpu_row_costs
 from gnnplan.planner.probe.presets import load_preset
-from gnnplan.planner.profile.analytic import GraphLaw, expected_batch, expected_seeds, read_law
-from gnnplan.planner.profile.community_law import TYPICAL, CommunityLaw, community_law, law_batch
-from gnnplan.planner.profile.estimated import (
-    COSTED,
-    MOST_GROUPS,
-    TypedGraph,
-    costed_timing,
-    read_cost,
-    read_types,
-    typed_batch,
-)
+from gnnplan.planner.profile.estimated import COSTED, costed_timing, read_cost, typed_batch
 from gnnplan.planner.profile.roofline import rates_of_cores, rooflines
-from gnnplan.planner.queries.estimate import EstimateSettings
 from gnnplan.planner.search.dimensions.ranks import DEPTHS, machine_candidates, plans_gpus
 from gnnplan.planner.search.search import with_capture
 from gnnplan.planner.settings import PlanSettings
@@ -59,255 +57,268 @@ from gnnplan.planner.workload import (
     ModelTiming,
     WorkloadProfile,
 )
-from gnnplan.runtime.graph.dataset import open_graph
-from gnnplan.runtime.graph.format import GraphMeta, map_array, read_meta
-from gnnplan.runtime.graph.generate_draws import Clustering
-from gnnplan.runtime.plan.schema import GraphRef, MemoryUse, TopologyPlacement, Workload
-from gnnplan.runtime.sampling.registry import BY_TYPE, DEFAULT_SAMPLER
+from gnnplan.runtime.plan.schema import MemoryUse, TopologyPlacement, Workload
 
-SIZES_ERROR = 0.15
-"""Relative standard error of the input nodes of such a graph's batches (DEC-162)."""
-MOST_READ = 1 << 22
-"""Most nodes of a dataset whose degrees are read."""
-DEFAULT_TRAIN, DEFAULT_CLASSES = 0.1, 50
 PREFETCH = DEPTHS[0]
-Batch = tuple[BatchProfile, HeatGroups]
-"""A rank's batches, and the heat of all nodes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KnownGraph:
-    """Sizes of a graph, and the law of its degrees."""
-
-    graph: GraphRef
-    law: GraphLaw | CommunityLaw
-    """Of the graph's own degrees, or of its sizes."""
-    words: str
-    error: float
-    """Relative standard error of what the law says of batches; 0: the law's own."""
-    every_hop: bool = False
-    """Whether a hop expands every node again, not only new ones."""
-    typed: TypedGraph | None = None
-    """Types of nodes and edges; None where there is one of each."""
-    memo: dict[tuple[int, ...], Batch] = field(default_factory=dict[tuple[int, ...], Batch])
-    """Batches by the seeds of a rank and the fan-outs."""
-
-    @property
-    def sampler(self) -> str:
-        """Return the sampler by whose rates batches are drawn."""
-        return DEFAULT_SAMPLER if self.typed is None else BY_TYPE
-
-    def batch(self, seeds: int, work: Workload) -> Batch:
-        """Return the batches of a rank, and the heat of the graph's nodes."""
-        key = (seeds, *work.fanouts)
-        if key not in self.memo:
-            self.memo[key] = self._counted(seeds, work)
-        return self.memo[key]
-
-    def _counted(self, seeds: int, work: Workload) -> Batch:
-        drawn = min(seeds, self.graph.num_train)
-        if self.typed is not None:
-            found = typed_batch(self.typed, drawn, work.fanouts, every_hop=self.every_hop)
-            return found.profile(seeds, self.error), found.heat
-        dialect, law = "every_hop" if self.every_hop else "first_seen", self.law
-        settings = PlanSettings(workload=work, dialect=dialect)
-        if isinstance(law, CommunityLaw):
-            batch, hotness = law_batch(law, settings, drawn)
-            nodes = np.full(hotness.num_vertices, law.nodes / hotness.num_vertices)
-            # Of which nodes lists are long is not told: as of those that lists name often.
-            hot = hotness.features.astype(np.float64)
-            lengths = hot * (law.edges / law.nodes / max(float(hot.mean()), 1e-300))
-        else:
-            first = expected_seeds(
-                law, settings, seeds, num_train=self.graph.num_train, links=False
-            )
-            batch, hotness = expected_batch(law, settings, seeds, first)
-            nodes, lengths = law.classes.nodes, law.classes.degree
-        error = max(self.error, batch.input_standard_error)
-        batch = replace(batch, seeds_per_rank=seeds, input_standard_error=error)
-        chance, reads = (x.astype(np.float64) for x in (hotness.features, hotness.topology))
-        return batch, HeatGroups.of(nodes, chance, reads, lengths, MOST_GROUPS)
-
-
-def know_graph(
-    settings: EstimateSettings, dataset: Path | None = None, types: Path | None = None
-) -> KnownGraph:
-    """Return the sizes of the graph that is asked for; given ones go before a known graph's.
-
-    Raises:
-        SettingsError: a size is missing, cannot be, or there is no such data set.
-        DatasetError: the folder is no dataset, or the file of types is damaged.
-    """
-    typed = None if types is None else read_types(types)
-    known, words = _known_sizes(settings, dataset, typed)
-    given = {
-        "nodes": settings.nodes, "edges": settings.edges, "features": settings.features,
-        "dtype": None if settings.dtype == "auto" else settings.dtype, "train": settings.train,
-        "classes": settings.classes,
-    }  # fmt: skip
-    given = {name: value for name, value in given.items() if value is not None}
-    graph = _graph_of(known | given, settings.like or (dataset.name if dataset else "graph"))
-    every_hop = settings.dialect == "every_hop"
-    counts = {"nodes", "edges", "train"} & set(given)
-    if dataset is not None and graph.num_nodes <= MOST_READ and not counts:
-        law, words, error = _law_of(dataset), f"{words}, its degrees read", 0.0
-    elif settings.like is not None:
-        law, error = _law_like(graph, graph_preset(settings.like).law), 0.0
-    else:
-        law, words, error = _law_like(graph), f"{words}, clustered as usual", SIZES_ERROR
-    return KnownGraph(
-        graph=graph, law=law, words=words, error=error, every_hop=every_hop, typed=typed
-    )
-
-
-def _graph_of(sizes: dict[str, Any], name: str) -> GraphRef:
-    missing = [f"--{each}" for each in ("nodes", "edges", "features") if each not in sizes]
-    if missing:
-        raise SettingsError(
-            "estimate: expected --nodes, --edges and --features, --like NAME or a dataset, found "
-            f"no {' and '.join(missing)}"
-        )
-    nodes = round(sizes["nodes"])
-    return GraphRef(
-        name=name,
-        path="",
-        fingerprint="",
-        num_nodes=nodes,
-        num_edges=round(sizes["edges"]),
-        feature_dim=sizes["features"],
-        feature_dtype=sizes.get("dtype", "float32"),
-        num_classes=sizes.get("classes", DEFAULT_CLASSES),
-        task="multiclass",
-        num_train=max(1, round(sizes.get("train", DEFAULT_TRAIN) * nodes)),
-    )
-
-
-def _law_like(graph: GraphRef, clustering: Clustering = TYPICAL) -> CommunityLaw:
-    """Return the law of a graph of which sizes are known, and perhaps its clustering."""
-    share = graph.num_train / graph.num_nodes
-    return community_law(graph.num_nodes, graph.num_edges, share, clustering)
-
-
-def _known_sizes(
-    settings: EstimateSettings, dataset: Path | None, typed: TypedGraph | None
-) -> tuple[dict[str, Any], str]:
-    """Return sizes by the names of settings, and where they are from."""
-    if typed is not None:
-        counts = (count for _, _, count in typed.edges)
-        return {"nodes": sum(typed.nodes.values()), "edges": sum(counts)}, "sizes by type as given"
-    if settings.like is not None:
-        like = graph_preset(settings.like)
-        return {
-            "nodes": like.nodes, "edges": like.edges, "features": like.feature_dim,
-            "dtype": like.feature_dtype, "train": like.train_share, "classes": like.classes,
-        }, f"sizes like {settings.like.lower()}"  # fmt: skip
-    if dataset is None:
-        return {}, "sizes as given"
-    meta = read_meta(dataset)
-    _refuse_kinds(dataset, meta)
-    found: dict[str, Any] = {
-        "nodes": meta.num_nodes, "edges": meta.num_edges, "dtype": meta.feature_dtype,
-        "train": map_array(dataset / "train_idx.npy").shape[0] / meta.num_nodes,
-    }  # fmt: skip
-    found |= {"features": meta.feature_dim} if meta.feature_dim else {}
-    return found | (
-        {"classes": meta.num_classes} if meta.num_classes else {}
-    ), f"sizes of {dataset}"
-
-
-def _refuse_kinds(dataset: Path, meta: GraphMeta) -> None:
-    """Refuse graphs whose batches the law of one type of edges does not describe."""
-    kind = "links to predict" if meta.task == "link" else ""
-    kind = "several edge types" if len(meta.edge_types) > 1 else kind
-    if kind:
-        raise SettingsError(
-            f"{dataset}: expected a graph of one edge type with nodes to predict, found {kind}; "
-            "`gnnplan plan` takes it"
-        )
-
-
-def _law_of(dataset: Path) -> GraphLaw:
-    graph = open_graph(dataset, validate=False)
-    law = read_law(graph.indptr, graph.train_idx.reshape(-1))
-    return replace(law, class_of=np.arange(law.classes.nodes.size, dtype=np.uint16))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PricedWay:
-    """One way to train on a machine, with its price or a lower bound of it."""
+class UnplacedWay:
+    """One way to train on a machine, before its rows are placed."""
 
     request: Request
     candidate: Candidate
-    step: StepTimes
-    """Of steady batches, until `exact` prices those that vary."""
-    half_width: float
-    """Relative half-width of the step's interval."""
+    heat: HeatGroups
+    firsts: list[int]
+    """First rank whose reads take as long as a rank's."""
+    least_seconds: float
+    """Lower bound of a step's seconds, wherever rows and lists lie."""
+
+    def place(self, most_bytes: int | None = None) -> "PlacedWay":
+        """Place rows and lists by their heat; `most_bytes` of each GPU may hold some, None: all."""
+        request, candidate = self.request, self.candidate
+        room = capacity(request, candidate, shared_host=True)
+        if most_bytes is not None:
+            room = replace(room, own_bytes=min(room.own_bytes, most_bytes))
+        rows = _placed(request, candidate, self.heat, room)
+        parts = [fixed_parts(request, candidate, 0, rows.code_bytes)] * candidate.num_ranks
+        memories = backend_of(candidate).memory_use(request, candidate, rows, parts)
+        return PlacedWay(way=self, memories=memories, rows=rows, own_bytes=room.own_bytes)
+
+    @property
+    def siblings(self) -> tuple[object, ...]:
+        """Return what ways have in common that differ in the place of their lists."""
+        candidate = self.candidate
+        return candidate.gpus, candidate.cliques, candidate.threads.sample
+
+    @property
+    def keeps_lists(self) -> bool:
+        """Return whether each GPU has a copy of all lists."""
+        return self.candidate.topology.policy == "replicated"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacedWay:
+    """A way to train with its rows placed."""
+
+    way: UnplacedWay
     memories: dict[str, MemoryUse]
     rows: PlacedRows
-
-    def epoch_seconds(self, num_train: int, batch_size: int) -> float:
-        """Return the seconds of an epoch in global batches of all hosts."""
-        return epoch_seconds(num_train, batch_size, self.step.seconds, self.step.fill_seconds)
-
-    def exact(self) -> "PricedWay":
-        """Price the step with batches that vary."""
-        firsts = _first_alike(self.request, self.candidate)
-        step, half = price_step(self.request, self.candidate, self.rows, firsts)
-        return replace(self, step=step, half_width=half)
+    own_bytes: int
+    """Bytes of each GPU that may hold rows and lists."""
 
     @property
     def headroom(self) -> int:
         """Return the bytes left in the fullest memory; negative where one is too small."""
         return min(each.headroom for each in self.memories.values())
 
+    @property
+    def keeps_all(self) -> bool:
+        """Return whether each GPU has room for every row and list."""
+        whole = set(self.rows.ranks[0].shares) == {"own"}
+        return self.way.keeps_lists and whole and self.headroom >= 0
 
-def best_way(ways: Sequence[PricedWay]) -> PricedWay:
-    """Return the fastest way that fits, exactly priced; where none does, what lacks least.
+    def price_if_it_fits(self) -> "PricedWay | None":
+        """Price a step of steady batches; None where a memory is too small."""
+        return self.price(varied=False) if self.headroom >= 0 else None
 
-    Ways whose lower bound is above the best one's price are not priced any further.
+    def price(self, *, varied: bool) -> "PricedWay":
+        """Price a step of batches that vary, or of steady ones: a lower bound."""
+        way = self.way
+        step, half = price_step(way.request, way.candidate, self.rows, way.firsts, varied=varied)
+        return PricedWay(placed=self, step=step, half_width=half)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PricedWay:
+    """A way to train with its price."""
+
+    placed: PlacedWay
+    step: StepTimes
+    half_width: float
+    """Relative half-width of the step's interval."""
+    sized: bool = False
+    """Whether it is known that no smaller part of a GPU's memory would do better."""
+
+    @property
+    def memory_binds(self) -> bool:
+        """Return whether work on a GPU, reads of its own memory among it, sets the pace."""
+        return self.step.bottleneck == "GPU"
+
+    @property
+    def least_seconds(self) -> float:
+        """Return a lower bound of the seconds with fewer rows and lists on the GPUs."""
+        if self.sized or not self.memory_binds:
+            return self.step.seconds
+        way, rank = self.placed.way, self.step.slowest
+        unread = replace(rank, device=replace(rank.device, memory=0.0))
+        ranks = [unread] * way.candidate.num_ranks
+        found = combine_ranks(way.candidate, way.request.machine, ranks).seconds
+        return min(self.step.seconds, max(found, way.least_seconds))
+
+    def resize(self) -> "PricedWay":
+        """Leave memory empty whose rows are read sooner from elsewhere, beside other work.
+
+        The more rows a GPU keeps, the longer its memory is busy, and the shorter all else; so the
+        best number of bytes is where the two meet, whatever the GPU has beyond it (DEC-181).
+        """
+        way, unit = self.placed.way, row_bytes(self.placed.way.request.graph)
+
+        @functools.cache
+        def price(rows: int) -> PricedWay:
+            return way.place(rows * unit).price(varied=False)
+
+        every = range(self.placed.own_bytes // unit)
+        first = bisect.bisect_left(every, True, key=lambda rows: price(rows).memory_binds)
+        tried = [self, *(price(rows) for rows in (first - 1, first) if rows in every)]
+        return replace(min(tried, key=lambda each: each.step.seconds), sized=True)
+
+    def epoch_seconds(self, num_train: int, batch_size: int) -> float:
+        """Return the seconds of an epoch in global batches of all hosts."""
+        return epoch_seconds(num_train, batch_size, self.step.seconds, self.step.fill_seconds)
+
+
+def best_way(ways: Sequence[UnplacedWay]) -> PricedWay | None:
+    """Return the fastest way that fits; None where none does.
+
+    A way is placed and priced by steady batches, with less memory where that may be faster, then
+    by batches that vary: each of these as long as its lower bound is below the best price.
     """
-    fitting = [way for way in ways if way.headroom >= 0 and math.isfinite(way.step.seconds)]
-    if not fitting:
-        return max(ways, key=lambda way: way.headroom)
-    best: PricedWay | None = None
-    for way in sorted(fitting, key=lambda way: way.step.seconds):
-        if best is not None and way.step.seconds >= best.step.seconds:
-            break
-        found = way.exact()
-        if best is None or found.step.seconds < best.step.seconds:
-            best = found
-    assert best is not None
+    queue: list[tuple[float, int, UnplacedWay | PricedWay]] = [
+        (way.least_seconds, place, way) for place, way in enumerate(ways)
+    ]
+    heapq.heapify(queue)
+    keeps_all = functools.cache(functools.partial(_keeps_all, ways))
+    best, least = None, math.inf
+    while queue and queue[0][0] < least:
+        _, place, found = heapq.heappop(queue)
+        steady: PricedWay | None = None
+        if isinstance(found, UnplacedWay):
+            if found.keeps_lists or not keeps_all(found.siblings):
+                steady = found.place().price_if_it_fits()
+        elif found.memory_binds and not found.sized:
+            steady = found.resize()
+        else:
+            exact = found.placed.price(varied=True)
+            if exact.step.seconds < least:
+                best, least = exact, exact.step.seconds
+        if steady is not None:
+            heapq.heappush(queue, (steady.least_seconds, place, steady))
     return best
 
 
-def price_ways(
+def _keeps_all(ways: Sequence[UnplacedWay], siblings: tuple[object, ...]) -> bool:
+    """Return whether GPUs have every row and list at no cost: no other place of lists is faster."""
+    placed = (way.place() for way in ways if way.keeps_lists and way.siblings == siblings)
+    return any(each.keeps_all and not each.price(varied=False).memory_binds for each in placed)
+
+
+def list_ways(
     machine: MachineModel,
     settings: PlanSettings,
     known: KnownGraph,
     *,
     hosts: int = 1,
     model: str = "",
-) -> Iterator[PricedWay]:
-    """Price every way to train on the GPUs, or cores, of one of several hosts that are alike."""
-    graph, work, gpus = known.graph, settings.workload, plans_gpus(machine)
-    every = [
-        way
-        for way in machine_candidates(settings, machine, ("none",))
-        if way.prefetch_depth == PREFETCH and (hosts == 1 or way.num_ranks > 1)
-    ]
-    ways = list({_price_key(machine, way, row_bytes(graph)): way for way in every}.values())
+) -> list[UnplacedWay]:
+    """List the ways to train on the GPUs, or cores, of one of several hosts that are alike."""
+    graph, work = known.graph, settings.workload
+    pair = load_preset(f"{machine.name}:2") if hosts > 1 else machine
+    candidates = _candidates(machine, settings, known, hosts)
+    heats, numbers = _profile(known, settings, machine, candidates, model)
+    requests = {
+        ranks: Request(
+            graph=graph, workload=work, profile=numbers, sampler=known.sampler,
+            machine=_of_hosts(machine, pair, ranks, hosts), every_hop=known.every_hop,
+            budgets=Budgets(),
+        )
+        for ranks in {way.num_ranks for way in candidates}
+    }  # fmt: skip
+    # What is the same wherever lists lie.
+    kept = dict[tuple[object, ...], list[UnplacedWay]]()
+    found = list[UnplacedWay]()
+    for way in sorted(candidates, key=lambda way: way.topology.policy != "replicated"):
+        key = (way.gpus, way.cliques, way.threads)
+        if key not in kept:
+            request, heat = requests[way.num_ranks], heats[_seeds(work, way)]
+            kept[key] = list(_alone_and_captured(settings, request, way, heat))
+        found += [
+            replace(each, candidate=replace(each.candidate, topology=way.topology))
+            for each in kept[key]
+        ]
+    return found
+
+
+def _seeds(work: Workload, candidate: Candidate) -> int:
+    return seeds_per_rank(work.batch_size, candidate.num_ranks)
+
+
+def _alone_and_captured(
+    settings: PlanSettings, request: Request, candidate: Candidate, heat: HeatGroups
+) -> Iterator[UnplacedWay]:
+    """Yield a way whose kernels are started one by one, and by a graph where that gains."""
+    firsts = _first_alike(request, candidate)
+    for each in dict.fromkeys((candidate, with_capture(settings, request, candidate))):
+        least = _least_seconds(request, each)
+        yield UnplacedWay(
+            request=request, candidate=each, heat=heat, firsts=firsts, least_seconds=least
+        )
+
+
+NO_ROWS = RankRows(rows={}, working_rows={}, shares={})
+
+
+def _least_seconds(request: Request, candidate: Candidate) -> float:
+    """Return a lower bound of a candidate's seconds, wherever rows and lists lie."""
+    if not candidate.gpus:
+        return 0.0
+    batch, timing = batch_and_timing(request, candidate)
+    return least_seconds(
+        RankWork(
+            candidate=candidate, rank=0, graph=request.graph, batch=batch, timing=timing,
+            machine=request.machine, rows=NO_ROWS, row_bytes=0, sampler=request.sampler,
+            every_hop=request.every_hop, workload=request.workload,
+        )
+    )  # fmt: skip
+
+
+def _candidates(
+    machine: MachineModel, settings: PlanSettings, known: KnownGraph, hosts: int
+) -> list[Candidate]:
+    """List candidates, of those whose prices must be alike one alone."""
+    stored, roads = row_bytes(known.graph), dict[tuple[object, ...], tuple[object, ...]]()
+    unlike = dict[tuple[object, ...], Candidate]()
+    for way in machine_candidates(settings, machine, ("none",)):
+        if way.prefetch_depth != PREFETCH or (hosts > 1 and way.num_ranks == 1):
+            continue
+        place = (way.num_ranks, way.gpus, way.cliques)
+        if place not in roads:
+            roads[place] = _roads(machine, way, stored)
+        unlike[way.num_ranks, way.threads, way.topology.policy, *roads[place]] = way
+    ways = list(unlike.values())
     if not ways:
         raise SettingsError(
             f"{machine.name}: expected several GPUs on each of {hosts} hosts, found one; ask for "
             "more --devices, or for one host"
         )
-    ways += [
+    cached = plans_gpus(machine) and known.typed is None
+    return ways + [
         replace(way, topology=TopologyPlacement(policy="cached"))
         for way in ways
-        if gpus and way.topology.policy == "host" and known.typed is None
+        if cached and way.topology.policy == "host"
     ]
-    batches, heats = dict[int, BatchProfile](), dict[int, HeatGroups]()
-    for seeds in {seeds_per_rank(work.batch_size, way.num_ranks) for way in ways}:
+
+
+def _profile(
+    known: KnownGraph,
+    settings: PlanSettings,
+    machine: MachineModel,
+    candidates: Sequence[Candidate],
+    model: str,
+) -> tuple[dict[int, HeatGroups], WorkloadProfile]:
+    """Return the heat of the nodes by the seeds of a rank, and the law's batches with timings."""
+    work, batches, heats = settings.workload, dict[int, BatchProfile](), dict[int, HeatGroups]()
+    for seeds in {_seeds(work, way) for way in candidates}:
         batches[seeds], heats[seeds] = known.batch(seeds, work)
     numbers = WorkloadProfile(
         graph_fingerprint="",
@@ -317,39 +328,20 @@ def price_ways(
     )
     combinations = [
         Combination(ranks=ranks, threads=threads)
-        for ranks, threads in sorted({(way.num_ranks, way.threads.compute) for way in ways})
+        for ranks, threads in sorted({(way.num_ranks, way.threads.compute) for way in candidates})
     ]
-    numbers = replace(
-        numbers, timing=_timing(known, settings, machine, combinations, numbers, model)
-    )
-    joined = {each.ranks: _of_hosts(machine, each.ranks, hosts) for each in combinations}
-    done = set[tuple[object, ...]]()
-    for way in sorted(ways, key=lambda way: way.topology.policy != "replicated"):
-        # Where every row and list is on the GPU no other place of lists is faster.
-        if (way.gpus, way.cliques, way.threads.sample) in done:
-            continue
-        request = Request(
-            graph=graph, workload=work, profile=numbers, machine=joined[way.num_ranks],
-            sampler=known.sampler, every_hop=known.every_hop, budgets=Budgets(),
-        )  # fmt: skip
-        heat = heats[seeds_per_rank(work.batch_size, way.num_ranks)]
-        for each in dict.fromkeys((way, with_capture(settings, request, way))):
-            found = price_way(request, each, heat)
-            whole = set(found.rows.ranks[0].shares) == {"own"}
-            if way.topology.policy == "replicated" and whole and found.headroom >= 0:
-                done.add((way.gpus, way.cliques, way.threads.sample))
-            yield found
+    timing = _timing(known, settings, machine, combinations, numbers, model)
+    return heats, replace(numbers, timing=timing)
 
 
-def _price_key(machine: MachineModel, way: Candidate, stored: int) -> tuple[object, ...]:
-    """Return what the price of a way depends on: GPUs that are joined alike are alike."""
-    plain = (way.num_ranks, way.threads, way.topology.policy)
+def _roads(machine: MachineModel, way: Candidate, stored: int) -> tuple[object, ...]:
+    """Return what a price knows of the links: GPUs that are joined alike are alike."""
     if not way.gpus:
-        return plain
+        return ()
     reads = [read_seconds(machine, way, size) for size in (stored, NEIGHBOUR_BYTES)]
     rates = tuple(tuple(sorted(each[place])) for each in reads for place in sorted(each))
     sizes = tuple(sorted(len(clique) for clique in way.cliques))
-    return (*plain, sizes, rates, gpu_all_reduce(machine, way, MESSAGES[5]).seconds)
+    return sizes, rates, gpu_all_reduce(machine, way, MESSAGES[5]).seconds
 
 
 def _timing(
@@ -383,11 +375,10 @@ MESSAGES = [float(10**power) for power in range(1, 11)]
 """Bytes at which sums over several hosts are tabulated."""
 
 
-def _of_hosts(machine: MachineModel, gpus: int, hosts: int) -> MachineModel:
-    """Return one of several hosts, whose GPUs sum gradients with those of all."""
+def _of_hosts(machine: MachineModel, pair: MachineModel, gpus: int, hosts: int) -> MachineModel:
+    """Return one of several hosts, whose GPUs sum gradients with those of all as a pair would."""
     if hosts == 1:
         return machine
-    pair = load_preset(f"{machine.name}:2")
     names = [[g.name for g in pair.gpus if g.host == h][:gpus] for h in (0, 1)]
     both = [name for each in names for name in each]
     ranks = tuple(range(gpus)), tuple(range(gpus, 2 * gpus))
@@ -399,19 +390,6 @@ def _of_hosts(machine: MachineModel, gpus: int, hosts: int) -> MachineModel:
         machine.table(MachineTable.GPU_MESSAGE).spread, provenance="derived",
     )  # fmt: skip
     return machine.with_tables({MachineTable.NCCL_ALL_REDUCE: summed})
-
-
-def price_way(request: Request, candidate: Candidate, heat: HeatGroups) -> PricedWay:
-    """Place the rows of a way to train by their heat, and price it."""
-    placed = _placed(request, candidate, heat)
-    firsts = _first_alike(request, candidate)
-    step, half = price_step(request, candidate, placed, firsts, varied=False)
-    parts = [fixed_parts(request, candidate, 0, placed.code_bytes)] * candidate.num_ranks
-    memories = backend_of(candidate).memory_use(request, candidate, placed, parts)
-    return PricedWay(
-        request=request, candidate=candidate, step=step, half_width=half, memories=memories,
-        rows=placed,
-    )  # fmt: skip
 
 
 def _first_alike(request: Request, candidate: Candidate) -> list[int]:
@@ -434,10 +412,10 @@ LIST_SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
 """Shares of a GPU's free memory that are tried for adjacency lists."""
 
 
-def _placed(request: Request, candidate: Candidate, heat: HeatGroups) -> PlacedRows:
+def _placed(request: Request, candidate: Candidate, heat: HeatGroups, room: Capacity) -> PlacedRows:
     """Place rows, and lists where GPUs keep hot ones, as takes the least seconds."""
     graph = request.graph
-    room, codes = capacity(request, candidate, shared_host=True), code_bytes(graph.num_nodes)
+    codes = code_bytes(graph.num_nodes)
     if not candidate.gpus:
         return place_by_heat(
             candidate, heat, IN_HOST, own_rows=0, host_rows=room.host_rows, code_bytes=codes
@@ -469,13 +447,13 @@ def _lists_beside_rows(
     entry = INDEX_BYTES if graph.num_nodes < 2**31 else 2 * INDEX_BYTES
     mapped = graph.num_nodes if room.host_rows is None else room.host_rows
     members = max(len(clique) for clique in candidate.cliques)
+    sizes = [min(int(part * room.own_bytes), entry * graph.num_edges) for part in LIST_SHARES]
+    shares = heat.kept_lists(np.array(sizes, np.float64), entry).tolist()
 
-    def tried(part: float) -> tuple[float, int, float]:
-        size = min(int(part * room.own_bytes), entry * graph.num_edges)
-        share = heat.kept_lists(size, entry)
+    def tried(size: int, share: float) -> tuple[float, int, float]:
         rows = (room.own_bytes - size) // row_bytes(graph)
         _, seconds = split_rows(heat, costs, members=members, own_rows=rows, host_rows=mapped)
         return seconds + drawn * (share * own + (1.0 - share) * host), size, share
 
-    _, size, share = min(tried(part) for part in LIST_SHARES)
+    _, size, share = min(tried(*each) for each in dict(zip(sizes, shares, strict=True)).items())
     return size, share

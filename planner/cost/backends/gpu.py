@@ -273,10 +273,9 @@ def _derived_times(work: RankWork) -> RankTimes:
     near += swept + reads.drawing(_own_part(work), located=located)
     sample = swept + reads.drawing(work.list_places, starts.draw, located=located)
     copy, step = reads.copying(launch), step_compute(work.machine, candidate, work.batch, timing)
-    batch_host = timing.batch_host_seconds
     if candidate.shapes is not None and candidate.shapes.drawn:  # seeds and labels lie there
-        copy, timing, batch_host = 0.0, _without_host(timing), 0.0
-    launches = launch * (starts.draw + starts.gather + starts.copy) + batch_host
+        copy, timing = 0.0, _without_host(timing)
+    launches = launch * (starts.draw + starts.gather + starts.copy) + timing.batch_host_seconds
     loader = sample + moving + launch * starts.gather + copy + timing.batch_seconds
     seconds = {
         Stage.SAMPLE: sample,
@@ -302,6 +301,21 @@ def _derived_times(work: RankWork) -> RankTimes:
             compute=step.device,
         ),
     )
+
+
+def least_seconds(work: RankWork) -> float:
+    """Return a lower bound of a derived step's seconds, whatever it reads: the host's, or training.
+
+    What the host starts and what the model takes are part of each step, in lanes or in series.
+    """
+    candidate, timing, launch = work.candidate, work.timing, start_seconds(work.machine)
+    starts, step = (
+        _starts(work, candidate),
+        step_compute(work.machine, candidate, work.batch, timing),
+    )
+    started = starts.draw + starts.gather + starts.copy + reduce_starts(candidate, timing)
+    host = launch * started + timing.batch_host_seconds + step.host
+    return max(host, step.forward_backward + step.optimizer)
 
 
 def _stages(
@@ -448,7 +462,7 @@ def gpu_reduced(machine: MachineModel, candidate: Candidate, timing: ModelTiming
 
     reduced = gpu_all_reduce(machine, candidate, size)
     if not candidate.threads.comm:
-        return replace(reduced, seconds=summed(size))
+        return replace(reduced, seconds=reduced.seconds + started)
     compute = timing.compute_seconds(ranks=candidate.num_ranks, threads=candidate.threads.compute)
     left = exposed_in_parts(summed, size, compute, hidden_share(machine, candidate))
     return replace(reduced, seconds=left)

@@ -21,8 +21,8 @@ from gnnplan.planner.cost.rates import MachineTable, Rate, rate_per_rank
 from gnnplan.planner.cost.stages.exchange_gpu import card_bandwidth
 from gnnplan.planner.cost.stages.host import started_collective
 from gnnplan.planner.errors import MachineError
-from gnnplan.planner.machine.model import Link, MachineModel, Memory, Table
-from gnnplan.planner.machine.routes import Reader, byte_seconds, shortest
+from gnnplan.planner.machine.model import MachineModel, Table
+from gnnplan.planner.machine.routes import Reader, Wiring, byte_seconds, shortest
 from gnnplan.runtime.stages import most_parts
 
 GRADIENT_ITEM_BYTES = 4
@@ -237,33 +237,19 @@ def _ring_of(machine: MachineModel, gpus: list[str]) -> tuple[float, float]:
     if len(gpus) == 1:
         return math.inf, 0.0
     memory = {p.name: p.memory for p in machine.gpus}
-    return _ring(
-        tuple(machine.links),
-        tuple(m for m in machine.memories if m.kind == "device"),
-        tuple(memory[g] for g in gpus),
-        machine.name,
-    )
+    return _ring(Wiring.of(machine), tuple(memory[g] for g in gpus))
 
 
 @functools.lru_cache(maxsize=256)
-def _ring(
-    links: tuple[Link, ...], memories: tuple[Memory, ...], stops: tuple[str, ...], name: str
-) -> tuple[float, float]:
-    """Compute `_ring_of` over the GPUs' memories, from hashable arguments."""
-    machine = MachineModel(
-        name=name,
-        fingerprint="",
-        provenance="derived",
-        processors=[],
-        memories=list(memories),
-        links=list(links),
-    )
+def _ring(machine: Wiring, stops: tuple[str, ...]) -> tuple[float, float]:
+    """Compute `_ring_of` over the GPUs' memories."""
     hops: list[Reader] = []
     for a, b in zip(stops, [*stops[1:], stops[0]], strict=True):
         way = shortest(machine, a, b)
         if way is None:
             raise MachineError(
-                f"machine {name}: expected a way from {a} to {b}, found none; probe it again"
+                f"machine {machine.name}: expected a way from {a} to {b}, found none; probe it "
+                "again"
             )
         hops.append(Reader(name=b, routes=[way]))
     latency = max(route.latency_seconds for hop in hops for route in hop.routes)

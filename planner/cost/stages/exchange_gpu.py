@@ -99,7 +99,7 @@ def _seconds_per_byte(ground: Ground, members: frozenset[int]) -> float:
     """Return the seconds per byte to each other member over GPUs' own links, of the slowest one."""
     found, ranks = routes_over(ground), len(members)
     peer, over_host = byte_seconds(found.peer), byte_seconds(found.host)
-    host_of = {p.name: p.host for p in ground.processors}
+    host_of = {p.name: p.host for p in ground.wiring.processors}
     slowest = 0.0
     for clique in ground.cliques:
         for rank in set(clique) & members:

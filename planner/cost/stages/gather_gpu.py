@@ -21,10 +21,11 @@ from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
 from gnnplan.planner.cost.rates import MachineTable
 from gnnplan.planner.cost.stages.host import CACHE_STARTS, start_seconds
 from gnnplan.planner.errors import MachineError
-from gnnplan.planner.machine.model import Link, MachineModel, Memory, Processor, Switch
+from gnnplan.planner.machine.model import MachineModel, Processor
 from gnnplan.planner.machine.routes import (
     Reader,
     Route,
+    Wiring,
     byte_seconds,
     gather_bandwidth,
     moved_bytes,
@@ -48,18 +49,11 @@ def place_of(kind: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ground:
-    """Hashable arguments that reads depend on, as a cache's key."""
+    """What the reads of a candidate's GPUs depend on, as a cache's key."""
 
-    links: tuple[Link, ...]
-    memories: tuple[Memory, ...]
-    processors: tuple[Processor, ...]
-    switches: tuple[Switch, ...]
-    name: str
+    wiring: Wiring
     gpus: tuple[str, ...]
     cliques: tuple[tuple[int, ...], ...]
-
-    def __hash__(self) -> int:
-        return hash((self.name, self.gpus, self.cliques))  # not of every link, at every look-up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,27 +106,24 @@ def link_bytes(
 
 def copy_seconds_per_byte(machine: MachineModel, candidate: Candidate) -> list[float]:
     """Return the seconds per byte of copies from the host to all ranks at once, by rank."""
-    found = byte_seconds(find_routes(machine, candidate).host)
-    return [found[name] for name in candidate.gpus]
+    return list(_byte_seconds(ground_of(machine, candidate), "host"))
 
 
 def memory_seconds_per_byte(machine: MachineModel, candidate: Candidate) -> float:
     """Return the seconds per byte of copies within the slowest GPU's memory."""
-    found = byte_seconds(find_routes(machine, candidate).own)
-    return max(found[name] for name in candidate.gpus)
+    return max(_byte_seconds(ground_of(machine, candidate), "own"))
 
 
 def ground_of(machine: MachineModel, candidate: Candidate) -> Ground:
     """Return what the reads of a candidate's GPUs depend on."""
-    return Ground(
-        links=tuple(machine.links),
-        memories=tuple(machine.memories),
-        processors=tuple(machine.processors),
-        switches=tuple(machine.switches),
-        name=machine.name,
-        gpus=candidate.gpus,
-        cliques=candidate.cliques,
-    )
+    return Ground(wiring=Wiring.of(machine), gpus=candidate.gpus, cliques=candidate.cliques)
+
+
+@functools.lru_cache(maxsize=256)
+def _byte_seconds(ground: Ground, place: str) -> tuple[float, ...]:
+    """Return the seconds per byte of copies from a place to all ranks at once, by rank."""
+    found = byte_seconds(routes_over(ground).readers(place))
+    return tuple(found[name] for name in ground.gpus)
 
 
 @functools.lru_cache(maxsize=256)
@@ -151,16 +142,8 @@ def _read_seconds(ground: Ground, row_bytes: int) -> dict[str, tuple[float, ...]
 @functools.lru_cache(maxsize=64)
 def routes_over(ground: Ground) -> RankRoutes:
     """Find the routes of `find_routes`, once for the same ground."""
-    machine = MachineModel(
-        name=ground.name,
-        fingerprint="",
-        provenance="derived",
-        processors=list(ground.processors),
-        memories=list(ground.memories),
-        links=list(ground.links),
-        switches=list(ground.switches),
-    )
-    gpus = {p.name: p for p in machine.gpus}
+    machine = ground.wiring
+    gpus = {p.name: p for p in machine.processors if p.kind == "cuda"}
     unknown = [name for name in ground.gpus if name not in gpus]
     if unknown:
         raise MachineError(f"machine {machine.name}: expected a GPU {unknown[0]}, found none")
@@ -174,9 +157,7 @@ def routes_over(ground: Ground) -> RankRoutes:
     )
 
 
-def _peers(
-    machine: MachineModel, gpus: Sequence[Processor], rank: int, clique: Sequence[int]
-) -> Reader:
+def _peers(machine: Wiring, gpus: Sequence[Processor], rank: int, clique: Sequence[int]) -> Reader:
     others = [gpus[r] for r in clique if r != rank]
     found: list[Route] = []
     for other in others:
@@ -185,7 +166,7 @@ def _peers(
     return Reader(name=gpus[rank].name, routes=found)
 
 
-def _host(machine: MachineModel, gpu: Processor, kind: str) -> Reader:
+def _host(machine: Wiring, gpu: Processor, kind: str) -> Reader:
     memory = host_memory_of(machine, gpu.host, kind)
     # A disk that could not be measured has no link, and plans keep nothing on it.
     linked = memory is not None and any(link.source == memory.name for link in machine.links)

@@ -166,8 +166,9 @@ def machine_candidates(
         return candidates(settings, machine.num_cores, policies)
     found: list[Candidate] = []
     hosts, batch_size = settings.hosts, settings.workload.batch_size
+    orders = _orders(machine)
     for count in gpu_counts(machine, settings.devices, batch_size, hosts=hosts):
-        for gpus, cliques in _choices(machine, count, hosts):
+        for gpus, cliques in _choices(machine, orders, count, hosts):
             devices = list_gpus(machine, gpus, cliques)
             for topology in _topologies(settings):
                 for (loaders, depth), policy in itertools.product(AHEAD, policies):
@@ -236,8 +237,22 @@ def gpu_counts(
     return sorted(c for c in counts | {total} if c <= batch_size)
 
 
+def _orders(machine: MachineModel) -> list[tuple[list[list[str]], list[list[str]]]]:
+    """Return each cover with the orders in which GPUs are taken: packed, and spread."""
+    hosts, spread = {gpu.name: gpu.host for gpu in machine.gpus}, _spread(machine)
+    found = list[tuple[list[list[str]], list[list[str]]]]()
+    for cover in [machine.cliques, *machine.other_covers]:
+        whole = _covering(machine, cover)
+        packed = [gpu for clique in sorted(whole, key=len, reverse=True) for gpu in clique]
+        found.append((whole, [sorted(packed, key=lambda name: hosts[name]), spread]))
+    return found
+
+
 def _choices(
-    machine: MachineModel, count: int, num_hosts: int | None = None
+    machine: MachineModel,
+    orders: list[tuple[list[list[str]], list[list[str]]]],
+    count: int,
+    num_hosts: int | None = None,
 ) -> list[tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]]:
     """Return GPUs with their cliques of ranks, without repetition, the best cover packed first.
 
@@ -245,10 +260,8 @@ def _choices(
     """
     found: list[tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]] = []
     hosts = {gpu.name: gpu.host for gpu in machine.gpus}
-    for cover in [machine.cliques, *machine.other_covers]:
-        whole = _covering(machine, cover)
-        packed = [gpu for clique in sorted(whole, key=len, reverse=True) for gpu in clique]
-        for order in (sorted(packed, key=lambda name: hosts[name]), _spread(machine)):
+    for whole, taken in orders:
+        for order in taken:
             # Ranks go by the machine's order, so that a host's are next to each other.
             chosen = set(order[:count])
             if num_hosts is not None:
