@@ -328,9 +328,15 @@ def train_in_parts(
     return losses
 
 
-@pytest.mark.parametrize("tight", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("tight", "model"),
+    [
+        (False, "sage"),
+        *(pytest.param(True, model, marks=pytest.mark.slow) for model in ("sage", "gcn")),
+    ],
+)
 def test_a_batch_drawn_beside_a_step_changes_nothing(
-    tight: bool, graph: Graph, batches: Batches, gpu: EmulatedGpu, tmp_path: Path,
+    tight: bool, model: str, graph: Graph, batches: Batches, gpu: EmulatedGpu, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     fills: list[tuple[str, int]] = []
@@ -348,7 +354,11 @@ def test_a_batch_drawn_beside_a_step_changes_nothing(
     for ahead in (0, 1):
         fills.clear()
         loader, loop = drawn_loop(
-            graph, tmp_path / str(ahead), replace(shapes, ahead=ahead), dropout=0.4
+            graph,
+            tmp_path / str(ahead),
+            replace(shapes, ahead=ahead),
+            dropout=0.4,
+            model=model,
         )
         losses = train_in_parts(loader, loop, parts)
         found.append((losses, parameters(loop), loader.meter.totals()[0], loop.overflowed))
