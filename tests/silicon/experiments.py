@@ -29,7 +29,7 @@ TESTED = {
         "sampling/gpu/test_neighbor_triton.py", "sampling/gpu/test_neighbor_captured.py",
         "sampling/gpu/test_neighbor_stack_device.py", "sampling/gpu/test_rng_triton.py",
     ),
-    "sampling_padded": ("sampling/gpu/test_padded.py",),
+    "sampling_padded": ("sampling/gpu/test_padded.py", "sampling/gpu/test_padded_tasks.py"),
     "sampling_layers": (
         "sampling/gpu/test_layerwise_device.py", "sampling/gpu/test_segments_triton.py",
         "sampling/gpu/test_labor_device.py", "sampling/gpu/test_locality_device.py",
@@ -40,7 +40,7 @@ TESTED = {
     ),
     "models": (
         "models/test_device_blocks.py", "models/test_aggregate_triton.py",
-        "fullgraph/test_forward.py", "test_rounding.py",
+        "models/test_weights_padded.py", "fullgraph/test_forward.py", "test_rounding.py",
     ),
     "loaders": (
         "loader/test_loader_device.py", "loader/test_loader_device_bulk.py",
