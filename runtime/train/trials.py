@@ -137,7 +137,7 @@ class TrialRun:
         if state is not None:
             self.state = TrialState(**state)
             self._make_room()
-        if self.current != self.other_number or attempt() > 0:
+        if self.current != self.other_number:
             self._drop_marked(job)
         kept = self.state.kept
         if self.current == self.other_number:
@@ -156,8 +156,8 @@ class TrialRun:
                 f"{job.config.run_folder}: expected a checkpoint from the end of an epoch under "
                 "the plan before, found none; train without --resume"
             )
-        if str(self.other_number) in self.state.failed:
-            self._leave(job, kept)
+        if attempt() > 0 and self._marked_plan(job):
+            self._leave(job, kept)  # there the mark tells that ranks ended
 
     @property
     def _tries_other(self) -> bool:
@@ -240,9 +240,10 @@ class TrialRun:
                 folder_before=str(before),
                 in_use=away,
             )
-            self._mark(job, number if away else 0)
+            if away:
+                self._mark(job, number)
             write_offer(job.config.run_path, offer)
-        what = "is tried" if away else "was faster, and goes on"
+        what = "is tried" if away else "goes on"
         ranks = f"{plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}"
         line = f"after {job.steps} steps: a plan on {ranks} {what}, from the checkpoint"
         job.notes.append(line)
@@ -393,12 +394,16 @@ class TrialRun:
         with contextlib.suppress(OSError):  # a full disk is told of by the checkpoints
             codec.write_text_atomically(path, json.dumps(known))
 
-    def _drop_marked(self, job: "Job") -> None:
+    def _marked_plan(self, job: "Job") -> str:
+        """Return the id of the plan on trial; empty where there is none. Collective."""
         path, found = job.config.run_path / TRIAL_MARK, ""
         if job.loop.comm.rank == 0 and path.is_file():
             found = str(json.loads(path.read_text())["plan_id"])
-            path.unlink()
-        found = job.loop.comm.broadcast_object(found)
+        return str(job.loop.comm.broadcast_object(found))
+
+    def _drop_marked(self, job: "Job") -> None:
+        found = self._marked_plan(job)
+        self._mark(job, 0)
         for number, plan in enumerate(self.plans):
             if plan.plan_id == found and number > 0:
                 self._fail(job, number, "the ranks ended under it")
