@@ -2,7 +2,8 @@
 
 A graph like a data set has its mean degree, feature columns, classes, share of training nodes (of
 the nodes with an edge) and clustering: spread of degrees, communities, and the region where its
-training nodes lie. Links are drawn from a block model.
+training nodes lie. Links are drawn from a block model. Of a graph that is not at hand, sizes and
+clustering give a law of its batches (`KnownGraph`), by which estimates are made.
 """
 
 import functools
