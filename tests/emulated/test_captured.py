@@ -19,6 +19,7 @@ from gnnplan.runtime.emulation.lanes import OrderError
 from gnnplan.runtime.emulation.threads import start, stop
 from gnnplan.runtime.errors import GnnplanError, PlanError
 from gnnplan.runtime.graph.dataset import Graph, is_typed, types_of
+from gnnplan.runtime.graph.format import BFLOAT16, convert_rows
 from gnnplan.runtime.graph.generate import generate_sbm
 from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.meter import STEP, StageMeter
@@ -33,8 +34,9 @@ from gnnplan.runtime.stages import Stage
 from gnnplan.runtime.train.captured import CapturedLoop
 from gnnplan.runtime.train.gradients import GradientBuffer
 from gnnplan.runtime.train.minibatch import TrainLoop, make_optimizer
+from gnnplan.runtime.train.precision import Precision
 from tests.support.emulated_ranks import make_graph
-from tests.support.plans import make_plan
+from tests.support.plans import make_plan, with_rows
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
 
@@ -95,6 +97,7 @@ def loop_of(plan: Plan, graph: Graph, shapes: StepShapes, every: int = 3) -> Cap
         model=model, optimizer=make_optimizer(model, learning_rate=0.01, weight_decay=1e-3),
         gradients=GradientBuffer(model, flagged=True), comm=Communicator(), meter=StageMeter(),
         task=str(graph.task), seed=plan.workload.seed,
+        precision=Precision(plan.workload.precision),
     )  # fmt: skip
     device = replace(plan.strategy.devices[0], kind="cuda", emulated=True)
     strategy = replace(plan.strategy, step="captured", shapes=shapes, devices=[device])
@@ -250,7 +253,7 @@ def drawing_loader(graph: Graph, folder: Path, shapes: StepShapes, **work: Any) 
     device = replace(made.strategy.devices[0], kind="cuda", emulated=True)
     strategy = replace(made.strategy, step="captured", shapes=shapes, devices=[device])
     save_plan(replace(made, strategy=strategy), arrays, folder)
-    loader = PlannedLoader(folder, graph, device=EMULATED)
+    loader = PlannedLoader(folder, graph, device=EMULATED, row_dtype=None)
     loader.draw_padded()
     return loader
 
@@ -315,6 +318,27 @@ def drawn_loop(
     """A loader whose batches the steps of a loop draw."""
     loader = drawing_loader(graph, folder, shapes, **work)
     return loader, replace(loop_of(loader.plan, graph, shapes), meter=loader.meter)
+
+
+@pytest.mark.slow
+def test_steps_gather_rows_of_bfloat16_into_what_the_first_product_reads(
+    graph: Graph, gpu: EmulatedGpu, tmp_path: Path
+) -> None:
+    """Their losses are those of the rows in float32, rounded: to the order of bfloat16 sums."""
+    half = convert_rows(np.array(graph.x), BFLOAT16)
+    found: list[list[float]] = []
+    for x, dtype in (
+        (half, torch.bfloat16), (convert_rows(half, np.dtype(np.float32)), torch.float32),
+    ):  # fmt: skip
+        folder = tmp_path / str(dtype)
+        stored = with_rows(graph, folder / "graph", x)
+        loader, loop = drawn_loop(stored, folder / "plan", ROOMY, precision="bfloat16")
+        found.append(loop.run(loader.batches(2), 0, lambda _: None))
+        assert loop._inputs is not None
+        assert loop._inputs.x.dtype == dtype
+        assert loop._inputs.draws is not None
+        loader.close()
+    assert found[0] == pytest.approx(found[1], rel=2.0**-7)
 
 
 def train_in_parts(

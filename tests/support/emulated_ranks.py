@@ -24,7 +24,7 @@ from gnnplan.planner.search.search import Search, SearchResult
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime import worker
 from gnnplan.runtime.comm.mesh import open_mesh
-from gnnplan.runtime.graph.dataset import Graph, open_graph, write_graph
+from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.graph.format import BFLOAT16, convert_rows
 from gnnplan.runtime.graph.generate import generate_links, generate_sbm, generate_typed
 from gnnplan.runtime.launch.config import RunConfig
@@ -37,6 +37,7 @@ from gnnplan.runtime.report import RunReport, load_report
 from tests.emulated.modes import Mode
 from tests.support.emulated import emulated_machine
 from tests.support.fullgraph_plans import sent_bytes
+from tests.support.plans import with_rows
 from tests.support.ranks import free_port, run_on_ranks
 
 EPOCHS = 2
@@ -64,12 +65,7 @@ def make_graph(folder: Path, kind: str = "nodes") -> Graph:
     )  # fmt: skip
     if kind == "nodes":
         return made
-    names = ("indptr", "indices", "y", "train_idx", "val_idx", "test_idx")
-    arrays: dict[str, Any] = {name: np.array(getattr(made, name)) for name in names}
-    return write_graph(
-        folder, name="halves", x=convert_rows(np.array(made.x), BFLOAT16), task="multiclass",
-        num_classes=3, overwrite=True, **arrays,
-    )  # fmt: skip
+    return with_rows(made, folder, convert_rows(np.array(made.x), BFLOAT16))
 
 
 def plan_mode(mode: Mode, graph: Graph, folder: Path) -> Plan:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.device import machine_fingerprint
 from gnnplan.runtime.features.location import encode
-from gnnplan.runtime.graph.dataset import Graph
+from gnnplan.runtime.graph.dataset import Graph, write_graph
 from gnnplan.runtime.plan.io import save_plan
 from gnnplan.runtime.plan.schema import (
     Certificate,
@@ -29,6 +29,16 @@ from gnnplan.runtime.plan.schema import (
     TopologyPlacement,
     Workload,
 )
+
+
+def with_rows(graph: Graph, folder: Path, x: NDArray[Any]) -> Graph:
+    """Write a graph of nodes anew, with other rows."""
+    names = ("indptr", "indices", "y", "train_idx", "val_idx", "test_idx")
+    arrays: dict[str, Any] = {name: np.array(getattr(graph, name)) for name in names}
+    return write_graph(
+        folder, name=folder.name, x=x, task="multiclass", num_classes=graph.num_classes,
+        overwrite=True, **arrays,
+    )  # fmt: skip
 
 
 def make_plan(

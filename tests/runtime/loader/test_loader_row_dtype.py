@@ -12,7 +12,7 @@ from gnnplan.planner.queries.replay import RowCounter, RowCounts
 from gnnplan.runtime.comm.collectives import Communicator
 from gnnplan.runtime.device import has_triton
 from gnnplan.runtime.errors import InputError
-from gnnplan.runtime.graph.dataset import Graph, write_graph
+from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.format import BFLOAT16, convert_rows
 from gnnplan.runtime.graph.generate import generate_sbm
 from gnnplan.runtime.loader.loader import PlannedLoader
@@ -22,7 +22,7 @@ from gnnplan.runtime.plan.schema import DynamicCache
 from gnnplan.runtime.train.gradients import GradientBuffer
 from gnnplan.runtime.train.minibatch import TrainLoop, make_optimizer
 from gnnplan.runtime.train.precision import Precision
-from tests.support.plans import make_plan
+from tests.support.plans import make_plan, with_rows
 
 WIDE = np.dtype(np.float32)
 STEPS = 3
@@ -41,14 +41,8 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Graph]:
         folder / "exact", num_nodes=400, degree=8.0, feature_dim=6, num_classes=3, seed=5
     )
     half = convert_rows(np.array(exact.x), BFLOAT16)
-    names = ("indptr", "indices", "y", "train_idx", "val_idx", "test_idx")
-    arrays: dict[str, Any] = {name: np.array(getattr(exact, name)) for name in names}
-    found = {"exact": exact}
-    for name, x in (("half", half), ("rounded", convert_rows(half, WIDE))):
-        found[name] = write_graph(
-            folder / name, name=name, x=x, task="multiclass", num_classes=3, **arrays
-        )
-    return found
+    rounded = with_rows(exact, folder / "rounded", convert_rows(half, WIDE))
+    return {"exact": exact, "half": with_rows(exact, folder / "half", half), "rounded": rounded}
 
 
 def loader_of(graph: Graph, folder: Path, settings: dict[str, Any], **others: Any) -> PlannedLoader:
