@@ -247,7 +247,7 @@ class PlanSettings:
             help="How GPUs run a training step: eager starts its kernels one by one, captured "
             "replays them as one graph over padded shapes; auto takes what is predicted faster.",
             more="A batch that does not fit the shapes is trained kernel by kernel; the report "
-            "counts them. For sage, gcn and gat.",
+            "counts them. For sage, gcn, gat and rgcn, nodes and links.",
             label="Training step",
         ),
     ] = "eager"

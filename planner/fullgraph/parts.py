@@ -1,7 +1,7 @@
 """Cut a graph into parts, and say what is timed of a rank's epoch on one, or derived.
 
 Seconds of GPUs, and of cores for a first answer, are derived from the parts' sizes (DEC-122,
-DEC-187): the roofline of each layer, or what the host starts.
+DEC-185): the roofline of each layer, or what the host starts.
 
 Source: docs/formulas.md 3.1 and 3.5.
 """

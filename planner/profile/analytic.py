@@ -22,7 +22,7 @@ and edges end at a node in proportion to it, as if a list were as long as the nu
 name the node and neighbours were independent. It is the law of a first answer (DEC-144).
 
 Layers drawn for a whole batch follow from it: a node is named k times by the batch's lists, k of
-Poisson's law around its mean, and drawn with the chance that the sampler gives to k (DEC-186).
+Poisson's law around its mean, and drawn with the chance that the sampler gives to k (DEC-184).
 """
 
 import math

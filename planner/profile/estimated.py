@@ -4,7 +4,7 @@
         -> expected nodes and edges of each hop by type -> a profile, or sizes of each layer's
         relations -> kernels of the cost file -> roofline
 
-Nodes of a class have lists of about one length, which name each other independently (DEC-186). The
+Nodes of a class have lists of about one length, which name each other independently (DEC-184). The
 runtime trains R-GCN on typed graphs; R-GAT has a cost here and no training yet (DEC-163).
 """
 
@@ -237,7 +237,7 @@ CHUNK_EDGES, CHUNK_NODES = 1 << 22, 1 << 18
 ALIKE, STEPS = 1.3, 96
 """Largest over smallest length of a class's lists, and the steps of lengths that there are."""
 TYPED_ERROR = 0.1
-"""Relative standard error of the input nodes of a typed graph's batches (DEC-186)."""
+"""Relative standard error of the input nodes of a typed graph's batches (DEC-184)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -160,7 +160,7 @@ class PricedWay:
         """Leave memory empty whose rows are read sooner from elsewhere, beside other work.
 
         The more rows a GPU keeps, the longer its memory is busy, and the shorter all else; so the
-        best number of bytes is where the two meet, whatever the GPU has beyond it (DEC-181).
+        best number of bytes is where the two meet, whatever the GPU has beyond it (DEC-180).
         """
         way, unit = self.placed.way, row_bytes(self.placed.way.request.graph)
 

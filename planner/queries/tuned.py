@@ -191,7 +191,7 @@ OTHER_FOLDER = "other"
 
 
 def offer_ranks(out: Path, kept: dict[str, Any], epochs: int) -> str:
-    """Offer a run the plan on another number of ranks that promises to end it sooner (DEC-188).
+    """Offer a run the plan on another number of ranks that promises to end it sooner (DEC-186).
 
     Candidates are priced again with what the kept plan's stages took. The best is offered if it is
     faster than the measured step by more than its interval, and saves more seconds over the epochs

@@ -107,8 +107,9 @@ def pad_pyg(
     links = len(data.input_id)
     if not data.padded:
         shapes = HopShapes(num_seeds, tuple(nodes), tuple(edges), links if of_links else 0)
-    device = data.edge_index.device
-    data.edge_index = _pad_edges(data.edge_index, nodes, edges, shapes)
+    ends: Tensor = data["edge_index"]
+    device = ends.device
+    data.edge_index = _pad_edges(ends, nodes, edges, shapes)
     for names, counts, rooms in ((of_nodes, nodes, shapes.nodes), (of_edges, edges, shapes.edges)):
         for name in names:
             data[name] = _pad(data[name], counts, rooms)

@@ -11,7 +11,7 @@ the last checkpoint, and that plan is not tried again.
 
 A plan on another number of ranks may be offered once one is kept (`launch.config.RanksOffer`). At
 an epoch's end the job leaves; the launcher starts it under that plan from the checkpoint. There it
-takes as many steps that count, and trains on or leaves again, for the plan before (DEC-188).
+takes as many steps that count, and trains on or leaves again, for the plan before (DEC-186).
 """
 
 import contextlib

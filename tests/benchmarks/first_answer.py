@@ -73,8 +73,7 @@ def requests(
 
 
 def _flags(rng: random.Random, ranks: list[int], kind: str) -> tuple[str, ...]:
-    if kind == "nodes":
-        sampler = rng.choice(SAMPLERS)
+    sampler = rng.choice(SAMPLERS) if kind == "nodes" else ""
     flags = [f"--devices={rng.choice(ranks)}"]
     flags.append(f"--model={'rgcn' if kind == 'typed' else rng.choice(MODELS)}")
     flags.append(f"--hidden={rng.choice(HIDDEN)}")

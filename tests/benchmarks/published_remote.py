@@ -8,7 +8,7 @@ is log-normal over communities, beyond its nodes' degrees. A node of another par
                                 a: share of such entries that a hop draws
                                 b: ends from frontiers on the node's own side, r its degree
 
-and m is what tells nodes apart that equally many lists name (DEC-184).
+and m is what tells nodes apart that equally many lists name (DEC-182).
 """
 
 import functools

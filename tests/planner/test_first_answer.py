@@ -209,10 +209,10 @@ def test_the_law_of_typed_lists_holds_on_drawn_batches(tmp_path: Path, expansion
     batch = law_of_one_rank(graph, settings)
     drawn = [drawer(graph, work, sampler_of(settings), 1)(0, step) for step in range(12)]
     held_to(batch, drawn)
-    outer = [each.blocks[0] for each in drawn]
-    types = sum(np.diff(b.relation_ptr).reshape(b.num_dst, -1).sum(0) for b in outer)
+    outer: list[Any] = [each.blocks[0] for each in drawn]
+    types = np.sum([np.diff(b.relation_ptr).reshape(b.num_dst, -1).sum(0) for b in outer], 0)
     assert batch.edge_types == pytest.approx(types / types.sum(), abs=0.03)
-    kinds = sum(np.bincount(b.src_type, minlength=2) for b in outer)
+    kinds = np.sum([np.bincount(b.src_type, minlength=2) for b in outer], 0)
     assert batch.node_types == pytest.approx(kinds / kinds.sum(), abs=0.03)
 
 

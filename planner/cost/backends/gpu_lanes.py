@@ -165,7 +165,7 @@ def step_compute(
     with p here, though kernels that sum over edges stop at the true rows: an upper bound. A share s
     of steps does not fit, and takes an eager step and the replays that wait for the host besides.
 
-    Source: derived (DEC-170, DEC-178).
+    Source: derived (DEC-170, DEC-177).
     """
     ranks, threads = candidate.num_ranks, candidate.threads.compute
     worked = timing.device_seconds if timing.gpu is None else timing.gpu.device_seconds

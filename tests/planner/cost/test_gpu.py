@@ -208,10 +208,11 @@ def test_traffic_over_each_link_is_counted_whole():
 def test_rows_of_batches_take_the_bytes_in_which_the_first_product_reads_them():
     machine, half = load_preset("siton"), replace(GRAPH, feature_dtype="bfloat16")
     chosen = candidate(machine, 2)
-    for graph, precision, each in (
-        (GRAPH, "float32", 4), (half, "float32", 4), (half, "bfloat16", 2), (GRAPH, "bfloat16", 4),
+    whole, rounded = Workload(precision="float32"), Workload(precision="bfloat16")
+    for graph, work, each in (
+        (GRAPH, whole, 4), (half, whole, 4), (half, rounded, 2), (GRAPH, rounded, 4),
     ):  # fmt: skip
-        asked = replace(request(machine), graph=graph, workload=Workload(precision=precision))
+        asked = replace(request(machine), graph=graph, workload=work)
         assert handed_row_bytes(asked, chosen) == each * graph.feature_dim
     shared = replace(chosen, batching="cooperative")
     asked = replace(request(machine), graph=half, workload=Workload(precision="bfloat16"))

@@ -72,10 +72,12 @@ def test_gcn_weights_of_padded_batches_are_those_of_the_loops(
         assert int(batch.overflow) == (not fits)
         for found, block in zip(batch.blocks, expected.blocks, strict=True):
             edges, rows = (block.num_edges, block.num_dst) if fits else (0, 0)
+            assert found.weight is not None
             indptr, indices, dst, weight = (
                 each.cpu().numpy()
                 for each in (found.indptr, found.indices, found.dst, found.weight)
             )
+            assert block.weight is not None
             np.testing.assert_array_equal(indptr[: rows + 1], block.indptr[: rows + 1])
             assert (indptr[rows:] == edges).all()
             np.testing.assert_array_equal(indices[:edges], block.indices[:edges])

@@ -332,7 +332,7 @@ def on_one_rank(one_and_two: list[Path]) -> list[float]:
     return [epoch.loss for epoch in report.epochs]
 
 
-def try_two_ranks(one: Path, two: Path, run: Path, fault: str = "", **more: Any) -> RunReport:
+def try_two_ranks(one: Path, two: Path, run: Path, *, fault: str = "", **more: Any) -> RunReport:
     """Train on one rank, which is kept after step 12, and from the end of the next epoch on two."""
     trials = Trials(plans=[str(one)], turns=[0], steps=2, warmup=1)
     faults.train(one, run, epochs=3, trials=trials)
@@ -359,9 +359,8 @@ def test_a_run_goes_on_on_two_ranks_and_trains_the_same(
     """It stays there, or comes back; killed around the switch it trains on under the last plan."""
     run, ids = tmp_path / "run", [load_plan(each).plan_id for each in one_and_two]
     said = list[dict[str, Any]]()
-    report = try_two_ranks(
-        *one_and_two, run, fault, max_restarts=restarts, progress=said.append
-    )  # fmt: skip
+    one, two = one_and_two
+    report = try_two_ranks(one, two, run, fault=fault, max_restarts=restarts, progress=said.append)
     assert [each["event"] for each in said].count("end") == 1
     assert next(each["plan_id"] for each in said if each["event"] == "ranks") == ids[1]
     assert [epoch.loss for epoch in report.epochs] == pytest.approx(on_one_rank, rel=1e-4)
@@ -381,9 +380,9 @@ def test_a_run_goes_on_on_two_ranks_and_trains_the_same(
 def test_a_run_that_is_killed_before_other_ranks_are_tried_tries_them_when_it_resumes(
     one_and_two: list[Path], on_one_rank: list[float], tmp_path: Path
 ) -> None:
-    run, one = tmp_path / "run", one_and_two[0]
+    run, (one, two) = tmp_path / "run", one_and_two
     with pytest.raises(WorkerFailed):
-        try_two_ranks(*one_and_two, run, "0:3:kill", max_restarts=0)
+        try_two_ranks(one, two, run, fault="0:3:kill", max_restarts=0)
     report = faults.train(one, run, epochs=16, resume=True)
     assert [epoch.loss for epoch in report.epochs] == pytest.approx(on_one_rank, rel=1e-4)
     assert report.plans[1].step == 20

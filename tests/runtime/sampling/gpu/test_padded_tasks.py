@@ -101,6 +101,7 @@ def test_typed_batches_are_the_samplers(
             held = whole(batch.blocks[0].src_type)
             if fits:
                 types = expected.blocks[0].src_type
+                assert types is not None
                 np.testing.assert_array_equal(held[: len(types)], types)
             assert_untouched(rooms)
     assert len(batches[0].n_id) > 12
