@@ -209,10 +209,10 @@ def test_rows_of_batches_take_the_bytes_in_which_the_first_product_reads_them():
     machine, half = load_preset("siton"), replace(GRAPH, feature_dtype="bfloat16")
     chosen = candidate(machine, 2)
     whole, rounded = Workload(precision="float32"), Workload(precision="bfloat16")
-    for graph, work, each in (
+    for graph, trained, each in (
         (GRAPH, whole, 4), (half, whole, 4), (half, rounded, 2), (GRAPH, rounded, 4),
     ):  # fmt: skip
-        asked = replace(request(machine), graph=graph, workload=work)
+        asked = replace(request(machine), graph=graph, workload=trained)
         assert handed_row_bytes(asked, chosen) == each * graph.feature_dim
     shared = replace(chosen, batching="cooperative")
     asked = replace(request(machine), graph=half, workload=Workload(precision="bfloat16"))
