@@ -151,7 +151,9 @@ def no_estimate(graph: Graph, settings: PlanSettings) -> str:
         return "ranks that share batches or lists, whose exchanges have to be counted"
     if settings.policy != "auto" and "parts" in find_policy(settings.policy).needs:
         return f"policy {settings.policy}, for which the graph has to be cut into parts"
-    if any(each.sampler_parameters.get("over") == "ladies" for each in settings.by_sampler()):
+    if any(
+        is_layerwise(str(each.sampler_parameters.get("over"))) for each in settings.by_sampler()
+    ):
         return "layers that prefer a rank's own nodes, of which no law is built"
     return ""
 

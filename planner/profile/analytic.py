@@ -320,14 +320,14 @@ def draw_layers(
     Source: docs/formulas.md 4.2, 4.3 and 5.4.
     """
     held, expanded, edges, mean = [start], list[Numbers](), list[float](), np.zeros_like(start)
-    draws, squared = law_of(sampler).draws, parameters_of(sampler).get("norm") == "count2"
+    draws, norm = law_of(sampler).draws, parameters_of(sampler).get("norm")
     for size in sizes:
         expanded.append(held[-1])
         mean = _mentions(classes, held[-1])
         share, named = _times_named(mean)
         nodes = classes.nodes[:, None] * share
-        # FastGCN's chances are those of the whole graph, whether a list of the batch names a node.
-        power = classes.weight[:, None] if sampler.name == "fastgcn" else named ** (1 + squared)
+        # Without a norm chances are those of the whole graph, whether a batch's list names a node.
+        power = classes.weight[:, None] if norm is None else named ** (1 + (norm == "count2"))
         chance = _drawn_chance(nodes, np.broadcast_to(power, named.shape), size, draws)
         edges.append(float((nodes * named * chance).sum()))
         left = 1 - np.minimum(1.0, held[-1] / classes.nodes)

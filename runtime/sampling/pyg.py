@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from gnnplan.runtime.errors import InputError, SamplerError
 from gnnplan.runtime.graph.dataset import Graph, GraphTypes, rows_within_types
@@ -19,6 +17,7 @@ from gnnplan.runtime.sampling.memory import HopShapes
 from gnnplan.runtime.sampling.minibatch import IGNORED, Dialect, MiniBatch
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch_geometric.data import Data, HeteroData
 
     from gnnplan.runtime.sampling.gpu.hops import DeviceBatch
@@ -40,6 +39,7 @@ def to_pyg(batch: "MiniBatch | DeviceBatch", x: Any = None, y: Any = None) -> "D
         x: Feature rows of `batch.n_id`, a tensor or array [num_input, ...], or None.
         y: Labels of `batch.n_id` (all nodes, not only the seeds), likewise.
     """
+    import torch
     from torch_geometric.data import Data
 
     if batch.dialect is not Dialect.FIRST_SEEN:
@@ -71,12 +71,16 @@ def to_pyg(batch: "MiniBatch | DeviceBatch", x: Any = None, y: Any = None) -> "D
     return data
 
 
-def _tensor(values: Any) -> Tensor:
-    return values if isinstance(values, Tensor) else torch.from_numpy(values)
+def _tensor(values: Any) -> "Tensor":
+    import torch
+
+    return values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
 
 
-def _edge_index(block: Any) -> Tensor:
-    if not isinstance(block.indices, Tensor):
+def _edge_index(block: Any) -> "Tensor":
+    import torch
+
+    if not isinstance(block.indices, torch.Tensor):
         ends = np.repeat(np.arange(block.num_dst), np.diff(block.indptr))
         return torch.stack([_tensor(block.indices.astype(np.int64)), _tensor(ends)])
     rows = torch.arange(block.num_dst, device=block.indices.device)
@@ -101,6 +105,8 @@ def pad_pyg(
         of_nodes: Fields with a row per node; of padding 0.
         of_edges: Fields with a row per edge, likewise.
     """
+    import torch
+
     nodes, edges, num_seeds = data.num_sampled_nodes, data.num_sampled_edges, data.batch_size
     data.padded = shapes.fits(nodes, edges)
     of_links = ("src_index", "dst_pos_index", "dst_neg_index") if shapes.links else ()
@@ -132,7 +138,7 @@ def pad_pyg(
     return data
 
 
-def _pad(values: Tensor, counts: Sequence[int], rooms: Sequence[int], rest: int = 0) -> Tensor:
+def _pad(values: "Tensor", counts: Sequence[int], rooms: Sequence[int], rest: int = 0) -> "Tensor":
     """Copy stretches of rows to where their rooms begin, and fill what the rooms leave free."""
     if list(counts) == list(rooms):
         return values
@@ -146,12 +152,14 @@ def _pad(values: Tensor, counts: Sequence[int], rooms: Sequence[int], rest: int 
 
 
 def _pad_edges(
-    ends: Tensor, nodes: Sequence[int], edges: Sequence[int], shapes: HopShapes
-) -> Tensor:
+    ends: "Tensor", nodes: Sequence[int], edges: Sequence[int], shapes: HopShapes
+) -> "Tensor":
     """Renumber the ends of edges; padding joins each free row of the destinations' hop to itself.
 
     Edges stay in the order of their destinations.
     """
+    import torch
+
     ids = torch.arange(sum(nodes), device=ends.device)
     starts = [0, *itertools.accumulate(shapes.nodes)]
     places = torch.cat(
@@ -199,6 +207,7 @@ class HeteroView:
         hop, and e_id (positions in the dataset's `indices`) where the sampler kept edge ids. The
         seeds' type has batch_size and input_id, its seeds first.
         """
+        import torch
         from torch_geometric.data import HeteroData
 
         outer = batch.blocks[0]
@@ -230,6 +239,8 @@ class HeteroView:
         return data
 
     def _add_edges(self, data: "HeteroData", batch: MiniBatch, local: Any, hop_of: Any) -> None:
+        import torch
+
         outer = batch.blocks[0]
         assert outer.relation_ptr is not None
         sizes = np.diff(outer.relation_ptr)
@@ -270,6 +281,8 @@ def columns_of(
     what: str, given: Mapping[Any, Any] | None, sizes: Mapping[str, int] | int | None
 ) -> dict[str, Any]:
     """Return columns after a look at their numbers of rows; by type where sizes are."""
+    import torch
+
     found: dict[str, Any] = {}
     for name, rows in (given or {}).items():
         if isinstance(sizes, Mapping):
@@ -280,7 +293,7 @@ def columns_of(
                 )
             found[name] = columns_of(f"{what}[{name!r}]", rows, sizes[name])
             continue
-        column = rows if isinstance(rows, Tensor) else np.asarray(rows)
+        column = rows if isinstance(rows, torch.Tensor) else np.asarray(rows)
         if sizes is not None and (column.ndim == 0 or len(column) != sizes):
             raise InputError(
                 f"{what}: expected {name} with one row for each of {sizes} nodes, found shape "
@@ -290,14 +303,16 @@ def columns_of(
     return found
 
 
-def take_rows(rows: Any, ids: Tensor) -> Tensor:
+def take_rows(rows: Any, ids: "Tensor") -> "Tensor":
     """Return rows of a tensor, or of an array that may be mapped from a file."""
+    import torch
+
     host = ids.cpu()
-    found = rows[host] if isinstance(rows, Tensor) else torch.from_numpy(rows[host.numpy()])
+    found = rows[host] if isinstance(rows, torch.Tensor) else torch.from_numpy(rows[host.numpy()])
     return found.to(ids.device)
 
 
-def take_edge_rows(name: str, rows: Any, e_id: Tensor) -> Tensor:
+def take_edge_rows(name: str, rows: Any, e_id: "Tensor") -> "Tensor":
     """Return the rows of a batch's edges, by their places in the source."""
     if e_id.numel() and not 0 <= int(e_id.min()) <= int(e_id.max()) < len(rows):
         if int(e_id.min()) == NO_EDGE:
@@ -314,6 +329,8 @@ def take_edge_rows(name: str, rows: Any, e_id: Tensor) -> Tensor:
 
 def label_links(data: Any) -> None:
     """Put links in PyG's binary form: `edge_label_index` and `edge_label`, negatives last."""
+    import torch
+
     source, negative = data.src_index, data.dst_neg_index
     count = negative.shape[1]
     positives = torch.stack([source, data.dst_pos_index])

@@ -356,7 +356,7 @@ def train_in_parts(
     ("tight", "model"),
     [
         (False, "sage"),
-        *(pytest.param(True, model, marks=pytest.mark.slow) for model in ("sage", "gcn")),
+        *(pytest.param(True, model, marks=pytest.mark.slow) for model in ("sage", "gcn", "gat")),
     ],
 )
 def test_a_batch_drawn_beside_a_step_changes_nothing(
@@ -453,3 +453,23 @@ def test_steps_draw_links_and_types_on_the_device(
         padded._inputs.draws.begin_epoch(0)
         assert waits_of(padded, monkeypatch) == []
     loader.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["links", "typed"])
+def test_links_and_types_drawn_beside_a_step_change_nothing(
+    kind: str, gpu: EmulatedGpu, tmp_path: Path
+) -> None:
+    stop()  # the graph is the host's
+    graph = make_graph(tmp_path / "graph", kind)
+    start(gpu)
+    work: dict[str, Any] = {"model": "rgcn" if kind == "typed" else "sage", "dropout": 0.4}
+    found: list[tuple[list[float], list[torch.Tensor]]] = []
+    for ahead in (0, 1):
+        shapes = StepShapes(rows=[64, 180, 241], edges=[200, 600], ahead=ahead)
+        loader, loop = drawn_loop(graph, tmp_path / str(ahead), shapes, **work)
+        assert bool(ahead) == (loop.shapes.ahead > 0)
+        found.append((train_in_parts(loader, loop, (2, 1)), parameters(loop)))
+    assert len(found[0][0]) == 3
+    assert found[1][0] == found[0][0]  # to the bit
+    assert all(torch.equal(a, b) for a, b in zip(found[0][1], found[1][1], strict=True))
