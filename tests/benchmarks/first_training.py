@@ -9,7 +9,8 @@ short runs, forth and back, of the plan it kept and of the next candidates that 
 
 Three lines per graph: seconds until the first step beside those of the job without planning;
 seconds of the whole job beside it; and the step of the kept plan beside that of the best candidate
-(`ratio` 1: nothing was faster). GNNPLAN_CACHE decides what is known of the machine before.
+(`ratio` 1: nothing was faster; left out with --candidates 0). GNNPLAN_CACHE decides what is known
+of the machine before.
 
 With --minutes one line per graph instead, for a job of that predicted length: seconds until it
 keeps a plan (`value`), those in which the job without planning comes to the same step (`baseline`),
@@ -189,6 +190,8 @@ def hold(graph: Graph, name: str, work: Path, epochs: int, most: int) -> None:
         f"{name}: whole job", planned.whole, "s", baseline=plain.whole,
         ratio=planned.whole / plain.whole, epochs=epochs,
     )  # fmt: skip
+    if most == 0:
+        return
     places = alike(out, most)
     rounds = [[step_seconds(each) for each in places]]
     rounds.append([step_seconds(each) for each in reversed(places)][::-1])
