@@ -90,9 +90,9 @@ def probe_command(
 ) -> None:
     """Measure this machine: memory, disk, exchange between ranks, sampling.
 
-    Plans that name no machine use it too, unless it is --quick. With --hosts, the links between
-    hosts as well; host 0 writes the file of all. With --disk only the disk, in seconds: those of
-    virtual machines swing, and a plan that reads one hangs on it.
+    Plans that name no machine use it too; --thorough ones want a full one. With --hosts, the links
+    between hosts as well; host 0 writes the file of all. With --disk only the disk, in seconds:
+    those of virtual machines swing, and a plan that reads one hangs on it.
     """
     from gnnplan.planner.probe.probe import keep_for_plans, probe, probe_hosts, with_disk_again
 

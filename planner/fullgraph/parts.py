@@ -262,11 +262,12 @@ class _PartRate:
 
 def _rate_of(machine: MachineModel, candidate: Candidate, work: Workload) -> _PartRate:
     if not candidate.gpus:
-        cores = rate_of_cores(work, machine, ranks_here(candidate))
-        slower = cores.slowdown / candidate.threads.compute**cores.threads_exponent
+        cores = rate_of_cores(
+            work, machine, ranks=ranks_here(candidate), threads=candidate.threads.compute
+        )
         return _PartRate(
-            flops=cores.flops / slower,
-            byte_seconds=slower / cores.bytes,
+            flops=cores.flops,
+            byte_seconds=1 / cores.bytes,
             copy_seconds=0.0,
             start_seconds=cores.start_seconds,
             spread=cores.spread,

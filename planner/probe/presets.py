@@ -154,7 +154,7 @@ def machine_at_once() -> MachineModel:
 
     scratch, known = cache_folder(), known_machine(None)
     if known is not None:
-        return with_pace(known)
+        return with_rates(known)
     facts, like, found = machine_facts(), load_preset(LIKE), inventory()
     cores = replace(
         like,
@@ -167,7 +167,7 @@ def machine_at_once() -> MachineModel:
         versions=facts["versions"],
         notes=[f"Nothing was measured here: rates of preset {LIKE} for {facts['cpu_model']}"],
     )
-    cores = with_pace(cores)
+    cores = with_rates(cores)
     if found is None or not found.gpus:
         return cores
     from gnnplan.planner.probe.links import with_rates_of_parts
@@ -175,23 +175,18 @@ def machine_at_once() -> MachineModel:
     return with_rates_of_parts(cores, found)
 
 
-def with_pace(machine: MachineModel) -> MachineModel:
-    """Add how slow this machine's cores are beside the rates of such cores, if it was ever looked.
+def with_rates(machine: MachineModel) -> MachineModel:
+    """Add the rates of this machine's cores that a training has learnt, where no probe has them.
 
-    Each probe and profile looks how long a small model's step takes; a machine file of another
-    machine stays as it is.
+    A machine file of another machine stays as it is.
     """
     from gnnplan.planner.array_cache import cache_folder
-    from gnnplan.planner.probe.quiet import good_seconds, seen_before
+    from gnnplan.planner.probe.computing import known_rates
     from gnnplan.runtime.device import machine_fingerprint
 
-    seen = seen_before(cache_folder()) if machine.fingerprint == machine_fingerprint() else []
-    if not seen:
+    if "core_flops" in machine.tables or machine.fingerprint != machine_fingerprint():
         return machine
-    effects = load_effects()
-    pace = float(f"{good_seconds(seen) / effects['core_look_seconds'].value:.2g}")
-    spread = effects["core_pace_spread"].value
-    return machine.with_tables({"core_pace": make_table("ratio", {"ranks": [1]}, [pace], spread)})
+    return machine.with_tables(known_rates(cache_folder()))
 
 
 MORE_RANKS = 0.25

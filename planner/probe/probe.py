@@ -26,7 +26,16 @@ from gnnplan.planner.machine.model import (
     load_machine,
     save_machine,
 )
-from gnnplan.planner.probe import collectives, disk, host, links, memory, overlap, sampling
+from gnnplan.planner.probe import (
+    collectives,
+    computing,
+    disk,
+    host,
+    links,
+    memory,
+    overlap,
+    sampling,
+)
 from gnnplan.planner.probe.context import (
     AGAIN,
     FULL,
@@ -59,13 +68,14 @@ VERSION = "6"
 SUBJECTS: tuple[tuple[str, float, Callable[[ProbeContext], dict[str, Table]]], ...] = (
     ("memory", 0.3, memory.measure),
     ("sampling", 0.25, sampling.measure),
+    ("computing", 0.1, computing.measure),
     ("exchange between ranks", 0.25, collectives.measure),
     ("overlap", 0.1, overlap.measure),
     ("disk", 0.1, disk.measure),
 )
 """Name, part of the time and function of each subject; what plans need most comes first."""
 LOOK = "gnnplan.planner.probe.quiet:look_task"
-NEEDED = ("memory", "sampling", "exchange between ranks")
+NEEDED = ("memory", "sampling", "computing", "exchange between ranks")
 """Subjects without which nothing can be planned: their corners are measured first, always."""
 GPUS = ("GPUs", 0.3)
 """Name and part of the time of the GPUs, where there are some."""
@@ -369,8 +379,11 @@ def load_or_probe(
 
 
 def keep_for_plans(machine: MachineModel) -> bool:
-    """Keep a full probe of this machine for plans that name none; tell whether it is one."""
-    if not _is_current(machine) or machine.extent != FULL.name:
+    """Keep a probe of this machine for plans that name none; tell whether it was kept.
+
+    A quick one never takes the place of a full one.
+    """
+    if not _is_current(machine) or (machine.extent != FULL.name and cached_machine() is not None):
         return False
     save_machine(machine, _cached_path())
     return True

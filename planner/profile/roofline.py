@@ -7,11 +7,12 @@ of the GPU's memory, K what the host starts for a step and t_s its seconds of on
 (cost.stages.host): it starts kernels while the GPU works.
 On p cores of a rank, at the rates of such hardware (probe/parts/effects.yaml, DEC-145):
 
-    T = pace * sum over operations of t_o + max(flops / F, bytes / B) / p^e
+    T = sum over operations of t_o + max(flops / F, bytes / B)
 
-t_o is the time that torch takes to start an operation; the pace is 1 where nothing is known of the
-cores (table core_pace). Nothing is run; the provenance of every
-number made here is `derived`.
+t_o is the time that torch takes to start an operation; F and B grow as p^e. Where a probe or a
+training has measured this machine's cores, all three are the machine's own at p threads
+(probe/computing.py, DEC-188). Nothing is run; the provenance of every number made here is
+`derived`.
 """
 
 import functools
@@ -272,37 +273,47 @@ UPDATE_OPERATIONS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoresRate:
-    """Rates at which a rank's cores compute while others compute too."""
+    """Rates at which a rank computes on so many threads while other ranks compute too."""
 
     flops: float
     bytes: float
     start_seconds: float
     """Seconds that torch takes to start an operation."""
-    slowdown: float
-    """Seconds of work over those of a rank alone, on one core."""
-    threads_exponent: float
     spread: float
 
-    def seconds(self, operations: Sequence[Operation], threads: int) -> float:
-        """Return the seconds of operations one after the other on so many threads."""
+    def seconds(self, operations: Sequence[Operation]) -> float:
+        """Return the seconds of operations one after the other."""
         rate = RooflineRate(flops=self.flops, bytes=self.bytes)
-        worked = sum(map(rate.seconds, operations)) * self.slowdown / threads**self.threads_exponent
-        return len(operations) * self.start_seconds + worked
+        return len(operations) * self.start_seconds + sum(map(rate.seconds, operations))
 
 
-def rate_of_cores(workload: Workload, machine: MachineModel, ranks: int) -> CoresRate:
-    """Return the rates of such cores at the machine's pace, while so many ranks compute."""
-    rates, known = load_effects(), machine.tables.get("core_pace")
-    pace = 1.0 if known is None else known.at(ranks=1)
+def rate_of_cores(
+    workload: Workload, machine: MachineModel, *, ranks: int, threads: int
+) -> CoresRate:
+    """Return the rates of a rank's threads while so many ranks compute.
+
+    They are the machine's own where a probe or a training has measured its cores, else those of
+    such cores.
+    """
+    effects, measured = load_effects(), "core_flops" in machine.tables
+    if measured:
+        start, flops, rate = (
+            machine.table(name).at(threads=threads)
+            for name in ("core_start", "core_flops", "core_bytes")
+        )
+    else:
+        more = threads ** effects["core_threads_exponent"].value
+        start = effects["core_start_seconds"].value
+        flops = effects["core_flops_per_second"].value * more
+        rate = effects["core_bytes_per_second"].value * more
     crowd = machine.tables.get("compute_slowdown")
-    held = known is not None and workload.model in HELD_MODELS
+    slowdown = 1.0 if crowd is None else max(1.0, crowd.at(ranks=ranks))
+    held = measured and workload.model in HELD_MODELS
     return CoresRate(
-        flops=rates["core_flops_per_second"].value / pace,
-        bytes=rates["core_bytes_per_second"].value / pace,
-        start_seconds=rates["core_start_seconds"].value * pace,
-        slowdown=1.0 if crowd is None else max(1.0, crowd.at(ranks=ranks)),
-        threads_exponent=rates["core_threads_exponent"].value,
-        spread=known.spread if known is not None and held else rates["core_spread"].value,
+        flops=flops / slowdown,
+        bytes=rate / slowdown,
+        start_seconds=start,
+        spread=effects["core_rates_spread" if held else "core_spread"].value,
     )
 
 
@@ -318,7 +329,8 @@ def cores_timing(
     scales: Sequence[float],
 ) -> ModelTiming:
     """Return the model's time on cores while so many ranks compute, for each number of threads."""
-    rate = rate_of_cores(workload, machine, ranks)
+    rates = [rate_of_cores(workload, machine, ranks=ranks, threads=each) for each in threads]
+    alone = rate_of_cores(workload, machine, ranks=1, threads=1)
     widths = layer_widths(workload, in_dim, num_outputs)
     worked = {
         scale: list(_operations(workload, batch, widths, in_dim, scale, "cpu")) for scale in scales
@@ -330,15 +342,15 @@ def cores_timing(
         forward_backward=make_table(
             "seconds",
             {"scale": scales} | shared,
-            [rate.seconds(worked[scale], cores) for scale in scales for cores in threads],
-            rate.spread,
+            [rate.seconds(worked[scale]) for scale in scales for rate in rates],
+            alone.spread,
             provenance="derived",
         ),
         optimizer=make_table(
             "seconds",
             shared,
-            [update_seconds(rate, parameters)] * len(threads),
-            rate.spread,
+            [update_seconds(alone, parameters)] * len(threads),
+            alone.spread,
             provenance="derived",
         ),
         num_parameters=parameters,

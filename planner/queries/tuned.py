@@ -374,7 +374,7 @@ def train_dataset(
                 out, trials, progress=progress, say=say, epochs=epochs, **options
             )
     if machine is None and load_plan(out).prediction.estimated:
-        learn_pace()
+        learn_rates_once()
     return report
 
 
@@ -405,10 +405,10 @@ def _answer_and_try(
     return found
 
 
-def learn_pace() -> None:
-    """Look how fast this machine's cores are, for the next first answer; nothing else is timed."""
+def learn_rates_once() -> None:
+    """Measure how fast this machine's cores compute, for later first answers, where nobody has."""
     from gnnplan.planner.array_cache import cache_folder
-    from gnnplan.planner.probe.quiet import disturbance
+    from gnnplan.planner.probe.computing import known_rates, learn_rates
 
-    with disturbance(cache_folder()) as watched:
-        watched.slowdown()
+    if not known_rates(cache_folder()):
+        learn_rates(cache_folder())
