@@ -4,9 +4,9 @@
 
 OTHER is a checkout of an earlier commit, such as `git worktree add OTHER COMMIT` makes. A pair is
 two new processes, one of each checkout, since equal code differs from process to process by where
-its memory lies. In a round both do the same work once, one after the other, on one core; who goes
-first alternates. What is compared are processor seconds, which another program's work beside it
-moves least. Of a process its median counts, of a pair the ratio of this checkout to OTHER.
+its memory lies (DEC-192). In a round both do the same work once, one after the other, on one core;
+who goes first alternates. What is compared are processor seconds, which another program's work
+beside it moves least. Of a process its median counts, of a pair the ratio of this one to OTHER.
 
 A line per work: the median of the pairs' ratios, with an interval (`low`, `high`) that holds the
 true median with at least 95%, by order statistics. `itself`: the spread of OTHER's ratio to itself,
