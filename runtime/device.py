@@ -380,6 +380,12 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+def require_triton(what: str) -> None:
+    """Raise InputError where the kernels' compiler, which `what` needs, is not installed."""
+    if not has_triton():
+        raise InputError(f"expected Triton for {what}, found none; pip install 'gnnplan[gpu]'")
+
+
 def _cpu_model() -> str:
     for line in read_small(PROC / "cpuinfo").splitlines():
         name, _, value = line.partition(":")

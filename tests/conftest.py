@@ -30,6 +30,7 @@ UNCHECKED = (
     "gnnplan.planner.client.client",
     "gnnplan.planner.client.client",
     "gnnplan.runtime.features.device_store",
+    "gnnplan.runtime.loader.device",
     "gnnplan.runtime.loader.stages",
     "gnnplan.runtime.processor",
     "gnnplan.runtime.sampling.pyg",

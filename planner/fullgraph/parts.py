@@ -20,16 +20,18 @@ from gnnplan.planner.fullgraph.candidate import Cut, first_layers, settings_of
 from gnnplan.planner.fullgraph.formulas import PartSizes
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.partition.partition import partition
-from gnnplan.planner.profile.roofline import (
+from gnnplan.planner.profile.operations import (
     FLOAT_BYTES,
     LayerShape,
     Operation,
     aggregation,
     elementwise,
     layer_operations,
+    product,
+)
+from gnnplan.planner.profile.roofline import (
     layer_widths,
     num_parameters,
-    product,
     rate_of_cores,
     update_operation,
 )

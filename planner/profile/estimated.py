@@ -24,13 +24,10 @@ from gnnplan.planner.placement.order import HeatGroups
 from gnnplan.planner.profile.analytic import expected_draws, lognormal_classes
 from gnnplan.planner.profile.cache import Profile
 from gnnplan.planner.profile.community_law import Numbers, mean_drawn
+from gnnplan.planner.profile.operations import FLOAT_BYTES, Operation, elementwise, product
 from gnnplan.planner.profile.roofline import (
-    FLOAT_BYTES,
     OPTIMIZER_PASSES,
-    Operation,
     RooflineRate,
-    elementwise,
-    product,
     product_rate,
     rates_of_cores,
     rooflines,

@@ -2,9 +2,10 @@
 
     T = max( sum over operations of max(flops / F, bytes / B), K t_s )
 
-F is the rate of float32 products, or of TF32's where they are asked for and known, B the bandwidth
-of the GPU's memory, K what the host starts for a step and t_s its seconds of one start
-(cost.stages.host): it starts kernels while the GPU works.
+F is the rate of products in the precision that is asked for, or float32's where that is not known,
+B the bandwidth of the GPU's memory, K what the host starts for a step and t_s its seconds of one
+start (cost.stages.host): it starts kernels while the GPU works. In 16 bits products move half the
+bytes; all else is priced as in float32 (DEC-191).
 On p cores of a rank, at the rates of such hardware (probe/parts/effects.yaml, DEC-145):
 
     T = sum over operations of t_o + max(flops / F, bytes / B)
@@ -17,7 +18,7 @@ training has measured this machine's cores, all three are the machine's own at p
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gnnplan.planner.cost.backends.cooperative import part_of, part_profile
 from gnnplan.planner.cost.request import seeds_per_rank
@@ -30,6 +31,16 @@ from gnnplan.planner.cost.stages.host import (
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.machine.model import MachineModel, Table, make_table
 from gnnplan.planner.probe.presets import load_effects
+from gnnplan.planner.profile.operations import (
+    FLOAT_BYTES,
+    HALF_BYTES,
+    LayerShape,
+    Operation,
+    elementwise,
+    layer_operations,
+    product,
+    rounding,
+)
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.workload import (
     SCALES,
@@ -43,93 +54,10 @@ from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.models import product_comes_first
 from gnnplan.runtime.plan.schema import GraphRef, Workload
 
-FLOAT_BYTES = 4
-INDEX_BYTES = 4
 HALVES = ("bfloat16", "float16")
 KNOWN_MODELS = ("sage", "gcn", "gat", "rgcn")
 OPTIMIZER_PASSES = 7
 """Reads of parameter, gradient and two moments; writes of all but the gradient."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Operation:
-    """Arithmetic and memory traffic of one kernel."""
-
-    flops: float
-    moved_bytes: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerShape:
-    """Sizes of one layer on one batch."""
-
-    num_src: float
-    num_dst: float
-    num_edges: float
-    in_dim: int
-    out_dim: int
-    """Columns it computes: heads times the columns of one."""
-    inputs: bool
-    """Whether it reads the batch's features, which have no gradient."""
-    heads: int
-    relations: int = 1
-    """Edge types, each with a product of its own (rgcn)."""
-
-
-def product(rows: float, a: int, b: int) -> Operation:
-    """Return the product of `rows` rows of a columns and an a x b matrix.
-
-    >>> product(10.0, 2, 3)
-    Operation(flops=120.0, moved_bytes=224.0)
-    """
-    moved = rows * a + a * b + rows * b
-    return Operation(flops=2 * rows * a * b, moved_bytes=FLOAT_BYTES * moved)
-
-
-def aggregation(shape: LayerShape, columns: int) -> Operation:
-    """Return the sum of `columns` wide source rows over the edges, each edge reading a row."""
-    read = shape.num_edges * (columns * FLOAT_BYTES + INDEX_BYTES + FLOAT_BYTES)
-    return Operation(
-        flops=2 * shape.num_edges * columns,
-        moved_bytes=read + shape.num_dst * columns * FLOAT_BYTES,
-    )
-
-
-def elementwise(rows: float, columns: int, passes: int = 2) -> Operation:
-    """Return some passes over rows; an activation has two, a read and a write."""
-    size = rows * columns
-    return Operation(flops=size, moved_bytes=passes * size * FLOAT_BYTES)
-
-
-def layer_operations(
-    model: str, shape: LayerShape, *, product_first: bool | None = None
-) -> Iterator[Operation]:
-    """Yield the kernels of one layer, forward and backward.
-
-    sage and rgcn also multiply their own rows, rgcn once for each relation; gat scores each edge
-    for every head. Sums are taken before the product or, with `product_first`, after it; None: as
-    the model is written, sage and rgcn before, gcn and gat after.
-    """
-    a, b = shape.in_dim, shape.out_dim
-    own = model in ("sage", "rgcn")
-    if product_first is None:
-        product_first = not own
-    rows, summed = (shape.num_src, b) if product_first else (shape.num_dst, a)
-    multiplied = [rows] * (shape.relations if own else 1) + [shape.num_dst] * own
-    for size in multiplied:
-        yield product(size, a, b)
-        yield product(size, a, b)  # gradient of the weights
-        if not shape.inputs:
-            yield product(size, b, a)  # gradient of the rows
-    yield aggregation(shape, summed)
-    if product_first or not shape.inputs:
-        yield aggregation(shape, summed)
-    if model == "gat":
-        for _ in ("scores", "softmax", "softmax backward", "scores backward"):
-            yield elementwise(shape.num_edges, shape.heads, passes=4)
-        yield elementwise(shape.num_src, b)
-    yield elementwise(shape.num_dst, b)  # bias and activation
-    yield elementwise(shape.num_dst, b, passes=3)  # their backward
 
 
 def multiplies_first(workload: Workload, shape: LayerShape, device: str) -> bool:
@@ -214,12 +142,13 @@ def roofline_timing(
     in_dim: int,
     num_outputs: int,
     scales: Sequence[float],
+    feature_dtype: str = "float32",
 ) -> ModelTiming:
     """Return the model's time on the machine's slowest GPU at the profiled shapes.
 
     The machine has tables gpu_flops and gpu_kernel, perhaps gpu_flops_tf32, and links gpu<g>.hbm.
     GPUs that compute at once share nothing. The table has points at `scales`, sizes over the mean
-    batch.
+    batch. Rows of a batch come as `feature_dtype` where products take that, else in float32.
     """
     check_model(workload, machine)
     widths = layer_widths(workload, in_dim, num_outputs)
@@ -236,7 +165,9 @@ def roofline_timing(
 
     @functools.cache
     def worked(scale: float) -> float:
-        operations = _operations(workload, batch, widths, in_dim, scale, "cuda")
+        operations = _operations(
+            workload, batch, widths, in_dim, scale, "cuda", feature_dtype=feature_dtype
+        )
         return sum(rate.seconds(each) for each in operations)
 
     seconds = [max(started, worked(scale)) for scale in scales]
@@ -371,9 +302,15 @@ def update_operation(parameters: int) -> Operation:
 
 
 def product_rate(machine: MachineModel, workload: Workload) -> Table:
-    """Return the table of matrix products; a GPU without TF32 multiplies in float32."""
-    rounded = machine.tables.get("gpu_flops_tf32") if workload.precision == "tf32" else None
-    return rounded or machine.table("gpu_flops")
+    """Return the table of matrix products; a GPU without TF32 has float32's rate.
+
+    In half the bytes products take half of TF32's seconds, by the GPUs' data sheets.
+    """
+    rounded = machine.tables.get("gpu_flops_tf32")
+    if rounded is None or workload.precision == "float32":
+        return machine.table("gpu_flops")
+    times = 2.0 if workload.precision in HALVES else 1.0
+    return replace(rounded, values=[times * each for each in rounded.values])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -395,16 +332,24 @@ def _operations(
     in_dim: int,
     scale: float,
     device: str,
+    *,
+    feature_dtype: str = "float32",
 ) -> Iterator[Operation]:
     """Yield the kernels of a step; rgcn's maps of its inputs come first, forward and backward."""
+    half = device == "cuda" and workload.precision in HALVES
+    size, rounds = HALF_BYTES if half else FLOAT_BYTES, half and feature_dtype != workload.precision
     if workload.model == "rgcn":
         rows = batch.vertices[-1].mean * scale
-        yield product(rows, in_dim, workload.hidden)
-        yield product(rows, in_dim, workload.hidden)
+        if rounds:
+            yield rounding(rows, in_dim)
+        yield product(rows, in_dim, workload.hidden, item_bytes=size)
+        yield product(rows, in_dim, workload.hidden, item_bytes=size)
         yield elementwise(rows, workload.hidden, passes=5)
     for shape in _shapes(workload.model, batch, widths, scale):
         first = multiplies_first(workload, shape, device)
-        yield from layer_operations(workload.model, shape, product_first=first)
+        yield from layer_operations(
+            workload.model, shape, product_first=first, item_bytes=size, rounds=rounds
+        )
 
 
 def _shapes(
@@ -469,6 +414,8 @@ def rooflines(
             in_dim=graph.feature_dim,
             num_outputs=outputs,
             scales=SCALES,
+            # Rows of batches that ranks share come in float32.
+            feature_dtype="float32" if combination.shared else graph.feature_dtype,
         )
         for combination in combinations
     }

@@ -54,6 +54,7 @@ from gnnplan.planner.profile.protocol import (
 )
 from gnnplan.planner.workload import Interference, LoopOverhead
 from gnnplan.runtime import codec
+from gnnplan.runtime.device import has_triton
 from gnnplan.runtime.process import usable_core_ids
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 
@@ -374,6 +375,9 @@ def build(
 ) -> Callable[[], TimingAnswer | LoadingAnswer | GpuTimingReply]:
     """Return the function that measures what a request, as plain data, asks for."""
     if GPU in plain:
+        if not has_triton():
+            why = "Triton is not installed; pip install 'gnnplan[gpu]'"
+            return functools.partial(GpuTimingReply, refusal=why)
         from gnnplan.planner.profile.gpu_timing import answer_request
 
         return functools.partial(answer_request, codec.decode(GpuTimingRequest, plain[GPU]))

@@ -453,6 +453,7 @@ def _timing(plan: Plan, machine: MachineModel, work: Work) -> ModelTiming:
     """Return the model's roofline at the mean of the counted batches."""
     every = [b for mine in work for b in mine]
     graph, workload = plan.graph, plan.workload
+    independent = plan.strategy.batching == "independent"  # else rows come in float32
     outputs = {"binary": 1, "link": workload.hidden}.get(graph.task, graph.num_classes)
     batch = BatchProfile(
         seeds_per_rank=-(-workload.batch_size // plan.num_ranks),
@@ -471,6 +472,7 @@ def _timing(plan: Plan, machine: MachineModel, work: Work) -> ModelTiming:
         in_dim=graph.feature_dim,
         num_outputs=outputs,
         scales=SCALES,
+        feature_dtype=graph.feature_dtype if independent else "float32",
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gnnplan.runtime.device import require_triton
 from gnnplan.runtime.emulation.gpu import EmulatedGpu, call_function, run_operation, tensors_in
 from gnnplan.runtime.emulation.memory import CheckedMemory
 from gnnplan.runtime.errors import InputError
@@ -89,13 +90,10 @@ def stop() -> None:
 
 def _interpret() -> None:
     """Watch every kernel that is launched from here on."""
-    try:
-        from triton import knobs
-        from triton.runtime import interpreter
-    except ImportError:
-        raise InputError(
-            "expected Triton for emulated GPUs, found none; pip install 'gnnplan[gpu]'"
-        ) from None
+    require_triton("emulated GPUs")
+    from triton import knobs
+    from triton.runtime import interpreter
+
     if not knobs.runtime.interpret:
         raise InputError(
             "expected TRITON_INTERPRET=1 in the environment of ranks on emulated GPUs, found it "

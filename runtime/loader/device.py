@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -36,11 +36,13 @@ from gnnplan.runtime.models.weights import (
 )
 from gnnplan.runtime.plan.schema import Plan, Workload
 from gnnplan.runtime.processor import processor_of
-from gnnplan.runtime.sampling.gpu.hops import DeviceBatch
 from gnnplan.runtime.sampling.minibatch import Block, Dialect, MiniBatch
 from gnnplan.runtime.sampling.seeds import LinkSchedule, SeedSchedule
 from gnnplan.runtime.stages import Stage
 from gnnplan.runtime.train.streams import AbstractMark, AbstractStreams
+
+if TYPE_CHECKING:  # code without Triton names this type too
+    from gnnplan.runtime.sampling.gpu.hops import DeviceBatch
 
 _NONE = np.empty(0, np.int64)
 
@@ -53,7 +55,7 @@ class DeviceMiniBatch(MiniBatch):
 
     __slots__ = ("_fetched", "drawn")
 
-    def __init__(self, drawn: DeviceBatch) -> None:
+    def __init__(self, drawn: "DeviceBatch") -> None:
         self._fetched: MiniBatch | None = None
         self.drawn = drawn
         super().__init__(
@@ -105,7 +107,7 @@ class DeviceMiniBatch(MiniBatch):
             raise AttributeError("blocks that the device drew are not replaced")
 
 
-def drawn_blocks(drawn: DeviceBatch) -> list[TorchBlock]:
+def drawn_blocks(drawn: "DeviceBatch") -> list[TorchBlock]:
     """Return the blocks as a model takes them, without a copy."""
     return [
         TorchBlock(

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from gnnplan.runtime.device import require_triton
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.plan.schema import Sampler
 from gnnplan.runtime.sampling.minibatch import Dialect, MiniBatch
@@ -144,8 +145,8 @@ def build_device_sampler(
 ) -> DeviceSampler:
     """Make the sampler that a plan names, on a GPU: it draws the batches of `build_sampler`'s.
 
-    Arguments and errors are `make_request`'s; a sampler without a form on a GPU is refused. The
-    graph on the host serves the local sets of `las`.
+    Arguments and errors are `make_request`'s; a sampler without a form on a GPU is refused, and
+    InputError says that Triton is missing. The graph on the host serves the local sets of `las`.
     """
     request = make_request(sampler, indptr, indices, fanouts, seed, topology=topology, **settings)
     path = SAMPLERS[sampler.name].gpu
@@ -155,6 +156,7 @@ def build_device_sampler(
             f"sampler {sampler.name}: expected one with a form on a GPU ({able}), found none; "
             "choose one of these, or plan for a machine without a GPU"
         )
+    require_triton("samplers on a GPU")
     return load_function(path)(request)
 
 

@@ -16,7 +16,7 @@ from gnnplan.planner.graph_presets import graph_preset, preset_law
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.profile.community_law import LawCounts, count_batch
-from gnnplan.planner.profile.roofline import (
+from gnnplan.planner.profile.operations import (
     LayerShape,
     Operation,
     aggregation,

@@ -16,7 +16,7 @@ from gnnplan.planner.profile.community_law import (
     count_batch,
     node_reads,
 )
-from gnnplan.planner.profile.roofline import LayerShape
+from gnnplan.planner.profile.operations import LayerShape
 from tests.benchmarks.published_cases import Case
 from tests.benchmarks.published_cooperative import refilled_misses
 from tests.benchmarks.published_drawn import drawn_inputs, drawn_misses, scaled

@@ -18,7 +18,7 @@ from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.machine.routes import byte_seconds
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.profile.analytic import DegreeClasses, lognormal_classes, mean_drawn
-from gnnplan.planner.profile.roofline import LayerShape
+from gnnplan.planner.profile.operations import LayerShape
 from tests.benchmarks.published_parts import chosen, sage_seconds
 from tests.benchmarks.published_tables import (
     BATCHES,

@@ -15,7 +15,7 @@ from gnnplan.planner.graph_presets import graph_preset
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.probe.presets import load_preset
 from gnnplan.planner.profile.analytic import DegreeClasses, lognormal_classes
-from gnnplan.planner.profile.roofline import LayerShape, layer_operations
+from gnnplan.planner.profile.operations import LayerShape, layer_operations
 from gnnplan.runtime.plan.schema import Threads
 from tests.benchmarks.published_tables import BNS_INDUCTIVE, BNS_LINEAR, BNS_MODELS
 from tests.support.candidates import candidate_of_ranks

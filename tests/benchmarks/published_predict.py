@@ -21,7 +21,7 @@ from gnnplan.planner.cost.systems import (
 from gnnplan.planner.fullgraph.formulas import epoch_bytes
 from gnnplan.planner.machine.model import MachineModel, num_hosts
 from gnnplan.planner.probe.presets import load_effects, load_preset
-from gnnplan.planner.profile.roofline import LayerShape, Operation, layer_operations
+from gnnplan.planner.profile.operations import LayerShape, Operation, layer_operations
 from tests.benchmarks.published_cases import Case
 from tests.benchmarks.published_cooperative import convolution
 from tests.benchmarks.published_counts import (

@@ -1,5 +1,6 @@
 """Tests for planner/profile/roofline.py: parameters against the real models, times by hand."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -9,15 +10,18 @@ from hypothesis import given, strategies as st
 from gnnplan.planner.cost.stages.host import RELATION_STARTS, start_seconds
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.probe.presets import load_preset
-from gnnplan.planner.profile.roofline import (
+from gnnplan.planner.profile.operations import (
     LayerShape,
     Operation,
     aggregation,
     layer_operations,
+    product,
+)
+from gnnplan.planner.profile.roofline import (
     layer_widths,
     multiplies_first,
     num_parameters,
-    product,
+    product_rate,
     roofline_timing,
 )
 from gnnplan.planner.workload import SCALES, ModelTiming
@@ -160,6 +164,68 @@ def test_a_relation_more_is_a_product_more_and_its_parameters():
     # A start of the host takes 47 us.
     assert three.host_seconds - two.host_seconds == pytest.approx(2 * RELATION_STARTS * 47e-6)
     assert three.activation_bytes > two.activation_bytes
+
+
+@pytest.mark.parametrize("model", ["sage", "gcn", "gat", "rgcn"])
+@pytest.mark.parametrize("inputs", [True, False])
+def test_products_in_16_bits_move_half_the_bytes_and_all_else_the_same(model: str, inputs: bool):
+    shape = LayerShape(
+        num_src=2e4, num_dst=1e4, num_edges=3e4, in_dim=64, out_dim=32, inputs=inputs, heads=2
+    )
+    whole = list(layer_operations(model, shape, product_first=True))
+    half = list(layer_operations(model, shape, product_first=True, item_bytes=2))
+    assert [each.flops for each in half] == [each.flops for each in whole]
+    products = [product(rows, *ab) for rows in (2e4, 1e4) for ab in ((64, 32), (32, 64))]
+    for narrow, wide in zip(half, whole, strict=True):
+        times = 2 if wide in products else 1
+        assert times * narrow.moved_bytes == wide.moved_bytes
+    # Before each forward product of the features, float32's are read and 2 bytes are written.
+    rounded = list(layer_operations(model, shape, product_first=True, item_bytes=2, rounds=True))
+    more = sum(each.moved_bytes for each in rounded) - sum(each.moved_bytes for each in half)
+    rows = 3e4 if model in ("sage", "rgcn") else 2e4
+    assert more == (6 * 64 * rows if inputs else 0)
+
+
+MACHINES = ("v100-nvswitch-2", "dgx-a100", "h200x1")
+preset = functools.cache(load_preset)
+
+
+@given(
+    model=st.sampled_from(["sage", "gcn", "gat", "rgcn"]),
+    precision=st.sampled_from(["bfloat16", "float16"]),
+    machine=st.sampled_from(MACHINES),
+    in_dim=st.integers(1, 1024),
+    hidden=st.integers(1, 64),
+    seeds=st.integers(1, 4000),
+)
+def test_rows_stored_as_products_take_them_are_never_slower(
+    model: str, precision: str, machine: str, in_dim: int, hidden: int, seeds: int
+):
+    def derived(asked: str, stored: str) -> ModelTiming:
+        work = Workload(
+            model=model, num_layers=2, fanouts=[5, 3], hidden=8 * hidden, precision=asked
+        )
+        return roofline_timing(
+            work, preset(machine), batch_profile(seeds), ranks=1, in_dim=in_dim, num_outputs=10,
+            scales=SCALES, feature_dtype=stored,
+        )  # fmt: skip
+
+    narrow, rounded = derived(precision, precision), derived(precision, "float32")
+    assert narrow.device_seconds < rounded.device_seconds
+    pairs = zip(narrow.forward_backward.values, rounded.forward_backward.values, strict=True)
+    assert all(less <= more for less, more in pairs)
+    whole = derived("float32", "float32")
+    if model == "gat":  # which multiplies first in float32 too
+        assert narrow.device_seconds <= whole.device_seconds
+    assert derived("float32", precision) == whole  # a batch's rows come in float32
+
+
+def test_products_in_16_bits_take_half_of_tf32s_seconds_where_a_gpu_has_it():
+    half, tf32, whole = (Workload(precision=each) for each in ("bfloat16", "tf32", "float32"))
+    newer, older = preset("dgx-a100"), preset("v100-nvswitch-2")
+    rates = [product_rate(newer, each).values[0] for each in (half, tf32, whole)]
+    assert rates[0] == 2 * rates[1] > 2 * rates[2]
+    assert product_rate(older, half) == product_rate(older, whole)
 
 
 def test_a_model_of_unknown_work_is_refused_in_one_line():
