@@ -19,7 +19,7 @@ from gnnplan.planner.probe.presets import (
     find_machine,
     known_machine,
     machine_at_once,
-    with_pace,
+    with_rates,
 )
 from gnnplan.planner.queries.explain import explain, seconds_text
 from gnnplan.planner.request import check_output, check_request, no_estimate
@@ -111,7 +111,7 @@ def plan_in_time(
     quick = not settings.thorough
     known = machine if isinstance(machine, MachineModel) else known_machine(machine, quick=quick)
     report, tell, begun = onward(progress or silent), say or _unsaid, time.monotonic()
-    here = machine_at_once() if known is None else with_pace(known)
+    here = machine_at_once() if known is None else with_rates(known)
     if settings.quick:
         made = draft(graph_folder, settings, machine=here, progress=report, calibrate=calibrate)
         tell(f"first answer: {answer_words(made.plan)}")

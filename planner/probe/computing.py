@@ -1,8 +1,8 @@
 """How fast cores compute a layer: products, sums over edges, and the start of an operation.
 
 One layer of GraphSAGE is timed forward and backward, as in training, on three batches: a tiny one,
-nearly all starts; one of wide rows with an edge each, nearly all products; one of many edges and few
-outputs, nearly all sums. With the operations that `profile.roofline` counts,
+nearly all starts; one of wide rows with an edge each, nearly all products; one of many edges and
+few outputs, nearly all sums. With the operations that `profile.operations` counts,
 
     T = operations * core_start + sum of max(flops / core_flops, bytes / core_bytes)
 
@@ -21,7 +21,7 @@ from gnnplan.planner.machine.model import Table, make_table
 from gnnplan.planner.probe.context import ProbeContext, powers_up_to
 from gnnplan.planner.probe.team import State
 from gnnplan.planner.probe.timing import Measurement, timed
-from gnnplan.planner.profile.roofline import (
+from gnnplan.planner.profile.operations import (
     LayerShape,
     RooflineRate,
     layer_operations,
@@ -42,15 +42,19 @@ SHAPES = (
         num_src=256, num_dst=128, num_edges=256, in_dim=16, out_dim=16, inputs=False, heads=1
     ),
     LayerShape(
-        num_src=6_000, num_dst=6_000, num_edges=6_000, in_dim=256, out_dim=256, inputs=False,
+        num_src=4_000, num_dst=4_000, num_edges=4_000, in_dim=256, out_dim=128, inputs=False,
         heads=1,
     ),
     LayerShape(
-        num_src=30_000, num_dst=8_000, num_edges=120_000, in_dim=256, out_dim=8, inputs=False,
+        num_src=30_000, num_dst=8_000, num_edges=120_000, in_dim=256, out_dim=8, inputs=True,
         heads=1,
     ),
 )  # fmt: skip
-"""Batches of the three steps; their sums are taken before the product."""
+"""Batches of the three steps; their sums are taken before the product.
+
+Products of middling width stand for all: wider ones are up to 1.3 times as fast on a thread and
+twice as fast on two, narrow ones slower by as much (DEC-188).
+"""
 CALLS = 7
 """Steps of a batch that are timed outside a probe, of which the median counts."""
 RATIO_LIMIT = 0.2
@@ -155,7 +159,7 @@ def make_step(shape: LayerShape) -> Callable[[], object]:
     num_src, num_dst, num_edges = int(shape.num_src), int(shape.num_dst), int(shape.num_edges)
     work = Workload(model="sage", num_layers=1, fanouts=(num_edges // num_dst,))
     model = build_model(work, shape.in_dim, shape.out_dim, "multiclass")
-    x = torch.randn(num_src, shape.in_dim, generator=made).requires_grad_()
+    x = torch.randn(num_src, shape.in_dim, generator=made).requires_grad_(not shape.inputs)
     indices = torch.randint(0, num_src, (num_edges,), generator=made, dtype=torch.int32)
     indptr = torch.arange(num_dst + 1) * (num_edges // num_dst)
 

@@ -33,6 +33,18 @@ class LayerShape:
     """Edge types, each with a product of its own (rgcn)."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RooflineRate:
+    """Operations and bytes of memory per second."""
+
+    flops: float
+    bytes: float
+
+    def seconds(self, operation: Operation) -> float:
+        """Return the longer of the two that an operation takes."""
+        return max(operation.flops / self.flops, operation.moved_bytes / self.bytes)
+
+
 def product(rows: float, a: int, b: int, *, item_bytes: int = FLOAT_BYTES) -> Operation:
     """Return the product of `rows` rows of a columns and an a x b matrix.
 

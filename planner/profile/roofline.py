@@ -36,6 +36,7 @@ from gnnplan.planner.profile.operations import (
     HALF_BYTES,
     LayerShape,
     Operation,
+    RooflineRate,
     elementwise,
     layer_operations,
     product,
@@ -311,18 +312,6 @@ def product_rate(machine: MachineModel, workload: Workload) -> Table:
         return machine.table("gpu_flops")
     times = 2.0 if workload.precision in HALVES else 1.0
     return replace(rounded, values=[times * each for each in rounded.values])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RooflineRate:
-    """Operations and bytes of memory per second."""
-
-    flops: float
-    bytes: float
-
-    def seconds(self, operation: Operation) -> float:
-        """Return the longer of the two that an operation takes."""
-        return max(operation.flops / self.flops, operation.moved_bytes / self.bytes)
 
 
 def _operations(
