@@ -42,7 +42,7 @@ from gnnplan.runtime.process import (
 )
 from gnnplan.runtime.report import RunReport
 from gnnplan.runtime.train.captured import CapturedLoop
-from gnnplan.runtime.train.evaluate import name_sampling
+from gnnplan.runtime.train.evaluation_room import name_sampling
 from gnnplan.runtime.train.fullgraph import FullGraphEpochs, open_full_graph
 from gnnplan.runtime.train.gradients import GradientBuffer, overlap_of
 from gnnplan.runtime.train.job import Events, Job

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from gnnplan.planner.candidate import topology_words
 from gnnplan.planner.cost.memory import size_text
+from gnnplan.planner.queries.evaluation import evaluation_words
 from gnnplan.planner.queries.rivals import (
     ALIKE,
     RunnersUp,
@@ -199,6 +200,8 @@ class Explanation:
     """Whether nothing was drawn or timed for these numbers."""
     today: SystemToday | None = None
     """Estimated epoch of what the user runs today; None where it cannot be estimated."""
+    evaluation: str = ""
+    """How validation and test run beside the plan's memory; empty where that is not predicted."""
 
     @property
     def details_title(self) -> str:
@@ -260,6 +263,7 @@ def explain(plan: Plan, today: str | None = None) -> Explanation:
             for line in of_plan(plan)
         ],
         estimated=prediction.estimated,
+        evaluation=evaluation_words(plan),
     )
 
 
@@ -440,7 +444,7 @@ def render(explanation: Explanation) -> str:
         ],
         ["asked first", *_answer_lines(e)],
         ["stage               seconds   share", *map(_stage_line, e.stages)],
-        ["memory", *_memory_lines(e.memory)],
+        ["memory", *_memory_lines(e.memory), *([f"  {e.evaluation}"] if e.evaluation else [])],
         ["where rows are read", *map(_residence_line, e.residence)],
         ["runner-up", *_runner_lines(e)],
         ["one more would save, per step", *_price_lines(e.shadow_prices)],

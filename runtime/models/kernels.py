@@ -4,7 +4,6 @@ Loops run on one thread without the GIL; rows are contiguous float32. The backwa
 transposed block, so every gradient row is written once.
 """
 
-from collections.abc import Iterator
 from typing import Any, no_type_check
 
 import numba
@@ -200,17 +199,12 @@ def vertices_per_layer(
     return layers
 
 
-def chunks(
-    rows: NDArray[np.int64], indptr: NDArray[Any], max_edges: int
-) -> Iterator[NDArray[np.int64]]:
-    """Cut vertices into runs of at most `max_edges` edges and vertices, one vertex at the least."""
-    work = np.cumsum(indptr[rows + 1] - indptr[rows] + 1)
-    first = 0
-    while first < rows.shape[0]:
-        done = int(work[first - 1]) if first else 0
-        last = max(first + 1, int(np.searchsorted(work, done + max_edges, side="right")))
-        yield rows[first:last]
-        first = last
+def count_work(rows: NDArray[np.int64], indptr: NDArray[Any]) -> NDArray[np.int64]:
+    """Count vertices and their edges, as running sums over the vertices; two arrays at once."""
+    work = indptr[rows + 1].astype(np.int64, copy=False)
+    work -= indptr[rows]
+    work += 1
+    return np.cumsum(work, out=work)
 
 
 @_strict_jit

@@ -453,10 +453,6 @@ class Interval:
     high: float
 
 
-EVALUATION_BYTES = 16 << 20
-"""Least memory of a GPU in which an evaluation runs."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryUse:
     """Predicted peak use of one memory."""

@@ -1,13 +1,11 @@
 """Validation and test, of nodes and of links: exact layer-wise inference, or sampling.
 
 On a GPU rows of features come from the device's store as far as that reads them in place, and
-layers' outputs of one rank alone stay in its GPU's memory where that has room. Graphs with more
-than `EXACT_EDGES` edges are sampled unless asked otherwise.
+layers' outputs of one rank alone stay in its GPU's memory where that has room.
 
 Exact inference splits each layer's vertices over the ranks by edges, and the ranks exchange the
-layer's output (`LayerTable`). Between epochs the memory of steps is free: with what the plan leaves
-free, it is an evaluation's room. A plan that fills its budget is evaluated in smaller chunks, with
-outputs in a file.
+layer's output (`LayerTable`). A plan that fills its budget is evaluated in smaller pieces, with
+outputs in a file (`evaluation_room`); a piece for which a GPU has no room is halved (DEC-189).
 
 Link prediction ranks a true destination among drawn ones. The encoder runs once for the ends of all
 links and negatives, then the ranks share the links. A link's negatives depend on its position in
@@ -19,7 +17,9 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,42 +37,16 @@ from gnnplan.runtime.features.tier import AbstractFeatureStore, SparseHost
 from gnnplan.runtime.graph.dataset import Graph, is_typed
 from gnnplan.runtime.loader.tasks import typed_sampler
 from gnnplan.runtime.models.adjacency import TorchBlock, torch_block, torch_blocks
-from gnnplan.runtime.models.kernels import FullNeighbourhoods, chunks, vertices_per_layer
+from gnnplan.runtime.models.kernels import FullNeighbourhoods, count_work, vertices_per_layer
 from gnnplan.runtime.models.metrics import Metric, metric_of
 from gnnplan.runtime.models.weights import count_self_loops, fill_weights
-from gnnplan.runtime.plan.schema import EVALUATION_BYTES, Plan, Workload
+from gnnplan.runtime.plan.schema import Workload
 from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.exclusion import NegativeSampler
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 from gnnplan.runtime.sampling.neighbor import NeighborSampler
 from gnnplan.runtime.sampling.rng import Purpose
-
-EXACT_EDGES = 500_000_000
-"""Most edges of a graph that is evaluated with all neighbours unless fan-outs are given."""
-
-
-def choose_fanouts(plan: Plan, asked: list[int] | None) -> list[int] | None:
-    """Return the fan-outs of an evaluation; None: all neighbours, layer by layer.
-
-    -1 for each hop asks for all neighbours of a graph of any size.
-    """
-    if asked is not None:
-        return None if all(each == -1 for each in asked) else asked
-    workload = plan.workload
-    known = len(workload.fanouts) == workload.num_layers
-    return workload.fanouts if known and plan.graph.num_edges > EXACT_EDGES else None
-
-
-def name_sampling(plan: Plan, asked: list[int] | None) -> str:
-    """Say that evaluations are sampled where nobody asked for it; empty where they are not."""
-    chosen = choose_fanouts(plan, asked)
-    if asked is not None or chosen is None:
-        return ""
-    return (
-        f"validation and test are sampled with fan-outs {','.join(map(str, chosen))}: the graph "
-        f"has more than {EXACT_EDGES:,} edges; --eval-fanouts "
-        f"{','.join(['-1'] * len(chosen))} takes all neighbours"
-    )
+from gnnplan.runtime.train.evaluation_room import MOST_CHUNK_BYTES, most_sampled_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,7 +150,8 @@ def make_layer_table(
     """Make a table on the GPU of one rank alone where it has room, else on the host; collective."""
     alone = comm is None or comm.size == 1
     if alone and room.device is not None and 4 * num_nodes * width <= room.device_bytes:
-        return DeviceLayerTable(num_nodes, width, room.device)
+        with suppress(torch.OutOfMemoryError):  # taken otherwise, or in pieces that do not join
+            return DeviceLayerTable(num_nodes, width, room.device)
     return LayerTable(num_nodes, width, comm, folder, room.host_bytes)
 
 
@@ -220,51 +195,6 @@ def _shared_rows(
     return rows
 
 
-MOST_CHUNK_BYTES = 256 << 20
-COPIES = 4
-"""Memory of a chunk (rows, products, messages, ids), in multiples of its rows' bytes."""
-LEAST_CHUNK_BYTES = EVALUATION_BYTES // COPIES
-"""Least input of a chunk: fewer rows are no smaller to hold, only slower to compute."""
-TABLES = 2
-"""Number of layers' outputs at once: one is read while the next is written."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationRoom:
-    """Memory that one rank's evaluation may take."""
-
-    chunk_bytes: int = MOST_CHUNK_BYTES
-    """Bytes of the input rows of one chunk."""
-    table_bytes: int | None = None
-    """Most bytes of a layer's output in the rank's own memory; larger ones are files. None: any."""
-    device_table_bytes: int = 0
-    """Most bytes of a layer's output in the memory of the rank's GPU."""
-
-
-def evaluation_room(plan: Plan, rank: int) -> EvaluationRoom:
-    """Return a rank's room under a plan; without a memory prediction nothing is bounded."""
-    memories = plan.prediction.memory_bytes
-    own = memories.get(f"rank{rank}")
-    if own is None:
-        return EvaluationRoom()
-    hosts = [use for name, use in memories.items() if not name.startswith("rank")]
-    ranks = -(-plan.num_ranks // max(1, len(hosts)))
-    host = min((use.headroom // ranks for use in hosts), default=own.headroom)
-    given_back, left = own.parts.get("activations", 0), 0
-    if plan.strategy.devices[rank].kind == "cuda":
-        left = own.headroom + given_back + own.parts.get("evaluation", 0)
-        chunk, tables = min(left, host // 2), host // 2
-    else:
-        free = min(own.headroom, host)
-        chunk, tables = free // 2 + given_back, free // 2
-    chunk_bytes = min(MOST_CHUNK_BYTES, max(LEAST_CHUNK_BYTES, chunk // COPIES))
-    return EvaluationRoom(
-        chunk_bytes=chunk_bytes,
-        table_bytes=max(0, tables) // TABLES,
-        device_table_bytes=max(0, left - COPIES * chunk_bytes) // TABLES,
-    )
-
-
 Reader = Callable[[NDArray[np.int64], NDArray[np.float32]], object]
 _SAMPLED_BATCH = 1024
 _EXACT_BATCH = 128
@@ -281,6 +211,8 @@ class Score:
     """Value; NaN where nothing was counted."""
     count: int
     """Number of vertices with a known label, or of links."""
+    note: str = field(default="", compare=False)
+    """What this rank had to do for want of memory; empty where all went as its room said."""
 
 
 def evaluate(
@@ -315,7 +247,7 @@ def evaluate(
         workload: The model's weights, layers and seed.
         fanouts: Fan-outs of sampled evaluation, first hop first.
         comm: All ranks; None: this process alone.
-        chunk_bytes: Most bytes of one chunk's input; one vertex with more neighbours passes it.
+        chunk_bytes: Most bytes of a piece's input rows; one vertex with more neighbours passes it.
         table_bytes: Most bytes of a layer's output in a rank's own memory; a larger one is a file.
         device_table_bytes: Most bytes of one in the GPU's memory; a larger one is the host's.
         epoch: Epoch of the stream of sampled draws.
@@ -332,7 +264,7 @@ def evaluate(
     )  # fmt: skip
     run.run(ids, fanouts, epoch)
     value, count = metric.compute(comm, where)
-    return Score(metric=metric.name, value=value, count=count)
+    return Score(metric=metric.name, value=value, count=count, note=run.note)
 
 
 def reader_of(graph: Graph, store: AbstractFeatureStore | None) -> Reader:
@@ -355,7 +287,7 @@ def reader_of(graph: Graph, store: AbstractFeatureStore | None) -> Reader:
 
 @dataclass(kw_only=True)
 class Evaluation:
-    """One pass of a model over vertices; `count` gets the outputs of each chunk."""
+    """One pass of a model over vertices; `count` gets the outputs of each piece."""
 
     model: nn.Module
     graph: Graph
@@ -368,6 +300,8 @@ class Evaluation:
     table_bytes: int | None = None
     device_table_bytes: int = 0
     scratch: Path | None = None
+    note: str = ""
+    """See `Score.note`."""
 
     def __post_init__(self) -> None:
         self.device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
@@ -413,16 +347,63 @@ class Evaluation:
         self, ids: NDArray[np.int64], fanouts: list[int], batch_size: int, epoch: int
     ) -> None:
         """Score this rank's share of the vertices in sampled batches."""
-        sampler = self._sampler(fanouts)
-        fill = self._weights(self.workload)
+        sampler, fill = self._sampler(fanouts), self._weights(self.workload)
         mine = np.unique(ids)[self.rank :: self.size]
-        for first in range(0, mine.shape[0], batch_size):
-            seeds = mine[first : first + batch_size]
+        most_rows = most_sampled_bytes(self.chunk_bytes) // (4 * max(1, self.graph.feature_dim))
+
+        def score(seeds: NDArray[np.int64]) -> bool:
             # Draws depend on the vertex, not on the step: any split over ranks draws the same.
             batch = fill(sampler.sample(seeds, epoch=epoch, step=0))
+            if batch.n_id.shape[0] > most_rows and len(seeds) > 1:
+                return False
             x = self._features(batch.n_id)
             blocks = [block.to(self.device) for block in torch_blocks(batch)]
             self.count(self.model(x, blocks), seeds)
+            return True
+
+        self.run_in_pieces(mine, np.arange(1, mine.shape[0] + 1), batch_size, score)
+
+    def run_in_pieces(
+        self,
+        ids: NDArray[np.int64],
+        work: NDArray[np.int64],
+        most: int,
+        run: Callable[[NDArray[np.int64]], bool],
+    ) -> None:
+        """Run on vertices in pieces of at most `most` work, one vertex at the least.
+
+        A piece that finds no room, or is too large as `run` says, is halved, and those behind it
+        are as small. `work` holds the running sums of the vertices' work.
+
+        Raises:
+            torch.OutOfMemoryError: one vertex finds no room.
+        """
+        first = 0
+        while first < ids.shape[0]:
+            done = int(work[first - 1]) if first else 0
+            last = max(first + 1, int(np.searchsorted(work, done + most, side="right")))
+            if self._finds_room(ids[first:last], run):
+                first = last
+            else:
+                most = max(1, (int(work[last - 1]) - done) // 2)
+
+    def _finds_room(
+        self, ids: NDArray[np.int64], run: Callable[[NDArray[np.int64]], bool]
+    ) -> bool:
+        try:
+            return run(ids)
+        except torch.OutOfMemoryError as error:
+            if len(ids) == 1:
+                raise torch.OutOfMemoryError(
+                    f"expected room on {self.device} to evaluate one vertex with the neighbours "
+                    f"that its layer or sampler takes, found too little ({error}); fewer by "
+                    "--eval-fanouts, or none by --eval-every 0"
+                ) from None
+            self.note = (
+                f"validation and test go on in smaller pieces: rank {self.rank} found no room on "
+                f"{self.device} for {len(ids):,} vertices at once"
+            )
+            return False
 
     def _sampler(self, fanouts: list[int]) -> NeighborSampler:
         graph, workload = self.graph, self.workload
@@ -453,20 +434,33 @@ class Evaluation:
                     graph.num_nodes, out_width, self.comm, self.scratch, self.room
                 )
             most_edges = self.chunk_bytes // (4 * max(width, out_width))
-            for chunk in chunks(parts[self.rank], graph.indptr, most_edges):
-                batch = fill(neighbourhoods.batch(chunk))
-                x = self._inputs(batch.n_id, table)
-                block = torch_block(batch.blocks[0]).to(self.device)
-                out = self._forward_layer(layer, x, block)
-                if following is None:
-                    self.count(out, chunk)
-                else:
-                    following.put(chunk, out)
+            mine = parts[self.rank]
+            piece = partial(self._run_layer, layer, table, following, fill, neighbourhoods)
+            self.run_in_pieces(mine, count_work(mine, graph.indptr), most_edges, piece)
             if following is not None:
                 following.exchange(parts)
             if table is not None:
                 table.close()
             table = following
+
+    def _run_layer(
+        self,
+        layer: int,
+        table: LayerTable | DeviceLayerTable | None,
+        following: LayerTable | DeviceLayerTable | None,
+        fill: Callable[[MiniBatch], MiniBatch],
+        neighbourhoods: FullNeighbourhoods,
+        ids: NDArray[np.int64],
+    ) -> bool:
+        """Compute a layer of some vertices from one table into the next, or into the score."""
+        batch = fill(neighbourhoods.batch(ids))
+        x = self._inputs(batch.n_id, table)
+        out = self._forward_layer(layer, x, torch_block(batch.blocks[0]).to(self.device))
+        if following is None:
+            self.count(out, ids)
+        else:
+            following.put(ids, out)
+        return True
 
     def _forward_layer(self, layer: int, x: Tensor, block: TorchBlock) -> Tensor:
         forward_layer: Callable[[int, Tensor, TorchBlock], Tensor] = self.model.forward_layer  # pyright: ignore[reportAssignmentType]
@@ -524,7 +518,7 @@ def split_by_edges(
     rows: NDArray[np.int64], indptr: NDArray[np.int64], num_parts: int
 ) -> list[NDArray[np.int64]]:
     """Cut sorted vertices into contiguous parts of about equal edges plus vertices."""
-    work = np.cumsum(indptr[rows + 1] - indptr[rows] + 1)
+    work = count_work(rows, indptr)
     total = int(work[-1]) if work.size else 0
     goals = [total * part // num_parts for part in range(1, num_parts)]
     return np.split(rows, np.searchsorted(work, goals, side="right"))
@@ -578,8 +572,9 @@ def evaluate_links(
     )
     pairs = np.asarray(pairs)
     negatives = sampler.draw(pairs, np.arange(len(pairs)), epoch=EVALUATION_EPOCH, step=0)
-    links = np.concatenate([pairs, negatives], axis=1)
-    nodes = np.unique(links)
+    wanted = np.zeros(graph.num_nodes, np.bool_)
+    wanted[pairs] = wanted[negatives] = True
+    nodes = np.flatnonzero(wanted)
     metric = metric_of("link")
     run = _Encoding(
         model=model, graph=graph, store=store, workload=workload, comm=comm, metric=metric,
@@ -595,12 +590,13 @@ def evaluate_links(
     )
     run.table.exchange(parts)
     h = torch.from_numpy(np.asarray(run.table.rows))
-    mine = torch.from_numpy(links[run.rank :: run.size])
-    size = max(1, min(_CHUNK_BYTES, chunk_bytes) // (4 * workload.hidden * links.shape[1]))
+    own = slice(run.rank, None, run.size)
+    mine = torch.from_numpy(np.concatenate([pairs[own], negatives[own]], axis=1))
+    size = max(1, min(_CHUNK_BYTES, chunk_bytes) // (4 * workload.hidden * mine.shape[1]))
     with torch.no_grad():
         for chunk in mine.split(size):
             metric.update(h, chunk)
     del h
     run.table.close()
     value, count = metric.compute(comm, where)
-    return Score(metric=metric.name, value=value, count=count)
+    return Score(metric=metric.name, value=value, count=count, note=run.note)

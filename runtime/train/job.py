@@ -40,12 +40,8 @@ from gnnplan.runtime.report import (
 from gnnplan.runtime.sampling.locality import FactorSchedule
 from gnnplan.runtime.sampling.registry import find_sampler, number, parameters_of
 from gnnplan.runtime.stages import Stage
-from gnnplan.runtime.train.evaluate import (
-    choose_fanouts,
-    evaluate,
-    evaluate_links,
-    evaluation_room,
-)
+from gnnplan.runtime.train.evaluate import evaluate, evaluate_links
+from gnnplan.runtime.train.evaluation_room import choose_fanouts, evaluation_room
 from gnnplan.runtime.train.fullgraph import FullGraphEpochs
 from gnnplan.runtime.train.minibatch import TrainLoop
 from gnnplan.runtime.train.recovery import Mark, save
@@ -207,6 +203,8 @@ class Job:
     test_score: float | None = None
     disk_full: bool = False
     """Whether the last checkpoint found no room."""
+    has_cut_pieces: bool = False
+    """Whether an evaluation found less room than its plan leaves, which is said once."""
     loop_started_seconds: float = 0.0
     private_memory_bytes: int = 0
 
@@ -305,20 +303,25 @@ class Job:
     def _score(self, where: str, ids: NDArray[np.int64]) -> tuple[float | None, int]:
         if len(ids) == 0:
             return None, 0
-        room = evaluation_room(self.plan, self.loop.comm.rank)
+        fanouts = choose_fanouts(self.plan, self.config.eval_fanouts)
+        room = evaluation_room(self.plan, self.loop.comm.rank, fanouts)
         score = (evaluate_links if self.plan.graph.task == "link" else evaluate)(
             self.loop.model,
             self.loader.graph,
             self.loader.store,
             ids,
             workload=self.plan.workload,
-            fanouts=choose_fanouts(self.plan, self.config.eval_fanouts),
+            fanouts=fanouts,
             comm=self.loop.comm,
             chunk_bytes=room.chunk_bytes,
             table_bytes=room.table_bytes,
             device_table_bytes=room.device_table_bytes,
             where=where,
         )
+        if score.note and not self.has_cut_pieces:
+            self.has_cut_pieces = True
+            self.notes.append(score.note)
+            self.events.emit("warning", line=score.note)
         return score.value, score.count
 
     def finish(self) -> RunReport:

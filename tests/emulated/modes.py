@@ -49,8 +49,8 @@ class Mode:
     """Rows that each GPU has room for beside all else; None: its whole memory."""
     host_rows: int | None = None
     """Rows that the host has room for beside all else; None: its whole memory."""
-    evaluation_rows: int = 0
-    """Rows that each GPU has room for beside its plan, for layers' outputs in an evaluation."""
+    changed_rows: int = 0
+    """Rows that each GPU has room for beside its plan, where `change` takes memory besides."""
     wants: Callable[[Candidate], bool] = lambda candidate: True
     change: Callable[[Strategy], Strategy] = lambda strategy: strategy
     """Of the planned strategy, where a choice has no setting."""
@@ -221,7 +221,7 @@ MODES = [
     *(
         Mode(
             name=name, row="probe", recording=recording, devices=devices, hosts=hosts,
-            settings={"policy": policy}, room_rows=60, evaluation_rows=500, holds=_reads(*kinds),
+            settings={"policy": policy}, room_rows=60, holds=_reads(*kinds),
             quick=devices == 1,
         )
         for name, recording, devices, hosts, policy, kinds in (
@@ -273,7 +273,7 @@ MODES = [
     ),
     Mode(
         name="captured, peers exchanged ahead", row="rows", settings={"policy": "legion"},
-        room_rows=60, evaluation_rows=1500,
+        room_rows=60, changed_rows=1500,
         wants=lambda candidate: _together(candidate) and _ahead(candidate),
         change=lambda strategy: _captures([33, 129, 241], [96, 288])(_exchanges(strategy)),
         holds=_reads("own", "peer", "host"),
@@ -328,32 +328,30 @@ MODES = [
     ),
     Mode(
         name="las", row="samplers", settings={"policy": "degree", "workload": ANY}, room_rows=150,
-        evaluation_rows=500, wants=_prefers_local, holds=_reads("own", "host"),
+        wants=_prefers_local, holds=_reads("own", "host"),
     ),
     Mode(
         name="las with legion", row="samplers", settings={"policy": "legion", "workload": ANY},
-        room_rows=150, evaluation_rows=500, wants=_prefers_local,
+        room_rows=150, wants=_prefers_local,
     ),
     Mode(
         name="las", row="samplers", settings={"policy": "degree", "workload": ANY}, devices=4,
-        hosts=2, room_rows=150, evaluation_rows=500, wants=_prefers_local,
+        hosts=2, room_rows=150, wants=_prefers_local,
         holds=_reads("own", "host"),
     ),
     Mode(
         name="lru", row="samplers", settings={"policy": "lru"}, room_rows=150, quick=True,
-        evaluation_rows=500,
         holds=_reads("cache", "host"),
     ),
     Mode(
         name="clock and disk", row="samplers", settings={"policy": "clock"}, room_rows=150,
-        evaluation_rows=500,
         host_rows=200, holds=_reads("cache", "host", "disk"),
     ),
     *(
         Mode(
             name="dependent batches in lru", row="samplers", devices=devices, hosts=hosts,
             settings={"sampler": "labor", "policy": "lru", "workload": ANY}, room_rows=150,
-            evaluation_rows=500, wants=_depends, holds=_reads("cache", "host"),
+            wants=_depends, holds=_reads("cache", "host"),
         )
         for devices, hosts in ((1, 1), (2, 1), (4, 2))
     ),
@@ -398,7 +396,7 @@ MODES = [
         Mode(
             name=f"1.5D rows in columns (c = {copies})", row="bulk", devices=4, hosts=hosts,
             settings={"replication": copies, "policy": "legion"}, room_rows=60, host_rows=150,
-            evaluation_rows=500, wants=_by_columns, change=_exchanges,
+            changed_rows=500, wants=_by_columns, change=_exchanges,
             holds=lambda plan, rows: _in_parts(plan, rows) and rows["peer"] > 0,
         )
         for copies, hosts in ((1, 1), (2, 2))
@@ -418,7 +416,7 @@ MODES = [
     *(
         Mode(
             name=f"{graph}{more}", row="links and types", graph=graph, devices=devices, hosts=hosts,
-            settings=settings | {"policy": policy}, room_rows=rows, evaluation_rows=500,
+            settings=settings | {"policy": policy}, room_rows=rows,
             holds=_reads(*kinds), quick=(graph, devices, policy) == ("typed", 1, "degree"),
         )
         for graph, settings in TASKS.items()
@@ -441,7 +439,7 @@ MODES = [
     ),
     Mode(
         name="typed and lru", row="links and types", graph="typed", room_rows=150,
-        settings=TASKS["typed"] | {"policy": "lru", "dialect": "every_hop"}, evaluation_rows=500,
+        settings=TASKS["typed"] | {"policy": "lru", "dialect": "every_hop"},
         holds=_reads("cache", "host"),
     ),
 ]  # fmt: skip

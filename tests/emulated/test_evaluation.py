@@ -93,3 +93,37 @@ def test_tables_lie_on_the_gpu_where_they_have_room(gpu: EmulatedGpu, tmp_path: 
         for size in (3199, 3200)
     ]
     assert kinds == [subject.LayerTable, subject.DeviceLayerTable]
+
+
+@pytest.mark.parametrize("fanouts", [None, [3, 2]])
+def test_an_evaluation_fits_a_budget_that_is_nearly_full(
+    fanouts: list[int] | None, gpu: EmulatedGpu, tmp_path: Path
+) -> None:
+    graph = generate_sbm(
+        tmp_path / "graph", num_nodes=400, degree=5.0, feature_dim=64, num_classes=3, seed=5
+    )
+    model = build_model(WORK, graph.feature_dim, graph.num_classes, str(graph.task)).to(EMULATED)
+    store, memory = open_store(graph, tmp_path / "plan", "host"), gpu.memory
+    ids = np.asarray(graph.test_idx)
+
+    def score(free: int | None) -> subject.Score:
+        memory.peak_bytes = memory.used_bytes
+        memory.capacity_bytes = None if free is None else memory.used_bytes + free
+        return subject.evaluate(
+            model, graph, store, ids, workload=WORK, fanouts=fanouts, device_table_bytes=1 << 20
+        )
+
+    before, expected = memory.used_bytes, score(None)
+    wanted = memory.peak_bytes - before
+    assert (memory.used_bytes, expected.note) == (before, "")
+    found = score(wanted // 3)
+    assert memory.used_bytes == before
+    assert memory.peak_bytes - before <= wanted // 3
+    assert found.count == expected.count
+    # Which hop expands a vertex depends on the other seeds of its batch.
+    assert abs(found.value - expected.value) <= (0.0 if fanouts is None else 0.1)
+    assert found.note.startswith("validation and test go on in smaller pieces: rank 0 found no ")
+    with pytest.raises(torch.OutOfMemoryError, match="--eval-fanouts"):
+        score(4096)
+    memory.capacity_bytes = None
+    store.close()

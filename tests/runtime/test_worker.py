@@ -16,6 +16,7 @@ from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.launch.config import RunConfig
 from gnnplan.runtime.plan.io import load_plan, save_plan
 from gnnplan.runtime.report import TRACED_STEPS, RunReport, load_report
+from gnnplan.runtime.train.evaluate import Score
 from gnnplan.runtime.train.recovery import list_checkpoints
 from tests.support.plans import make_plan
 
@@ -185,6 +186,18 @@ def test_another_graph_or_machine_is_refused_unless_forced(
         train(tmp_path / "plan", run_folder)
     report = train(tmp_path / "plan", run_folder, force=True)
     assert any(f"the {what} the plan was made for" in note for note in report.notes)
+
+
+def test_an_evaluation_that_lacks_room_is_said_once(
+    small_graph: Graph, tmp_path: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_plan(small_graph, tmp_path / "plan")
+    score = Score(metric="accuracy", value=0.5, count=1, note="in smaller pieces")
+    monkeypatch.setattr("gnnplan.runtime.train.job.evaluate", lambda *a, **k: score)
+    report = train(tmp_path / "plan", run_folder, epochs=2, eval_every=1)
+    assert (report.notes, report.test_score) == ([score.note], 0.5)
+    lines = (run_folder / "events.jsonl").read_text().splitlines()
+    assert sum('"in smaller pieces"' in line for line in lines) == 1
 
 
 def test_wrong_settings_are_named() -> None:

@@ -93,7 +93,7 @@ def plan_mode(mode: Mode, graph: Graph, folder: Path) -> Plan:
         )
     else:
         made, arrays = assemble(*_cheapest(mode, graph, settings, machine))
-    strategy, more = mode.change(made.strategy), mode.evaluation_rows * graph.row_bytes
+    strategy, more = mode.change(made.strategy), mode.changed_rows * graph.row_bytes
     uses = made.prediction.memory_bytes
     larger = {
         name: replace(use, capacity=use.capacity + more) if name.startswith("rank") else use

@@ -8,6 +8,7 @@ import pytest
 
 from gnnplan.planner import pipeline
 from gnnplan.planner.profile.cache import Profile
+from gnnplan.planner.queries.evaluation import evaluation_words
 from gnnplan.planner.queries.explain import Explanation, explain, render
 from gnnplan.planner.queries.whatif import reopen
 from gnnplan.planner.settings import PlanSettings
@@ -125,6 +126,13 @@ def test_the_largest_parts_and_the_best_relaxation_are_named(
     assert told.what_is_faster.startswith(f"{best} would save {seconds_text(prices[best])} a step")
     none = replace(made, shadow_prices=dict.fromkeys(prices, 0.0))
     assert explain(none).answers.what_is_faster.startswith("more memory or a faster link would not")
+
+
+def test_the_memory_says_what_runs_beside_it(small_graph: Graph, tmp_path: Path) -> None:
+    made = plan(small_graph, tmp_path / "p")
+    memory = next(part for part in render(explain(made)).split("\n\n") if part.startswith("memory"))
+    assert memory.splitlines()[-1] == f"  {evaluation_words(made)}"
+    assert " validation and test run layer by layer " in memory
 
 
 def runner_lines(told: Explanation, *others: Alternative) -> list[str]:

@@ -1,6 +1,6 @@
 import numpy as np
 
-from gnnplan.runtime.models.kernels import FullNeighbourhoods, chunks, vertices_per_layer
+from gnnplan.runtime.models.kernels import FullNeighbourhoods, count_work, vertices_per_layer
 
 
 def test_layers_need_the_neighbours_of_the_next_one(make_csc):
@@ -12,14 +12,12 @@ def test_layers_need_the_neighbours_of_the_next_one(make_csc):
         assert outer.tolist() == sorted({*inner.tolist(), *np.concatenate(lists).tolist()})
 
 
-def test_chunks_keep_the_bound_and_every_vertex(make_csc):
+def test_work_counts_vertices_and_their_edges(make_csc):
     indptr, _ = make_csc(80, 6, 2)
     rows = np.arange(0, 80, 2)
-    cut = list(chunks(rows, indptr, 12))
-    assert np.concatenate(cut).tolist() == rows.tolist()
-    work = [int((indptr[c + 1] - indptr[c] + 1).sum()) for c in cut]
-    assert all(total <= 12 or len(chunk) == 1 for total, chunk in zip(work, cut, strict=True))
-    assert len(cut) > 3
+    expected = np.cumsum([indptr[v + 1] - indptr[v] + 1 for v in rows])
+    for kind in (np.int64, np.int32):
+        assert count_work(rows, indptr.astype(kind)).tolist() == expected.tolist()
 
 
 def test_full_blocks_hold_every_in_neighbour_and_the_destinations_first(make_csc):

@@ -107,6 +107,32 @@ def test_a_model_without_layers_is_evaluated_on_whole_neighbourhoods(small_graph
     assert found == expected
 
 
+def test_pieces_keep_their_bound_and_are_halved_where_there_is_no_room(small_graph):
+    settings = workload("sage")
+    run = Evaluation(
+        model=build_model(settings, 16, 5, "multiclass"), graph=small_graph, workload=settings,
+        comm=None, metric=metric_of("multiclass"),
+    )  # fmt: skip
+    ids, work = np.arange(40), np.cumsum([3] * 20 + [50] + [3] * 19)
+    for room, note in ((40, ""), (1, "rank 0 found no room on cpu for 2 vertices at once")):
+        done: list[list[int]] = []
+
+        def one(piece: np.ndarray, room: int = room, done: list[list[int]] = done) -> bool:
+            if len(piece) > room:
+                raise torch.OutOfMemoryError
+            done.append(piece.tolist())
+            return True
+
+        run.run_in_pieces(ids, work, 12, one)
+        assert [each for piece in done for each in piece] == ids.tolist()
+        assert max(len(piece) for piece in done) == min(4, room)
+        assert [20] in done
+        assert run.note.endswith(note)
+        assert bool(run.note) == bool(note)
+    with pytest.raises(torch.OutOfMemoryError, match="one vertex .*--eval-fanouts"):
+        run.run_in_pieces(ids, work, 12, lambda piece: one(piece, room=0))
+
+
 class Broken(torch.nn.Module):
     """A user's model whose outputs are NaN for some of its rows."""
 

@@ -1,6 +1,7 @@
-"""Evaluation takes no more memory than the plan leaves: smaller chunks, outputs in files."""
+"""Evaluation takes no more memory than the plan leaves: smaller pieces, outputs in files."""
 
 import shutil
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,21 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from gnnplan.runtime.graph.dataset import Graph
-from gnnplan.runtime.graph.generate import generate_links
+from gnnplan.runtime.graph.generate import generate_links, generate_sbm
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.plan.schema import Links, MemoryUse, Plan, Workload
-from gnnplan.runtime.train.evaluate import (
+from gnnplan.runtime.train.evaluate import LayerTable, evaluate, evaluate_links
+from gnnplan.runtime.train.evaluation_room import (
     EXACT_EDGES,
     LEAST_CHUNK_BYTES,
     MOST_CHUNK_BYTES,
     EvaluationRoom,
-    LayerTable,
     choose_fanouts,
-    evaluate,
-    evaluate_links,
     evaluation_room,
+    index_bytes,
+    most_sampled_bytes,
     name_sampling,
 )
 from tests.support.plans import make_plan
@@ -46,14 +48,18 @@ def with_memories(plan: Plan, kind: str = "cpu", **memories: MemoryUse) -> Plan:
 
 def test_room_is_what_activations_give_back_and_half_of_what_is_free(small_graph, tmp_path):
     one = make_plan(small_graph, tmp_path / "one")
+    ids = index_bytes(one, None)
     tight = with_memories(
         one, rank0=memory(900 * MB, 100 * MB, activations=30 * MB), host0=memory(MB, 200 * MB)
     )
+    half = (100 * MB - ids) // 2
     assert evaluation_room(tight, 0) == EvaluationRoom(
-        chunk_bytes=(50 + 30) * MB // 4, table_bytes=50 * MB // 2
+        chunk_bytes=(half + 30 * MB) // 4, table_bytes=half // 2
     )
     full = with_memories(one, rank0=memory(MB, 0), host0=memory(MB, 200 * MB))
-    assert evaluation_room(full, 0) == EvaluationRoom(chunk_bytes=LEAST_CHUNK_BYTES, table_bytes=0)
+    assert evaluation_room(full, 0) == EvaluationRoom(
+        chunk_bytes=LEAST_CHUNK_BYTES, table_bytes=0, missing_bytes=ids
+    )
     large = with_memories(one, rank0=memory(MB, 10**11), host0=memory(MB, 10**11))
     assert evaluation_room(large, 0).chunk_bytes == MOST_CHUNK_BYTES
     assert evaluation_room(one, 0) == EvaluationRoom(chunk_bytes=MOST_CHUNK_BYTES, table_bytes=None)
@@ -61,16 +67,16 @@ def test_room_is_what_activations_give_back_and_half_of_what_is_free(small_graph
 
 def test_ranks_share_what_their_host_has_free(small_graph, tmp_path):
     two = make_plan(small_graph, tmp_path / "two", ranks=2)
-    rank = memory(MB, 500 * MB)
+    rank, ids = memory(MB, 500 * MB), index_bytes(two, [3, 3])
     shared = with_memories(two, rank0=rank, rank1=rank, host0=memory(MB, 200 * MB))
-    assert evaluation_room(shared, 1).table_bytes == 200 * MB // 2 // 2 // 2
+    assert evaluation_room(shared, 1, [3, 3]).table_bytes == (200 * MB // 2 - ids) // 2 // 2
     apart = with_memories(
         two, rank0=rank, rank1=rank, host0=memory(MB, 200 * MB), host1=memory(MB, 400 * MB)
     )
-    assert evaluation_room(apart, 1).table_bytes == 200 * MB // 2 // 2
+    assert evaluation_room(apart, 1, [3, 3]).table_bytes == (200 * MB - ids) // 2 // 2
 
 
-def test_chunks_of_a_gpu_are_bounded_by_it_and_tables_by_its_host(small_graph, tmp_path):
+def test_pieces_of_a_gpu_are_bounded_by_it_and_tables_by_its_host(small_graph, tmp_path):
     plan = make_plan(small_graph, tmp_path / "one")
     gpu = with_memories(
         plan,
@@ -79,20 +85,61 @@ def test_chunks_of_a_gpu_are_bounded_by_it_and_tables_by_its_host(small_graph, t
         host0=memory(MB, 1000 * MB),
     )
     assert evaluation_room(gpu, 0) == EvaluationRoom(
-        chunk_bytes=80 * MB // 4, table_bytes=500 * MB // 2
+        chunk_bytes=80 * MB // 4, table_bytes=(1000 * MB - index_bytes(plan, None)) // 2 // 2
     )
 
 
-def test_what_chunks_leave_of_a_gpu_holds_tables(small_graph, tmp_path):
+def test_what_pieces_leave_of_a_gpu_holds_tables(small_graph, tmp_path):
     plan = make_plan(small_graph, tmp_path / "one")
     memories: dict[str, Any] = {
-        "rank0": memory(MB, 4000 * MB, activations=20 * MB, evaluation=10 * MB),
+        "rank0": memory(MB, 4000 * MB, activations=30 * MB),
         "host0": memory(MB, 10**11),
     }
     room = evaluation_room(with_memories(plan, kind="cuda", **memories), 0)
     assert room.chunk_bytes == MOST_CHUNK_BYTES
     assert room.device_table_bytes == (4030 * MB - 4 * MOST_CHUNK_BYTES) // 2
     assert evaluation_room(with_memories(plan, **memories), 0).device_table_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["sage", "gcn"])
+def test_the_ids_of_an_evaluation_take_the_bytes_that_are_counted(name: str, tmp_path: Path):
+    graph = generate_sbm(
+        tmp_path / "graph", num_nodes=100_000, degree=3.0, feature_dim=4, num_classes=3, seed=5
+    )
+    work = replace(SETTINGS, model=name)
+    plan = make_plan(graph, tmp_path / "plan", model=name, fanouts=[3] * 3)
+    model = build_model(work, 4, 3, "multiclass")
+    ids = np.arange(graph.num_nodes)
+    room: dict[str, Any] = {"chunk_bytes": 1 << 16, "table_bytes": 0, "scratch": tmp_path}
+    evaluate(model, graph, None, ids[:100], workload=work, **room)  # compiles
+    tracemalloc.start()
+    try:
+        evaluate(model, graph, None, ids, workload=work, **room)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 0.9 * index_bytes(plan, None) <= peak <= 1.02 * index_bytes(plan, None)
+
+
+def test_sampled_pieces_keep_to_the_room_and_score_the_same(small_graph: Graph):
+    model = build_model(SETTINGS, 16, 5, "multiclass")
+    ids, rows = small_graph.test_idx[:200], list[tuple[int, int]]()
+    exact = evaluate(model, small_graph, None, ids, workload=SETTINGS)
+    inner = model.forward
+
+    def forward(x: torch.Tensor, blocks: Any) -> torch.Tensor:
+        rows.append((x.shape[0], blocks[-1].num_dst))
+        return inner(x, blocks)
+
+    model.forward = forward  # pyright: ignore
+    room = 1 << 13
+    found = evaluate(
+        model, small_graph, None, ids, workload=SETTINGS, fanouts=[-1] * 3, chunk_bytes=room
+    )
+    assert (found, found.note) == (exact, "")
+    assert all(n * 64 <= most_sampled_bytes(room) or seeds == 1 for n, seeds in rows)
+    assert sum(seeds for _, seeds in rows) == 200
+    assert any(seeds < 200 for _, seeds in rows)
 
 
 def test_large_graphs_are_sampled_unless_asked_otherwise_and_it_is_said(small_graph, tmp_path):
