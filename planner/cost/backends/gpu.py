@@ -309,10 +309,8 @@ def least_seconds(work: RankWork) -> float:
     What the host starts and what the model takes are part of each step, in lanes or in series.
     """
     candidate, timing, launch = work.candidate, work.timing, start_seconds(work.machine)
-    starts, step = (
-        _starts(work, candidate),
-        step_compute(work.machine, candidate, work.batch, timing),
-    )
+    starts = _starts(work, candidate)
+    step = step_compute(work.machine, candidate, work.batch, timing)
     started = starts.draw + starts.gather + starts.copy + reduce_starts(candidate, timing)
     host = launch * started + timing.batch_host_seconds + step.host
     return max(host, step.forward_backward + step.optimizer)

@@ -367,7 +367,7 @@ def check_gpu(bench: Bench, like: GpuFindings) -> None:
     """Measure a few points of a GPU, and take the rest from an equal one where they agree."""
     found = bench.found
     _measure_large(bench)
-    if not _agree(found, like, COMPARED):
+    if not all(_agree(getattr(found, name), getattr(like, name)) for name in COMPARED):
         found.notes.append(
             f"gpu{bench.gpu}: differs from gpu{like.gpu}, which is of its kind: measured in full"
         )
@@ -383,19 +383,10 @@ COMPARED = ("flops", "copy", "to_gpu", "to_host", "gather", "uva")
 """Findings by which GPUs of one kind are compared."""
 
 
-def _agree(found: GpuFindings, like: GpuFindings, names: Sequence[str]) -> bool:
+def _agree(found: Points, like: Points) -> bool:
     """Return whether all points that both have are about as long."""
-    for name in names:
-        known: Points = getattr(like, name)
-        mine: Points = getattr(found, name)
-        for place, measured in mine.items():
-            if place in known and not _are_alike(measured.value, known[place].value):
-                return False
-    return True
-
-
-def _are_alike(one: float, other: float) -> bool:
-    return max(one, other) <= SAME * min(one, other)
+    pairs = [(each.value, like[place].value) for place, each in found.items() if place in like]
+    return all(max(pair) <= SAME * min(pair) for pair in pairs)
 
 
 def _sized(work: Work, sizes: Sequence[int]) -> dict[tuple[int, ...], Work]:
@@ -460,8 +451,7 @@ def check_pair(bench: Bench, owner: int, first: tuple[GpuFindings, int], *, mapp
     mine = _of_owner(found.peer_gather, owner, owner)
     known = _of_owner(like.peer_copy, other, owner) | theirs
     measured = _of_owner(found.peer_copy, owner, owner) | mine
-    pairs = [(m.value, known[place].value) for place, m in measured.items() if place in known]
-    if not all(_are_alike(*each) for each in pairs):
+    if not _agree(measured, known):
         found.notes.append(
             f"gpu{bench.gpu}: its way from gpu{owner} differs from that of gpu{like.gpu} from "
             f"gpu{other}, which is of its kind: measured in full"
