@@ -383,16 +383,18 @@ def estimated_profile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostedKernel:
-    """Kernels of a model's layer, by what they work on."""
+    """Kernels of a model's layer that do the same work."""
 
     kind: Literal["product", "sum", "passes"]
-    """product: rows by a matrix of in x out; sum: rows added up along edges; passes: over rows."""
+    """product: rows by a matrix of in x out; sum: rows along edges; passes: rows read or written."""
     rows: list[Literal["source", "target", "edges"]]
-    """Rows that it works on, added up."""
+    """Rows of the work: the sum over these of the layer's sources, targets or edges."""
     columns: Literal["in", "out", "heads"] = "out"
+    """Columns of each row."""
     passes: int = 2
-    """Reads and writes of each row, of kind passes."""
+    """Number of times that a row is read or written; kind `passes` alone has it."""
     times: int = 1
+    """Number of such kernels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -187,9 +187,9 @@ class StepShapes:
     ahead: int = field(default=0, metadata=codec.UNLESS_SET)
     """Above 0, the device draws each batch beside the step before it, into buffers of its own."""
     reached_by: int = field(default=0, metadata=codec.UNLESS_SET)
-    """Batches of which one is expected to reach the sizes under the margin; 0: unknown."""
+    """Number of batches of which one should fill the shapes less their margin; 0: unknown."""
     margin: float = field(default=1.0, metadata=codec.UNLESS_SET)
-    """Ratio of the shapes to those sizes, before they are rounded up."""
+    """Factor by which rows and edges exceed what that one batch needs, before rounding up."""
 
     def __hash__(self) -> int:
         return hash((*self.rows, *self.edges))

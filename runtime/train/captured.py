@@ -36,6 +36,7 @@ from gnnplan.runtime.loader.device_place import PaddedStep
 from gnnplan.runtime.meter import STEP
 from gnnplan.runtime.models.adjacency import (
     TorchBlock,
+    drawn_blocks,
     fill_padded,
     fits_padded,
     make_padded,
@@ -84,16 +85,8 @@ class StepInputs:
         """Return buffers that the device draws every batch into."""
         padded = draws.new_batch()
         device = padded.x.device
-        blocks = [
-            TorchBlock(
-                num_src=block.num_src, num_dst=block.num_dst, indptr=block.indptr,
-                indices=block.indices, weight=block.weight, relation_ptr=block.relation_ptr,
-                src_type=block.src_type, live=block.num_dst_now, dst=block.dst,
-            )
-            for block in padded.blocks
-        ]  # fmt: skip
         return StepInputs(
-            blocks=blocks,
+            blocks=drawn_blocks(padded),
             x=padded.x,
             y=padded.y,
             num_labels=padded.labels_now,

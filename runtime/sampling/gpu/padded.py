@@ -26,7 +26,7 @@ from torch import Tensor
 
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.sampling.exclusion import Exclude
-from gnnplan.runtime.sampling.gpu.hops import BlockEdges, PaddedBatch, PaddedBlock
+from gnnplan.runtime.sampling.gpu.hops import BlockEdges, DeviceBlock, PaddedBatch
 from gnnplan.runtime.sampling.gpu.neighbor import (
     CapturedNeighborSampler,
     DeviceNeighborSampler,
@@ -319,22 +319,20 @@ class PaddedDraws:
         y = None if labels is None else labels.new_zeros((num_labels, *labels.shape[1:]))
         x = None if self._store is None else self._store.empty(rows[-1], self._row_dtype).zero_()
         row_ends = kept.row_ptr if each == 1 else integers(int(row_places[-1]))
-        blocks: list[PaddedBlock] = []
+        blocks: list[DeviceBlock] = []
         for hop in reversed(range(len(edges))):
             first, last = row_places[hop : hop + 2].tolist()
             edge = slice(edge_places[hop], edge_places[hop + 1])
             of_types = kept.row_ptr[each * first : each * (last - 1) + 1]
             blocks.append(
-                PaddedBlock(
+                DeviceBlock(
                     num_src=rows[hop + 1],
                     num_dst=rows[hop],
                     indptr=row_ends[first:last],
                     indices=kept.local[edge],
                     dst=kept.rows[edge],
                     e_id=None if kept.positions is None else kept.positions[edge],
-                    num_src_now=counts[hop + 1 : hop + 2],
-                    num_dst_now=counts[hop : hop + 1],
-                    num_edges_now=counts[len(edges) + 1 + hop : len(edges) + 2 + hop],
+                    live=counts[hop : hop + 1],
                     relation_ptr=None if each == 1 else of_types,
                 )
             )
