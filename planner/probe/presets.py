@@ -168,7 +168,7 @@ def machine_at_once() -> MachineModel:
 
 
 def with_pace(machine: MachineModel) -> MachineModel:
-    """Add how slow this machine's cores are beside the rates of such cores, if it was ever looked.
+    """Add the ratio of this machine's seconds to those of a preset's cores, where it is known.
 
     Each probe and profile looks how long a small model's step takes; a machine file of another
     machine stays as it is.
@@ -457,7 +457,7 @@ def load_part(kind: str, name: str) -> tuple[str, Part]:
 
 
 def load_effects() -> Part:
-    """Return the shares that are left of data sheets' bandwidths, and unstated costs."""
+    """Return the shares of data sheets' bandwidths that are reached, and costs that none states."""
     return {k: read_number(v, f"effects.yaml: {k}") for k, v in _file("effects").items()}
 
 

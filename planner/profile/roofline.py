@@ -67,9 +67,9 @@ class LayerShape:
     num_edges: float
     in_dim: int
     out_dim: int
-    """Columns it computes: heads times the columns of one."""
+    """Columns that the layer computes: heads times the columns of one head."""
     inputs: bool
-    """Whether it reads the batch's features, which have no gradient."""
+    """Whether the layer reads the batch's features, which have no gradient."""
     heads: int
     relations: int = 1
     """Edge types, each with a product of its own (rgcn)."""
@@ -86,7 +86,7 @@ def product(rows: float, a: int, b: int) -> Operation:
 
 
 def aggregation(shape: LayerShape, columns: int) -> Operation:
-    """Return the sum of `columns` wide source rows over the edges, each edge reading a row."""
+    """Return the sum of source rows of `columns` columns along edges, each edge reading a row."""
     read = shape.num_edges * (columns * FLOAT_BYTES + INDEX_BYTES + FLOAT_BYTES)
     return Operation(
         flops=2 * shape.num_edges * columns,
@@ -279,7 +279,7 @@ class CoresRate:
     start_seconds: float
     """Seconds that torch takes to start an operation."""
     slowdown: float
-    """Seconds of work over those of a rank alone, on one core."""
+    """Ratio of a rank's seconds of work to those that it takes alone, on one core."""
     threads_exponent: float
     spread: float
 
@@ -372,7 +372,7 @@ class RooflineRate:
     bytes: float
 
     def seconds(self, operation: Operation) -> float:
-        """Return the longer of the two that an operation takes."""
+        """Return the longer of the seconds of an operation's arithmetic and of its memory."""
         return max(operation.flops / self.flops, operation.moved_bytes / self.bytes)
 
 

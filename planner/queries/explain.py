@@ -28,7 +28,7 @@ KEPT = {
     "edges": "edges (DropEdge)",
     "boundary-edges": "edges over the boundary (BES)",
 }
-"""What full-graph training keeps a share of."""
+"""Words for what full-graph training samples, by `FullGraph.drop`."""
 
 
 def _full_graph_summary(plan: Plan) -> str:
@@ -97,7 +97,7 @@ def _owner_details(plan: Plan) -> list[str]:
 
 
 REPLAYED = "replayed as one graph"
-"""Begin of what a prediction says of a captured step."""
+"""First words of a prediction's sentence on a captured step."""
 
 
 def _captured_details(plan: Plan) -> list[str]:
@@ -338,7 +338,7 @@ LEAST_SAVED = 5e-4
 
 
 def _what_it_gains(plan: Plan, runners: RunnersUp) -> str:
-    """Hold the plan against the plainest way that was priced, and tell how to with one's own."""
+    """Compare the plan with the plainest way that was priced; say how to time one's own script."""
     plainest, step = runners.plainest, plan.prediction.step_seconds.value
     epoch = seconds_text(plan.prediction.epoch_seconds.value)
     known = "estimated" if plan.prediction.estimated else "predicted"

@@ -144,7 +144,7 @@ class FullGraph:
     drop: Literal["nodes", "edges", "boundary-edges"] = "nodes"
     """What is sampled: boundary nodes (BNS), any edge (DropEdge), edges over the boundary (BES)."""
     keep: float = 1.0
-    """Probability p with which each of those is kept."""
+    """Probability p with which each such node or edge is kept."""
     draws: Literal["layer", "shared"] = "layer"
     """Fresh draws for each layer, or one draw per epoch for all of them."""
     rounding: Literal["bernoulli", "stochastic"] = "bernoulli"
@@ -165,8 +165,7 @@ class Threads:
     gather_programs: int = 0
     """Most programs of one gather's grid on a GPU, so that compute runs beside it; 0: no limit."""
     capture: int = 0
-    """Above 0, one CUDA graph samples whole shares of a batch, where launches take longer than its
-    larger buffers."""
+    """Above 0, one CUDA graph draws a rank's share of a batch: fewer launches, larger buffers."""
     comm: int = 0
     """Above 0, exchanges run beside compute: boundary rows of full-graph training, or else the
     gradient's all-reduce, in parts that follow the backward pass."""
@@ -211,7 +210,7 @@ class Strategy:
     bulk_batches: int = 1
     """Number of batches that one call of a matrix sampler draws together."""
     bulk_bytes: int = 0
-    """Most bytes that those batches may take on a rank, where fewer are drawn then; 0: no limit."""
+    """Most bytes of such batches on a rank, which limits how many are drawn; 0: no limit."""
     partition: str = "none"
     """Name of the partitioner; array `partition` (int32) holds each node's part. Where ranks draw
     mini-batches of their own, each draws the training nodes of its part."""
@@ -363,7 +362,7 @@ class Prediction:
     provenance: dict[str, str] = field(default_factory=dict)
     """Where each stage's number comes from: measured | preset | derived, and how."""
     estimated: bool = field(default=False, metadata=codec.UNLESS_SET)
-    """Whether nothing was drawn or timed for it: lengths of lists and rates of such hardware."""
+    """Whether it rests on degrees and on rates of such hardware; nothing was drawn or timed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

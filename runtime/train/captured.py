@@ -78,7 +78,7 @@ class StepInputs:
     """`PaddedDraws` that fill the buffers of `padded`; None: batches are copied in."""
     padded: Any = None
     replay: Callable[[], None] | None = None
-    """What trains on these buffers; None before the capture."""
+    """Function that trains on these buffers; None before the capture."""
 
     @staticmethod
     def over(draws: Any) -> "StepInputs":
@@ -176,7 +176,7 @@ class CapturedLoop(TrainLoop):
     _inputs: StepInputs | None = field(init=False, default=None)
     """Buffers that the next step trains on."""
     _ahead: StepInputs | None = field(init=False, default=None)
-    """Buffers that the batch after it is drawn into meanwhile; None: nothing is drawn ahead."""
+    """Buffers that the next batch is drawn into meanwhile; None: nothing is drawn ahead."""
     _ready: tuple[int, int] | None = field(init=False, default=None)
     """Epoch and step of the batch that was drawn ahead into `_inputs`."""
     _drawn: PaddedStep | None = field(init=False, default=None)
@@ -290,7 +290,7 @@ class CapturedLoop(TrainLoop):
         return fits
 
     def _draw(self, step: PaddedStep, following: MiniBatch | None) -> None:
-        """See to it that a step's batch is drawn, and that the one behind it is drawn beside it."""
+        """Make sure that a step's batch is drawn, and the next one beside the step."""
         draws, self._drawn = step.draws, step
         if self._inputs is None:
             self._open(draws)

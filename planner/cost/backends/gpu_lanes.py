@@ -150,9 +150,9 @@ class StepCompute:
     optimizer: float
     """Seconds of the update; 0 where it is part of a captured step."""
     host: float
-    """Seconds in which the host starts them."""
+    """Seconds that the host takes to start their kernels."""
     device: float | None
-    """Seconds in which the GPU works; None for all of them."""
+    """Seconds in which the GPU works; None: the whole step."""
 
 
 def step_compute(
@@ -203,7 +203,7 @@ GRAPH_STARTS = 1
 
 
 def captured_starts(layers: int) -> float:
-    """Return what the host starts for a captured step.
+    """Return how many kernels and graphs the host starts for a step whose batch it copies in.
 
     >>> captured_starts(3)
     34.0

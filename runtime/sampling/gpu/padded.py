@@ -355,7 +355,7 @@ class PaddedDraws:
         return batch if self._weights is None else self._weights.prepare(batch)
 
     def begin_epoch(self, epoch: int, step: int = 0) -> None:
-        """Deal the seeds of an epoch; the next batch is that of a step."""
+        """Deal the seeds of an epoch, and go to one of its steps."""
         order, spans = self._deal(epoch)
         self._order[: order.numel()].copy_(order)
         self._spans[: 3 * len(spans)].copy_(torch.tensor(spans).flatten())
@@ -368,11 +368,11 @@ class PaddedDraws:
         self._cursor.copy_(torch.tensor(numbers))
 
     def seek(self, step: int) -> None:
-        """Let the next batch be that of a step of the same epoch; waits for nothing."""
+        """Go to a step of the same epoch, whose batch is drawn next; waits for nothing."""
         self._cursor[1:2].fill_(step)
 
     def expect(self, epoch: int, step: int) -> None:
-        """Make sure that the next batch is that of a step, which is then drawn."""
+        """Go to a step of any epoch, whose batch the caller draws next."""
         if self._next is None or self._next[0] != epoch:
             self.begin_epoch(epoch, step)
         elif self._next[1] != step:
@@ -380,7 +380,7 @@ class PaddedDraws:
         self._next = (epoch, step + 1)
 
     def expect_none(self) -> None:
-        """Let what is drawn next be an empty batch, of no step."""
+        """Go behind the last step, so that an empty batch is drawn next."""
         if self._next is not None and self._next[1] < self.schedule.num_steps:
             self.seek(self.schedule.num_steps)
             self._next = self._next[0], self.schedule.num_steps
