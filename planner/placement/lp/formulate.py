@@ -208,7 +208,7 @@ class Group:
 
     devices: tuple[int, ...]
     per_clique: int
-    """Number of them in each clique."""
+    """Number of the group's devices in each clique."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,7 +217,7 @@ class CliqueClass:
 
     cliques: tuple[int, ...]
     size: int
-    """Devices of each clique."""
+    """Number of devices of each clique."""
     groups: tuple[int, ...]
 
 
