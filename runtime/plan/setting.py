@@ -96,12 +96,12 @@ class SettingField:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Words of which it takes one; empty for other types."""
+        """Words of which the field takes one; empty for other types."""
         return typing.get_args(self.hint) if typing.get_origin(self.hint) is Literal else ()
 
     @property
     def optional(self) -> bool:
-        """Whether it may be None."""
+        """Whether the field may be None."""
         return isinstance(self.hint, types.UnionType) and type(None) in typing.get_args(self.hint)
 
 

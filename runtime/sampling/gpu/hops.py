@@ -122,7 +122,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class HopDraws:
-    """What one hop of one step draws from."""
+    """Streams that one hop of one step draws from."""
 
     streams: HopStreams
     hop: int

@@ -155,7 +155,7 @@ class _HopBuffers:
 
 
 class CapturedNeighborSampler(DeviceNeighborSampler):
-    """Draws `DeviceNeighborSampler`'s batches; those of up to `batch_size` seeds by one graph.
+    """Draws `DeviceNeighborSampler`'s batches; up to `batch_size` seeds by one CUDA graph.
 
     Larger batches, and empty ones, are drawn kernel by kernel. Buffers belong to
     the sampler, so it serves one stream and one thread at a time (others wait); what a batch holds
@@ -309,7 +309,7 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
             self._nodes.scatter_(0, torch.where(place < fresh, known + place, spare), new)
 
     def _results(self, num_seeds: int) -> tuple[list[Hop], list[Tensor]]:
-        """Cut the hops to size, which are parts of the buffers; return the nodes each added.
+        """Cut the hops out of the buffers; return them, and the nodes that each added.
 
         Waits once. A batch's ids and nested blocks are joined from them and so copied; others are
         copied.
@@ -340,7 +340,7 @@ def _part(buffer: Tensor, count: int, *, copied: bool) -> Tensor:
 
 
 class PaddedHops:
-    """Draws the hops of a batch whose seeds lie in its buffers; holds what draws pass through.
+    """Draws the hops of a batch behind the seeds in its buffers; holds room for the work between.
 
     Args:
         topology: Graph.
@@ -416,7 +416,7 @@ class PaddedHops:
         return self.numbers[place % self.numbers.numel()].view(1)
 
     def edges_of(self, hop: int) -> HopEdges:
-        """Return a hop's edges as they pass through."""
+        """Return the room in which a hop's edges await their numbers."""
         hops, zero = len(self.fanouts), self._number(-1)
         room = self.envelope.edges[hop]
         return HopEdges(
