@@ -69,7 +69,7 @@ class Variance:
     """The estimated variance."""
 
     boundary: float
-    """V."""
+    """V, the mean variance that `measure_variance` estimates."""
     signal: float
     """Mean of |z|^2."""
     nodes: int
@@ -154,7 +154,7 @@ class CutProfile:
 
     @property
     def widths(self) -> list[int]:
-        """d_0 .. d_L."""
+        """Columns of the input and of each layer, d_0 .. d_L."""
         return self.ranks[0].widths
 
     @property

@@ -53,7 +53,7 @@ ROW_IDS = 64
 """Bytes of rows for each byte of ids: rows of 128 columns and more ask for fewer ids."""
 WARM_STEPS = 2
 SHORT = 12
-"""Compute over update and sampling, and over the gather between ids and rows, about."""
+"""Ratio, about, of a step's compute to its update and sampling, and to the gather of its rows."""
 
 COMPUTED, PLAIN, AROUND_IDS, AROUND_ROWS, HIDDEN, BACK = range(len(CALLS), len(CALLS) + 6)
 """Places among a step's moments after `CALLS`: compute after the rows; compute after next to none;
@@ -73,13 +73,13 @@ class Exchanges(Protocol):
         ...
 
     def all_to_all_ids(self, ids: Any, counts: Sequence[int]) -> object:
-        """Hand over so many ids to each rank, and the counts before."""
+        """Send `counts[r]` ids to each rank r, after the counts."""
         ...
 
     def all_to_all_rows(
         self, rows: Any, counts: Sequence[int], received_counts: Sequence[int], *, out: Any
     ) -> object:
-        """Hand over so many rows to each rank."""
+        """Send `counts[r]` rows to each rank r."""
         ...
 
     def all_reduce_sum(self, tensor: Any) -> object:

@@ -58,7 +58,7 @@ class GpuDevice(Protocol):
 
     num_gpus: int
     processors: int
-    """Count the multiprocessors of a GPU: grids are multiples of it."""
+    """Number of multiprocessors of a GPU, of which grids are multiples."""
 
     def seconds(self, work: Work, repeats: int, beside: Sequence[Work] = ()) -> list[float]:
         """Time the work, so many times, while the works `beside` it run all along."""
@@ -87,7 +87,7 @@ class GpuDevice(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuSizes:
-    """How much is measured."""
+    """Sizes and repeats of the measurements."""
 
     copy_bytes: int
     """Bytes of a large copy."""
@@ -159,13 +159,13 @@ class GpuFindings:
     flops: Points = field(default_factory=dict[tuple[int, ...], Measurement])
     """Seconds per flop of a matrix product in float32, at ()."""
     tf32: Points = field(default_factory=dict[tuple[int, ...], Measurement])
-    """The same in TF32; a GPU without it takes as long as in float32."""
+    """Seconds per flop in TF32, at (); a GPU without it takes as long as in float32."""
     launch: Points = field(default_factory=dict[tuple[int, ...], Measurement])
     """Seconds of an empty kernel, at ()."""
     beside: Points = field(default_factory=dict[tuple[int, ...], Measurement])
     """Slowdown of compute beside a gather from host memory, by the gather's programs."""
     beside_gather: Points = field(default_factory=dict[tuple[int, ...], Measurement])
-    """Slowdown of that gather."""
+    """Slowdown of that gather, by its programs."""
     hidden: Points = field(default_factory=dict[tuple[int, ...], Measurement])
     """Share of an all-reduce that compute hides, by number of GPUs; the first GPU alone has it."""
     crowded: Points = field(default_factory=dict[tuple[int, ...], Measurement])
