@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +12,6 @@ from torch import Tensor
 from gnnplan.runtime.models.kernels import transpose, with_self_loops
 from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.minibatch import Block, MiniBatch
-
-if TYPE_CHECKING:  # code without Triton names these types too
-    from gnnplan.runtime.sampling.gpu.hops import DeviceBatch, PaddedBatch
 
 
 @dataclass(kw_only=True, slots=True)
@@ -202,8 +199,8 @@ def torch_blocks(batch: MiniBatch) -> list[TorchBlock]:
     return [torch_block(block) for block in batch.blocks]
 
 
-def drawn_blocks(drawn: "DeviceBatch | PaddedBatch") -> list[TorchBlock]:
-    """Return the blocks that a device drew as a model takes them, without a copy."""
+def drawn_blocks(drawn: Any) -> list[TorchBlock]:
+    """Return the blocks of a `DeviceBatch` or `PaddedBatch` as a model takes them, uncopied."""
     names = ("num_src", "num_dst", "indptr", "indices", "weight", "relation_ptr", "src_type")
     names += ("live", "dst")
     return [TorchBlock(**{name: getattr(block, name) for name in names}) for block in drawn.blocks]
