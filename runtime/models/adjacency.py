@@ -25,11 +25,11 @@ class TorchBlock:
     num_src: int
     num_dst: int
     indptr: Tensor
-    """int64, (num_dst + 1,)."""
+    """Begin of each row's edges, and the end of the last, int64 (num_dst + 1,)."""
     indices: Tensor
-    """int32, (num_edges,)."""
+    """Source of each edge, int32 (num_edges,)."""
     weight: Tensor | None = None
-    """float32, (num_edges,)."""
+    """Weight of each edge, float32 (num_edges,)."""
     relation_ptr: Tensor | None = None
     """Ends of the edges of each destination and type, int64; of typed blocks alone."""
     src_type: Tensor | None = None

@@ -299,7 +299,7 @@ class HopEdges:
     values: Tensor
     """Neighbours, followed by unused room; at least one entry."""
     slots: Tensor
-    """Their slots in the table; the neighbours themselves where it is dense."""
+    """Slots of the neighbours in the table; the neighbours themselves where it is dense."""
     before: Tensor
     """Edges of earlier hops that `total` counts too, int64 [1]."""
     total: Tensor
