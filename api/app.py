@@ -3,7 +3,8 @@
     middleware.Gate -> routes/*.py, dashboard/*.py -> service/*.py -> storage/*.py, jobs/*.py
 
 Routes translate bytes and statuses. The work is done by functions of `api.service`, which pages
-and tests call too.
+and tests call too. Here are the routes of the service itself: whether it lives and is ready, its
+metrics, and who has asked for what.
 """
 
 import asyncio
@@ -13,20 +14,77 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
+from typing import Annotated
 
-from fastapi import Depends, FastAPI
+from fastapi import APIRouter, Depends, FastAPI, Query, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from gnnplan.api import errors as problems, openapi
 from gnnplan.api.dashboard import jobs as job_pages, pages, plans as plan_pages
+from gnnplan.api.errors import UnavailableError
 from gnnplan.api.middleware import Gate
-from gnnplan.api.routes import inputs, jobs, operations, plans
-from gnnplan.api.routes.common import no_other_parameters
+from gnnplan.api.resources import AuditLine, Health, PageOf
+from gnnplan.api.routes import inputs, jobs, plans
+from gnnplan.api.routes.common import (
+    PageIn,
+    ServiceIn,
+    answers_text,
+    no_other_parameters,
+    show_page,
+)
+from gnnplan.api.security import Admin, require
 from gnnplan.api.service.context import Service, ServiceSettings, open_service
 from gnnplan.api.service.jobs import JobStates
 from gnnplan.api.service.runs import count_error
+from gnnplan.api.storage.tables import AuditRow
 
 SWEEP_SECONDS = 3600.0
 LOG = logging.getLogger("gnnplan.service")
+
+health_router = APIRouter(tags=["health"])
+
+
+@health_router.get("/healthz")
+async def healthz() -> Health:
+    """The service answers."""
+    return Health(version=version("gnnplan"))
+
+
+@health_router.get("/readyz")
+def readyz(service: ServiceIn) -> Health:
+    """The database and the data folder can be written, and jobs are taken."""
+    if reason := service.readiness.why_not(service.storage.check_writable):
+        raise UnavailableError(reason, headers={"Retry-After": "5"})
+    if not service.lanes.alive:
+        raise UnavailableError("a worker is gone; start the service again")
+    return Health(version=version("gnnplan"))
+
+
+@health_router.get(
+    "/metrics",
+    dependencies=[Depends(require("read"))],
+    response_class=Response,
+    responses=answers_text("text/plain"),
+)
+def metrics(service: ServiceIn) -> Response:
+    """Counters for Prometheus."""
+    return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+audit_router = APIRouter(prefix="/v1/audit", tags=["audit"])
+
+
+@audit_router.get("")
+def list_audit(
+    service: ServiceIn,
+    _who: Admin,
+    page: PageIn,
+    principal: Annotated[str | None, Query(max_length=64, description="Id of a key.")] = None,
+) -> PageOf[AuditLine]:
+    """The audit log, newest first."""
+    return show_page(
+        service.storage.database.page(AuditRow, principal=principal, **page), AuditLine.of
+    )
 
 
 def create_app(settings: ServiceSettings | Path) -> FastAPI:
@@ -63,7 +121,7 @@ def create_app(settings: ServiceSettings | Path) -> FastAPI:
     problems.install(app)
     app.add_middleware(Gate, service=service)
     for router in (
-        operations.health_router,
+        health_router,
         inputs.graphs_router,
         inputs.machines_router,
         inputs.profiles_router,
@@ -71,7 +129,7 @@ def create_app(settings: ServiceSettings | Path) -> FastAPI:
         plans.router,
         jobs.runs_router,
         jobs.router,
-        operations.audit_router,
+        audit_router,
     ):
         app.include_router(router, dependencies=[Depends(no_other_parameters)])
     # Fixed names before those that hold an id.

@@ -155,10 +155,10 @@ class KnownGraph:
 
     graph: GraphRef
     law: GraphLaw | CommunityLaw
-    """Of the graph's own degrees, or of its sizes."""
+    """Law of the graph's own degrees, or of its sizes."""
     words: str
     error: float
-    """Relative standard error of what the law says of batches; 0: the law's own."""
+    """Relative standard error of batches predicted by the law; 0: the law's own error."""
     every_hop: bool = False
     """Whether a hop expands every node again, not only new ones."""
     typed: TypedGraph | None = None

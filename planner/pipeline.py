@@ -96,7 +96,7 @@ def combinations_of(tried: Iterable[Candidate]) -> list[Combination]:
 
 
 TOLD_APART = 1 << 16
-"""Vertices that a first answer tells apart at least: more would take seconds to place."""
+"""Least vertices by which a first answer stands for a graph; placing more takes seconds."""
 PROFILED = 0.8
 """Share of a plan's progress that profiling takes."""
 

@@ -71,7 +71,7 @@ class BatchProfile:
     last_vertices: list[int] = field(default_factory=list[int])
     """Vertices, as above, of an epoch's last, smaller batch; empty where there is none."""
     last_edges: list[int] = field(default_factory=list[int])
-    """Drawn edges of that batch."""
+    """Drawn edges of that last batch."""
     list_entries: float = 0.0
     """Neighbours in the lists of the vertices that a mean batch expands; 0 where not counted."""
 
@@ -81,9 +81,9 @@ class Interference:
     """How much slower a loader thread and the model's steps are beside each other."""
 
     work: float
-    """Seconds of the thread's work over those between steps; below 1 on a varying disk."""
+    """Ratio of the work's seconds beside steps to those between; below 1 on a varying disk."""
     step: float
-    """Seconds of a step beside such work over those of a step alone; at least 1."""
+    """Ratio of a step's seconds beside such work to those of a step alone; at least 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

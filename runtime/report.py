@@ -14,7 +14,7 @@ from gnnplan.runtime import codec
 from gnnplan.runtime.errors import InputError
 
 EMULATED_NOTE = "ranks are GPUs emulated on cores: no seconds here are measured on a GPU"
-"""What is said of a run whose ranks are emulated."""
+"""Note on a run whose ranks are emulated."""
 REPORT_FILE = "report.json"
 WARMUP_STEPS = 10
 """Steps discarded at the start of each process: warm-up, page faults, loading of kernels."""
@@ -22,7 +22,7 @@ MIN_MEASURED_STEPS = 30
 """Least number of steps behind a step time that is compared with a prediction."""
 MAX_STEP_SAMPLES = 2000
 TRACED_STEPS = 16
-"""Steps after the warm-up of which it is kept when each stage ran."""
+"""Number of steps after the warm-up whose stages are kept with their times."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

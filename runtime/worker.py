@@ -185,7 +185,7 @@ def main(arguments: list[str]) -> int:
 
 
 def record_end(config: RunConfig, error: BaseException) -> None:
-    """Write down why this rank fails; memory that ran out, with the plan's sum."""
+    """Record why this rank failed, and the plan's sum of bytes where memory ran out."""
     rank = rank_and_size()[0]
     try:
         folder = plan_on_trial(config.run_path) or Path(config.plan_folder)

@@ -47,7 +47,7 @@ FILE = Path(__file__).with_name("systems.yaml")
 DEFAULT_SYSTEM = "pyg-loader"
 """System that is taken for what a user runs today."""
 DEFAULT_WHOLE = "bns-gcn"
-"""The same of training on the whole graph."""
+"""System that is taken for training on the whole graph."""
 
 SystemKind = Literal["cpu_loader", "uva", "gpu_cache", "full_graph", "disk"]
 
@@ -117,7 +117,7 @@ class EpochWork:
     exchange_bytes: float = 0.0
     """Bytes that the busiest part of full-graph training sends in a step."""
     exchanges: float = 0.0
-    """Calls in which it sends them."""
+    """Number of calls in which that part sends them."""
 
 
 CORE_ROW_SECONDS = 1.0e-7
@@ -145,7 +145,7 @@ class SystemRates:
     """Seconds per random neighbour's id in a GPU's memory."""
     own_offsets: float
     host_entry: float
-    """The same of host memory, read by a GPU."""
+    """Seconds per random neighbour's id in host memory, read by a GPU."""
     host_offsets: float
     core_row: float
     """Seconds of a core to gather a row."""

@@ -89,11 +89,7 @@ def attention_activations(
         if a <= wide:  # the product of padded rows
             peak = max(peak, alive + leaving + 4 * (rows + pad_rows(n) * (a + wide)))
         below = alive + kept
-        alive = (
-            below
-            + 4 * n * b * (1 if last or not dropout else 2)
-            + (4 * n * b if dropout and not last else 0)
-        )
+        alive = below + 4 * n * b * (3 if dropout and not last else 1)
         scores = 4 * (2 * n + m) * heads
         softmax = 4 * (n * wide + (n + m) * wide) + scores
         given_back = alpha + scores

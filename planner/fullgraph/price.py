@@ -150,14 +150,14 @@ def edges_left(sizes: PartSizes, keep: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FullRequest:
-    """What every candidate of one request has in common."""
+    """Inputs that all candidates of a full-graph request have in common."""
 
     graph: GraphRef
     workload: Workload
     machine: MachineModel
     budgets: Budgets
     settings: PlanSettings = field(default_factory=PlanSettings)
-    """What the user asks for."""
+    """Planning request of the user."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -57,7 +57,7 @@ SAMPLED_NODES = 2000
 MOST_EDGES = 200_000
 """Most edges of sampled nodes that are looked at: their rows are read."""
 TOLERATED = 0.1
-"""Added variance that is tolerated, eps^2 over |z|^2."""
+"""Largest tolerated ratio of added variance to |z|^2: eps^2."""
 DEFAULT_KEEP = 0.1
 """p that is published as safe (docs/formulas.md 3.6), for graphs without features."""
 LEAST_KEEP = 0.01
@@ -69,11 +69,11 @@ class Variance:
     """The estimated variance."""
 
     boundary: float
-    """V."""
+    """V, the mean variance that `measure_variance` estimates."""
     signal: float
     """Mean of |z|^2."""
     nodes: int
-    """Sampled nodes; 0 without features."""
+    """Number of sampled nodes; 0 without features."""
 
     @property
     def least_keep(self) -> float:
@@ -131,7 +131,7 @@ PARTITION_FILE = "partition.npy"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CutProfile:
-    """One cut: its parts and what their ranks take."""
+    """Sizes of the parts of one cut, and the seconds and bytes of their ranks."""
 
     cut: Cut
     sizes: list[PartSizes]
@@ -154,7 +154,7 @@ class CutProfile:
 
     @property
     def widths(self) -> list[int]:
-        """d_0 .. d_L."""
+        """Columns of the input and of each layer, d_0 .. d_L."""
         return self.ranks[0].widths
 
     @property

@@ -53,12 +53,12 @@ class PartitionProblem:
 
     @property
     def num_nodes(self) -> int:
-        """N."""
+        """Number of nodes, N."""
         return len(self.indptr) - 1
 
     @property
     def num_edges(self) -> int:
-        """Stored edges, E."""
+        """Number of stored edges, E."""
         return len(self.indices)
 
     @property

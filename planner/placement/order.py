@@ -36,10 +36,10 @@ Probabilities = NDArray[np.float32] | NDArray[np.float64]
 """p(v): share of a rank's batches whose input set holds v. Shape [N], or [G, N] per GPU."""
 
 SPARSE = 0.5
-"""Share of values above 0 up to which they are sorted by themselves."""
+"""Largest share of values above 0 at which these alone are sorted."""
 _DIGIT_BITS = 11
 ENOUGH = 1 << 21
-"""Vertices that are told apart at least: graphs of fewer than twice as many are placed whole."""
+"""Least vertices that stand for a graph; one of fewer than twice as many is placed whole."""
 STEEP = 1.1
 """Heat of a run's hottest vertex over its coldest's from which the mean stands for the run. In
 others the middle does: its two halves differ as one vertex's do, where a mean's agree too well.
@@ -261,7 +261,7 @@ def _middles(order: NDArray[np.int32], stride: int) -> NDArray[np.int32]:
 
 
 class VertexRuns:
-    """Maps vertices that stand for others to all of them."""
+    """Runs of equally hot vertices, each of which one vertex stands for."""
 
     def __init__(self, hotness: Hotness) -> None:
         self._stride, self._num = hotness.stride, hotness.num_vertices
@@ -271,11 +271,11 @@ class VertexRuns:
         self._run[np.searchsorted(hotness.ids, middles)] = np.arange(middles.size)
 
     def ids(self, few: NDArray[np.int64]) -> NDArray[np.int64]:
-        """List all vertices that some of those stand for, ascending, as memory is gone through."""
+        """List all vertices that some vertices stand for, ascending, as they lie in memory."""
         return few if self._stride == 1 else np.flatnonzero(self._marked(few))
 
     def mask(self, few: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Copy to every vertex what holds for the one that stands for it, shape [N]."""
+        """Give every vertex the value of the vertex that stands for it, shape [N]."""
         return few if self._stride == 1 else self._marked(np.flatnonzero(few))
 
     def _marked(self, few: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -309,7 +309,7 @@ class HeatGroups:
     ends: Sums = field(init=False)
     """Vertices up to the end of each group, 0 first."""
     rows: Sums = field(init=False)
-    """Rows of a batch among them."""
+    """Mean number of rows of a batch among the vertices of the groups up to each end."""
 
     def __post_init__(self) -> None:
         known = {
@@ -336,7 +336,7 @@ class HeatGroups:
         )
 
     def read_of(self, rows: Sums) -> Sums:
-        """Return how many of a batch's rows are among so many of the hottest."""
+        """Return how many rows of a batch are among the `rows` hottest vertices."""
         return np.interp(rows, self.ends, self.rows)
 
     def kept_lists(self, num_bytes: Sums, entry_bytes: int) -> Sums:

@@ -96,7 +96,7 @@ class Capacity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memories:
-    """Where a candidate's rows may lie, and what one costs from there."""
+    """Memories that a candidate's rows may lie in, and the seconds per row from each."""
 
     room: Capacity
     costs: RowCosts
@@ -104,7 +104,7 @@ class Memories:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CandidatePlacement:
-    """A candidate's placement, the memories it was made for, and what it leaves to read."""
+    """A candidate's placement, the memories that it was made for, and the rows left to read."""
 
     placement: Placement
     reads: RowReads

@@ -20,8 +20,8 @@ are all threads' CPU time, summed over ranks: gloo costs CPU (modelling rule 4).
 
 import contextlib
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -35,10 +35,13 @@ from gnnplan.planner.probe.context import ProbeContext
 from gnnplan.planner.probe.grid import Point
 from gnnplan.planner.probe.team import State
 from gnnplan.planner.probe.timing import (
+    LEAST_SECONDS,
     Measurement,
     background_load,
     make_burst,
+    middle_mean,
     robust_spread,
+    settle_middle,
     summarize,
     wait_until,
 )
@@ -49,10 +52,8 @@ CALLS = ("asked", "all_to_all", "all_reduce")
 ROW_IDS = 64
 """Bytes of rows for each byte of ids: rows of 128 columns and more ask for fewer ids."""
 WARM_STEPS = 2
-LEAST_SECONDS = 1e-6
-
 SHORT = 12
-"""Compute over update and sampling, and over the gather between ids and rows, about."""
+"""Ratio, about, of a step's compute to its update and sampling, and to the gather of its rows."""
 
 COMPUTED, PLAIN, AROUND_IDS, AROUND_ROWS, HIDDEN, BACK = range(len(CALLS), len(CALLS) + 6)
 """Places among a step's moments after `CALLS`: compute after the rows; compute after next to none;
@@ -72,13 +73,13 @@ class Exchanges(Protocol):
         ...
 
     def all_to_all_ids(self, ids: Any, counts: Sequence[int]) -> object:
-        """Hand over so many ids to each rank, and the counts before."""
+        """Send `counts[r]` ids to each rank r, after the counts."""
         ...
 
     def all_to_all_rows(
         self, rows: Any, counts: Sequence[int], received_counts: Sequence[int], *, out: Any
     ) -> object:
-        """Hand over so many rows to each rank."""
+        """Send `counts[r]` rows to each rank r."""
         ...
 
     def all_reduce_sum(self, tensor: Any) -> object:
@@ -89,28 +90,6 @@ class Exchanges(Protocol):
 Moments = list[list[tuple[float, float]]]
 """Entry and exit of one rank, by step and place: `CALLS`, then `COMPUTED` to `BACK`; 0 and the
 seconds where a place is a time around an exchange."""
-
-
-def middle_mean(samples: Sequence[float] | NDArray[np.float64]) -> float:
-    """Average the middle half: like the median where samples gather, between two humps else.
-
-    >>> middle_mean([1.0, 1.0, 1.0, 9.0]), middle_mean([1.0, 1.0, 3.0, 3.0])
-    (1.0, 2.0)
-    """
-    ordered = np.sort(np.asarray(samples, dtype=np.float64))
-    cut = len(ordered) // 4
-    return float(ordered[cut : len(ordered) - cut].mean())
-
-
-def settle_middle(samples: NDArray[np.float64]) -> Measurement:
-    """Make the middle mean a measurement; its spread is that of such a mean, not of one call."""
-    kept = np.maximum(samples, LEAST_SECONDS)
-    return Measurement(
-        value=middle_mean(kept),
-        p90=float(np.percentile(kept, 90)),
-        spread=min(1.0, robust_spread(list(kept)) / max(1, len(kept)) ** 0.5),
-        uncertain=False,
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,22 +185,6 @@ def one_core_each(rank: int, ranks: int) -> AbstractContextManager[None]:
     return process_on([cores[rank]] if ranks <= len(cores) else [])
 
 
-@contextmanager
-def one_compute_thread() -> Generator[None]:
-    """Let torch compute by the calling thread alone.
-
-    Others would poll for work on the core that they share with gloo's threads (DEC-26).
-    """
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def asked_bytes(num_bytes: int, ranks: int) -> int:
     """Count the bytes of ids that ask for so many bytes of rows: one id per rank or more.
 
@@ -291,7 +254,7 @@ def take_steps(
         short()
         asked, around_ids = metered(lambda: exchanging.all_to_all_ids(ids, counts))
         short()
-        rows, seconds_around_rows = metered(lambda: exchange(into, data))
+        rows, around_rows = metered(lambda: exchange(into, data))
         computed = timed(compute)
         there = back = (0.0, 0.0)
         if hidden:
@@ -299,8 +262,7 @@ def take_steps(
             short()
             back = metered(lambda: exchange(received, sent))[0]
         reduced = timed(lambda: reducing.all_reduce_sum(gradient))
-        around = ((0.0, around_ids), (0.0, seconds_around_rows))
-        return [asked, rows, reduced, computed, *around, there, back]
+        return [asked, rows, reduced, computed, (0.0, around_ids), (0.0, around_rows), there, back]
 
     out: Moments = []
     for _ in range(WARM_STEPS + steps):
@@ -327,21 +289,14 @@ MOST_CALLS = 400
 
 def join(context: ProbeContext) -> None:
     """Put the team into one process group, with a subgroup for each number of ranks."""
-    team = context.team
-    team.run(
-        f"{MODULE}:join_task",
-        path=context.scratch / "rendezvous",
-        size=team.size,
-        groups=context.ranks(least=2),
-    )
+    path, groups = context.scratch / "rendezvous", context.ranks(least=2)
+    context.team.run(f"{MODULE}:join_task", path=path, size=context.team.size, groups=groups)
 
 
 def measure(context: ProbeContext) -> dict[str, Table]:
     """Measure the tables of both collectives: stepped, loaded, idle, p90 and core-seconds."""
     tables = _stepped(context, share=0.6)
-    parts: list[tuple[Operation, str, Mode]] = [
-        (operation, suffix, mode) for suffix, mode in MODES for operation in OPERATIONS
-    ]
+    parts = [(operation, *mode) for mode in MODES for operation in OPERATIONS]
     for number, part in enumerate(parts):
         with context.budget.within(1 / (len(parts) - number)):
             tables |= _tables_of(context, *part)
@@ -456,9 +411,7 @@ def _point(
         return [float(s) for s in np.maximum(left - entered, 1e-7)]
 
     took = max(1e-5, float(np.mean(run(TRIAL_CALLS))))
-    wanted = int(
-        np.clip(context.sizes.point_seconds / took, context.sizes.least_repeats, MOST_CALLS)
-    )
+    wanted = np.clip(context.sizes.point_seconds / took, context.sizes.least_repeats, MOST_CALLS)
     calls = max(2, int(min(wanted, context.budget.left / took)))
     used.clear()
     point = context.settle(lambda: run(calls), limit=COLLECTIVE_LIMIT)
@@ -495,8 +448,7 @@ def call_task(
 ) -> tuple[list[float], list[float], float]:
     """Task: entry and exit moments of each call, and this rank's CPU seconds inside them all."""
     call = make_call(state, operation, num_ranks, num_bytes)
-    entries: list[float] = []
-    exits: list[float] = []
+    entries, exits = list[float](), list[float]()
     call()
     wait_until(start_at)
     with background_load() if mode == "loaded" else contextlib.nullcontext():

@@ -11,7 +11,8 @@ sum where the card is shared. All numbers are of gloo over TCP, payload only.
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -22,7 +23,6 @@ from numpy.typing import NDArray
 from gnnplan.planner.probe.collectives import (
     SHORT,
     distributed,
-    one_compute_thread,
     one_core_each,
     read_steps,
     take_steps,
@@ -145,6 +145,22 @@ class HostRates:
 def measure_hosts(team: HostTeam, report: ProgressCallback = silent) -> HostRates:
     """Measure every pair, card and collective; all hosts call this and return the same."""
     return _Schedule(team).measure(report)
+
+
+@contextmanager
+def one_compute_thread() -> Generator[None]:
+    """Let torch compute by the calling thread alone.
+
+    Others would poll for work on the core that they share with gloo's threads (DEC-26).
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Schedule:

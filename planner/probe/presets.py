@@ -79,43 +79,36 @@ def choose_machine(
 
     cache_folder()
     if name is not None:
-        machine = find_machine(name)
-    else:
-        from gnnplan.planner.probe.probe import cached_machine, load_or_probe
-        from gnnplan.runtime.graph.dataset import open_graph
+        return _as_it_is_now(find_machine(name))
+    from gnnplan.planner.probe.probe import cached_machine, load_or_probe
+    from gnnplan.runtime.graph.dataset import open_graph
 
-        quick = seconds is not None
-        if graph is not None and cached_machine(quick=quick) is None:
-            open_graph(graph)
-        machine = load_or_probe(quick=quick, progress=progress, seconds=seconds)
-    return _as_it_is_now(machine)
+    quick = seconds is not None
+    if graph is not None and cached_machine(quick=quick) is None:
+        open_graph(graph)
+    return _as_it_is_now(load_or_probe(quick=quick, progress=progress, seconds=seconds))
 
 
 def _as_it_is_now(machine: MachineModel) -> MachineModel:
     """Return a probed machine with the GPUs that CUDA shows now, and their free memory."""
-    if machine.gpus and machine.provenance == "measured":
-        from gnnplan.planner.probe.gpu.machine import with_visible_gpus
-        from gnnplan.planner.probe.gpu.nvml import inventory
-        from gnnplan.planner.probe.topology import (
-            refuse_changed,
-            with_free_memory,
-            with_gpus_of_here,
-        )
-        from gnnplan.runtime.device import VARIABLE, machine_fingerprint
+    if not machine.gpus or machine.provenance != "measured":
+        return machine
+    from gnnplan.planner.probe.gpu.machine import with_visible_gpus
+    from gnnplan.planner.probe.gpu.nvml import inventory
+    from gnnplan.planner.probe.topology import refuse_changed, with_free_memory, with_gpus_of_here
+    from gnnplan.runtime.device import VARIABLE, machine_fingerprint
 
-        found = inventory()
-        machine = with_gpus_of_here(machine, found, machine_fingerprint())
-        shown, probed = machine, found
-        if VARIABLE in os.environ and num_hosts(machine) == 1:
-            uuids = [gpu.uuid for gpu in machine.gpus]
-            probed = inventory(environment={VARIABLE: ",".join(uuids)}) or found
-            if found is not None and probed is not None and len(probed.gpus) == len(uuids):
-                shown = with_visible_gpus(machine, found)
-        # The whole box is as it was probed, of which CUDA may show less now.
-        refuse_changed(machine, found if shown == machine else probed)
-        machine = shown
-        machine = with_free_memory(machine, found)
-    return machine
+    found = inventory()
+    machine = with_gpus_of_here(machine, found, machine_fingerprint())
+    shown, probed = machine, found
+    if VARIABLE in os.environ and num_hosts(machine) == 1:
+        uuids = [gpu.uuid for gpu in machine.gpus]
+        probed = inventory(environment={VARIABLE: ",".join(uuids)}) or found
+        if found is not None and probed is not None and len(probed.gpus) == len(uuids):
+            shown = with_visible_gpus(machine, found)
+    # The whole box is as it was probed, of which CUDA may show less now.
+    refuse_changed(machine, found if shown == machine else probed)
+    return with_free_memory(shown, found)
 
 
 def known_machine(name: str | None, *, quick: bool = True) -> MachineModel | None:
@@ -144,8 +137,7 @@ def machine_at_once() -> MachineModel:
     Its parts are those that the system and NVML name (DEC-145).
 
     Raises:
-        MachineError: it was probed here and its GPUs are no longer joined as they were.
-        InputError: GNNPLAN_CACHE names a folder that cannot be written.
+        MachineError, InputError: as `choose_machine`.
     """
     from gnnplan.planner.array_cache import cache_folder
     from gnnplan.planner.probe.gpu.nvml import inventory
@@ -212,18 +204,17 @@ def on_cores(table: Table, cores: int) -> Table:
         return table
     kept = [place for place, ranks in enumerate(points[at]) if ranks <= 2]
     values = np.asarray(table.values).reshape([len(axis) for axis in points]).take(kept, at)
-    exchanged = table.unit.endswith("seconds")
     bytes_passed, meetings = 2 * (cores - 1) / cores, 1 + MORE_RANKS * math.log2(cores / 2)
-    more = values.take([-1], at) * (bytes_passed * meetings if exchanged else 1.0)
+    longer = bytes_passed * meetings if table.unit.endswith("seconds") else 1.0
     points[at] = [*(points[at][place] for place in kept), float(cores)]
-    every = np.concatenate([values, more], axis=at)
+    every = np.concatenate([values, values.take([-1], at) * longer], axis=at)
     return replace(table, points=points, values=every.ravel().tolist())
 
 
 def unknown_machine(name: str) -> MachineError:
     """Return the error for a name that is neither a preset's nor a file's."""
-    base, colon, count = name.partition(":")
-    guess = did_you_mean(base + colon + count, [a + colon + count for a in list_presets()])
+    _, colon, count = name.partition(":")
+    guess = did_you_mean(name, [known + colon + count for known in list_presets()])
     guess = guess or f" among {', '.join(list_presets())}"
     return MachineError(
         f"{name}: expected a preset's name or a machine file, found neither{guess} (`gnnplan "
@@ -287,10 +278,7 @@ def parse_preset(text: str, name: str, *, num_hosts: int = 1) -> MachineModel:
 
 
 def _from_box(plain: dict[str, Any], name: str, num_hosts: int) -> MachineModel:
-    from gnnplan.planner.probe.box import (
-        box_machine,
-        read_box,  # imported here: what a name is needs none of it
-    )
+    from gnnplan.planner.probe.box import box_machine, read_box  # on use: names need none of it
 
     box = read_box(plain, name)
     _refuse_hosts(name, num_hosts, box.most_hosts)
@@ -300,9 +288,8 @@ def _from_box(plain: dict[str, Any], name: str, num_hosts: int) -> MachineModel:
 def _refuse_hosts(name: str, num_hosts: int, most: int) -> None:
     if num_hosts <= most:
         return
-    wanted = "one host, since it names no network between hosts"
-    if most > 1:
-        wanted = f"at most {most} hosts"
+    alone = "one host, since it names no network between hosts"
+    wanted = f"at most {most} hosts" if most > 1 else alone
     raise MachineError(
         f"preset {name}: expected {wanted}, found {num_hosts}; ask for fewer --hosts"
     )
@@ -465,7 +452,7 @@ def load_part(kind: str, name: str) -> tuple[str, Part]:
 
 
 def load_effects() -> Part:
-    """Return the shares that are left of data sheets' bandwidths, and unstated costs."""
+    """Return the shares of data sheets' bandwidths that are reached, and costs that none states."""
     return {k: read_number(v, f"effects.yaml: {k}") for k, v in _file("effects").items()}
 
 

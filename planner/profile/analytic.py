@@ -188,7 +188,7 @@ class DegreeClasses:
     degree: Numbers
     """Mean degree."""
     exact: bool = False
-    """Whether every node of a class has its degree, and not one that is Poisson around it."""
+    """Whether each node has exactly its class's degree; else degrees are Poisson around it."""
 
     def drawn(self, fanout: int) -> Numbers:
         """Return the mean neighbours drawn of a node's list; all of them where `fanout` is -1."""
@@ -309,7 +309,7 @@ def _labor_hit(classes: DegreeClasses, now: Numbers, fanout: int) -> Numbers:
 
 
 MOST_NAMED = 96
-"""Times that lists name a node up to which each has a chance of its own."""
+"""Most lists that name a node for which each number of lists is told apart."""
 
 
 def draw_layers(
@@ -383,12 +383,12 @@ def _drawn_chance(nodes: Numbers, power: Numbers, size: int, draws: Draws) -> Nu
 WIDTH = 1.05
 """Largest over smallest degree of a class of nodes with long lists."""
 SHORT = 64
-"""Degree up to which each has a class of its own."""
+"""Largest degree that is a class of its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphLaw:
-    """What the lengths of a graph's lists say of batches."""
+    """Classes of a graph's nodes by degree, from which batches are predicted."""
 
     classes: DegreeClasses
     class_of: NDArray[np.uint16]
@@ -422,8 +422,8 @@ def read_law(indptr: NDArray[np.int64], training: NDArray[np.int64]) -> GraphLaw
 
 
 LAW_ERROR, REPEATED_ERROR, LAYERS_ERROR = 0.05, 0.15, 0.1
-"""Relative standard errors of the law's input vertices (DEC-144), where a sampler that draws each
-vertex once expands vertices again, whose lists the law takes for new ones, and of layers."""
+"""Relative standard errors of predicted input vertices (DEC-144): the usual one; where vertices are
+drawn once but expanded by several hops, which the law takes for new lists; and of layers."""
 
 
 def expected_seeds(
@@ -490,7 +490,7 @@ def expected_batch(
 def expected_draws(
     indptr: NDArray[np.int64], training: NDArray[np.int64], settings: PlanSettings, *, links: bool
 ) -> Callable[[int], tuple[BatchProfile, Hotness]]:
-    """Return what answers a number of seeds by `expected_batch`, for training nodes or links."""
+    """Return a function that predicts the batch of so many seeds, by `expected_batch`."""
     law, num_train = read_law(indptr, training.reshape(-1)), training.shape[0]
 
     def draw(seeds: int) -> tuple[BatchProfile, Hotness]:

@@ -110,7 +110,7 @@ class LawCounts:
     chance: Numbers
     """Probability that a node of the class is among the batch's inputs."""
     seen: Numbers
-    """Probability that the last hop's lists name it, drawn or not."""
+    """Probability that the last hop's lists name a node of the class, drawn or not."""
     reads: Numbers
     """Mean neighbours read from a node's list per batch."""
     again: float
@@ -123,7 +123,7 @@ class _Classes:
 
     share: Numbers
     relative: Numbers
-    """Degree over the mean."""
+    """Ratio of a node's degree to the mean degree."""
     lists: Numbers
     """Mean list length."""
     named: Numbers
@@ -197,7 +197,7 @@ class _Groups:
     level: NDArray[np.int64]
     """Which kind of community a group is of, by training nodes; shape [groups]."""
     levels: Numbers
-    """Share of each kind."""
+    """Share of each kind among the communities."""
 
     def split(self, mean: float, most: int) -> int:
         """Tell groups apart by a hop's arrivals; return into how many each falls."""
@@ -232,13 +232,13 @@ class _Frontier:
     drawn: Numbers
     """Edges by class of lists, shape [groups, classes]."""
     listed: Numbers
-    """Entries of the lists, likewise."""
+    """Entries of the lists by class, shape [groups, classes]."""
     again: Numbers
-    """Edges that another draw from the same lists would repeat, likewise."""
+    """Edges that another draw from the same lists would repeat, shape [groups, classes]."""
     fresh: Numbers
     """Ends that may name a node anew, of lists with at least each threshold, [groups, parts]."""
     whole: Numbers
-    """The same without regard to earlier draws."""
+    """Such ends without regard to earlier draws, shape [groups, parts]."""
     width: Numbers
     """Length of each threshold's interval, shape [parts]."""
 
@@ -366,11 +366,11 @@ class NodeReads(NamedTuple):
 
     nodes: Numbers
     names: Numbers
-    """Lists that name one of the nodes."""
+    """Number of lists that name one of the nodes."""
     chance: Numbers
-    """Probability that a batch reads it."""
+    """Probability that a batch reads one of the nodes."""
     topology: Numbers
-    """Mean neighbours read from its list per batch."""
+    """Mean neighbours read from one node's list per batch."""
 
 
 def _by_names(nodes: Numbers, named: Numbers, chance: Numbers, topology: Numbers) -> Numbers:

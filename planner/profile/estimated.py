@@ -93,9 +93,9 @@ class TypedFrontiers:
     """Expected vertices and edges of a batch by hop."""
 
     shares: list[Numbers]
-    """Chance of a node to be reached up to each hop, seeds first, by class."""
+    """Probability that a node is reached up to each hop, seeds first, by class."""
     expanded: list[Numbers]
-    """Chance of a node to be expanded by each hop, by class."""
+    """Probability that a node is expanded by each hop, by class."""
     edges: list[Numbers]
     """Edges drawn of each relation, by hop."""
 
@@ -232,14 +232,14 @@ def typed_profile(
 CHUNK_EDGES, CHUNK_NODES = 1 << 22, 1 << 18
 """Edges, and nodes with their lists, that are read at a time."""
 ALIKE, STEPS = 1.3, 96
-"""Largest over smallest length of a class's lists, and the steps of lengths that there are."""
+"""Ratio of longest to shortest list of a class; number of classes of lengths."""
 TYPED_ERROR = 0.1
 """Relative standard error of the input nodes of a typed graph's batches (DEC-184)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TypedLists:
-    """What a typed graph's lists say of batches; arrays by class have shape [classes, types]."""
+    """Classes of a typed graph's nodes by their lists; arrays by class are [classes, types]."""
 
     class_of: NDArray[np.int64]
     """Class of each node, shape [N]."""
@@ -305,7 +305,7 @@ def _steps(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _chunks(indptr: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Yield the first node, and that behind the last, of lists that are read together."""
+    """Yield first and end of each range of nodes whose lists are read together."""
     first = 0
     while first < len(indptr) - 1:
         last = int(indptr.searchsorted(int(indptr[first]) + CHUNK_EDGES, "right")) - 1
@@ -317,7 +317,7 @@ def _chunks(indptr: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 def _typed_draws(
     graph: Graph, settings: PlanSettings
 ) -> Callable[[int], tuple[BatchProfile, Hotness]]:
-    """Return what answers a number of seeds by what a typed graph's lists say of their batch."""
+    """Return a function that predicts the batch of so many seeds of a typed graph."""
     work, names = settings.workload, types_of(graph).edge_types
     law = read_lists(graph, [work.type_fanouts.get(name, work.fanouts) for name in names])
     training = np.bincount(law.class_of[graph.train_idx], minlength=law.nodes.size)
@@ -380,16 +380,18 @@ def estimated_profile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostedKernel:
-    """Kernels of a model's layer, by what they work on."""
+    """Kernels of a model's layer that do the same work."""
 
     kind: Literal["product", "sum", "passes"]
-    """product: rows by a matrix of in x out; sum: rows added up along edges; passes: over rows."""
+    """product: rows by an in x out matrix; sum: rows along edges; passes: rows read or written."""
     rows: list[Literal["source", "target", "edges"]]
-    """Rows that it works on, added up."""
+    """Rows of the work: the sum over these of the layer's sources, targets or edges."""
     columns: Literal["in", "out", "heads"] = "out"
+    """Columns of each row."""
     passes: int = 2
-    """Reads and writes of each row, of kind passes."""
+    """Number of times that a row is read or written; kind `passes` alone has it."""
     times: int = 1
+    """Number of such kernels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -402,7 +404,7 @@ class ModelCost:
     target: list[CostedKernel]
     """Kernels of the layer's targets, whatever the relations."""
     starts: list[float]
-    """Starts of the host for a pass, for each layer, and for each relation of a layer."""
+    """Kernels that the host starts for a pass, for each layer, and for each relation of a layer."""
 
 
 def read_cost(model: str) -> ModelCost:

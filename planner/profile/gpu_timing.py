@@ -111,7 +111,7 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopParts:
-    """What a loop is made of."""
+    """Parts of the runtime's loop: samplers, store, stages and training."""
 
     samplers: Mapping[bool, object]
     """Samplers on the device, by whether one CUDA graph draws a batch."""

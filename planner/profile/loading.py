@@ -47,7 +47,7 @@ MOST_BYTES = 1 << 29
 """Most bytes of all loaders of a process; one that is larger by itself is kept alone."""
 
 Work = Callable[[], float]
-"""Does a batch's work and returns its seconds."""
+"""Function that does a batch's work and returns its seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +98,7 @@ class Loader:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it holds, about, without what it maps of the dataset."""
+        """Bytes that the loader holds, about, without those that it maps of the dataset."""
         held = PER_NODE * self.graph.num_nodes + sum(v.nbytes for v in self.vertices)
         if self._reading is None:
             return held
@@ -297,7 +297,7 @@ def time_in_turns(
 
 
 def after_wait(waited: InTurns, others: InTurns) -> ColdCachePenalty:
-    """Return by how much steps after a wait are longer than steps after short work."""
+    """Return the seconds by which steps after a wait are longer than steps after short work."""
     return ColdCachePenalty(wait_seconds=waited.work, seconds=max(0.0, waited.step - others.step))
 
 
@@ -307,7 +307,7 @@ class BesideWork:
 
     work: Work
     alone: float
-    """Its seconds between two steps."""
+    """Seconds of the work between two steps."""
     cores: Sequence[int] = ()
     """Cores that the thread keeps to; empty: any."""
     unbroken: bool = False

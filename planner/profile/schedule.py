@@ -77,7 +77,7 @@ class Timed:
     """Work before steps on as many threads as leave a loader a core; None: there was none."""
     loading: LoadingAnswer
     notes: list[str] = field(default_factory=list[str])
-    """What was not reached, left out early, or stayed uncertain."""
+    """Notes on what was not reached, left out early, or stayed uncertain."""
 
 
 def time_all(

@@ -47,7 +47,7 @@ class PlanDiff:
     """Names of arrays that differ or that only one plan has."""
     numbers: list[NumberPair]
     sentences: list[str] = field(default_factory=list[str])
-    """What the second plan does otherwise, in words."""
+    """Sentences on what the second plan does otherwise."""
 
 
 def diff(a: Plan, b: Plan) -> PlanDiff:

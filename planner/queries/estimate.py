@@ -161,9 +161,9 @@ class Estimate:
     missing: str = ""
     """Sum of the memory that is too small; empty where all fits."""
     memory: str = ""
-    """Name of that memory."""
+    """Name of the memory that is too small."""
     short_bytes: int = 0
-    """Bytes that it lacks."""
+    """Bytes by which that memory is too small."""
     step_seconds: Interval | None = None
     epoch_seconds: Interval | None = None
     bottleneck: str = ""
@@ -197,7 +197,7 @@ class Estimates:
     """Where the rates come from, and what the intervals hold."""
     estimates: list[Estimate]
     refused: dict[str, str] = field(default_factory=dict[str, str])
-    """Why a machine has no estimate, by its name."""
+    """Reason for which a machine has no estimate, by the machine's name."""
 
 
 def estimate(
@@ -447,7 +447,7 @@ HOST_BOUND = (
     "host: starting kernels sets the pace, taken as alike on all hosts; a faster GPU or more GPUs "
     "change nothing there, a larger batch does"
 )
-"""What is said where some machine is bound by its host."""
+"""Sentence below a table in which the host sets the pace of some machine."""
 COLUMNS = ["machine", "GPUs", "step", "epoch (90%)", "bottleneck", "rows", "$/epoch"]
 
 

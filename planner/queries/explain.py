@@ -29,7 +29,7 @@ KEPT = {
     "edges": "edges (DropEdge)",
     "boundary-edges": "edges over the boundary (BES)",
 }
-"""What full-graph training keeps a share of."""
+"""Words for what full-graph training samples, by `FullGraph.drop`."""
 
 
 def _full_graph_summary(plan: Plan) -> str:
@@ -63,14 +63,10 @@ def _full_graph_details(plan: Plan) -> list[str]:
         return []
     said, memory = plan.prediction.provenance, plan.prediction.memory_bytes
     lines = [f"  {said[name]}" for name in WORDS if name in said]
-    ranks = {name: use for name, use in memory.items() if name.startswith("rank")}
-    totals = [use.total for use in ranks.values()]
-    fullest = max(ranks, key=lambda name: ranks[name].total)
-    mean = sum(totals) / len(totals)
-    lines.append(
-        f"  fullest: {fullest} with {size_text(max(totals))}, {max(totals) / mean:.2f} of the mean"
-    )
-    return lines
+    totals = {name: use.total for name, use in memory.items() if name.startswith("rank")}
+    fullest = max(totals, key=lambda name: totals[name])
+    most, mean = totals[fullest], sum(totals.values()) / len(totals)
+    return [*lines, f"  fullest: {fullest} with {size_text(most)}, {most / mean:.2f} of the mean"]
 
 
 def _list_details(plan: Plan) -> list[str]:
@@ -78,7 +74,7 @@ def _list_details(plan: Plan) -> list[str]:
     strategy, memory = plan.strategy, plan.prediction.memory_bytes
     if strategy.mode == "full-graph" or strategy.topology.policy != "cached":
         return []
-    lines = [f"  {plan.prediction.provenance[name]}" for name in ("lists",)]
+    lines = [f"  {plan.prediction.provenance['lists']}"]
     for rank, name in enumerate(strategy.gpus):
         parts = memory[f"rank{rank}"].parts
         lists, rows = strategy.topology.own_rows[rank], strategy.features.own_rows[rank]
@@ -98,12 +94,11 @@ def _list_details(plan: Plan) -> list[str]:
 
 def _owner_details(plan: Plan) -> list[str]:
     """Say what parts of the graph deal to ranks that share a batch."""
-    words = plan.prediction.provenance.get("owners", "")
-    return [f"  {words}"] if words else []
+    return [f"  {words}"] if (words := plan.prediction.provenance.get("owners")) else []
 
 
 REPLAYED = "replayed as one graph"
-"""Begin of what a prediction says of a captured step."""
+"""First words of a prediction's sentence on a captured step."""
 
 
 def _captured_details(plan: Plan) -> list[str]:
@@ -223,7 +218,6 @@ def explain(plan: Plan, today: str | None = None) -> Explanation:
     """
     prediction, runners = plan.prediction, load_runners_up(plan.plan_id)
     beside = today_of(plan, runners, today)
-    others = plan.alternatives
     return Explanation(
         plan_id=plan.plan_id,
         summary=_summary(plan),
@@ -255,8 +249,8 @@ def explain(plan: Plan, today: str | None = None) -> Explanation:
         lower_bound=plan.certificate.lower_bound,
         status=plan.certificate.status,
         shadow_prices=plan.shadow_prices,
-        runner_up=others[0] if others else None,
-        alternatives=others,
+        runner_up=next(iter(plan.alternatives), None),
+        alternatives=plan.alternatives,
         details=[
             line
             for of_plan in (_full_graph_details, _list_details, _owner_details, _captured_details)
@@ -318,13 +312,10 @@ def _some(found: dict[str, Alternative]) -> list[tuple[str, Alternative]]:
 
 def _what_fills_memory(plan: Plan) -> str:
     """Name the largest parts of the fullest rank and of the fullest memory that ranks share."""
-    memory = plan.prediction.memory_bytes
-    groups = [
-        {name: use for name, use in memory.items() if name.startswith("rank") == of_rank}
-        for of_rank in (True, False)
-    ]
-    words: list[str] = []
-    for group in filter(None, groups):
+    memory, words = plan.prediction.memory_bytes, list[str]()
+    ranks = {name: use for name, use in memory.items() if name.startswith("rank")}
+    shared = {name: use for name, use in memory.items() if name not in ranks}
+    for group in filter(None, (ranks, shared)):
         name, use = min(group.items(), key=lambda item: item[1].headroom)
         parts = sorted(use.parts.items(), key=lambda item: -item[1])[:3]
         listed = ", ".join(f"{part} {size_text(size)}" for part, size in parts if size > 0)
@@ -351,7 +342,7 @@ LEAST_SAVED = 5e-4
 
 
 def _what_it_gains(plan: Plan, runners: RunnersUp) -> str:
-    """Hold the plan against the plainest way that was priced, and tell how to with one's own."""
+    """Compare the plan with the plainest way that was priced; say how to time one's own script."""
     plainest, step = runners.plainest, plan.prediction.step_seconds.value
     epoch = seconds_text(plan.prediction.epoch_seconds.value)
     known = "estimated" if plan.prediction.estimated else "predicted"
@@ -371,11 +362,10 @@ def _summary(plan: Plan) -> str:
     threads, strategy = plan.strategy.threads, plan.strategy
     if strategy.mode == "full-graph":
         return _full_graph_summary(plan)
-    if strategy.devices[0].kind == "cuda":
+    if strategy.kind == "cuda":
         return _gpu_summary(plan)
     ranks, compute = counted(plan.num_ranks, "rank"), counted(threads.compute, "compute thread")
-    placed = f"rows placed by {strategy.features.policy}"
-    return f"{ranks}, {compute} each, {_loading(plan)}, {placed}"
+    return f"{ranks}, {compute} each, {_loading(plan)}, rows placed by {strategy.policy}"
 
 
 def _loading(plan: Plan) -> str:
@@ -389,22 +379,16 @@ def _loading(plan: Plan) -> str:
 
 def _gpu_summary(plan: Plan) -> str:
     """Say how many GPUs in which cliques, where the topology is, and what placed the rows."""
-    devices = plan.strategy.devices
-    cliques: dict[int, list[str]] = {}
-    for device in devices:
-        # A memory `gpu0.memory` is that of gpu0.
-        cliques.setdefault(device.clique, []).append(device.memory.removesuffix(".memory"))
-    groups = "; ".join("+".join(names) for names in cliques.values())
-    where = topology_words(plan.strategy.topology)
-    kind = "emulated GPU" if plan.strategy.emulated else "GPU"
-    count = f"{counted(len(devices), kind)} ({groups})"
-    policy = plan.strategy.features.policy
-    captured = ", steps captured" if plan.strategy.step == "captured" else ""
+    strategy, policy = plan.strategy, plan.strategy.policy
+    cliques = sorted(strategy.cliques)  # the first rank's first
+    groups = "; ".join("+".join(strategy.gpus[rank] for rank in clique) for clique in cliques)
+    kind = "emulated GPU" if strategy.emulated else "GPU"
+    captured = ", steps captured" if strategy.step == "captured" else ""
     if (stored := plan.graph.feature_dtype) == plan.workload.precision != "float32":
         policy += f" in {stored}, which the first product reads as they are"
     return (
-        f"{count} of {plan.machine.name}, topology {where}, {_loading(plan)}, rows placed by "
-        f"{policy}{captured}"
+        f"{counted(plan.num_ranks, kind)} ({groups}) of {plan.machine.name}, topology "
+        f"{topology_words(strategy.topology)}, {_loading(plan)}, rows placed by {policy}{captured}"
     )
 
 
@@ -412,21 +396,18 @@ def _stages(plan: Plan) -> list[StageRow]:
     """List loader stages first; a synchronous loader's stages stand for the wait."""
     prediction, inline = plan.prediction, not plan.strategy.loads_ahead
     training = {stage.value for stage in TRAINING_STAGES}
-    step = prediction.step_seconds.value
-    rows: list[StageRow] = []
-    for name in sorted(prediction.stages, key=lambda n: (n in training, -prediction.stages[n])):
-        if inline and name == "wait":
-            continue
-        rows.append(
-            StageRow(
-                stage=name,
-                seconds=prediction.stages[name],
-                share=prediction.stages[name] / step if step > 0 else 0.0,
-                hidden=not inline and name not in training,
-                provenance=prediction.provenance.get(name, "derived"),
-            )
+    step, seconds = prediction.step_seconds.value, prediction.stages
+    return [
+        StageRow(
+            stage=name,
+            seconds=seconds[name],
+            share=seconds[name] / step if step > 0 else 0.0,
+            hidden=not inline and name not in training,
+            provenance=prediction.provenance.get(name, "derived"),
         )
-    return rows
+        for name in sorted(seconds, key=lambda n: (n in training, -seconds[n]))
+        if not (inline and name == "wait")
+    ]
 
 
 def render(explanation: Explanation) -> str:

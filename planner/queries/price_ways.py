@@ -70,12 +70,12 @@ class UnplacedWay:
     candidate: Candidate
     heat: HeatGroups
     firsts: list[int]
-    """First rank whose reads take as long as a rank's."""
+    """For each rank the first rank whose reads take as long."""
     least_seconds: float
     """Lower bound of a step's seconds, wherever rows and lists lie."""
 
     def place(self, most_bytes: int | None = None) -> "PlacedWay":
-        """Place rows and lists by their heat; `most_bytes` of each GPU may hold some, None: all."""
+        """Place rows and lists by heat in at most `most_bytes` of each GPU; None: in all."""
         request, candidate = self.request, self.candidate
         room = capacity(request, candidate, shared_host=True)
         if most_bytes is not None:
@@ -87,7 +87,7 @@ class UnplacedWay:
 
     @property
     def siblings(self) -> tuple[object, ...]:
-        """Return what ways have in common that differ in the place of their lists."""
+        """Return a key that is equal for ways that differ only in where lists lie."""
         candidate = self.candidate
         return candidate.gpus, candidate.cliques, candidate.threads.sample
 
@@ -157,7 +157,7 @@ class PricedWay:
         return min(self.step.seconds, max(found, way.least_seconds))
 
     def resize(self) -> "PricedWay":
-        """Leave memory empty whose rows are read sooner from elsewhere, beside other work.
+        """Use less of each GPU's memory where rows elsewhere are read sooner beside other work.
 
         The more rows a GPU keeps, the longer its memory is busy, and the shorter all else; so the
         best number of bytes is where the two meet, whatever the GPU has beyond it (DEC-180).

@@ -105,17 +105,17 @@ class SystemToday:
     system: str
     title: str
     gpus: int
-    """GPUs it trains on; 0: one process on the cores."""
+    """Number of GPUs that it trains on; 0: one process on the cores."""
     workers: int
     """Loader processes of each of its training processes; 0 where it has none."""
     hit_rate: float
     """Share of the input rows in its GPU caches."""
     epoch_seconds: float
-    """Estimated, never measured."""
+    """Estimated seconds of an epoch."""
     times: float
-    """Its epoch over the plan's."""
+    """Ratio of its epoch's seconds to the plan's."""
     source: str
-    """Source of the overhead of its software."""
+    """Source of the figure for its software's overhead."""
 
 
 def read_today(text: str) -> tuple[System, int | None]:

@@ -145,7 +145,7 @@ def statistics_key(settings: PlanSettings, candidate: Candidate) -> str:
 
 
 def draw_turns(names: Sequence[int], rounds: int, *, seed: int) -> list[list[int]]:
-    """Return who is measured when: every round has each once, in a drawn order.
+    """Return the candidates in the order of their runs: each once a round, in a drawn order.
 
     A drift of the machine then affects all alike.
 
@@ -238,7 +238,7 @@ def tune(
 
 
 def _check(plan: Plan, out: Path, asked: TuneRequest) -> None:
-    """Refuse, before anything runs, what would fail or destroy something at the end."""
+    """Refuse a request that would fail, or overwrite something, when its runs have ended."""
     refuse_foreign_folder(out)
     check_identity(plan, force=False)
     if plan.strategy.mode != "minibatch":
@@ -372,7 +372,7 @@ def _launcher() -> Launcher:
 
 
 TRIED = ((3, 2), (3, 1), (2, 2), (2, 1))
-"""Candidates and rounds of a training that tries plans, the most of them first."""
+"""Numbers of candidates and of rounds that a training tries, the largest first."""
 TRIAL_SHARE = 0.1
 """Most of a training's steps in which plans are tried."""
 LONG_SECONDS = 600.0

@@ -96,7 +96,7 @@ class TunedCandidate:
     """|predicted - measured| / measured."""
     within_interval: bool
     to_accuracy: Approach | None = None
-    """Training to the score, of the fastest candidate of each statistics."""
+    """Training to the target score; None unless the fastest of its statistics."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,7 +251,7 @@ def measured_ratios(plan: Plan, stages: Mapping[str, float]) -> dict[str, float]
 
 
 def promises(made: Plan, plan: Plan, now: float, steps: int, *, measured: bool) -> bool:
-    """Tell whether a plan saves more in so many steps than two starts take, by its interval.
+    """Tell whether a plan is sure to save more in so many steps than two starts of ranks take.
 
     `now` are the measured seconds of a step under `plan`; `measured` says whether stages were.
     """
@@ -297,7 +297,7 @@ def train_and_keep(
     say: Callable[[str], None],
     **options: Any,
 ) -> "RunReport":
-    """Train from a plan folder on, and let it have the plan that proves fastest, and the report.
+    """Train from a plan's folder, and leave the fastest plan and the report in it.
 
     Args:
         out: plan folder; the run is in it.

@@ -210,7 +210,7 @@ def _draw_stacked(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """One thing in a memory."""
+    """One part of a memory's content."""
 
     name: str
     size_bytes: int
@@ -219,10 +219,10 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryBar(BarGroup):
-    """What fills each of some memories."""
+    """Parts that fill each of some equal memories."""
 
     parts: list[Part]
-    """Largest first; together `total_bytes`."""
+    """Parts of the content, the largest first; they add up to `total_bytes`."""
     total_bytes: int
     capacity_bytes: int
     headroom_bytes: int
@@ -305,10 +305,10 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceRows(BarGroup):
-    """Where each of some ranks reads its rows from."""
+    """Sources that each of some equal ranks reads its rows from."""
 
     shares: list[Share]
-    """Cheapest source first; together 1, or empty where no rows are read."""
+    """Share of each source, the cheapest first, adding up to 1; empty where no rows are read."""
     own_rows: int
     """Number of rows that each keeps in its own memory."""
 

@@ -148,7 +148,7 @@ class EmulatedGpu:
         return value
 
     def give(self, tensor: Tensor) -> Tensor:
-        """Count a tensor as the host's; returns it."""
+        """Count a tensor as the host's, and return it."""
         self.memory.release(tensor)
         return tensor
 
@@ -193,7 +193,7 @@ class EmulatedGpu:
         self.locked.pop(memory.data_ptr(), None)
 
     def reach(self, tensor: Tensor) -> Tensor:
-        """Let kernels address a tensor that lies elsewhere, while it lives; returns it."""
+        """Let kernels address a tensor that lies elsewhere, while it lives, and return it."""
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         reference = weakref.ref(storage, lambda _: self._living.pop(address, None))

@@ -69,7 +69,7 @@ def leave_thread(gpu: EmulatedGpu) -> None:
 
 
 def start(gpu: EmulatedGpu) -> None:
-    """Make a GPU this process's, and watch this thread.
+    """Install an emulated GPU in this process, and watch this thread.
 
     Raises:
         InputError: Triton's kernels were or would be compiled, not interpreted.
@@ -81,7 +81,7 @@ def start(gpu: EmulatedGpu) -> None:
 
 
 def stop() -> None:
-    """Have no emulated GPU in this process any more, and watch this thread no longer."""
+    """Remove the emulated GPU from this process, and watch this thread no longer."""
     gpu = emulated_gpu()
     if gpu is not None:
         leave_thread(gpu)

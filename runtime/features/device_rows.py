@@ -357,7 +357,7 @@ class HostShare:
 
     comm: Communicator
     ranks: list[int]
-    """Ascending; the first one fills the memory."""
+    """Ranks of the host, ascending; the first one fills the memory."""
 
     @classmethod
     def of(cls, plan: Plan, rank: int, comm: Communicator | None) -> "HostShare | None":

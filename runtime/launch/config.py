@@ -142,7 +142,7 @@ class Trials:
     steps: int = 20
     """Steps of a turn that count."""
     warmup: int = 5
-    """Steps of a turn before those."""
+    """Steps of a turn before the counted ones."""
 
     def __post_init__(self) -> None:
         known = all(0 <= each < len(self.plans) for each in self.turns)
@@ -185,11 +185,11 @@ class RanksOffer:
     """A plan on another number of ranks, which a run tries from an epoch's end on."""
 
     folder: str
-    """Its folder."""
+    """Folder of that plan."""
     folder_before: str = ""
     """Folder of the plan that the run leaves for it, or goes back to; empty until it is tried."""
     in_use: bool = False
-    """Whether the run goes on under it."""
+    """Whether the run goes on under that plan."""
 
     def folder_in_use(self, first: Path) -> Path:
         """Return the plan folder that a run goes on under; `first` where it never changed."""
@@ -197,7 +197,7 @@ class RanksOffer:
 
 
 def read_offer(run_folder: Path) -> RanksOffer | None:
-    """Read what a run is offered; None where that is nothing."""
+    """Read the plan that a run is offered; None where there is no offer."""
     path = run_folder / OFFER_FILE
     if not path.is_file():
         return None
@@ -208,7 +208,7 @@ def read_offer(run_folder: Path) -> RanksOffer | None:
 
 
 def write_offer(run_folder: Path, offer: RanksOffer) -> None:
-    """Write what a run is offered, as a whole or not at all."""
+    """Write the plan that a run is offered, as a whole or not at all."""
     codec.write_text_atomically(run_folder / OFFER_FILE, codec.dumps(offer))
 
 
@@ -242,7 +242,7 @@ def check_alike(plans: Sequence[Plan], *, any_ranks: bool = False) -> None:
 
 
 def _trained(plan: Plan) -> dict[str, Any]:
-    """Return what decides which batches are drawn, and by which ranks."""
+    """Return the settings that decide which batches are drawn, and by which ranks."""
     strategy = plan.strategy
     parts = plan.arrays["partition"].sha256 if strategy.partition != "none" else ""
     return {

@@ -68,7 +68,7 @@ Progress = Callable[[dict[str, Any]], None]
 
 
 def follow_events(events: Path, ended: Callable[[], bool], progress: Progress | None) -> None:
-    """Pass events on until the job has ended and all of them are read."""
+    """Call `progress` with each event until the job has ended and all are read."""
     with events.open() as file:
         rest = ""
         while True:
@@ -293,7 +293,7 @@ def _at(config: RunConfig, offer: RanksOffer | None) -> RunConfig:
 
 
 def _go_back(run_path: Path) -> bool:
-    """Let a run that ended while it tried other ranks go on under the plan before; tell if so."""
+    """Return to the plan before where a run ended while it tried other ranks; tell whether."""
     offer, tried = read_offer(run_path), plan_on_trial(run_path)
     if offer is None or not offer.in_use or tried != Path(offer.folder):
         return False

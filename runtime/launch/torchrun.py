@@ -33,10 +33,10 @@ def die_with(parent_pid: int, how: signal.Signals) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """What a torchrun that was started early is told, as JSON on its standard input."""
+    """Command for a torchrun that was started early, as JSON on its standard input."""
 
     arguments: list[str]
-    """Those of `main` after the parent's process number."""
+    """Arguments of `main` after the parent's process number."""
     environment: dict[str, str]
     output: str
     """Log file to append to."""

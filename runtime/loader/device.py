@@ -25,7 +25,7 @@ from gnnplan.runtime.loader.device_place import lock_launches
 from gnnplan.runtime.loader.stages import AbstractStage
 from gnnplan.runtime.loader.topology import OFFSET_BYTES
 from gnnplan.runtime.meter import StageMeter
-from gnnplan.runtime.models.adjacency import TorchBlock, device_blocks
+from gnnplan.runtime.models.adjacency import TorchBlock, device_blocks, drawn_blocks
 from gnnplan.runtime.models.weights import (
     PaddedGcn,
     count_self_loops,
@@ -105,22 +105,6 @@ class DeviceMiniBatch(MiniBatch):
     def blocks(self, value: list[Block]) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         if value:
             raise AttributeError("blocks that the device drew are not replaced")
-
-
-def drawn_blocks(drawn: "DeviceBatch") -> list[TorchBlock]:
-    """Return the blocks as a model takes them, without a copy."""
-    return [
-        TorchBlock(
-            num_src=block.num_src,
-            num_dst=block.num_dst,
-            indptr=block.indptr,
-            indices=block.indices,
-            weight=block.weight,
-            relation_ptr=block.relation_ptr,
-            src_type=block.src_type,
-        )
-        for block in drawn.blocks
-    ]
 
 
 def on_device(ids: Any, device: torch.device) -> Tensor:

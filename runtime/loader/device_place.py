@@ -294,15 +294,15 @@ class PaddedStep(MiniBatch):
     __slots__ = ("draws", "make", "meter_rows")
 
     draws: Any
-    """`PaddedDraws` that draw it."""
+    """`PaddedDraws` that draw the step's batch."""
     make: Callable[[], MiniBatch]
-    """Function that draws it batch by batch, for a step that did not fit."""
+    """Function that makes the step's batch in its true sizes, where it did not fit."""
     meter_rows: Callable[[], None]
     """Function that meters the rows that were read so far; waits."""
 
 
 class PaddedStage(AbstractStage):
-    """Stage in the place of all others, where the device draws what is trained on."""
+    """Stage in place of all others, whose steps are drawn by the device as they are trained on."""
 
     name = Stage.SAMPLE
 

@@ -405,7 +405,8 @@ class PlannedLoader:
                 self.position.advance()
                 self.handed_out += 1
                 if self.position.step in (0, first + count):
-                    self._finish()
+                    for stage in self.stages:
+                        stage.finish()
                 yield batch if self._view is None else self._view(batch)
                 del batch, made  # its buffer is free again before the next batch is waited for
                 if order is not None:
@@ -472,10 +473,6 @@ class PlannedLoader:
             self._ready.close(at_once=True)
             self._ready = None
         self._give_back()
-
-    def _finish(self) -> None:
-        for stage in self.stages:
-            stage.finish()
 
     def _make(self, epoch: int, step: int, index: int, turn: int, turns: Turns) -> MadeBatch:
         batch = seed_batch(epoch, step, self._parts.dialect)

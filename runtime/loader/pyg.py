@@ -39,29 +39,19 @@ _THREADS = {
     "timeout", "multiprocessing_context", "in_order", "filter_per_worker", "is_sorted",
 }  # fmt: skip
 """Keywords of how batches are made, which change no batch: the plan's threads make them."""
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "replace": (False,),
-    "subgraph_type": ("directional",),
-    "disjoint": (False,),
-    "directed": (True,),
-    "temporal_strategy": ("uniform",),
-    "input_time": (None,),
-    "time_attr": (None,),
-    "weight_attr": (None,),
-    "neighbor_sampler": (None,),
-    "transform_sampler_output": (None,),
-    "edge_label_time": (None,),
-    "worker_init_fn": (None,),
-    "generator": (None,),
-    "collate_fn": (None,),
-    "sampler": (None,),
-    "batch_sampler": (None,),
-}
-"""Values of PyG's and torch's keywords that ask for what the plan does anyway."""
+_NEUTRAL: dict[str, Any] = {
+    "replace": False, "subgraph_type": "directional", "disjoint": False, "directed": True,
+    "temporal_strategy": "uniform", "input_time": None, "time_attr": None, "weight_attr": None,
+    "neighbor_sampler": None, "transform_sampler_output": None, "edge_label_time": None,
+    "worker_init_fn": None, "generator": None, "collate_fn": None, "sampler": None,
+    "batch_sampler": None,
+}  # fmt: skip
+"""Value of each of PyG's and torch's keywords that asks for what the plan does anyway."""
 _FLAGS = {"replace": "--sampler neighbor:draws=replacement", "weight_attr": "--sampler"}
+_OTHER_GRAPH = "the graph is the plan's; import yours (gnnplan graph import) and plan it"
 _ELSEWHERE = {
-    "data": "the graph is the plan's; import yours (gnnplan graph import) and plan it",
-    "dataset": "the graph is the plan's; import yours (gnnplan graph import) and plan it",
+    "data": _OTHER_GRAPH,
+    "dataset": _OTHER_GRAPH,
     "edge_label": "label links by neg_sampling='binary'",
 }
 
@@ -83,8 +73,8 @@ def check_keywords(given: Mapping[str, Any]) -> None:
             raise TypeError(f"PlannedLoader: {name}: {_ELSEWHERE[name]}")
         if name not in _NEUTRAL:
             raise TypeError(f"PlannedLoader() got an unexpected keyword argument {name!r}")
-        value = given[name]
-        if not any(value is same or value == same for same in _NEUTRAL[name]):
+        value, same = given[name], _NEUTRAL[name]
+        if not (value is same or value == same):
             flag = f" (gnnplan plan {_FLAGS[name]})" if name in _FLAGS else ""
             raise TypeError(
                 f"PlannedLoader: {name}={value!r:.60}: the plan decides that; leave it out, or "

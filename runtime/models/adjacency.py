@@ -25,11 +25,11 @@ class TorchBlock:
     num_src: int
     num_dst: int
     indptr: Tensor
-    """int64, (num_dst + 1,)."""
+    """Begin of each row's edges, and the end of the last, int64 (num_dst + 1,)."""
     indices: Tensor
-    """int32, (num_edges,)."""
+    """Source of each edge, int32 (num_edges,)."""
     weight: Tensor | None = None
-    """float32, (num_edges,)."""
+    """Weight of each edge, float32 (num_edges,)."""
     relation_ptr: Tensor | None = None
     """Ends of the edges of each destination and type, int64; of typed blocks alone."""
     src_type: Tensor | None = None
@@ -197,6 +197,13 @@ def torch_block(block: Block) -> TorchBlock:
 def torch_blocks(batch: MiniBatch) -> list[TorchBlock]:
     """Return the batch's blocks as tensors that share the sampler's memory, outermost first."""
     return [torch_block(block) for block in batch.blocks]
+
+
+def drawn_blocks(drawn: Any) -> list[TorchBlock]:
+    """Return the blocks of a `DeviceBatch` or `PaddedBatch` as a model takes them, uncopied."""
+    names = ("num_src", "num_dst", "indptr", "indices", "weight", "relation_ptr", "src_type")
+    names += ("live", "dst")
+    return [TorchBlock(**{name: getattr(block, name) for name in names}) for block in drawn.blocks]
 
 
 def device_blocks(batch: MiniBatch, device: torch.device) -> list[TorchBlock]:

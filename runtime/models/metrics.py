@@ -118,7 +118,7 @@ class Ranks(Protocol):
 
     @property
     def host_lane(self) -> "Ranks":
-        """The same ranks, for tensors of the host."""
+        """Communicator of the same ranks for tensors of the host."""
         ...
 
     def all_reduce_sum(self, tensor: Tensor) -> Any:

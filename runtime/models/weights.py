@@ -312,7 +312,7 @@ class PaddedGcn:
         """Make what the weights of every batch pass through, in the sizes of this one."""
         blocks, device = batch.blocks[::-1], batch.n_id.device
         rows = [blocks[0].num_dst, *(block.num_src for block in blocks)]
-        edges = [block.dst.numel() for block in blocks]
+        edges = [block.indices.numel() for block in blocks]
         begins = [0 if self._shared else sum(rows[1 : hop + 1]) for hop in range(len(edges))]
         sizes = [drawn + own for drawn, own in zip(edges, rows, strict=False)]
         self._places = [sum(sizes[:hop]) for hop in range(len(sizes) + 1)]
@@ -347,7 +347,7 @@ class PaddedGcn:
             none if self._loops is None else self._loops, *drawn, self._root_places, self._full,
             self._roots, **kind, NESTED=self._shared,
         )  # fmt: skip
-        programs = programs_for(max(b.dst.numel() for b in batch.blocks), _WEIGHED, device)
+        programs = programs_for(max(b.indices.numel() for b in batch.blocks), _WEIGHED, device)
         weigh_kernel[(programs, hops)](
             batch.counts, self._sizes, *drawn, kept.rows, kept.local, self._root_places,
             self._new_places, self._full, self._roots, looped.row_ptr, looped.rows, looped.local,

@@ -1,10 +1,10 @@
 """The objects that plan.json holds. It imports codec and setting alone: it must load anywhere."""
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal, TypeGuard
+from typing import Literal, TypeGuard
 
 from gnnplan.runtime import codec
-from gnnplan.runtime.plan.setting import Range, Setting
+from gnnplan.runtime.plan.setting import MOST_FANOUT as MOST_FANOUT, Links as Links, Workload
 
 SCHEMA_VERSION = 1
 DynamicPolicy = Literal["lru", "clock"]
@@ -41,133 +41,6 @@ class MachineRef:
     """Hash of the measurements, or of the preset's numbers."""
     provenance: str
     """measured | preset."""
-
-
-MOST_FANOUT = 1_000_000
-"""Most neighbours per hop; -1 takes all, however many."""
-_FANOUTS = Range(least=-1, most=MOST_FANOUT)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Links:
-    """Settings of link prediction (task link); other tasks ignore them."""
-
-    negatives: Annotated[
-        Literal["uniform", "in-batch"],
-        Setting(
-            help="Where links' negative destinations come from: all nodes, or the step's own "
-            "destinations."
-        ),
-    ] = "uniform"
-    num_negatives: Annotated[
-        int, Setting(help="Negatives per link in training.", range=Range(least=1, most=10_000))
-    ] = 1
-    exclude: Annotated[
-        Literal["none", "forward", "both"],
-        Setting(
-            help="Which of a step's own links are left out of sampling: none, source to "
-            "destination, or also destination to source."
-        ),
-    ] = "both"
-    eval_negatives: Annotated[
-        int,
-        Setting(
-            help="Uniform negatives per link in validation and test.",
-            range=Range(least=1, most=100_000),
-        ),
-    ] = 100
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Workload:
-    """The training to be done: fixed by the user, never changed by the planner."""
-
-    model: Annotated[
-        str, Setting(help="sage, gcn, gat, rgcn (typed graphs) or module:factory.")
-    ] = "sage"
-    num_layers: Annotated[
-        int,
-        Setting(
-            help="Layers; left out: one per fan-out.",
-            range=Range(least=1, most=16),
-            flag="layers",
-            default=None,
-            surface="flag",
-        ),
-    ] = 2
-    hidden: Annotated[
-        int,
-        Setting(help="Hidden columns.", range=Range(least=1, most=65_536), label="Hidden columns"),
-    ] = 256
-    heads: Annotated[
-        int, Setting(help="Attention heads (gat).", range=Range(least=1, most=1024))
-    ] = 4
-    dropout: Annotated[
-        float,
-        Setting(
-            help="Dropout between layers.",
-            range=Range(least=0, most=1, whole=False, below_most=True),
-        ),
-    ] = 0.0
-    fanouts: Annotated[
-        list[int],
-        Setting(
-            help="Neighbours per hop, the hop next to the seeds first; -1 takes all (rgcn: of each "
-            "edge type).",
-            range=_FANOUTS,
-            label="Fan-outs, first hop first",
-        ),
-    ] = field(default_factory=lambda: [15, 10])
-    type_fanouts: Annotated[
-        dict[str, list[int]],
-        Setting(
-            help="Other fan-outs of an edge type (rgcn).",
-            how="as NAME=5,3; repeat per type",
-            range=_FANOUTS,
-        ),
-    ] = field(default_factory=dict)
-    batch_size: Annotated[
-        int,
-        Setting(
-            help="GLOBAL batch: seeds (or links) per optimiser step over all devices.",
-            more="Never changed by the planner.",
-            range=Range(least=1, most=2**31 - 1),
-            label="Global batch",
-        ),
-    ] = 1024
-    learning_rate: Annotated[
-        float,
-        Setting(
-            help="Adam's learning rate.",
-            range=Range(least=0, most=1000, whole=False, above_least=True),
-        ),
-    ] = 3e-3
-    weight_decay: Annotated[
-        float, Setting(help="L2 penalty.", range=Range(least=0, most=1000, whole=False))
-    ] = 0.0
-    gcn_norm: Annotated[
-        Literal["full", "sampled"],
-        Setting(help="Degrees a GCN normalises by: of the full graph, or of the sample."),
-    ] = "full"
-    precision: Annotated[
-        Literal["float32", "tf32", "bfloat16", "float16"],
-        Setting(
-            help="Of products in training; sums, parameters and gradients stay float32.",
-            more="tf32 rounds the factors of float32 products on a GPU, and nothing on cores; "
-            "bfloat16 and float16 are for GPUs: products in half the bytes.",
-        ),
-    ] = "float32"
-    seed: Annotated[
-        int,
-        Setting(
-            help="Seed of shuffling, sampling and weights.", range=Range(least=0, most=2**63 - 1)
-        ),
-    ] = 0
-    allow: Annotated[
-        Literal["exact", "unbiased", "approximate"],
-        Setting(help="How far training statistics may change.", label="Statistics may be"),
-    ] = "exact"
-    links: Links = field(default_factory=Links)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -271,7 +144,7 @@ class FullGraph:
     drop: Literal["nodes", "edges", "boundary-edges"] = "nodes"
     """What is sampled: boundary nodes (BNS), any edge (DropEdge), edges over the boundary (BES)."""
     keep: float = 1.0
-    """Probability p with which each of those is kept."""
+    """Probability p with which each such node or edge is kept."""
     draws: Literal["layer", "shared"] = "layer"
     """Fresh draws for each layer, or one draw per epoch for all of them."""
     rounding: Literal["bernoulli", "stochastic"] = "bernoulli"
@@ -292,8 +165,7 @@ class Threads:
     gather_programs: int = 0
     """Most programs of one gather's grid on a GPU, so that compute runs beside it; 0: no limit."""
     capture: int = 0
-    """Above 0, one CUDA graph samples whole shares of a batch, where launches take longer than its
-    larger buffers."""
+    """Above 0, one CUDA graph draws a rank's share of a batch: fewer launches, larger buffers."""
     comm: int = 0
     """Above 0, exchanges run beside compute: boundary rows of full-graph training, or else the
     gradient's all-reduce, in parts that follow the backward pass."""
@@ -314,9 +186,9 @@ class StepShapes:
     ahead: int = field(default=0, metadata=codec.UNLESS_SET)
     """Above 0, the device draws each batch beside the step before it, into buffers of its own."""
     reached_by: int = field(default=0, metadata=codec.UNLESS_SET)
-    """Batches of which one is expected to reach the sizes under the margin; 0: unknown."""
+    """Number of batches of which one should fill the shapes less their margin; 0: unknown."""
     margin: float = field(default=1.0, metadata=codec.UNLESS_SET)
-    """Ratio of the shapes to those sizes, before they are rounded up."""
+    """Factor by which rows and edges exceed what that one batch needs, before rounding up."""
 
     def __hash__(self) -> int:
         return hash((*self.rows, *self.edges))
@@ -338,7 +210,7 @@ class Strategy:
     bulk_batches: int = 1
     """Number of batches that one call of a matrix sampler draws together."""
     bulk_bytes: int = 0
-    """Most bytes that those batches may take on a rank, where fewer are drawn then; 0: no limit."""
+    """Most bytes of such batches on a rank, which limits how many are drawn; 0: no limit."""
     partition: str = "none"
     """Name of the partitioner; array `partition` (int32) holds each node's part. Where ranks draw
     mini-batches of their own, each draws the training nodes of its part."""
@@ -486,7 +358,7 @@ class Prediction:
     provenance: dict[str, str] = field(default_factory=dict)
     """Where each stage's number comes from: measured | preset | derived, and how."""
     estimated: bool = field(default=False, metadata=codec.UNLESS_SET)
-    """Whether nothing was drawn or timed for it: lengths of lists and rates of such hardware."""
+    """Whether it rests on degrees and on rates of such hardware; nothing was drawn or timed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Declare a field that users set once: its words, its range, the name of its flag.
+"""Declare each field that users set once: its words, its range, its flag; `Workload` is training's.
 
 A dataclass's field carries a `Setting` in its annotation:
 
@@ -15,8 +15,8 @@ import numbers
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeVar
 
 T = TypeVar("T")
 
@@ -88,7 +88,6 @@ class SettingField:
     def flag(self) -> str:
         """Option of the command line.
 
-        >>> from gnnplan.runtime.plan.schema import Links
         >>> [each.flag for each in setting_fields(Links)][1:3]
         ['--num-negatives', '--exclude']
         """
@@ -97,12 +96,12 @@ class SettingField:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """Words of which it takes one; empty for other types."""
+        """Words of which the field takes one; empty for other types."""
         return typing.get_args(self.hint) if typing.get_origin(self.hint) is Literal else ()
 
     @property
     def optional(self) -> bool:
-        """Whether it may be None."""
+        """Whether the field may be None."""
         return isinstance(self.hint, types.UnionType) and type(None) in typing.get_args(self.hint)
 
 
@@ -129,7 +128,6 @@ def flat_values(owner: Any) -> dict[str, Any]:
 def make_from(kind: type[T], values: Mapping[str, Any]) -> T:
     """Make an object from values by name, as of `flat_values`; missing ones have their default.
 
-    >>> from gnnplan.runtime.plan.schema import Workload
     >>> make_from(Workload, {"hidden": 8, "exclude": "none"}).links.exclude
     'none'
     """
@@ -157,3 +155,130 @@ def _fields(kind: type, path: tuple[str, ...]) -> Iterator[SettingField]:
             )
         elif dataclasses.is_dataclass(hint) and isinstance(hint, type):
             yield from _fields(hint, (*path, spec.name))
+
+
+MOST_FANOUT = 1_000_000
+"""Most neighbours per hop; -1 takes all, however many."""
+_FANOUTS = Range(least=-1, most=MOST_FANOUT)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Links:
+    """Settings of link prediction (task link); other tasks ignore them."""
+
+    negatives: Annotated[
+        Literal["uniform", "in-batch"],
+        Setting(
+            help="Where links' negative destinations come from: all nodes, or the step's own "
+            "destinations."
+        ),
+    ] = "uniform"
+    num_negatives: Annotated[
+        int, Setting(help="Negatives per link in training.", range=Range(least=1, most=10_000))
+    ] = 1
+    exclude: Annotated[
+        Literal["none", "forward", "both"],
+        Setting(
+            help="Which of a step's own links are left out of sampling: none, source to "
+            "destination, or also destination to source."
+        ),
+    ] = "both"
+    eval_negatives: Annotated[
+        int,
+        Setting(
+            help="Uniform negatives per link in validation and test.",
+            range=Range(least=1, most=100_000),
+        ),
+    ] = 100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """The training to be done: fixed by the user, never changed by the planner."""
+
+    model: Annotated[
+        str, Setting(help="sage, gcn, gat, rgcn (typed graphs) or module:factory.")
+    ] = "sage"
+    num_layers: Annotated[
+        int,
+        Setting(
+            help="Layers; left out: one per fan-out.",
+            range=Range(least=1, most=16),
+            flag="layers",
+            default=None,
+            surface="flag",
+        ),
+    ] = 2
+    hidden: Annotated[
+        int,
+        Setting(help="Hidden columns.", range=Range(least=1, most=65_536), label="Hidden columns"),
+    ] = 256
+    heads: Annotated[
+        int, Setting(help="Attention heads (gat).", range=Range(least=1, most=1024))
+    ] = 4
+    dropout: Annotated[
+        float,
+        Setting(
+            help="Dropout between layers.",
+            range=Range(least=0, most=1, whole=False, below_most=True),
+        ),
+    ] = 0.0
+    fanouts: Annotated[
+        list[int],
+        Setting(
+            help="Neighbours per hop, the hop next to the seeds first; -1 takes all (rgcn: of each "
+            "edge type).",
+            range=_FANOUTS,
+            label="Fan-outs, first hop first",
+        ),
+    ] = field(default_factory=lambda: [15, 10])
+    type_fanouts: Annotated[
+        dict[str, list[int]],
+        Setting(
+            help="Other fan-outs of an edge type (rgcn).",
+            how="as NAME=5,3; repeat per type",
+            range=_FANOUTS,
+        ),
+    ] = field(default_factory=dict)
+    batch_size: Annotated[
+        int,
+        Setting(
+            help="GLOBAL batch: seeds (or links) per optimiser step over all devices.",
+            more="Never changed by the planner.",
+            range=Range(least=1, most=2**31 - 1),
+            label="Global batch",
+        ),
+    ] = 1024
+    learning_rate: Annotated[
+        float,
+        Setting(
+            help="Adam's learning rate.",
+            range=Range(least=0, most=1000, whole=False, above_least=True),
+        ),
+    ] = 3e-3
+    weight_decay: Annotated[
+        float, Setting(help="L2 penalty.", range=Range(least=0, most=1000, whole=False))
+    ] = 0.0
+    gcn_norm: Annotated[
+        Literal["full", "sampled"],
+        Setting(help="Degrees a GCN normalises by: of the full graph, or of the sample."),
+    ] = "full"
+    precision: Annotated[
+        Literal["float32", "tf32", "bfloat16", "float16"],
+        Setting(
+            help="Of products in training; sums, parameters and gradients stay float32.",
+            more="tf32 rounds the factors of float32 products on a GPU, and nothing on cores; "
+            "bfloat16 and float16 are for GPUs: products in half the bytes.",
+        ),
+    ] = "float32"
+    seed: Annotated[
+        int,
+        Setting(
+            help="Seed of shuffling, sampling and weights.", range=Range(least=0, most=2**63 - 1)
+        ),
+    ] = 0
+    allow: Annotated[
+        Literal["exact", "unbiased", "approximate"],
+        Setting(help="How far training statistics may change.", label="Statistics may be"),
+    ] = "exact"
+    links: Links = field(default_factory=Links)

@@ -71,7 +71,7 @@ class Block:
     num_src: int
     num_dst: int
     indptr: NDArray[np.int64]
-    """Shape (num_dst + 1,)."""
+    """Begin of each row's edges, and the end of the last; shape (num_dst + 1,)."""
     indices: NDArray[np.int32]
     """Local ids below num_src, shape (num_edges,)."""
     e_id: NDArray[np.int64] | None = None
@@ -95,7 +95,7 @@ class MiniBatch:
     """A sampled mini-batch; later stages fill `x`, `y` and `counters`."""
 
     blocks: list[Block]
-    """Outermost (next to the input features) first."""
+    """Blocks, the outermost (next to the input features) first."""
     n_id: NDArray[np.int64]
     """Global ids of the outermost block's sources, seeds first. Shape (num_input,)."""
     seeds: NDArray[np.int64]

@@ -36,6 +36,7 @@ from gnnplan.runtime.loader.device_place import PaddedStep
 from gnnplan.runtime.meter import STEP
 from gnnplan.runtime.models.adjacency import (
     TorchBlock,
+    drawn_blocks,
     fill_padded,
     fits_padded,
     make_padded,
@@ -77,23 +78,15 @@ class StepInputs:
     """`PaddedDraws` that fill the buffers of `padded`; None: batches are copied in."""
     padded: Any = None
     replay: Callable[[], None] | None = None
-    """What trains on these buffers; None before the capture."""
+    """Function that trains on these buffers; None before the capture."""
 
     @staticmethod
     def over(draws: Any) -> "StepInputs":
         """Return buffers that the device draws every batch into."""
         padded = draws.new_batch()
         device = padded.x.device
-        blocks = [
-            TorchBlock(
-                num_src=block.num_src, num_dst=block.num_dst, indptr=block.indptr,
-                indices=block.indices, weight=block.weight, relation_ptr=block.relation_ptr,
-                src_type=block.src_type, live=block.num_dst_now, dst=block.dst,
-            )
-            for block in padded.blocks
-        ]  # fmt: skip
         return StepInputs(
-            blocks=blocks,
+            blocks=drawn_blocks(padded),
             x=padded.x,
             y=padded.y,
             num_labels=padded.labels_now,
@@ -183,7 +176,7 @@ class CapturedLoop(TrainLoop):
     _inputs: StepInputs | None = field(init=False, default=None)
     """Buffers that the next step trains on."""
     _ahead: StepInputs | None = field(init=False, default=None)
-    """Buffers that the batch after it is drawn into meanwhile; None: nothing is drawn ahead."""
+    """Buffers that the next batch is drawn into meanwhile; None: nothing is drawn ahead."""
     _ready: tuple[int, int] | None = field(init=False, default=None)
     """Epoch and step of the batch that was drawn ahead into `_inputs`."""
     _drawn: PaddedStep | None = field(init=False, default=None)
@@ -297,7 +290,7 @@ class CapturedLoop(TrainLoop):
         return fits
 
     def _draw(self, step: PaddedStep, following: MiniBatch | None) -> None:
-        """See to it that a step's batch is drawn, and that the one behind it is drawn beside it."""
+        """Make sure that a step's batch is drawn, and the next one beside the step."""
         draws, self._drawn = step.draws, step
         if self._inputs is None:
             self._open(draws)

@@ -255,7 +255,7 @@ class MadeBatch:
 
     batch: MiniBatch
     mark: AbstractMark | None = None
-    """None: nothing is under way."""
+    """Mark at which its latest lane is done with it; None: nothing is under way."""
     lane: str = ""
 
 

@@ -54,11 +54,11 @@ class TrialState:
     """How far the trials of a run have come; checkpoints hold it as plain values."""
 
     turn: int = 0
-    """Turns that are over."""
+    """Number of turns that are over."""
     seconds: list[list[float]] = field(default_factory=list[list[float]])
     """Seconds of each plan's steps that count, as rank 0 measured them."""
     failed: dict[str, str] = field(default_factory=dict[str, str])
-    """Reasons by number of the plan that is not tried again."""
+    """Reason for which a plan is not tried again, by the plan's number."""
     uses: list[list[Any]] = field(default_factory=list[list[Any]])
     """First step and id of each plan in use, in order."""
     kept: int | None = None
@@ -285,7 +285,7 @@ class TrialRun:
         self._tell_kept(job)
 
     def _tell_kept(self, job: "Job") -> None:
-        """Write what was measured of each plan, and the stages of the one in use. Collective."""
+        """Emit what was measured of each plan, and the used plan's stages. Collective."""
         meter, counted = job.loop.meter, self._num_counted
         samples = {name: meter.seconds(name)[-counted:] for name in meter.stages()}
         stages = typical_stages(job.loop.comm.all_gather_objects(samples))

@@ -141,7 +141,7 @@ class GpusBackend(Backend):
 
 
 WHERE = {"host": "host", "replicated": "own", "partitioned": "own"}
-"""Place that a whole topology is read from, by its policy; one in parts, once it was fetched."""
+"""Place that a topology is read from, by its policy; a partitioned one after it was fetched."""
 LOCATED_READS = 2
 """Reads of the GPU's own memory by which a list is found: its begin and end, and its address."""
 
@@ -309,10 +309,8 @@ def least_seconds(work: RankWork) -> float:
     What the host starts and what the model takes are part of each step, in lanes or in series.
     """
     candidate, timing, launch = work.candidate, work.timing, start_seconds(work.machine)
-    starts, step = (
-        _starts(work, candidate),
-        step_compute(work.machine, candidate, work.batch, timing),
-    )
+    starts = _starts(work, candidate)
+    step = step_compute(work.machine, candidate, work.batch, timing)
     started = starts.draw + starts.gather + starts.copy + reduce_starts(candidate, timing)
     host = launch * started + timing.batch_host_seconds + step.host
     return max(host, step.forward_backward + step.optimizer)
@@ -438,9 +436,9 @@ def _timed_words(reads: _Reads, timed: GpuTiming) -> dict[Stage, str]:
 
 
 def reduce_starts(candidate: Candidate, timing: ModelTiming) -> float:
-    """Return what the host starts to sum the gradients over ranks: one, or one a part and a loss.
+    """Return the host's starts for the gradients' sum over ranks: of one call, or of one per part.
 
-    0 for one rank.
+    In parts the loss is one more. One rank sums nothing: 0.
     """
     if candidate.num_ranks == 1:
         return 0.0

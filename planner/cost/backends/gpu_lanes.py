@@ -150,9 +150,9 @@ class StepCompute:
     optimizer: float
     """Seconds of the update; 0 where it is part of a captured step."""
     host: float
-    """Seconds in which the host starts them."""
+    """Seconds that the host takes to start their kernels."""
     device: float | None
-    """Seconds in which the GPU works; None for all of them."""
+    """Seconds in which the GPU works; None: the whole step."""
 
 
 def step_compute(
@@ -197,12 +197,13 @@ def lost_replays(candidate: Candidate) -> float:
 
 
 FILL_STARTS = (6, 9)
-"""Copies and fills that put a batch into a captured step's buffers: of a batch, and per block."""
+"""Number of kernels that copy a batch into a captured step's buffers: of a batch, and per block."""
 GRAPH_STARTS = 1
+"""Number of launches that replay a captured step."""
 
 
 def captured_starts(layers: int) -> float:
-    """Return what the host starts for a captured step.
+    """Return how many kernels and graphs the host starts for a step whose batch it copies in.
 
     >>> captured_starts(3)
     34.0
@@ -219,9 +220,9 @@ class Margin(NamedTuple):
     """How far padded shapes lie above the sizes of a mean batch."""
 
     draws: int
-    """Batches of which one is expected to reach the sizes that shapes are made of."""
+    """Number of batches of which one should need as much as the shapes have without `ratio`."""
     ratio: float
-    """Rows and edges of the shapes over those sizes."""
+    """Factor by which rows and edges of the shapes exceed that need."""
 
 
 USUAL_MARGIN = Margin(1000, 1.1)
@@ -309,8 +310,10 @@ def captured_step_bytes(
     return round(shared + (1 + shapes.ahead) * (edges + rows) + pool)
 
 
-ROW_END_BYTES, PADDED_EDGE_BYTES, DRAWN_EDGE_BYTES = 8, 12, 8
-"""The end of a row's edges of one type; an edge's source, destination and weight; those two."""
+ROW_END_BYTES = 8
+"""Bytes that mark where a row's edges of one type end."""
+DRAWN_EDGE_BYTES, PADDED_EDGE_BYTES = 8, 12
+"""Bytes of an edge's source and destination; bytes of these and of its weight."""
 
 
 def captured_words(

@@ -199,7 +199,7 @@ def gpu_all_reduce(machine: MachineModel, candidate: Candidate, message_bytes: f
 
 
 ALGORITHMS = {"ring": "a ring", "tree": "a tree", "switch": "sums in the switch (NVLS)"}
-"""What is said of each algorithm."""
+"""Words for each algorithm."""
 
 
 def fabric_of(machine: MachineModel, candidate: Candidate) -> Fabric:

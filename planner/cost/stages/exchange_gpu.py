@@ -129,17 +129,17 @@ class PeerReads:
     """Seconds of reading one rank's rows of peers, in both ways."""
 
     mapped: float
-    """Seconds of reading them in place."""
+    """Seconds of reading the rows in place."""
     asked: float
     """Seconds of handing over ids, where rows are exchanged."""
     sent: float
     """Seconds of handing over rows."""
     packed: float
-    """Seconds in which the GPU's memory serves and places them."""
+    """Seconds in which the GPU's memory reads and writes exchanged rows."""
     starts: float
-    """Starts of the host for an exchange, beside those of a gather."""
+    """Number of kernels that the host starts for an exchange, beside those of a gather."""
     start: float
-    """Host's seconds of one start."""
+    """Seconds that the host takes to start one kernel."""
 
     @property
     def exchanged(self) -> float:

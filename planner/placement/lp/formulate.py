@@ -44,11 +44,8 @@ SHARES = 6
 """Steps of the greatest law's share of an item's heat."""
 OCTAVES = 26
 """Factors of two below the densest item that are told apart."""
-
-
 SHIFTS = (20, 21, 22, 23, 24, 25)
 """Bits of a float32 below a bucket's number: 8 buckets per factor of two and fewer."""
-
 
 _Keyed = tuple[NDArray[np.int32], NDArray[np.int64]]
 _Summed = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]
@@ -211,7 +208,7 @@ class Group:
 
     devices: tuple[int, ...]
     per_clique: int
-    """Number of them in each clique."""
+    """Number of the group's devices in each clique."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,7 +217,7 @@ class CliqueClass:
 
     cliques: tuple[int, ...]
     size: int
-    """Devices of each clique."""
+    """Number of devices of each clique."""
     groups: tuple[int, ...]
 
 
@@ -275,13 +272,8 @@ def find_groups(problem: PlacementProblem, rows: ObjectiveRows) -> Groups:
             devices = tuple(g for c in cliques for g in alike[c][sign])
             names.append(len(groups))
             groups.append(Group(devices=devices, per_clique=len(members)))
-        found.append(
-            CliqueClass(
-                cliques=tuple(cliques),
-                size=len(problem.cliques[cliques[0]]),
-                groups=tuple(names),
-            )
-        )
+        size = len(problem.cliques[cliques[0]])
+        found.append(CliqueClass(cliques=tuple(cliques), size=size, groups=tuple(names)))
     return Groups(groups=tuple(groups), classes=tuple(found))
 
 
@@ -447,17 +439,12 @@ def asked_bytes(
     problem: PlacementProblem, groups: Groups, buckets: list[Buckets]
 ) -> NDArray[np.float64]:
     """Count the bytes a device of each group asks for of each bucket, shape [groups, B]."""
-    return np.stack(
-        [
-            np.concatenate(
-                [
-                    kind.read_bytes * b.heat[:, kind.laws[group.devices[0]]]
-                    for kind, b in zip(problem.kinds, buckets, strict=True)
-                ]
-            )
-            for group in groups.groups
-        ]
-    )
+    pairs = list(zip(problem.kinds, buckets, strict=True))
+
+    def asked_by(device: int) -> NDArray[np.float64]:
+        return np.concatenate([kind.read_bytes * b.heat[:, kind.laws[device]] for kind, b in pairs])
+
+    return np.stack([asked_by(group.devices[0]) for group in groups.groups])
 
 
 def _row_loads(

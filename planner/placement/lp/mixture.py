@@ -47,7 +47,7 @@ class Ladder:
     reads: NDArray[np.float64]
     """Bytes a device reads of the first i items, of the same shape."""
     total: float
-    """Bytes it reads of all items."""
+    """Bytes that a device reads of all items."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +67,7 @@ class CheapestFill:
     """The optimum of one clique."""
 
     fills: tuple[tuple[float, Fill], ...]
-    """One or two with shares that sum to 1: what does not fit as a whole is split."""
+    """One fill, or two with shares that sum to 1, where the items do not fit as a whole."""
     price: float
     """Seconds that a byte more on each device saves each of them."""
 
@@ -77,9 +77,9 @@ class _Factors:
     """Seconds a move saves per byte it takes, over the item's density."""
 
     dealt: float
-    """From the host to one copy in the clique."""
+    """Factor of the move from the host to one copy in the clique."""
     whole: float
-    """From one copy to copies everywhere, or from the host at once."""
+    """Factor of the move from one copy, or from the host, to copies everywhere."""
     at_once: bool
     """Whether one copy is never worth more than copies everywhere: P is off the lower hull."""
     peers: bool

@@ -53,7 +53,7 @@ from gnnplan.runtime.process import side_by_side
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Prices:
-    """What one unit more of each limit saves; any non-negative ones give a lower bound."""
+    """Seconds that one unit more of each limit saves; any prices from 0 give a lower bound."""
 
     rows: NDArray[np.float64]
     """Weight of each row of the objective, summing to 1; shape [K]."""
@@ -69,13 +69,13 @@ class KnapsackItems:
 
     size: NDArray[np.float64]
     replicated: NDArray[np.float64]
-    """cR."""
+    """Cost of a copy on every device, cR."""
     dealt: NDArray[np.float64]
-    """cP."""
+    """Cost of one copy among the devices, cP."""
     host: NDArray[np.float64]
-    """cH."""
+    """Cost of no copy but the host's, cH."""
     num_devices: int
-    """n."""
+    """Number of devices, n."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +86,7 @@ class Moves:
     size: NDArray[np.float64]
     item: NDArray[np.int64]
     to_dealt: NDArray[np.bool_]
-    """Whether to P; else to R, from P where the item has both moves."""
+    """Whether the move is to P; else it is to R, from P where the item has both moves."""
 
     def fill(self, capacity: float) -> tuple[NDArray[np.float64], float]:
         """Take moves by value per unit of size until the capacity is full.

@@ -47,7 +47,7 @@ SORTED_ITEMS = 4_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WantedCopies:
-    """What devices should hold, before budgets are looked at, hottest first."""
+    """Items that devices should hold whatever their budgets, hottest first."""
 
     replicated: list[NDArray[np.int64]]
     """Ids that every device of the clique holds, by clique."""

@@ -192,7 +192,7 @@ def name_places(problem: PlacementProblem, found: Placement) -> Placement:
 
 
 def deal_densest(problem: PlacementProblem, seconds: NDArray[np.float64]) -> list[Placement]:
-    """Deal over each clique what saves it most per byte, at seconds per byte of shape [T, G, 5].
+    """Deal to each clique the items that save it most, at seconds per byte of shape [T, G, 5].
 
     Where the host is short, it is left what most cliques want, and they deal again without that:
     round by round, each of which is a placement (DEC-164).
@@ -218,7 +218,7 @@ def deal_densest(problem: PlacementProblem, seconds: NDArray[np.float64]) -> lis
 def saved_rates(
     problem: PlacementProblem, clique: Sequence[int], seconds: NDArray[np.float64], far: int
 ) -> NDArray[np.float64]:
-    """Add up what a clique saves by each item that it reads from a peer, not from `far`."""
+    """Return the seconds that a clique saves by each item that it reads from a peer, not `far`."""
     peer = seconds[:, :, PEER]
     near = np.where(np.isfinite(peer), peer, seconds[:, :, OWN])
     gain = np.clip(seconds[:, :, far] - near, 0.0, FAR)
@@ -231,9 +231,9 @@ def saved_rates(
 
 
 def cap_rate(rate: NDArray[np.float64], least: float) -> NDArray[np.float64]:
-    """Cap what an item saves per byte at the least that is dealt: more would be dealt otherwise.
+    """Cap the seconds that an item saves per byte at the least of the items that are dealt.
 
-    Of those above, the hotter are worth a little less to the host.
+    An item that saves more is dealt anyway. Of these the hotter are worth less to the host.
     """
     above = np.maximum(rate, least)
     share = np.divide(least, above, out=np.ones_like(above), where=above > 0)
@@ -243,7 +243,7 @@ def cap_rate(rate: NDArray[np.float64], least: float) -> NDArray[np.float64]:
 def take_densest(
     problem: PlacementProblem, clique: Sequence[int], rate: NDArray[np.float64]
 ) -> Ids:
-    """List what saves a clique most per byte, of all kinds, as far as its devices have room."""
+    """List the items that save a clique most per byte, as many as its devices have room for."""
     order = np.argsort(-rate, kind="stable")
     size = np.concatenate([np.broadcast_to(k.size_array(), k.num_items) for k in problem.kinds])
     room = sum(problem.device_bytes[g] for g in clique)
@@ -251,7 +251,7 @@ def take_densest(
 
 
 def place_dealt(problem: PlacementProblem, taken: Sequence[Ids]) -> Placement:
-    """Deal to the cliques what each has taken of all kinds; the host keeps what else saves most."""
+    """Place on each clique the items that it took, and on the host those that then save most."""
     ends = np.cumsum([0, *(kind.num_items for kind in problem.kinds)])
     none = np.zeros(0, np.int64)
     chosen = [

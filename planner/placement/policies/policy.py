@@ -27,10 +27,10 @@ FAR = 1e30
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Knowledge:
-    """What some policies look at besides the problem."""
+    """Facts of a graph that some policies need besides the problem."""
 
     out_degree: NDArray[np.int64] | None = None
-    """Lists each node stands in, shape [N]."""
+    """Number of lists that each node stands in, shape [N]."""
     in_degree: NDArray[np.int64] | None = None
     """Length of each node's list, shape [N]; for legion."""
     parts: Callable[[str], NDArray[np.int32] | None] | None = None
@@ -49,12 +49,12 @@ class Copies:
     own: dict[int, list[Ids]]
     """Ids that each device holds, by index of the problem's kind; the others lie on the host."""
     variant: str = ""
-    """What the policy settled on; empty: there was nothing to settle."""
+    """Variant that the policy chose; empty: it has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reason:
-    """Why a policy has no placement here."""
+    """Reason for which a policy has no placement here."""
 
     why: str
 

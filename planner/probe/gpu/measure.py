@@ -58,7 +58,7 @@ class GpuDevice(Protocol):
 
     num_gpus: int
     processors: int
-    """Count the multiprocessors of a GPU: grids are multiples of it."""
+    """Number of multiprocessors of a GPU, of which grids are multiples."""
 
     def seconds(self, work: Work, repeats: int, beside: Sequence[Work] = ()) -> list[float]:
         """Time the work, so many times, while the works `beside` it run all along."""
@@ -87,7 +87,7 @@ class GpuDevice(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuSizes:
-    """How much is measured."""
+    """Sizes and repeats of the measurements."""
 
     copy_bytes: int
     """Bytes of a large copy."""
@@ -159,13 +159,13 @@ class GpuFindings:
     flops: Points = field(default_factory=dict[tuple[int, ...], Measurement])
     """Seconds per flop of a matrix product in float32, at ()."""
     tf32: Points = field(default_factory=dict[tuple[int, ...], Measurement])
-    """The same in TF32; a GPU without it takes as long as in float32."""
+    """Seconds per flop in TF32, at (); a GPU without it takes as long as in float32."""
     launch: Points = field(default_factory=dict[tuple[int, ...], Measurement])
     """Seconds of an empty kernel, at ()."""
     beside: Points = field(default_factory=dict[tuple[int, ...], Measurement])
     """Slowdown of compute beside a gather from host memory, by the gather's programs."""
     beside_gather: Points = field(default_factory=dict[tuple[int, ...], Measurement])
-    """Slowdown of that gather."""
+    """Slowdown of that gather, by its programs."""
     hidden: Points = field(default_factory=dict[tuple[int, ...], Measurement])
     """Share of an all-reduce that compute hides, by number of GPUs; the first GPU alone has it."""
     crowded: Points = field(default_factory=dict[tuple[int, ...], Measurement])
@@ -367,7 +367,7 @@ def check_gpu(bench: Bench, like: GpuFindings) -> None:
     """Measure a few points of a GPU, and take the rest from an equal one where they agree."""
     found = bench.found
     _measure_large(bench)
-    if not _agree(found, like, COMPARED):
+    if not all(_agree(getattr(found, name), getattr(like, name)) for name in COMPARED):
         found.notes.append(
             f"gpu{bench.gpu}: differs from gpu{like.gpu}, which is of its kind: measured in full"
         )
@@ -383,19 +383,10 @@ COMPARED = ("flops", "copy", "to_gpu", "to_host", "gather", "uva")
 """Findings by which GPUs of one kind are compared."""
 
 
-def _agree(found: GpuFindings, like: GpuFindings, names: Sequence[str]) -> bool:
+def _agree(found: Points, like: Points) -> bool:
     """Return whether all points that both have are about as long."""
-    for name in names:
-        known: Points = getattr(like, name)
-        mine: Points = getattr(found, name)
-        for place, measured in mine.items():
-            if place in known and not _are_alike(measured.value, known[place].value):
-                return False
-    return True
-
-
-def _are_alike(one: float, other: float) -> bool:
-    return max(one, other) <= SAME * min(one, other)
+    pairs = [(each.value, like[place].value) for place, each in found.items() if place in like]
+    return all(max(pair) <= SAME * min(pair) for pair in pairs)
 
 
 def _sized(work: Work, sizes: Sequence[int]) -> dict[tuple[int, ...], Work]:
@@ -460,8 +451,7 @@ def check_pair(bench: Bench, owner: int, first: tuple[GpuFindings, int], *, mapp
     mine = _of_owner(found.peer_gather, owner, owner)
     known = _of_owner(like.peer_copy, other, owner) | theirs
     measured = _of_owner(found.peer_copy, owner, owner) | mine
-    pairs = [(m.value, known[place].value) for place, m in measured.items() if place in known]
-    if not all(_are_alike(*each) for each in pairs):
+    if not _agree(measured, known):
         found.notes.append(
             f"gpu{bench.gpu}: its way from gpu{owner} differs from that of gpu{like.gpu} from "
             f"gpu{other}, which is of its kind: measured in full"

@@ -397,20 +397,19 @@ class Cores(Dimension):
             one = first_hosts(machine, 1)
             yield from candidates(settings, one.num_cores, asked.policies)
         else:
-            any_found = False
             cores = [one_host(machine, host).num_cores for host in range(known)]
-            for hosts in [settings.hosts] if settings.hosts else sorted(_powers_of_two(known)):
-                for found in _spread_over_hosts(
-                    settings, hosts, min(cores[:hosts]), asked.policies
-                ):
-                    any_found = True
-                    yield found
-            if not any_found:
+            found = [
+                each
+                for hosts in ([settings.hosts] if settings.hosts else sorted(_powers_of_two(known)))
+                for each in _spread_over_hosts(settings, hosts, min(cores[:hosts]), asked.policies)
+            ]
+            if not found:
                 raise SettingsError(
                     f"expected a number of devices that {wanted} hosts of "
                     f"{min(cores)} cores share evenly, found {settings.devices}; ask for fewer or "
                     f"for {wanted * min(cores)}"
                 )
+            yield from found
 
     def adapt_request(self, request: Request, candidate: Candidate, draws: Draws | None) -> Request:
         """Return the request on the hosts that the candidate uses."""
@@ -485,17 +484,13 @@ class Gpus(Dimension):
     def relax_request(self, request: Request) -> dict[str, Request]:
         """Give GPUs or hosts 1 GiB more, or make one sort of link 10% faster."""
         budgets, machine = request.budgets, request.machine
+        wider_gpus = _larger(machine, lambda m: m.kind == "device")
+        wider_host = _larger(machine, lambda m: m.kind == "host")
+        on_gpus = replace(budgets, device_bytes=_more(budgets.device_bytes))
+        on_host = replace(budgets, host_bytes=_more(budgets.host_bytes))
         found = {
-            "GPU memory +1 GiB": replace(
-                request,
-                machine=_larger(machine, lambda m: m.kind == "device"),
-                budgets=replace(budgets, device_bytes=_more(budgets.device_bytes)),
-            ),
-            "host memory +1 GiB": replace(
-                request,
-                machine=_larger(machine, lambda m: m.kind == "host"),
-                budgets=replace(budgets, host_bytes=_more(budgets.host_bytes)),
-            ),
+            "GPU memory +1 GiB": replace(request, machine=wider_gpus, budgets=on_gpus),
+            "host memory +1 GiB": replace(request, machine=wider_host, budgets=on_host),
         }
         for name, is_such in LINKS.items():
             if any(is_such(x) for x in machine.links):

@@ -365,10 +365,9 @@ def row_bounds(
         return rows
     if total is None:
         total = torch.full((1,), nodes.numel(), dtype=torch.int64, device=nodes.device)
-    places = graph.indptr if graph.addresses is None else graph.addresses
     _bounds_kernel[(triton.cdiv(nodes.numel(), _BLOCK),)](
-        graph.indptr, places, graph.indices.data_ptr(), *graph.own, *graph.host, nodes, total,
-        rows.starts, rows.degrees, rows.counts, rows.addresses, graph.counts, nodes.numel(), fanout,
+        *lists_of(graph), *graph.own, *graph.host, nodes, total, rows.starts, rows.degrees,
+        rows.counts, rows.addresses, graph.counts, nodes.numel(), fanout,
         PLACES=graph.addresses is not None, BYTES=graph.indices.element_size(), PASSES=passes,
         BLOCK=_BLOCK,
     )  # fmt: skip

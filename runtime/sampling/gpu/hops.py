@@ -31,7 +31,11 @@ from gnnplan.runtime.sampling.minibatch import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceBlock:
-    """One layer's bipartite graph; fields as in `minibatch.Block`."""
+    """One layer's bipartite graph; fields as in `minibatch.Block`, and those of padded blocks.
+
+    In a padded block rows of padding have no edges. An edge of padding joins the last source and
+    the last destination, and has position and weight 0.
+    """
 
     num_src: int
     num_dst: int
@@ -41,6 +45,10 @@ class DeviceBlock:
     weight: Tensor | None = None
     relation_ptr: Tensor | None = None
     src_type: Tensor | None = None
+    dst: Tensor | None = None
+    """Destination of each edge of a padded block, int32; None: the block is not padded."""
+    live: Tensor | None = None
+    """Number of destinations before the padding, int64 [1]; None: the block is not padded."""
 
     def to_host(self) -> Block:
         """Copy the block to arrays; waits for the device."""
@@ -114,7 +122,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class HopDraws:
-    """What one hop of one step draws from."""
+    """Streams that one hop of one step draws from."""
 
     streams: HopStreams
     hop: int
@@ -280,56 +288,57 @@ class LeftOut:
     """Edges that a batch leaves out, found on the device."""
 
     keys: Tensor
-    """Ascending destination * nodes + source of each edge asked, int64; behind them `NOWHERE`."""
+    """Destination * nodes + source of each edge asked for, ascending, int64; `NOWHERE` behind."""
     ends: Tensor
-    """Places before those of each key's destination, int64, one more than keys."""
+    """Number of edges found before each key's destination, int64, one more than keys."""
     places: Tensor
     """Positions in the graph of the edges found, by destination ascending, int64."""
     turns: Tensor
-    """Room for edges found by part of each key's list, int64, several of each key."""
+    """Room for the number of edges found in each part of each key's list, int64."""
     sums: Tensor
-    """Room for edges before each part, int64, one more."""
+    """Room for the number of edges before each part, int64, one more than `turns`."""
 
 
 @dataclass(frozen=True, slots=True)
 class HopRows:
-    """Rows of the nodes that a hop expands, whose number is the device's alone."""
+    """Rows of the nodes that a hop expands, whose number is known to the device alone."""
 
     nodes: Tensor
-    """All nodes of the batch by number, int64."""
+    """Ids of all nodes of the batch, by number, int64."""
     before: Tensor
-    """First node that is expanded, int64 [1]."""
+    """Number of the first node that the hop expands, int64 [1]."""
     known: Tensor
-    """End of those that are, int64 [1]."""
+    """Number after that of the last node that the hop expands, int64 [1]."""
     bound: int
-    """Most nodes that are."""
+    """Most nodes that the hop expands."""
     sums: Tensor
-    """Room for edges by chunk of rows, int64, a power of two."""
+    """Room for the number of edges of each chunk of rows, int64; its length is a power of two."""
     counts: Tensor
-    """Room for edges of each row, int64, of rows that are scanned."""
+    """Room for the number of edges of each row, int64, where whole lists are scanned."""
     turns: Tensor
-    """Room for edges before each row in its chunk, likewise."""
+    """Room for the number of edges before each row of its chunk, int64, as `counts`."""
     each: int = 1
     """Rows of a node, one for each edge type."""
     limits: Tensor | None = None
-    """Most edges of each of a node's rows, int64 [each]; None: the hop's of all."""
+    """Most edges of each of a node's rows, int64 [each]; None: the hop's fan-out for all."""
     left_out: LeftOut | None = None
-    """Edges that are not drawn; None: all may be."""
+    """Edges that are never drawn; None: all edges may be."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockEdges:
-    """Where the blocks that have a hop's edges keep them; a place in each array for each block."""
+    """Arrays that hold the edges of several blocks, one block after another."""
 
     row_places: Tensor
-    """Where each block's row ends begin in `row_ptr`, int64 [blocks]."""
+    """Place in `row_ptr` at which each block begins, int64 [blocks]."""
     edge_places: Tensor
-    """Where its edges begin in the others, int64 [blocks]."""
+    """Place in the arrays of edges at which each block begins, int64 [blocks]."""
     row_ptr: Tensor
+    """Ends of each block's rows, int64, counted from the block's first edge."""
     rows: Tensor
     """Destination of each edge, int32."""
     local: Tensor
-    """Number of each edge's neighbour, int32."""
+    """Number of each edge's source, int32."""
     positions: Tensor | None = None
     """Position of each edge in the graph, int64; None: not wanted."""
     weight: Tensor | None = None
@@ -337,62 +346,33 @@ class BlockEdges:
 
 
 @dataclass(frozen=True, slots=True)
-class PaddedBlock:
-    """One layer's rectangular adjacency in padded sizes, on the device."""
-
-    num_src: int
-    num_dst: int
-    indptr: Tensor
-    """int64 [num_dst + 1]; rows of padding have no edges."""
-    indices: Tensor
-    """int32, as many as the envelope has edges, and with self-loops rows; of padding `num_src` - 1.
-    """
-    dst: Tensor
-    """Destination of each edge, int32; of padding `num_dst` - 1."""
-    e_id: Tensor | None
-    """Position of each edge in the graph, int64, of padding 0; None: not wanted."""
-    num_src_now: Tensor
-    """Sources without padding, int64 [1]."""
-    num_dst_now: Tensor
-    """Destinations without padding, int64 [1]."""
-    num_edges_now: Tensor
-    """Edges without padding, int64 [1], before self-loops are added."""
-    weight: Tensor | None = None
-    """Weight of each edge, float32, of padding 0; None: edges have none."""
-    relation_ptr: Tensor | None = None
-    """Ends of the edges of each destination and type, int64; of typed graphs alone."""
-    src_type: Tensor | None = None
-    """Type of each source, int32; of typed graphs' outermost blocks alone."""
-
-
-@dataclass(frozen=True, slots=True)
 class PaddedBatch:
     """Buffers of one batch, which each draw fills anew; all on the device."""
 
-    blocks: list[PaddedBlock]
-    """Outermost first."""
+    blocks: list[DeviceBlock]
+    """Padded blocks, the one next to the input features first."""
     n_id: Tensor
-    """Nodes, seeds first, int64; of padding 0."""
+    """Ids of the nodes, seeds first, int64; 0 in padding."""
     input_id: Tensor
-    """Position of each seed in the training index, int64; of padding 0."""
+    """Position of each seed in the training index, int64; 0 in padding."""
     x: Tensor | None
-    """Feature rows of `n_id`; of padding 0."""
+    """Feature rows of `n_id`; 0 in padding."""
     y: Tensor | None
-    """Labels of the seeds, of padding as of seeds whose label is unknown; or of links the numbers
-    of source, destination and negatives, int64 [links, 2 + q], of padding 0."""
+    """Labels of the seeds, with that of an unknown label in padding. Of links the numbers of
+    source, destination and negatives, int64 [links, 2 + q], with 0 in padding."""
     labels_now: Tensor
-    """Rows of `y` without padding, int64 [1]."""
+    """Number of rows of `y` before the padding, int64 [1]."""
     seed_weight: Tensor
-    """1 / seeds of the step over all ranks, float32; of padding 0."""
+    """1 / seeds of the step over all ranks, float32; 0 in padding."""
     counts: Tensor
     """Nodes known after 0 .. L hops, then edges of the blocks of hops 1 .. L, int64 [2 L + 1]."""
     now: Tensor
-    """Epoch, step, seeds (or links) of this rank, those of all, int64 [4]."""
+    """Epoch, step, seeds (or links) of this rank, those of all ranks, int64 [4]."""
     overflow: Tensor
-    """1 where the batch needed more than the envelope, int64 [1]."""
+    """1 where the batch needed more than the envelope, else 0; int64 [1]."""
     kept: BlockEdges
-    """Where the edges of all blocks lie one after another."""
+    """Edges of all blocks as they were drawn."""
     row_ends: Tensor
-    """Ends of the rows of all blocks one after another, int64: of typed graphs of all types."""
+    """Ends of the rows of all blocks one after another, int64, with a node's edge types joined."""
     looped: BlockEdges | None = None
-    """Where they lie with self-loops and weights; None: blocks are as they were drawn."""
+    """Edges of all blocks with self-loops and weights; None: the model takes them as drawn."""

@@ -170,7 +170,7 @@ def _expected_new(top: Tensor, pi: Tensor, known: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Chances:
-    """What each edge of a hop's whole rows may be drawn with."""
+    """Probability and random word by which each edge of a hop's whole rows is drawn."""
 
     pi: Tensor
     """pi_ts, float64, at most 1; 0 for an edge of weight 0."""

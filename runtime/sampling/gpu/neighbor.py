@@ -27,7 +27,6 @@ from gnnplan.runtime.processor import processor_of
 from gnnplan.runtime.sampling.checks import refuse_bad_seeds
 from gnnplan.runtime.sampling.dependent import HopStreams, StreamPolicy
 from gnnplan.runtime.sampling.gpu.choose import (
-    SAMPLED,
     choose_edges,
     choose_some,
     row_bounds,
@@ -114,19 +113,23 @@ class DeviceNeighborSampler(AbstractDeviceHops):
         if self.method is Method.LABOR or fanout < 0:
             below = fanout if self.method is Method.LABOR else -1
             return scan_rows(self.topology, rows, below, draws.stream)
-        return self._choose(rows, fanout, draws)
-
-    def _choose(self, rows: Tensor, fanout: int, draws: HopDraws) -> Drawn:
-        graph = self.topology
-        lists = row_bounds(graph, rows, fanout, passes=SAMPLED)
-        row_ptr = row_ends(lists.counts)
         words = None
         if not draws.streams.plain:
             turns = torch.arange(fanout, device=self.device).repeat(rows.numel())
             words = hop_words(draws.streams, draws.hop, rows.repeat_interleave(fanout), turns)
-        edges = room(rows.numel() * fanout, self.device)
-        choose_some(draws.stream, graph, rows, lists, row_ptr, fanout, edges, words=words)
-        return Drawn(row_ptr, *edges)
+        return choose_rows(self.topology, rows, fanout, draws.stream, words=words)
+
+
+def choose_rows(
+    graph: DeviceTopology, rows: Tensor, fanout: int, stream: Tensor, *,
+    total: Tensor | None = None, words: Tensor | None = None,
+) -> Drawn:  # fmt: skip
+    """Return up to `fanout` edges of each row, or of the first `total`, as `choose_some` draws."""
+    lists = row_bounds(graph, rows, fanout, total=total)
+    row_ptr = row_ends(lists.counts)
+    edges = room(rows.numel() * fanout, rows.device)
+    choose_some(stream, graph, rows, lists, row_ptr, fanout, edges, words=words)
+    return Drawn(row_ptr, *edges)
 
 
 def scan_rows(graph: DeviceTopology, rows: Tensor, fanout: int, stream: Tensor) -> Drawn:
@@ -155,7 +158,7 @@ class _HopBuffers:
 
 
 class CapturedNeighborSampler(DeviceNeighborSampler):
-    """Draws `DeviceNeighborSampler`'s batches; those of up to `batch_size` seeds by one graph.
+    """Draws `DeviceNeighborSampler`'s batches; up to `batch_size` seeds by one CUDA graph.
 
     Larger batches, and empty ones, are drawn kernel by kernel. Buffers belong to
     the sampler, so it serves one stream and one thread at a time (others wait); what a batch holds
@@ -284,20 +287,16 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
         for hop, fanout in enumerate(self.fanouts):
             if self.dialect is Dialect.EVERY_HOP:
                 rows, count = self._nodes[: bounds[hop]], known
-            lists = row_bounds(self.topology, rows, fanout, total=count)
-            row_ptr = row_ends(lists.counts)
-            edges = room(rows.numel() * fanout, self.device)
-            choose_some(
-                self._streams[hop : hop + 1], self.topology, rows, lists, row_ptr, fanout, edges
-            )
-            local, new, sums = self._table.number(edges[1], row_ptr[-1:], known)
+            stream = self._streams[hop : hop + 1]
+            drawn = choose_rows(self.topology, rows, fanout, stream, total=count)
+            local, new, sums = self._table.number(drawn.values, drawn.row_ptr[-1:], known)
             fresh = sums[-1:]
             # No more nodes are new than the graph has.
             new = new[: min(new.numel(), self.num_nodes)]
             self._enter(new, known, fresh)
-            self._ends[2 * hop : 2 * hop + 1].copy_(row_ptr[-1:])
+            self._ends[2 * hop : 2 * hop + 1].copy_(drawn.row_ptr[-1:])
             self._ends[2 * hop + 1 : 2 * hop + 2].copy_(fresh)
-            hops.append(_HopBuffers(row_ptr, edges[0], local, new))
+            hops.append(_HopBuffers(drawn.row_ptr, drawn.positions, local, new))
             rows, count, known = new, fresh, known + fresh
         self._buffers = hops
 
@@ -309,7 +308,7 @@ class CapturedNeighborSampler(DeviceNeighborSampler):
             self._nodes.scatter_(0, torch.where(place < fresh, known + place, spare), new)
 
     def _results(self, num_seeds: int) -> tuple[list[Hop], list[Tensor]]:
-        """Cut the hops to size, which are parts of the buffers; return the nodes each added.
+        """Cut the hops out of the buffers; return them, and the nodes that each added.
 
         Waits once. A batch's ids and nested blocks are joined from them and so copied; others are
         copied.
@@ -340,7 +339,7 @@ def _part(buffer: Tensor, count: int, *, copied: bool) -> Tensor:
 
 
 class PaddedHops:
-    """Draws the hops of a batch whose seeds lie in its buffers; holds what draws pass through.
+    """Draws the hops of a batch behind the seeds in its buffers; holds room for the work between.
 
     Args:
         topology: Graph.
@@ -416,7 +415,7 @@ class PaddedHops:
         return self.numbers[place % self.numbers.numel()].view(1)
 
     def edges_of(self, hop: int) -> HopEdges:
-        """Return a hop's edges as they pass through."""
+        """Return the room in which a hop's edges await their numbers."""
         hops, zero = len(self.fanouts), self._number(-1)
         room = self.envelope.edges[hop]
         return HopEdges(

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from gnnplan.runtime.errors import SamplerError
 from gnnplan.runtime.sampling.exclusion import Exclude
-from gnnplan.runtime.sampling.gpu.hops import BlockEdges, PaddedBatch, PaddedBlock
+from gnnplan.runtime.sampling.gpu.hops import BlockEdges, DeviceBlock, PaddedBatch
 from gnnplan.runtime.sampling.gpu.neighbor import (
     CapturedNeighborSampler,
     DeviceNeighborSampler,
@@ -319,22 +319,20 @@ class PaddedDraws:
         y = None if labels is None else labels.new_zeros((num_labels, *labels.shape[1:]))
         x = None if self._store is None else self._store.empty(rows[-1], self._row_dtype).zero_()
         row_ends = kept.row_ptr if each == 1 else integers(int(row_places[-1]))
-        blocks: list[PaddedBlock] = []
+        blocks: list[DeviceBlock] = []
         for hop in reversed(range(len(edges))):
             first, last = row_places[hop : hop + 2].tolist()
             edge = slice(edge_places[hop], edge_places[hop + 1])
             of_types = kept.row_ptr[each * first : each * (last - 1) + 1]
             blocks.append(
-                PaddedBlock(
+                DeviceBlock(
                     num_src=rows[hop + 1],
                     num_dst=rows[hop],
                     indptr=row_ends[first:last],
                     indices=kept.local[edge],
                     dst=kept.rows[edge],
                     e_id=None if kept.positions is None else kept.positions[edge],
-                    num_src_now=counts[hop + 1 : hop + 2],
-                    num_dst_now=counts[hop : hop + 1],
-                    num_edges_now=counts[len(edges) + 1 + hop : len(edges) + 2 + hop],
+                    live=counts[hop : hop + 1],
                     relation_ptr=None if each == 1 else of_types,
                 )
             )
@@ -357,7 +355,7 @@ class PaddedDraws:
         return batch if self._weights is None else self._weights.prepare(batch)
 
     def begin_epoch(self, epoch: int, step: int = 0) -> None:
-        """Deal the seeds of an epoch; the next batch is that of a step."""
+        """Deal the seeds of an epoch, and go to one of its steps."""
         order, spans = self._deal(epoch)
         self._order[: order.numel()].copy_(order)
         self._spans[: 3 * len(spans)].copy_(torch.tensor(spans).flatten())
@@ -370,11 +368,11 @@ class PaddedDraws:
         self._cursor.copy_(torch.tensor(numbers))
 
     def seek(self, step: int) -> None:
-        """Let the next batch be that of a step of the same epoch; waits for nothing."""
+        """Go to a step of the same epoch, whose batch is drawn next; waits for nothing."""
         self._cursor[1:2].fill_(step)
 
     def expect(self, epoch: int, step: int) -> None:
-        """Make sure that the next batch is that of a step, which is then drawn."""
+        """Go to a step of any epoch, whose batch the caller draws next."""
         if self._next is None or self._next[0] != epoch:
             self.begin_epoch(epoch, step)
         elif self._next[1] != step:
@@ -382,7 +380,7 @@ class PaddedDraws:
         self._next = (epoch, step + 1)
 
     def expect_none(self) -> None:
-        """Let what is drawn next be an empty batch, of no step."""
+        """Go behind the last step, so that an empty batch is drawn next."""
         if self._next is not None and self._next[1] < self.schedule.num_steps:
             self.seek(self.schedule.num_steps)
             self._next = self._next[0], self.schedule.num_steps

@@ -177,7 +177,7 @@ class DeviceRelabel:
 
 
 FRESH = tl.constexpr(1 << 32)
-"""Least rank of a node without a number, of the first batch."""
+"""Least rank of a node that has no number yet, in the first batch."""
 AGE = tl.constexpr(-(1 << 33))
 """Amount by which the ranks of a batch lie above those of the next."""
 CHUNK = 1024
@@ -297,20 +297,20 @@ class HopEdges:
     """Edges of a hop that await their numbers; all on the device."""
 
     values: Tensor
-    """Neighbours, one or more than are drawn."""
+    """Neighbours, followed by unused room; at least one entry."""
     slots: Tensor
-    """Their slots in the table; the neighbours themselves where it is dense."""
+    """Slots of the neighbours in the table; the neighbours themselves where it is dense."""
     before: Tensor
     """Edges of earlier hops that `total` counts too, int64 [1]."""
     total: Tensor
     room: int
-    """Most of these: the batch overflows beyond."""
+    """Most edges that `total` may count; with more the batch overflows."""
     flag: Tensor
     """Not 0 once the batch has overflowed, int64 [1]."""
     turns: Tensor
-    """Room for first appearances before each edge in its chunk, int32."""
+    """Room for the number of first appearances before each edge of its chunk, int32."""
     sums: Tensor
-    """Room for first appearances by chunk, int32, a power of two."""
+    """Room for the number of first appearances of each of a power of two of chunks, int32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,11 +320,11 @@ class NodeNumbers:
     known: Tensor
     """Nodes known before the hop, int64 [1]."""
     known_after: Tensor
-    """Room for those known after it, int64 [1]."""
+    """Room for the number of nodes known after the hop, int64 [1]."""
     room: int
-    """Most of them: the batch overflows beyond."""
+    """Most nodes known after the hop; with more the batch overflows."""
     nodes: Tensor
-    """Nodes by number, int64."""
+    """Ids of nodes by number, int64."""
     local: Tensor
     """Number of each edge's neighbour, int32."""
     places: Tensor

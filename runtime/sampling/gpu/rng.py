@@ -169,7 +169,7 @@ def hop_words(streams: HopStreams, hop: int, ids: Tensor, turns: Tensor | None =
 
 @dataclass(frozen=True, slots=True)
 class StackStreams:
-    """What k batches draw from at one hop, on the device, int64 or float64 [k]."""
+    """Streams that k batches draw from at one hop, on the device, int64 or float64 [k]."""
 
     first: Tensor
     second: Tensor

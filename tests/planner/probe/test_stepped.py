@@ -21,12 +21,12 @@ from gnnplan.planner.probe.collectives import (
     around,
     exchanged,
     jitter,
-    middle_mean,
-    one_compute_thread,
     quieter_jitter,
     take_steps,
     there_and_back,
 )
+from gnnplan.planner.probe.hosts import one_compute_thread
+from gnnplan.planner.probe.timing import middle_mean
 from gnnplan.runtime.comm.collectives import Traffic
 from tests.support.clock import FakeClock
 
