@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gnnplan.planner.candidate import topology_words
 from gnnplan.planner.cost.memory import size_text
-from gnnplan.planner.queries.evaluation import evaluation_words
+from gnnplan.planner.queries.memory_words import evaluation_words, memory_lines, name_largest
 from gnnplan.planner.queries.rivals import (
     ALIKE,
     RunnersUp,
@@ -115,7 +115,6 @@ def _captured_details(plan: Plan) -> list[str]:
     ]
 
 
-BAR = 30
 """Characters of a full bar."""
 PLACES = {
     "own": "in each rank's own memory",
@@ -223,7 +222,7 @@ def explain(plan: Plan, today: str | None = None) -> Explanation:
         summary=_summary(plan),
         answers=Answers(
             why_so_many=_why_so_many(plan, runners),
-            what_fills_memory=_what_fills_memory(plan),
+            what_fills_memory=name_largest(plan),
             what_is_faster=_what_is_faster(plan),
             what_it_gains=_what_it_gains(plan, runners),
             what_you_run_today="" if beside is None else today_words(plan, beside),
@@ -308,19 +307,6 @@ def _some(found: dict[str, Alternative]) -> list[tuple[str, Alternative]]:
     if len(ordered) <= 5:
         return ordered
     return [(n, a) for n, a in ordered if not a.why or int(n.split()[0]).bit_count() == 1]
-
-
-def _what_fills_memory(plan: Plan) -> str:
-    """Name the largest parts of the fullest rank and of the fullest memory that ranks share."""
-    memory, words = plan.prediction.memory_bytes, list[str]()
-    ranks = {name: use for name, use in memory.items() if name.startswith("rank")}
-    shared = {name: use for name, use in memory.items() if name not in ranks}
-    for group in filter(None, (ranks, shared)):
-        name, use = min(group.items(), key=lambda item: item[1].headroom)
-        parts = sorted(use.parts.items(), key=lambda item: -item[1])[:3]
-        listed = ", ".join(f"{part} {size_text(size)}" for part, size in parts if size > 0)
-        words.append(f"{name} {size_text(use.total)} of {size_text(use.capacity)} ({listed})")
-    return "; ".join(words)
 
 
 def _what_is_faster(plan: Plan) -> str:
@@ -425,7 +411,7 @@ def render(explanation: Explanation) -> str:
         ],
         ["asked first", *_answer_lines(e)],
         ["stage               seconds   share", *map(_stage_line, e.stages)],
-        ["memory", *_memory_lines(e.memory), *([f"  {e.evaluation}"] if e.evaluation else [])],
+        ["memory", *memory_lines(e.memory), *([f"  {e.evaluation}"] if e.evaluation else [])],
         ["where rows are read", *map(_residence_line, e.residence)],
         ["runner-up", *_runner_lines(e)],
         ["one more would save, per step", *_price_lines(e.shadow_prices)],
@@ -439,18 +425,6 @@ def render(explanation: Explanation) -> str:
 def _stage_line(row: StageRow) -> str:
     note = "  (ahead of the training thread)" if row.hidden else ""
     return f"  {row.stage:<17}{seconds_text(row.seconds):>9}  {row.share:>5.1%}{note}"
-
-
-def _memory_lines(memory: dict[str, MemoryUse]) -> list[str]:
-    lines: list[str] = []
-    for name, use in memory.items():
-        share = min(1.0, use.total / use.capacity) if use.capacity > 0 else 1.0
-        bar = "#" * round(BAR * share)
-        total = f"{size_text(use.total)} of {size_text(use.capacity)}"
-        lines.append(f"  {name:<7}[{bar:<{BAR}}] {total}")
-        parts = sorted(use.parts.items(), key=lambda item: -item[1])
-        lines.append("          " + ", ".join(f"{k} {size_text(v)}" for k, v in parts if v > 0))
-    return lines
 
 
 def _residence_line(place: Residence) -> str:

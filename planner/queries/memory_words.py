@@ -1,10 +1,11 @@
-"""Say in what memory a plan's validation and test run, which no part of its sum is.
+"""Say what fills the memories of a plan, and in what room validation and test run beside it.
 
-They adapt to what the plan leaves and its steps give back (`runtime.train.evaluation_room`).
+Validation and test are no part of the sum: they adapt to what the plan leaves and its steps give
+back (`runtime.train.evaluation_room`).
 """
 
 from gnnplan.planner.cost.memory import size_text
-from gnnplan.runtime.plan.schema import Plan
+from gnnplan.runtime.plan.schema import MemoryUse, Plan
 from gnnplan.runtime.train.evaluation_room import (
     COPIES,
     TABLES,
@@ -14,9 +15,38 @@ from gnnplan.runtime.train.evaluation_room import (
     index_bytes,
 )
 
+BAR = 30
+"""Width of a bar."""
+
+
+def name_largest(plan: Plan) -> str:
+    """Name the largest parts of the fullest rank and of the fullest memory that ranks share."""
+    memory, words = plan.prediction.memory_bytes, list[str]()
+    ranks = {name: use for name, use in memory.items() if name.startswith("rank")}
+    shared = {name: use for name, use in memory.items() if name not in ranks}
+    for group in filter(None, (ranks, shared)):
+        name, use = min(group.items(), key=lambda item: item[1].headroom)
+        parts = sorted(use.parts.items(), key=lambda item: -item[1])[:3]
+        listed = ", ".join(f"{part} {size_text(size)}" for part, size in parts if size > 0)
+        words.append(f"{name} {size_text(use.total)} of {size_text(use.capacity)} ({listed})")
+    return "; ".join(words)
+
+
+def memory_lines(memory: dict[str, MemoryUse]) -> list[str]:
+    """Draw how full each memory is, with its parts from the largest down."""
+    lines: list[str] = []
+    for name, use in memory.items():
+        share = min(1.0, use.total / use.capacity) if use.capacity > 0 else 1.0
+        bar = "#" * round(BAR * share)
+        total = f"{size_text(use.total)} of {size_text(use.capacity)}"
+        lines.append(f"  {name:<7}[{bar:<{BAR}}] {total}")
+        parts = sorted(use.parts.items(), key=lambda item: -item[1])
+        lines.append("          " + ", ".join(f"{k} {size_text(v)}" for k, v in parts if v > 0))
+    return lines
+
 
 def evaluation_words(plan: Plan) -> str:
-    """Say how they run where the room is least; empty where no memory is predicted."""
+    """Say how validation and test run where the room is least; empty where no memory is predicted."""
     if not plan.prediction.memory_bytes:
         return ""
     fanouts = choose_fanouts(plan, None)
