@@ -115,7 +115,6 @@ def _captured_details(plan: Plan) -> list[str]:
     ]
 
 
-"""Characters of a full bar."""
 PLACES = {
     "own": "in each rank's own memory",
     "cache": "in a cache that fills itself",

@@ -16,7 +16,7 @@ from gnnplan.runtime.train.evaluation_room import (
 )
 
 BAR = 30
-"""Width of a bar."""
+"""Characters of a full bar."""
 
 
 def name_largest(plan: Plan) -> str:

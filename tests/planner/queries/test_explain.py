@@ -8,8 +8,8 @@ import pytest
 
 from gnnplan.planner import pipeline
 from gnnplan.planner.profile.cache import Profile
-from gnnplan.planner.queries.memory_words import evaluation_words
 from gnnplan.planner.queries.explain import Explanation, explain, render
+from gnnplan.planner.queries.memory_words import evaluation_words
 from gnnplan.planner.queries.whatif import reopen
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.units import seconds_text
