@@ -46,7 +46,7 @@ def memory_lines(memory: dict[str, MemoryUse]) -> list[str]:
 
 
 def evaluation_words(plan: Plan) -> str:
-    """Say how validation and test run where the room is least; empty where no memory is predicted."""
+    """Say how an evaluation runs where the room is least; empty where no memory is predicted."""
     if not plan.prediction.memory_bytes:
         return ""
     fanouts = choose_fanouts(plan, None)
