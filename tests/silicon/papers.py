@@ -19,7 +19,7 @@ from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler
 from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 from tests.benchmarks.common import record
 from tests.silicon.bars import open_bars
-from tests.silicon.captured import DRAWN, find_shapes, open_captured
+from tests.silicon.captured import DRAWN, device_of, find_shapes, open_captured
 from tests.silicon.setting import Setting
 from tests.silicon.training import Sizes, seconds_of
 
@@ -87,8 +87,9 @@ def _feed(
 def draw_shapes(setting: Setting, graph: Graph) -> StepShapes:
     """Find a step's shapes by batches without rows, which would be copied for them alone."""
     batch, _, fanouts = (8, 8, [2, 2]) if setting.emulated else SIZES
-    topology = DeviceTopology.load(graph.indptr, graph.indices, setting.device)
-    sampler = DeviceNeighborSampler(topology, fanouts, device=setting.device)
+    device = device_of(setting)
+    topology = DeviceTopology.load(graph.indptr, graph.indices, device)
+    sampler = DeviceNeighborSampler(topology, fanouts, device=device)
     steps = range(3 if setting.emulated else DRAWN)
     seeds = [graph.train_idx[step * batch : (step + 1) * batch] for step in steps]  # in any order
     drawn = [sampler.sample(seeds[step], epoch=0, step=step).to_host() for step in steps]

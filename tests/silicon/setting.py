@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from gnnplan.runtime import processor
+from gnnplan.runtime.emulation import threads
 from tests.support.ranks import free_port, run_on_ranks
 
 COLLECTIVE_SECONDS = 40.0
@@ -55,13 +56,14 @@ class Setting:
             torch.cuda.synchronize()
 
     def release(self) -> None:
-        """Give back the memory of what is no longer used: loops, loaders and their graphs.
+        """Give back the memory of what is no longer used, and an emulated GPU.
 
         Raises:
             RuntimeError: the GPU reported an error, after which this process cannot use it.
         """
         gc.collect()
-        if not self.emulated and torch.cuda.is_initialized():
+        threads.stop()
+        if torch.cuda.is_initialized():
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
 
