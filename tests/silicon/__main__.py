@@ -4,8 +4,8 @@ Runs the experiments that are due (`queue.py`) until the seconds are over, and g
 rest the next time. Records go to tests/golden/silicon/NAME.jsonl, to be committed. Where the
 checkout has no history, GNNPLAN_COMMIT names the commit.
 
-    --todo         list what is due, run nothing; needs no GPU
-    --bars         of what has a bar alone, the hardest first
+    --todo         list what is due by calls of so many seconds, run nothing; needs no GPU
+    --bars         of what has a bar alone, the hardest first: the first call holds every kind
     --only NAME    these alone, due or not (may be repeated)
     --log FILE     all lines of this call in one file too
     --take FILE    spread such a file over the records, run nothing
@@ -16,10 +16,20 @@ Exit codes: 0 all that ran passed, 1 some failed or there is no GPU, 2 wrong arg
 import argparse
 import json
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from tests.silicon.experiments import EXPERIMENTS
-from tests.silicon.queue import RECORDS, State, list_due, read_state, run_queue
+from tests.silicon.experiments import EXPERIMENTS, SITTINGS
+from tests.silicon.queue import (
+    RECORDS,
+    State,
+    group_due,
+    list_due,
+    plan_calls,
+    read_state,
+    run_queue,
+)
 
 NO_GPU = (
     "expected a GPU that torch can use, found none: nothing was run; --todo lists what is due, "
@@ -29,6 +39,7 @@ NO_GPU = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse the arguments and run the queue; returns the exit code."""
+    start = time.monotonic()
     parser = argparse.ArgumentParser(prog="python -m tests.silicon", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--seconds", type=float, default=480.0, help="for the whole call")
@@ -47,31 +58,39 @@ def main(arguments: list[str] | None = None) -> int:
     if options.only:
         due = [state for state in states if state.experiment.name in options.only]
     if options.todo:
-        print_due(due)
+        print_due(due, options.seconds)
         return 0
     device = name_gpu()
     if not device:
         print(NO_GPU, file=sys.stderr)
         return 1
     before = {each.name: _size(each.name) for each in EXPERIMENTS}
-    verdicts, left = run_queue(due, seconds=options.seconds, device=device)
+    left_seconds = options.seconds - (time.monotonic() - start)
+    verdicts, left = run_queue(due, seconds=left_seconds, device=device, sittings=SITTINGS)
     if options.log is not None:
         write_log(options.log, before)
     failed = [verdict for verdict in verdicts if not verdict["passed"]]
     print(
         f"{len(verdicts) - len(failed)} passed, {len(failed)} failed, {len(left)} left for "
-        f"another time ({sum(state.experiment.seconds for state in left):.0f} s)"
+        f"another time ({sum(each.seconds for each in group_due(left, SITTINGS)):.0f} s)"
     )
     return 1 if failed else 0
 
 
-def print_due(due: list[State]) -> None:
-    """One line for each experiment that is due."""
-    for state in due:
-        experiment = state.experiment
-        asked = f"; {experiment.bar}" if experiment.bar else ""
-        print(f"{experiment.name:28} {experiment.seconds:5.0f} s  {state.reason}{asked}")
-    print(f"{len(due)} due, {sum(state.experiment.seconds for state in due):.0f} s at most")
+def print_due(due: Sequence[State], seconds: float) -> None:
+    """One line for each call, for what of it runs together, and for each experiment."""
+    groups = group_due(due, SITTINGS)
+    for number, call in enumerate(plan_calls(groups, seconds), 1):
+        print(f"call {number}: {sum(group.seconds for group in call):.0f} s at most")
+        for group in call:
+            if len(group.states) > 1:
+                how = "at the same time" if group.at_once else "in one process"
+                print(f"  {how}, {group.seconds:.0f} s: {', '.join(group.names)}")
+            for state in group.states:
+                experiment = state.experiment
+                asked = f"; {experiment.bar}" if experiment.bar else ""
+                print(f"  {experiment.name:28} {experiment.seconds:5.0f} s  {state.reason}{asked}")
+    print(f"{len(due)} due, {sum(group.seconds for group in groups):.0f} s at most")
 
 
 def name_gpu() -> str:

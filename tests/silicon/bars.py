@@ -4,9 +4,10 @@ Every line says all three. An experiment goes on where one of its cases fails, a
 error that names all that was missed.
 """
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
+from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.common import record
@@ -20,16 +21,9 @@ class Bars:
         self._judges = not setting.emulated
         self.missed: list[str] = []
 
-    def __enter__(self) -> "Bars":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None and self.missed:
+    def judge(self) -> None:
+        """Raise AssertionError with all that was missed."""
+        if self.missed:
             raise AssertionError("; ".join(self.missed))
 
     def hold(
@@ -73,6 +67,15 @@ class Bars:
             words = f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
             record(f"{name} failed", None, "none", why=words, met=False)
             self.missed.append(words)
+
+
+@contextmanager
+def open_bars(setting: Setting) -> Iterator[tuple[Bars, Path]]:
+    """Give a run its bars and a folder for its files, and judge it at its end."""
+    bars = Bars(setting)
+    with tempfile.TemporaryDirectory() as folder:
+        yield bars, Path(folder)
+    bars.judge()
 
 
 def _reaches(found: float | None, how: str, bar: float) -> bool:

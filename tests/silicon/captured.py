@@ -1,14 +1,12 @@
 """Captured steps against the GPU's own work in them, PyG beside, and one that overflows.
 
-The step is the runtime's own loop under a plan that says `step: captured`, batches included. The
-GPU's own work are the seconds of its kernels in such steps, as torch's profiler adds them up.
+The step is the runtime's own loop under a plan that says `step: captured`, batches included.
 """
 
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,24 +14,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from gnnplan.runtime.comm.collectives import Communicator
-from gnnplan.runtime.comm.mesh import Mesh
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.loader.loader import PlannedLoader
-from gnnplan.runtime.plan.io import save_plan
-from gnnplan.runtime.plan.schema import StepShapes, TopologyPlacement
+from gnnplan.runtime.plan.schema import StepShapes
 from gnnplan.runtime.processor import EMULATED, emulated_gpu
 from gnnplan.runtime.sampling.minibatch import MiniBatch
 from gnnplan.runtime.train.captured import CapturedLoop
-from gnnplan.runtime.train.minibatch import TrainLoop
-from gnnplan.runtime.worker import make_loop
 from tests.benchmarks.common import record
-from tests.silicon.bars import Bars
+from tests.silicon.bars import Bars, open_bars
 from tests.silicon.graphs import open_kind
 from tests.silicon.queue import ROOT, parse_lines
 from tests.silicon.setting import Setting
-from tests.silicon.step import BATCH, FANOUTS, HIDDEN, count_events
-from tests.support.plans import make_plan
+from tests.silicon.training import (
+    SIZES,
+    Sizes,
+    Training,
+    open_training,
+    worst_apart,
+    write_plan,
+)
+from tests.support.plans import change_strategy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +62,8 @@ MOST_RATIO = 1.3
 LEAST_OVER_PYG = 12.0
 """Bar of PyG's seconds over ours."""
 WARM_STEPS, COUNTED_STEPS, PROFILED_STEPS = 40, 200, 20
+LAST_SECONDS = 45.0
+"""Least that must be left to begin with a case: its own, those of profiles, overflow and PyG."""
 DRAWN = 20
 """Batches whose largest sizes the shapes are made of."""
 MARGIN = 1.1
@@ -73,71 +75,88 @@ OVERFLOW_TOLERANCE = 1e-3
 """Relative, of a loss of a step that was redone."""
 
 
-def time_sage(setting: Setting) -> None:
-    """Time GraphSAGE in all precisions, PyG's step beside it, and a forced overflow."""
-    with tempfile.TemporaryDirectory() as name, Bars(setting) as bars:
-        folder = Path(name)
+def time_steps(setting: Setting, *, cases: Sequence[str]) -> None:
+    """Time steps of models and tasks, a forced overflow, and PyG's step beside GraphSAGE's."""
+    with open_bars(setting) as (bars, folder):
+        ours = time_cases(setting, bars, cases, folder)
         graph = open_kind(setting, "nodes", folder)
-        ours = time_cases(setting, bars, ("sage", "sage_tf32", "sage_bfloat16"), folder)
-        with bars.attempt("captured_step_overflow"):
-            force_overflow(setting, bars, graph, folder / "overflow")
-        with bars.attempt("captured_beside_pyg"):
-            _beside_pyg(setting, bars, graph, ours.get("sage"))
-
-
-def time_models(setting: Setting, *, cases: Sequence[str]) -> None:
-    """Time captured steps of other models and tasks."""
-    with tempfile.TemporaryDirectory() as name, Bars(setting) as bars:
-        time_cases(setting, bars, cases, Path(name))
+        with await_pyg(setting, graph) as time_pyg:  # while nothing is timed
+            with bars.attempt("captured_step_overflow"):
+                force_overflow(setting, bars, graph, folder / "overflow")
+            with bars.attempt("captured_beside_pyg"):
+                hold_pyg(bars, time_pyg(), ours.get("sage"))
 
 
 def time_cases(
     setting: Setting, bars: Bars, cases: Sequence[str], folder: Path
 ) -> dict[str, float]:
-    """Time cases, each by its bars; returns the seconds of a step of those that ended well."""
-    found: dict[str, float] = {}
-    for name in cases:
-        with bars.attempt(f"captured_step_{name}"):
-            found[name] = _time_case(setting, bars, name, folder)
-    return found
+    """Time cases, each by its bars; returns the seconds of a step of those that were timed.
+
+    All are timed before the first is profiled: a profiler slows what its process does later.
+    """
+    warm, counted = (1, 2) if setting.emulated else (WARM_STEPS, COUNTED_STEPS)
+    timed: dict[str, tuple[Training, float]] = {}
+    shapes: dict[str, StepShapes | None] = {}  # the batches of a graph are those of all its models
+    with ExitStack() as stack:
+        for name in cases:
+            case = CASES[name]
+            if setting.left_seconds < LAST_SECONDS:
+                _hold_case(bars, name, None, {}, why="no time was left")
+                continue
+            with bars.attempt(f"captured_step_{name}"):
+                graph, place = open_kind(setting, case.graph, folder), folder / f"plan-{name}"
+                training = stack.enter_context(
+                    open_captured(setting, graph, place, shapes=shapes.get(case.graph), **case.work)
+                )
+                shapes[case.graph] = training.loader.plan.strategy.shapes
+                training.run(warm)
+                timed[name] = training, training.time(counted)
+        for number, (name, (training, step)) in enumerate(timed.items(), 1):
+            with bars.attempt(f"captured_step_{name}"):
+                profiled = 2 if setting.emulated else PROFILED_STEPS
+                totals = training.profile(profiled, last=number == len(timed))
+                assert all(loss > 0 for loss in training.losses)
+                overflows = training.loop.overflowed
+                _hold_case(bars, name, step, totals, overflows=overflows, steps=counted)
+    return {name: step for name, (_, step) in timed.items()}
 
 
-def _time_case(setting: Setting, bars: Bars, name: str, folder: Path) -> float:
-    case = CASES[name]
-    warm, counted, profiled = (1, 2, 2) if setting.emulated else (
-        WARM_STEPS, COUNTED_STEPS, PROFILED_STEPS,
-    )  # fmt: skip
-    graph = open_kind(setting, case.graph, folder)
-    loader, loop = open_captured(setting, graph, folder / f"plan-{name}", **case.work)
-    losses, _ = train(loader, loop, warm, 0)
-    setting.wait()
-    more, seconds = train(loader, loop, counted, warm)
-    setting.wait()
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if not setting.emulated:
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities) as profile:
-        losses += train(loader, loop, profiled, warm + counted)[0]
-        setting.wait()
-    loader.close()
-    assert all(loss > 0 for loss in losses + more)
-    totals = count_events(profile.key_averages())
-    step, own = seconds / counted, totals["gpu_seconds"] / profiled
+def _hold_case(
+    bars: Bars, name: str, step: float | None, totals: Mapping[str, float], **extra: Any
+) -> None:
+    """Hold a step by the totals of its profile; without them it misses its bars."""
+    own = totals.get("gpu_seconds")
     bars.hold(
-        f"captured_step_{name}", step, "s", ratio=step / own if own else None,
-        most=case.most_seconds, most_ratio=MOST_RATIO, baseline="the GPU's own work",
-        gpu_seconds=own, launches=totals["launches"] / profiled,
-        kernels=totals["kernels"] / profiled, overflows=loop.overflowed, steps=counted,
+        f"captured_step_{name}", step, "s", ratio=step / own if step and own else None,
+        most=CASES[name].most_seconds, most_ratio=MOST_RATIO, baseline="the GPU's own work",
+        gpu_seconds=own, launches=totals.get("launches"), kernels=totals.get("kernels"), **extra,
     )  # fmt: skip
-    return step
 
 
-def _beside_pyg(setting: Setting, bars: Bars, graph: Graph, ours: float | None) -> None:
-    """Time PyG on the same graph and sizes, in a process of its own."""
+@contextmanager
+def await_pyg(setting: Setting, graph: Graph) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Start PyG on the same graph and sizes; what is yielded lets it train and returns its line."""
     how = ["--emulate"] if setting.emulated else []
     command = [sys.executable, "-m", "tests.silicon.beside", str(graph.path), *how]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    (line,) = [each for each in parse_lines(done.stdout) if each["name"] == "pyg_step"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+
+        def time_pyg() -> dict[str, Any]:
+            said = child.communicate("train\n")[0]
+            if child.returncode:
+                raise subprocess.CalledProcessError(child.returncode, command)
+            (line,) = [each for each in parse_lines(said) if each["name"] == "pyg_step"]
+            return line
+
+        try:
+            yield time_pyg
+        finally:
+            child.kill()
+
+
+def hold_pyg(bars: Bars, line: dict[str, Any], ours: float | None) -> None:
+    """Hold the seconds of our step against PyG's."""
     record(**line)
     bars.hold(
         "captured_beside_pyg", ours, "s", ratio=line["value"] / ours if ours else None,
@@ -148,30 +167,29 @@ def _beside_pyg(setting: Setting, bars: Bars, graph: Graph, ours: float | None) 
 def force_overflow(setting: Setting, bars: Bars, graph: Graph, folder: Path) -> None:
     """Hold losses with shapes that some batches overflow against those of eager steps."""
     steps = 4 if setting.emulated else 60
-    loader, loop = open_captured(setting, graph, folder, quantile=0.5, dropout=0.3)
-    losses, _ = train(loader, loop, steps, 0)
-    again, plain = open_captured(setting, graph, folder, quantile=0.5, dropout=0.3)
-    # Its own step on each batch is the eager one, with the same draws.
-    plain.model.train()
-    eager = PlannedLoader(folder, graph, device=loop.gradients.flat.device, on_device=True)
-    expected: list[float] = []
-    while len(expected) < steps:
-        for batch in eager.batches(steps - len(expected)):
-            expected.append(plain.step(batch, len(expected)))
-    for each in (eager, again, loader):
-        each.close()
-    worst = max(abs(a / b - 1) for a, b in zip(losses, expected, strict=True))
-    bars.hold("captured_step_overflow", float(loop.overflowed), "steps", least=1.0, steps=steps)
+    with open_captured(setting, graph, folder, quantile=0.5, dropout=0.3) as found:
+        found.run(steps)
+    shapes = found.loader.plan.strategy.shapes
+    with open_captured(setting, graph, folder, shapes=shapes, dropout=0.3) as plain:
+        # Its own step on each batch is the eager one, with the same draws.
+        plain.loop.model.train()
+        device = plain.loop.gradients.flat.device
+        with closing(PlannedLoader(folder, graph, device=device, on_device=True)) as eager:
+            while len(plain.losses) < steps:
+                for batch in eager.batches(steps - len(plain.losses)):
+                    plain.losses.append(plain.loop.step(batch, len(plain.losses)))
+    worst, overflows = worst_apart(found.losses, plain.losses), float(found.loop.overflowed)
+    bars.hold("captured_step_overflow", overflows, "steps", least=1.0, steps=steps)
     bars.hold("captured_step_overflow_apart", worst, "relative", most=OVERFLOW_TOLERANCE)
 
 
 def time_lanes(setting: Setting) -> None:
     """Time steps that draw the next batch beside them, against draw and step in turn."""
-    with tempfile.TemporaryDirectory() as folder, Bars(setting) as bars:
-        graph = open_kind(setting, "nodes", Path(folder))
+    with open_bars(setting) as (bars, folder):
+        graph = open_kind(setting, "nodes", folder)
         for name, on_host in LANES.items():
             with bars.attempt(name):
-                _time_lanes(setting, bars, graph, Path(folder) / name, name, on_host=on_host)
+                _time_lanes(setting, bars, graph, folder / name, name, on_host=on_host)
 
 
 def _time_lanes(
@@ -182,34 +200,20 @@ def _time_lanes(
     losses: list[list[float]] = []
     shapes: StepShapes | None = None
     for ahead in (1, 0):
-        loader, loop = open_captured(setting, graph, folder, shapes=shapes, rows_on_host=on_host)
-        assert isinstance(loop, CapturedLoop)
-        found, _ = train(loader, loop, warm, 0)
-        setting.wait()
-        more, seconds = train(loader, loop, counted, warm)
-        loader.close()
-        took.append(seconds / counted)
-        losses.append(found + more)
-        assert loop.shapes.ahead == ahead
-        shapes = replace(loop.shapes, ahead=0)
-    worst = max(abs(a / b - 1) for a, b in zip(*losses, strict=True))
+        with open_captured(
+            setting, graph, folder, shapes=shapes, rows_on_host=on_host
+        ) as training:
+            training.run(warm)
+            took.append(training.time(counted))
+        losses.append(training.losses)
+        assert isinstance(training.loop, CapturedLoop)
+        assert training.loop.shapes.ahead == ahead
+        shapes = replace(training.loop.shapes, ahead=0)
     bars.hold(
         name, took[0], "s", ratio=took[0] / took[1], most_ratio=MOST_LANES_RATIO,
         baseline="draw and step in turn", baseline_seconds=took[1], steps=counted,
     )  # fmt: skip
-    bars.hold(f"{name}_apart", worst, "relative", most=OVERFLOW_TOLERANCE)
-
-
-def train(
-    loader: PlannedLoader, loop: TrainLoop, steps: int, index: int
-) -> tuple[list[float], float]:
-    """Train for some steps, over epochs; return their losses and the seconds that passed."""
-    losses: list[float] = []
-    start = time.perf_counter()
-    while len(losses) < steps:
-        batches = loader.batches(steps - len(losses))
-        losses += loop.run(batches, index + len(losses), lambda loss: None)
-    return losses, time.perf_counter() - start
+    bars.hold(f"{name}_apart", worst_apart(*losses), "relative", most=OVERFLOW_TOLERANCE)
 
 
 def device_of(setting: Setting) -> torch.device:
@@ -224,6 +228,7 @@ def device_of(setting: Setting) -> torch.device:
     return EMULATED
 
 
+@contextmanager
 def open_captured(
     setting: Setting,
     graph: Graph,
@@ -232,10 +237,10 @@ def open_captured(
     quantile: float = 1.0,
     shapes: StepShapes | None = None,
     rows_on_host: bool = False,
-    sizes: tuple[int, int, list[int]] = (BATCH, HIDDEN, FANOUTS),
+    sizes: Sizes = SIZES,
     **work: Any,
-) -> tuple[PlannedLoader, TrainLoop]:
-    """Return a loader with the lists on the device, and the captured loop over it.
+) -> Iterator[Training]:
+    """Open a loader with the lists on the device, and the captured loop over it.
 
     Args:
         setting: of the experiment.
@@ -247,30 +252,23 @@ def open_captured(
         sizes: batch size, hidden columns and fan-outs; on cores tiny ones in their place.
         work: further fields of the workload.
     """
-    batch, hidden, fanouts = (8, 8, [2] * min(2, len(sizes[2]))) if setting.emulated else sizes
     device = device_of(setting)
-    if "heads" in work and setting.emulated:
-        work |= {"heads": 2}
-    plan = make_plan(
-        graph, folder, hidden=hidden, fanouts=fanouts, batch_size=batch,
-        own_rows=0 if rows_on_host else graph.num_nodes, sample_threads=0,
-        topology=TopologyPlacement(policy="replicated"), **work,
-    )  # fmt: skip
+    plan = write_plan(setting, graph, folder, sizes=sizes, rows_on_host=rows_on_host, **work)
+    if shapes is None:
+        shapes = _draw_shapes(setting, graph, folder, device, quantile)
     on_gpu = replace(
         plan.strategy.devices[0], kind="cuda", emulated=setting.emulated, memory="gpu0.memory"
     )
-    if shapes is None:
-        eager = PlannedLoader(folder, graph, device=device, on_device=True)
-        shapes = find_shapes(list(eager.batches(3 if setting.emulated else DRAWN)), quantile)
-        eager.close()
-    strategy = replace(plan.strategy, devices=[on_gpu], step="captured", shapes=shapes)
-    arrays = {name: np.load(folder / ref.file) for name, ref in plan.arrays.items()}
-    plan = save_plan(replace(plan, strategy=strategy), arrays, folder)
-    loader = PlannedLoader(folder, graph, device=device, on_device=True)
-    mesh = Mesh(
-        rank=0, size=1, host=0, device=device, comm=Communicator(), owns_group=False
-    )  # fmt: skip
-    return loader, make_loop(plan, graph, mesh, loader)
+    plan = change_strategy(plan, folder, devices=[on_gpu], step="captured", shapes=shapes)
+    with open_training(setting, plan, graph, folder, device) as training:
+        yield training
+
+
+def _draw_shapes(
+    setting: Setting, graph: Graph, folder: Path, device: torch.device, quantile: float
+) -> StepShapes:
+    with closing(PlannedLoader(folder, graph, device=device, on_device=True)) as eager:
+        return find_shapes(list(eager.batches(3 if setting.emulated else DRAWN)), quantile)
 
 
 def find_shapes(drawn: list[MiniBatch], quantile: float) -> StepShapes:

@@ -7,8 +7,8 @@ from gnnplan.runtime.graph.dataset import Graph, open_graph
 from gnnplan.runtime.graph.generate import generate_links, generate_rmat, generate_typed
 from tests.benchmarks.common import cache_folder
 from tests.silicon.setting import Setting
-from tests.silicon.step import DIM, NODES
 
+NODES, DIM = 1 << 19, 128
 MAKERS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "nodes": (
         generate_rmat,

@@ -8,17 +8,15 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_sbm
 from gnnplan.runtime.launch.config import RunConfig
-from gnnplan.runtime.plan.io import load_plan, save_plan
+from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import TopologyPlacement
 from gnnplan.runtime.report import RunReport, load_report, save_report
 from tests.benchmarks.common import record
 from tests.silicon.setting import Setting, run_sharing
-from tests.support.plans import make_plan
+from tests.support.plans import change_strategy, make_plan
 
 TOLERANCE = 2e-3
 """Relative, of a loss after some tens of steps: sums of float32 in another order."""
@@ -67,9 +65,8 @@ def _plan(graph: Graph, folder: Path, ranks: int, *, on_gpu: bool, ahead: bool) 
     )  # fmt: skip
     if not on_gpu:
         return
-    arrays = {name: np.load(folder / ref.file) for name, ref in plan.arrays.items()}
     devices = [replace(each, kind="cuda", index=0) for each in plan.strategy.devices]
-    save_plan(replace(plan, strategy=replace(plan.strategy, devices=devices)), arrays, folder)
+    change_strategy(plan, folder, devices=devices)
 
 
 def _run(setting: Setting, folder: Path, ranks: int, every: int, epochs: int) -> RunReport:

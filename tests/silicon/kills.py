@@ -14,13 +14,13 @@ import numpy as np
 
 from gnnplan.runtime.graph.generate import generate_sbm
 from gnnplan.runtime.launch import launch
-from gnnplan.runtime.plan.io import load_plan, save_plan
+from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.report import RunReport
 from tests.benchmarks.common import record
 from tests.silicon.queue import ROOT
 from tests.silicon.setting import Setting
 from tests.support import faults
-from tests.support.plans import make_plan
+from tests.support.plans import change_strategy, make_plan
 
 TOLERANCE = 2e-3
 """Relative, of a loss after a restart: a GPU takes sums in any order."""
@@ -65,13 +65,11 @@ def _plan(setting: Setting, folder: Path) -> None:
         graph, folder / "plan", ranks=RANKS, model="tests.support.models:faulty", batch_size=64,
         fanouts=[4, 3], dropout=0.5, sample_threads=1, own_rows=200, peers=True,
     )  # fmt: skip
-    arrays = {name: np.load(folder / "plan" / ref.file) for name, ref in plan.arrays.items()}
     devices = [
         replace(each, kind="cuda", index=each.rank, emulated=setting.emulated)
         for each in plan.strategy.devices
     ]
-    strategy = replace(plan.strategy, devices=devices)
-    save_plan(replace(plan, strategy=strategy), arrays, folder / "plan")
+    change_strategy(plan, folder / "plan", devices=devices)
     (folder / "sitecustomize.py").write_text("" if setting.emulated else CUSTOMIZE)
 
 

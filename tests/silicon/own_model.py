@@ -3,22 +3,19 @@
 The same batches train it kernel by kernel first: losses must agree, and seconds stand beside.
 """
 
-import tempfile
 import time
-from pathlib import Path
+from contextlib import closing
 from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
 from torch_geometric.nn.models import GraphSAGE
 
-from gnnplan.runtime.graph.generate import generate_rmat
 from gnnplan.runtime.loader.loader import PlannedLoader
-from gnnplan.runtime.plan.schema import TopologyPlacement
-from tests.benchmarks.common import record
+from tests.silicon.bars import open_bars
+from tests.silicon.graphs import open_kind
 from tests.silicon.setting import Setting
-from tests.silicon.step import BATCH, DIM, FANOUTS, HIDDEN, NODES
-from tests.support.plans import make_plan
+from tests.silicon.training import worst_apart, write_plan
 
 WARM_STEPS, COUNTED_STEPS = 10, 40
 TOLERANCE = 1e-3
@@ -39,33 +36,25 @@ class Seeds(torch.nn.Module):
 
 
 def replay_own_model(setting: Setting) -> None:
-    """Losses of a replayed model are those of its kernels one by one; records seconds of both."""
-    tiny = setting.emulated
-    nodes, dim, hidden, batch = (400, 8, 8, 8) if tiny else (NODES, DIM, HIDDEN, BATCH)
-    fanouts, steps = ([2, 2], 3) if tiny else (FANOUTS, WARM_STEPS + COUNTED_STEPS)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        graph = generate_rmat(
-            folder / "graph", num_nodes=nodes, degree=20.0, feature_dim=dim, num_classes=47, seed=0
-        )
-        make_plan(
-            graph, folder / "plan", hidden=hidden, fanouts=fanouts, batch_size=batch,
-            own_rows=graph.num_nodes, topology=TopologyPlacement(policy="replicated"),
-        )  # fmt: skip
+    """Hold losses of a replayed model against those of its kernels one by one; seconds of both."""
+    steps = 3 if setting.emulated else WARM_STEPS + COUNTED_STEPS
+    with open_bars(setting) as (bars, folder):
+        graph = open_kind(setting, "nodes", folder)
+        work = write_plan(setting, graph, folder / "plan").workload
         loader = PlannedLoader(
             folder / "plan", graph, device=setting.device, on_device=True, blocks=False, padded=True
         )
-        batches = [batch for batch in loader.batches(steps) if batch.padded]
-        overflowed = loader.overflowed
-        loader.close()
-    plain, seconds = _train(setting, batches, hidden, 47, replays=False)
-    again, replayed = _train(setting, batches, hidden, 47, replays=not tiny)
-    worst = max(abs(a / b - 1) for a, b in zip(again, plain, strict=True))
-    record(
-        "own_model_replayed", replayed, "s", baseline="its kernels one by one",
-        baseline_seconds=seconds, ratio=replayed / seconds, overflows=overflowed, worst=worst,
-    )  # fmt: skip
-    assert worst < TOLERANCE, f"a loss differs by {worst:.1e} of itself"
+        with closing(loader):
+            batches = [batch for batch in loader.batches(steps) if batch.padded]
+        sizes = work.hidden, graph.num_classes
+        plain, seconds = _train(setting, batches, *sizes, replays=False)
+        again, replayed = _train(setting, batches, *sizes, replays=not setting.emulated)
+        bars.hold(
+            "own_model_replayed", replayed, "s", baseline="its kernels one by one",
+            baseline_seconds=seconds, ratio=replayed / seconds, overflows=loader.overflowed,
+        )  # fmt: skip
+        apart = worst_apart(again, plain)
+        bars.hold("own_model_replayed_apart", apart, "relative", most=TOLERANCE)
 
 
 def _train(

@@ -6,7 +6,6 @@ the device, in seconds, and lives in this process alone.
 """
 
 import statistics
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +14,20 @@ from numpy.typing import NDArray
 
 from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.format import GraphMeta
-from gnnplan.runtime.loader.loader import PlannedLoader
 from gnnplan.runtime.plan.schema import StepShapes
+from gnnplan.runtime.sampling.gpu.neighbor import DeviceNeighborSampler
+from gnnplan.runtime.sampling.gpu.topology import DeviceTopology
 from tests.benchmarks.common import record
-from tests.silicon.bars import Bars
-from tests.silicon.captured import open_captured, train
+from tests.silicon.bars import open_bars
+from tests.silicon.captured import DRAWN, device_of, find_shapes, open_captured
 from tests.silicon.setting import Setting
-from tests.silicon.step import seconds_of
+from tests.silicon.training import Sizes, seconds_of
 
 NODES, ENTRIES, COLUMNS, CLASSES, SEEDS = 20_000_000, 580_000_000, 128, 172, 1_200_000
 TINY = (300, 3_000, 8, 5, 80)
 """The same on cores."""
-BATCH, HIDDEN, FANOUTS = 8_000, 256, [25, 10]
-WARM_STEPS, COUNTED_STEPS = 40, 150
+SIZES: Sizes = (8_000, 256, [25, 10])
+WARM_STEPS, COUNTED_STEPS = 30, 90
 LEAST_SEEDS_PER_SECOND = 1.2e6
 PUBLISHED = 1.05e6
 """Seeds per second of one A100, as published."""
@@ -35,27 +35,26 @@ LEAST_SHARE = 0.9
 """Bar of rows read from the host, over the rate of copies from page-locked memory."""
 GRAPH500 = (0.57, 0.19, 0.19)
 CHUNK = 1 << 26
-"""Edges, or rows, that are drawn at once."""
+"""Edges, or numbers of rows, that are drawn at once."""
 COPY_BYTES, COPIES = 1 << 28, 7
 
 
 def feed_papers(setting: Setting) -> None:
     """Train with all rows on the GPU, then with all of them on the host."""
-    with tempfile.TemporaryDirectory() as name, Bars(setting) as bars:
-        graph = draw_graph(setting, Path(name))
+    with open_bars(setting) as (bars, folder):
+        graph = draw_graph(setting, folder)
         record("papers_graph", float(graph.num_edges), "entries", nodes=graph.num_nodes)
-        shapes = None
+        shapes = draw_shapes(setting, graph)
         with bars.attempt("papers_gpu_rows"):
-            seeds, _, shapes = _feed(setting, graph, Path(name) / "own")
+            seeds, _ = _feed(setting, graph, folder / "own", shapes, rows_on_host=False)
             bars.hold(
                 "papers_gpu_rows", seeds, "seeds/s", least=LEAST_SEEDS_PER_SECOND,
                 baseline=PUBLISHED, ratio=seeds / PUBLISHED,
             )  # fmt: skip
+        setting.release()
         with bars.attempt("papers_host_rows"):
             copied = pinned_copy_rate(setting)
-            seeds, read, _ = _feed(
-                setting, graph, Path(name) / "host", shapes=shapes, rows_on_host=True
-            )
+            seeds, read = _feed(setting, graph, folder / "host", shapes, rows_on_host=True)
             bars.hold(
                 "papers_host_rows", read, "B/s", least_ratio=LEAST_SHARE,
                 baseline=copied, ratio=read / copied, seeds_per_second=seeds,
@@ -63,34 +62,38 @@ def feed_papers(setting: Setting) -> None:
 
 
 def _feed(
-    setting: Setting,
-    graph: Graph,
-    folder: Path,
-    *,
-    shapes: StepShapes | None = None,
-    rows_on_host: bool = False,
-) -> tuple[float, float, StepShapes | None]:
-    """Return seeds and bytes of rows from the host per second, and the step's shapes."""
+    setting: Setting, graph: Graph, folder: Path, shapes: StepShapes, *, rows_on_host: bool
+) -> tuple[float, float]:
+    """Return seeds and bytes of rows from the host per second."""
     warm, counted = (2, 6) if setting.emulated else (WARM_STEPS, COUNTED_STEPS)
-    loader, loop = open_captured(
-        setting, graph, folder, shapes=shapes, rows_on_host=rows_on_host,
-        sizes=(BATCH, HIDDEN, FANOUTS),
-    )  # fmt: skip
-    train(loader, loop, warm, 0)
-    setting.wait()
-    before = _host_bytes(loader)
-    _, seconds = train(loader, loop, counted, warm)
-    setting.wait()
-    read = _host_bytes(loader) - before
-    seeds = counted * loader.batch_size  # batches are whole: their size divides the seeds
-    overflows = float(loop.overflowed)
-    loader.close()
-    record("papers_step", seconds / counted, "s", rows_on_host=rows_on_host, overflows=overflows)
-    return seeds / seconds, read / seconds, loader.plan.strategy.shapes
+    with open_captured(
+        setting, graph, folder, shapes=shapes, rows_on_host=rows_on_host, sizes=SIZES
+    ) as training:
+        loader = training.loader
+
+        def host_bytes() -> int:
+            return loader.meter.totals()[1].get("host", 0)
+
+        training.run(warm)
+        before = host_bytes()
+        step = training.time(counted)
+        read = (host_bytes() - before) / counted
+        overflows = float(training.loop.overflowed)
+    record("papers_step", step, "s", rows_on_host=rows_on_host, overflows=overflows)
+    # Batches are whole: their size divides the seeds.
+    return loader.batch_size / step, read / step
 
 
-def _host_bytes(loader: PlannedLoader) -> int:
-    return loader.meter.totals()[1].get("host", 0)
+def draw_shapes(setting: Setting, graph: Graph) -> StepShapes:
+    """Find a step's shapes by batches without rows, which would be copied for them alone."""
+    batch, _, fanouts = (8, 8, [2, 2]) if setting.emulated else SIZES
+    device = device_of(setting)
+    topology = DeviceTopology.load(graph.indptr, graph.indices, device)
+    sampler = DeviceNeighborSampler(topology, fanouts, device=device)
+    steps = range(3 if setting.emulated else DRAWN)
+    seeds = [graph.train_idx[step * batch : (step + 1) * batch] for step in steps]  # in any order
+    drawn = [sampler.sample(seeds[step], epoch=0, step=step).to_host() for step in steps]
+    return find_shapes(drawn, 1.0)
 
 
 def pinned_copy_rate(setting: Setting) -> float:
@@ -160,11 +163,12 @@ def draw_lists(
 
 
 def draw_rows(nodes: int, columns: int, device: torch.device) -> NDArray[np.float32]:
-    """Draw rows on the device, some at a time, into the host's memory."""
+    """Draw some rows on the device, and repeat them in the host's memory."""
     generator = torch.Generator(device).manual_seed(1)
     rows = np.empty((nodes, columns), np.float32)
-    most = max(1, CHUNK // columns)
+    most = min(nodes, max(1, CHUNK // columns))
+    drawn = torch.randn((most, columns), generator=generator, device=device).cpu()
     for begin in range(0, nodes, most):
         some = torch.from_numpy(rows[begin : begin + most])
-        some.copy_(torch.randn(some.shape, generator=generator, device=device))
+        some.copy_(drawn[: len(some)])  # by all cores, unlike a copy from the device
     return rows

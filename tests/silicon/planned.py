@@ -6,17 +6,16 @@ hundredths of. Timing the model happens in this process too, and is cut short: a
 takes ten seconds to start. The hardest to foresee come first.
 """
 
-import gc
 import json
 import os
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -42,19 +41,21 @@ from gnnplan.runtime.meter import STEP
 from gnnplan.runtime.plan.io import load_plan, save_plan
 from gnnplan.runtime.plan.schema import Plan, Workload
 from gnnplan.runtime.worker import open_loop
-from tests.silicon.bars import Bars
-from tests.silicon.captured import train
+from tests.silicon.bars import Bars, open_bars
 from tests.silicon.graphs import open_kind
 from tests.silicon.queue import RECORDS, hash_files, parse_lines
 from tests.silicon.setting import Setting
+from tests.silicon.training import Training
 from tests.support.emulated import emulated_machine
 
 PROBE_SECONDS = 25.0
 """Of a quick probe, where this machine was not probed yet."""
 LOOP_SECONDS = 2.0
 """Of timing the runtime's loop for one configuration."""
+LAST_SECONDS = 25.0
+"""Least that must be left to begin with a configuration."""
 RUNNERS_UP = 5
-WARM_STEPS, COUNTED_STEPS = 16, 48
+WARM_STEPS, COUNTED_STEPS = 16, 32
 TINY_SPARE = 1 << 20
 """Bytes on cores for buffers of a fixed size, which are small beside a real graph's rows."""
 FILLED = 0.97
@@ -134,18 +135,17 @@ class Ran:
     """Plans that found too little memory."""
 
 
-def run_lot(setting: Setting, *, lot: str, seconds: float) -> None:
-    """Plan and run some configurations, and hold all of them against the bars.
+def run_lot(setting: Setting, *, lot: str) -> None:
+    """Plan and run some configurations while time is left, and hold all against the bars.
 
     Args:
         setting: the device.
         lot: which, of `LOTS`; those that an earlier run of the same files has done are kept.
-        seconds: after which none is begun.
     """
-    chosen, until = CONFIGURATIONS[slice(*LOTS[lot])], time.monotonic() + seconds
+    chosen = CONFIGURATIONS[slice(*LOTS[lot])]
     known = {} if setting.emulated else done_before(RECORDS / f"plans_{lot}.jsonl", lot)
-    with tempfile.TemporaryDirectory() as name, Bars(setting) as bars, in_this_process():
-        folder, found = Path(name), list[Ran]()
+    with open_bars(setting) as (bars, folder), in_this_process():
+        found, left = list[Ran](), list[str]()
         if setting.emulated:
             os.environ["GNNPLAN_CACHE"] = str(folder / "cache")
             chosen = tuple(tiny(each) for each in chosen[:2])
@@ -154,11 +154,12 @@ def run_lot(setting: Setting, *, lot: str, seconds: float) -> None:
             if each.name in known:
                 found.append(known[each.name])
                 continue
-            if time.monotonic() > until:
+            if setting.left_seconds < LAST_SECONDS:
+                left.append(each.name)
                 continue
             with bars.attempt(each.name):
                 found.append(run_one(setting, bars, each, machine, folder / str(number)))
-        judge(bars, found, len(chosen))
+        judge(bars, found, len(chosen), left)
 
 
 def done_before(record: Path, lot: str) -> dict[str, Ran]:
@@ -175,8 +176,8 @@ def done_before(record: Path, lot: str) -> dict[str, Ran]:
     }
 
 
-def judge(bars: Bars, found: Sequence[Ran], asked: int) -> None:
-    """Hold what was found over all configurations."""
+def judge(bars: Bars, found: Sequence[Ran], asked: int, left: Sequence[str] = ()) -> None:
+    """Hold what was found over all configurations; those `left` had no time."""
     errors, count = [each.error for each in found], len(found)
     median, p90 = (float(np.percentile(errors, at)) if errors else None for at in (50, 90))
     worst = max((each.regret for each in found), default=None)
@@ -185,7 +186,10 @@ def judge(bars: Bars, found: Sequence[Ran], asked: int) -> None:
     bars.hold("planned_choice_worst", worst, "share", most=MOST_REGRET, configurations=count)
     short = float(sum(each.short for each in found))
     bars.hold("planned_out_of_memory", short, "plans", most=0.0, configurations=count)
-    bars.hold("planned_configurations", float(count), "configurations", least=float(asked))
+    bars.hold(
+        "planned_configurations", float(count), "configurations", least=float(asked),
+        left=list(left),
+    )  # fmt: skip
 
 
 def tiny(each: Configuration) -> Configuration:
@@ -221,18 +225,9 @@ class Here:
         return [json.dumps(codec.to_plain(build(KeptLoaders(), json.loads(line))()))]
 
 
-@contextmanager
-def in_this_process() -> Iterator[None]:
+def in_this_process() -> AbstractContextManager[object]:
     """Let GPUs be timed here, and shortly."""
-    changed = {"Team": Here, "LOOP_SECONDS": LOOP_SECONDS}
-    kept = {name: getattr(profile, name) for name in changed}
-    try:
-        for name, value in changed.items():
-            setattr(profile, name, value)
-        yield
-    finally:
-        for name, value in kept.items():
-            setattr(profile, name, value)
+    return patch.multiple(profile, Team=Here, LOOP_SECONDS=LOOP_SECONDS)
 
 
 def run_one(
@@ -287,28 +282,27 @@ def measure(setting: Setting, plan: Plan, folder: Path, graph: Graph) -> float |
     with capped(setting, plan), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            seconds = _steps(plan, folder, graph, warm, counted)
+            seconds = _steps(setting, plan, folder, graph, warm, counted)
         except torch.OutOfMemoryError:
             return None
     short = [str(each.message) for each in said if "read from the host (" in str(each.message)]
     return None if short else seconds
 
 
-def _steps(plan: Plan, folder: Path, graph: Graph, warm: int, counted: int) -> float:
+def _steps(
+    setting: Setting, plan: Plan, folder: Path, graph: Graph, warm: int, counted: int
+) -> float:
     if plan.strategy.emulated:
         from gnnplan.runtime.emulation.threads import stop
 
         stop()
-    mesh = open_mesh(plan)
-    use_threads(plan, 0, pin=False)
-    loader, loop = open_loop(load_plan(folder), folder, graph, mesh)
-    assert isinstance(loader, PlannedLoader)
-    try:
-        train(loader, loop, warm + counted, 0)
-        return float(np.median(loader.meter.seconds(STEP, skip_steps=warm)))
-    finally:
-        loader.close()
-        mesh.close()
+    with closing(open_mesh(plan)) as mesh:
+        use_threads(plan, 0, pin=False)
+        loader, loop = open_loop(load_plan(folder), folder, graph, mesh)
+        assert isinstance(loader, PlannedLoader)
+        with closing(loader):
+            Training(setting, loader, loop).run(warm + counted)
+            return float(np.median(loader.meter.seconds(STEP, skip_steps=warm)))
 
 
 @contextmanager
@@ -320,8 +314,7 @@ def capped(setting: Setting, plan: Plan) -> Iterator[None]:
     use = plan.prediction.memory_bytes["rank0"]
     limit = use.capacity / FILLED - use.parts.get("context", 0)
     total = torch.cuda.get_device_properties(0).total_memory
-    gc.collect()  # loops of earlier plans and their graphs
-    torch.cuda.empty_cache()
+    setting.release()  # loops of earlier plans and their graphs
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total))
     try:
         yield
@@ -332,8 +325,7 @@ def capped(setting: Setting, plan: Plan) -> Iterator[None]:
 def tune_in_full(setting: Setting) -> None:
     """Plan, and tune as `gnnplan tune` does unless told otherwise; on cores in small."""
     work = CONFIGURATIONS[0].work
-    with tempfile.TemporaryDirectory() as name, Bars(setting) as bars:
-        folder = Path(name)
+    with open_bars(setting) as (bars, folder):
         if setting.emulated:
             os.environ["GNNPLAN_CACHE"] = str(folder / "cache")
         graph = open_kind(setting, "nodes", folder)

@@ -12,10 +12,10 @@ from typing import Any
 from gnnplan.planner.probe.gpu import torch_device
 from gnnplan.planner.probe.gpu.measure import GPU_FULL as FULL, QUICK, GpuDevice, Work
 from gnnplan.planner.probe.gpu.parts import QUICK_RANKS_BYTES, RANKS_CALLS
-from gnnplan.planner.probe.probe import keep_for_plans, probe
+from gnnplan.planner.probe.probe import probe
 from gnnplan.planner.probe.team import State
 from tests.benchmarks.common import record
-from tests.silicon.bars import Bars
+from tests.silicon.bars import open_bars
 from tests.silicon.setting import Setting, run_sharing
 from tests.support.gpu_parts import measure_gpus
 
@@ -73,7 +73,10 @@ def _open(setting: Setting, quick: bool) -> tuple[GpuDevice, Any]:
 
 
 def time_whole_probe(setting: Setting) -> None:
-    """Probe this machine as `gnnplan probe` does, by subject; on cores in seconds, kept nowhere."""
+    """Probe this machine as `gnnplan probe` does, by subject; on cores in seconds.
+
+    Nothing is kept for plans, since other work may run beside.
+    """
     seconds_of: defaultdict[str, float] = defaultdict(float)
     begun = [("start", start := time.perf_counter())]
 
@@ -84,20 +87,17 @@ def time_whole_probe(setting: Setting) -> None:
         seconds_of[before] += now - since
         begun.append((what, now))
 
-    with tempfile.TemporaryDirectory() as folder:
+    with open_bars(setting) as (bars, folder):
         if setting.emulated:
-            os.environ["GNNPLAN_CACHE"] = folder
+            os.environ["GNNPLAN_CACHE"] = str(folder)
         found = probe(
             quick=setting.emulated, progress=progress, seconds=5.0 if setting.emulated else None
         )
-    whole = time.perf_counter() - start
-    for name, seconds in sorted(seconds_of.items(), key=lambda each: -each[1]):
-        record("probe_subject", seconds, "s", subject=name)
-    with Bars(setting) as bars:
+        whole = time.perf_counter() - start
+        for name, seconds in sorted(seconds_of.items(), key=lambda each: -each[1]):
+            record("probe_subject", seconds, "s", subject=name)
         bars.hold("probe_whole", whole, "s", most=MOST_PROBE_SECONDS, notes=found.notes)
-        if not setting.emulated:
-            keep_for_plans(found)
-            assert found.gpus, found.notes
+        assert setting.emulated or found.gpus, found.notes
 
 
 def time_ranks(setting: Setting, ranks: int) -> None:

@@ -2,8 +2,9 @@
 
 An experiment is due until a record says that it passed with the very files that it depends on.
 Experiments that never passed come first, then those whose last record is oldest. Each runs in a
-process of its own, which is ended with everything it started when its seconds are over; its lines
-and one verdict line go to a file of JSON lines, `NAME.jsonl`.
+process, which is ended with everything it started when its seconds are over; its lines and one
+verdict line go to a file of JSON lines, `NAME.jsonl`. Experiments of a sitting run together: in
+turn in one process, or at the same time.
 """
 
 import contextlib
@@ -16,7 +17,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,12 @@ VERDICT = "verdict"
 """Name of the line that ends the lines of one run."""
 GPUS = "gpus"
 """Name of the line that says how many GPUs a run's ranks had."""
+ENDED = "ended"
+"""Name of the line after an experiment's lines, with its error and seconds; no record has it."""
+SPOILED = 3
+"""Exit code of a process whose GPU reported an error: experiments that are left want another."""
+LATE = "not ended after"
+"""Begin of the error of an experiment whose seconds are over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,13 +52,15 @@ class Experiment:
     entry: str
     """`module:function`, called as function(setting, **arguments)."""
     seconds: float
-    """Most that it takes, start of its processes included."""
+    """Most that it takes alone, start of its processes included."""
     files: tuple[str, ...]
     """Patterns below the repository's root of the files that its answer depends on."""
     arguments: tuple[tuple[str, Any], ...] = ()
     """Further keyword arguments of the function."""
     bar: str = ""
     """What its lines are held to, in words; empty: it only tells."""
+    grows: bool = False
+    """Whether it does more in more time: it may take what is left of a call beyond its seconds."""
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds <= LONGEST_SECONDS:
@@ -58,6 +68,17 @@ class Experiment:
                 f"{self.name}: expected at most {LONGEST_SECONDS:.0f} s, found {self.seconds:g}; "
                 "split it"
             )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sitting:
+    """Experiments that take less time together than one after the other."""
+
+    names: tuple[str, ...]
+    seconds: float
+    """Most that all of them take together."""
+    at_once: bool = False
+    """Whether they run at the same time, each in a process of its own; else in turn, in one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,8 +117,39 @@ class Outcome:
     seconds: float
 
 
-Runner = Callable[[Experiment, float], Outcome]
-"""Runs an experiment within so many seconds."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """What is begun at one time: an experiment, or those of a sitting that are due."""
+
+    states: list[State]
+    seconds: float
+    """Most that all of them take."""
+    at_once: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """Names of its experiments, in their order."""
+        return [state.experiment.name for state in self.states]
+
+    def most_seconds(self, spare: float) -> float:
+        """Return the seconds after which it is ended, where a call has so many to spare."""
+        return self.seconds + spare * any(state.experiment.grows for state in self.states)
+
+    def add_way_on(self, experiment: Experiment, outcome: Outcome) -> Outcome:
+        """Say, where the time of several was over, how much an experiment has alone."""
+        if len(self.states) == 1 or not outcome.error.startswith(LATE):
+            return outcome
+        others = ", ".join(name for name in self.names if name != experiment.name)
+        way = (
+            f"it ran with {others}; run it alone with --only {experiment.name}, which gives it "
+            f"{experiment.seconds:.0f} s"
+        )
+        return replace(outcome, error=f"{outcome.error}; {way}")
+
+
+Runner = Callable[[Sequence[Experiment], float], list[Outcome]]
+"""Runs experiments in turn, all in so many seconds; those that it did not come to have no outcome.
+"""
 
 
 def hash_files(experiment: Experiment, root: Path = ROOT) -> str:
@@ -138,11 +190,50 @@ def list_due(states: Sequence[State]) -> list[State]:
     return sorted(due, key=lambda state: (state.ever, state.last["date"] if state.last else ""))
 
 
+def group_due(due: Sequence[State], sittings: Sequence[Sitting] = ()) -> list[Group]:
+    """Group what is due by sittings; each comes where its first experiment is due."""
+    groups, seen = list[Group](), set[str]()
+    for state in due:
+        if state.experiment.name in seen:
+            continue
+        sitting = next((each for each in sittings if state.experiment.name in each.names), None)
+        names = (state.experiment.name,) if sitting is None else sitting.names
+        states = [each for each in due if each.experiment.name in names]
+        alone = [each.experiment.seconds for each in states]
+        if sitting is None or len(states) == 1:
+            groups.append(Group(states=states, seconds=sum(alone)))
+        else:
+            most = min(sitting.seconds, sum(alone))
+            groups.append(Group(states=states, seconds=most, at_once=sitting.at_once))
+        seen.update(names)
+    return groups
+
+
+def plan_calls(groups: Sequence[Group], seconds: float) -> list[list[Group]]:
+    """Deal groups to calls of so many seconds, as `run_queue` does where all take their most.
+
+    What takes longer than a call has one for itself.
+    """
+    calls, later = list[list[Group]](), list(groups)
+    while later:
+        call, left, waiting = list[Group](), seconds, list[Group]()
+        for group in later:
+            if not call or group.seconds <= left:
+                call.append(group)
+                left -= group.seconds
+            else:
+                waiting.append(group)
+        calls.append(call)
+        later = waiting
+    return calls
+
+
 def run_queue(
     due: Sequence[State],
     *,
     seconds: float,
     device: str,
+    sittings: Sequence[Sitting] = (),
     records: Path = RECORDS,
     run: Runner | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -152,10 +243,12 @@ def run_queue(
 
     Args:
         due: in the order in which they are tried.
-        seconds: for all of them; none is begun that declares more than what is left.
+        seconds: for all of them; none is begun that declares more than what is left, and one that
+            grows is given what no other of this call needs.
         device: name of the GPU, for the records.
+        sittings: experiments that run together where several of them are due.
         records: folder of the records.
-        run: starts an experiment; a process of its own where None.
+        run: runs experiments in turn; in a process where None.
         clock: seconds.
         say: told of each beginning and end.
 
@@ -164,28 +257,53 @@ def run_queue(
     """
     end = clock() + seconds
     verdicts, left = list[dict[str, Any]](), list[State]()
-    for state in due:
-        experiment = state.experiment
-        if experiment.seconds > end - clock():
-            left.append(state)
+    groups = group_due(due, sittings)
+    for number, group in enumerate(groups):
+        still = end - clock()
+        if group.seconds > still:
+            left += group.states
             continue
-        say(f"{experiment.name}: {experiment.question} (at most {experiment.seconds:.0f} s)")
-        outcome = (run or run_process)(experiment, experiment.seconds)
-        verdict = write_record(state, outcome, device=device, records=records)
-        word = "passed" if verdict["passed"] else f"FAILED: {outcome.error}"
-        say(f"{experiment.name}: {word} in {outcome.seconds:.1f} s")
-        verdicts.append(verdict)
+        call = plan_calls(groups[number:], still)[0]
+        most = group.most_seconds(still - sum(each.seconds for each in call))
+        for state in group.states:
+            say(f"{state.experiment.name}: {state.experiment.question}")
+        say(f"{', '.join(group.names)}: at most {most:.0f} s")
+        outcomes = run_group(group, run or run_process, most)
+        for state, outcome in zip(group.states, outcomes, strict=False):
+            name = state.experiment.name
+            beside = [each for each in group.names if each != name] if group.at_once else []
+            outcome = group.add_way_on(state.experiment, outcome)
+            verdict = write_record(state, outcome, device=device, records=records, beside=beside)
+            word = "passed" if verdict["passed"] else f"FAILED: {outcome.error}"
+            say(f"{name}: {word} in {outcome.seconds:.1f} s")
+            verdicts.append(verdict)
+        left += group.states[len(outcomes) :]
     return verdicts, left
 
 
-def write_record(state: State, outcome: Outcome, *, device: str, records: Path) -> dict[str, Any]:
-    """Append one run's lines and its verdict to the experiment's record; returns the verdict."""
+def run_group(group: Group, run: Runner, seconds: float) -> list[Outcome]:
+    """Run a group's experiments, in turn or at once; returns outcomes of the first of them."""
+    experiments = [state.experiment for state in group.states]
+    if not group.at_once:
+        return run(experiments, seconds)
+    with ThreadPoolExecutor(len(experiments)) as threads:
+        found = threads.map(lambda each: run([each], seconds), experiments)
+        return [outcome for outcomes in found for outcome in outcomes]
+
+
+def write_record(
+    state: State, outcome: Outcome, *, device: str, records: Path, beside: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Append one run's lines and its verdict to the experiment's record; returns the verdict.
+
+    `beside` names the experiments that ran at the same time; every line says them.
+    """
     common = {
         "hash": state.hash,
         "commit": commit_name(),
         "device": device,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    } | ({"beside": list(beside)} if beside else {})
     verdict: dict[str, Any] = {
         "name": VERDICT,
         "value": round(outcome.seconds, 2),
@@ -214,9 +332,22 @@ def commit_name() -> str:
         return ""
 
 
-def run_process(experiment: Experiment, seconds: float) -> Outcome:
-    """Run an experiment as a process group of its own, and end all of it after `seconds`."""
-    command = [sys.executable, "-m", "tests.silicon.one", experiment.name]
+def run_process(experiments: Sequence[Experiment], seconds: float) -> list[Outcome]:
+    """Run experiments in turn in a process; after one that died those that are left in another.
+
+    Returns:
+        The outcomes of those that were begun within the seconds.
+    """
+    end, found = time.monotonic() + seconds, list[Outcome]()
+    while len(found) < len(experiments) and (left := end - time.monotonic()) > 0:
+        found += _run_once(experiments[len(found) :], left)
+    return found
+
+
+def _run_once(experiments: Sequence[Experiment], seconds: float) -> list[Outcome]:
+    """Run experiments in a process group of their own, and end all of it after `seconds`."""
+    names = [each.name for each in experiments]
+    command = [sys.executable, "-m", "tests.silicon.one", *names, f"--seconds={seconds:.0f}"]
     start = time.monotonic()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         child = subprocess.Popen(
@@ -230,14 +361,31 @@ def run_process(experiment: Experiment, seconds: float) -> Outcome:
             _end_group(child)
         out.seek(0)
         errors.seek(0)
-        lines = parse_lines(out.read())
+        found, rest = split_outcomes(parse_lines(out.read()))
         said = errors.read().strip().splitlines()
-    error = "" if code == 0 else (said[-1].strip() if said else "") or f"exit code {code}"
-    if code is None:
-        error = f"took longer than {seconds:.0f} s; last line: {said[-1].strip() if said else ''}"
-    for line in said[-20:] if error else []:
+    last = said[-1].strip() if said else ""
+    error = f"{LATE} {seconds:.0f} s; last line: {last}" if code is None else last
+    error = (error or f"exit code {code}")[:500]
+    if len(found) < len(experiments) and not (found and code == SPOILED):
+        spent = sum(each.seconds for each in found)
+        found.append(Outcome(rest, error, time.monotonic() - start - spent))
+    elif code != 0 and not any(each.error for each in found):  # it failed while it was ending
+        found[-1] = replace(found[-1], error=error)
+    for line in said[-20:] if any(each.error for each in found) else []:
         print(f"  {line}", file=sys.stderr)
-    return Outcome(lines, error[:500], time.monotonic() - start)
+    return found
+
+
+def split_outcomes(lines: list[dict[str, Any]]) -> tuple[list[Outcome], list[dict[str, Any]]]:
+    """Divide a process's lines by experiments that ended, and those of one that did not."""
+    found, rest = list[Outcome](), list[dict[str, Any]]()
+    for line in lines:
+        if line.get("name") == ENDED:
+            found.append(Outcome(rest, line["error"], line["value"]))
+            rest = []
+        else:
+            rest.append(line)
+    return found, rest
 
 
 def parse_lines(text: str) -> list[dict[str, Any]]:

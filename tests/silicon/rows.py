@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gnnplan.runtime.plan.io import save_plan
 from gnnplan.runtime.plan.schema import Plan
 from tests.benchmarks.common import record
 from tests.emulated.modes import MODES, Mode
 from tests.silicon.queue import GPUS
 from tests.silicon.setting import Setting, take_gpu
 from tests.support.emulated_ranks import hold_mode, make_graph, plan_mode, run_mode, sum_rows
+from tests.support.plans import change_strategy
 
 TOLERANCE = 2e-3
 """Relative, of a loss after some steps: sums of float32 in another order."""
@@ -58,8 +58,5 @@ def _record(
 
 def on_real_gpus(plan: Plan, folder: Path) -> Plan:
     """Write the plan of emulated GPUs for real ones."""
-    arrays = {name: np.load(folder / ref.file) for name, ref in plan.arrays.items()}
     devices = [replace(each, emulated=False) for each in plan.strategy.devices]
-    return save_plan(
-        replace(plan, strategy=replace(plan.strategy, devices=devices)), arrays, folder
-    )
+    return change_strategy(plan, folder, devices=devices)

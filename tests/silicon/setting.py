@@ -6,7 +6,10 @@ runs with gloo and Triton's interpreter on tiny sizes: that shows that it would 
 nothing.
 """
 
+import gc
+import math
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from gnnplan.runtime import processor
+from gnnplan.runtime.emulation import threads
 from tests.support.ranks import free_port, run_on_ranks
 
 COLLECTIVE_SECONDS = 40.0
@@ -28,6 +32,8 @@ class Setting:
 
     emulated: bool = False
     """On cores, on tiny sizes: nothing of it is recorded."""
+    until: float = math.inf
+    """Reading of time.monotonic() at which this process is ended."""
 
     @property
     def device(self) -> torch.device:
@@ -39,10 +45,27 @@ class Setting:
         """What ranks that share the device talk by."""
         return "gloo" if self.emulated else "nccl"
 
+    @property
+    def left_seconds(self) -> float:
+        """Seconds until this process is ended."""
+        return self.until - time.monotonic()
+
     def wait(self) -> None:
         """Wait for the device."""
         if not self.emulated:
             torch.cuda.synchronize()
+
+    def release(self) -> None:
+        """Give back the memory of what is no longer used, and an emulated GPU.
+
+        Raises:
+            RuntimeError: the GPU reported an error, after which this process cannot use it.
+        """
+        gc.collect()
+        threads.stop()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
 
 
 def as_host(rank: int) -> dict[str, str]:

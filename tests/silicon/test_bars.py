@@ -1,6 +1,7 @@
 """Bars are judged on a GPU and said in every line; plans are held to theirs and to their memory."""
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from gnnplan.runtime import codec
 from gnnplan.runtime.graph.generate import generate_sbm
 from gnnplan.runtime.plan.schema import MemoryUse, Sampler, Workload
 from tests.silicon import papers, planned
-from tests.silicon.bars import Bars
+from tests.silicon.bars import Bars, open_bars
 from tests.silicon.experiments import EXPERIMENTS
 from tests.silicon.queue import hash_files, parse_lines
 from tests.silicon.setting import Setting
@@ -25,9 +26,11 @@ GPU_SETTING = Setting()
 
 class TestBars:
     def test_a_line_says_value_bar_and_whether_it_was_met(self, capsys: pytest.CaptureFixture[str]):
-        with Bars(GPU_SETTING) as bars:
+        with open_bars(GPU_SETTING) as (bars, folder):
+            assert folder.is_dir()
             bars.hold("step", 1.2e-3, "s", ratio=1.25, most=1.4e-3, most_ratio=1.3)
             bars.hold("speed", 3.0, "GB/s")
+        assert not folder.exists()
         step, speed = parse_lines(capsys.readouterr().out)
         assert step["bar"] == {"value at most": 1.4e-3, "ratio at most": 1.3}
         assert (step["value"], step["ratio"], step["met"]) == (1.2e-3, 1.25, True)
@@ -41,8 +44,8 @@ class TestBars:
         bars.hold("pyg", 0.1, "s", ratio=11.9, least_ratio=12.0)
         bars.hold("best", None, "share", most=0.02)
         bars.hold("sage", 1.0, "s", most=1.0, least=1.0)
-        with pytest.raises(AssertionError) as error, bars:
-            pass
+        with pytest.raises(AssertionError) as error:
+            bars.judge()
         for words in (
             "gcn: ValueError: no kernel", "gat: ratio 1.31, asked at most 1.3",
             "pyg: ratio 11.9, asked at least 12", "best: value none, asked at most 0.02",
@@ -53,16 +56,19 @@ class TestBars:
         assert met == [False, False, False, False, True]
 
     def test_on_cores_nothing_is_judged_and_errors_come_through(self):
-        with Bars(Setting(emulated=True)) as bars:
+        with open_bars(Setting(emulated=True)) as (bars, _):
             bars.hold("step", 9.0, "s", most=1.0)
         with pytest.raises(ValueError, match="no kernel"), bars.attempt("gcn"):
             raise ValueError("no kernel")
 
     def test_an_error_is_not_hidden_by_what_was_missed(self):
-        bars = Bars(GPU_SETTING)
-        bars.hold("step", 9.0, "s", most=1.0)
-        with pytest.raises(KeyError), bars:
+        with pytest.raises(KeyError), open_bars(GPU_SETTING) as (bars, _):
+            bars.hold("step", 9.0, "s", most=1.0)
             raise KeyError
+
+    def test_what_a_run_missed_is_its_error(self):
+        with pytest.raises(AssertionError, match="step: value 9"), open_bars(GPU_SETTING) as found:
+            found[0].hold("step", 9.0, "s", most=1.0)
 
 
 class TestPlanned:
@@ -114,14 +120,17 @@ class TestPlanned:
         def run(setting: Setting, bars: Bars, each: planned.Configuration, *_: object) -> object:
             ran.append(each.name)
             if len(ran) == 2:
-                monkeypatch.setattr(planned.time, "monotonic", lambda: 1e12)  # time is over
+                monkeypatch.setattr(time, "monotonic", lambda: 1e12)  # time is over
             return planned.Ran(error=0.01, regret=0.0, short=0)
 
         monkeypatch.setattr(planned, "run_one", run)
+        setting = Setting(until=time.monotonic() + 60.0)
         with pytest.raises(AssertionError, match="planned_configurations: value 3, asked at le"):
-            planned.run_lot(GPU_SETTING, lot="rest", seconds=60.0)
+            planned.run_lot(setting, lot="rest")
         assert ran == [each.name for each in planned.CONFIGURATIONS[17:19]]
-        assert "planned_step_error_median" in capsys.readouterr().out
+        lines = parse_lines(capsys.readouterr().out)
+        assert lines[0]["name"] == "planned_step_error_median"
+        assert lines[-1]["left"] == [planned.CONFIGURATIONS[19].name]
 
     def test_a_plan_gets_the_memory_that_it_fills_97_hundredths_of(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

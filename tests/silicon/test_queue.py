@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -18,8 +19,8 @@ from gnnplan.runtime.comm.mesh import backend_of
 from gnnplan.runtime.graph.generate import generate_sbm
 from tests.emulated.modes import MODES
 from tests.silicon import __main__ as command, captured, nccl, peers, probing, queue, rows, step
-from tests.silicon.experiments import EXPERIMENTS, TESTED, mode_name
-from tests.silicon.queue import Experiment, Outcome, State
+from tests.silicon.experiments import EXPERIMENTS, SITTINGS, TESTED, mode_name
+from tests.silicon.queue import Experiment, Outcome, Sitting, State
 from tests.silicon.setting import Setting
 from tests.support.plans import make_plan
 
@@ -96,9 +97,9 @@ class TestRun:
     def test_it_stops_in_time_and_keeps_the_rest_for_the_next(self, root: Path):
         now = [0.0]
 
-        def run(each: Experiment, seconds: float) -> Outcome:
+        def run(some: Sequence[Experiment], seconds: float) -> list[Outcome]:
             now[0] += seconds / 2
-            return Outcome([], "", seconds / 2)
+            return [Outcome([], "", seconds / 2) for _ in some]
 
         each = [experiment("a", 40), experiment("b", 90), experiment("c", 60)]
         verdicts, left = queue.run_queue(
@@ -108,6 +109,65 @@ class TestRun:
         assert len(verdicts) == 2  # b, of 90 s, does not fit into the 80 that a leaves
         assert [state.experiment.name for state in left] == ["b"]
         assert [state_of(one, root).passed for one in each] == [True, False, True]
+
+    def run_some(
+        self, some: Sequence[Experiment], root: Path, *sittings: Sitting, seconds: float = 200.0
+    ) -> tuple[list[str], list[tuple[list[str], float]], list[dict[str, Any]]]:
+        """Run experiments, the last of each process late; what is left, processes, verdicts."""
+        begun = list[tuple[list[str], float]]()
+
+        def run(each: Sequence[Experiment], most: float) -> list[Outcome]:
+            begun.append(([one.name for one in each], most))
+            ended = [Outcome([{"name": one.name}], "", 1.0) for one in each]
+            late = Outcome([], f"{queue.LATE} {most:.0f} s; last line: ", most)
+            return [*ended[:1], late] if len(each) > 1 else [late]
+
+        verdicts, left = queue.run_queue(
+            [state_of(one, root) for one in some], seconds=seconds, device="toy",
+            sittings=sittings, records=root / "records", run=run, clock=lambda: 0.0,
+            say=lambda line: None,
+        )  # fmt: skip
+        return [state.experiment.name for state in left], begun, verdicts
+
+    def test_a_sitting_shares_a_process_and_what_it_did_not_come_to_stays_due(self, root: Path):
+        some = [experiment(name, 40) for name in ("a", "b", "c", "d")]
+        sitting = Sitting(names=("d", "a", "c"), seconds=90)
+        left, begun, verdicts = self.run_some(some, root, sitting)
+        assert begun == [(["a", "c", "d"], 90), (["b"], 40)]
+        assert left == ["d"]
+        first, second, third = (verdict["error"] for verdict in verdicts)
+        assert first == ""
+        assert second == (
+            "not ended after 90 s; last line: ; it ran with a, d; run it alone with --only c, "
+            "which gives it 40 s"
+        )
+        assert "alone" not in third
+        assert "beside" not in verdicts[0]
+        assert json.loads((root / "records/a.jsonl").read_text().splitlines()[0])["name"] == "a"
+
+    def test_what_runs_at_once_has_processes_of_its_own_and_says_what_ran_beside(self, root: Path):
+        some = [experiment(name, 185) for name in ("a", "b")]
+        sitting = Sitting(names=("a", "b"), seconds=150, at_once=True)
+        _, begun, verdicts = self.run_some(some, root, sitting)
+        assert sorted(begun) == [(["a"], 150), (["b"], 150)]
+        assert [verdict["beside"] for verdict in verdicts] == [["b"], ["a"]]
+        assert verdicts[1]["error"].endswith("run it alone with --only b, which gives it 185 s")
+        # Alone, where the other passed, it has its own seconds.
+        _, begun, verdicts = self.run_some(some[1:], root, sitting)
+        assert begun == [(["b"], 185)]
+        assert "beside" not in verdicts[0]
+
+    def test_what_grows_gets_what_no_other_of_the_call_needs(self, root: Path):
+        some = [replace(experiment("a", 40), grows=True), experiment("b", 90)]
+        assert self.run_some(some, root)[1] == [(["a"], 110), (["b"], 90)]
+
+    def test_calls_hold_what_fits_and_what_never_fits_has_one_for_itself(self, root: Path):
+        asked = {"a": 60, "b": 70, "c": 110, "d": 30}
+        some = [experiment(name, seconds) for name, seconds in asked.items()]
+        calls = queue.plan_calls(queue.group_due([state_of(one, root) for one in some]), 100)
+        assert [[group.names for group in call] for call in calls] == [
+            [["a"], ["d"]], [["b"]], [["c"]],
+        ]  # fmt: skip
 
     def test_a_record_names_hash_commit_device_and_date(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
@@ -128,25 +188,46 @@ class TestRun:
         package.mkdir(parents=True)
         (package / "one.py").write_text(
             "import subprocess, sys, time\n"
-            'print(\'{"name": "seen", "value": 1}\', flush=True)\n'
-            "if sys.argv[1] == 'fails': raise RuntimeError('the kernel lied')\n"
-            "if sys.argv[1] == 'hangs':\n"
-            "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-            '    print(\'{"name": "child", "value": %d}\' % child.pid, flush=True)\n'
-            "    time.sleep(600)\n"
+            "*names, seconds = sys.argv[1:]\n"
+            "for name in names:\n"
+            '    print(\'{"name": "seen", "value": "%s"}\' % seconds, flush=True)\n'
+            "    if name == 'dies': raise RuntimeError('the kernel lied')\n"
+            "    if name == 'quits': sys.exit('at once')\n"
+            "    if name == 'hangs':\n"
+            "        child = subprocess.Popen(['sleep', '600'])\n"
+            '        print(\'{"name": "child", "value": %d}\' % child.pid, flush=True)\n'
+            "        time.sleep(600)\n"
+            "    error = 'it failed' if name == 'fails' else ''\n"
+            '    print(\'{"name": "ended", "error": "%s", "value": 2.5}\' % error, flush=True)\n'
+            "    if name == 'spoils': sys.exit(3)\n"
+            "sys.exit('fails' in names or 'late' in names)\n"
         )
         monkeypatch.setattr(queue, "ROOT", tmp_path)
         return tmp_path
 
-    def test_an_error_is_the_last_line_it_said_and_its_lines_are_kept(self, at_work: Path):
-        assert queue.run_process(experiment("works"), 60).error == ""
-        outcome = queue.run_process(experiment("fails"), 60)
-        assert outcome.error == "RuntimeError: the kernel lied"
-        assert outcome.lines == [{"name": "seen", "value": 1}]
+    def test_experiments_of_a_process_have_lines_and_errors_of_their_own(self, at_work: Path):
+        found = queue.run_process([experiment(name) for name in ("works", "fails")], 60)
+        assert [outcome.error for outcome in found] == ["", "it failed"]
+        assert all(
+            outcome.lines == [{"name": "seen", "value": "--seconds=60"}] for outcome in found
+        )
+        assert [outcome.seconds for outcome in found] == [2.5, 2.5]
+
+    def test_after_one_that_died_or_spoiled_the_gpu_the_others_get_another(self, at_work: Path):
+        names = ("dies", "spoils", "quits", "works")
+        found = queue.run_process([experiment(name) for name in names], 60)
+        assert [outcome.error for outcome in found] == [
+            "RuntimeError: the kernel lied", "exit code 3", "at once", "",
+        ]  # fmt: skip
+        assert [len(outcome.lines) for outcome in found] == [1, 1, 1, 1]
+
+    def test_a_process_that_fails_while_it_ends_has_failed(self, at_work: Path):
+        (outcome,) = queue.run_process([experiment("late")], 60)
+        assert outcome.error == "exit code 1"
 
     def test_one_that_hangs_is_ended_with_its_children(self, at_work: Path):
-        outcome = queue.run_process(experiment("hangs"), 3.0)
-        assert outcome.error.startswith("took longer than 3 s")
+        _, outcome = queue.run_process([experiment("works"), experiment("hangs")], 3.0)
+        assert outcome.error.startswith("not ended after 3 s")
         child = next(line["value"] for line in outcome.lines if line["name"] == "child")
         for _ in range(100):
             if not Path(f"/proc/{child}").exists() or _is_zombie(child):
@@ -178,11 +259,15 @@ class TestCommand:
     def test_todo_lists_what_is_due(self, capsys: pytest.CaptureFixture[str]):
         assert command.main(["--todo"]) == 0
         assert capsys.readouterr().out.splitlines()[-1].endswith("s at most")
-        assert command.main(["--todo", "--bars"]) == 0
-        first, *_ = capsys.readouterr().out.splitlines()
-        assert first.split()[:3] == ["captured_sage", "95", "s"]
-        assert first.endswith("never ran; 1.3 of the GPU's own work; 1.4 ms, 0.9 ms in TF32 and "
-                              "bfloat16; PyG over 12")  # fmt: skip
+        assert command.main(["--todo", "--bars", "--seconds", "480"]) == 0
+        call, sitting, first, *rest = capsys.readouterr().out.splitlines()
+        assert call == "call 1: 470 s at most"
+        assert sitting == "  in one process, 165 s: captured_steps, papers"
+        assert first.split()[:3] == ["captured_steps", "135", "s"]
+        assert first.endswith("never ran; 1.3 of the GPU's own work; SAGE 1.4 ms, 0.9 ms in TF32 "
+                              "and bfloat16; PyG over 12")  # fmt: skip
+        assert "  at the same time, 185 s: tune_full, probe_whole" in rest
+        assert [line for line in rest if line.startswith("call")] == ["call 2: 275 s at most"]
 
     def test_a_log_is_spread_over_the_records_and_a_foreign_one_refused(
         self, records: Path, capsys: pytest.CaptureFixture[str]
@@ -221,24 +306,27 @@ class TestEntries:
         names = {line["name"] for line in lines}
         assert {"floor_bfloat16", "step_kernels", "step_waits", "step_gpu_seconds"} <= names
 
-    def test_two_calls_of_eight_minutes_hold_every_bar_the_first_what_is_hardest(self):
-        left = [each for each in EXPERIMENTS if each.bar]
-        calls = list[list[str]]()
-        while left:
-            seconds, call = 480.0, list[str]()
-            for each in list(left):
-                if each.seconds <= seconds:
-                    seconds -= each.seconds
-                    call.append(each.name)
-                    left.remove(each)
-            calls.append(call)
-        assert calls == [
-            ["captured_sage", "papers", "captured_models", "plans_hardest", "tune_full"],
-            ["probe_whole", "plans_middle", "plans_rest", "own_model_replayed"],
-        ]
-        cases = next(each for each in EXPERIMENTS if each.name == "captured_models").arguments
-        sage = {name for name in captured.CASES if name.startswith("sage")}
-        assert {*dict(cases)["cases"], *sage} == set(captured.CASES)
+    def test_the_first_call_of_eight_minutes_holds_every_kind_of_bar(self, root: Path):
+        bars = [each for each in EXPERIMENTS if each.bar]
+        states = [queue.read_state(each, root) for each in bars]
+        first, second = queue.plan_calls(queue.group_due(states, SITTINGS), 480)
+        assert sum(group.seconds for group in first) < 480
+        assert [name for group in first for name in group.names] == [
+            "captured_steps", "papers", "plans_hardest", "tune_full", "probe_whole",
+        ]  # fmt: skip
+        assert [name for group in second for name in group.names] == [
+            "plans_middle", "plans_rest", "captured_step_lanes", "own_model_replayed",
+        ]  # fmt: skip
+        (cases,) = [dict(each.arguments)["cases"] for each in bars if each.name == "captured_steps"]
+        assert set(cases) == set(captured.CASES)
+
+    def test_a_sitting_names_bars_and_takes_less_time_than_they_do_alone(self):
+        alone = {each.name: each.seconds for each in EXPERIMENTS if each.bar}
+        names = [name for sitting in SITTINGS for name in sitting.names]
+        assert len(set(names)) == len(names)
+        for sitting in SITTINGS:
+            each = [alone[name] for name in sitting.names]
+            assert max(each) <= sitting.seconds < sum(each)
 
     def test_a_probe_is_timed_by_kind_of_work(self, capsys: pytest.CaptureFixture[str]):
         probing.time_probe(Setting(emulated=True), quick=True)
@@ -266,7 +354,6 @@ class TestEntries:
             "tune_full",
             "nccl_rank_killed",
             "nccl_rank_stopped",
-            "own_model_replayed",
         ],
     )
     def test_longer_ones_run_on_cores(self, name: str):
@@ -274,32 +361,34 @@ class TestEntries:
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
-        ("name", "expected"),
+        ("names", "expected"),
         [
-            ("captured_sage", ["captured_step_sage", "captured_step_sage_tf32",
-                               "captured_step_sage_bfloat16", "captured_step_overflow",
-                               "captured_step_overflow_apart", "captured_beside_pyg"]),
-            ("captured_models", ["captured_step_links", "captured_step_rgcn", "captured_step_gat",
-                                 "captured_step_gcn"]),
-            ("papers", ["papers_gpu_rows", "papers_host_rows"]),
-            ("captured_step_lanes", ["captured_step_lanes", "captured_step_lanes_apart",
-                                     "captured_step_lanes_host", "captured_step_lanes_host_apart"]),
+            ("captured_steps papers",
+             ["captured_step_sage", "captured_step_sage_tf32", "captured_step_sage_bfloat16",
+              "captured_step_links", "captured_step_rgcn", "captured_step_gat",
+              "captured_step_gcn", "captured_step_overflow", "captured_step_overflow_apart",
+              "captured_beside_pyg", "papers_gpu_rows", "papers_host_rows"]),
+            ("captured_step_lanes own_model_replayed",
+             ["captured_step_lanes", "captured_step_lanes_apart", "captured_step_lanes_host",
+              "captured_step_lanes_host_apart", "own_model_replayed", "own_model_replayed_apart"]),
             ("plans_hardest", ["planned_step", "planned_step", "planned_step_error_median",
                                "planned_step_error_p90", "planned_choice_worst",
                                "planned_out_of_memory", "planned_configurations"]),
         ],
     )  # fmt: skip
-    def test_bars_are_measured_on_cores_and_not_judged(self, name: str, expected: list[str]):
-        held = [line for line in run_on_cores(name) if "bar" in line]
+    def test_bars_are_measured_on_cores_and_not_judged(self, names: str, expected: list[str]):
+        held = [line for line in run_on_cores(*names.split()) if "bar" in line]
         assert [line["name"] for line in held] == expected
         lines = {line["name"]: line for line in held}
         assert all(line["met"] is None for line in lines.values())
-        if name == "captured_sage":
-            assert lines["captured_step_overflow"]["value"] > 0
-            assert lines["captured_step_overflow_apart"]["value"] < captured.OVERFLOW_TOLERANCE
-        if name == "papers":
-            assert lines["papers_host_rows"]["value"] > 0
-        if name == "plans_hardest":
+        for name, line in lines.items():
+            if name.endswith("_apart"):
+                assert line["value"] < captured.OVERFLOW_TOLERANCE
+        for name in {"captured_step_overflow", "papers_host_rows"} & lines.keys():
+            assert lines[name]["value"] > 0
+        if "captured_step_gcn" in lines:  # whose shapes are those of GraphSAGE's batches
+            assert lines["captured_step_gcn"]["overflows"] == 0
+        if "planned_out_of_memory" in lines:
             assert lines["planned_out_of_memory"]["value"] == 0
 
     def test_every_mode_is_an_experiment_one_of_each_row_first(self):
@@ -396,9 +485,9 @@ def _closure(name: str, known: set[str]) -> set[str]:
     return known
 
 
-def run_on_cores(name: str, **variables: str) -> list[dict[str, Any]]:
-    """Run an experiment on emulated GPUs in a process of its own; its lines."""
-    program = [sys.executable, "-m", "tests.silicon.one", name, "--emulate"]
+def run_on_cores(*names: str, **variables: str) -> list[dict[str, Any]]:
+    """Run experiments on emulated GPUs in a process of their own; their lines."""
+    program = [sys.executable, "-m", "tests.silicon.one", *names, "--emulate"]
     done = subprocess.run(
         program, cwd=queue.ROOT, env=os.environ | variables, capture_output=True, text=True
     )

@@ -41,6 +41,12 @@ def with_rows(graph: Graph, folder: Path, x: NDArray[Any]) -> Graph:
     )  # fmt: skip
 
 
+def change_strategy(plan: Plan, folder: Path, **fields: Any) -> Plan:
+    """Write a plan anew into its folder, with other fields of its strategy."""
+    arrays = {name: np.load(folder / ref.file) for name, ref in plan.arrays.items()}
+    return save_plan(replace(plan, strategy=replace(plan.strategy, **fields)), arrays, folder)
+
+
 def make_plan(
     graph: Graph,
     folder: Path,
