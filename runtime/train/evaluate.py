@@ -387,9 +387,7 @@ class Evaluation:
             else:
                 most = max(1, (int(work[last - 1]) - done) // 2)
 
-    def _finds_room(
-        self, ids: NDArray[np.int64], run: Callable[[NDArray[np.int64]], bool]
-    ) -> bool:
+    def _finds_room(self, ids: NDArray[np.int64], run: Callable[[NDArray[np.int64]], bool]) -> bool:
         try:
             return run(ids)
         except torch.OutOfMemoryError as error:

@@ -200,9 +200,7 @@ def _time_lanes(
     losses: list[list[float]] = []
     shapes: StepShapes | None = None
     for ahead in (1, 0):
-        with open_captured(
-            setting, graph, folder, shapes=shapes, rows_on_host=on_host
-        ) as training:
+        with open_captured(setting, graph, folder, shapes=shapes, rows_on_host=on_host) as training:
             training.run(warm)
             took.append(training.time(counted))
         losses.append(training.losses)
