@@ -5,7 +5,7 @@ layers' outputs of one rank alone stay in its GPU's memory where that has room.
 
 Exact inference splits each layer's vertices over the ranks by edges, and the ranks exchange the
 layer's output (`LayerTable`). A plan that fills its budget is evaluated in smaller pieces, with
-outputs in a file (`evaluation_room`); a piece for which a GPU has no room is halved (DEC-189).
+outputs in a file (`evaluation_room`); a piece for which a GPU has no room is halved (DEC-192).
 
 Link prediction ranks a true destination among drawn ones. The encoder runs once for the ends of all
 links and negatives, then the ranks share the links. A link's negatives depend on its position in

@@ -1,6 +1,6 @@
 """Memory of validation and test: what a plan leaves free, and what its steps give back.
 
-No part of a plan's sum is an evaluation's (DEC-189). Between epochs the memory of a step's
+No part of a plan's sum is an evaluation's (DEC-192). Between epochs the memory of a step's
 activations is free: with what the plan leaves, it is the room to which pieces and layers' outputs
 are cut. The ids by which ranks find their vertices lie on the host and come first.
 """
