@@ -12,7 +12,7 @@ On p cores of a rank, at the rates of such hardware (probe/parts/effects.yaml, D
 
 t_o is the time that torch takes to start an operation; F and B grow as p^e. Where a probe or a
 training has measured this machine's cores, all three are the machine's own at p threads
-(probe/computing.py, DEC-188). Nothing is run; the provenance of every number made here is
+(probe/computing.py, DEC-193). Nothing is run; the provenance of every number made here is
 `derived`.
 """
 

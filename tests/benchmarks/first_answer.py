@@ -16,7 +16,7 @@ One line per answer: seconds from the start of the process until the plan is wri
 predicted step with its interval, the measured step, and whether it is `inside`. The last lines have
 the share inside, of first answers and of refined ones. GNNPLAN_CACHE decides what is known of the
 machine: with an empty one the rates are those of such hardware (all answers of one machine are then
-off alike), after a probe its pace is known.
+off alike), after a probe or a training the rates of its cores are known.
 """
 
 import argparse

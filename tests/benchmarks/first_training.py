@@ -1,7 +1,7 @@
 """What `gnnplan train DATASET` costs and gains: seconds to the first step and to the plan it keeps.
 
     python -m tests.benchmarks.first_training --json [--graphs NAME,...] [--epochs 50]
-        [--candidates 6] [--minutes M] [--work FOLDER] [--data FOLDER]
+        [--candidates 6] [--minutes M [--whole]] [--work FOLDER] [--data FOLDER]
 
 Per graph, in processes of their own: a job of so many epochs under a plan that was there before
 (nobody planned: what training alone takes), the same job by `gnnplan train DATASET`, and afterwards
@@ -14,11 +14,14 @@ of the machine before.
 
 With --minutes one line per graph instead, for a job of that predicted length: seconds until it
 keeps a plan (`value`), those in which the job without planning comes to the same step (`baseline`),
-and the difference as a share of the whole job. Both jobs are ended there.
+and the difference as a share of the whole job. Both jobs are ended there. With --whole as well the
+planned job runs to its end: `value` is all of its seconds, `baseline` those of the start of a job
+without planning and of as many epochs as the middle one took after the plan was kept.
 """
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -139,6 +142,51 @@ def hold_long(graph: Graph, name: str, work: Path, minutes: float) -> None:
     )  # fmt: skip
 
 
+def follow_epochs(command: list[str], run: Path) -> tuple[float, float | None, list[float]]:
+    """Run a job to its end: its seconds, when it kept a plan, and when each epoch ended."""
+    begun, ends, kept = time.perf_counter(), list[float](), None
+    job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while job.poll() is None:
+        lines = (
+            (run / EVENTS_FILE).read_text().splitlines() if (run / EVENTS_FILE).is_file() else []
+        )
+        now = time.perf_counter() - begun
+        if kept is None and any('"event": "kept"' in line for line in lines):
+            kept = now
+        ends += [now] * (sum('"event": "epoch"' in line for line in lines) - len(ends))
+        time.sleep(0.2)
+    whole = time.perf_counter() - begun
+    if job.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}: {job.communicate()[1].strip()[-300:]}")
+    return whole, kept, ends
+
+
+def hold_whole(graph: Graph, name: str, work: Path, minutes: float) -> None:
+    """Print what planning cost a job of so many minutes that ran to its end."""
+    cli = [sys.executable, "-m", "gnnplan.planner"]
+    before, out = work / "before", work / "kept"
+    for each in (before, out):
+        shutil.rmtree(each, ignore_errors=True)
+    subprocess.run(
+        [*cli, "plan", str(graph.path), "-o", str(before), "--quick"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    plain = watch([*cli, "train", str(before), "--epochs=3"], before / "run")
+    epoch_seconds = load_plan(before).prediction.epoch_seconds.value
+    epochs = int(60 * minutes / epoch_seconds) + 1
+    whole, kept, ends = follow_epochs(
+        [*cli, "train", str(graph.path), "-o", str(out), f"--epochs={epochs}"], out / "run"
+    )
+    after = [end for end in ends if end > (kept or 0.0)]
+    epoch = median(b - a for a, b in itertools.pairwise(after))
+    baseline = plain.first_step + epochs * epoch
+    record(
+        f"{name}: whole job of {minutes:g} minutes", whole, "s", baseline=baseline,
+        later=whole - baseline, share=(whole - baseline) / whole, kept_after=kept, epochs=epochs,
+        load=os.getloadavg()[0],
+    )  # fmt: skip
+
+
 def alike(out: Path, most: int) -> list[Path]:
     """Write the first candidates that train the same as the kept plan, itself first."""
     kept = load_plan(out)
@@ -212,12 +260,15 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=50)
     parser.add_argument("--candidates", type=int, default=6)
     parser.add_argument("--minutes", type=float)
+    parser.add_argument("--whole", action="store_true", help="with --minutes: to the job's end")
     parser.add_argument("--work", type=Path, default=Path("first_trainings"))
     parser.add_argument("--data", type=Path, default=default_data())
     options = parser.parse_args()
     for name, graph in graphs(options.graphs.split(","), options.work, options.data):
         if options.minutes is None:
             hold(graph, name, options.work, options.epochs, options.candidates)
+        elif options.whole:
+            hold_whole(graph, name, options.work, options.minutes)
         else:
             hold_long(graph, name, options.work, options.minutes)
 

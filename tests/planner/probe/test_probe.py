@@ -154,8 +154,16 @@ def test_what_was_probed_by_hand_serves_plans(probed: list[bool], tmp_path: Path
     assert probed == [False]
 
 
-def test_only_full_probes_of_this_machine_by_this_release_are_kept():
+def test_a_quick_probe_is_kept_until_a_full_one_is():
+    assert keep_for_plans(here("quick"))
+    assert cached_machine(quick=True) == here("quick")
+    assert cached_machine() is None
+    assert keep_for_plans(here("full"))
     assert not keep_for_plans(here("quick"))
+    assert cached_machine(quick=True) == here("full")
+
+
+def test_only_probes_of_this_machine_by_this_release_are_kept():
     assert not keep_for_plans(replace(here("full"), fingerprint="0" * 32))
     assert not keep_for_plans(replace(here("full"), versions={"probe": "1"}))
     assert cached_machine() is None

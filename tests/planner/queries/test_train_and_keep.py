@@ -10,7 +10,7 @@ import pytest
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.machine.model import save_machine
 from gnnplan.planner.pipeline import first_answer
-from gnnplan.planner.probe import quiet
+from gnnplan.planner.probe import computing
 from gnnplan.planner.probe.presets import machine_at_once
 from gnnplan.planner.profile.cache import load_record
 from gnnplan.planner.queries.calibrate import load_calibration
@@ -18,7 +18,7 @@ from gnnplan.planner.queries.tune import LONG_SECONDS, TUNE_FILE, keep_plan, pla
 from gnnplan.planner.queries.tuned import (
     TuneResult,
     kept_line,
-    learn_pace,
+    learn_rates_once,
     measured_ratios,
     offer_ranks,
 )
@@ -81,14 +81,17 @@ def test_a_short_job_keeps_the_first_answer_and_says_why(folder: Path) -> None:
     assert contents(folder) == before
 
 
-def test_a_look_after_training_tells_the_next_answer_the_pace(
+def test_a_training_teaches_the_next_answer_how_fast_cores_are_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GNNPLAN_CACHE", str(tmp_path))
-    assert machine_at_once().tables.get("core_pace") is None
-    monkeypatch.setattr(quiet, "step_seconds", lambda: 2.85e-3)
-    learn_pace()
-    assert machine_at_once().table("core_pace").at(ranks=1) == pytest.approx(2.85 / 1.9, rel=0.05)
+    assert "core_flops" not in machine_at_once().tables
+    learn_rates_once()
+    learnt = machine_at_once().table("core_flops")
+    assert learnt.provenance == "measured"
+    monkeypatch.setattr(computing, "learn_rates", lambda _: pytest.fail("measured again"))
+    learn_rates_once()
+    assert machine_at_once().table("core_flops") == learnt
 
 
 def event(made: Trials, best: int, **more: Any) -> dict[str, Any]:
