@@ -16,7 +16,6 @@ import gnnplan
 from gnnplan.planner import pipeline, refine
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.errors import SettingsError
-from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.pipeline import first_answer
 from gnnplan.planner.probe import computing, presets
 from gnnplan.planner.probe.gpu.nvml import inventory
