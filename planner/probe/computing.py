@@ -53,7 +53,7 @@ SHAPES = (
 """Batches of the three steps; their sums are taken before the product.
 
 Products of middling width stand for all: wider ones are up to 1.3 times as fast on a thread and
-twice as fast on two, narrow ones slower by as much (DEC-193).
+twice as fast on two, narrow ones slower by as much (DEC-192).
 """
 CALLS = 7
 """Steps of a batch that are timed outside a probe, of which the median counts."""
