@@ -53,7 +53,7 @@ SHAPES = (
 """Batches of the three steps; their sums are taken before the product.
 
 Products of middling width stand for all: wider ones are up to 1.3 times as fast on a thread and
-twice as fast on two, narrow ones slower by as much (DEC-192).
+twice as fast on two, narrow ones slower by as much (DEC-190).
 """
 CALLS = 7
 """Steps of a batch that are timed outside a probe, of which the median counts."""
@@ -157,7 +157,7 @@ def make_step(shape: LayerShape) -> Callable[[], object]:
 
     made = torch.Generator().manual_seed(0)  # the caller's own numbers stay as they are
     num_src, num_dst, num_edges = int(shape.num_src), int(shape.num_dst), int(shape.num_edges)
-    work = Workload(model="sage", num_layers=1, fanouts=(num_edges // num_dst,))
+    work = Workload(model="sage", num_layers=1, fanouts=[num_edges // num_dst])
     model = build_model(work, shape.in_dim, shape.out_dim, "multiclass")
     x = torch.randn(num_src, shape.in_dim, generator=made).requires_grad_(not shape.inputs)
     indices = torch.randint(0, num_src, (num_edges,), generator=made, dtype=torch.int32)

@@ -5,14 +5,14 @@
 F is the rate of products in the precision that is asked for, or float32's where that is not known,
 B the bandwidth of the GPU's memory, K what the host starts for a step and t_s its seconds of one
 start (cost.stages.host): it starts kernels while the GPU works. In 16 bits products move half the
-bytes; all else is priced as in float32 (DEC-190).
+bytes; all else is priced as in float32 (DEC-188).
 On p cores of a rank, at the rates of such hardware (probe/parts/effects.yaml, DEC-145):
 
     T = sum over operations of t_o + max(flops / F, bytes / B)
 
 t_o is the time that torch takes to start an operation; F and B grow as p^e. Where a probe or a
 training has measured this machine's cores, all three are the machine's own at p threads
-(probe/computing.py, DEC-192). Nothing is run; the provenance of every number made here is
+(probe/computing.py, DEC-190). Nothing is run; the provenance of every number made here is
 `derived`.
 """
 

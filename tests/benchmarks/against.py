@@ -4,7 +4,7 @@
 
 OTHER is a checkout of an earlier commit, such as `git worktree add OTHER COMMIT` makes. A pair is
 two new processes, one of each checkout, since equal code differs from process to process by where
-its memory lies (DEC-191). In a round both do the same work once, one after the other, on one core;
+its memory lies (DEC-189). In a round both do the same work once, one after the other, on one core;
 who goes first alternates. What is compared are processor seconds, which another program's work
 beside it moves least. Of a process its median counts, of a pair the ratio of this one to OTHER.
 
