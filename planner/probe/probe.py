@@ -68,7 +68,7 @@ VERSION = "6"
 SUBJECTS: tuple[tuple[str, float, Callable[[ProbeContext], dict[str, Table]]], ...] = (
     ("memory", 0.3, memory.measure),
     ("sampling", 0.25, sampling.measure),
-    ("computing", 0.1, computing.measure),
+    ("computing", 0.03, computing.measure),
     ("exchange between ranks", 0.25, collectives.measure),
     ("overlap", 0.1, overlap.measure),
     ("disk", 0.1, disk.measure),

@@ -65,11 +65,11 @@ def test_learnt_rates_are_kept_for_the_threads_that_were_timed(
     "content", ["", "{", "[]", "{}", '{"1": {}}', '{"one": {"core_flops": 1}}']
 )
 def test_a_damaged_file_of_rates_counts_as_none(tmp_path: Path, content: str) -> None:
-    computing._file(tmp_path).write_text(content)  # pyright: ignore[reportPrivateUsage]
+    computing._file(tmp_path).write_text(content)
     assert computing.known_rates(tmp_path) == {}
 
 
 def test_a_file_with_a_rate_of_nothing_counts_as_none(tmp_path: Path) -> None:
     rates = dict.fromkeys(computing.NAMES, 0.0)
-    computing._file(tmp_path).write_text(json.dumps({"1": rates}))  # pyright: ignore[reportPrivateUsage]
+    computing._file(tmp_path).write_text(json.dumps({"1": rates}))
     assert computing.known_rates(tmp_path) == {}

@@ -18,9 +18,10 @@ from gnnplan.planner.probe.timing import summarize
 from gnnplan.runtime.errors import WorkerFailed
 
 HANG = {"task": "gnnplan.planner.probe.timing:noise_task", "kernel_seconds": 3600.0, "repeats": 2}
-IDLE = {"start": 5.0, "memory": 30.0, "sampling": 30.0, "exchange between ranks": 40.0,
-        "overlap": 10.0, "disk": 10.0}  # fmt: skip
+IDLE = {"start": 5.0, "memory": 30.0, "sampling": 30.0, "computing": 2.0,
+        "exchange between ranks": 40.0, "overlap": 10.0, "disk": 10.0}  # fmt: skip
 """Seconds of a full probe's subjects on an idle machine."""
+NEEDED_SECONDS = sum(IDLE[name] for name in subject.NEEDED)
 SIZES = subject.FULL.exchange_bytes
 POINTS = len(SIZES)
 
@@ -99,6 +100,7 @@ def probed(
         "memory": ("copy", "gather", "mapped_gather"),
         "exchange between ranks": ("all_",),
         "sampling": ("sample_",),
+        "computing": ("core_",),
         "disk": ("disk_",),
         "overlap": ("overlap_", "beside", "compute_"),
     }
@@ -141,7 +143,7 @@ def test_an_idle_machine_is_measured_whole(monkeypatch: pytest.MonkeyPatch) -> N
     machine, seen, took = probed(monkeypatch, 1.0)
     check_machine(machine)
     assert seen == {name: POINTS for name, _, _ in subject.SUBJECTS}
-    assert took == pytest.approx(sum(IDLE.values()) + 2 / POINTS * 100.0)
+    assert took == pytest.approx(sum(IDLE.values()) + 2 / POINTS * NEEDED_SECONDS)
     assert not [note for note in machine.notes if note.startswith("time: ")]
     assert not machine.table("sample_edge").uncertain
 
@@ -165,7 +167,7 @@ def test_on_a_very_slow_machine_what_plans_need_is_measured_whatever_the_limit(
 ) -> None:
     machine, seen, took = probed(monkeypatch, slower)
     check_machine(machine)
-    least = slower * (IDLE["start"] + 2 / POINTS * sum(IDLE[name] for name in subject.NEEDED))
+    least = slower * (IDLE["start"] + 2 / POINTS * NEEDED_SECONDS)
     assert took <= max(least + 1e-6, subject.FULL_SECONDS)
     assert "disk" not in seen
     for table in ("copy", "all_reduce", "sample_edge"):

@@ -203,7 +203,11 @@ def test_rows_stored_as_products_take_them_are_never_slower(
 ):
     def derived(asked: str, stored: str) -> ModelTiming:
         work = Workload(
-            model=model, num_layers=2, fanouts=[5, 3], hidden=8 * hidden, precision=asked
+            model=model,
+            num_layers=2,
+            fanouts=[5, 3],
+            hidden=8 * hidden,
+            precision=asked,  # pyright: ignore[reportArgumentType]
         )
         return roofline_timing(
             work, preset(machine), batch_profile(seeds), ranks=1, in_dim=in_dim, num_outputs=10,
