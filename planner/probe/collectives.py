@@ -296,10 +296,11 @@ def join(context: ProbeContext) -> None:
 def measure(context: ProbeContext) -> dict[str, Table]:
     """Measure the tables of both collectives: stepped, loaded, idle, p90 and core-seconds."""
     tables = _stepped(context, share=0.6)
-    parts = [(operation, *mode) for mode in MODES for operation in OPERATIONS]
-    for number, part in enumerate(parts):
+    parts: list[tuple[Operation, tuple[str, Mode]]]
+    parts = [(operation, mode) for mode in MODES for operation in OPERATIONS]
+    for number, (operation, mode) in enumerate(parts):
         with context.budget.within(1 / (len(parts) - number)):
-            tables |= _tables_of(context, *part)
+            tables |= _tables_of(context, operation, *mode)
     return tables
 
 

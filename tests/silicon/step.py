@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -90,7 +91,7 @@ def _capture(step: Callable[[], None]) -> Callable[[], None]:
 
 
 @contextmanager
-def _open(setting: Setting, **work: str) -> Iterator[Training]:
+def _open(setting: Setting, **work: Any) -> Iterator[Training]:
     """GraphSAGE, with everything on the device and its sampler captured."""
     with tempfile.TemporaryDirectory() as name:
         graph = open_kind(setting, "nodes", Path(name))

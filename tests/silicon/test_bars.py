@@ -62,9 +62,13 @@ class TestBars:
             raise ValueError("no kernel")
 
     def test_an_error_is_not_hidden_by_what_was_missed(self):
-        with pytest.raises(KeyError), open_bars(GPU_SETTING) as (bars, _):
-            bars.hold("step", 9.0, "s", most=1.0)
-            raise KeyError
+        def miss_a_bar_and_fail() -> None:
+            with open_bars(GPU_SETTING) as (bars, _):
+                bars.hold("step", 9.0, "s", most=1.0)
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            miss_a_bar_and_fail()
 
     def test_what_a_run_missed_is_its_error(self):
         with pytest.raises(AssertionError, match="step: value 9"), open_bars(GPU_SETTING) as found:

@@ -72,6 +72,7 @@ def test_gcn_weights_of_padded_batches_are_those_of_the_loops(
         assert int(batch.overflow) == (not fits)
         for found, block in zip(batch.blocks, expected.blocks, strict=True):
             edges, rows = (block.num_edges, block.num_dst) if fits else (0, 0)
+            assert found.dst is not None
             assert found.weight is not None
             indptr, indices, dst, weight = (
                 each.cpu().numpy()

@@ -131,7 +131,7 @@ def test_sampled_pieces_keep_to_the_room_and_score_the_same(small_graph: Graph):
         rows.append((x.shape[0], blocks[-1].num_dst))
         return inner(x, blocks)
 
-    model.forward = forward  # pyright: ignore
+    model.forward = forward
     room = 1 << 13
     found = evaluate(
         model, small_graph, None, ids, workload=SETTINGS, fanouts=[-1] * 3, chunk_bytes=room
