@@ -5,6 +5,7 @@ addresses in that memory, and in what it may reach: the interpreter reads and wr
 pointer leads, where on a GPU a stray one ends the process.
 """
 
+import gc
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
@@ -77,6 +78,9 @@ class DeviceMemory:
             if key in self._held:
                 return
             capacity = self.capacity_bytes
+            if capacity is not None and self.used_bytes + size > capacity:
+                # Triton's interpreter leaves a launch's arguments in cycles, which a GPU does not.
+                gc.collect()
             if capacity is not None and self.used_bytes + size > capacity:
                 raise torch.OutOfMemoryError(
                     f"emulated GPU out of memory: {size} bytes wanted, {self.used_bytes} of "

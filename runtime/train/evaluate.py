@@ -316,7 +316,11 @@ class Evaluation:
         )
 
     def run(self, ids: NDArray[np.int64], fanouts: list[int] | None, epoch: int = 0) -> bool:
-        """Compute the outputs of the vertices; return whether it was done layer by layer."""
+        """Compute the outputs of the vertices; return whether it was done layer by layer.
+
+        Raises:
+            torch.OutOfMemoryError: even one vertex finds no room.
+        """
         model = self.model
         layered = fanouts is None and hasattr(model, "forward_layer")
         was_training = model.training
@@ -329,6 +333,12 @@ class Evaluation:
                     self.by_sampling(ids, fanouts, _SAMPLED_BATCH, epoch)
                 else:
                     self.by_sampling(ids, [-1] * self.workload.num_layers, _EXACT_BATCH, epoch)
+        except torch.OutOfMemoryError as error:
+            raise torch.OutOfMemoryError(
+                f"expected room on {self.device} to evaluate one vertex with the neighbours "
+                f"that its layer or sampler takes, found too little ({error}); fewer by "
+                "--eval-fanouts, or none by --eval-every 0"
+            ) from None
         finally:
             model.train(was_training)
         return layered
@@ -390,13 +400,9 @@ class Evaluation:
     def _finds_room(self, ids: NDArray[np.int64], run: Callable[[NDArray[np.int64]], bool]) -> bool:
         try:
             return run(ids)
-        except torch.OutOfMemoryError as error:
+        except torch.OutOfMemoryError:
             if len(ids) == 1:
-                raise torch.OutOfMemoryError(
-                    f"expected room on {self.device} to evaluate one vertex with the neighbours "
-                    f"that its layer or sampler takes, found too little ({error}); fewer by "
-                    "--eval-fanouts, or none by --eval-every 0"
-                ) from None
+                raise
             self.note = (
                 f"validation and test go on in smaller pieces: rank {self.rank} found no room on "
                 f"{self.device} for {len(ids):,} vertices at once"

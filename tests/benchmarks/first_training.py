@@ -15,9 +15,10 @@ of the machine before.
 
 With --minutes one line per graph instead, for a job of that predicted length: seconds until it
 keeps a plan (`value`), those in which the job without planning comes to the same step (`baseline`),
-and the difference as a share of the whole job. Both jobs are ended there. With --whole as well the
-planned job runs to its end: `value` is all of its seconds, `baseline` those of the start of a job
-without planning and of as many epochs as the middle one took after the plan was kept.
+and the difference as a share of the whole job. Both jobs are ended there. With --whole as well both
+jobs run to their end, and all of their seconds are told; `own_baseline` is the other job's first
+epoch and all others as the planned job's middle one took once the plan was kept, so that a plan
+that is faster does not hide what finding it cost.
 """
 
 import argparse
@@ -51,6 +52,7 @@ from tests.benchmarks.prediction_cases import default_data
 
 PACKS = "amazon-computers,coauthor-physics,github-social,facebook-pages,wordnet-synsets"
 STEPS = 40
+CLI = (sys.executable, "-m", "gnnplan.planner")
 NEAR = 1.25
 """Steps up to so many times the fastest are measured twice."""
 
@@ -123,20 +125,30 @@ def leave_at(command: list[str], run: Path, steps: int | None) -> Reached:
         job.wait()
 
 
-def hold_long(graph: Graph, name: str, work: Path, minutes: float) -> None:
-    """Print what planning costs a job of so many minutes."""
-    cli = [sys.executable, "-m", "gnnplan.planner"]
+def plan_first(graph: Graph, work: Path) -> tuple[Path, Path]:
+    """Write the plan of a job for which nobody plans; return it, and a free place for the other."""
     before, out = work / "before", work / "kept"
     for each in (before, out):
         shutil.rmtree(each, ignore_errors=True)
     subprocess.run(
-        [*cli, "plan", str(graph.path), "-o", str(before), "--quick"],
+        [*CLI, "plan", str(graph.path), "-o", str(before), "--quick"],
         check=True, capture_output=True,
     )  # fmt: skip
-    epochs = int(60 * minutes / load_plan(before).prediction.epoch_seconds.value) + 1
+    return before, out
+
+
+def epochs_of(minutes: float, before: Path) -> int:
+    """Return the epochs of a job of so many minutes, by what its plan predicts."""
+    return int(60 * minutes / load_plan(before).prediction.epoch_seconds.value) + 1
+
+
+def hold_long(graph: Graph, name: str, work: Path, minutes: float) -> None:
+    """Print what planning costs a job of so many minutes."""
+    before, out = plan_first(graph, work)
+    epochs = epochs_of(minutes, before)
     flags = [f"--epochs={epochs}"]
-    planned = leave_at([*cli, "train", str(graph.path), "-o", str(out), *flags], out / "run", None)
-    plain = leave_at([*cli, "train", str(before), *flags], before / "run", planned.steps)
+    planned = leave_at([*CLI, "train", str(graph.path), "-o", str(out), *flags], out / "run", None)
+    plain = leave_at([*CLI, "train", str(before), *flags], before / "run", planned.steps)
     later = planned.seconds - plain.seconds
     record(
         f"{name}: planning of {minutes:g} minutes", planned.seconds, "s", baseline=plain.seconds,
@@ -166,26 +178,22 @@ def follow_epochs(command: list[str], run: Path) -> tuple[float, float | None, l
 
 def hold_whole(graph: Graph, name: str, work: Path, minutes: float) -> None:
     """Print what planning cost a job of so many minutes that ran to its end."""
-    cli = [sys.executable, "-m", "gnnplan.planner"]
-    before, out = work / "before", work / "kept"
-    for each in (before, out):
-        shutil.rmtree(each, ignore_errors=True)
-    subprocess.run(
-        [*cli, "plan", str(graph.path), "-o", str(before), "--quick"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    plain = watch([*cli, "train", str(before), "--epochs=3"], before / "run")
-    epoch_seconds = load_plan(before).prediction.epoch_seconds.value
-    epochs = int(60 * minutes / epoch_seconds) + 1
+    before, out = plan_first(graph, work)
+    epochs = epochs_of(minutes, before)
+    flags = [f"--epochs={epochs}"]
     whole, kept, ends = follow_epochs(
-        [*cli, "train", str(graph.path), "-o", str(out), f"--epochs={epochs}"], out / "run"
+        [*CLI, "train", str(graph.path), "-o", str(out), *flags], out / "run"
     )
+    plain, _, plain_ends = follow_epochs([*CLI, "train", str(before), *flags], before / "run")
     after = [end for end in ends if end > (kept or 0.0)]
-    epoch = median(b - a for a, b in itertools.pairwise(after))
-    baseline = plain.first_step + epochs * epoch
+    epoch, plain_epoch = (
+        median(b - a for a, b in itertools.pairwise(each)) for each in (after, plain_ends)
+    )
+    own = plain_ends[0] + (epochs - 1) * epoch
     record(
-        f"{name}: whole job of {minutes:g} minutes", whole, "s", baseline=baseline,
-        later=whole - baseline, share=(whole - baseline) / whole, kept_after=kept, epochs=epochs,
+        f"{name}: whole job of {minutes:g} minutes", whole, "s", baseline=plain,
+        share=(whole - plain) / plain, own_baseline=own, own_share=(whole - own) / own,
+        kept_after=kept, epochs=epochs, epoch=epoch, baseline_epoch=plain_epoch,
         load=os.getloadavg()[0],
     )  # fmt: skip
 
@@ -231,17 +239,10 @@ def measure_steps(places: list[Path]) -> list[float]:
 
 def hold(graph: Graph, name: str, work: Path, epochs: int, most: int) -> None:
     """Print the lines of one graph."""
-    cli = [sys.executable, "-m", "gnnplan.planner"]
+    before, out = plan_first(graph, work)
     flags = [f"--epochs={epochs}"]
-    before, out = work / "before", work / "kept"
-    for each in (before, out):
-        shutil.rmtree(each, ignore_errors=True)
-    subprocess.run(
-        [*cli, "plan", str(graph.path), "-o", str(before), "--quick"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    plain = watch([*cli, "train", str(before), *flags], before / "run")
-    planned = watch([*cli, "train", str(graph.path), "-o", str(out), *flags], out / "run")
+    plain = watch([*CLI, "train", str(before), *flags], before / "run")
+    planned = watch([*CLI, "train", str(graph.path), "-o", str(out), *flags], out / "run")
     load = os.getloadavg()[0]
     record(
         f"{name}: first step", planned.first_step, "s", baseline=plain.first_step,

@@ -1,5 +1,6 @@
 """On an emulated GPU evaluations read the device's store, and score what cores score."""
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,19 +107,26 @@ def test_an_evaluation_fits_a_budget_that_is_nearly_full(
     store, memory = open_store(graph, tmp_path / "plan", "host"), gpu.memory
     ids = np.asarray(graph.test_idx)
 
+    def used() -> int:
+        gc.collect()  # Triton's interpreter leaves a launch's arguments in cycles
+        return memory.used_bytes
+
     def score(free: int | None) -> subject.Score:
-        memory.peak_bytes = memory.used_bytes
+        memory.peak_bytes = used()
         memory.capacity_bytes = None if free is None else memory.used_bytes + free
         return subject.evaluate(
             model, graph, store, ids, workload=WORK, fanouts=fanouts, device_table_bytes=1 << 20
         )
 
-    before, expected = memory.used_bytes, score(None)
-    wanted = memory.peak_bytes - before
-    assert (memory.used_bytes, expected.note) == (before, "")
-    found = score(wanted // 3)
-    assert memory.used_bytes == before
-    assert memory.peak_bytes - before <= wanted // 3
+    before, expected = used(), score(None)
+    free = memory.peak_bytes - before
+    assert (used(), expected.note) == (before, "")
+    found = expected
+    while not found.note:
+        free //= 2
+        found = score(free)
+    assert used() == before
+    assert memory.peak_bytes - before <= free
     assert found.count == expected.count
     # Which hop expands a vertex depends on the other seeds of its batch.
     assert abs(found.value - expected.value) <= (0.0 if fanouts is None else 0.1)

