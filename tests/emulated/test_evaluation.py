@@ -21,6 +21,12 @@ from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.plan.schema import DynamicCache, Workload
 from gnnplan.runtime.processor import EMULATED
 from gnnplan.runtime.train import evaluate as subject
+from gnnplan.runtime.train.layer_table import (
+    DeviceLayerTable,
+    LayerTable,
+    TableRoom,
+    make_layer_table,
+)
 from tests.support.plans import make_plan
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
@@ -87,13 +93,11 @@ def test_the_host_reads_only_what_the_device_cannot(
 def test_tables_lie_on_the_gpu_where_they_have_room(gpu: EmulatedGpu, tmp_path: Path) -> None:
     kinds = [
         type(
-            subject.make_layer_table(
-                100, 8, None, tmp_path, subject.TableRoom(device=EMULATED, device_bytes=size)
-            )
+            make_layer_table(100, 8, None, tmp_path, TableRoom(device=EMULATED, device_bytes=size))
         )
         for size in (3199, 3200)
     ]
-    assert kinds == [subject.LayerTable, subject.DeviceLayerTable]
+    assert kinds == [LayerTable, DeviceLayerTable]
 
 
 @pytest.mark.parametrize("fanouts", [None, [3, 2]])

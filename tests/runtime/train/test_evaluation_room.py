@@ -1,10 +1,8 @@
 """Evaluation takes no more memory than the plan leaves: smaller pieces, outputs in files."""
 
-import shutil
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,7 @@ from gnnplan.runtime.graph.dataset import Graph
 from gnnplan.runtime.graph.generate import generate_links, generate_sbm
 from gnnplan.runtime.models.build import build_model
 from gnnplan.runtime.plan.schema import Links, MemoryUse, Plan, Workload
-from gnnplan.runtime.train.evaluate import LayerTable, evaluate, evaluate_links
+from gnnplan.runtime.train.evaluate import evaluate, evaluate_links
 from gnnplan.runtime.train.evaluation_room import (
     EXACT_EDGES,
     LEAST_CHUNK_BYTES,
@@ -155,21 +153,6 @@ def test_large_graphs_are_sampled_unless_asked_otherwise_and_it_is_said(small_gr
     assert choose_fanouts(large, [-1, -1]) is None
     assert choose_fanouts(large, [9, 9]) == [9, 9]
     assert name_sampling(large, [9, 9]) == name_sampling(large, [-1, -1]) == ""
-
-
-def test_a_table_that_has_no_room_is_a_file_which_nobody_sees(tmp_path):
-    small, large = (LayerTable(100, 8, None, tmp_path, most) for most in (3200, 3199))
-    assert not isinstance(small.rows, np.memmap)
-    assert isinstance(large.rows, np.memmap)
-    large.rows[99] = 1.0
-    assert large.rows.sum() == 8.0
-    assert list(tmp_path.iterdir()) == []
-    large.close()
-
-
-def test_a_table_stays_in_memory_where_the_disk_is_full(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=6399))
-    assert not isinstance(LayerTable(100, 8, None, tmp_path, 0).rows, np.memmap)
 
 
 def test_scores_are_the_same_in_little_room(small_graph: Graph, tmp_path: Path):
