@@ -16,14 +16,11 @@ of the machine before.
 With --minutes one line per graph instead, for a job of that predicted length: seconds until it
 keeps a plan (`value`), those in which the job without planning comes to the same step (`baseline`),
 and the difference as a share of the whole job. Both jobs are ended there. With --whole as well both
-jobs run to their end, and all of their seconds are told; `own_baseline` is the other job's first
-epoch and all others as the planned job's middle one took once the plan was kept, so that a plan
-that is faster does not hide what finding it cost.
+jobs run to their end, and `share` is by how much the planned one took longer.
 """
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -73,11 +70,13 @@ def watch(command: list[str], run: Path) -> Watched:
     begun = time.perf_counter()
 
     def follow() -> None:
+        place = 0
         while not over.is_set():
-            with contextlib.suppress(FileNotFoundError):
-                text = (run / EVENTS_FILE).read_text()
+            with contextlib.suppress(FileNotFoundError), (run / EVENTS_FILE).open() as file:
+                file.seek(place)
+                lines, place = file.readlines(), file.tell()
                 for event in ("step", "epoch", "kept"):
-                    if f'"event": "{event}"' in text:
+                    if any(f'"event": "{event}"' in line for line in lines):
                         seen.setdefault(event, time.perf_counter() - begun)
             over.wait(0.05)
 
@@ -157,43 +156,16 @@ def hold_long(graph: Graph, name: str, work: Path, minutes: float) -> None:
     )  # fmt: skip
 
 
-def follow_epochs(command: list[str], run: Path) -> tuple[float, float | None, list[float]]:
-    """Run a job to its end: its seconds, when it kept a plan, and when each epoch ended."""
-    begun, ends, kept = time.perf_counter(), list[float](), None
-    job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    while job.poll() is None:
-        lines = (
-            (run / EVENTS_FILE).read_text().splitlines() if (run / EVENTS_FILE).is_file() else []
-        )
-        now = time.perf_counter() - begun
-        if kept is None and any('"event": "kept"' in line for line in lines):
-            kept = now
-        ends += [now] * (sum('"event": "epoch"' in line for line in lines) - len(ends))
-        time.sleep(0.2)
-    whole = time.perf_counter() - begun
-    if job.returncode != 0:
-        raise SystemExit(f"{' '.join(command)}: {job.communicate()[1].strip()[-300:]}")
-    return whole, kept, ends
-
-
 def hold_whole(graph: Graph, name: str, work: Path, minutes: float) -> None:
     """Print what planning cost a job of so many minutes that ran to its end."""
     before, out = plan_first(graph, work)
     epochs = epochs_of(minutes, before)
     flags = [f"--epochs={epochs}"]
-    whole, kept, ends = follow_epochs(
-        [*CLI, "train", str(graph.path), "-o", str(out), *flags], out / "run"
-    )
-    plain, _, plain_ends = follow_epochs([*CLI, "train", str(before), *flags], before / "run")
-    after = [end for end in ends if end > (kept or 0.0)]
-    epoch, plain_epoch = (
-        median(b - a for a, b in itertools.pairwise(each)) for each in (after, plain_ends)
-    )
-    own = plain_ends[0] + (epochs - 1) * epoch
+    planned = watch([*CLI, "train", str(graph.path), "-o", str(out), *flags], out / "run")
+    plain = watch([*CLI, "train", str(before), *flags], before / "run")
     record(
-        f"{name}: whole job of {minutes:g} minutes", whole, "s", baseline=plain,
-        share=(whole - plain) / plain, own_baseline=own, own_share=(whole - own) / own,
-        kept_after=kept, epochs=epochs, epoch=epoch, baseline_epoch=plain_epoch,
+        f"{name}: whole job of {minutes:g} minutes", planned.whole, "s", baseline=plain.whole,
+        share=(planned.whole - plain.whole) / plain.whole, kept_after=planned.kept, epochs=epochs,
         load=os.getloadavg()[0],
     )  # fmt: skip
 
