@@ -380,9 +380,12 @@ def on_rows(batches: Sequence[MiniBatch], out: NDArray[np.float32]) -> list[Mini
 
 
 def some_degrees(batch: MiniBatch) -> NDArray[np.int64]:
-    """Return one degree for all vertices; its value does not change the work."""
-    degrees: NDArray[np.int64] = np.full(int(batch.n_id.size), 16, dtype=np.int64)
-    return degrees
+    """Return one degree for every vertex up to the batch's last id, all of them one number.
+
+    Its value does not change the work. A drawn batch names vertices of a whole graph, for each of
+    which room is not taken.
+    """
+    return np.broadcast_to(np.int64(16), (int(batch.n_id.max(initial=-1)) + 1,))
 
 
 def rehearse() -> bool:

@@ -135,6 +135,18 @@ def test_rows_of_a_batch_larger_than_their_room_are_met_again(small_graph: Graph
     assert drawn_batch(wanted, batch, None, 0).x.shape == (batch.n_id.size, wanted.in_dim)
 
 
+@pytest.mark.parametrize("model", ["sage", "gat", "gcn", "gcn, degrees of the sample"])
+def test_every_model_takes_steps_on_batches_of_a_graph_larger_than_they_are(
+    small_graph: Graph, model: str
+) -> None:
+    name, _, sampled = model.partition(", ")
+    work = replace(WORK, model=name, gcn_norm="sampled" if sampled else "full")
+    loader = Loader(asked(small_graph, 1), work, rank=0)
+    assert all(ids.max() >= ids.size for ids in loader.vertices)
+    wanted = replace(request(), workload=work, in_dim=small_graph.feature_dim)
+    assert min(TimedModel(Bench(wanted), loader).run().forward_backward) > 0
+
+
 def test_seeds_are_chosen_before_a_batch_is_sampled(
     small_graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
