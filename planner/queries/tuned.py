@@ -346,7 +346,8 @@ def train_dataset(
 ) -> "RunReport":
     """Train under the first answer, try the next candidates meanwhile, and keep the fastest.
 
-    A training of less than ten minutes tries them with `settings.thorough` alone.
+    A training of less than ten minutes tries them with `settings.thorough` alone. One that is to go
+    on, and has not begun, begins.
 
     Args:
         graph: dataset folder.
@@ -359,19 +360,26 @@ def train_dataset(
         progress: called with each event of the run.
         say: called with a line on the first answer, on what is tried, and on what is kept.
         options: further arguments of `runtime.launch.launch.train`.
+
+    Raises:
+        SettingsError: the run in `out` is of another dataset, machine or settings.
+        DatasetError, MachineError, PlanDoesNotFit, PlanError, InputError: as `pipeline.plan`.
+        WorkerFailed: as `runtime.launch.launch.train`.
     """
-    if resume and (out / "run").is_dir():
+    from gnnplan.runtime.launch.launch import CONFIG_FILE, await_command
+
+    if resume and (out / "run" / CONFIG_FILE).is_file():
+        from gnnplan.planner.queries.resume import check_resumed
+
+        check_resumed(out, graph, settings, machine=machine)
         report = train_and_keep(
             out, None, progress=progress, say=say, epochs=epochs, resume=True, **options
         )
     else:
-        from gnnplan.runtime.launch.launch import await_command
-
         with await_command() as early:  # its libraries load while the plan is made
             trials = _answer_and_try(graph, settings, machine, out, epochs, planning, say)
-            options |= {"resume": resume, "early": early}
             report = train_and_keep(
-                out, trials, progress=progress, say=say, epochs=epochs, **options
+                out, trials, progress=progress, say=say, epochs=epochs, early=early, **options
             )
     if machine is None and load_plan(out).prediction.estimated:
         learn_rates_once()
