@@ -1,7 +1,8 @@
 """Refuse to go on with a run that another request began: `gnnplan train DATASET --resume`.
 
 What the user asks for now is held against what the plan in the run's folder was asked for. How long
-the training is, and how much may be measured for its plan, is free.
+the training is, and how much may be measured for its plan, is free; what is left at its default is
+not asked for.
 """
 
 from dataclasses import replace
@@ -70,7 +71,7 @@ def _ways_out(out: Path) -> str:
 
 
 def find_differences(plan: Plan, graph: Graph, settings: PlanSettings) -> list[str]:
-    """List the flags by which a request differs from a plan's, with both values.
+    """List the flags by which a request differs from a plan's and from defaults, with both values.
 
     Of a plan whose request is not kept here, only what is trained is known.
     """
@@ -78,12 +79,14 @@ def find_differences(plan: Plan, graph: Graph, settings: PlanSettings) -> list[s
     if record_path(plan.plan_id).is_file():
         planned = load_record(plan).settings
     gpus = bool(plan.strategy.gpus)
-    before = _flags_by_sampler(graph, planned, gpus=gpus)[0]
+    before, default = (
+        _flags_by_sampler(graph, each, gpus=gpus)[0] for each in (planned, PlanSettings())
+    )
     by_sampler = [
         [
             f"{flag} {value} (planned with {before[flag]})"
             for flag, value in flags.items()
-            if value != before[flag]
+            if value not in (before[flag], default[flag])
         ]
         for flags in _flags_by_sampler(graph, settings, gpus=gpus)
     ]

@@ -117,7 +117,6 @@ def test_a_dataset_that_changed_in_its_place_is_left_to_the_start_of_the_ranks(
     [
         ({"hidden": 16}, ["--hidden 16 (planned with 8)"]),
         ({"fanouts": [5]}, ["--layers 1 (planned with 2)", "--fanouts 5 (planned with 5,3)"]),
-        ({"devices": None}, ["--devices auto (planned with 1)"]),
         ({"cores": True}, ["--cores True (planned with False)"]),
         ({"learning_rate": 0.01}, ["--learning-rate 0.01 (planned with 0.003)"]),
         (
@@ -152,8 +151,18 @@ def test_the_plan_may_have_any_of_several_samplers(begun: Path, small_graph: Gra
     save_record(replace(load_record(plan), settings=asked.by_sampler()[1]), plan.plan_id)
     labor.parameters["kappa"] = 4
     check_resumed(begun, small_graph.path, asked)
-    with pytest.raises(SettingsError, match=r"--sampler neighbor \(planned with labor:kappa=4.0\)"):
-        check_resumed(begun, small_graph.path, replace(asked, other_samplers=[]))
+    other = replace(asked.by_sampler()[1], sampler_parameters={"kappa": 8.0})
+    found = r"--sampler labor:kappa=8.0 \(planned with labor:kappa=4.0\)"
+    with pytest.raises(SettingsError, match=found):
+        check_resumed(begun, small_graph.path, other)
+
+
+def test_what_is_left_at_its_default_is_not_asked_for(
+    begun: Path, small_graph: Graph, calls: list[dict[str, Any]]
+) -> None:
+    """The same command with `--resume` alone goes on, whatever the run was begun with."""
+    resume(small_graph.path, begun, PlanSettings())
+    assert len(calls) == 1
 
 
 def test_another_machine_is_refused(begun: Path, small_graph: Graph) -> None:
