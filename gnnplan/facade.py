@@ -87,8 +87,9 @@ def train(
 ) -> RunReport:
     """Train by a plan, or plan a dataset and train it; wait until all processes have ended.
 
-    A dataset is trained under its first answer at once; the next candidates are tried meanwhile for
-    some steps each, and the fastest is kept.
+    A dataset is trained under its first answer at once. A training of ten minutes or more (with
+    `thorough=True` in its settings: any) tries the next candidates for some steps each, and goes on
+    under the fastest; a shorter one keeps the first answer.
 
     Args:
         plan: plan folder, or dataset folder.
@@ -97,14 +98,16 @@ def train(
         machine: of a dataset: a preset's name or a machine file; None: this one.
         settings: of a dataset: what is to be trained and what may be used; None: the defaults.
         say: called with lines on a dataset's plans.
-        options: further arguments of `gnnplan.runtime.launch.launch.train`, such as `resume=True`.
+        options: further arguments of `gnnplan.runtime.launch.launch.train`, such as `resume=True`,
+            which goes on with a run in `out` of the same dataset, machine and settings.
 
     Returns:
         What was measured; the run folder holds it as report.json.
 
     Raises:
         PlanError: the plan is damaged, or names another graph or machine.
-        SettingsError: planning arguments beside a plan, or values that cannot be.
+        SettingsError: planning arguments beside a plan, values that cannot be, or a run to go on
+            with that another request began.
         DatasetError: the dataset is damaged or inconsistent.
         WorkerFailed: a rank failed or hung; the text names the cause.
     """

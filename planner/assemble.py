@@ -13,6 +13,7 @@ from gnnplan.planner.cost.backends.gpu_lanes import has_lanes
 from gnnplan.planner.cost.request import row_bytes
 from gnnplan.planner.cost.stages.exchange_gpu import peer_way
 from gnnplan.planner.cost.stages.gather_gpu import gather_programs
+from gnnplan.planner.cost.step import mark_estimated
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.placement.location import (
     build_list_locations,
@@ -147,6 +148,7 @@ def assemble(
         shadow_prices=prices,
         alternatives=alternatives(explored.priced, few, explored.left_out),
         statistics=statistics_of(search.settings, chosen.candidate),
+        estimated=search.settings.quick,
     )
     return result, arrays
 
@@ -162,20 +164,32 @@ def make_plan(
     shadow_prices: dict[str, float],
     alternatives: list[Alternative],
     statistics: StatisticsClass,
+    estimated: bool,
 ) -> Plan:
-    """Make the plan of a strategy; plans of mini-batches and of full graphs are made here alone."""
+    """Make the plan of a strategy; plans of mini-batches and of full graphs are made here alone.
+
+    `estimated` says whether nothing was timed for it.
+    """
     return Plan(
         version=metadata.version("gnnplan"),
         graph=graph,
         machine=machine.reference(),
         workload=workload,
         strategy=strategy,
-        prediction=prediction,
+        prediction=mark_estimated(prediction) if estimated else prediction,
         certificate=certificate,
         shadow_prices=shadow_prices,
         alternatives=alternatives,
         statistics_class=statistics.value,
+        gpu_uuids=uuids_of(machine, strategy),
     )
+
+
+def uuids_of(machine: MachineModel, strategy: Strategy) -> list[str]:
+    """Return the UUID of each rank's GPU; empty where they are not known, as a preset's."""
+    known = {gpu.name: gpu.uuid for gpu in machine.gpus}
+    found = [known.get(name, "") for name in strategy.gpus]
+    return found if all(found) else []
 
 
 def _strategy(search: Search, chosen: PlacedCandidate, listed: list[Source]) -> Strategy:

@@ -21,7 +21,6 @@ from gnnplan.planner.assemble import assemble
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.cost.memory import Budgets
 from gnnplan.planner.cost.request import Request
-from gnnplan.planner.cost.step import mark_estimated
 from gnnplan.planner.errors import PlanDoesNotFit, SettingsError
 from gnnplan.planner.machine.model import MachineModel
 from gnnplan.planner.partition.partition import hierarchical_parts, partition, predict_need
@@ -50,7 +49,7 @@ from gnnplan.planner.search.dimensions.dimension import ProposalInputs
 from gnnplan.planner.search.dimensions.ranks import machine_of_ranks, plans_gpus
 from gnnplan.planner.search.dimensions.registry import propose_first
 from gnnplan.planner.search.samplers import fix_placement, sampler_words, with_samplers
-from gnnplan.planner.search.search import Search, best_over_samplers
+from gnnplan.planner.search.search import Search, SearchResult, best_over_samplers
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.planner.units import Progress, onward, portion, silent
 from gnnplan.planner.workload import Combination, WorkloadProfile
@@ -180,7 +179,7 @@ def draft(
     graph = open_graph(Path(graph_folder), validate=not settings.quick)
     check_graph(graph, settings, calibrate=calibrate)
     check_outputs(graph, settings, machine)
-    say, factors, rivals = onward(progress or silent), dict[str, float](), list[Interval]()
+    say, factors = onward(progress or silent), dict[str, float]()
     settings = with_samplers(graph, settings)
     if settings.mode == "full-graph":
         from gnnplan.planner.fullgraph.plan import plan_full_graph
@@ -189,32 +188,40 @@ def draft(
             graph, graph_ref(graph), settings, machine, portion(say, 0.0, PROFILED),
             calibrate=calibrate,
         )  # fmt: skip
-    else:
-        if calibrate:
-            factors = load_calibration(machine.fingerprint).factors(graph.fingerprint)
-        raw = searches_for(graph, settings.by_sampler(), machine, progress=say, seconds=seconds)
-        outcome = best_over_samplers([calibrate_search(search, factors) for search in raw], _choose)
-        best = outcome.best
-        settings = best.search.settings
-        found, arrays = assemble(
-            best.search, best.explored, best.chosen, elsewhere=outcome.elsewhere
-        )
-        found = replace(found, alternatives=[*outcome.lost, *found.alternatives])
-        runners = find_runners_up(
-            best.explored.priced, best.chosen, asked=settings.devices is not None,
-            name_of=lambda p: p.name, why=why_it_lost,
-        )  # fmt: skip
-        runners = replace(runners, today=count_for_today(best.search, best.chosen))
-        rivals = outcome.rivals
-    if settings.quick:
-        found = replace(found, prediction=mark_estimated(found.prediction))
-    return Draft(
-        plan=replace(found, gpu_uuids=uuids_of(machine, found)),
-        arrays=arrays,
-        record=PlanRecord(settings=settings, machine=machine, factors=factors),
-        rivals=rivals,
-        runners=runners,
+        record = PlanRecord(settings=settings, machine=machine)
+        return Draft(plan=found, arrays=arrays, record=record, rivals=rivals, runners=runners)
+    if calibrate:
+        factors = load_calibration(machine.fingerprint).factors(graph.fingerprint)
+    raw = searches_for(graph, settings.by_sampler(), machine, progress=say, seconds=seconds)
+    outcome = best_over_samplers([calibrate_search(search, factors) for search in raw], _choose)
+    best = outcome.best
+    record = PlanRecord(settings=best.search.settings, machine=machine, factors=factors)
+    made = draft_candidate(
+        best.search, best.explored, best.chosen, record, elsewhere=outcome.elsewhere
     )
+    complete = replace(made.plan, alternatives=[*outcome.lost, *made.plan.alternatives])
+    return replace(made, plan=complete, rivals=outcome.rivals)
+
+
+def draft_candidate(
+    search: Search,
+    explored: SearchResult,
+    chosen: PlacedCandidate,
+    record: PlanRecord,
+    *,
+    elsewhere: Sequence[float] = (),
+) -> Draft:
+    """Draft the plan of one candidate of a search, with what the search priced beside it.
+
+    `record` is the request of the search; `elsewhere` is `assemble`'s.
+    """
+    made, arrays = assemble(search, explored, chosen, elsewhere=elsewhere)
+    runners = find_runners_up(
+        explored.priced, chosen, asked=search.settings.devices is not None,
+        name_of=lambda p: p.name, why=why_it_lost,
+    )  # fmt: skip
+    runners = replace(runners, today=count_for_today(search, chosen))
+    return Draft(plan=made, arrays=arrays, record=record, runners=runners)
 
 
 def first_answer(
@@ -238,13 +245,6 @@ def first_answer(
     quick = replace(settings, quick=True, thorough=False)
     here = machine_at_once() if machine is None else machine
     return plan(graph_folder, quick, machine=here, out=out, progress=progress)
-
-
-def uuids_of(machine: MachineModel, made: Plan) -> list[str]:
-    """Return the UUID of each rank's GPU; empty where they are not known, as a preset's."""
-    known = {gpu.name: gpu.uuid for gpu in machine.gpus}
-    found = [known[name] for name in made.strategy.gpus]
-    return found if all(found) else []
 
 
 def search_for(

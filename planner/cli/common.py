@@ -8,7 +8,7 @@ import textwrap
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast, get_type_hints
 
 import typer
@@ -57,6 +57,19 @@ class HostOptions:
         return Place(
             node_rank=self.node_rank, endpoint=self.rdzv_endpoint, wait_seconds=self.rdzv_timeout
         )
+
+
+def changed_flags(options: Any) -> list[str]:
+    """List the flags, of a dataclass of typer's own options, that are not at their default.
+
+    >>> changed_flags(HostOptions(node_rank=1))
+    ['--node-rank']
+    """
+    return [
+        f"--{each.name.replace('_', '-')}"
+        for each in fields(options)
+        if getattr(options, each.name) != each.default
+    ]
 
 
 def with_options(**makers: Make | None) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:

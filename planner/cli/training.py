@@ -15,6 +15,7 @@ from gnnplan.planner.cli import remote
 from gnnplan.planner.cli.common import (
     HostOptions,
     JsonFlag,
+    changed_flags,
     console,
     emit_json,
     flag_words,
@@ -27,6 +28,7 @@ from gnnplan.planner.cli.common import (
     table_of,
     with_options,
 )
+from gnnplan.planner.cli.emit_options import EmitOptions
 from gnnplan.planner.cli.remote import ServerOption
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.queries.tuned import TuneRequest, TuneResult, train_and_keep, train_dataset
@@ -44,54 +46,6 @@ if TYPE_CHECKING:
 
 DATASET_FILE = "graph.json"
 """File that tells a dataset from a plan."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EmitOptions:
-    """Flags of a job file that is written in place of running."""
-
-    emit: Annotated[
-        Literal["slurm", "kubernetes"] | None,
-        typer.Option("--emit", help="Write a job file for this scheduler instead of running."),
-    ] = None
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File for --emit; default: stdout.")
-    ] = None
-    image: Annotated[
-        str, typer.Option(help="Container image with gnnplan, for --emit kubernetes.")
-    ] = "gnnplan:latest"
-    claim: Annotated[
-        str, typer.Option(help="Volume claim that holds the job's folders, for --emit kubernetes.")
-    ] = "gnnplan-data"
-
-    def write(
-        self, plan: Plan, folder: Path, *, verb: str, before: list[str], script: list[str]
-    ) -> None:
-        """Write the job that runs `gnnplan VERB [before] PLAN [script]` on the plan's hosts."""
-        from gnnplan.planner.emit import JobSpec, kubernetes_job, slurm_script
-
-        folder = folder.resolve()
-        folders = [folder, Path(plan.graph.path)]
-        if script:
-            path = Path(script[0]).resolve()
-            folders.append(path.parent)
-            script = [str(path), *script[1:]]
-        job = JobSpec(
-            plan=plan,
-            name=folder.name,
-            verb=verb,
-            arguments=[*before, str(folder), *script],
-            resumes=verb == "train",
-            folders=sorted(set(folders)),
-        )
-        if self.emit == "slurm":
-            text = slurm_script(job)
-        else:
-            text = kubernetes_job(job, image=self.image, claim=self.claim)
-        if self.output is None:
-            sys.stdout.write(text)
-        else:
-            write_text_atomically(self.output, text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,7 +95,10 @@ def train_command(
     job: EmitOptions,
     machine: Annotated[
         str | None,
-        typer.Option(help="Of a dataset: machine file; without it this machine is probed."),
+        typer.Option(
+            help="Of a dataset: machine file or preset; without it this machine, at rates that "
+            "were measured before or of such hardware."
+        ),
     ] = None,
     settings: PlanSettings,
     server: ServerOption = None,
@@ -151,19 +108,15 @@ def train_command(
 
     A dataset is planned first, by the flags of `gnnplan plan`, into --output (NAME-plan here). Then
     training of ten minutes or more (--thorough: any) tries the next candidates for some steps each
-    and keeps the fastest. For a plan of several hosts, run the same command on each with its own
-    --node-rank.
+    and keeps the fastest; with --resume the same dataset and flags go on in --output. For a plan of
+    several hosts, run the same command on each with its own --node-rank.
     """
     check_trace_file(trace)
-    elsewhere = {
-        "--server": server is not None,
-        "--emit": job.emit is not None,
-        "--executor": executor != "torchrun",
-        "--node-rank": hosts.node_rank != 0,
-        "--hosts": (settings.hosts or 1) > 1,
-    }
+    of_ranks = {"--executor": executor != "torchrun", "--address": address is not None}
+    of_ranks |= dict.fromkeys([*changed_flags(hosts), *changed_flags(job)], True)
     if (plan / DATASET_FILE).is_file():
-        _refuse_flags(plan, elsewhere)
+        elsewhere = {"--server": server is not None, "--hosts": (settings.hosts or 1) > 1}
+        _refuse_flags(plan, elsewhere | of_ranks | {"--output": False})
         out = job.output or Path(f"{plan.resolve().name}-plan")
         report = train_here(plan, settings, options, machine=machine, out=out, as_json=as_json)
         if trace is not None:
@@ -171,16 +124,9 @@ def train_command(
         print_trained(report, out, as_json=as_json)
         return
     _refuse_settings(plan, settings, machine)
+    job.refuse_unused()
     if server is not None:
-        of_this_machine = {
-            "--resume": options.resume,
-            "--emit": job.emit is not None,
-            "--executor": executor != "torchrun",
-            "--address": address is not None,
-            "--node-rank": hosts.node_rank != 0,
-            "--rdzv-endpoint": bool(hosts.rdzv_endpoint),
-        }
-        remote.refuse_local(server, of_this_machine)
+        remote.refuse_local(server, {"--resume": options.resume} | of_ranks)
     elif job.emit is not None:
         if trace is not None:
             raise SettingsError(
@@ -363,6 +309,7 @@ def launch_command(
     In the script, PlannedLoader() reads the plan. The exit code is that of the rank that failed
     first.
     """
+    job.refuse_unused()
     found, words = load_plan(plan), arguments or []
     if job.emit is not None:
         before = [*flag_words(options), f"--rdzv-timeout={hosts.rdzv_timeout:g}"]

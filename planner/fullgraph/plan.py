@@ -276,6 +276,7 @@ def assemble(
         shadow_prices=_prices(request, profiles[cut_of(chosen.candidate)], chosen),
         alternatives=alternatives(choice),
         statistics=made,
+        estimated=request.settings.quick,
     )
 
 

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gnnplan.planner.array_cache import cache_folder
-from gnnplan.planner.assemble import assemble, candidate_of
+from gnnplan.planner.assemble import candidate_of
 from gnnplan.planner.candidate import Candidate
 from gnnplan.planner.errors import SettingsError
+from gnnplan.planner.pipeline import Draft, draft_candidate, write_draft
 from gnnplan.planner.probe.quiet import disturbance
 from gnnplan.planner.probe.timing import WAITED, Patience
 from gnnplan.planner.profile.cache import load_record, save_record
@@ -200,7 +200,7 @@ def tune(
             patience = Patience(disturbed.level, share=WAITED)
         bench = Bench(scratch, asked, launch or _launcher(), progress or silent)
         for each in listed:
-            bench.add(each.name, *assemble(search, explored, each))
+            bench.add(each.name, draft_candidate(search, explored, each, record))
         reports = bench.run_in_turn(patience)
         rows = [
             _row(each.name, plan, join_runs(runs, plan.strategy.bulk_batches))
@@ -215,10 +215,9 @@ def tune(
             f"no candidate reached {asked.target:g} within {asked.epochs} epochs (best "
             f"{max(scores):.4f}); lower --to-accuracy or raise --epochs"
         )
-    kept, arrays = bench.plans[best], bench.arrays[best]
+    kept = bench.plans[best]
     if out != folder or kept.plan_id != plan.plan_id:
-        save_plan(kept, arrays, out)
-        save_record(record, kept.plan_id)
+        write_draft(bench.drafts[best], out)
     save_report(reports[best][-1], out)
     regret = None if math.isinf(seconds[0]) else seconds[0] / seconds[best] - 1.0
     factors, notes = _learn(bench.plans, reports, record.factors, patience)
@@ -274,13 +273,13 @@ class Bench:
         self._launch, self._progress = launch, progress
         self._names: list[str] = []
         self.plans: list[Plan] = []
-        self.arrays: list[dict[str, NDArray[Any]]] = []
+        self.drafts: list[Draft] = []
 
-    def add(self, name: str, plan: Plan, arrays: dict[str, NDArray[Any]]) -> None:
+    def add(self, name: str, made: Draft) -> None:
         """Write a candidate's plan."""
         self._progress(f"planning {name}", 0.0)
-        self.plans.append(save_plan(plan, arrays, self._scratch / str(len(self.plans))))
-        self.arrays.append(arrays)
+        self.plans.append(save_plan(made.plan, made.arrays, self._scratch / str(len(self.plans))))
+        self.drafts.append(made)
         self._names.append(name)
 
     def run_in_turn(self, patience: Patience) -> list[list[RunReport]]:
@@ -362,6 +361,8 @@ def _learn(
     short = sum(not report.step_seconds.enough for report in runs)
     if short:
         notes.append(f"{short} of {len(runs)} runs had too few steps to teach factors")
+    if any(plan.prediction.estimated for plan in plans):
+        notes.append("estimated plans teach no factors, which are of measured profiles")
     return factors, notes
 
 
@@ -421,10 +422,10 @@ def plan_trials(out: Path, epochs: int, *, least_seconds: float = 0.0) -> Trials
         same = each.candidate.num_ranks == plan.num_ranks
         if len(made) == most or not same or not may_be_alike(search, each, plan):
             continue
-        found = save_plan(*assemble(search, explored, each), place / str(len(made)))
+        tried = draft_candidate(search, explored, each, record)
+        found = write_draft(tried, place / str(len(made)))
         with contextlib.suppress(InputError):
             check_alike([plan, found])
-            save_record(record, found.plan_id)
             made.append(found)
     if len(made) == 1 and record.settings.devices is not None:
         return "trials: no other candidate trains the same on as many ranks"

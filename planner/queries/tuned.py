@@ -13,6 +13,8 @@ from gnnplan.runtime.plan.schema import Interval, Plan
 
 if TYPE_CHECKING:
     from gnnplan.planner.candidate import Candidate
+    from gnnplan.planner.pipeline import Draft
+    from gnnplan.planner.profile.cache import PlanRecord
     from gnnplan.planner.settings import PlanSettings
     from gnnplan.planner.units import Progress
     from gnnplan.runtime.report import RunReport
@@ -205,9 +207,9 @@ def offer_ranks(out: Path, kept: dict[str, Any], epochs: int) -> str:
     Returns:
         A line on what is offered; empty where nothing is.
     """
-    from gnnplan.planner.profile.cache import load_record, save_record
+    from gnnplan.planner.pipeline import write_draft
+    from gnnplan.planner.profile.cache import load_record
     from gnnplan.planner.search.dimensions.registry import name_of
-    from gnnplan.runtime.plan.io import save_plan
 
     plan, seconds = load_plan(out), kept["seconds"][int(kept["kept"])]
     record = load_record(plan)
@@ -217,18 +219,19 @@ def offer_ranks(out: Path, kept: dict[str, Any], epochs: int) -> str:
     ratios = measured_ratios(plan, kept["stages"])
     steps = plan.prediction.steps_per_epoch
     left = steps * (epochs - int(kept["step"]) // steps - 1)
-    for candidate, made, arrays in _on_other_ranks(plan, ratios, now, quick=record.settings.quick):
-        if not promises(made, plan, now, left, measured=bool(ratios)):
+    factors = {name: record.factors.get(name, 1.0) * r for name, r in ratios.items()}
+    record = replace(record, factors=record.factors | factors)
+    for candidate, made in _on_other_ranks(plan, record, ratios, now):
+        if not promises(made.plan, plan, now, left, measured=bool(ratios)):
             continue
         place = (out / "run" / "plans" / OTHER_FOLDER).resolve()
-        found = save_plan(made, arrays, place)
+        found = write_draft(made, place)
         check_alike([plan, found], any_ranks=True)
-        factors = {name: record.factors.get(name, 1.0) * r for name, r in ratios.items()}
-        save_record(replace(record, factors=record.factors | factors), found.plan_id)
         write_offer(out / "run", RanksOffer(folder=str(place)))
+        step = found.prediction.step_seconds.value
         return (
-            f"{name_of(candidate)} promises {made.prediction.step_seconds.value * 1e3:.3g} ms per "
-            f"step instead of {now * 1e3:.3g}: it is tried from the next epoch's end on"
+            f"{name_of(candidate)} promises {step * 1e3:.3g} ms per step instead of "
+            f"{now * 1e3:.3g}: it is tried from the next epoch's end on"
         )
     return ""
 
@@ -262,12 +265,13 @@ def promises(made: Plan, plan: Plan, now: float, steps: int, *, measured: bool) 
 
 
 def _on_other_ranks(
-    plan: Plan, ratios: Mapping[str, float], now: float, *, quick: bool
-) -> Iterator[tuple["Candidate", Plan, dict[str, Any]]]:
-    """Yield the best plan of each other number of ranks that trains the same, the fastest first."""
-    from gnnplan.planner.assemble import assemble
-    from gnnplan.planner.cost.step import mark_estimated
-    from gnnplan.planner.pipeline import uuids_of
+    plan: Plan, record: "PlanRecord", ratios: Mapping[str, float], now: float
+) -> Iterator[tuple["Candidate", "Draft"]]:
+    """Yield the best plan of each other number of ranks that trains the same, the fastest first.
+
+    `record` is their request; `ratios` scale the rates of the plan's own.
+    """
+    from gnnplan.planner.pipeline import draft_candidate
     from gnnplan.planner.queries.calibrate import calibrate_search
     from gnnplan.planner.queries.tune import may_be_alike
     from gnnplan.planner.queries.whatif import reopen
@@ -283,10 +287,7 @@ def _on_other_ranks(
         if each.candidate.hosts > 1 or not may_be_alike(search, each, plan):
             continue
         seen.add(count)
-        made, arrays = assemble(search, explored, each)
-        prediction = mark_estimated(made.prediction) if quick else made.prediction
-        uuids = uuids_of(search.request.machine, made)
-        yield each.candidate, replace(made, prediction=prediction, gpu_uuids=uuids), arrays
+        yield each.candidate, draft_candidate(search, explored, each, record)
 
 
 def train_and_keep(
@@ -346,7 +347,8 @@ def train_dataset(
 ) -> "RunReport":
     """Train under the first answer, try the next candidates meanwhile, and keep the fastest.
 
-    A training of less than ten minutes tries them with `settings.thorough` alone.
+    A training of less than ten minutes tries them with `settings.thorough` alone. One that is to go
+    on, and has not begun, begins.
 
     Args:
         graph: dataset folder.
@@ -359,19 +361,26 @@ def train_dataset(
         progress: called with each event of the run.
         say: called with a line on the first answer, on what is tried, and on what is kept.
         options: further arguments of `runtime.launch.launch.train`.
+
+    Raises:
+        SettingsError: the run in `out` is of another dataset, machine or settings.
+        DatasetError, MachineError, PlanDoesNotFit, PlanError, InputError: as `pipeline.plan`.
+        WorkerFailed: as `runtime.launch.launch.train`.
     """
-    if resume and (out / "run").is_dir():
+    from gnnplan.runtime.launch.launch import CONFIG_FILE, await_command
+
+    if resume and (out / "run" / CONFIG_FILE).is_file():
+        from gnnplan.planner.queries.resume import check_resumed
+
+        check_resumed(out, graph, settings, machine=machine)
         report = train_and_keep(
             out, None, progress=progress, say=say, epochs=epochs, resume=True, **options
         )
     else:
-        from gnnplan.runtime.launch.launch import await_command
-
         with await_command() as early:  # its libraries load while the plan is made
             trials = _answer_and_try(graph, settings, machine, out, epochs, planning, say)
-            options |= {"resume": resume, "early": early}
             report = train_and_keep(
-                out, trials, progress=progress, say=say, epochs=epochs, **options
+                out, trials, progress=progress, say=say, epochs=epochs, early=early, **options
             )
     if machine is None and load_plan(out).prediction.estimated:
         learn_rates_once()

@@ -14,6 +14,7 @@ import pytest
 
 import gnnplan
 from gnnplan.planner import pipeline, refine
+from gnnplan.planner.assemble import assemble
 from gnnplan.planner.cli.main import main
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.pipeline import first_answer
@@ -333,6 +334,11 @@ def test_gpus_that_the_driver_names_are_planned_at_the_rates_of_their_parts(
     assert one.strategy.kind == "cuda"
     assert one.prediction.estimated
     assert one.gpu_uuids == [here.gpus[0].uuid]
+    search = reopen(one)
+    explored = search.explore()
+    another, _ = assemble(search, explored, explored.priced[-1])
+    assert another.prediction.estimated
+    assert another.gpu_uuids == one.gpu_uuids
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import pytest
 
 from gnnplan.planner import pipeline
 from gnnplan.planner.cli.main import main
+from gnnplan.planner.cost.step import mark_estimated
 from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.profile.cache import Profile, load_record
 from gnnplan.planner.queries.calibrate import (
@@ -82,6 +83,18 @@ def test_a_factor_is_the_median_of_runs_and_no_run_counts_twice(
     assert factors["forward_backward"] == pytest.approx(1.0)
     learn(plan, 1.4, 1)
     assert len(load_calibration(plan.machine.fingerprint).observations) == 3
+
+
+def test_a_run_under_an_estimate_teaches_nothing(small_graph: Graph, tmp_path: Path) -> None:
+    """Factors scale measured profiles; how far an estimate was off says nothing of those."""
+    plan = make(small_graph, tmp_path / "p")
+    estimated = replace(plan, prediction=mark_estimated(plan.prediction))
+    assert learn(estimated, 3.0) == ({}, [])
+    assert load_calibration(plan.machine.fingerprint).observations == []
+    known, _ = learn(plan, 1.2)
+    assert known["gather"] == pytest.approx(1.2)
+    assert learn(estimated, 3.0, 1) == (known, [])
+    assert len(load_calibration(plan.machine.fingerprint).observations) == 1
 
 
 def test_what_few_runs_taught_stays_with_their_graph() -> None:

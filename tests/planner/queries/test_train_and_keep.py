@@ -7,20 +7,27 @@ from typing import Any
 
 import pytest
 
+import gnnplan
 from gnnplan.planner.cli.main import main
+from gnnplan.planner.cli.training import train_command
 from gnnplan.planner.machine.model import save_machine
 from gnnplan.planner.pipeline import first_answer
 from gnnplan.planner.probe import computing
 from gnnplan.planner.probe.presets import machine_at_once
+from gnnplan.planner.probe.timing import Patience
 from gnnplan.planner.profile.cache import load_record
 from gnnplan.planner.queries.calibrate import load_calibration
-from gnnplan.planner.queries.tune import LONG_SECONDS, TUNE_FILE, keep_plan, plan_trials
+from gnnplan.planner.queries.explain import ELSEWHERE, explain, render
+from gnnplan.planner.queries.rivals import load_runners_up
+from gnnplan.planner.queries.tune import LONG_SECONDS, TUNE_FILE, keep_plan, plan_trials, tune
 from gnnplan.planner.queries.tuned import (
+    TuneRequest,
     TuneResult,
     kept_line,
     learn_rates_once,
     measured_ratios,
     offer_ranks,
+    train_dataset,
 )
 from gnnplan.runtime import codec
 from gnnplan.runtime.device import machine_fingerprint
@@ -31,7 +38,14 @@ from gnnplan.runtime.launch.launch import train
 from gnnplan.runtime.plan.io import load_plan
 from gnnplan.runtime.plan.schema import Plan
 from gnnplan.runtime.report import load_report
-from tests.planner.queries.test_tune import SETTINGS, contents, folder, here, planned
+from tests.planner.queries.test_tune import (
+    SETTINGS,
+    Pretended,
+    contents,
+    folder,
+    here,
+    planned,
+)
 
 __all__ = ["folder", "planned"]
 ENOUGH = 600
@@ -81,6 +95,12 @@ def test_a_short_job_keeps_the_first_answer_and_says_why(folder: Path) -> None:
     assert contents(folder) == before
 
 
+def test_all_ways_to_train_a_dataset_say_from_which_length_on_plans_are_tried() -> None:
+    assert LONG_SECONDS == 60 * 10
+    for way in (gnnplan.train, train_dataset, train_command):
+        assert "ten minutes" in (way.__doc__ or "")
+
+
 def test_a_training_teaches_the_next_answer_how_fast_cores_are_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +134,39 @@ def test_the_plan_that_a_run_keeps_takes_the_folder_and_the_run_stays(folder: Pa
     line = kept_line(found, 155)
     assert line.startswith(f"after 155 steps: kept {found.kept}, measured 20 ms per step")
     assert line.endswith(f"the first answer took 30 ms: {found.model_choice}")
+
+
+def check_marked(plan: Plan) -> None:
+    """Hold that a plan says of itself that it is an estimate, and what was priced beside it."""
+    step = plan.prediction.step_seconds
+    assert plan.prediction.estimated
+    assert step.low * step.high == pytest.approx(step.value**2)
+    assert load_runners_up(plan.plan_id).by_ranks
+    told = render(explain(plan))
+    assert "estimated step" in told
+    assert ELSEWHERE not in told
+
+
+def test_tried_plans_of_a_first_answer_are_estimates_too(answered: Path) -> None:
+    made = written(answered)
+    assert len(made.plans) >= 2
+    for each in made.plans:
+        check_marked(load_plan(Path(each)))
+    keep_plan(answered, event(made, 1))
+    kept = load_plan(answered)
+    assert kept.plan_id == load_plan(Path(made.plans[1])).plan_id
+    check_marked(kept)
+
+
+def test_a_tuned_plan_of_a_first_answer_is_an_estimate_too(answered: Path) -> None:
+    first = load_plan(answered)
+    launch = Pretended(0.030, 0.020)
+    found = tune(answered, TuneRequest(top=2), launch=launch, patience=Patience(lambda: 0.0))
+    assert [row.plan_id == first.plan_id for row in found.candidates] == [True, False]
+    assert found.plan_id == found.candidates[1].plan_id == load_plan(answered).plan_id
+    check_marked(load_plan(answered))
+    assert load_calibration(machine_fingerprint()).observations == []
+    assert any("estimated plans teach no factors" in note for note in found.notes)
 
 
 def test_a_plan_that_failed_is_told_of(folder: Path) -> None:
@@ -151,7 +204,7 @@ def test_another_number_of_ranks_is_offered_where_it_promises_enough(answered: P
     assert offer is not None
     other = load_plan(Path(offer.folder), verify_arrays=True)
     assert other.num_ranks != plan.num_ranks
-    assert other.prediction.estimated
+    check_marked(other)
     check_alike([plan, other], any_ranks=True)
     with pytest.raises(InputError, match="found another devices"):
         check_alike([plan, other])
@@ -184,6 +237,15 @@ def test_a_number_of_ranks_that_the_user_gave_stays(folder: Path) -> None:
         (["train", "PLAN", "--machine", "cpu-2core"], "found --machine and no graph.json"),
         (["train", "GRAPH", "--emit", "slurm"], "expected a plan folder for --emit, found a data"),
         (["train", "GRAPH", "--hosts", "2"], "expected a plan folder for --hosts"),
+        (["train", "GRAPH", "--address", "ray:1"], "expected a plan folder for --address"),
+        (["train", "GRAPH", "--rdzv-endpoint", "h:1"], "a plan folder for --rdzv-endpoint"),
+        (["train", "GRAPH", "--rdzv-timeout", "5"], "expected a plan folder for --rdzv-timeout"),
+        (["train", "GRAPH", "--image", "a"], "expected a plan folder for --image"),
+        (["train", "GRAPH", "--claim", "a", "-o", "p"], "expected a plan folder for --claim,"),
+        (["train", "PLAN", "-o", "p"], "--output: expected --emit beside it, found none"),
+        (["train", "PLAN", "--image", "a"], "--image: expected --emit kubernetes beside it"),
+        (["launch", "-o", "p", "PLAN", "s.py"], "--output: expected --emit beside it, found none"),
+        (["train", "PLAN", "--emit", "slurm", "--claim", "a"], "beside it, found --emit slurm"),
         (["train", "GRAPH", "--hidden", "0"], "hidden: expected"),
     ],
 )
@@ -205,7 +267,7 @@ def test_flags_that_do_not_fit_get_one_line_and_code_2(
 def test_a_dataset_is_planned_trained_and_tuned_by_one_command(
     folder: Path, small_graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its losses are those of the first plan alone; what it taught is kept, and it resumes."""
+    """Its losses are those of the first plan alone, estimates teach nothing, and it resumes."""
     save_machine(here(), tmp_path / "machine.json")
     out = tmp_path / "out"
     flags = ["--batch-size", "100", "--hidden", "8", "--fanouts", "5,3", "--devices", "1"]
@@ -225,9 +287,10 @@ def test_a_dataset_is_planned_trained_and_tuned_by_one_command(
     alone = train(out / "run" / "plans" / "0", run_folder=tmp_path / "alone", epochs=ENOUGH,
                   eval_every=0)  # fmt: skip
     assert report.losses == pytest.approx(alone.losses, rel=1e-5)
-    taught = [each.plan_id for each in load_calibration(machine_fingerprint()).observations]
-    assert taught[-1:] == ([] if report.noise.overloaded else [found.plan_id])
-    assert main(["train", str(out), "--resume", "--epochs", str(ENOUGH + 1)]) == 0
-    again = load_report(out)
-    assert (again.plan_id, again.first_step) == (found.plan_id, 3 * ENOUGH)
+    assert load_plan(out).prediction.estimated
+    assert load_calibration(machine_fingerprint()).observations == []
+    for more, command in enumerate((["train", str(out)], words)):
+        assert main([*command, "--resume", "--epochs", str(ENOUGH + more + 1)]) == 0
+        again = load_report(out)
+        assert (again.plan_id, again.first_step) == (found.plan_id, 3 * (ENOUGH + more))
     assert json.loads((out / TUNE_FILE).read_text())["plan_id"] == found.plan_id
