@@ -225,7 +225,7 @@ def know_graph(
     if types is not None:
         typed = read_types(types)
         return KnownGraph(
-            graph=_graph_of(_typed_sizes(typed) | given, "graph", typed.nodes[typed.seeds]),
+            graph=_typed_graph(typed, given),
             law=typed,
             words="sizes by type as given",
             error=SIZES_ERROR,
@@ -251,14 +251,34 @@ def know_graph(
     return KnownGraph(graph=graph, law=law, words=words, error=error, every_hop=every_hop)
 
 
-def _typed_sizes(typed: TypedGraph) -> dict[str, Any]:
-    """Return the sizes of a graph of several types by the names of settings."""
-    counts = (count for _, _, count in typed.edges)
-    return {"nodes": sum(typed.nodes.values()), "edges": sum(counts)}
+ROUNDED = 0.01
+"""Relative difference up to which a given count is a rounded one of the types."""
 
 
-def _graph_of(sizes: dict[str, Any], name: str, trainable: int | None = None) -> GraphRef:
-    """Return a graph of such sizes; of its nodes, or `trainable` ones, a share is trained on."""
+def _typed_graph(typed: TypedGraph, given: dict[str, Any]) -> GraphRef:
+    """Return a graph of the types' sizes, of which nodes of the seeds' type are trained on.
+
+    Raises:
+        SettingsError: what is given beside the types contradicts them.
+    """
+    nodes, edges = sum(typed.nodes.values()), sum(count for _, _, count in typed.edges)
+    seeds = typed.nodes[typed.seeds]
+    for name, count in (("nodes", nodes), ("edges", edges)):
+        if abs(given.get(name, count) - count) > ROUNDED * count:
+            raise SettingsError(
+                f"--{name}: expected {count:,}, the sum over --types, found {given[name]:,.0f}; "
+                "leave it out"
+            )
+    if given.get("train", 0.0) * nodes > (1 + ROUNDED) * seeds:
+        raise SettingsError(
+            f"--train: expected at most {seeds / nodes:.4g} of all nodes, which are the {seeds:,} "
+            f"of type {typed.seeds}, found {given['train']:g}; give a smaller share"
+        )
+    share = min(given.get("train", DEFAULT_TRAIN * seeds / nodes), seeds / nodes)
+    return _graph_of(given | {"nodes": nodes, "edges": edges, "train": share}, "graph")
+
+
+def _graph_of(sizes: dict[str, Any], name: str) -> GraphRef:
     missing = [f"--{each}" for each in ("nodes", "edges", "features") if each not in sizes]
     if missing:
         raise SettingsError(
@@ -276,7 +296,7 @@ def _graph_of(sizes: dict[str, Any], name: str, trainable: int | None = None) ->
         feature_dtype=sizes.get("dtype", "float32"),
         num_classes=sizes.get("classes", DEFAULT_CLASSES),
         task="multiclass",
-        num_train=max(1, round(sizes.get("train", DEFAULT_TRAIN) * (trainable or nodes))),
+        num_train=max(1, round(sizes.get("train", DEFAULT_TRAIN) * nodes)),
     )
 
 

@@ -60,8 +60,8 @@ class EstimateSettings:
     train: Annotated[
         float | None,
         Setting(
-            help="Share of the nodes (with --types: of the seeds' type) that are trained on.",
-            unset="of --like or DATASET, else 0.1",
+            help="Share of all nodes that are trained on.",
+            unset="of --like or DATASET, else 0.1; with --types 0.1 of the seeds' type",
             range=Range(least=0, most=1, whole=False, above_least=True),
         ),
     ] = None
@@ -263,13 +263,6 @@ def _refuse_two_sources(
     if len(named) > 1:
         raise SettingsError(
             f"estimate: expected one of {', '.join(sources)}, found {' and '.join(named)}; drop one"
-        )
-    counts = {"--nodes": settings.nodes, "--edges": settings.edges}
-    given = [flag for flag, count in counts.items() if count is not None]
-    if types is not None and given:
-        raise SettingsError(
-            f"--types {types}: expected its nodes and edges alone, found {' and '.join(given)} "
-            "beside it; drop one or the other"
         )
     if settings.precision == "bfloat16" and settings.model != "rgat":
         raise SettingsError(

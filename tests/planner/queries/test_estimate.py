@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gnnplan.planner.cli.main import main
+from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.graph_presets import KnownGraph, know_graph
 from gnnplan.planner.machine.model import MachineModel, save_machine
 from gnnplan.planner.pipeline import first_answer
@@ -289,10 +290,12 @@ def test_typed_graphs_are_estimated_with_models_of_the_cost_file(types: Path):
 
 
 def test_of_a_typed_graph_nodes_of_the_seeds_type_alone_are_trained_on(types: Path):
-    found = estimate(replace(TYPED, train=0.25), types=types)
-    assert (found.nodes, found.num_train) == (3_000_000, 250_000)
-    assert found.steps_per_epoch == math.ceil(250_000 / TYPED.batch_size)
+    found = estimate(TYPED, types=types)
+    assert (found.nodes, found.num_train) == (3_000_000, 100_000)
+    assert found.steps_per_epoch == math.ceil(100_000 / TYPED.batch_size)
     assert "clustered" not in found.sizes
+    assert estimate(replace(TYPED, train=0.25), types=types).num_train == 750_000
+    assert estimate(replace(TYPED, train=0.334), types=types).num_train == 1_000_000  # rounded
 
 
 @pytest.mark.parametrize(
@@ -308,12 +311,25 @@ def test_types_that_cannot_be_are_refused(types: Path, text: str, said: str):
         estimate(TYPED, types=types)
 
 
-def test_sizes_beside_those_by_type_are_refused(types: Path, capsys: pytest.CaptureFixture[str]):
-    words = ["estimate", "--types", str(types), "--model", "rgat", "--features", "8"]
-    assert main([*words, "--nodes", "1000", "--edges", "2000"]) == 2
-    told = capsys.readouterr().err.strip()
-    assert "found --nodes and --edges beside it" in told
-    assert "\n" not in told
+@pytest.mark.parametrize(
+    ("beside", "said"),
+    [
+        ({"nodes": 1000}, "--nodes: expected 3,000,000, the sum over --types, found 1,000"),
+        ({"edges": 2e7}, "--edges: expected 17,000,000"),
+        ({"train": 0.5}, "--train: expected at most 0.3333 of all nodes"),
+    ],
+)
+def test_sizes_that_contradict_those_by_type_are_refused(
+    types: Path, beside: dict[str, float], said: str
+):
+    with pytest.raises(SettingsError, match=said) as refused:
+        estimate(replace(TYPED, **beside), types=types)
+    assert "\n" not in str(refused.value)
+
+
+def test_rounded_sizes_beside_those_by_type_are_the_same(types: Path):
+    rounded = replace(TYPED, nodes=3.01e6, edges=1.7e7)
+    assert estimate(rounded, types=types) == estimate(TYPED, types=types)
 
 
 @pytest.mark.parametrize(
