@@ -154,17 +154,20 @@ class KnownGraph:
     """Sizes of a graph, and the law of its degrees."""
 
     graph: GraphRef
-    law: GraphLaw | CommunityLaw
-    """Law of the graph's own degrees, or of its sizes."""
+    law: GraphLaw | CommunityLaw | TypedGraph
+    """Law of the graph's own degrees, or of its sizes; sizes by type where it has several."""
     words: str
     error: float
     """Relative standard error of batches predicted by the law; 0: the law's own error."""
     every_hop: bool = False
     """Whether a hop expands every node again, not only new ones."""
-    typed: TypedGraph | None = None
-    """Types of nodes and edges; None where there is one of each."""
     memo: dict[tuple[int, ...], Batch] = field(default_factory=dict[tuple[int, ...], Batch])
     """Batches by the seeds of a rank and the fan-outs."""
+
+    @property
+    def typed(self) -> TypedGraph | None:
+        """Return the types of nodes and edges; None where there is one of each."""
+        return self.law if isinstance(self.law, TypedGraph) else None
 
     @property
     def sampler(self) -> str:
@@ -179,11 +182,11 @@ class KnownGraph:
         return self.memo[key]
 
     def _counted(self, seeds: int, work: Workload) -> Batch:
-        drawn = min(seeds, self.graph.num_train)
-        if self.typed is not None:
-            found = typed_batch(self.typed, drawn, work.fanouts, every_hop=self.every_hop)
+        drawn, law = min(seeds, self.graph.num_train), self.law
+        if isinstance(law, TypedGraph):
+            found = typed_batch(law, drawn, work.fanouts, every_hop=self.every_hop)
             return found.profile(seeds, self.error), found.heat
-        dialect, law = "every_hop" if self.every_hop else "first_seen", self.law
+        dialect = "every_hop" if self.every_hop else "first_seen"
         settings = PlanSettings(workload=work, dialect=dialect)
         if isinstance(law, CommunityLaw):
             batch, hotness = law_batch(law, settings, drawn)
@@ -212,26 +215,67 @@ def know_graph(
         SettingsError: a size is missing, cannot be, or there is no such data set.
         DatasetError: the folder is no dataset, or the file of types is damaged.
     """
-    typed = None if types is None else read_types(types)
-    known, words = _known_sizes(settings, dataset, typed)
     given = {
         "nodes": settings.nodes, "edges": settings.edges, "features": settings.features,
         "dtype": None if settings.dtype == "auto" else settings.dtype, "train": settings.train,
         "classes": settings.classes,
     }  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None}
-    graph = _graph_of(known | given, settings.like or (dataset.name if dataset else "graph"))
     every_hop = settings.dialect == "every_hop"
+    if types is not None:
+        typed = read_types(types)
+        return KnownGraph(
+            graph=_typed_graph(typed, given),
+            law=typed,
+            words="sizes by type as given",
+            error=SIZES_ERROR,
+            every_hop=every_hop,
+        )
+    known, words = _known_sizes(settings, dataset)
+    graph = _graph_of(known | given, settings.like or (dataset.name if dataset else "graph"))
+    if changed := [f"--{name}" for name in given if name in known]:
+        words = f"{words} but for {', '.join(changed)}"
     counts = {"nodes", "edges", "train"} & set(given)
+    if counts - {"train"} and graph.num_edges > graph.num_nodes**2:
+        raise SettingsError(
+            f"--edges: expected at most {graph.num_nodes**2:,} edges between {graph.num_nodes:,} "
+            f"nodes, found {graph.num_edges:,}; give --nodes and --edges of one graph"
+        )
     if dataset is not None and graph.num_nodes <= MOST_READ and not counts:
         law, words, error = _law_of(dataset), f"{words}, its degrees read", 0.0
-    elif settings.like is not None:
-        law, error = _law_like(graph, graph_preset(settings.like).law), 0.0
     else:
-        law, words, error = _law_like(graph), f"{words}, clustered as usual", SIZES_ERROR
-    return KnownGraph(
-        graph=graph, law=law, words=words, error=error, every_hop=every_hop, typed=typed
-    )
+        clustering = TYPICAL if settings.like is None else graph_preset(settings.like).law
+        law, error = _law_like(graph, clustering), SIZES_ERROR if counts else 0.0
+        if clustering == TYPICAL:
+            words, error = f"{words}, clustered as usual", SIZES_ERROR
+    return KnownGraph(graph=graph, law=law, words=words, error=error, every_hop=every_hop)
+
+
+ROUNDED = 0.01
+"""Relative difference up to which a given count is a rounded one of the types."""
+
+
+def _typed_graph(typed: TypedGraph, given: dict[str, Any]) -> GraphRef:
+    """Return a graph of the types' sizes, of which nodes of the seeds' type are trained on.
+
+    Raises:
+        SettingsError: what is given beside the types contradicts them.
+    """
+    nodes, edges = sum(typed.nodes.values()), sum(count for _, _, count in typed.edges)
+    seeds = typed.nodes[typed.seeds]
+    for name, count in (("nodes", nodes), ("edges", edges)):
+        if abs(given.get(name, count) - count) > ROUNDED * count:
+            raise SettingsError(
+                f"--{name}: expected {count:,}, the sum over --types, found {given[name]:,.0f}; "
+                "leave it out"
+            )
+    if given.get("train", 0.0) * nodes > (1 + ROUNDED) * seeds:
+        raise SettingsError(
+            f"--train: expected at most {seeds / nodes:.4g} of all nodes, which are the {seeds:,} "
+            f"of type {typed.seeds}, found {given['train']:g}; give a smaller share"
+        )
+    share = min(given.get("train", DEFAULT_TRAIN * seeds / nodes), seeds / nodes)
+    return _graph_of(given | {"nodes": nodes, "edges": edges, "train": share}, "graph")
 
 
 def _graph_of(sizes: dict[str, Any], name: str) -> GraphRef:
@@ -262,15 +306,12 @@ def _law_like(graph: GraphRef, clustering: Clustering = TYPICAL) -> CommunityLaw
     return community_law(graph.num_nodes, graph.num_edges, share, clustering)
 
 
-def _known_sizes(
-    settings: EstimateSettings, dataset: Path | None, typed: TypedGraph | None
-) -> tuple[dict[str, Any], str]:
+def _known_sizes(settings: EstimateSettings, dataset: Path | None) -> tuple[dict[str, Any], str]:
     """Return sizes by the names of settings, and where they are from."""
-    if typed is not None:
-        counts = (count for _, _, count in typed.edges)
-        return {"nodes": sum(typed.nodes.values()), "edges": sum(counts)}, "sizes by type as given"
     if settings.like is not None:
         like = graph_preset(settings.like)
+        if like.task == "link":
+            raise _wrong_kind(f"--like {settings.like}", LINKS)
         return {
             "nodes": like.nodes, "edges": like.edges, "features": like.feature_dim,
             "dtype": like.feature_dtype, "train": like.train_share, "classes": like.classes,
@@ -289,15 +330,23 @@ def _known_sizes(
     ), f"sizes of {dataset}"
 
 
+LINKS = "links to predict"
+
+
 def _refuse_kinds(dataset: Path, meta: GraphMeta) -> None:
     """Refuse graphs whose batches the law of one type of edges does not describe."""
-    kind = "links to predict" if meta.task == "link" else ""
+    kind = LINKS if meta.task == "link" else ""
     kind = "several edge types" if len(meta.edge_types) > 1 else kind
     if kind:
-        raise SettingsError(
-            f"{dataset}: expected a graph of one edge type with nodes to predict, found {kind}; "
-            "`gnnplan plan` takes it"
-        )
+        raise _wrong_kind(dataset, kind)
+
+
+def _wrong_kind(graph: object, kind: str) -> SettingsError:
+    """Return the error for a graph whose batches no law of sizes describes."""
+    return SettingsError(
+        f"{graph}: expected a graph of one edge type with nodes to predict, found {kind}; "
+        "`gnnplan plan` takes such a dataset"
+    )
 
 
 def _law_of(dataset: Path) -> GraphLaw:

@@ -232,7 +232,8 @@ def _side(name: str, plan: Plan, step: Timeline, whole_seconds: float) -> dict[s
 @router.get("/estimate")
 def show_estimate(request: Request, service: ServiceIn, _who: Reader) -> Response:
     """Show the form of an estimate; where it was sent, the machines too."""
-    given = {name: value for name, value in request.query_params.items() if value}
+    sent = request.query_params
+    given = {name: ",".join(sent.getlist(name)) for name in sent if sent[name]}
     told, found, status = "", None, 200
     if given:
         try:
@@ -254,11 +255,13 @@ def show_estimate(request: Request, service: ServiceIn, _who: Reader) -> Respons
 
 
 def _estimate_settings(fields: dict[str, str]) -> EstimateSettings:
-    given = {
-        each.name: fields[_key(each)]
-        for each in form_fields(EstimateSettings)
-        if _key(each) in fields
-    }
+    names = {_key(each): each.name for each in form_fields(EstimateSettings)}
+    if unknown := sorted(set(fields) - set(names)):
+        raise SettingsError(
+            f"expected fields among {', '.join(names)}, found "
+            f"{', '.join(name[:60] for name in unknown[:5])}"
+        )
+    given = {names[key]: text for key, text in fields.items()}
     return make_from(EstimateSettings, read_texts(EstimateSettings, given, name_of=_label))
 
 

@@ -277,7 +277,7 @@ def estimate_command(
     server: ServerOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """What a training would take on each known machine, and cost; nothing is measured or read.
+    """What a training would take on each known machine, and cost; nothing is measured.
 
     Sizes are --nodes, --edges and --features, or those of --like NAME or of a dataset.
     """

@@ -145,6 +145,12 @@ def topology_bytes(graph: GraphRef) -> int:
     return INDPTR_BYTES * (graph.num_nodes + 1) + index_bytes * graph.num_edges
 
 
+def core_rates_words(machine: MachineModel) -> str:
+    """Say whose rates the operations of a model are priced at on cores."""
+    measured = "core_flops" in machine.tables
+    return "the machine's own rates" if measured else "the rates of such cores"
+
+
 def ranks_here(candidate: Candidate) -> int:
     """Return the number of ranks on each host, which share its cores, memory and disk."""
     return candidate.num_ranks // candidate.hosts

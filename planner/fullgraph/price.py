@@ -25,7 +25,7 @@ from gnnplan.planner.cost.backends.backend import startup_seconds
 from gnnplan.planner.cost.link_use import link_of
 from gnnplan.planner.cost.memory import Budgets
 from gnnplan.planner.cost.pipeline_time import straggler_seconds
-from gnnplan.planner.cost.rates import Rate, ranks_here, topology_bytes
+from gnnplan.planner.cost.rates import Rate, core_rates_words, ranks_here, topology_bytes
 from gnnplan.planner.cost.stages.all_reduce import (
     all_reduce_seconds,
     gpu_all_reduce,
@@ -367,7 +367,8 @@ def _provenance(
         measured = "derived: roofline of each part's shapes, the machine's flops and bandwidth"
         sample = "derived: the host's draws, kept edges over the GPU's bandwidth"
     elif profile.is_derived:
-        measured = "derived: operations and bytes of each part at the rates of such cores"
+        rates = core_rates_words(request.machine)
+        measured = f"derived: operations and bytes of each part at {rates}"
         sample = "derived: nothing is drawn"
     if drops_edges(candidate.full_graph) and candidate.num_ranks > 1:
         sample += "; rows of kept edges are asked for"

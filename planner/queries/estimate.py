@@ -3,27 +3,28 @@
     sizes of a graph -> each machine, every number of GPUs and way to train (price_ways)
         -> the best that fits, or what is missing; seconds and costs of an epoch
 
-Batches come from the law of the graph's sizes, rates from presets, prices from a dated file. What
-is said is an estimate, neither a prediction nor a measurement.
+Batches come from the law of the graph's sizes, rates from presets or machine files, prices from a
+dated file. What is said is an estimate, neither a prediction nor a measurement.
 """
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from gnnplan.planner.errors import MachineError, SettingsError
 from gnnplan.planner.machine.model import MachineModel, num_hosts
-from gnnplan.planner.probe.presets import find_machine, is_preset, list_presets, load_yaml
+from gnnplan.planner.probe.presets import find_machine, is_preset, list_presets, load_preset
+from gnnplan.planner.queries.list_prices import ListPrice, read_prices
 from gnnplan.planner.settings import PlanSettings, check_values
 from gnnplan.planner.units import seconds_text
-from gnnplan.runtime import codec
-from gnnplan.runtime.errors import InputError, did_you_mean
 from gnnplan.runtime.plan.schema import GraphRef, Interval, Workload
 from gnnplan.runtime.plan.setting import Range, Setting
 
 if TYPE_CHECKING:
+    from gnnplan.planner.candidate import RankRows
     from gnnplan.planner.graph_presets import KnownGraph
     from gnnplan.planner.queries.price_ways import UnplacedWay
 
@@ -59,8 +60,8 @@ class EstimateSettings:
     train: Annotated[
         float | None,
         Setting(
-            help="Share of the nodes that are trained on.",
-            unset="of --like or DATASET, else 0.1",
+            help="Share of all nodes that are trained on.",
+            unset="of --like or DATASET, else 0.1; with --types 0.1 of the seeds' type",
             range=Range(least=0, most=1, whole=False, above_least=True),
         ),
     ] = None
@@ -194,7 +195,7 @@ class Estimates:
     sizes: str
     """Where the sizes and the law of degrees come from."""
     rates: str
-    """Where the rates come from, and what the intervals hold."""
+    """Where the rates come from, and what the intervals are worth."""
     estimates: list[Estimate]
     refused: dict[str, str] = field(default_factory=dict[str, str])
     """Reason for which a machine has no estimate, by the machine's name."""
@@ -243,8 +244,7 @@ def estimate(
         num_classes=graph.num_classes,
         steps_per_epoch=-(-graph.num_train // settings.batch_size),
         sizes=known.words,
-        rates="rates of presets, which `gnnplan machine show NAME` lists with their sources; "
-        "intervals hold 90%",
+        rates=_rates_words(names),
         estimates=sorted(found, key=functools.partial(_order, settings.sort)),
         refused=refused,
     )
@@ -285,48 +285,90 @@ def _order(sort: str, each: Estimate) -> tuple[float, ...]:
 
 def machine_names(settings: EstimateSettings) -> list[str]:
     """List the machines that are asked for; of all presets those that can be so many hosts."""
+    hosts = settings.hosts or 1
     if settings.machine is None:
-        return [name for name in list_presets() if (settings.hosts or 1) == 1 or _joins(name)]
+        names = [name for name in list_presets() if hosts == 1 or _joins(name, hosts)]
+        if not names:
+            from gnnplan.planner.probe.box import MOST_HOSTS  # on use: a start imports little
+
+            raise SettingsError(
+                f"--hosts: expected at most {MOST_HOSTS}, found {hosts}; ask for fewer"
+            )
+        return names
     names = [name.strip() for name in settings.machine.split(",") if name.strip()]
+    if not names:
+        raise SettingsError(
+            "--machine: expected presets or machine files, separated by commas, found "
+            f"{settings.machine!r}; name one, or leave it out for all presets"
+        )
     for name in names:
         find_machine(name)
     return list(dict.fromkeys(names))
 
 
-def _joins(name: str) -> bool:
-    """Tell whether a preset can be asked for as several hosts."""
+def _joins(name: str, hosts: int) -> bool:
+    """Tell whether a preset can be asked for as so many hosts."""
     try:
-        find_machine(f"{name}:2")
+        load_preset(f"{name}:{hosts}")
     except MachineError:
         return False
     return True
 
 
+def _hosts_of(name: str, settings: EstimateSettings) -> int:
+    """Return the number of hosts that a machine is asked for as."""
+    count = name.partition(":")[2] if is_preset(name) else ""
+    if count and settings.hosts not in (None, int(count)):
+        raise SettingsError(
+            f"--hosts: expected {int(count)}, as --machine {name} says, found {settings.hosts}; "
+            "drop one of them"
+        )
+    return int(count) if count else settings.hosts or 1
+
+
+def _rates_words(names: Sequence[str]) -> str:
+    """Say where the rates of machines come from, and what the intervals are worth."""
+    said = list[str]()
+    if any(is_preset(name) for name in names):
+        said.append(
+            "rates of presets, which `gnnplan machine show NAME` lists with their sources"
+        )
+    for name in (each for each in names if not is_preset(each)):
+        measured = find_machine(name).provenance == "measured"
+        words = "measured as far as a probe did, else of such hardware"
+        said.append(f"rates of {name}, {words if measured else 'which were not measured there'}")
+    return "; ".join([*said, "intervals are meant to hold 90%, which no run has verified"])
+
+
 def on_machine(
-    name: str, settings: EstimateSettings, known: "KnownGraph", price: "ListPrice | None" = None
+    name: str, settings: EstimateSettings, known: "KnownGraph", price: ListPrice | None = None
 ) -> list[Estimate]:
     """Estimate a training on one machine: its fastest number of GPUs, or each."""
     from gnnplan.planner.queries.price_ways import list_ways
     from gnnplan.planner.search.dimensions.ranks import machine_of_ranks
 
-    base, _, count = name.partition(":")
-    hosts = settings.hosts or (int(count) if count and is_preset(name) else 1)
-    machine = find_machine(base if is_preset(name) else name)
-    if (hosts > 1 or num_hosts(machine) > 1) and not is_preset(name):
-        raise SettingsError(
-            f"--hosts: expected a preset for several hosts, found {name}; name a preset, or a file "
-            "of one host"
-        )
+    base = name.partition(":")[0] if is_preset(name) else name
+    hosts, machine = _hosts_of(name, settings), find_machine(base)
+    if max(hosts, num_hosts(machine)) > 1:
+        if not is_preset(name):
+            raise SettingsError(
+                f"--hosts: expected a preset for several hosts, found {name}; name a preset, or a "
+                "file of one host"
+            )
+        load_preset(f"{base}:{hosts}")  # an error where it cannot be so many
     work = settings.workload()
-    here = replace(work, batch_size=-(-work.batch_size // hosts))
-    asked = PlanSettings(workload=here, devices=settings.devices)
+    # No batch has more seeds than there are nodes to train on.
+    seeds = min(work.batch_size, known.graph.num_train)
+    asked = PlanSettings(
+        workload=replace(work, batch_size=-(-seeds // hosts)), devices=settings.devices
+    )
     machine = machine_of_ranks(machine, asked)
     ways: dict[int, list[UnplacedWay]] = {}
     for each in list_ways(machine, asked, known, hosts=hosts, model=settings.model):
         number = each.candidate.num_ranks if settings.all_numbers else 0
         ways.setdefault(number, []).append(each)
     return [
-        _answer(name, machine, hosts, each, known.graph, work, price)
+        _answer(base, machine, hosts, each, known.graph, work, price)
         for _, each in sorted(ways.items())
     ]
 
@@ -338,7 +380,7 @@ def _answer(
     ways: "list[UnplacedWay]",
     graph: GraphRef,
     work: Workload,
-    price: "ListPrice | None",
+    price: ListPrice | None,
 ) -> Estimate:
     """Say what the fastest of some ways takes, or what the machine lacks for the least of them."""
     from gnnplan.planner.candidate import topology_words  # on use: a start imports little
@@ -353,7 +395,7 @@ def _answer(
     candidate = placed.way.candidate
     cpu = next(p.model for p in machine.processors if p.kind == "cpu")
     told = Estimate(
-        machine=name.partition(":")[0] if is_preset(name) else name,
+        machine=name,
         hosts=hosts,
         gpus=hosts * len(candidate.gpus),
         gpu=machine.gpus[0].model if candidate.gpus else cpu,
@@ -378,9 +420,17 @@ def _answer(
         epoch_seconds=spent,
         bottleneck=step.bottleneck,
         stages=step.stages,
-        row_shares=placed.rows.ranks[0].shares,
+        row_shares=_mean_shares(placed.rows.ranks),
         dollars_per_epoch=paid,
     )
+
+
+def _mean_shares(ranks: "Sequence[RankRows]") -> dict[str, float]:
+    """Return the share of rows by place over all ranks, which read as many rows each."""
+    places = dict.fromkeys(place for rank in ranks for place in rank.shares)
+    return {
+        place: sum(rank.shares.get(place, 0.0) for rank in ranks) / len(ranks) for place in places
+    }
 
 
 def _around(value: float, half_width: float) -> Interval:
@@ -389,66 +439,12 @@ def _around(value: float, half_width: float) -> Interval:
     return Interval(value=value, low=value / factor, high=value * factor)
 
 
-PRICES = Path(__file__).with_name("prices.yaml")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ListPrice:
-    """List price of one host of a machine."""
-
-    dollars_per_hour: float
-    date: str
-    """Day on which the price was listed, such as 2026-01-31."""
-    source: str
-
-    def __post_init__(self) -> None:
-        if not (self.dollars_per_hour > 0 and math.isfinite(self.dollars_per_hour)):
-            raise ValueError(f"expected dollars_per_hour above 0, found {self.dollars_per_hour}")
-
-    @property
-    def words(self) -> str:
-        """Say where the price is from."""
-        return f"{self.source}, {self.date}"
-
-
-def read_prices(path: Path | None = None) -> dict[str, ListPrice]:
-    """Read prices by preset; None for those that come with gnnplan.
-
-    Raises:
-        InputError: the file is missing or damaged, or names a machine that is no preset.
-    """
-    import yaml  # on use: the command line starts without it
-
-    place = path or PRICES
-    try:
-        plain: Any = load_yaml(place.read_text())
-        found = {
-            str(name): codec.decode(ListPrice, {**each, "date": str(each["date"])})
-            for name, each in dict(plain).items()
-        }
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        why = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise InputError(f"--prices {place}: expected a YAML file, found {why}") from None
-    except (ValueError, TypeError, KeyError) as error:
-        raise InputError(
-            f"--prices {place}: expected lines like `hgx-h100: {{dollars_per_hour: 55, date: "
-            f"2026-01-31, source: a page}}`, found otherwise ({' '.join(str(error).split())})"
-        ) from None
-    unknown = [name for name in found if path is not None and not is_preset(name)]
-    if unknown:
-        raise InputError(
-            f"--prices {place}: expected names of presets, found {unknown[0]!r}"
-            f"{did_you_mean(unknown[0], list_presets())}"
-        )
-    return found
-
-
 HOST_BOUND = (
-    "host: starting kernels sets the pace, taken as alike on all hosts; a faster GPU or more GPUs "
-    "change nothing there, a larger batch does"
+    "host: starting kernels sets the pace, taken as alike on the hosts of all presets; a faster GPU "
+    "or more GPUs change nothing there, a larger batch does"
 )
 """Sentence below a table in which the host sets the pace of some machine."""
-COLUMNS = ["machine", "GPUs", "step", "epoch (90%)", "bottleneck", "rows", "$/epoch"]
+COLUMNS = ["machine", "GPUs", "step", "epoch (interval)", "bottleneck", "rows", "$/epoch"]
 
 
 def render(found: Estimates) -> tuple[list[str], list[tuple[str, ...]], list[str]]:
@@ -461,7 +457,7 @@ def render(found: Estimates) -> tuple[list[str], list[tuple[str, ...]], list[str
             named = f"{each.machine} {each.dollars_per_hour / each.hosts:g} ({what})"
             paid.setdefault(terms, {})[named] = None
     lines = [
-        f"estimated, nothing was measured: {found.sizes}: {found.nodes:,} nodes, {found.edges:,} "
+        f"estimated, no step was measured: {found.sizes}: {found.nodes:,} nodes, {found.edges:,} "
         f"edges, {found.feature_dim} features of {found.feature_dtype}; {found.num_train:,} to "
         f"train on, {found.steps_per_epoch:,} steps an epoch",
         found.rates,

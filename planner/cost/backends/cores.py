@@ -13,7 +13,14 @@ from gnnplan.planner.cost.backends.backend import (
 )
 from gnnplan.planner.cost.memory import core_parts, memory_use, peer_bytes
 from gnnplan.planner.cost.rank_times import RankTimes, RankWork, StageTime
-from gnnplan.planner.cost.rates import MachineTable, Rate, edge_rate, ranks_here, vertex_rate
+from gnnplan.planner.cost.rates import (
+    MachineTable,
+    Rate,
+    core_rates_words,
+    edge_rate,
+    ranks_here,
+    vertex_rate,
+)
 from gnnplan.planner.cost.request import Request, row_bytes
 from gnnplan.planner.cost.stages.all_reduce import (
     all_reduce_seconds,
@@ -130,14 +137,15 @@ class CoresBackend(Backend):
         """Price the start of processes that copy their rows within the host's memory."""
         table = request.machine.table(MachineTable.COPY)
         timing = timing_of(request, candidate)
-        known = "measured: process start" if _is_measured(timing) else "derived: process start"
+        measured = _is_measured(timing)
+        known = "measured: process start" if measured else "derived: process start"
+        first = f"; the first steps then cost {timing.warmup_seconds:.2f} s more than steady ones"
         return time_to_start(
             request,
             candidate,
             placed,
             copy_bytes_per_second=table.at(readers=float(candidate.num_ranks)),
-            words=f"{known}; derived: bytes over copy bandwidth; the first steps then cost "
-            f"{timing.warmup_seconds:.2f} s more than steady ones",
+            words=f"{known}; derived: bytes over copy bandwidth{first if measured else ''}",
         )
 
 
@@ -167,7 +175,7 @@ def _loop_stages(work: RankWork, overhead: LoopOverhead) -> dict[Stage, StageTim
             spread=timing.optimizer.spread,
             provenance="measured: the optimizer on this model"
             if measured
-            else "derived: operations and bytes of an update at the rates of such cores",
+            else f"derived: operations and bytes of an update at {core_rates_words(work.machine)}",
         ),
     }
 
@@ -199,7 +207,8 @@ def _sample(work: RankWork, exchanges: Exchanges) -> StageTime:
         )
     else:
         seconds = _sample_seconds(_with_lists(work), work.candidate)
-        words = f"{edge.provenance}, {vertex.provenance} x profiled edges and vertices"
+        counted = "profiled" if _is_measured(timing) else "expected"
+        words = f"{edge.provenance}, {vertex.provenance} x {counted} edges and vertices"
         if not sampler_or_unknown(work.sampler).is_probed:
             words = (
                 f"derived: neighbour sampling's rates, not calibrated for {work.sampler}; {words}"
@@ -288,7 +297,8 @@ def _forward_backward(work: RankWork, exchanges: Exchanges, disk_seconds: float)
         "sizes), each step after its sampling and gathering"
     )
     if not _is_measured(work.timing):
-        words = "derived: operations and bytes of expected batches at the rates of such cores"
+        rates = core_rates_words(work.machine)
+        words = f"derived: operations and bytes of expected batches at {rates}"
     return StageTime(
         seconds=work.timing.compute_seconds(**_cores(work))
         + max(exchanged, _cold_cache_seconds(work, waited)),

@@ -136,7 +136,7 @@ class GpusBackend(Backend):
             candidate,
             placed,
             copy_bytes_per_second=1 / max(copy_seconds_per_byte(request.machine, candidate)),
-            words="derived: the preset's process start, bytes over the links to the GPUs",
+            words="derived: the machine's process start, bytes over the links to the GPUs",
         )
 
 
@@ -328,17 +328,17 @@ def _stages(
 
 
 def _derived_words(reads: _Reads) -> dict[Stage, str]:
-    shared, candidate = "the preset's links, shared by all who read", reads.work.candidate
+    shared, candidate = "the machine's links, shared by all who read", reads.work.candidate
     beside = "" if has_lanes(candidate) else ", while the host starts the model's kernels"
     where = WORDS[candidate.topology.policy]
     return {
-        Stage.SAMPLE: f"derived: profiled edges x transactions over {shared}; topology {where}; "
+        Stage.SAMPLE: f"derived: a batch's edges x transactions over {shared}; topology {where}; "
         f"{launch_words(candidate, reads.work.sampler)}",
         Stage.GATHER: f"derived: rows ({reads.sources}) x lines per row over {shared}{beside}",
         Stage.COPY: f"derived: seeds and labels over {shared}",
         Stage.BATCH: "derived: edge weights over the GPU's bandwidth",
-        Stage.FORWARD_BACKWARD: "derived: roofline of the profiled shapes, "
-        "the preset's flops and bandwidth",
+        Stage.FORWARD_BACKWARD: "derived: roofline of a batch's shapes, "
+        "the machine's flops and bandwidth",
         Stage.OPTIMIZER: "derived: parameters and moments over the GPU's bandwidth",
     }
 

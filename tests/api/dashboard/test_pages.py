@@ -206,6 +206,8 @@ def test_an_estimate_is_a_form_and_a_table_without_a_script(
     refused = read(client, "/estimate?nodes=2e6", 422)
     assert "no --edges and --features" in refused
     assert "Edges: expected a number" in read(client, "/estimate?edges=many", 422)
+    assert read(client, f"/estimate?{asked.replace('5,5', '5&fanouts=5')}") == text
+    assert "found host" in read(client, "/estimate?like=reddit&machine=hgx-h100&host=8", 422)
 
 
 def test_form_fields_become_the_rest_request():

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from gnnplan.planner.cli.main import main
+from gnnplan.planner.errors import SettingsError
 from gnnplan.planner.graph_presets import KnownGraph, know_graph
-from gnnplan.planner.machine.model import MachineModel
+from gnnplan.planner.machine.model import MachineModel, save_machine
 from gnnplan.planner.pipeline import first_answer
 from gnnplan.planner.placement.costs import RowCosts
 from gnnplan.planner.placement.order import HeatGroups, split_rows
 from gnnplan.planner.placement.policies.song_jiang import best_of
-from gnnplan.planner.probe.presets import is_preset, list_presets, load_preset
+from gnnplan.planner.probe.presets import list_presets, load_preset
 from gnnplan.planner.profile.analytic import expand, lognormal_classes
 from gnnplan.planner.profile.estimated import SPREAD, TypedGraph, typed_batch
 from gnnplan.planner.queries.estimate import (
@@ -23,11 +24,10 @@ from gnnplan.planner.queries.estimate import (
     Estimates,
     EstimateSettings,
     estimate,
-    read_prices,
     render,
 )
 from gnnplan.planner.queries.price_ways import PricedWay, best_way, list_ways
-from gnnplan.planner.search.dimensions.ranks import LINKS, faster_link
+from gnnplan.planner.search.dimensions.ranks import LINKS, faster_link, machine_of_ranks
 from gnnplan.planner.settings import PlanSettings
 from gnnplan.runtime.errors import InputError
 from gnnplan.runtime.graph.dataset import Graph
@@ -87,32 +87,6 @@ def test_prices_of_a_file_are_multiplied_out(tmp_path: Path):
     assert two.dollars_per_epoch is None
 
 
-def test_listed_prices_are_dated_and_of_presets():
-    listed = read_prices()
-    assert listed
-    for name, price in listed.items():
-        assert is_preset(name), name
-        assert price.date[:2] == "20"
-        assert len(price.source) > 10
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("dgx-a10: {dollars_per_hour: 1, date: 2026-01-31, source: x}", "did you mean dgx-a100"),
-        ("dgx-a100: {dollars_per_hour: -1, date: 2026-01-31, source: x}", "above 0"),
-        ("dgx-a100: 3", "expected lines like"),
-        ("- 3", "expected lines like"),
-        ("{", "YAML"),
-    ],
-)
-def test_a_price_file_that_cannot_be_is_refused_in_a_line(tmp_path: Path, text: str, words: str):
-    (tmp_path / "p.yaml").write_text(text)
-    with pytest.raises(InputError, match=words) as refused:
-        read_prices(tmp_path / "p.yaml")
-    assert "\n" not in str(refused.value)
-
-
 def test_what_does_not_fit_says_which_memory_lacks_how_much():
     huge = replace(SMALL, nodes=2e9, edges=1.2e11, features=1024, machine="dgx-v100")
     (told,) = estimate(huge).estimates
@@ -134,6 +108,13 @@ def test_what_does_not_fit_says_which_memory_lacks_how_much():
         (["--like", "reddit", "--sort", "tme"], "did you mean time"),
         (["--like", "reddit", "--machine", "dgx-a100", "--devices", "9"], "at most 8 devices"),
         (["--like", "reddit", "--machine", "siton", "--hosts", "2"], "expected one host"),
+        (["--like", "reddit", "--machine", "hgx-h100", "--hosts", "65"], "at most 64 hosts"),
+        (["--like", "reddit", "--hosts", "500"], "--hosts: expected at most 64, found 500"),
+        (["--like", "reddit", "--machine", "hgx-h100:4", "--hosts", "2"], "expected 4, as --mach"),
+        (["--like", "reddit", "--machine", ""], "separated by commas, found ''"),
+        (["--like", "reddit", "--machine", " ,"], "separated by commas, found ' ,'"),
+        (["--like", "citation2"], "with nodes to predict, found links"),
+        (["--like", "papers100m", "--nodes", "1e4"], "at most 100,000,000 edges"),
         (["--like", "reddit", "--model", "rgat"], "--types FILE"),
         (["--like", "reddit", "--fanouts", "0"], "fan-outs of at least 1"),
         (["nowhere"], "expected a graph dataset folder"),
@@ -283,27 +264,92 @@ def test_a_typed_graph_of_one_type_is_a_plain_one():
     assert [each[0] for each in found.edges] == pytest.approx(plain.edges)
 
 
-def test_typed_graphs_are_estimated_with_models_of_the_cost_file(tmp_path: Path):
-    types = tmp_path / "types.yaml"
-    types.write_text(
-        "seeds: paper\nnodes: {paper: 1000000, author: 2000000}\n"
-        "edges: [[paper, paper, 9000000], [author, paper, 4000000], [paper, author, 4000000]]\n"
-    )
-    asked = EstimateSettings(
-        features=128, model="rgat", machine="dgx-a100", fanouts=[9, 9], batch_size=1 << 18
-    )
-    (one,) = estimate(asked, types=types).estimates
-    (wider,) = estimate(replace(asked, hidden=1024), types=types).estimates
+TYPES = (
+    "seeds: paper\nnodes: {paper: 1000000, author: 2000000}\n"
+    "edges: [[paper, paper, 9000000], [author, paper, 4000000], [paper, author, 4000000]]\n"
+)
+TYPED = EstimateSettings(
+    features=128, model="rgat", machine="dgx-a100", fanouts=[9, 9], batch_size=1 << 16
+)
+
+
+@pytest.fixture
+def types(tmp_path: Path) -> Path:
+    """A file of a typed graph, a third of whose nodes are of the seeds' type."""
+    place = tmp_path / "types.yaml"
+    place.write_text(TYPES)
+    return place
+
+
+def test_typed_graphs_are_estimated_with_models_of_the_cost_file(types: Path):
+    (one,) = estimate(TYPED, types=types).estimates
+    (wider,) = estimate(replace(TYPED, hidden=1024), types=types).estimates
     assert one.step_seconds is not None
     assert wider.step_seconds is not None
     assert one.stages["forward_backward"] < wider.stages["forward_backward"]
-    types.write_text("seeds: papers\nnodes: {paper: 10}\nedges: [[paper, paper, 9]]\n")
-    with pytest.raises(InputError, match="papers"):
-        estimate(asked, types=types)
+
+
+def test_of_a_typed_graph_nodes_of_the_seeds_type_alone_are_trained_on(types: Path):
+    found = estimate(TYPED, types=types)
+    assert (found.nodes, found.num_train) == (3_000_000, 100_000)
+    assert found.steps_per_epoch == math.ceil(100_000 / TYPED.batch_size)
+    assert "clustered" not in found.sizes
+    assert estimate(replace(TYPED, train=0.25), types=types).num_train == 750_000
+    assert estimate(replace(TYPED, train=0.334), types=types).num_train == 1_000_000  # rounded
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("seeds: papers\nnodes: {paper: 10}\nedges: [[paper, paper, 9]]\n", "papers"),
+        ("seeds: a\nnodes: {a: 9, b: 9}\nedges: [[a, b, 9]]\n", "whose targets are of a"),
+    ],
+)
+def test_types_that_cannot_be_are_refused(types: Path, text: str, said: str):
+    types.write_text(text)
+    with pytest.raises(InputError, match=said):
+        estimate(TYPED, types=types)
+
+
+@pytest.mark.parametrize(
+    ("beside", "said"),
+    [
+        ({"nodes": 1000}, "--nodes: expected 3,000,000, the sum over --types, found 1,000"),
+        ({"edges": 2e7}, "--edges: expected 17,000,000"),
+        ({"train": 0.5}, "--train: expected at most 0.3333 of all nodes"),
+    ],
+)
+def test_sizes_that_contradict_those_by_type_are_refused(
+    types: Path, beside: dict[str, float], said: str
+):
+    with pytest.raises(SettingsError, match=said) as refused:
+        estimate(replace(TYPED, **beside), types=types)
+    assert "\n" not in str(refused.value)
+
+
+def test_rounded_sizes_beside_those_by_type_are_the_same(types: Path):
+    rounded = replace(TYPED, nodes=3.01e6, edges=1.7e7)
+    assert estimate(rounded, types=types) == estimate(TYPED, types=types)
+
+
+@pytest.mark.parametrize(
+    ("machine", "least", "most"), [("dgx-v100", 0.9, 1.0), ("dgx-a100", 0.4, 0.55)]
+)
+def test_half_precision_makes_products_faster_where_the_gpu_has_it(
+    types: Path, machine: str, least: float, most: float
+):
+    asked = replace(TYPED, machine=machine, devices=1, batch_size=1 << 13)
+    asked = replace(asked, features=1024, hidden=1024)
+    seconds = [
+        one.stages["forward_backward"]
+        for precision in ("bfloat16", "tf32")
+        for one in estimate(replace(asked, precision=precision), types=types).estimates
+    ]
+    assert least < seconds[0] / seconds[1] < most
 
 
 def test_several_hosts_share_the_batch_and_sum_over_their_cards():
-    wide = replace(SMALL, machine="hgx-h100", batch_size=1 << 18, hidden=1024, devices=8)
+    wide = replace(SMALL, machine="hgx-h100", batch_size=1 << 18, hidden=1024, devices=8, train=0.5)
     (one,), (eight,) = (estimate(each).estimates for each in (wide, replace(wide, hosts=8)))
     assert (one.gpus, eight.gpus) == (8, 64)
     assert one.step_seconds is not None
@@ -312,8 +358,52 @@ def test_several_hosts_share_the_batch_and_sum_over_their_cards():
     (alone,) = estimate(replace(wide, batch_size=1 << 15)).estimates
     assert eight.stages["forward_backward"] == alone.stages["forward_backward"]
     assert eight.stages["all_reduce"] > alone.stages["all_reduce"]
-    named = estimate(replace(wide, machine="hgx-h100:8")).estimates[0]
-    assert named == eight
+    for hosts in (None, 8):
+        assert estimate(replace(wide, machine="hgx-h100:8", hosts=hosts)).estimates == [eight]
+
+
+def test_a_batch_has_no_more_seeds_than_there_are_nodes_to_train_on():
+    few = replace(SMALL, machine="dgx-a100", devices=8, train=0.001)
+    (whole,) = estimate(replace(few, batch_size=2000)).estimates
+    (more,) = estimate(replace(few, batch_size=1 << 16)).estimates
+    assert more == whole
+
+
+def test_shares_of_rows_are_those_of_all_ranks():
+    asked = replace(SMALL, nodes=5e7, edges=1e9, features=512, machine="siton", devices=5)
+    settings = PlanSettings(workload=asked.workload(), devices=5)
+    machine = machine_of_ranks(load_preset("siton"), settings)
+    best = best_way(list_ways(machine, settings, know_graph(asked)))
+    assert best is not None
+    every = [rank.shares for rank in best.placed.rows.ranks]
+    assert any(each != every[0] for each in every)  # a bridged pair, and cards without their other
+    (told,) = estimate(asked).estimates
+    assert told.row_shares["host"] == pytest.approx(np.mean([each["host"] for each in every]))
+
+
+def test_where_sizes_and_rates_are_from_is_said_and_no_more(tmp_path: Path):
+    place = tmp_path / "box.json"
+    save_machine(replace(load_preset("dgx-a100"), name="box", provenance="measured"), place)
+    mixed = estimate(replace(SMALL, machine=f"{place},dgx-v100")).rates
+    measured, preset = (estimate(replace(SMALL, machine=x)).rates for x in (str(place), "dgx-v100"))
+    assert "rates of presets" in preset
+    assert "rates of presets" not in measured
+    assert f"rates of {place}, measured as far as a probe did" in measured
+    assert "rates of presets" in mixed
+    assert str(place) in mixed
+    for each in (mixed, measured, preset):
+        assert "meant to hold 90%, which no run has verified" in each
+    changed = estimate(replace(SMALL, nodes=None, like="reddit", dtype="float16"))
+    assert changed.sizes == "sizes like reddit but for --edges, --features, --dtype, --train"
+
+
+def test_a_data_set_whose_clustering_nobody_counted_is_as_uncertain_as_sizes_alone():
+    plain, fitted, assumed = (
+        know_graph(asked)
+        for asked in (SMALL, EstimateSettings(like="reddit"), EstimateSettings(like="protein"))
+    )
+    assert fitted.error < plain.error == assumed.error
+    assert assumed.words == "sizes like protein, clustered as usual"
 
 
 @pytest.fixture(scope="module")
