@@ -17,7 +17,7 @@ takes as many steps that count, and trains on or leaves again, for the plan befo
 import contextlib
 import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -219,8 +219,8 @@ class TrialRun:
         """Keep the plan on other ranks if it is faster by rank 0's seconds, else leave it."""
         kept, other = self.state.kept, self.current
         assert kept is not None
-        medians = [float(np.median(self.state.seconds[number])) for number in (kept, other)]
-        faster = bool(job.loop.comm.broadcast_object(medians[1] < medians[0]))
+        before, now = self._median_steps([kept, other])
+        faster = bool(job.loop.comm.broadcast_object(now < before))
         self._mark(job, 0)
         if faster:
             self.state.kept = other
@@ -294,18 +294,21 @@ class TrialRun:
         job.events.emit("kept", step=job.steps, plans=ids, stages=stages, **told)
 
     def _fastest(self) -> int:
-        """Return the number of the plan with the least median step, the first of equal ones.
+        """Return the number of the plan with the least median step, the first of equal ones."""
+        return int(np.argmin(self._median_steps(range(len(self.plans)))))
+
+    def _median_steps(self, numbers: Sequence[int]) -> list[float]:
+        """Return the median step of each of some plans; infinite where it failed or took none.
 
         Steps are joined to windows as long as the largest stack of batches, for all plans alike.
         """
-        stack = max(plan.strategy.bulk_batches for plan in self.plans)
-        medians = [
-            float(np.median(window_means(seconds, stack)))
-            if seconds and str(number) not in self.state.failed
+        stack = max(self.plans[number].strategy.bulk_batches for number in numbers)
+        return [
+            float(np.median(window_means(self.state.seconds[number], stack)))
+            if self.state.seconds[number] and str(number) not in self.state.failed
             else float("inf")
-            for number, seconds in enumerate(self.state.seconds)
+            for number in numbers
         ]
-        return int(np.argmin(medians))
 
     def _number_of(self, plan_id: str) -> int:
         for number, plan in enumerate(self.plans):

@@ -1,6 +1,7 @@
 """Trials: a run changes its plan between steps, trains the same, and goes back where that fails."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from gnnplan.runtime.report import RunReport
 from gnnplan.runtime.train.recovery import load_newest
 from tests.support import faults
 from tests.support.faults import plan_to_disturb
-from tests.support.plans import make_plan
+from tests.support.plans import change_strategy, make_plan
 from tests.support.ranks import train_on_ranks
 
 SETTINGS: dict[str, Any] = {"batch_size": 64, "fanouts": [5, 3], "dropout": 0.5}
@@ -96,17 +97,17 @@ def test_a_run_under_several_plans_trains_as_under_one(
     assert unswitched.plans == []
 
 
-def opening_with_meters(seconds: dict[str, float]) -> Any:
-    """`worker.open_loader`, whose meter shows a plan's steps to take chosen seconds."""
+def opening_with_meters(seconds: Mapping[str, float | list[float]]) -> Any:
+    """`worker.open_loader`, whose meter shows a plan's steps to take chosen seconds, in turn."""
     opened = worker.open_loader
 
     class ChosenMeter(StageMeter):
-        step_seconds = 0.0
+        step_seconds: float | list[float] = 0.0
 
         def add(self, stage: str, step: int, seconds: float, core_seconds: float = 0.0) -> None:
-            super().add(
-                stage, step, self.step_seconds if stage == "step" else seconds, core_seconds
-            )
+            taken = self.step_seconds if stage == "step" else seconds
+            chosen = taken[step % len(taken)] if isinstance(taken, list) else taken
+            super().add(stage, step, chosen, core_seconds)
 
     def open_loader(graph: Any, mesh: Any, folder: Path, meter: Any = None) -> Any:
         chosen = meter if isinstance(meter, ChosenMeter) else ChosenMeter()
@@ -226,6 +227,26 @@ def test_a_plan_on_other_ranks_that_is_slower_is_left_for_the_one_before(
     assert losses + report.losses == unswitched.losses
     assert [use.step for use in report.plans] == [0, 15, 27]
     assert report.plan_id == ids[0]
+
+
+@pytest.mark.parametrize("stacked", [0, 1], ids=["kept", "other"])
+def test_a_stack_of_batches_is_judged_by_its_mean_step(
+    small_graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stacked: int
+) -> None:
+    """A stack's first step takes nine seconds and the others one each, the plain plan's two."""
+    run, folders = tmp_path / "run", [tmp_path / "0", tmp_path / "1"]
+    made = [make_plan(small_graph, each, **SETTINGS) for each in folders]
+    made[stacked] = change_strategy(made[stacked], folders[stacked], bulk_batches=4)
+    seconds = {made[stacked].plan_id: [9.0, 1.0, 1.0, 1.0], made[1 - stacked].plan_id: 2.0}
+    monkeypatch.setattr(worker, "open_loader", opening_with_meters(seconds))
+    write_trials(run, folders[:1], [0], steps=8)
+    write_offer(run, RanksOffer(folder=str(folders[1])))
+    train(folders[0], run)
+    report = train(folders[1], run, resume=True)
+    assert report.first_step == 20
+    offer = read_offer(run)
+    assert offer is not None
+    assert offer.folder_in_use(tmp_path) == folders[1 - stacked]
 
 
 def test_other_ranks_that_ended_are_not_tried_again(
