@@ -7,7 +7,7 @@ without changing what is trained: model and optimiser stay, loader, store and th
 plan's. One plan's memory is held at a time.
 
 A mark in the run's folder names the plan on trial. Where ranks end meanwhile, they start again from
-the last checkpoint, and that plan is not tried again.
+the last checkpoint, and that plan is not tried again. A run that its user stops leaves no mark.
 
 A plan on another number of ranks may be offered once one is kept (`launch.config.RanksOffer`). At
 an epoch's end the job leaves; the launcher starts it under that plan from the checkpoint. There it
@@ -33,6 +33,7 @@ from gnnplan.runtime.launch.config import (
     RanksOffer,
     Trials,
     check_alike,
+    end_trial,
     read_offer,
     write_offer,
 )
@@ -150,14 +151,15 @@ class TrialRun:
         self._warmup = max(self.trials.warmup, WARMUP_STEPS)
 
     def _go_on_elsewhere(self, job: "Job", kept: int | None) -> None:
-        """Go on under the plan on other ranks, unless ranks have ended under it."""
+        """Go on under the plan on other ranks, unless it was slower or ranks ended under it."""
         if kept is None:
             raise PlanError(
                 f"{job.config.run_folder}: expected a checkpoint from the end of an epoch under "
                 "the plan before, found none; train without --resume"
             )
-        if attempt() > 0 and self._marked_plan(job):
-            self._leave(job, kept)  # there the mark tells that ranks ended
+        slower = kept != self.current and bool(self.state.seconds[self.current])
+        if slower or (attempt() > 0 and self._marked_plan(job)):
+            self._leave(job, kept)  # a mark that is still there tells that ranks ended
 
     @property
     def _tries_other(self) -> bool:
@@ -199,14 +201,15 @@ class TrialRun:
             self._take_offer(job)
 
     def _take_offer(self, job: "Job") -> None:
-        """Leave for a plan on other ranks that is offered and untried, if epochs are left."""
+        """Leave for a plan on other ranks that is offered and untried, if it can have its turn."""
         config, found = job.config, ""
         if job.loop.comm.rank == 0 and not job.disk_full:
             offer = read_offer(config.run_path)
             found = "" if offer is None or offer.folder_before else offer.folder
         found = job.loop.comm.broadcast_object(found)
-        last = job.loader.position.epoch >= config.epochs or config.max_steps is not None
-        if not found or last or config.keep_checkpoints == 0:
+        left = (config.epochs - job.loader.position.epoch) * len(job.loader)
+        few = left <= max(self.trials.warmup, WARMUP_STEPS) + self._num_counted
+        if not found or few or config.max_steps is not None or config.keep_checkpoints == 0:
             return
         if self.other_number is None:
             self._add_other(Path(found))
@@ -405,8 +408,10 @@ class TrialRun:
         return str(job.loop.comm.broadcast_object(found))
 
     def _drop_marked(self, job: "Job") -> None:
+        """Drop the plan under which ranks ended, or on the way to it."""
         found = self._marked_plan(job)
-        self._mark(job, 0)
+        if job.loop.comm.rank == 0:
+            end_trial(job.config.run_path)
         for number, plan in enumerate(self.plans):
             if plan.plan_id == found and number > 0:
                 self._fail(job, number, "the ranks ended under it")

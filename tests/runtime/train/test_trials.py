@@ -24,6 +24,7 @@ from gnnplan.runtime.launch.config import (
 from gnnplan.runtime.meter import StageMeter
 from gnnplan.runtime.plan.io import copy_plan, load_plan
 from gnnplan.runtime.report import RunReport
+from gnnplan.runtime.train.job import Job
 from gnnplan.runtime.train.recovery import load_newest
 from tests.support import faults
 from tests.support.faults import plan_to_disturb
@@ -150,24 +151,38 @@ def test_a_run_that_is_stopped_goes_on_under_its_last_plan(
     before, after = first.plans[-1], [use for use in report.plans if use.step <= stop][-1]
     kept = load_newest(tmp_path / "run" / "checkpoints")
     assert kept is not None
-    if stop not in (13, 17):  # the mark is of a plan under which ranks may have ended
-        assert before == after
+    assert before == after
     assert report.plan_id == load_plan(plans[kept["trials"]["kept"]]).plan_id
 
 
 def test_a_plan_under_which_ranks_ended_is_not_tried_again(
-    plans: list[Path], unswitched: RunReport, tmp_path: Path
+    plans: list[Path], unswitched: RunReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
     write_trials(run, plans)
     often = {"checkpoint_every_steps": 1}
-    first = train(plans[0], run, max_steps=13, **often)
+    with monkeypatch.context() as patch:
+        raise_after(13, RuntimeError("the rank gave up"), patch)
+        with pytest.raises(RuntimeError, match="gave up"):
+            train(plans[0], run, **often)
     assert plan_on_trial(run) == plans[1]
     report = train(plans[0], run, resume=True, **often)
-    assert first.losses + report.losses == unswitched.losses
+    assert report.losses == unswitched.losses[13:]
     name = load_plan(plans[1]).plan_id
     assert f"plan {name[:12]} is not tried again: the ranks ended under it" in report.notes
     assert name not in [use.plan_id for use in report.plans if use.step >= 13]
+
+
+def raise_after(steps: int, error: BaseException, patch: pytest.MonkeyPatch) -> None:
+    """Let a rank raise an error in the step after so many."""
+    on_step = Job._on_step
+
+    def count(job: Job, loss: float) -> None:
+        if job.steps == steps:
+            raise error
+        on_step(job, loss)
+
+    patch.setattr(Job, "_on_step", count)
 
 
 def test_an_error_under_a_plan_on_trial_is_not_final(tmp_path: Path) -> None:
